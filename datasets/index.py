@@ -106,8 +106,17 @@ class Index:
         self.path, self.facts, self.id, self._columns = path, facts, identity, columns
         self.num_bytes = sum(each.nbytes for each in columns.values())
 
-    def has(self, names: Iterable[str]) -> bool:
-        return self._columns.keys() >= set(names)
+    def is_even(self, *groups: str) -> bool:
+        """Whether it has all these columns, those that are named together of one length: somebody else may have made it."""
+        lengths = [{self._length(name) for name in group.split()} for group in groups]
+        return all(len(each) == 1 and None not in each for each in lengths)
+
+    def _length(self, name: str) -> int | None:
+        """The rows of a column; None if it is not there, or a text without its end."""
+        if name not in self._columns or f"{name}.starts" not in self._columns:
+            return len(self._columns[name]) if name in self._columns else None
+        starts = self.text(name).starts
+        return len(starts) - 1 if len(starts) and starts[-1] == len(self._columns[name]) else None
 
     def column(self, name: str) -> np.ndarray:
         """The numbers of a column, read-only."""

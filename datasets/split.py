@@ -247,7 +247,8 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
         known_by += [record["folds"], record["fold"]]
         ending += f"-{record['fold']}-of-{record['folds']}"
     paths = [index.path.with_suffix(f".{ending}{index.path.suffix}")] if index and index.path and whole else []
-    drawn = open_or_build(paths, lambda found: found.facts.get("of") == known_by, build)
+    even = [f"{name}.row {name}.target" for name in PARTS]
+    drawn = open_or_build(paths, lambda found: found.facts.get("of") == known_by and found.is_even(*even), build)
     parts = []
     for name in PARTS:
         part = image_set.take(drawn.column(f"{name}.row"))

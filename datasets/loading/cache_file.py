@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from datasets.index import ENDING, IndexWriter, Place, open_index
-from utils.files import sync
+from utils.files import sync, without_waiting
 
 VERSION = 4  # of what is in both files
 ENTRY = np.dtype([("start", "<u8"), ("length", "<u8"), ("height", "<u4"), ("width", "<u4"), ("checksum", "<u4")])
@@ -75,13 +75,13 @@ class CacheFile:
     def __init__(self, location: CacheLocation):
         """FileNotFoundError when there is none, DamagedCacheError when it differs from what was written."""
         self.location, index = location, open_index(location.index)
-        if index is None:
+        if index is None or not index.is_even(" ".join(ENTRY.names)):
             if not location.index.exists():
                 raise FileNotFoundError(location.index)
             raise DamagedCacheError(f"{location.index} is damaged")
         self.columns = [index.column(name) for name in ENTRY.names]
-        with open(location.data, "rb") as file:
-            size, expected = os.fstat(file.fileno()).st_size, index.facts["size"]
+        with open(location.data, "rb", opener=without_waiting) as file:
+            size, expected = os.fstat(file.fileno()).st_size, index.facts.get("size")
             if size != expected:
                 raise DamagedCacheError(f"{location.data} has {size:,} bytes, not {expected:,}")
             # Private and writable, or torch warns of every array; nothing writes to it. Without MAP_NORESERVE Linux refuses

@@ -128,7 +128,11 @@ def read_class_folders(
     depends_on = {"names": names, "numbers": numbers, "deep": deep}
     index = open_or_build(
         index_paths(config, folder / INDEX_FILE),
-        lambda index: index.facts.get("folders") == depends_on and _is_unchanged(index, folder),
+        lambda index: (
+            index.facts.get("folders") == depends_on
+            and index.is_even("path target", "folder date")
+            and _is_unchanged(index, folder)
+        ),
         lambda place: _build(place, folder, depends_on),
     )
     left_out = Counter(index.facts["left_out"])

@@ -68,9 +68,15 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     """
     beside = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}")
     made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 2}
+    of_each = (
+        "{0}.path {0}.target",
+        "{0}.label {0}.label_line {0}.label_count",
+        "{0}.folder {0}.folder_row {0}.folder_line",
+    )
+    even = [columns.format(number) for number in range(len(lists.files)) for columns in (*of_each, "{0}.group")]
     index = open_or_build(
         index_paths(config, beside),
-        lambda index: index.facts.get("made_of") == made_of,
+        lambda index: index.facts.get("made_of") == made_of and index.is_even(*even),
         lambda place: _Builder(config, lists, place).build({"made_of": made_of}),
     )
     labels = [_labels(index, lists, number) for number in range(len(lists.files))]

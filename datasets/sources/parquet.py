@@ -234,7 +234,10 @@ def _open_index(config: Config, root: Path, files: Sequence[Path]) -> Index:
     beside = root / "parquet.index" if root.is_dir() else root.with_suffix(".index")
     return open_or_build(
         index_paths(config, beside),
-        lambda index: index.facts.get("made_of") == made_of,
+        lambda index: (
+            index.facts.get("made_of") == made_of
+            and index.is_even("label name", "group_file group_number group_rows group_bytes", "file_rows")
+        ),
         lambda place: _build(place, files, config.DATA, made_of),
     )
 

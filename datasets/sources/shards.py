@@ -274,7 +274,9 @@ def write_table(place: Place | None, shards: Iterable[tuple[ShardTar, Shard]]) -
 
 
 def _is_of_shards(index: Index) -> bool:
-    return index.facts.get("version of shards") == VERSION and index.has(SAMPLES | TARS)
+    return index.facts.get("version of shards") == VERSION and index.is_even(
+        "label offset size name", "tar tar.size tar.version tar.checksum", "tar.first"
+    )
 
 
 def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[ShardTar]) -> ShardTable:

@@ -17,6 +17,7 @@ from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
 from engine.record.image_sheets import draw_confusion, draw_mistakes
 from engine.record.image_tables import Names, Results, write_tables
+from engine.record.saved_run import read_json
 from engine.train.counters import EpochResult
 from engine.train.trainer import Callback, Trainer
 from utils.errors import ConfigError, cause_of
@@ -62,11 +63,11 @@ class ResultFiles:
     def are_of(self, best: Best, with_pictures: bool) -> bool:
         """Whether the folder has the results of this evaluation."""
         try:
-            found = json.loads((self._folder / RECORD).read_text())
-        except (OSError, ValueError):
+            found = read_json(self._folder / RECORD)
+        except ConfigError:
             return False
         wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
-        return isinstance(found, dict) and wanted.items() <= found.items()
+        return wanted.items() <= found.items()
 
 
 def record_of(best: Best) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from configs.schema import Config
 from configs.values import flatten
+from engine.record.saved_run import read_json
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.files import write_text
@@ -370,8 +371,8 @@ def without_secrets(text: str) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} without one."""
+    """The object in a JSON file; {} without one, or where it cannot be read."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        return read_json(path)
+    except ConfigError:
         return {}

@@ -99,8 +99,9 @@ def read_record(path: Path) -> dict:
 
 
 def _recorded_beside(path: Path) -> dict:
+    beside = path.with_suffix(RECORD_SUFFIX)
     try:
-        content = json.loads(path.with_suffix(RECORD_SUFFIX).read_text(encoding="utf-8"))
+        content = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
     except (OSError, RecursionError, ValueError):
         return {}
     return record_of(content) if isinstance(content, dict) and "halfstep_version" in content else {}

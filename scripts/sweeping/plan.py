@@ -16,6 +16,7 @@ from configs.flags import parse
 from configs.load import LoadedConfig
 from configs.paddlevit.translation import RENAMED
 from configs.values import SETTINGS, convert
+from engine.record.saved_run import read_text
 from engine.settings import load_settings
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
@@ -212,8 +213,10 @@ def make_folder(folder: Path) -> None:
 
 def read_plan(folder: Path) -> Plan | None:
     """The plan that a folder holds, if it is that of a sweep."""
+    if not (folder / FILE).exists():
+        return None
     try:
-        facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        facts = json.loads(read_text(folder / FILE))
         if (version := facts.pop("version")) == 1:  # of halfstep 0.1.0, whose plan also names its folder
             facts.pop("folder")
         elif version != VERSION:
@@ -223,7 +226,5 @@ def read_plan(folder: Path) -> Plan | None:
         if not plan.is_whole():
             raise ValueError("its values are not of a sweep")
         return plan
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{folder / FILE} cannot be read ({error}); give -output another folder") from error

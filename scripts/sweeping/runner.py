@@ -23,6 +23,7 @@ from scripts.sweeping.results import (
     write_trials,
 )
 from utils.errors import ConfigError, cause_of
+from utils.files import creating
 from utils.program import StopSignal, die_with_parent
 from utils.text import counted, format_time
 
@@ -33,7 +34,7 @@ class Program:
     """A run that was started here."""
 
     def __init__(self, arguments: list[str], output: Path, cwd: str):
-        with open(output, "ab") as file:
+        with open(output, "ab", opener=creating) as file:
             self._process = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,

@@ -1,5 +1,6 @@
 """Files that someone else made, or made to do harm: none is removed, executed, waited for without end, or believed."""
 
+import contextlib
 import csv
 import io
 import json
@@ -21,27 +22,32 @@ import torch
 from configs.load import load
 from configs.yaml_files import read_layers
 from datasets import load_image_sets
-from datasets.index import MAGIC, open_index
+from datasets.index import MAGIC, IndexWriter, open_index
 from datasets.sources.images import ArrayImages, FileImages
 from datasets.sources.tar import Tar
 from datasets.split import divide, new_record
 from datasets.transforms.decode import FORMATS, PixelRules, decode
 from datasets.types import ImageReadError
 from engine.checkpoint.format import progress_in, read_checkpoint, remove_unused_parts
+from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
 from engine.predict.classifier import config_of
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
+from engine.record.image_results import ResultFiles
 from engine.record.image_tables import write_tables
 from engine.record.report import write_report
 from engine.record.saved_run import KINDS, SavedRun, read_settings
+from engine.record.trackers import read_object
 from engine.saves import Saves
 from engine.train.stop_conditions import NonFinite
 from models.weights.files import chosen_weights, read_record, read_weights
 from models.weights.torch_files import named_shards, to_safetensors
 from scripts.comparing.groups import group_runs
 from scripts.comparing.tables import to_markdown
+from scripts.sweeping.plan import read_plan
 from scripts.sweeping.results import read_result
+from scripts.sweeping.runner import Program
 from tests.support.configs import small_config
 from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
@@ -567,6 +573,44 @@ def test_a_pipe_in_place_of_a_list_is_named(tmp_path, name):
     config = load(["-dataset", "imagenet2012", "-data_path", str(tmp_path)], needs_file=False).config
     with pytest.raises(DataError, match="pipe"):
         load_image_sets(config)
+
+
+OF_INDEXES = {"imagefolder": "path target", "csv": "0.path 0.target", "shards": "label name tar.size"}
+
+
+@pytest.mark.parametrize(
+    ("data_set", "name"), [(each, name) for each in OF_INDEXES for name in OF_INDEXES[each].split()]
+)
+def test_an_index_with_columns_of_other_lengths_is_made_anew(tmp_path, monkeypatch, data_set, name):
+    for part in ("train", "val"):
+        make_folders(tmp_path / "imagefolder" / part, {"ant": 2, "bee": 2})
+        make_folders(tmp_path / "csv" / part, {"ant": 2})
+        lines = "".join(f"{part}/ant/0{number}.JPEG,{number}\n" for number in range(2))
+        (tmp_path / f"csv/{part}.csv").write_text(f"image_path,target\n{lines}")
+        (tmp_path / "shards").mkdir(exist_ok=True)
+        write_tar(tmp_path / f"shards/{part}-0.tar", samples(0, 4))
+    monkeypatch.setattr("datasets.index.SMALL", -1)
+    add = IndexWriter.add
+    with monkeypatch.context() as patched, contextlib.suppress(Exception):
+        patched.setattr(
+            IndexWriter, "add", lambda self, of, values: add(self, of, values[1:] if of == name else values)
+        )
+        load_images(data_set, tmp_path / data_set)
+    for images in load_images(data_set, tmp_path / data_set):
+        assert len(images) == len(images.targets) == (2 if data_set == "csv" else 4)
+        assert len({images.name(number) for number in range(len(images))}) == len(images)
+
+
+def test_a_pipe_in_place_of_what_is_read_again_is_not_waited_for(tmp_path, trained):
+    shutil.copy(trained, tmp_path / "w.pth")
+    for name in ("results.json", "w.json", "sweep.json", "wandb.json", "trial-000.txt"):
+        os.mkfifo(tmp_path / name)
+    assert not ResultFiles(tmp_path, None, None).are_of(Best(), True)
+    assert read_record(tmp_path / "w.pth") and read_object(tmp_path / "wandb.json") == {}
+    with pytest.raises(ConfigError, match="pipe"):
+        read_plan(tmp_path)
+    with pytest.raises(OSError, match=r"trial-000\.txt"):
+        Program(["true"], tmp_path / "trial-000.txt", str(tmp_path))
 
 
 TEMPORARY = ".last.pth.tmp .status.json.tmp"

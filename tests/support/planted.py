@@ -136,6 +136,23 @@ def signal_at(step: int, number: int, ranks: list[int], nth: int = 1) -> None:
     Trainer.update = signalled
 
 
+def hold(folder: str, steps: list[int]) -> None:
+    """The first start of a job of Slurm waits as update steps[0] begins, the second at steps[1] ... until it is signalled
+    or there is a file `go` in the folder; there each process says that it waits, by a file."""
+    update, start = Trainer.update, int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+    def held(trainer, window):
+        if trainer.step in steps[start : start + 1]:
+            told, handler = threading.Event(), signal.getsignal(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, lambda *arguments: (told.set(), handler(*arguments)))
+            Path(folder, f"waits.{start}.{trainer.process.rank}").touch()
+            while not told.is_set() and not Path(folder, "go").exists():
+                time.sleep(0.05)
+        update(trainer, window)
+
+    Trainer.update = held
+
+
 def limit_free_memory(size: int) -> None:
     """Let so many bytes be free."""
     engine.memory.estimate.free_host_memory = lambda: size

@@ -1,0 +1,94 @@
+"""deploy/slurm.sh on a real Slurm of two nodes, with two processes on each."""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.run_hash import run_hash
+from tests.support.runs import ROOT, run, wait_until
+from tests.support.slurm import IS_MISSING, MISSING, Slurm
+
+pytestmark = pytest.mark.skipif(IS_MISSING, reason=f"a real Slurm needs {MISSING}")
+PROGRAM = """import sys
+from tests.support.forks import run_program
+run_program({program!r}, sys.argv[1:], {faults})
+"""
+FLAGS = ["-dataset", "digits", "-batch_size", "8", "-epochs", "1", "-name", "mine"]
+OPTIONS = ["-opts", "SAVE_STEPS=5"]
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    with contextlib.closing(Slurm(tmp_path_factory.mktemp("slurm"))) as cluster:
+        yield cluster
+
+
+def submit(slurm: Slurm, folder: Path, small_yaml: Path, launcher: str, faults: dict, *words: str) -> str:
+    """The number of a job that starts the program with these faults from this folder."""
+    (folder / ".venv/bin").mkdir(parents=True)
+    (folder / ".venv/bin/activate").write_text(f"PATH={Path(sys.executable).parent}:$PATH\n")
+    program = PROGRAM.format(program=str(ROOT / "main_multi_gpu.py"), faults=faults)
+    (folder / "main_multi_gpu.py").write_text(program)
+    resources = ["--gpus-per-node=2", "--cpus-per-task=4", "--time=10", "--output=out.txt", *words]
+    flags = ["--cfg", str(small_yaml), *FLAGS, "--output=runs", *OPTIONS]
+    environment = {"LAUNCHER": launcher, "PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    script = str(ROOT / "deploy/slurm.sh")
+    return slurm.run("sbatch", "--parsable", *resources, script, *flags, cwd=folder, **environment).strip()
+
+
+def test_jobs_that_reach_their_time_limit_and_lose_a_node_end_with_the_same_hash(slurm, small_yaml, tmp_path):
+    """The time limit three times, then the node; with either launcher."""
+    jobs = {}
+    for launcher in ("torchrun", "srun"):
+        (tmp_path / launcher).mkdir()
+        faults = {"hold": [str(tmp_path / launcher), [7, 17, 27, 37]]}
+        jobs[launcher] = submit(slurm, tmp_path / launcher, small_yaml, launcher, faults)
+
+    def wait_for(start: int) -> None:
+        started = {f"{launcher}/waits.{start}.{rank}" for launcher in jobs for rank in range(4)}
+        wait_until(lambda: all((tmp_path / name).exists() for name in started))
+        assert [slurm.job(job)["Restarts"] for job in jobs.values()] == [str(start)] * 2
+
+    for start in range(3):
+        wait_for(start)
+        for job in jobs.values():
+            minutes = int(slurm.job(job)["RunTime"].split(":")[1])
+            slurm.run("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes + 2}")
+        for job in jobs.values():
+            slurm.wait(job, "Restarts", str(start + 1))
+            slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=10")
+    wait_for(3)
+    slurm.lose_node()
+    for launcher, job in jobs.items():
+        (tmp_path / launcher / "go").touch()
+        slurm.wait(job, "JobState", "PENDING")
+    slurm.bring_node_back()
+    flags = ["-cfg", str(small_yaml), *FLAGS, "-output", str(tmp_path / "unbroken"), "-amp", *OPTIONS]
+    run("main_multi_gpu.py", *flags, processes=4).done()
+    for launcher, job in jobs.items():
+        ended = slurm.wait(job, "JobState", "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", "TIMEOUT")
+        said = (tmp_path / launcher / "out.txt").read_text()
+        # A fifth time where Slurm, as the node comes back, kills the new step for the old one.
+        assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) in (4, 5), said
+        assert said.count("told to stop") == 3, said
+        assert run_hash(tmp_path / launcher / "runs/mine") == run_hash(tmp_path / "unbroken/mine"), said
+
+
+def test_a_start_without_progress_and_a_cancelled_job_are_not_queued_again(slurm, small_yaml, tmp_path):
+    """Each takes all of the nodes, so that they wait for each other. A start that was killed gets one more."""
+    (tmp_path / "stuck").mkdir(), (tmp_path / "cancelled").mkdir()
+    dies, holds = {"signal_at": [3, 9, [1]]}, {"hold": [str(tmp_path / "cancelled"), [7]]}
+    stuck = submit(slurm, tmp_path / "stuck", small_yaml, "srun", dies, "--exclusive")
+    cancelled = submit(slurm, tmp_path / "cancelled", small_yaml, "torchrun", holds, "--exclusive")
+    slurm.wait(cancelled, "Reason", "Resources")
+    wait_until(lambda: list((tmp_path / "cancelled").glob("waits.*")))
+    slurm.run("scancel", cancelled)
+    slurm.wait(cancelled, "JobState", "CANCELLED")
+    status = json.loads((tmp_path / "cancelled/runs/mine/status.json").read_text())
+    assert status["saved"]["step"] >= 5
+    slurm.wait(stuck, "JobState", "FAILED")
+    assert [slurm.job(job)["Restarts"] for job in (stuck, cancelled)] == ["1", "0"]
+    assert f"job {stuck} is not queued again" in (tmp_path / "stuck/out.txt").read_text()

@@ -76,6 +76,8 @@ class Process:
         """Join the process group that the launcher's environment or the flags describe."""
         options = options or LaunchOptions()
         launched = find_launched_rank(environment, options)
+        if launched and launched.parent_is_launcher:
+            die_with_parent()
         if launched is None or launched.world_size == 1:
             return cls(choose_device(device_setting, 0))
         joined = Rendezvous(launched, options.timeout)
@@ -85,8 +87,6 @@ class Process:
         process = cls(
             device, launched.rank, joined.local_rank, launched.world_size, joined.local_size, launched.title, joined
         )
-        if launched.parent_is_launcher:
-            die_with_parent()
         process._init_groups(options.timeout)
         process._share_cores()
         return process

@@ -1,18 +1,21 @@
 """Which of a run's processes this one is, by a launcher's environment variables and the command line; and how torchrun starts them."""
 
+import contextlib
 import logging
 import os
 import re
 import signal
+import socket
 import sys
 import uuid
 import zlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from utils.errors import ConfigError
+from utils.errors import ConfigError, LostProcess
 from utils.text import counted
 
 # Each launcher's variables: rank, number of processes, rank on this machine. The first that is set wins.
@@ -38,6 +41,7 @@ _ENGINES = {
     "dstack": ("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "DSTACK_MASTER_NODE_IP", "DSTACK_GPUS_PER_NODE"),
 }
 NODE_PORT = "29500"  # torchrun's
+FINAL = (2, 3, 4)  # exit codes of processes after which the same start would end in the same way
 TORCHRUN = (
     "torchrun --nnodes {} --nproc_per_node gpu --rdzv_id JOB --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500 "
     "main_multi_gpu.py ..."
@@ -51,15 +55,20 @@ class Nodes:
     engine: str = ""
     least: int = 1
     most: int = 1  # more than `least`: nodes may come and go
-    rank: int = 0  # of this one
+    rank: int | None = 0  # of this one; None: the engine does not say, and they are numbered when they meet
     hosts: tuple[str, ...] = ("localhost",)  # the first one, or all
     port: int = 0
     num_local: int | None = None  # processes on each; None: the engine does not say
+    restarts: int = 0  # of the processes, when nodes have come or gone
+    timing: Mapping[str, str] = field(default_factory=dict)  # of torchrun's rendezvous
 
-    def describe_others(self) -> str:
-        named = [host for rank, host in enumerate(self.hosts) if rank != self.rank]
-        others = f"node 0 at {self.hosts[0]}:{self.port}" if self.rank else ", ".join(named) or "the others"
-        return f"{self.engine}: of {self.least} nodes this is node {self.rank}; {others}"
+    @property
+    def are_fixed(self) -> bool:
+        return bool(self.engine) and self.rank is not None and self.least == self.most
+
+    @property
+    def first(self) -> str:
+        return f"{self.hosts[0]}:{self.port}"
 
 
 THIS_MACHINE = Nodes()
@@ -130,12 +139,13 @@ def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions) -
             f"-rank: {first.title} says {first.rank}, of {counted(first.world_size, 'process')}; "
             f"ranks go from 0 to {first.world_size - 1}"
         )
-    if first.launcher == "torchrun" and options.url is None:
+    is_torchrun = first.launcher == "torchrun" and options.url is None
+    if is_torchrun and (first.world_size == 1 or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "False"):
         return first  # torchrun provides the store; a single process may be what an elastic run has left
     if first.world_size == 1:
         return _refuse_single_process(first, options)
     host, port = _master_address(environment, first, options.url)
-    return replace(first, host=host, port=port)
+    return replace(first, host=host, port=port, restart_count=0)  # the store is new, and nodes may count differently
 
 
 def _ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
@@ -158,6 +168,10 @@ def find_nodes(environment: Mapping[str, str]) -> Nodes:
         count, *others, per_node = names
         if environment.get(count, "1") == "1":
             continue
+        endpoint = environment.get("PET_RDZV_ENDPOINT") if engine == "Kubeflow" else None
+        if endpoint:  # a PyTorchJob with an elasticPolicy: its nodes have no ranks
+            host, _, port = endpoint.partition(":")
+            environment = environment | {"PET_NODE_RANK": "0", "PET_MASTER_ADDR": host, "PET_MASTER_PORT": port}
         if missing := [name for name in others if not environment.get(name)]:
             raise ConfigError(
                 f"{count} in the environment is {environment[count]}, but {', '.join(missing)} is not set: {engine} sets "
@@ -172,8 +186,13 @@ def find_nodes(environment: Mapping[str, str]) -> Nodes:
                 f"{counted(len(hosts), 'address')}: they contradict each other; ranks go from 0 to the number of nodes less one"
             )
         local = environment.get(per_node, "")
+        if not re.fullmatch(r"\d*|auto|gpu|cpu", local):
+            raise ConfigError(f"{per_node} in the environment is {local!r}; it must be a number of processes, or auto")
         port = _port(environment.get("PET_MASTER_PORT") or environment.get("MASTER_PORT") or NODE_PORT)
-        return Nodes(engine, least, most, rank, hosts, port, int(local) if local.isdecimal() and local != "0" else None)
+        restarts = _number({"PET_MAX_RESTARTS": "100", **environment}, "PET_MAX_RESTARTS") if most > least else 0
+        timing = dict(re.findall(r"(\w+)=(\w+)", environment.get("PET_RDZV_CONF", "")))
+        num_local = int(local) if local.strip("0").isdecimal() else None
+        return Nodes(engine, least, most, None if endpoint else rank, hosts, port, num_local, restarts, timing)
     if int(environment.get("SLURM_NNODES", 1)) > 1:
         raise ConfigError(
             f"SLURM_NNODES is {environment['SLURM_NNODES']}, but srun did not start this program, so it would train on this "
@@ -313,36 +332,59 @@ def launch(
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    is_fixed = nodes.engine and nodes.least == nodes.most
     config = LaunchConfig(
         min_nodes=nodes.least,
         max_nodes=nodes.most,
         nproc_per_node=num_processes,
         run_id=nodes.engine or uuid.uuid4().hex,
-        rdzv_backend="static" if is_fixed else "c10d",
-        rdzv_endpoint=f"{nodes.hosts[0]}:{nodes.port}",
-        rdzv_configs={"rank": nodes.rank, "timeout": timeout} if is_fixed else {"join_timeout": timeout},
-        max_restarts=0,  # torchrun would restart after any failure, a mistake in the settings too
+        rdzv_endpoint=nodes.first,
+        max_restarts=nodes.restarts,  # torchrun would restart after any failure, a mistake in the settings too
         monitor_interval=0.1,
         signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",  # forwarded to the workers, which save
+        **_how_to_meet(nodes, timeout),
     )
     try:
+        if nodes.are_fixed:
+            from utils.rendezvous import meet_nodes
+
+            store = meet_nodes(nodes, timeout)  # noqa: F841  (serves until the run ends)
         elastic_launch(config, sys.executable)("-u", script, *arguments)
     except ChildFailedError as error:
         return root_cause(error.failures.values())
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
-    except (RendezvousError, DistError) as error:
+    except RendezvousClosedError as error:
+        raise LostProcess(f"{nodes.engine}: another node has ended this run; its log says why") from error
+    except (RendezvousError, DistError, OSError) as error:
         if not nodes.engine:
             raise
-        raise ConfigError(
-            f"{nodes.describe_others()} did not come within {timeout:g} s (DIST.TIMEOUT): start this command on every node, "
-            f"and open port {nodes.port} of the first"
+        raise LostProcess(
+            f"{nodes.engine}: {counted(nodes.least, 'node')} did not meet at {nodes.first} within {timeout:g} s (DIST.TIMEOUT), or "
+            f"lost it ({next(iter(str(error.__cause__ or error).splitlines()), '')}): start this command on every node, open the port"
         ) from error
     return 0
+
+
+def _how_to_meet(nodes: Nodes, timeout: float) -> dict[str, Any]:
+    """Settings of torchrun's for how the nodes find each other."""
+    if nodes.are_fixed:
+        return {"rdzv_backend": "static", "rdzv_configs": {"rank": nodes.rank, "timeout": timeout}}
+    # Up to 60 s pass before a lost node is missed and those that are left do not wait for others.
+    configs, address = {"join_timeout": timeout + 60, "last_call_timeout": 10} | nodes.timing, None
+    if nodes.engine:
+        from utils.torch_internals import end_restarts_after
+
+        end_restarts_after(lambda failures: root_cause(failures) in FINAL)
+        # In a store that torchrun's agents share a node that comes later waits in vain for an address (torch 2.14).
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        configs |= {} if nodes.rank is None else {"is_host": nodes.rank == 0}
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((nodes.hosts[0], nodes.port))  # sends nothing
+            address = nodes.hosts[0] if nodes.rank == 0 else probe.getsockname()[0]
+    return {"rdzv_backend": "c10d", "rdzv_configs": configs, "local_addr": address}
 
 
 def root_cause(failures: Collection) -> int:

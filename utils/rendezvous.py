@@ -13,8 +13,9 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from utils.errors import ConfigError
-from utils.launch import LaunchedRank
+from utils.errors import ConfigError, LostProcess
+from utils.launch import LaunchedRank, Nodes
+from utils.text import counted
 
 
 class Rendezvous:
@@ -30,7 +31,7 @@ class Rendezvous:
             self.store = dist.PrefixStore(f"{launched.restart_count}/{launched.world_size}", self._connect())
             self.store.set(f"who/{launched.rank}", f"{socket.gethostname()} {os.getpid()}")
         except (RuntimeError, OSError) as error:
-            raise ConfigError(self._why_unreachable(error)) from error
+            raise self._why_unreachable(error) from error
         members = self._wait_for_all(deadline)
         self.hosts = [host for host, _ in members]
         self._pids = [int(pid) for _, pid in members]
@@ -57,32 +58,20 @@ class Rendezvous:
         if not launched.host:
             return next(rendezvous("env://", launched.rank, launched.world_size, timeout=limit))[0]
         if launched.rank:
-            self._wait_for_port()
+            _wait_for_port(launched.host, launched.port, self.timeout)
         # wait_for_workers=False: its own waiting does not say who is missing.
         return dist.TCPStore(
             launched.host, launched.port, launched.world_size, launched.rank == 0, timeout=limit, wait_for_workers=False
         )
 
-    def _wait_for_port(self) -> None:
-        """Wait until process 0 listens. The store would wait too, but logs every attempt at length."""
-        deadline = time.monotonic() + self.timeout
-        while True:
-            try:
-                socket.create_connection((self.launched.host, self.launched.port), timeout=self.timeout).close()
-                return
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-
-    def _why_unreachable(self, error: Exception) -> str:
+    def _why_unreachable(self, error: Exception) -> Exception:
         rank, (reason, *_) = self.launched.rank, str(error).splitlines() or ["no answer"]
         if rank == 0 and re.search("EADDRINUSE|already in use", str(error)):
-            return (
+            return ConfigError(
                 f"-dist_url: port {self.launched.port} of this machine is in use ({reason}); choose another, or set "
                 "MASTER_PORT"
             )
-        return (
+        return LostProcess(
             f"-dist_url: process {rank} could not reach process 0 at {self._where} within {self.timeout:g} s "
             f"({reason}); check that it is running, that this is its machine, and that the port is open between the "
             "machines. DIST.TIMEOUT sets how long to wait"
@@ -95,14 +84,14 @@ class Rendezvous:
             self.store.wait(keys, timedelta(seconds=max(deadline - time.monotonic(), 0.1)))
             return [each.decode().split() for each in self.store.multi_get(keys)]
         except RuntimeError as error:
-            raise ConfigError(self._who_is_missing(keys, error)) from error
+            raise self._who_is_missing(keys, error) from error
 
-    def _who_is_missing(self, keys: list[str], error: RuntimeError) -> str:
+    def _who_is_missing(self, keys: list[str], error: RuntimeError) -> Exception:
         try:
             missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
         except RuntimeError:  # process 0, which holds the store, has given up already
             return self._why_unreachable(error)
-        return (
+        return LostProcess(
             f"-world_size: {format_ranks(missing)} of {self.launched.world_size} did not join {self._where} within "
             f"{self.timeout:g} s; start all processes, each with its own rank. DIST.TIMEOUT sets how long to wait"
         )
@@ -134,6 +123,57 @@ class Rendezvous:
                 status = Path(f"/proc/{self._pids[rank]}/status").read_text()
                 if self.hosts[rank] == self.hosts[self.launched.rank] and f"\nPPid:\t{os.getppid()}\n" in status:
                     os.kill(self._pids[rank], signal.SIGKILL)
+
+
+def meet_nodes(nodes: Nodes, timeout: float) -> dist.Store:
+    """Wait for all nodes. ConfigError where two contradict each other, LostProcess if one does not come."""
+    deadline, limit = time.monotonic() + timeout, timedelta(seconds=timeout)
+    is_first = nodes.rank == 0
+    if not is_first:
+        _wait_for_port(nodes.hosts[0], nodes.port, timeout)
+    # torchrun's own store of this process will have the same port, and the same server.
+    store = dist.TCPStore(nodes.hosts[0], nodes.port, None, is_first, limit, wait_for_workers=False, multi_tenant=True)
+    if store.check(["met"]):
+        raise LostProcess(f"{nodes.engine}: at {nodes.first} a start of before has not ended yet; start again")
+    names = [f"node {rank}" for rank in range(nodes.least)]
+    own = {"the number of nodes": str(nodes.least), names[nodes.rank]: socket.gethostname()}
+    for name, value in own.items():  # the rank last: whoever sees all ranks has seen no contradiction
+        other = store.compare_set(name, "", value).decode()
+        if other != value:
+            me = f"{socket.gethostname()} is {names[nodes.rank]} of {nodes.least}"
+            store.set("wrong", f"{me}, and for another {name} is {other}")
+            break
+    while True:
+        if store.check(["wrong"]):
+            what = store.get("wrong").decode()
+            time.sleep(is_first)  # until the others have read it
+            raise ConfigError(
+                f"{nodes.engine}: {what}: give each node a rank of its own, and all the same number of nodes"
+            )
+        if store.check(names):
+            store.set("met", "")
+            return store
+        if time.monotonic() > deadline:
+            missing = [rank for rank, name in enumerate(names) if not store.check([name])]
+            where = ", ".join(nodes.hosts[rank] if nodes.hosts[1:] else str(rank) for rank in missing)
+            raise LostProcess(
+                f"{nodes.engine}: of {counted(nodes.least, 'node')} these did not come to {nodes.first} within {timeout:g} s "
+                f"(DIST.TIMEOUT): {where}; start this command on them too, and open the port"
+            )
+        time.sleep(0.1)
+
+
+def _wait_for_port(host: str, port: int, timeout: float) -> None:
+    """Wait until the first process or node listens. A store would wait too, but logs every attempt at length."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=timeout).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def format_ranks(ranks: list[int]) -> str:

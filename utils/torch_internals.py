@@ -7,7 +7,7 @@ tests/utils/test_torch_internals.py with it.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any
 
@@ -143,3 +143,18 @@ def add_position_embedding(model: nn.Module, patches: Tensor) -> Tensor:
 def inner_data(tensor: Any) -> Any:
     """What a tensor of torchao's is computed with: its dtype is the one that it was converted from."""
     return getattr(tensor, "_data", tensor)
+
+
+def end_restarts_after(is_final: Callable[[Collection], bool]) -> None:
+    """Have torchrun's agent start processes again only if they did not fail like this, however many restarts are left."""
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    monitor = LocalElasticAgent._monitor_workers
+
+    def monitor_and_judge(agent: LocalElasticAgent, group: Any) -> Any:
+        result = monitor(agent, group)
+        if result.failures and is_final(result.failures.values()):
+            agent._remaining_restarts = 0
+        return result
+
+    LocalElasticAgent._monitor_workers = monitor_and_judge

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -286,9 +287,11 @@ def limit_shared_memory(size: str) -> None:
 
 
 def enter_network(name: str) -> None:
-    """Join a named network namespace, as `ip netns exec` does."""
+    """Join a named network namespace, as `ip netns exec` does, and bear its name as the machine's."""
+    system, new_uts = ctypes.CDLL(None), 0x04000000
     with open(f"/run/netns/{name}") as namespace:
-        assert ctypes.CDLL(None).setns(namespace.fileno(), 0) == 0
+        assert system.setns(namespace.fileno(), 0) == 0 and system.unshare(new_uts) == 0
+    socket.sethostname(name)
 
 
 def draw_nothing() -> None:

@@ -1,13 +1,17 @@
 """Which rank a process has: every launcher's environment variables, and the flags."""
 
 import contextlib
+import socket
+import threading
+from dataclasses import replace
 
 import pytest
 
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import free_port
-from utils.errors import ConfigError
+from utils.errors import ConfigError, LostProcess
 from utils.launch import LaunchedRank, LaunchOptions, Nodes, find_launched_rank, find_nodes, first_host, launch
+from utils.rendezvous import meet_nodes
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08,11],login"}
 SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
@@ -125,6 +129,8 @@ def test_what_contradicts_or_is_missing_is_refused_with_its_name(environment, op
 
 KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-0", "PET_NPROC_PER_NODE": "auto"}
 SKYPILOT = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+PYTORCHJOB = {"PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": "job-worker-0:23456", "PET_RDZV_CONF": "last_call_timeout=5"}
+PYTORCHJOB |= {"PET_RDZV_BACKEND": "c10d", "PET_MAX_RESTARTS": "3", "PET_NPROC_PER_NODE": "8"}
 DSTACK = {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "1", "DSTACK_MASTER_NODE_IP": "10.0.0.1"}
 
 
@@ -135,10 +141,16 @@ DSTACK = {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "1", "DSTACK_MASTER_NODE_
         (KUBEFLOW | {"PET_NNODES": "1"}, Nodes()),
         (KUBEFLOW | {"PET_MASTER_PORT": "99"}, Nodes("Kubeflow", 2, 2, 1, ("job-0",), 99)),
         (KUBEFLOW | {"RANK": "1", "WORLD_SIZE": "2"}, Nodes("Kubeflow", 2, 2, 1, ("job-0",), 29500)),
-        (KUBEFLOW | {"PET_NNODES": "1:4"}, Nodes("Kubeflow", 1, 4, 1, ("job-0",), 29500)),
+        (KUBEFLOW | {"PET_NNODES": "1:4"}, Nodes("Kubeflow", 1, 4, 1, ("job-0",), 29500, None, 100)),
+        (PYTORCHJOB, Nodes("Kubeflow", 1, 2, None, ("job-worker-0",), 23456, 8, 3, {"last_call_timeout": "5"})),
         (SKYPILOT, Nodes("SkyPilot", 2, 2, 0, ("10.0.0.1", "10.0.0.2"), 29500)),
         (DSTACK | {"DSTACK_GPUS_PER_NODE": "8"}, Nodes("dstack", 2, 2, 1, ("10.0.0.1",), 29500, 8)),
         (KUBEFLOW | {"PET_MASTER_ADDR": ""}, ["PET_NNODES", "PET_MASTER_ADDR"]),
+        (KUBEFLOW | {"PET_NODE_RANK": "-1"}, ["PET_NODE_RANK", -1]),
+        (KUBEFLOW | {"PET_NNODES": "4:2"}, ["PET_NNODES", "'4:2'"]),
+        (KUBEFLOW | {"PET_NPROC_PER_NODE": "many"}, ["PET_NPROC_PER_NODE", "'many'"]),
+        (KUBEFLOW | {"PET_MASTER_PORT": "70000"}, ["MASTER_PORT", "'70000'"]),
+        (PYTORCHJOB | {"PET_MAX_RESTARTS": "x"}, ["PET_MAX_RESTARTS", "'x'"]),
         ({"SKYPILOT_NUM_NODES": "2"}, ["SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS"]),
         (SKYPILOT | {"SKYPILOT_NODE_RANK": "2"}, ["SKYPILOT_NODE_RANK", 2]),
         (SKYPILOT | {"SKYPILOT_NODE_IPS": "a\nb\nc"}, ["SKYPILOT_NODE_IPS", 3]),
@@ -164,7 +176,58 @@ def test_the_nodes_of_pbs_are_counted_by_their_names(tmp_path, hosts, is_alone):
         assert find_nodes({"PBS_NODEFILE": str(tmp_path / "nodes")}) == Nodes()
 
 
-def test_a_node_that_does_not_come_is_named_in_time():
-    nodes = Nodes("SkyPilot", 2, 2, 0, ("127.0.0.1", "10.0.0.2"), free_port())
-    with refused(ConfigError, "SkyPilot", "10.0.0.2", nodes.port, "1 s"):
+@pytest.mark.parametrize(
+    ("rank", "first", "names"),
+    [(0, "127.0.0.1", ["10.0.0.2"]), (1, "127.0.0.1", ["127.0.0.1"]), (1, "nowhere.invalid", ["nowhere.invalid"])],
+)
+def test_a_node_that_does_not_come_is_named_in_time_and_a_retry_may_help(rank, first, names):
+    nodes = Nodes("SkyPilot", 2, 2, rank, (first, "10.0.0.2"), free_port())
+    with refused(LostProcess, "SkyPilot", *names, nodes.port, "1 s", "DIST.TIMEOUT"):
         launch("main_multi_gpu.py", [], 1, nodes, timeout=1.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "error", "names"),
+    [
+        (Nodes("dstack", 2, 2, 0), ConfigError, ["node 0 of 2", "a", "b"]),
+        (Nodes("dstack", 3, 3, 1), ConfigError, ["node 1 of 3"]),
+        (Nodes("dstack", 2, 2, 1), None, []),
+    ],
+)
+def test_nodes_that_contradict_each_other_are_refused_on_all_of_them(monkeypatch, others, error, names):
+    monkeypatch.setattr(socket, "gethostname", lambda: threading.current_thread().name[-1])
+    port, found = free_port(), {}
+
+    def meet(name, nodes):
+        try:
+            found[name] = meet_nodes(replace(nodes, hosts=("127.0.0.1",), port=port), 20.0)
+        except Exception as caught:
+            found[name] = caught
+
+    threads = [
+        threading.Thread(target=meet, args=(name, nodes), name=name)
+        for name, nodes in (("a", Nodes("dstack", 2, 2, 0)), ("b", others))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if error:
+        assert all(isinstance(each, error) for each in found.values()), found
+        assert_names(str(found["a"]), *names)
+    else:
+        meet("c", others)
+        assert isinstance(found["c"], LostProcess), "a node was started again before the others have ended"
+
+
+@pytest.mark.usefixtures("signal_handlers")
+@pytest.mark.parametrize(("codes", "starts"), [([137, 0], 2), ([1, 2], 2)])
+def test_where_nodes_may_come_and_go_processes_start_again_only_where_that_can_help(
+    tmp_path, monkeypatch, codes, starts
+):
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "")
+    lines = ["import os, sys", "open(sys.argv[1], 'a').write('+')", "n = os.path.getsize(sys.argv[1]) - 1"]
+    (tmp_path / "x.py").write_text("\n".join([*lines, f"os._exit({codes}[n])"]))
+    nodes = Nodes("Kubeflow", 1, 2, 0, ("127.0.0.1",), free_port(), 1, 9, {"last_call_timeout": "1"})
+    assert launch(str(tmp_path / "x.py"), [str(tmp_path / "starts")], 1, nodes, 60.0) == codes[-1]
+    assert (tmp_path / "starts").read_text() == "+" * starts

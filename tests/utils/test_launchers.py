@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 from pathlib import Path
-from signal import SIGKILL, SIGSTOP, SIGUSR1
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
 
 import numpy as np
 import pytest
@@ -18,10 +19,10 @@ from datasets import ImageSet
 from datasets.batch_order import Order
 from engine.checkpoint.resume import global_batch_to_keep
 from tests.support.configs import small_config
-from tests.support.forks import DEADLINE, MARK, ROOT, find_processes
+from tests.support.forks import DEADLINE, MARK, ROOT, find_processes, kill
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import TORCHRUN, Run, command, free_port, run, run_folder, run_fresh
+from tests.support.runs import TORCHRUN, Run, command, free_port, run, run_folder, run_fresh, wait_until
 from utils.program import exit_code
 
 
@@ -194,33 +195,102 @@ def two_hosts():
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-@pytest.mark.skipif(not can_make_networks(), reason="network namespaces need root and ip (apt-get install iproute2)")
-def test_torchrun_on_two_machines_makes_the_same_run(by_flags, small_yaml, tmp_path, two_hosts):
-    started = []
-    for number, (name, cable) in enumerate(two_hosts, start=1):
-        # Both bear this machine's name, by which torchrun would know which of them it is to meet on.
-        here = ["--rdzv_conf", f"is_host={number == 1}", "--local-addr", f"10.77.0.{number}"]
-        rendezvous = ["--rdzv_id", "17", "--rdzv_backend", "c10d", "--rdzv_endpoint", "10.77.0.1:29500"]
-        words = ["--nnodes", "2", "--nproc_per_node", "1", *rendezvous, *here, str(ROOT / "main_multi_gpu.py")]
-        on_host = {"environment": {"GLOO_SOCKET_IFNAME": cable}, "faults": {"enter_network": [name]}}
-        started.append(Run(TORCHRUN, *words, *arguments(small_yaml, tmp_path / "o"), **on_host))
-    assert_done(*started)
-    assert run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)
+needs_networks = pytest.mark.skipif(
+    not can_make_networks(), reason="network namespaces need root and ip (apt-get install iproute2)"
+)
+ELASTIC = {"keep_alive_max_attempt": "2", "last_call_timeout": "10"}  # seconds; torchrun waits for 15 and 30
 
 
-@pytest.mark.skipif(not can_make_networks(), reason="network namespaces need root and ip (apt-get install iproute2)")
-def test_an_engine_that_starts_the_program_on_two_machines_gets_one_run(by_flags, small_yaml, tmp_path, two_hosts):
-    nodes, started = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.77.0.1\n10.77.0.2"}, []
-    for rank, (name, cable) in enumerate(two_hosts):
-        here = nodes | {"SKYPILOT_NODE_RANK": str(rank), "GLOO_SOCKET_IFNAME": cable}
-        on_host = {"environment": here, "faults": {"enter_network": [name]}}
-        started.append(Run("main_multi_gpu.py", *arguments(small_yaml, tmp_path / "o"), "-ngpus", "1", **on_host))
-    assert_done(*started)
-    assert run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)
+class Node:
+    """One of two machines that an engine, or torchrun, makes a run on, and can start again by the same line."""
+
+    def __init__(self, rank: int, host: tuple[str, str], output: Path, way: str, flags: list[str]):
+        name, self.cable = host
+        address, self.mark, pairs = f"10.77.0.{rank + 1}", output / f"node{rank}", dict(ELASTIC)
+        nodes = {
+            "torchrun": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            "SkyPilot": {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": str(rank)}
+            | {"SKYPILOT_NODE_IPS": "10.77.0.1\n10.77.0.2"},
+            "dstack": {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": str(rank), "DSTACK_MASTER_NODE_IP": "10.77.0.1"},
+            "Kubeflow": {"PET_NNODES": "2", "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "10.77.0.1"},
+            "Kubeflow, elastic": {"PET_NNODES": "1:2", "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "10.77.0.1"}
+            | {"PET_RDZV_CONF": ",".join(f"{key}={value}" for key, value in ELASTIC.items())},
+        }[way]
+        self.program, self.words = "main_multi_gpu.py", [*flags[:4], "-ngpus", "1", *flags[4:]]
+        if way == "torchrun":
+            pairs |= {"is_host": rank == 0}
+            conf = ",".join(f"{key}={value}" for key, value in pairs.items())
+            meet = ["--rdzv_id", "17", "--rdzv_backend", "c10d", "--rdzv_endpoint", "10.77.0.1:29500"]
+            meet += ["--rdzv_conf", conf, "--local-addr", address, "--max-restarts", "3", "--monitor-interval", "0.1"]
+            self.program = TORCHRUN
+            self.words = ["--nnodes", "1:2", "--nproc_per_node", "1", *meet, str(ROOT / "main_multi_gpu.py"), *flags]
+        environment = nodes | {"GLOO_SOCKET_IFNAME": self.cable, MARK: str(self.mark)}
+        self.options = {"environment": environment, "faults": {"enter_network": [name]}}
+
+    def start(self) -> Run:
+        self.run = Run(self.program, *self.words, **self.options)
+        return self.run
+
+    def kill(self) -> None:
+        """What is lost with the machine: the launcher and its processes."""
+        kill([self.run.processes[0].pid, *find_processes(self.mark)])
 
 
-def test_two_nodes_of_kubeflow_make_one_run(by_flags, small_yaml, tmp_path):
-    nodes = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
-    flags = [*arguments(small_yaml, tmp_path / "o"), "-ngpus", "1"]
-    assert_done(*[Run("main_multi_gpu.py", *flags, environment=nodes | {"PET_NODE_RANK": rank}) for rank in "01"])
-    assert run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)
+def status(output: Path) -> dict:
+    path = output / "x" / "status.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+@needs_networks
+@pytest.mark.parametrize(("way", "lost"), [("SkyPilot", 1), ("dstack", 0), ("Kubeflow", 1)])
+def test_nodes_of_an_engine_make_one_run_and_after_a_kill_the_same_line_goes_on(
+    by_flags, small_yaml, tmp_path, two_hosts, way, lost
+):
+    flags = arguments(small_yaml, tmp_path / "o", "-name", "x", "-resume", "auto")
+    nodes = [Node(rank, host, tmp_path, way, flags) for rank, host in enumerate(two_hosts)]
+    started = [node.start() for node in nodes]
+    wait_until(lambda: status(tmp_path / "o").get("step", 0) >= 10)
+    nodes[lost].kill()
+    assert started[1 - lost].wait().codes == [1], "what a start of both can mend"
+    assert_done(*[node.start() for node in nodes])
+    assert run_hash(tmp_path / "o" / "x") == run_hash(by_flags)
+
+
+def has_pending_term(pid: int) -> bool:
+    pending = re.search(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
+    return bool(int(pending, 16) >> (SIGTERM - 1) & 1)
+
+
+@needs_networks
+@pytest.mark.parametrize(("way", "is_cut"), [("torchrun", False), ("Kubeflow, elastic", True)])
+def test_a_node_that_is_lost_and_comes_back_changes_the_number_of_processes_and_not_the_run(
+    small_yaml, tmp_path, two_hosts, way, is_cut
+):
+    options = "TRAIN.NUM_EPOCHS=8 SAVE_STEPS=5 KEEP_CHECKPOINTS=0 MODEL.DROPPATH=0 DIST.TIMEOUT=20".split()
+    flags = ["-cfg", str(small_yaml), "-name", "x", "-resume", "auto", "-opts", *options]
+    Run("main_multi_gpu.py", *flags, f"SAVE={tmp_path / 'unbroken'}", processes=2).wait().done()
+    output, flags = tmp_path / "o", [*flags, f"SAVE={tmp_path / 'o'}"]
+    stays, goes = (Node(rank, host, tmp_path, way, flags) for rank, host in enumerate(two_hosts))
+    first, _ = stays.start(), goes.start()
+    wait_until(lambda: status(output).get("step", 0) >= 20 and status(output)["about"]["processes"] == 2)
+    saved = status(output)["step"]
+    subprocess.run(["ip", "-n", two_hosts[1][0], "link", "set", goes.cable, "down"] if is_cut else ["true"], check=True)
+    if not is_cut:
+        goes.kill()
+    wait_until(lambda: status(output)["about"]["processes"] == 1 and status(output)["step"] > saved)
+    alone = status(output)["pid"]
+    os.kill(alone, SIGSTOP)  # or it might be done before the other is back
+    goes.kill()
+    subprocess.run(["ip", "-n", two_hosts[1][0], "link", "set", goes.cable, "up"], check=True)
+    back = goes.start()
+    wait_until(lambda: has_pending_term(alone))
+    os.kill(alone, SIGCONT)
+    assert_done(first, back)
+    said = (output / "x" / "log.txt").read_text()
+    assert re.findall(r"32 x (\d) process", said) == ["2", "1", "2"]
+    ours, theirs = (
+        torch.load(folder / "x" / "last.pth", weights_only=True) for folder in (output, tmp_path / "unbroken")
+    )
+    assert ours["step"] == theirs["step"]
+    worst = max((ours["state_dict"][name] - theirs["state_dict"][name]).abs().max() for name in ours["state_dict"])
+    assert worst < 1e-3

@@ -41,7 +41,7 @@ def test_devices_without_a_process_are_counted(monkeypatch, kind, visible, unuse
 @pytest.mark.parametrize(("rank", "names"), [(0, ["-world_size", "process 1 of 2"]), (1, ["-dist_url", "process 0"])])
 def test_a_process_that_does_not_come_is_named_in_time(rank, names):
     port = free_port()
-    with refused(ConfigError, *names, f"127.0.0.1:{port}", "1 s", "DIST.TIMEOUT"):
+    with refused(LostProcess, *names, f"127.0.0.1:{port}", "1 s", "DIST.TIMEOUT"):
         Rendezvous(LaunchedRank("test", rank, 2, None, "127.0.0.1", port), timeout=1.0)
 
 

@@ -111,8 +111,8 @@ def test_the_writer_of_shards_in_the_data_page_makes_what_is_read(tmp_path):
         ({"a.png": b"x", "a.cls": b"-1"}, ["a.cls", "-1"]),
         ({"a.png": b"x", "a.cls": b"cat"}, ["a.cls", "cat"]),
         ({"a.png": b"x", "a.cls": b"9" * 60}, ["a.cls", "9" * 18]),
-        ({"/etc/a.png": b"x"}, ["'/etc/a.png'"]),
-        ({"b/../../a.png": b"x"}, ["b/../../a.png"]),
+        ({"/etc/a.png": b"x", "/etc/a.cls": b"0"}, ["'/etc/a.png'"]),
+        ({"b/../../a.png": b"x", "b/../../a.cls": b"0"}, ["b/../../a.png"]),
     ],
 )
 def test_a_wrong_sample_is_told_with_its_tar(tmp_path, files, names):

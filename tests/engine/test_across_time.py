@@ -1,8 +1,5 @@
 """A run meets the data, settings and files of another day: classes by name, splits, checkpoints without their YAML."""
 
-import contextlib
-import gc
-import io
 import json
 import re
 import shutil
@@ -12,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-import main_single_gpu
 from configs.load import load as read_settings
 from datasets import holds_out_no_more
 from engine.check.quick_checks import OK, WARN
@@ -24,20 +20,16 @@ from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import replaced
 from tests.support.image_sets import draw_photos
 from tests.support.refusals import assert_names
-from tests.support.runs import rows, run_folder
-from utils.program import exit_code
+from tests.support.runs import rows, run_folder, typed
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
 
 
 def halfstep(*flags: str | Path, exit_with: int = 0) -> str:
     """What main_single_gpu.py printed."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = exit_code(main_single_gpu.main, [str(flag) for flag in flags])
-    gc.collect()  # the lock on a run's folder ends with its process, which here goes on
-    assert code == exit_with, said.getvalue()
-    return said.getvalue()
+    ended = typed("main_single_gpu.py", *flags)
+    assert ended.returncode == exit_with, ended.printed
+    return ended.printed
 
 
 @pytest.fixture(scope="module")

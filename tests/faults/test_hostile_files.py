@@ -53,7 +53,7 @@ from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
 from tests.support.refusals import assert_names
-from tests.support.runs import run, run_folder
+from tests.support.runs import run_folder, typed
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError, DataError, naming_damage
 from utils.program import exit_code
@@ -114,7 +114,7 @@ TRAIN = ["main_single_gpu.py", "-cfg", "TINY", "-output", "OUTPUT"]
 )
 def test_a_url_is_no_folder_and_its_password_is_shown_nowhere(tmp_path, tiny, words, named):
     paths = {"TINY": str(tiny), "OUTPUT": str(tmp_path)}
-    ended = run(*(paths.get(word, word) for word in words)).refused()
+    ended = typed(*(paths.get(word, word) for word in words)).refused()
     assert "hunter2" not in ended.printed and named in ended.stderr, ended.printed
     assert not (ROOT / "s3:").exists()
     for path in tmp_path.rglob("*"):
@@ -153,8 +153,8 @@ def test_weights_without_finite_outputs_are_named_with_the_first_layer_by_evalua
     ended = start(tmp_path / "o", "-eval", "-pretrained", str(bad)).refused(str(bad), "blocks.0")
     assert "Validation" not in ended.stdout, ended.printed
     make_folders(tmp_path / "images", {"ant": 2})
-    output = ["-csv", str(tmp_path / "p.csv"), "-cfg", str(tiny)]
-    ended = run("scripts/predict.py", str(bad), str(tmp_path / "images"), *output).refused(str(bad), "blocks.0")
+    output = ["-csv", tmp_path / "p.csv", "-cfg", tiny]
+    ended = typed("scripts/predict.py", bad, tmp_path / "images", *output).refused(str(bad), "blocks.0")
     assert not (tmp_path / "p.csv").exists(), ended.printed
 
 
@@ -408,10 +408,10 @@ def test_a_checkpoint_of_ours_with_something_else_under_a_name_is_damaged(tmp_pa
     for path in folder.glob("checkpoint-*.pth"):
         path.unlink()
     for words in (
-        ["scripts/predict.py", str(folder / "last.pth"), str(trained)],
-        ["scripts/export.py", str(folder / "last.pth"), "-output", str(tmp_path / "w.pth")],
+        ["scripts/predict.py", folder / "last.pth", trained],
+        ["scripts/export.py", folder / "last.pth", "-output", tmp_path / "w.pth"],
     ):
-        run(*words).refused(folder / "last.pth")
+        typed(*words).refused(folder / "last.pth")
     ended = start(tmp_path / "o", "-opts", "TRAIN.NUM_EPOCHS=1")
     assert ended.returncode in (0, 2) and "Traceback" not in ended.printed, ended.printed
     assert_names(ended.printed, folder / "last.pth")
@@ -471,13 +471,13 @@ def test_parts_of_a_checkpoint_hold_the_rows_of_its_index(tmp_path):
     ],
     ids=lambda change: "-".join(f"{name} {list(value)}" for name, value in change.items()),
 )
-def test_a_checkpoint_from_which_nothing_can_be_restored_is_damaged(tmp_path, start, trained, change):
+def test_a_checkpoint_from_which_nothing_can_be_restored_is_damaged(tmp_path, tiny, trained, signal_handlers, change):
     folder = tmp_path / "r"
     folder.mkdir()
     shutil.copy(trained.parent / "config.yaml", folder)
     torch.save(torch.load(trained, weights_only=True) | change, folder / "last.pth")
-    ended = start(tmp_path / "o", "-resume", str(folder / "last.pth"), "-opts", "TRAIN.NUM_EPOCHS=2")
-    ended.refused(folder / "last.pth")
+    words = ["-cfg", tiny, "-amp", "-output", tmp_path / "o", "-resume", folder / "last.pth"]
+    typed("main_single_gpu.py", *words).refused(folder / "last.pth")
 
 
 @pytest.mark.parametrize("change", [{"exp_avg": torch.zeros(3)}, {"step": torch.zeros(2)}], ids=str)

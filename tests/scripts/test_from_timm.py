@@ -1,7 +1,5 @@
 """from_timm.py: what it writes for published recipes trains as timm's own objects do, and it names what differs."""
 
-import contextlib
-import io
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +15,8 @@ from models import build_model
 from scripts import from_timm
 from tests.support.configs import meta_device
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import run
+from tests.support.runs import run, typed
 from utils.errors import ConfigError
-from utils.program import exit_code
 
 EFFICIENTNET = """--sched step --epochs 450 --decay-epochs 2.4 --decay-rate .97 --opt rmsproptf --opt-eps .001 -j 8 --warmup-lr 1e-6
 --weight-decay 1e-5 --aa rand-m9-mstd0.5 --remode pixel --reprob 0.2 --amp"""
@@ -48,10 +45,8 @@ NUM_IMAGES = 53_248  # 13 updates of 4,096, as many of each smaller batch, and o
 
 def written(*words: str) -> tuple[str, str]:
     """What the script prints, and what it says beside it."""
-    printed, said = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
-        assert exit_code(from_timm.main, ["--", *words]) == 0, said.getvalue()
-    return printed.getvalue(), said.getvalue()
+    ended = typed("scripts/from_timm.py", "--", *words).done()
+    return ended.stdout, ended.stderr
 
 
 def described(model: torch.nn.Module, groups: list[dict]) -> dict[str, tuple[float, float]]:

@@ -1,5 +1,9 @@
 """Runs of the real programs, as a person types them: in one process or several, what they print and leave behind."""
 
+import contextlib
+import gc
+import importlib
+import io
 import itertools
 import os
 import re
@@ -15,6 +19,7 @@ from pathlib import Path
 from tests.support.configs import SMALL
 from tests.support.forks import DEADLINE, ROOT, start_fork
 from tests.support.refusals import assert_names
+from utils.program import exit_code
 
 
 @dataclass
@@ -71,6 +76,16 @@ class Run:
 def run(script: str, *arguments: str, **options) -> Ended:
     """A program to its end. For the options see Run."""
     return Run(script, *arguments, **options).wait()
+
+
+def typed(script: str, *words: object) -> Ended:
+    """A program to its end in this process, where no fault is planted and no signal sent."""
+    main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = exit_code(main, [str(word) for word in words])
+    gc.collect()  # the lock on a run's folder ends with its process, which here goes on
+    return Ended([code], out.getvalue(), err.getvalue())
 
 
 def command(script: str, *arguments: str) -> list[str]:

@@ -1,7 +1,5 @@
 """A run follows its weights: from the first start to a resumed run whose weights are gone, and in the numbers of classes."""
 
-import contextlib
-import io
 import json
 
 import pytest
@@ -9,17 +7,15 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-import main_single_gpu
 from configs.load import to_yaml
 from configs.values import flatten
 from engine.settings import load_settings
 from models import build_model
 from tests.support.configs import replaced, small_config
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import ROOT
+from tests.support.runs import ROOT, typed
 from tests.support.weight_files import saved, transformers_weights, vit
 from utils.errors import ConfigError
-from utils.program import exit_code
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
 
@@ -69,11 +65,8 @@ def test_a_resumed_run_keeps_what_it_began_with_although_its_weights_are_gone(ch
 
 
 def test_a_run_says_what_it_follows_and_starts(checkpoint, bare, tmp_path):
-    said = io.StringIO()
-    flags = ["-cfg", bare, "-pretrained", str(checkpoint), "-output", str(tmp_path / "o"), "-batch_size", "1000"]
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        assert exit_code(main_single_gpu.main, flags) == 0, said.getvalue()
-    before = said.getvalue().partition("Epoch[")[0]
+    flags = ["-cfg", bare, "-pretrained", checkpoint, "-output", tmp_path / "o", "-batch_size", "1000"]
+    before = typed("main_single_gpu.py", *flags).done().printed.partition("Epoch[")[0]
     assert_names(before, checkpoint, "DATA.IMAGENET_MEAN [0.25]", "MODEL.EMBED_DIM 16")
     assert "contradict" not in before and "DATA.IMAGE_SIZE 8" in before
 
@@ -92,11 +85,8 @@ def test_weights_with_class_names_are_evaluated_by_name(tmp_path, count):
         for each in range(number):
             Image.new("RGB", (40, 40), (each, 0, 0)).save(tmp_path / "photos" / name / f"{each}.png")
     flags = ["-eval", "-pretrained", tmp_path / "f", "-dataset", "imagefolder", "-data_path", tmp_path / "photos"]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = exit_code(main_single_gpu.main, [*map(str, flags), "-output", str(tmp_path / "o")])
-    assert code == 0, said.getvalue()
-    assert_names(said.getvalue(), {2: "75.000%", 3: "37.500%"}[count])
+    ended = typed("main_single_gpu.py", *flags, "-output", tmp_path / "o").done()
+    assert_names(ended.printed, {2: "75.000%", 3: "37.500%"}[count])
 
 
 def test_weights_without_a_settings_file_are_fine_tuned_on_folders(tmp_path):

@@ -134,7 +134,7 @@ def refuse_changes(config: Config, order: Order, split: dict, state: dict, path:
             f"-last_epoch is {config.START.LAST_EPOCH}, but {path} is from after epoch {state['epoch'] + 1}; "
             "leave -last_epoch out"
         )
-    if state["progress"].get("choices") and not order.has_updates_of(state["config"]):
+    if state.get("progress", {}).get("choices") and not order.has_updates_of(state["config"]):
         raise ConfigError(
             f"-resume: {path} has gone a part of the way that TRAIN.BUDGET chose, in updates of other images; put these back, "
             "or start a new run from its weights with -pretrained"

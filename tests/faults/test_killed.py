@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from engine.checkpoint.format import read_checkpoint
+from engine.record.saved_run import read_table
 from tests.support.run_hash import run_hash
 from tests.support.runs import run_folder
 
@@ -104,3 +105,32 @@ def test_a_second_signal_ends_it_at_once_without_a_save(tmp_path, start):
     ended = start(tmp_path, take_at_once=[], tell=[0, "accumulation", TERM, INT])
     assert ended.returncode == 128 + INT and "told to stop" not in ended.printed
     assert not (run_folder(tmp_path) / "last.pth").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"), [("plain", ()), ("two", ("-batch_size", "4")), ("shards", ("-batch_size", "4"))]
+)
+def test_processes_agree_on_a_budget_and_what_it_chose_is_on_the_disk(tmp_path, start, name, flags):
+    """Killed once, and gone on with: the rates up to the kill, and a landing in time."""
+    strategy = ["DIST.STRATEGY=fsdp2"] if name == "shards" else []
+    flags = [*flags, "-budget", "40s", "-epochs", "900", "-opts", "SAVE_STEPS=5", "TRAIN.END_LR=1e-6", *strategy]
+    processes = 1 if name == "plain" else 2
+    start(tmp_path, *flags, processes=processes, count_tenths=[], signal_at=[42, signal.SIGKILL, [0, 1]])
+    folder = run_folder(tmp_path)
+    before = {row["step"]: row["lr"] for row in read_table(folder / "steps.csv")}
+    ended = start(tmp_path, *flags, processes=processes, count_tenths=[]).done()
+    saved, rows = read_checkpoint(folder / "last.pth"), read_table(folder / "steps.csv")
+    choices, number = saved["progress"]["choices"], saved["step"]
+    assert saved["budget"]["used"] <= 40 and choices and choices[-1][1] == number == len(rows)
+    assert float(rows[-1]["lr"]) == pytest.approx(1e-6, rel=0.01) and float(rows[-1]["num_updates"]) == number
+    kept = [row for row in rows[:40] if row["step"] in before]
+    assert len(kept) >= 30 and all(before[row["step"]] == row["lr"] for row in kept)
+    for step, chosen in choices:
+        later = [each[0] for each in choices if each[0] > step]
+        if step not in later and step + 1 < min(later, default=number):
+            assert float(rows[step]["num_updates"]) == chosen
+    assert (
+        json.loads((folder / "status.json").read_text())["total_steps"] == number and "train longer" not in ended.stdout
+    )
+    other = start(tmp_path, *flags, "RESUME.ALLOW_CHANGED=[GLOBAL_BATCH]", "-accum_iter", "1", processes=processes)
+    other.refused("TRAIN.BUDGET", "-pretrained")

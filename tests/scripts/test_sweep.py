@@ -93,7 +93,7 @@ GRID = ["-over", "TRAIN.BASE_LR=0.1,0.3", "MODEL.DEPTH=1,2", "-seeds", "0,1", "-
 
 
 def test_a_grid_has_a_trial_for_each_setting_seed_and_fold(tmp_path, start, pretended):
-    printed = start(*GRID)
+    printed = start(*GRID, "-budget", "20m")
     found = rows(tmp_path / "sweep")
     assert len(pretended.started) == len(found) == 16
     assert len({tuple(row[key] for key in ("TRAIN.BASE_LR", "MODEL.DEPTH", "seed", "fold")) for row in found}) == 16
@@ -104,6 +104,7 @@ def test_a_grid_has_a_trial_for_each_setting_seed_and_fold(tmp_path, start, pret
     assert "16" in first and [line.split("]")[0] for line in others[:2]] == ["[1/16", "[2/16"], "told at once, and each"
     words = pretended.commands["trial-003"]
     assert {"TRAIN.BASE_LR=0.1", "MODEL.DEPTH=1", "DATA.FOLD=1/2"} <= set(words) and flag(words, "-seed") == "1"
+    assert all(flag(each, "-budget") == "20m" for each in pretended.commands.values())
 
 
 def test_of_losses_the_smallest_is_best(tmp_path, start, pretended, monkeypatch):

@@ -48,6 +48,8 @@ def test_of_a_clean_run_nothing_is_said_but_ok(check):
         (["-output", "/proc/halfstep"], {"output": WRONG}),
         (["-opts", "TRAIN.AUTO_AUGMENT=rnd-m9"], {"augmentation": WRONG}),
         (["-opts", "TRAIN.REPEATED_AUG=64"], {"repeats": WRONG}),
+        (["-budget", "1s"], {"time": WRONG}),
+        (["-budget", "8h"], {}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -175,8 +175,11 @@ def killed(settings, world: World, step: int, saved: dict | None = None, process
 
 def test_a_killed_run_repeats_its_rates_until_it_chooses_and_the_time_it_lay_dead_costs_nothing(config):
     settings, before, repeated = config("5m", "SAVE_STEPS=100"), None, 0
-    for step in (197, 985, 1885, None):
-        saved, world = before.saved if before else None, World(now=1e6 * (step or 1e4), start=1.0)
+    for step in (197, 985, 1485, None):
+        saved, world = (
+            before.saved if before else None,
+            World(now=1e6 * (step or 1e4), start=1.0, load=comes_and_goes(9, 2)),
+        )
         run = killed(settings, world, step, saved) if step else Run(settings, world, saved=saved).go()
         if before:
             choices = [each[0] for run in (before, run) for each in run.trainer.schedule.choices]

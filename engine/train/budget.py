@@ -187,7 +187,9 @@ class Budget(Callback):
         self._first = self._first or (now, trainer.step)
         forecast.end_work = forecast.end_work or END_BY_START * self.allowance.used()
         is_measured = self._measure(now, trainer.step, left)
-        can_wait = not (is_measured or schedule.choices) and left > forecast.after_last_update() + forecast.spare()
+        # A run that goes on repeats what it did, until it knows how fast it is here.
+        until_measured = (NOT_TYPICAL + MEASURED) * forecast.update if schedule.choices else 0.0
+        can_wait = not is_measured and left > until_measured + forecast.after_last_update() + forecast.spare()
         if now < self._next_look or can_wait or not forecast.update:
             return 0
         step = trainer.step + (trainer.process.world_size > 1)  # several processes take it over one update later

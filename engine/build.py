@@ -76,7 +76,7 @@ def build_trainer(plan: Plan, model: nn.Module, data: TrainData, log: Log, teach
     parallel = choose_parallel(config, process, precision.half)
     transforms = choose_transforms(config, process.device, precision.half, training=True)
     log.say(*transforms.apply(model))
-    ema = Ema(model, config.TRAIN) if config.TRAIN.MODEL_EMA else None
+    ema = Ema(model, config.TRAIN, parallel) if config.TRAIN.MODEL_EMA else None
     parallel.place(model, *([ema.model] if ema else []))
     if ema:
         ema.follow(model, parallel)

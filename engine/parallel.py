@@ -28,8 +28,12 @@ class Parallel:
     def __init__(self, process: Process | None = None):
         self.process = process
 
+    def share_memory(self, model: nn.Module) -> dict[int, Tensor]:
+        """What deepcopy takes in place of copies, by the ids of tensors: they are copied when the copy is placed."""
+        return {}
+
     def place(self, *models: nn.Module) -> None:
-        """Move the weights to their device; whole models are there already."""
+        """Move the weights of a model, and of its copy, to their device; whole models are there already."""
 
     def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
         """The model, wrapped to average gradients over the processes."""
@@ -128,13 +132,25 @@ class Sharded(Parallel):
         # Autocast's cache would keep half copies of all weights until the end of the forward.
         torch.set_autocast_cache_enabled(False)
 
+    def share_memory(self, model: nn.Module) -> dict[int, Tensor]:
+        """Those of the blocks, so that the host never holds the model twice."""
+        memory: dict[int, Tensor] = {}
+        for block in gathered_blocks(model):
+            memory |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in block.parameters()}
+            memory |= {id(each): each.detach() for each in block.buffers()}
+        return memory
+
     def place(self, *models: nn.Module) -> None:
         """Shard and move block by block: a model built on the host is never whole on the device."""
         from torch.distributed.fsdp import fully_shard
 
+        for block, *copies in zip(*map(gathered_blocks, models), strict=True):
+            for each in copies:
+                for tensor in (*each.parameters(), *each.buffers()):
+                    tensor.data = tensor.data.clone()
+            for each in (block, *copies):
+                fully_shard(each, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._policy(each))
         for model in models:
-            for block in gathered_blocks(model):
-                fully_shard(block, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._policy(block))
             # Reshard the rest too: an evaluation has no backward that would free its weights, and the next one would
             # compute with them.
             fully_shard(model, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._policy(model))

@@ -59,8 +59,9 @@ class FusedLerp:
 class Ema:
     """A second model with the moving average of the first one's weights."""
 
-    def __init__(self, model: torch.nn.Module, settings: Train):
-        self.model = copy.deepcopy(model).eval()
+    def __init__(self, model: torch.nn.Module, settings: Train, parallel: Parallel | None = None):
+        """`parallel`: may copy some of the tensors later, one block after the other."""
+        self.model = copy.deepcopy(model, parallel.share_memory(model) if parallel else {}).eval()
         self._settings = settings
 
     def follow(self, model: torch.nn.Module, parallel: Parallel) -> None:

@@ -4,12 +4,15 @@ import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from configs.load import load
+from engine.memory.estimate import host_bytes, trained_bytes
 from engine.parallel import check_strategy
+from models import build_model
 from models.weights.sharded import Parts, span
-from tests.support.configs import SMALL, small_config
+from tests.support.configs import SMALL, meta_device, small_config
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
-from tests.support.runs import launch
+from tests.support.runs import ROOT, launch
 from utils.errors import ConfigError
 
 # With what remembers something, and a micro-batch that some updates have less of.
@@ -47,6 +50,7 @@ def cases(folder) -> dict[str, str]:
     for name, options in DDP_COMPILED.items():
         found[f"ddp {name}"] = f"{EXACT},{options},evaluate,DATA.BATCH_SIZE_EVAL=2"
         found[f"compiled {name}"] = f"{EXACT},{options},compile=model,evaluate,DATA.BATCH_SIZE_EVAL=2"
+    found["built"] = f"{FSDP},measure,MODEL.DEPTH=32"
     found["poison"] = f"{FSDP},poison"
     found["as on GPUs"] = f"{FSDP},gpu,evaluate,DATA.BATCH_SIZE_EVAL=2"
     found["poison as on GPUs"] = f"{BF16},{FSDP},gpu,poison"
@@ -127,6 +131,32 @@ def test_matrices_are_gathered_in_the_type_that_autocast_has_and_norms_as_they_a
 
 def test_a_process_holds_half_of_what_it_holds_in_ddp(runs):
     assert 0.5 <= runs["fsdp2 fp32"]["bytes"] / runs["ddp fp32"]["bytes"] < 0.53
+
+
+def test_the_host_never_holds_a_model_and_its_running_mean_whole(runs, tmp_path):
+    """Of float32 numbers: the model and a block or two of each, where both would be twice as many."""
+    config = small_config(tmp_path, "MODEL.DEPTH=32", *COMMON.split(","))
+    (building, _), whole = host_bytes(config.TRAIN, model := build_model(config, 10), 1, True), trained_bytes(model)
+    # At the end the process has half of both, and for a moment a shard more than its block.
+    assert runs["built"]["building"] == pytest.approx(building, rel=0.05) and building < 1.1 * whole
+    _, saving = host_bytes(config.TRAIN, build_model(small_config(tmp_path, *COMMON.split(",")), 10), 1, False)
+    assert runs["ddp fp32"]["bytes"] == pytest.approx(saving, rel=0.01)  # and a few counts of Adam's
+
+
+SIZES = {"0.1": (768, 12, 12, 4), "1": (1408, 40, 16, 48 / 11), "2": (1664, 48, 16, 64 / 13)}  # ViT-B, ViT-g, ViT-G
+
+
+def test_the_table_of_host_memory_is_what_the_estimate_says():
+    rows = []
+    for name, sizes in SIZES.items():
+        fields = zip(("EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO"), sizes, strict=True)
+        words = [f"MODEL.{field}={value}" for field, value in fields]
+        config = load(["-cfg", "configs/vit_base_patch16_224.yaml", "-opts", "TRAIN.MODEL_EMA=true", *words]).config
+        with meta_device():
+            model = build_model(config, 1000)
+        (ddp, saving), (fsdp2, _) = (host_bytes(config.TRAIN, model, 8, sharded) for sharded in (False, True))
+        rows.append(f"| {name} billion | {ddp / 1e9:.1f} GB | {fsdp2 / 1e9:.1f} GB | {saving / 1e9:.1f} GB |")
+    assert "\n".join(rows) in (ROOT / "docs/many-gpus.md").read_text(), rows
 
 
 def test_a_gradient_that_is_not_finite_in_one_process_is_skipped_by_all(runs):

@@ -3,7 +3,7 @@
 python -m tests.support.programs.train_sharded SETTINGS.yaml OUT.pth CASES, once per process as launchers do, where a CASE is
 NAME:OPTION,OPTION... as for -opts, and these words of its own: `poison` (in the second update one number is infinite in the
 last process's part of the gradient), `gpu` (computes as GPUs do), `compile` (blocks, without the minute that real code takes to be made), `evaluate`,
-`save=FOLDER` (writes a checkpoint there after two updates), `load=FILE` (goes on from it).
+`measure` (the host memory that building takes), `save=FOLDER` (writes a checkpoint there after two updates), `load=FILE` (goes on from it).
 """
 
 import contextlib
@@ -28,11 +28,12 @@ from engine.train.ema import FusedLerp
 from engine.train.trainer import Trainer
 from models import build_model
 from models.transforms.kernels import GpuKernels
+from tests.support.cpu_memory import passing_bytes
 from utils.distributed import Process
 from utils.log import Log
 from utils.program import exit_now
 
-OWN = ("poison", "gpu", "compile", "evaluate", "save", "load")
+OWN = ("poison", "gpu", "compile", "evaluate", "save", "load", "measure")
 UPDATES, SAVED_AFTER = 4, 2
 
 
@@ -45,7 +46,10 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     model = build_model(config, 10)
     data = build_train_data(config, train_set, process)
     with as_on_gpus(model) if "gpu" in words else contextlib.nullcontext():
-        trainer = build_trainer(plan_of(config, process, train_set), model, data, Log(process.rank))
+        plan, log = plan_of(config, process, train_set), Log(process.rank)
+        trainer = build_trainer(plan, model, data, log)
+    if "measure" in words:
+        return {"building": passing_bytes(lambda: build_trainer(plan, build_model(config, 10), data, log))}
     if "load" in words:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
     found = {"updates": [], "gathered": {}}

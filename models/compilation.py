@@ -3,6 +3,7 @@
 import fcntl
 import os
 import tempfile
+import warnings
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def compile_model(model: nn.Module, config: Config) -> None:
     A graph for each batch size: the one for all sizes that torch makes of the second is slower for the first, too.
     """
     allow_graphs(MAX_GRAPHS)
+    # torch 2.11 names a call of its own; here PRECISION.MATMUL decides.
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     mode = config.COMPILE if config.COMPILE not in (True, BLOCKS) else None
     for part in parts_to_compile(model, config):
         part.compile(mode=mode, dynamic=False)

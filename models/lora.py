@@ -43,6 +43,9 @@ def adapt(model: nn.Module, config: Config) -> nn.Module:
     inject_adapter_in_model(adapters, model)
     for parameter in trained:  # peft freezes all but its own
         parameter.requires_grad_(True)
+    for module in model.modules():  # it would take half inputs to float32, and autocast back
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False
     return model
 
 

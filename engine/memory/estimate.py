@@ -47,8 +47,8 @@ def estimate(config: Config, model: nn.Module, precision: Precision, fixed: int 
 def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
     """Bytes independent of the batch: weights, gradients, optimizer, EMA, naive mode's half copy."""
     weights, trained = sum(tensor.nbytes for tensor in model.state_dict().values()), trained_bytes(model)
-    # The EMA update of CPUs holds the differences of all weights at once; others need one copy less.
-    mean = 2 * weights if config.TRAIN.MODEL_EMA else 0
+    # The EMA update of CPUs holds the differences of all trained weights at once; others need one copy less.
+    mean = weights + trained if config.TRAIN.MODEL_EMA else 0
     halves = (weights + trained) // 2 if precision.is_naive else 0
     kept = trained + optimizer_bytes(config.TRAIN, model)
     # Where an update can be skipped only by copies, they are made anew each time; activations hardly fit into their blocks.

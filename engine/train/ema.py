@@ -65,8 +65,10 @@ class Ema:
         self._settings = settings
 
     def follow(self, model: torch.nn.Module, parallel: Parallel) -> None:
-        """Let `update` follow this model."""
-        pairs = list(zip(parallel.local_state(self.model).values(), parallel.local_state(model).values(), strict=True))
+        """Let `update` follow this model; of frozen weights it holds copies that stay."""
+        mine = parallel.local_state(self.model)
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        pairs = [(mine[name], theirs) for name, theirs in parallel.local_state(model).items() if name not in frozen]
         means, values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
         lerp = ForeachLerp if means[0].device.type in ("cpu", "mps") else FusedLerp  # MPS: as in optimizers.py
         self._lerp = lerp(means, values)

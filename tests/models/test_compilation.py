@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import stat
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -85,6 +86,14 @@ def test_a_compiled_epoch_has_the_losses_of_an_eager_one(tmp_path, monkeypatch, 
         losses[compiled] = [report.loss for report in reports.seen]
     assert len(losses[True]) == trainer.data.steps_per_epoch
     assert losses[True] == pytest.approx(losses[False], rel=1e-5 if "float32" in case else 5e-3)
+
+
+def test_torch_advises_no_call_where_a_setting_decides(tmp_path):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE=true"))
+        warnings.warn("TensorFloat32 tensor cores are not enabled. Consider setting ...", stacklevel=1)  # as torch 2.11
+    assert not seen
 
 
 def test_drop_path_with_its_rate_as_a_tensor_drops_as_many_and_keeps_the_mean(tmp_path):

@@ -51,6 +51,24 @@ def test_adapters_and_classifier_learn_and_nothing_else_moves(tmp_path):
     assert len([name for name in moved if ".lora_" in name]) == 2 * 2 * 4  # A and B, blocks, layers
 
 
+def test_inputs_of_adapters_stay_in_half_and_frozen_weights_are_not_averaged(tmp_path):
+    trainer = trained(tmp_path, "AMP=true", "TRAIN.MODEL_EMA=true", "MODEL.LORA.TARGETS=[blocks.*.fc2]")
+    average = trainer.ema.model
+    weight, before = average.blocks[0].attn.qkv.weight, average.head.weight.clone()
+    with torch.no_grad():
+        weight += 1
+    kept = weight.clone()
+    seen = []
+    average.blocks[0].mlp.fc2.lora_A["default"].register_forward_pre_hook(
+        lambda module, given: seen.append(given[0].dtype)
+    )
+    with trainer.precision.autocast():
+        average(torch.zeros(1, 1, 8, 8))
+    update(trainer)
+    assert seen == [torch.bfloat16]
+    assert torch.equal(weight, kept) and not torch.equal(average.head.weight, before)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from configs.load import load
+from datasets.transforms import preparation
 from engine.auto_batch_size import Trial, bisect, calculate, max_images, search, try_sizes
 from engine.memory.estimate import fixed_bytes
 from engine.precision.policy import Precision
@@ -132,6 +133,18 @@ def test_images_that_are_mixed_come_in_pairs_and_several_processes_try_what_they
         assert trial.forwards == [found] * 4 and trial.trainer.guard.max_images is None
         gradients = sum(parameter.nbytes for parameter in trial.trainer.parameters)
         assert sum(each.nbytes for each in trial.ddp_buckets) == gradients
+
+
+def test_the_trial_augments_on_the_device_as_the_run_does(tmp_path, monkeypatch):
+    changed = []
+    monkeypatch.setattr(preparation, "carry_out", lambda pixels, *_: changed.append(tuple(pixels.shape)) or pixels)
+    options = (
+        "DATA.AUGMENT_ON=device TRAIN.AUTO_AUGMENT=rand-m9 TRAIN.RANDOM_ERASE_PROB=1 TRAIN.SIZE_SCHEDULE=[0:4,1:12]"
+    )
+    trial = Trial(small_config(tmp_path, *options.split()), 10, Process(CPU), StopSignal())
+    for count in (16, 8):
+        assert trial.fits(count)
+    assert changed == [(16, 1, 12, 12)] * 2 + [(8, 1, 12, 12)] * 2
 
 
 def test_an_error_that_is_about_something_else_ends_the_search(tmp_path):

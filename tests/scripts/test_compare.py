@@ -11,14 +11,12 @@ import numpy
 import pytest
 
 from engine.record.saved_run import SavedRun
-from scripts import compare as script
 from scripts.comparing import statistics
 from scripts.comparing.groups import group_runs, speed
 from scripts.comparing.runs import find_runs, other_data
 from scripts.comparing.tables import to_markdown
 from tests.support.refusals import assert_names
-from tests.support.runs import ROOT
-from utils.program import exit_code
+from tests.support.runs import ROOT, typed
 
 
 def make_run(
@@ -65,17 +63,11 @@ def folder(tmp_path):
     return tmp_path / "runs"
 
 
-@pytest.fixture
-def typed(capsys):
+def type_in(*words, exit_with=0):
     """Types a command; returns what it printed and what went to the error stream."""
-
-    def type_in(*words, exit_with=0):
-        code = exit_code(script.main, [str(word) for word in words])
-        out, err = capsys.readouterr()
-        assert code == exit_with and "Traceback" not in err, err
-        return out, err
-
-    return type_in
+    ended = typed("scripts/compare.py", *words)
+    assert ended.returncode == exit_with, ended.printed
+    return ended.stdout, ended.stderr
 
 
 def groups_in(folder, metric=None):
@@ -89,11 +81,11 @@ def table(markdown: str, title: str) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-def test_runs_that_differ_in_seed_only_are_a_group_with_numpys_mean_and_deviation(folder, typed):
+def test_runs_that_differ_in_seed_only_are_a_group_with_numpys_mean_and_deviation(folder):
     groups = groups_in(folder)
     assert [list(group.settings) for group in groups] == [["TRAIN.BASE_LR"]] * 2
     assert [len(group.runs) for group in groups] == [3, 3]
-    out, _ = typed(folder)
+    out, _ = type_in(folder)
     for row, values in zip(table(out, "Results"), OF_RATE.values(), strict=True):
         assert row["runs"] == "3" and row["epochs"] == "3"
         assert row["best top-1, %"] == f"{numpy.mean(values):.2f} ± {numpy.std(values, ddof=1):.2f}"
@@ -122,28 +114,28 @@ def test_differences_of_other_seeds_are_welchs():
 
 
 @pytest.mark.parametrize(("shift", "word"), [(-8.0, "worse"), (8.0, "better"), (0.1, "within noise")])
-def test_the_table_says_whether_a_difference_is_noise(tmp_path, typed, shift, word):
+def test_the_table_says_whether_a_difference_is_noise(tmp_path, shift, word):
     for seed, value in enumerate((90.0, 91.0, 89.5)):
         make_run(tmp_path / f"a{seed}", [value], f"SEED: {seed}")
         make_run(tmp_path / f"b{seed}", [value + shift + seed / 5], f"SEED: {seed + 5}\nTRAIN.SMOOTHING: 0.1")
-    out, _ = typed(tmp_path)
+    out, _ = type_in(tmp_path)
     row = table(out, "Results")[1]
     assert word in row["against group 1"]
     assert ("within the noise" in out) == (word == "within noise")
 
 
-def test_of_equal_groups_none_is_called_best(tmp_path, typed):
+def test_of_equal_groups_none_is_called_best(tmp_path):
     for name, smoothing in (("a", 0.1), ("b", 0.2)):
         make_run(tmp_path / name, [90.0], f"TRAIN.SMOOTHING: {smoothing}")
-    assert "the same" in typed(tmp_path)[0] and "highest" not in typed(tmp_path)[0]
+    assert "the same" in type_in(tmp_path)[0] and "highest" not in type_in(tmp_path)[0]
 
 
-def test_with_the_loss_as_metric_less_is_better(tmp_path, typed):
+def test_with_the_loss_as_metric_less_is_better(tmp_path):
     for seed in range(2):
         for name, value in (("a", 0.5), ("b", 0.1)):
             settings = f"SEED: {seed}\nTRAIN.BEST_METRIC: loss\nTRAIN.SMOOTHING: {value}"
             make_run(tmp_path / f"{name}{seed}", [100 - 100 * value - seed], settings)
-    out, _ = typed(tmp_path)
+    out, _ = type_in(tmp_path)
     assert table(out, "Results")[1]["against group 1"].startswith("-0.4000")
     assert "better" in table(out, "Results")[1]["against group 1"]
 
@@ -174,14 +166,14 @@ def test_folds_are_repetitions_and_have_other_images_each(tmp_path):
         ({}, "DATA.DATASET: cifar10", ["DATA.DATASET", "digits", "cifar10"]),
     ],
 )
-def test_runs_on_different_data_are_refused_and_compared_only_if_asked(tmp_path, typed, about, settings, names):
+def test_runs_on_different_data_are_refused_and_compared_only_if_asked(tmp_path, about, settings, names):
     make_run(tmp_path / "a", [90.0])
     noted = {"classes": 10, "training_images": 80, "validation_images": 20, "validation_digest": "aa"} | about
     make_run(tmp_path / "b", [90.0], settings, {"about": noted})
-    out, err = typed(tmp_path / "a", tmp_path / "b", exit_with=2)
+    out, err = type_in(tmp_path / "a", tmp_path / "b", exit_with=2)
     assert not out
     assert_names(err, "-any_data", tmp_path / "a", tmp_path / "b", *names)
-    out, _ = typed(tmp_path / "a", tmp_path / "b", "-any_data")
+    out, _ = type_in(tmp_path / "a", tmp_path / "b", "-any_data")
     assert out.index("Warning") < out.index("## Results")
 
 
@@ -193,37 +185,37 @@ def write_predictions(run: SavedRun, right: dict[str, bool]) -> SavedRun:
     return run
 
 
-def test_runs_of_two_weeks_are_compared_on_the_images_that_both_scored(tmp_path, typed):
+def test_runs_of_two_weeks_are_compared_on_the_images_that_both_scored(tmp_path):
     both = {f"{number}.jpg": number >= 12 for number in range(40)}
     write_predictions(make_run(tmp_path / "a", [70.0]), both | {f"old {number}": True for number in range(90)})
     better = {name: is_right or int(name[:-4]) > 1 for name, is_right in both.items()} | {"12.jpg": False}
     about = {"classes": 11, "training_images": 99, "validation_images": 41, "validation_digest": "bb"}
     write_predictions(make_run(tmp_path / "b", [60.0], "", {"about": about}), better | {"new": False})
-    out, _ = typed(tmp_path / "a", tmp_path / "b")
+    out, _ = type_in(tmp_path / "a", tmp_path / "b")
     one, two = table(out, "Results")
     assert out.index("40 of 130 images") < out.index("## Results")
     assert [one["best top-1 of common images, %"], two["best top-1 of common images, %"]] == ["70.00", "92.50"]
     assert "noise unknown" in two["against group 1"] and "10 : 1 images, p 0.012" in two["against group 1"]
-    found = json.loads(typed(tmp_path / "a", tmp_path / "b", "-json")[0])
+    found = json.loads(type_in(tmp_path / "a", tmp_path / "b", "-json")[0])
     # scipy.stats.binomtest(1, 11).pvalue
     assert (found["verdict"], found["seeds"], found["images"]) == ("better", [1, 1], 40)
     assert found["p"] == pytest.approx(0.01171875) and found["difference"] == pytest.approx(22.5)
     assert found["interval"][0] > 0 and found["deviation_of_seeds"] == [None, None]
-    typed(tmp_path / "b", tmp_path / "a", "-json", exit_with=4)  # worse
-    typed(tmp_path / "a", tmp_path / "a", "-json", exit_with=5)  # not to be told apart
+    type_in(tmp_path / "b", tmp_path / "a", "-json", exit_with=4)  # worse
+    type_in(tmp_path / "a", tmp_path / "a", "-json", exit_with=5)  # not to be told apart
     shutil.copytree(tmp_path / "b", tmp_path / "c", ignore=shutil.ignore_patterns("results.json"))
-    _, err = typed(tmp_path / "a", tmp_path / "c", exit_with=2)
+    _, err = type_in(tmp_path / "a", tmp_path / "c", exit_with=2)
     assert "-any_data" in err, "its table may be of another epoch"
 
 
-def test_the_verdict_on_several_seeds_is_by_their_spread(folder, typed, tmp_path):
-    out, _ = typed(folder / "1e-3-*", folder / "3e-3-*", "-json", exit_with=4)
+def test_the_verdict_on_several_seeds_is_by_their_spread(folder, tmp_path):
+    out, _ = type_in(folder / "1e-3-*", folder / "3e-3-*", "-json", exit_with=4)
     found, gap = json.loads(out), statistics.difference(*(dict(enumerate(OF_RATE[rate])) for rate in ("3e-3", "1e-3")))
     assert (found["verdict"], found["seeds"], "images" in found) == ("worse", [3, 3], False)
     assert found["interval"] == pytest.approx([gap.value - gap.half_width, gap.value + gap.half_width])
     assert found["deviation_of_seeds"] == pytest.approx([numpy.std(OF_RATE[rate], ddof=1) for rate in OF_RATE])
     for words in ([folder, "-json"], [folder, folder / "1e-3-0", "-json"], [*folder.glob("1e-3-*"), "-json"]):
-        out, err = typed(*words, exit_with=2)
+        out, err = type_in(*words, exit_with=2)
         assert not out and "-json" in err
 
 
@@ -238,47 +230,47 @@ def test_mcnemars_probability_is_that_of_the_binomial_distribution():
         assert statistics.ImageTest(10_000, *counts).p == pytest.approx(p, rel=2e-3)
 
 
-def test_runs_of_earlier_versions_are_told_apart_by_their_settings(tmp_path, typed):
+def test_runs_of_earlier_versions_are_told_apart_by_their_settings(tmp_path):
     for kind in ("single", "mixed"):
         shutil.copytree(ROOT / "tests/data/saved_runs" / kind, tmp_path / kind)
-    _, err = typed(tmp_path / "single", tmp_path / "mixed", exit_with=2)
+    _, err = type_in(tmp_path / "single", tmp_path / "mixed", exit_with=2)
     assert_names(err, "-any_data", "single", "mixed")
     shutil.copytree(tmp_path / "single", tmp_path / "again")
-    out, _ = typed(tmp_path / "single", tmp_path / "again")
+    out, _ = type_in(tmp_path / "single", tmp_path / "again")
     assert [row["runs"] for row in table(out, "Results")] == ["2"]
     assert "repetition" in out, "both have one seed"
 
 
-def test_runs_that_did_not_end_are_compared_up_to_their_last_epoch(tmp_path, typed):
+def test_runs_that_did_not_end_are_compared_up_to_their_last_epoch(tmp_path):
     make_run(tmp_path / "whole", [80.0, 90.0, 95.0])
     make_run(tmp_path / "killed", [80.0, 85.0], "TRAIN.NUM_EPOCHS: 3\nTRAIN.SMOOTHING: 0.1", {"state": "training"})
     make_run(tmp_path / "early", [80.0, 85.0], "TRAIN.NUM_EPOCHS: 3\nTRAIN.SMOOTHING: 0.2", {"reason": "early stop"})
-    out, _ = typed(tmp_path)
+    out, _ = type_in(tmp_path)
     notes = [line for line in out.splitlines() if line.startswith("- ")]
     assert [line for line in notes if "killed" in line and "2 of 3" in line]
     assert not [line for line in notes if "/early" in line]
     assert {row["folder"].split("/")[-1]: row["state"] for row in table(out, "Runs")}["killed"] == "killed"
 
 
-def test_in_a_folder_of_runs_those_without_an_epoch_are_left_out_but_named_ones_are_refused(folder, typed):
+def test_in_a_folder_of_runs_those_without_an_epoch_are_left_out_but_named_ones_are_refused(folder):
     (folder / "empty").mkdir()
     (folder / "empty" / "config.yaml").write_text("SEED: 1\n")
-    out, _ = typed(folder)
+    out, _ = type_in(folder)
     assert "left out" in out and "empty" in out
-    out, err = typed(folder / "empty", *folder.glob("1e-3-*"), exit_with=2)
+    out, err = type_in(folder / "empty", *folder.glob("1e-3-*"), exit_with=2)
     assert not out
     assert_names(err, folder / "empty")
 
 
-def test_runs_of_different_metrics_are_compared_by_top1_or_by_the_one_asked_for(tmp_path, typed):
+def test_runs_of_different_metrics_are_compared_by_top1_or_by_the_one_asked_for(tmp_path):
     make_run(tmp_path / "a", [90.0, 80.0])
     make_run(tmp_path / "b", [91.0, 81.0], "TRAIN.BEST_METRIC: loss")
-    out, _ = typed(tmp_path)
+    out, _ = type_in(tmp_path)
     assert "TRAIN.BEST_METRIC" in out
     assert [row["best top-1, %"] for row in table(out, "Results")] == ["90.00", "91.00"]
-    out, _ = typed(tmp_path, "-metric", "loss")
+    out, _ = type_in(tmp_path, "-metric", "loss")
     assert [row["best loss"] for row in table(out, "Results")] == ["0.1000", "0.0900"]
-    _, err = typed(tmp_path, "-metric", "map", exit_with=2)
+    _, err = type_in(tmp_path, "-metric", "map", exit_with=2)
     assert_names(err, "-metric", "map")
 
 
@@ -295,9 +287,9 @@ def test_runs_of_different_metrics_are_compared_by_top1_or_by_the_one_asked_for(
         ([], ["run"]),
     ],
 )
-def test_a_mistake_ends_with_exit_code_2_and_a_remedy(folder, typed, tmp_path, words, names):
+def test_a_mistake_ends_with_exit_code_2_and_a_remedy(folder, tmp_path, words, names):
     (tmp_path / "empty").mkdir()
-    out, err = typed(*(word.format(runs=folder, empty=tmp_path / "empty") for word in words), exit_with=2)
+    out, err = type_in(*(word.format(runs=folder, empty=tmp_path / "empty") for word in words), exit_with=2)
     assert not out and err.startswith("error: ") and err.count("\n") == 1
     assert_names(err, *names)
 
@@ -319,8 +311,8 @@ def test_quantiles_are_students_for_few_degrees_of_freedom_and_for_many():
     assert {degrees: statistics.student(degrees) for degrees in expected} == pytest.approx(expected, abs=0.003)
 
 
-def test_credentials_in_a_setting_that_differs_are_not_shown(tmp_path, typed):
+def test_credentials_in_a_setting_that_differs_are_not_shown(tmp_path):
     for name in "ab":
         make_run(tmp_path / name, [90.0], f"MODEL.PRETRAINED: https://me:secret@server/{name}.pth")
-    out, err = typed(tmp_path)
+    out, err = type_in(tmp_path)
     assert "@server/b.pth" in out and "secret" not in out + err

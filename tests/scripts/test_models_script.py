@@ -6,21 +6,8 @@ import timm
 from scripts import models as script
 from scripts.models import describe_models, find_names
 from tests.support.refusals import assert_names, refused
+from tests.support.runs import typed
 from utils.errors import ConfigError
-from utils.program import exit_code
-
-
-@pytest.fixture
-def typed(capsys):
-    """Types a command; returns its lines and what went to the error stream."""
-
-    def type_in(*words, exit_with=0):
-        code = exit_code(script.main, [str(word) for word in words])
-        out, err = capsys.readouterr()
-        assert code == exit_with, err
-        return out.splitlines(), err
-
-    return type_in
 
 
 def test_the_row_of_a_model_says_its_size_and_how_its_images_are_prepared():
@@ -30,8 +17,8 @@ def test_the_row_of_a_model_says_its_size_and_how_its_images_are_prepared():
     assert cells[1:] == ("5.7 M", "224", "1,000", "apache-2.0")
 
 
-def test_without_a_word_six_sizes_are_shown_with_what_timm_says_of_them_and_a_middle_one_is_advised(typed):
-    lines, _ = typed()
+def test_without_a_word_six_sizes_are_shown_with_what_timm_says_of_them_and_a_middle_one_is_advised():
+    lines = typed("scripts/models.py").done().stdout.splitlines()
     rows = {row.split()[0]: row for row in lines[1:7]}
     assert lines[7] == "" and not set(rows) - set(timm.list_pretrained())
     for model in describe_models(list(rows)):
@@ -47,16 +34,16 @@ def test_all_words_are_required_and_a_pattern_is_of_the_whole_name_with_or_witho
     assert all(name.startswith("swin_") and name.endswith("_in1k") for name in find_names(["swin_*_in1k"]))
 
 
-def test_architectures_without_weights_are_listed_where_no_weights_have_that_name(typed):
+def test_architectures_without_weights_are_listed_where_no_weights_have_that_name():
     bare = next(each for each in timm.list_models("vit_small*") if not timm.models.is_model_pretrained(each))
-    lines, _ = typed(bare)
+    lines = typed("scripts/models.py", bare).done().stdout.splitlines()
     assert f"MODEL.NAME={bare}" in lines[-1] and "no weights" in lines[1]
 
 
-def test_more_than_the_limit_are_counted_below_the_table_and_the_next_command_is_shown(typed, monkeypatch):
+def test_more_than_the_limit_are_counted_below_the_table_and_the_next_command_is_shown(monkeypatch):
     monkeypatch.setattr(script, "LIMIT", 2)
     number = len(find_names(["vit_tiny"]))
-    lines, _ = typed("vit_tiny")
+    lines = typed("scripts/models.py", "vit_tiny").done().stdout.splitlines()
     assert lines.index("") == 1 + 2 < number
     assert lines[1].startswith("vit_tiny"), "not one of which it is a part further on, as of crossvit_tiny_240"
     assert_names("\n".join(lines), number - 2, "-all", "configs/finetune.yaml")

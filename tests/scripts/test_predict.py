@@ -17,7 +17,7 @@ from engine.predict.output import folder_names
 from scripts import export, predict
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import run, run_folder
+from tests.support.runs import run, run_folder, typed
 from utils.errors import UserError
 from utils.program import exit_code
 
@@ -43,24 +43,18 @@ def digits(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def typed(capsys):
+def type_in(*words, exit_with=0):
     """Types a command; returns its lines cut at the tabs, and what went to the error stream."""
-
-    def type_in(*words, exit_with=0):
-        code = exit_code(predict.main, [str(word) for word in words])
-        out, err = capsys.readouterr()
-        assert code == exit_with and "Traceback" not in err, err
-        return [line.split("\t") for line in out.splitlines()], err
-
-    return type_in
+    ended = typed("scripts/predict.py", *words)
+    assert ended.returncode == exit_with, ended.printed
+    return [line.split("\t") for line in ended.stdout.splitlines()], ended.stderr
 
 
-def test_lines_tables_and_sheets_have_the_predictions_of_the_runs_own_table(trained, digits, typed, tmp_path):
+def test_lines_tables_and_sheets_have_the_predictions_of_the_runs_own_table(trained, digits, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     images = sorted(digits.glob("*/*.png"), key=lambda path: int(path.stem))
     files = ("-csv", tmp_path / "x.csv", "-json", tmp_path / "x.json", "-sheet", tmp_path / "x.jpg")
-    lines, err = typed(trained / "best.pth", *images, tmp_path / "broken.png", "-top", 99, *files, exit_with=2)
+    lines, err = type_in(trained / "best.pth", *images, tmp_path / "broken.png", "-top", 99, *files, exit_with=2)
     assert len(lines) == 359
     assert_names(err, tmp_path / "broken.png", "1 of 360 images")
     table, own_table = read_csv(tmp_path / "x.csv"), read_csv(trained / "predictions.csv")
@@ -93,21 +87,19 @@ def read_csv(path):
         return list(csv.DictReader(file))
 
 
-def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replace_nothing(
-    trained, digits, typed, tmp_path
-):
+def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replace_nothing(trained, digits, tmp_path):
     names = ["猫", "../x", "a/b", "A_B", "d", "", "Ä", ".", "x y", "n"]
     (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")
     for number, image in enumerate(sorted(digits.glob("[0-9]/*.png"))[::12]):
         shutil.copy(image, tmp_path / "photos" / f"{number}.png") if number else (tmp_path / "photos").mkdir()
-    shares = [float(line[2]) for line in typed(trained, tmp_path / "photos")[0]]
+    shares = [float(line[2]) for line in type_in(trained, tmp_path / "photos")[0]]
     limit = sorted(shares)[len(shares) // 2]
     words = [trained, tmp_path / "photos", "-classes", tmp_path / "names.txt", "-unsure", limit, "-top", 2]
     files = ["-csv", tmp_path / "x.csv", "-json", tmp_path / "x.json", "-into", tmp_path / "sorted"]
     (tmp_path / "sorted" / "unsure").mkdir(parents=True)
     users = tmp_path / "sorted" / "unsure" / f"{shares.index(min(shares)) + 1}.png"
     users.write_text("a user's")
-    lines, _ = typed(*words, *files)
+    lines, _ = type_in(*words, *files)
     table = read_csv(tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_bytes().startswith(b"\xef\xbb\xbfimage_path,class,")
     paths = [row["image_path"] for row in table]
@@ -123,11 +115,11 @@ def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replac
     assert len(copies) == len(table) + 1 and {path.parent.parent for path in copies} == {tmp_path / "sorted"}
     assert len(list((tmp_path / "sorted" / "unsure").iterdir())) == sum(is_unsure) + 1
     assert users.read_text() == "a user's"
-    typed(*words, *files)
+    type_in(*words, *files)
     assert len([path for path in (tmp_path / "sorted").rglob("*.*") if path.is_file()]) == len(copies), "once"
     shutil.rmtree(tmp_path / "sorted" / "unsure")
     (tmp_path / "sorted" / "unsure").symlink_to(tmp_path / "photos")
-    typed(*words, *files, exit_with=2)  # nothing goes through a link
+    type_in(*words, *files, exit_with=2)  # nothing goes through a link
 
 
 def test_each_class_has_a_folder_of_its_own_whose_name_any_system_takes():
@@ -136,8 +128,8 @@ def test_each_class_has_a_folder_of_its_own_whose_name_any_system_takes():
     assert len({name.casefold() for name in names.values()}) == len(names) and max(map(len, names.values())) < 90
 
 
-def test_with_raw_as_many_predictions_are_right_as_in_the_evaluation_of_the_raw_weights(trained, digits, typed):
-    lines, _ = typed(trained / "last", *sorted(digits.glob("[0-9]")), "-raw")
+def test_with_raw_as_many_predictions_are_right_as_in_the_evaluation_of_the_raw_weights(trained, digits):
+    lines, _ = type_in(trained / "last", *sorted(digits.glob("[0-9]")), "-raw")
     right = sum(path.split("/")[-2] == name for path, name, _ in lines)
     (row,) = read_csv(trained / "metrics.csv")
     assert 100 * right / 359 == pytest.approx(float(row["eval_top1"]), abs=1e-3)
@@ -152,7 +144,7 @@ def test_with_raw_as_many_predictions_are_right_as_in_the_evaluation_of_the_raw_
     ],
 )
 def test_photos_are_turned_and_cropped_as_the_run_of_the_checkpoint_did(
-    trained, digits, typed, tmp_path, settings, as_read, crop_mode
+    trained, digits, tmp_path, settings, as_read, crop_mode
 ):
     state = torch.load(trained / "last.pth", weights_only=True)
     with Image.open(digits / "4" / sorted(path.name for path in (digits / "4").iterdir())[0]) as upright:
@@ -166,33 +158,33 @@ def test_photos_are_turned_and_cropped_as_the_run_of_the_checkpoint_did(
     state["config"] |= settings
     state["data"] |= {"crop_mode": crop_mode} if crop_mode else {}
     torch.save(state, tmp_path / "run.pth")
-    tagged, same = typed(tmp_path / "run.pth", tmp_path / "tagged.png", tmp_path / f"{as_read}.png", "-top", 3)[0]
+    tagged, same = type_in(tmp_path / "run.pth", tmp_path / "tagged.png", tmp_path / f"{as_read}.png", "-top", 3)[0]
     assert tagged[1:] == same[1:]
     assert config_of(state).DATA.CROP_MODE == (crop_mode or "center")
 
 
-def test_a_runs_folder_stands_for_its_best_checkpoint_else_its_last(trained, digits, typed, tmp_path):
+def test_a_runs_folder_stands_for_its_best_checkpoint_else_its_last(trained, digits, tmp_path):
     (tmp_path / "photos").mkdir()
     shutil.copy(sorted((digits / "3").iterdir())[0], tmp_path / "photos")
     for name in ("notes.txt", "more.txt", "raw.cr2"):
         (tmp_path / "photos" / name).write_text("")
     shutil.copy(trained / "last.pth", tmp_path)
     for folder, name in ((trained, "best.pth"), (tmp_path, "last.pth")):
-        lines, err = typed(folder, tmp_path / "photos")
+        lines, err = type_in(folder, tmp_path / "photos")
         assert len(lines) == 1
         assert_names(err, folder / name, 3, ".txt", 2, ".cr2", 1)  # and what is no image is counted
 
 
 @pytest.mark.parametrize("key", [None, "state_dict_ema", "state_dict"])
-def test_an_exported_file_predicts_as_the_checkpoint_that_it_was_made_of(trained, digits, typed, tmp_path, key):
+def test_an_exported_file_predicts_as_the_checkpoint_that_it_was_made_of(trained, digits, tmp_path, key):
     image = digits / "3"
     state = torch.load(trained / "best.pth", weights_only=True)
     state["preferred"] = key or state["preferred"]
     torch.save(state, tmp_path / "best.pth")
     target = tmp_path / "vit.safetensors"
     export.export(str(trained), target, key)
-    assert typed(target, image)[0] == typed(tmp_path / "best.pth", image)[0]
-    typed(target, image, "-raw", exit_with=2 if key == "state_dict_ema" else 0)
+    assert type_in(target, image)[0] == type_in(tmp_path / "best.pth", image)[0]
+    type_in(target, image, "-raw", exit_with=2 if key == "state_dict_ema" else 0)
 
 
 def test_head_ends_it_without_a_word_and_a_table_is_written_all_the_same(trained, digits, tmp_path, monkeypatch):
@@ -209,7 +201,7 @@ def test_head_ends_it_without_a_word_and_a_table_is_written_all_the_same(trained
     assert len(table.read_text().splitlines()) == 1 + len(list((digits / "3").iterdir()))
 
 
-def test_two_processes_write_what_one_writes_in_the_same_order(trained, digits, typed, tmp_path):
+def test_two_processes_write_what_one_writes_in_the_same_order(trained, digits, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     seven, *images = [path for digit in "73" for path in sorted((digits / digit).iterdir())[:10]]
@@ -219,7 +211,7 @@ def test_two_processes_write_what_one_writes_in_the_same_order(trained, digits, 
         (tmp_path / folder).mkdir()
     words = [str(word) for word in (trained, *images, "-top", 2, "-batch_size", 7)]
     one, two = ([f"-{flag}={tmp_path / folder / name}" for flag, name in files.items()] for folder in ("one", "two"))
-    lines, _ = typed(*words, *one, exit_with=2)
+    lines, _ = type_in(*words, *one, exit_with=2)
     ended = run("scripts/predict.py", *words, *two, "-ngpus", "2")
     assert ended.returncode == 2, ended.stderr
     assert [line.split("\t") for line in ended.stdout.splitlines()] == lines and len(lines) == 21
@@ -229,22 +221,22 @@ def test_two_processes_write_what_one_writes_in_the_same_order(trained, digits, 
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes(), path
 
 
-def test_the_mean_with_the_mirror_image_is_the_same_for_both(trained, digits, typed, tmp_path):
+def test_the_mean_with_the_mirror_image_is_the_same_for_both(trained, digits, tmp_path):
     image = sorted((digits / "4").iterdir())[0]
     with Image.open(image) as upright:
         upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(tmp_path / "mirrored.png")
     # Of 9 pixels, a crop of 8 is not in the middle.
     words = (trained, image, tmp_path / "mirrored.png", "-top", 10, "-amp", "false", "-opts", "DATA.CROP_PCT=1.0")
-    plain, flipped = (typed(*words, *more)[0] for more in ([], ["-flip"]))
+    plain, flipped = (type_in(*words, *more)[0] for more in ([], ["-flip"]))
     assert plain[0][1:] != plain[1][1:]
     assert flipped[0][1:] == flipped[1][1:]
 
 
-def test_precision_and_settings_are_those_of_the_command_line(trained, digits, typed):
+def test_precision_and_settings_are_those_of_the_command_line(trained, digits):
     image = sorted((digits / "4").iterdir())[0]
     words = ("-top", 10, "-device", "cpu", "-batch_size", 1)
     more = ([], ["-amp"], ["-amp", "false"], ["-opts", "DATA.CROP_PCT=0.5"])
-    plain, with_amp, without, cropped = (typed(trained, image, *words, *each)[0] for each in more)
+    plain, with_amp, without, cropped = (type_in(trained, image, *words, *each)[0] for each in more)
     assert plain == with_amp != without and cropped != plain
 
 
@@ -279,8 +271,8 @@ RUN, IMAGE = "{run}/last.pth", "{run}/loss.png"
         (f"{RUN} {IMAGE} -attention {{run}}/log.txt", "-attention log.txt"),
     ],
 )
-def test_a_mistake_ends_with_exit_code_2_and_its_name(trained, typed, tmp_path, words, names):
-    lines, err = typed(*words.format(run=trained, empty=tmp_path).split(), exit_with=2)
+def test_a_mistake_ends_with_exit_code_2_and_its_name(trained, tmp_path, words, names):
+    lines, err = type_in(*words.format(run=trained, empty=tmp_path).split(), exit_with=2)
     assert not lines and err.startswith("error: ")
     assert_names(err, *names.format(run=trained, empty=tmp_path).split())
 

@@ -30,6 +30,7 @@ SlurmctldPidFile={room}/slurmctld.pid
 SlurmdPidFile={room}/%n.pid
 ProctrackType=proctrack/linuxproc
 SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
 GresTypes=gpu
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=2

@@ -19,7 +19,7 @@ from configs.values import SETTINGS, convert
 from engine.record.saved_run import read_text
 from engine.settings import load_settings
 from utils.errors import ConfigError, cause_of
-from utils.files import write_text
+from utils.files import creating, write_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 2
@@ -118,7 +118,7 @@ class Plan:
         ]
         numbers = [*self.seeds, self.folds or 1]
         are_right = all(isinstance(each, str) for each in texts) and all(type(each) is int for each in numbers)
-        return are_right and numbers[-1] > 0 and self.num_trials <= MOST_TRIALS
+        return are_right and numbers[-1] > 0 < self.num_trials <= MOST_TRIALS
 
     def check(self) -> None:
         if not (self.over or self.seeds or self.folds):
@@ -208,7 +208,8 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / FILE).exists() and any(each.name[0] != "." for each in folder.iterdir()):
             raise ConfigError(f"-output: {folder} is not empty and holds no sweep; give a new folder")
-        (folder / LOCK).touch()
+        with open(folder / LOCK, "r+b", opener=creating):  # no link or pipe, which somebody put there
+            pass
 
 
 def read_plan(folder: Path) -> Plan | None:

@@ -60,8 +60,10 @@ def read_result(folder: Path) -> Result:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a run is at work in the folder."""
-    with contextlib.suppress(OSError), locked(folder / ".lock") as file:  # without a folder none is
+    """Whether a run is at work in the folder. One without its file is left as it is: no run has made it."""
+    if not (folder / ".lock").exists():
+        return False
+    with contextlib.suppress(OSError), locked(folder / ".lock") as file:
         return file is None
     return False
 

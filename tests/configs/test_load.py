@@ -42,6 +42,14 @@ def test_grey_images_take_one_entry_of_the_default_mean_and_deviation():
     assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ((0.5,), (0.3,))
 
 
+@pytest.mark.parametrize(
+    ("name", "word", "expected"), [("step", "", False), ("step", "true", True), ("cosine", "", True)]
+)
+def test_drops_are_counted_from_the_start_unless_it_is_set(name, word, expected):
+    words = [f"TRAIN.LR_SCHEDULER.NAME={name}", *([f"TRAIN.LR_SCHEDULER.AFTER_WARMUP={word}"] if word else [])]
+    assert load(["-opts", *words], needs_file=False).config.TRAIN.LR_SCHEDULER.AFTER_WARMUP is expected
+
+
 def test_an_evaluation_may_have_an_odd_batch_with_a_recipe_that_mixes_pairs():
     assert load_text("{DATA: {BATCH_SIZE: 7}, TRAIN: {CUTMIX_ALPHA: 1}}", "-eval").config.START.EVAL
 

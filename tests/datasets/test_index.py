@@ -77,9 +77,13 @@ def test_a_damaged_index_is_not_opened(tmp_path):
     assert open_index(path) is None
 
 
-def test_places_of_an_index_differ_for_data_of_the_same_name(tmp_path):
-    first, second = (index_paths(settings("csv", CACHE_PATH=str(tmp_path)), tmp_path / n / "x.index") for n in "ab")
-    assert first[0] != second[0] and first[1].parent == second[1].parent == tmp_path and first[1] != second[1]
+def test_places_of_an_index_differ_for_data_of_the_same_name_but_not_for_links_to_it(tmp_path):
+    (tmp_path / "c").symlink_to("b")
+    config = settings("csv", CACHE_PATH=str(tmp_path))
+    first, second, third = (index_paths(config, tmp_path / name / "x.index") for name in "abc")
+    assert (
+        first[0] != second[0] and first[1].parent == second[1].parent == tmp_path and first[1] != second[1] == third[1]
+    )
 
 
 # --- the index of every kind of data ---

@@ -109,6 +109,9 @@ def test_the_metric_that_decides_ranks_scores():
 def test_of_two_epochs_with_the_same_scores_the_first_stays_best():
     scores = Scores(1, 50, 100, 9, 0)
     assert Best().is_worse_than(scores) and not Best.of(scores, 3, "").is_worse_than(scores)
+    # Of a loss of NaN too, as a resumed run compares the best epoch that it knows with that of best.pth.
+    first, again = (Best.of(replace(scores, loss=float("nan")), 3, "") for _ in range(2))
+    assert first == again
 
 
 @pytest.mark.parametrize("metric, name", [("top1", "raw"), ("loss", "EMA")])

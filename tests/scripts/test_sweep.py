@@ -10,6 +10,7 @@ import pytest
 
 from scripts import sweep
 from scripts.sweeping import plan, runner
+from scripts.sweeping.results import is_locked
 from tests.support.forks import start_fork
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
@@ -208,6 +209,18 @@ def test_a_folder_of_other_things_is_refused(tmp_path, start, pretended):
     assert_names(printed, "-output", tmp_path / "sweep")
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path.parents[1] / "theirs")])
+def test_what_somebody_put_in_place_of_a_sweeps_lock_is_refused_and_no_folder_without_one_is_taken_for_a_trial(
+    tmp_path, start, pretended, make
+):
+    (tmp_path / "sweep").mkdir()
+    make(tmp_path / "sweep/.sweep.lock")
+    assert_names(start(*GRID, exit_with=2), "-output", tmp_path / "sweep")
+    assert not (tmp_path / "theirs").exists()
+    (tmp_path / "folder").mkdir()
+    assert not is_locked(tmp_path / "folder") and not list((tmp_path / "folder").iterdir())
+
+
 def test_values_of_lists_stand_in_brackets_and_texts_with_commas_in_quotes():
     choices = sweep.read_over(["TRAIN.OPTIMIZER.BETAS=[0.9,0.99],(0.9,0.999)", "MODEL.NAME='a,b',c"])
     found = {key: plan.choices_of(key, text) for key, text in choices.items()}
@@ -297,7 +310,7 @@ def test_a_full_disk_harms_no_trial(tmp_path, start, pretended, monkeypatch):
 
 
 PLAN = {"version": 2, "over": {"TRAIN.BASE_LR": "1e-3,2e-3"}, "seeds": [], "points": [{"TRAIN.BASE_LR": "1e-3"}]}
-WRONG = {"flags": [[3], 3], "over": [["a"]], "seeds": [["x"]], "points": [[[1]]], "folds": ["5", 10**30, -1]}
+WRONG = {"flags": [[3], 3], "over": [["a"]], "seeds": [["x"]], "points": [[[1]], []], "folds": ["5", 10**30, -1]}
 WRONG |= {"version": [None, [], 3], "cwd": [None]}
 CHANGES = [{key: value} for key, values in WRONG.items() for value in values]
 

@@ -145,6 +145,7 @@ DSTACK = {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "1", "DSTACK_MASTER_NODE_
         (PYTORCHJOB, Nodes("Kubeflow", 1, 2, None, ("job-worker-0",), 23456, 8, 3, {"last_call_timeout": "5"})),
         (SKYPILOT, Nodes("SkyPilot", 2, 2, 0, ("10.0.0.1", "10.0.0.2"), 29500)),
         (DSTACK | {"DSTACK_GPUS_PER_NODE": "8"}, Nodes("dstack", 2, 2, 1, ("10.0.0.1",), 29500, 8)),
+        (DSTACK | {"DSTACK_GPUS_PER_NODE": "0"}, Nodes("dstack", 2, 2, 1, ("10.0.0.1",), 29500)),
         (KUBEFLOW | {"PET_MASTER_ADDR": ""}, ["PET_NNODES", "PET_MASTER_ADDR"]),
         (KUBEFLOW | {"PET_NODE_RANK": "-1"}, ["PET_NODE_RANK", -1]),
         (KUBEFLOW | {"PET_NNODES": "4:2"}, ["PET_NNODES", "'4:2'"]),

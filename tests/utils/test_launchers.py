@@ -287,7 +287,7 @@ def test_a_node_that_is_lost_and_comes_back_changes_the_number_of_processes_and_
     os.kill(alone, SIGCONT)
     assert_done(first, back)
     said = (output / "x" / "log.txt").read_text()
-    assert re.findall(r"32 x (\d) process", said) == ["2", "1", "2"]
+    assert re.findall(r"32 x (\d) process", said)[-3:] == ["2", "1", "2"]
     ours, theirs = (
         torch.load(folder / "x" / "last.pth", weights_only=True) for folder in (output, tmp_path / "unbroken")
     )

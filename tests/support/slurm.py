@@ -70,6 +70,15 @@ done
 wait
 """
 
+LOSE = """
+touch n2.off
+ip link set n2 down
+host=$(readlink /proc/$(cat n2.pid)/ns/uts)
+for each in /proc/[0-9]*; do
+    [ "$(readlink $each/ns/uts)" != "$host" ] || [ "$(cat $each/comm)" = sleep ] || kill -9 ${each#/proc/}
+done
+"""
+
 
 class Slurm:
     """The cluster while it runs; `room` has its files."""
@@ -120,8 +129,8 @@ class Slurm:
         return found[-1]
 
     def lose_node(self) -> None:
-        """The second node's network is cut, and its slurmd killed."""
-        self.run("bash", "-c", "touch n2.off && ip link set n2 down && kill -9 $(cat n2.pid)")
+        """The second node's network is cut, and all that runs on it dies."""
+        self.run("bash", "-c", LOSE)
 
     def bring_node_back(self) -> None:
         self.run("bash", "-c", "ip link set n2 up && rm n2.off")

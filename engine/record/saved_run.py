@@ -183,7 +183,7 @@ def read_text(path: Path) -> str:
         if kind := not_a_file(path):
             raise ConfigError(f"{path}: not a file of a run: it is {kind}")
         return path.read_bytes().decode("utf-8", errors="replace")
-    except OSError as error:
+    except (MemoryError, OSError) as error:
         raise ConfigError(
             f"{path}: cannot be read ({cause_of(error)}); check that it is there and its permissions"
         ) from None

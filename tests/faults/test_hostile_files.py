@@ -37,7 +37,7 @@ from engine.predict.predictor import Guess, Prediction
 from engine.record.image_results import ResultFiles
 from engine.record.image_tables import write_tables
 from engine.record.report import write_report
-from engine.record.saved_run import KINDS, SavedRun, read_settings
+from engine.record.saved_run import KINDS, SavedRun, read_settings, read_status
 from engine.record.trackers import read_object
 from engine.saves import Saves
 from engine.train.stop_conditions import NonFinite
@@ -235,6 +235,13 @@ def test_a_file_too_large_for_any_image_is_unreadable_and_never_read(tmp_path):
     images = FileImages(tmp_path, ["large.jpg"], [0], ["a"], PixelRules(3))
     with pytest.raises(ImageReadError, match="MAX_PIXELS"):
         images.read(0)
+
+
+def test_a_file_of_a_run_that_no_memory_holds_is_refused(tmp_path):
+    with open(tmp_path / "status.json", "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ConfigError, match=r"status\.json"):
+        read_status(tmp_path)
 
 
 def extended(kind: bytes, content: bytes) -> bytes:

@@ -247,6 +247,10 @@ def _refusing(settings: Train) -> Iterator[None]:
         raise
     except Exception as error:
         chosen = settings.OPTIMIZER
+        if "graph_capture_health_check" in str(error):  # some of timm 1.0.20's call what torch 2.11 no longer has
+            raise ConfigError(
+                f"{KEY}.NAME: {chosen.NAME} of this timm needs an older torch; pip install -U timm"
+            ) from None
         arguments = {} if chosen.NAME in OURS else set_arguments(chosen)
         arguments |= dict(chosen.KWARGS)
         values = ", ".join(f"{name} {value!r}" for name, value in arguments.items())

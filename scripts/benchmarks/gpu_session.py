@@ -66,7 +66,7 @@ VALUES = {
     **{"train": ("16384", "64"), "val": ("512", "8"), "drawn": ("160", "10"), "tiny": ("REPORT_FREQ=10", TINY)},
     **{"on_cpu": ("", "--on_cpu"), "compile": ("-compile", ""), "float8": ("bf16 float8", "bf16")},
     **{"half": ("bf16 bf16-residual", "bf16"), "modes": ("bf16 fp32 tf32 fp16 bf16-residual naive-bf16", "bf16")},
-    "features": ("bf16 nadamw lamb lion muon EMA LoRA distillation sizes", "LoRA"),
+    "features": ("bf16 lamb lion laprop EMA LoRA distillation sizes", "LoRA"),
     "tiny_timm": ("REPORT_FREQ=10", "DATA.IMAGE_SIZE=160 MODEL.TYPE=timm MODEL.NAME=test_vit DEVICE=cpu"),
 }
 

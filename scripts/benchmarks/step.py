@@ -39,7 +39,7 @@ from utils.distributed import find_devices
 NO_DROPOUT = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # as timm's models come
 # Beside the modes, each in bfloat16: what else an update can do. The teacher has random weights.
 HALF = MODES["bf16"].options
-FEATURES = {name: f"TRAIN.OPTIMIZER.NAME={name}" for name in ("nadamw", "lamb", "lion", "muon")} | {
+FEATURES = {name: f"TRAIN.OPTIMIZER.NAME={name}" for name in ("lamb", "lion", "laprop")} | {
     **{"EMA": "TRAIN.MODEL_EMA=true", "LoRA": "MODEL.LORA.RANK=8", "sizes": "TRAIN.SIZE_SCHEDULE=[0:128,1:224]"},
     "distillation": "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=deit_base_patch16_224",
 }

@@ -18,7 +18,7 @@ from engine.train.skipping import averaged
 from tests.support.configs import CPU, small_config
 from tests.support.optimizers import Learner, on_host, one_of_each_class
 from tests.support.pretend_device import DEVICE, on_pretend_device
-from tests.support.refusals import assert_names
+from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
@@ -233,3 +233,12 @@ def test_what_an_earlier_version_wrote_down_means_what_it_meant(tmp_path, name):
     assert not changes(saved, flatten(now)) and unflatten(saved).TRAIN == now.TRAIN
     lion = load(["-cfg", str(file), "-opts", "TRAIN.OPTIMIZER.NAME=lion"]).config.TRAIN.OPTIMIZER
     assert (lion.EPS, lion.BETAS, lion.MOMENTUM) == (None, (), None)
+
+
+def test_an_optimizer_of_a_timm_that_is_too_old_for_this_torch_is_named(monkeypatch):
+    def step(self, closure=None):
+        raise AttributeError("'NAdamW' object has no attribute '_cuda_graph_capture_health_check'")
+
+    monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", step)
+    with refused(ConfigError, "TRAIN.OPTIMIZER.NAME", "nadamw", "timm"):
+        numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))

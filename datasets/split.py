@@ -1,8 +1,6 @@
 """The images of a set without a validation part that are held out, and the record of it that a checkpoint keeps."""
 
-import csv
 import hashlib
-import io
 import os
 import unicodedata
 from collections import Counter
@@ -17,7 +15,7 @@ from datasets.shuffle import shuffled
 from datasets.types import ImageSet, SavedData, count_classes
 from utils.errors import ConfigError
 from utils.files import replacing
-from utils.text import counted, first_of
+from utils.text import counted, csv_text, first_of
 
 SEED = 0  # that decides which images are held out; runs of earlier versions could have another
 DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" and "none" are the data's own
@@ -222,10 +220,8 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
     together = b"".join(keys)
     if not any(each in together for each in b'",\r\n'):  # what csv puts in quotes
         return b"".join(b"%b,%b\n" % (key, part.encode()) for key in keys)
-    text = io.StringIO()
     rows = ((key.decode(errors="surrogateescape"), part) for key in keys)
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode(errors="surrogateescape")
+    return csv_text(rows).encode(errors="surrogateescape")
 
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:

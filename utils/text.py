@@ -1,8 +1,11 @@
 """How messages write quantities and tables, and which URLs may stand in files that a run writes."""
 
+import csv
+import io
 import math
 import re
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 SCHEMES = ("http", "https", "s3")
@@ -29,6 +32,15 @@ def natural(name: str) -> tuple[list[str | int], str]:
 def csv_cell(value: object) -> object:
     """A cell that a spreadsheet shows and does not compute: an apostrophe before a text that begins like a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """The rows as a CSV file has them; a cell of None is empty."""
+    text = io.StringIO()
+    # "\r\n" at the end of lines has it quote a cell with either, but it writes "\n".
+    lines = SimpleNamespace(write=lambda line: text.write(line.removesuffix("\r\n") + "\n"))
+    csv.writer(lines, lineterminator="\r\n").writerows(rows)
+    return text.getvalue()
 
 
 def cut(text: str, limit: int = 8_000) -> str:

@@ -2,8 +2,6 @@
 
 import contextlib
 import copy
-import csv
-import io
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from models.parts import unchanged_buffers
 from utils.files import write_text
 from utils.log import Log
 from utils.seed import unchanged_random_state
-from utils.text import align, counted
+from utils.text import align, counted, csv_text
 from utils.torch_internals import TorchDispatchMode, inner_data, tree_leaves
 
 # They move or convert numbers without computing.
@@ -103,9 +101,7 @@ def explain(trainer: Trainer, log: Log, folder: Path) -> None:
     log.say(f"in which type each module computes (one pass of {counted(len(images), 'image')}):")
     for line in align([COLUMNS, *collapse(rows)]):
         log.say(f"  {line}")
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-    trainer.process.first(lambda: write_text(folder / "precision.csv", text.getvalue()))
+    trainer.process.first(lambda: write_text(folder / "precision.csv", csv_text([COLUMNS, *rows])))
 
 
 def collapse(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:

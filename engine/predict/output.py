@@ -1,6 +1,5 @@
 """The output of predictions: lines on stdout, tables, sheets of thumbnails, and copies of images by their classes."""
 
-import csv
 import filecmp
 import io
 import itertools
@@ -24,7 +23,7 @@ from utils.errors import DataError, cause_of
 from utils.files import replacing
 from utils.pictures import Tile, contact_sheet, fitted
 from utils.program import nobody_reads
-from utils.text import csv_cell, one_line
+from utils.text import csv_cell, csv_text, one_line
 
 UNSURE = "unsure"
 PER_CLASS = ("class", "probability")  # columns of the table
@@ -162,9 +161,7 @@ def as_csv(predictions: Sequence[Prediction], has_marks: bool) -> str:
         cells = [cell for guess in each.guesses for cell in (csv_cell(guess.name), f"{guess.probability:.6f}")]
         cells += [""] * (2 * width - len(cells))
         rows.append([csv_cell(each.path), *cells, *[each.mark] * has_marks])
-    lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows(rows)
-    return lines.getvalue()
+    return csv_text(rows)
 
 
 def as_json(prediction: Prediction) -> dict[str, Any]:

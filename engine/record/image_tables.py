@@ -1,17 +1,14 @@
 """predictions.csv, per_class.csv and confusion.csv: what each image got, and what follows from that for each class."""
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
 from datasets import ImageSet
 from engine.evaluation.tally import ImageResults, LabelResults
 from utils.files import replacing
-from utils.text import csv_cell
+from utils.text import csv_cell, csv_text
 
 PREDICTIONS, PER_CLASS, CONFUSION = TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
 PREDICTION_COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
@@ -52,14 +49,9 @@ def write_tables(folder: Path, results: Results, image_set: ImageSet) -> None:
 
 
 def write_table(path: Path, columns: Iterable[str], rows: Iterable[Sequence]) -> None:
-    text = io.StringIO()
-    # "\r\n" at the end of lines has it quote a cell with either, but it writes "\n".
-    lines = SimpleNamespace(write=lambda line: text.write(line.removesuffix("\r\n") + "\n"))
-    writer = csv.writer(lines, lineterminator="\r\n")
-    writer.writerow(map(csv_cell, columns))
-    writer.writerows(map(csv_cell, row) for row in rows)
+    text = csv_text(map(csv_cell, row) for row in (columns, *rows))
     with replacing(path) as file:
-        file.write(text.getvalue().encode(errors="surrogateescape"))  # names of files may be no text
+        file.write(text.encode(errors="surrogateescape"))  # names of files may be no text
 
 
 def prediction_rows(results: Results, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:

@@ -4,8 +4,6 @@ docs/tracking.md has the table of these columns; `python scripts/maintenance/mak
 """
 
 import contextlib
-import csv
-import io
 import json
 import math
 import resource
@@ -27,6 +25,7 @@ from engine.train.trainer import PHASES, Callback, Trainer
 from utils.errors import cause_of
 from utils.files import write_text
 from utils.log import Log
+from utils.text import csv_text
 
 Row = dict[str, float | None]
 
@@ -175,11 +174,8 @@ class EpochRows:
     def write(self) -> None:
         write_text(self._folder / "metrics.jsonl", "".join(json.dumps(each) + "\n" for each in self.rows))
         columns = list(dict.fromkeys(name for each in self.rows for name in each))
-        table = io.StringIO()
-        writer = csv.DictWriter(table, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_text(self._folder / "metrics.csv", table.getvalue())
+        table = csv_text([columns, *([row.get(name) for name in columns] for row in self.rows)])
+        write_text(self._folder / "metrics.csv", table)
         self.is_written = True
 
 

@@ -1,8 +1,6 @@
 """What became of each trial, read from its folder: trials.csv, and the table of the points."""
 
 import contextlib
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from scripts.comparing.statistics import spread
 from scripts.sweeping.plan import Plan, describe
 from utils.errors import ConfigError, cause_of
 from utils.files import locked, write_text
-from utils.text import counted, markdown_table
+from utils.text import counted, csv_text, markdown_table
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
 NON_FINITE = 3  # exit code of a run
@@ -70,15 +68,13 @@ def is_locked(folder: Path) -> bool:
 
 def write_trials(plan: Plan, folder: Path, results: Sequence[Result]) -> None:
     """Write trials.csv; that it cannot be written harms no trial."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["index", *plan.over, "seed", "fold", "state", "metric", "best", "epoch", "seconds", "folder"])
+    rows = [["index", *plan.over, "seed", "fold", "state", "metric", "best", "epoch", "seconds", "folder"]]
     for trial, result in zip(plan.trials, results, strict=True):
         seconds = None if result.seconds is None else round(result.seconds, 1)
         facts = [trial.seed, trial.fold, result.state, result.metric, result.best, result.epoch, seconds]
-        writer.writerow([trial.index, *trial.settings.values(), *facts, trial.name])
+        rows.append([trial.index, *trial.settings.values(), *facts, trial.name])
     try:
-        write_text(folder / "trials.csv", text.getvalue())
+        write_text(folder / "trials.csv", csv_text(rows))
     except OSError as error:
         print(f"warning: cannot write {folder / 'trials.csv'} ({cause_of(error)}); the sweep goes on")
 

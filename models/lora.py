@@ -8,7 +8,7 @@ from torch import nn
 from configs.schema import Config, Lora
 from models.freeze import freeze
 from models.parts import classifier_names, covers
-from utils.errors import ConfigError
+from utils.errors import ConfigError, needing
 from utils.text import first_of
 
 ALL_LINEAR = "all-linear"
@@ -30,12 +30,8 @@ def adapt(model: nn.Module, config: Config) -> nn.Module:
                 f"MODEL.LORA.RANK: {settings.RANK} is more than {narrow}, the smaller side of {name} "
                 f"({layer.in_features} x {layer.out_features}); an adapter saves weights only well below that"
             )
-    try:
+    with needing("peft", f"MODEL.LORA.RANK is {settings.RANK}, which"):
         from peft import LoraConfig, inject_adapter_in_model  # takes seconds
-    except ImportError as error:
-        raise ConfigError(
-            f"MODEL.LORA.RANK is {settings.RANK}, which needs peft: pip install peft ({error})"
-        ) from error
 
     freeze(model, ("*", "!classifier"))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

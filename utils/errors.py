@@ -73,6 +73,15 @@ def cause_of(error: BaseException | None) -> str:
 
 
 @contextlib.contextmanager
+def needing(package: str, what: str) -> Iterator[None]:
+    """ConfigError with the remedy if a package that is imported inside is not there. `what`: the setting that needs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"{what} needs {package}: pip install {package} ({error})") from error
+
+
+@contextlib.contextmanager
 def naming_damage(path: object, *also: type[Exception]) -> Iterator[None]:
     """ConfigError for what Python, torch or another library raises over values that no file holds, unless memory runs out."""
     try:

@@ -32,19 +32,11 @@ from datasets.labels import MAX_CLASSES, check_trained, numbered_classes
 from datasets.shuffle import GroupedShuffle
 from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
-from datasets.sources.root import (
-    TRAIN_NAMES,
-    VAL_NAMES,
-    Parts,
-    choose_parts,
-    data_root,
-    expected_layout,
-    own_split,
-)
+from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.decode import PixelRules
 from datasets.types import ImageSet
 from utils.bar import shown
-from utils.errors import DataError
+from utils.errors import DataError, needing
 from utils.text import counted, first_of
 
 ENDING = ".parquet"
@@ -67,11 +59,9 @@ NAME_COLUMNS = "name both columns with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
 
 def pyarrow_parquet() -> ModuleType:
     """pyarrow's module for parquet files."""
-    try:
+    with needing("pyarrow", "DATA.DATASET: parquet"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise DataError("DATA.DATASET: parquet needs the package pyarrow; pip install pyarrow") from error
     if int(pyarrow.__version__.partition(".")[0]) < SAFE_VERSION:
         raise DataError(
             f"DATA.DATASET: pyarrow {pyarrow.__version__} may execute what a file contains; pip install -U pyarrow"

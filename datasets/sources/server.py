@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from utils.errors import DataError
+from utils.errors import DataError, needing
 from utils.text import format_bytes, redacted
 
 MAX_TARS = 1_000_000  # of a range
@@ -233,13 +233,8 @@ class Server:
 
     def _make_options(self) -> dict:
         package = PACKAGES[self.scheme]
-        try:
+        with needing(package, f"DATA.DATA_PATH: {self.url}"):
             __import__(package)
-        except ImportError as error:
-            raise DataError(
-                f"DATA.DATA_PATH: {self.url} is read with {package}, which cannot be imported ({error}); "
-                f"pip install {package}"
-            ) from error
         silence = min(SECONDS_OF_SILENCE, self.patience)
         if self.scheme == "s3":
             # One try of botocore, as tries are counted here; s3fs has five of its own, within two seconds.

@@ -14,7 +14,7 @@ from configs.schema import Config, Optimizer, Train
 from engine.train.skipping import ScheduleFreeOptimizer, SkippingOptimizer
 from models.parts import has_running_statistics
 from models.weights.sharded import is_plain
-from utils.errors import ConfigError, did_you_mean
+from utils.errors import ConfigError, did_you_mean, needing
 from utils.torch_internals import import_timm, tree_leaves, without_compiler
 
 AnyOptimizer = torch.optim.Optimizer | SkippingOptimizer
@@ -189,10 +189,8 @@ def find_class(chosen: Optimizer) -> Callable:
     if chosen.NAME in OURS:
         return without_compiler(getattr(torch.optim, chosen.NAME))
     if chosen.NAME in SCHEDULE_FREE:
-        try:
+        with needing("schedulefree", f"{KEY}.NAME: {chosen.NAME}"):
             import schedulefree
-        except ImportError:
-            _refuse(chosen.NAME, "needs the package schedulefree: pip install schedulefree")
         return getattr(schedulefree, SCHEDULE_FREE[chosen.NAME])
     import_timm()
     from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers

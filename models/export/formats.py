@@ -20,7 +20,7 @@ from models.export.plain_vit import refuse_other_models
 from models.export.subject import Subject, WrongExport, largest_difference
 from models.weights.files import RECORD_SUFFIX, read_weights
 from models.weights.paddle import to_paddle
-from utils.errors import ConfigError, cause_of
+from utils.errors import ConfigError, cause_of, needing
 from utils.files import refuse_special, sync_folder
 
 
@@ -35,14 +35,9 @@ class Format(NamedTuple):
 
 
 def need_onnx(subject: Subject) -> None:
-    try:
+    with needing("onnx onnxscript onnxruntime", "-to onnx"):
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        packages = "onnx onnxscript onnxruntime"
-        raise ConfigError(
-            f"-to onnx: needs {packages}, which is not installed: pip install {packages} ({error})"
-        ) from error
 
 
 def write_onnx(subject: Subject, path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from models.parts import classifier_names
 from models.transforms.base import ModelTransform
-from utils.errors import ConfigError
+from utils.errors import ConfigError, needing
 
 # torchao's automatic filter for scaling by tensor (torchao.float8._auto_filter_for_recipe), from its timings on H100s:
 # a smaller layer loses more time by converting its inputs than its products gain. The hardware takes multiples of 16.
@@ -22,10 +22,8 @@ def check_float8(device: torch.device) -> None:
             "PRECISION.MODE is float8, which needs a CUDA device of compute capability 8.9 or newer; this one is "
             f"{device.type if device.type != 'cuda' else torch.cuda.get_device_name(device)}; use PRECISION.MODE autocast"
         )
-    try:
+    with needing("torchao", "PRECISION.MODE is float8, which"):
         importlib.import_module("torchao.float8")
-    except ImportError as error:
-        raise ConfigError(f"PRECISION.MODE is float8, which needs torchao: pip install torchao ({error})") from error
 
 
 def has_float8(device: torch.device) -> bool:

@@ -301,7 +301,7 @@ def test_what_keeps_a_run_from_its_data_is_named(root, caches, tmp_path, monkeyp
 def test_without_the_package_that_reads_it_that_is_told(caches, monkeypatch):
     for url, package in (("https://server/set", "aiohttp"), ("s3://bucket/set", "s3fs")):
         monkeypatch.setitem(__import__("sys").modules, package, None)
-        with refused(DataError, "DATA.DATA_PATH", url, f"pip install {package}"):
+        with refused(ConfigError, "DATA.DATA_PATH", url, f"pip install {package}"):
             remote(url, caches)
 
 

@@ -146,16 +146,6 @@ class SavedTensors:
         return self.by_block.total()
 
 
-def host_bytes(settings: Train, model: nn.Module, num_processes: int, sharded: bool) -> tuple[int, int]:
-    """Bytes that so many processes of one machine take of its memory for a model on GPUs: while each builds it (with an EMA
-    in shards, a block of each beside it), and later for the copy of all that a save writes.
-    """
-    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-    blocks = [sum(each.nbytes for each in block.parameters()) for block in model.blocks] if has_blocks(model) else [0]
-    beside = 2 * max(blocks) if sharded and settings.MODEL_EMA else 0
-    return num_processes * (weights + beside), checkpoint_bytes(settings, model)
-
-
 def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
     """Bytes of weights, EMA and optimizer."""
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())

@@ -5,7 +5,7 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from configs.load import load
-from engine.memory.estimate import host_bytes, trained_bytes
+from engine.memory.estimate import checkpoint_bytes, trained_bytes
 from engine.parallel import check_strategy
 from models import build_model
 from models.weights.sharded import Parts, span
@@ -131,6 +131,15 @@ def test_matrices_are_gathered_in_the_type_that_autocast_has_and_norms_as_they_a
 
 def test_a_process_holds_half_of_what_it_holds_in_ddp(runs):
     assert 0.5 <= runs["fsdp2 fp32"]["bytes"] / runs["ddp fp32"]["bytes"] < 0.53
+
+
+def host_bytes(settings, model, num_processes: int, sharded: bool) -> tuple[int, int]:
+    """Bytes that so many processes of one machine take of its memory for a model on GPUs: while each builds it (with an EMA
+    in shards, a block of each beside it), and later for the copy of all that a save writes."""
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    largest = max(sum(each.nbytes for each in block.parameters()) for block in model.blocks)
+    beside = 2 * largest if sharded and settings.MODEL_EMA else 0
+    return num_processes * (weights + beside), checkpoint_bytes(settings, model)
 
 
 def test_the_host_never_holds_a_model_and_its_running_mean_whole(runs, tmp_path):

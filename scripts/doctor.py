@@ -151,16 +151,10 @@ def check_batches(config: Config, num_classes: int, batches: Batches) -> None:
                 f"-batch: its images are {list(images.shape[1:])}, but those of this run are {list(shape)} "
                 "(DATA.IMAGE_CHANNELS, DATA.IMAGE_SIZE); give a batch of this run"
             )
-        if targets.ndim == 2:
-            if targets.shape[1] != num_classes:
-                raise ConfigError(
-                    f"-batch: its targets are of {counted(targets.shape[1], 'class')}, but the model has {num_classes}; give a "
-                    "batch of this run"
-                )
-            continue
-        if not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
+        low, high = targets.min(), targets.max()
+        if targets.shape[1] != num_classes if targets.ndim == 2 else not 0 <= low <= high < num_classes:
             raise ConfigError(
-                f"-batch: its targets range from {int(targets.min())} to {int(targets.max())}, but the model has "
+                f"-batch: its targets, {list(targets.shape)} from {low:g} to {high:g}, are not of the model's "
                 f"{counted(num_classes, 'class')}; give a batch of this run"
             )
 

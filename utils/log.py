@@ -44,7 +44,7 @@ class Log:
             with self._lock:
                 if self._rank == 0:
                     self._print(line)
-                self._write(line)
+                self.note(line)
 
     def _print(self, line: str) -> None:
         with without_bar():
@@ -62,20 +62,16 @@ class Log:
         if self.on_terminal:
             self._print(line)
 
-    def note(self, line: str) -> None:
-        """Write a line to this rank's files only."""
-        self._write(line)
-
     def warn(self, line: str) -> None:
         """Print a warning, whichever rank it comes from."""
         if self._rank == 0:
             self.say(f"warning: {line}")
         else:
             print(f"warning (process {self._rank}): {printable(line)}", file=sys.stderr, flush=True)
-            self._write(f"warning: {line}")
+            self.note(f"warning: {line}")
 
-    def _write(self, line: str) -> None:
-        """Write date and time before each line, as PaddleViT's logs have them."""
+    def note(self, line: str) -> None:
+        """Write to this rank's files only, date and time before each line, as PaddleViT's logs have them."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S ")
         self._write_stamped("".join(f"{stamp}{each}\n" for each in printable(line).split("\n")))
 

@@ -17,7 +17,7 @@ from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
 from engine.record.image_sheets import draw_confusion, draw_mistakes
 from engine.record.image_tables import Names, Results, write_tables
-from engine.record.saved_run import read_json
+from engine.record.saved_run import read_object
 from engine.train.counters import EpochResult
 from engine.train.trainer import Callback, Trainer
 from utils.errors import ConfigError, cause_of
@@ -62,12 +62,8 @@ class ResultFiles:
 
     def are_of(self, best: Best, with_pictures: bool) -> bool:
         """Whether the folder has the results of this evaluation."""
-        try:
-            found = read_json(self._folder / RECORD)
-        except ConfigError:
-            return False
         wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
-        return wanted.items() <= found.items()
+        return wanted.items() <= read_object(self._folder / RECORD).items()
 
 
 def record_of(best: Best) -> dict[str, Any]:

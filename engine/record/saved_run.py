@@ -249,6 +249,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} without one, or where it cannot be read."""
+    try:
+        return read_json(path)
+    except ConfigError:
+        return {}
+
+
 def read_status(folder: Path) -> dict[str, Any]:
     """status.json of a run, without what is not of its kind."""
     status = _of_their_kinds(read_json(folder / "status.json"))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from configs.schema import Config
 from configs.values import flatten
-from engine.record.saved_run import read_json
+from engine.record.saved_run import read_object
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.files import write_text
@@ -368,11 +368,3 @@ def without_secrets(text: str) -> str:
         if IS_SECRET.search(name) and len(value) >= SHORTEST_SECRET:
             text = text.replace(value, "***")
     return redacted(text)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} without one, or where it cannot be read."""
-    try:
-        return read_json(path)
-    except ConfigError:
-        return {}

@@ -12,16 +12,7 @@ from pathlib import Path
 
 from engine.record.saved_run import read_status
 from scripts.sweeping.plan import Plan, Trial
-from scripts.sweeping.results import (
-    DONE,
-    FAILED,
-    NON_FINITE,
-    STOPPED,
-    WAITING,
-    is_locked,
-    read_result,
-    write_trials,
-)
+from scripts.sweeping.results import DONE, FAILED, NON_FINITE, STOPPED, WAITING, is_locked, read_result, write_trials
 from utils.errors import ConfigError, cause_of
 from utils.files import creating
 from utils.program import StopSignal, die_with_parent
@@ -30,28 +21,18 @@ from utils.text import counted, format_time
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
-class Program:
-    """A run that was started here."""
-
-    def __init__(self, arguments: list[str], output: Path, cwd: str):
-        with open(output, "ab", opener=creating) as file:
-            self._process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                cwd=cwd,
-                process_group=0,  # so that Ctrl-C reaches the sweep alone, which tells its trial once
-                preexec_fn=partial(die_with_parent, signal.SIGTERM),  # it saves then
-            )
-
-    def poll(self) -> int | None:
-        """The exit code, None while it runs; that of a process that a signal killed is negative."""
-        return self._process.poll()
-
-    def stop(self) -> None:
-        """Tell the run to save and end."""
-        self._process.send_signal(signal.SIGTERM)
+def start(arguments: list[str], output: Path, cwd: str) -> subprocess.Popen:
+    """Start a run."""
+    with open(output, "ab", opener=creating) as file:
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            cwd=cwd,
+            process_group=0,  # so that Ctrl-C reaches the sweep alone, which tells its trial once
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),  # it saves then
+        )
 
 
 class Runner:
@@ -93,20 +74,20 @@ class Runner:
         """Run the trial and return its exit code; told to stop, it saves and ends."""
         try:
             command = [sys.executable, *self.plan.command(trial, self.folder)]
-            program = Program(command, self._output(trial), self.plan.cwd)
+            program = start(command, self._output(trial), self.plan.cwd)
         except OSError as error:
             raise ConfigError(f"-output: {trial} cannot be started in {self.folder} ({cause_of(error)})") from error
-        start, is_told, is_estimated = time.monotonic(), False, bool(self.seconds)
+        began, is_told, is_estimated = time.monotonic(), False, bool(self.seconds)
         while (code := program.poll()) is None:
             if not is_estimated and (eta := self._eta(trial)):
-                left = self._time_left(time.monotonic() - start + eta)
+                left = self._time_left(time.monotonic() - began + eta)
                 print(f"{trial}: about {format_time(eta)} left of it{left} in all", flush=True)
                 is_estimated = True
             if self.stop.number and not is_told:
-                program.stop()
+                program.terminate()
                 is_told = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        self.seconds += [time.monotonic() - start] * (code == 0)
+        self.seconds += [time.monotonic() - began] * (code == 0)
         return code
 
     def _eta(self, trial: Trial) -> float | None:

@@ -37,17 +37,16 @@ from engine.predict.predictor import Guess, Prediction
 from engine.record.image_results import ResultFiles
 from engine.record.image_tables import write_tables
 from engine.record.report import write_report
-from engine.record.saved_run import KINDS, SavedRun, read_settings, read_status
-from engine.record.trackers import read_object
+from engine.record.saved_run import KINDS, SavedRun, read_object, read_settings, read_status
 from engine.saves import Saves
 from engine.train.stop_conditions import NonFinite
 from models.weights.files import chosen_weights, read_record, read_weights
 from models.weights.torch_files import named_shards, to_safetensors
 from scripts.comparing.groups import group_runs
 from scripts.comparing.tables import to_markdown
+from scripts.sweeping import runner
 from scripts.sweeping.plan import read_plan
 from scripts.sweeping.results import read_result
-from scripts.sweeping.runner import Program
 from tests.support.configs import small_config
 from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
@@ -617,7 +616,7 @@ def test_a_pipe_in_place_of_what_is_read_again_is_not_waited_for(tmp_path, train
     with pytest.raises(ConfigError, match="pipe"):
         read_plan(tmp_path)
     with pytest.raises(OSError, match=r"trial-000\.txt"):
-        Program(["true"], tmp_path / "trial-000.txt", str(tmp_path))
+        runner.start(["true"], tmp_path / "trial-000.txt", str(tmp_path))
 
 
 TEMPORARY = ".last.pth.tmp .status.json.tmp"

@@ -54,13 +54,13 @@ class Pretended:
             (self.folder / "metrics.csv").write_text("train_seconds,eval_seconds\n2,1\n2,\n")
         return self.code
 
-    def stop(self):
+    def terminate(self):
         self.code = 143
 
 
 @pytest.fixture
 def pretended(monkeypatch, signal_handlers):
-    monkeypatch.setattr(runner, "Program", Pretended)
+    monkeypatch.setattr(runner, "start", Pretended)
     monkeypatch.setattr(Pretended, "ends", {})
     monkeypatch.setattr(Pretended, "started", [])
     monkeypatch.setattr(runner, "SECONDS_BETWEEN_LOOKS", 0)
@@ -239,7 +239,7 @@ class Forked:
     def poll(self):
         return self.process.exitcode
 
-    def stop(self):
+    def terminate(self):
         self.process.terminate()
 
 
@@ -249,11 +249,11 @@ def test_a_trial_that_was_killed_comes_to_what_a_run_by_hand_does(
     class Killed(Forked):
         faults = Forked.faults | {"signal_at": [20, int(signal.SIGKILL), [0]]}  # in the second epoch
 
-    monkeypatch.setattr(runner, "Program", Killed)
+    monkeypatch.setattr(runner, "start", Killed)
     flags = ["-epochs", "2", "-batch_size", "128"]
     start("-seeds", "7", *flags, exit_with=1)
     assert rows(tmp_path / "sweep")[0]["state"] == "stopped"
-    monkeypatch.setattr(runner, "Program", Forked)
+    monkeypatch.setattr(runner, "start", Forked)
     start()
     by_hand = ["-cfg", str(small_yaml), *flags, "-seed", "7", "-output", str(tmp_path), "-name", "by_hand"]
     assert run("main_single_gpu.py", *by_hand, faults=Forked.faults).returncode == 0
@@ -268,8 +268,8 @@ def test_a_trial_is_told_to_end_when_its_sweep_is_killed(tmp_path):
     read, write = os.pipe()
     if (parent := os.fork()) == 0:
         program = ["/bin/sh", "-c", "trap 'echo told; exit' TERM; for n in $(seq 6000); do sleep 0.1; done"]
-        started = runner.Program(program, tmp_path / "out", str(tmp_path))
-        os.write(write, str(started._process.pid).encode())
+        started = runner.start(program, tmp_path / "out", str(tmp_path))
+        os.write(write, str(started.pid).encode())
         os.kill(os.getpid(), signal.SIGKILL)
     pid = int(os.read(read, 20))
     os.waitpid(parent, 0)

@@ -126,7 +126,9 @@ def begin(loaded: LoadedConfig, process: Process, log: Log, step: Step = or_end)
     read = partial(_read, checkpoint, config, compares=process.local_rank == 0)  # once on each machine
     saved = step(what, lambda: process.after_first(read), {})
     record = step(what, lambda: _record(source_of(config, checkpoint)[1], saved), {})
-    kept = _kept(record) if is_run(saved) or config.START.EVAL else None
+    kept = None
+    if "class_names" in record and (is_run(saved) or config.START.EVAL):
+        kept = SavedData(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
     loaded = _as_begun(loaded, record.get("config") if kept else None)
     return Beginning(loaded, process, precision, checkpoint, saved, record, kept)
 
@@ -208,12 +210,6 @@ def _record(source: str | None, saved: dict) -> dict:
     """{} for files of other programs."""
     path = find_file(source) if source and not saved else None
     return read_record(path) if path else record_of(saved)
-
-
-def _kept(record: dict) -> SavedData | None:
-    if "class_names" not in record:
-        return None
-    return SavedData(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
 
 
 def _as_begun(loaded: LoadedConfig, began: dict | None) -> LoadedConfig:

@@ -48,10 +48,8 @@ def at_least(low: int) -> Callable[[str], int]:
             value = int(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < low:
-            raise argparse.ArgumentTypeError(f"{value} is less than {low}")
-        if value > MAX_NUMBER:
-            raise argparse.ArgumentTypeError(f"{value} is more than {MAX_NUMBER}")
+        if not low <= value <= MAX_NUMBER:
+            raise argparse.ArgumentTypeError(f"{value} is not from {low} to {MAX_NUMBER}")
         return value
 
     return number

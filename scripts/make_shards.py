@@ -10,6 +10,7 @@ same command continues after the last complete shard.
 """
 
 import argparse
+import contextlib
 import hashlib
 import io
 import itertools
@@ -31,7 +32,7 @@ from tqdm import tqdm
 from configs.load import load
 from datasets import ImageSet, load_image_sets
 from datasets.index import ENDING, Place
-from datasets.sources.shards import CLASSES_FILE, Shard, ShardTar, scan, write_table
+from datasets.sources.shards import CLASSES_FILE, ShardTar, scan, write_table
 from datasets.sources.tar import Tar
 from datasets.transforms.decode import KNOWN_ENDINGS
 from datasets.types import ImageReadError
@@ -119,7 +120,9 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
         samples = None
         while done < len(order):
             path = folder / f"{part}-{len(shards):06d}.tar"
-            shard = scan_whole(path)
+            shard = None  # or that of an earlier call, unless only a part of it is there
+            with contextlib.suppress(DataError):
+                shard = scan(Tar(path)) if path.exists() else None
             if shard is None:
                 samples = samples or read_ahead(pool, image_set, map(int, order[done:]))
                 with replacing(path) as file:
@@ -135,14 +138,6 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
     with Place(folder / f"{part}{ENDING}") as place:
         write_table(place, shards)
     return len(shards), num_kept
-
-
-def scan_whole(path: Path) -> Shard | None:
-    """A shard of an earlier call; None where there is none, or only a part of one."""
-    try:
-        return scan(Tar(path)) if path.exists() else None
-    except DataError:
-        return None
 
 
 def read_ahead(

@@ -10,15 +10,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.collect import encoded
-from datasets.index import (
-    ENDING,
-    TEXT,
-    Index,
-    IndexWriter,
-    Place,
-    index_paths,
-    open_or_build,
-)
+from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, index_paths, open_or_build
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY, PixelRules

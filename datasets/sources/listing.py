@@ -12,17 +12,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.collect import Distinct, RowHashes, encoded, equal_rows
-from datasets.index import (
-    ENDING,
-    TEXT,
-    Index,
-    IndexWriter,
-    Place,
-    Texts,
-    index_paths,
-    open_or_build,
-    stamps_of,
-)
+from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, Texts, index_paths, open_or_build, stamps_of
 from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources.images import FileImages, Inside, normal_paths
 from datasets.sources.root import own_split

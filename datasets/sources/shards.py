@@ -163,8 +163,13 @@ def scan(tar: Tar) -> Shard:
             images[key] = member
         elif ending == "cls" or ending == "json" and member.size <= MAX_LABEL_BYTES and key not in labels:
             label = _label_in(tar.read(member.offset, min(member.size, MAX_LABEL_BYTES)), ending)
-            if label is not None:
-                labels[key] = _checked_label(tar, member, label)
+            if label is None:
+                continue
+            if not isinstance(label, int) or not 0 <= label < MAX_CLASSES:
+                raise DataError(
+                    f"{tar.title}: {member.name!r} contains {label!r}, which is not a class number (from 0)"
+                )
+            labels[key] = label
     lacking = next(iter(labels.keys() ^ images.keys()), None)
     if lacking is not None:
         lacks, endings = ("label", ".cls or .json") if lacking in images else ("image", " ".join(KNOWN_ENDINGS))
@@ -185,12 +190,6 @@ def _label_in(data: bytes, ending: str) -> int | str | None:
         return None
     label = content.get("label", content.get("cls")) if isinstance(content, dict) else None
     return label if type(label) is int else None  # True is an int too
-
-
-def _checked_label(tar: Tar, member: Member, label: int | str) -> int:
-    if not isinstance(label, int) or not 0 <= label < MAX_CLASSES:
-        raise DataError(f"{tar.title}: {member.name!r} contains {label!r}, which is not a class number (from 0)")
-    return label
 
 
 def checksum_of(tar: Tar) -> bytes:

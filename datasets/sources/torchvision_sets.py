@@ -39,11 +39,7 @@ SPLITS: dict[str, tuple[dict, dict | None]] = {
     "OxfordIIITPet": _split("trainval", "test"),
 }
 # Data sets whose layouts halfstep reads itself.
-OWN_READERS = {
-    "Caltech101": "caltech101",
-    "Caltech256": "caltech256",
-    "ImageNet": "imagenet2012",
-}
+OWN_READERS = {"Caltech101": "caltech101", "Caltech256": "caltech256", "ImageNet": "imagenet2012"}
 
 
 def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet]:

@@ -13,14 +13,7 @@ from configs.combinations import IN_THEIR_ORDER
 from configs.schema import Config
 from datasets.bad_images import num_allowed
 from datasets.index import caches_folder
-from datasets.loading.cache import (
-    REMEDY,
-    count_threads,
-    estimate_bytes,
-    locate_cache,
-    open_cache,
-    why_not_cacheable,
-)
+from datasets.loading.cache import REMEDY, count_threads, estimate_bytes, locate_cache, open_cache, why_not_cacheable
 from datasets.types import ImageReadError, ImageSet
 from engine.check.quick_checks import WARN, WRONG, Finding, nearest_existing
 from utils.bar import Bar

@@ -132,27 +132,30 @@ def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], d
 
 def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
     """The newest valid checkpoint of a run. `read`: raises ConfigError for a file that is not valid."""
-    for path in [run / "last.pth", run / "previous.pth", *numbered(run), run / "best.pth"] if run.is_dir() else []:
-        if path.is_file():
-            try:
-                if not read(path).get(WEIGHTS_ONLY):
-                    return path
-                warn(f"{path} holds weights only; trying the one before")
-            except ConfigError as error:
-                warn(f"{error}; trying the one before")
-    return None
+
+    def is_whole(path: Path) -> bool:
+        if read(path).get(WEIGHTS_ONLY):
+            raise ConfigError(f"{path} holds weights only")
+        return True
+
+    numbers = numbered(run) if run.is_dir() else []
+    return _first([run / "last.pth", run / "previous.pth", *numbers, run / "best.pth"], is_whole, warn)
 
 
 def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | None:
     """The newest valid checkpoint of a run from before this step."""
-    for path in (folder / "last.pth", folder / "previous.pth"):
-        if path.is_file():
-            try:
-                with naming_damage(path):
-                    if read_checkpoint(path, lazily=True)["step"] <= step:
-                        return path
-            except ConfigError as error:
-                warn(f"{error}; trying the one before")
+    return _first([folder / "last.pth", folder / "previous.pth"], lambda path: read_lazily(path)["step"] <= step, warn)
+
+
+def _first(paths: list[Path], is_wanted: Callable[[Path], bool], warn: Callable[[str], None]) -> Path | None:
+    """The first of these files that is wanted, with a warning of those that cannot be read."""
+    for path in filter(Path.is_file, paths):
+        try:
+            with naming_damage(path):
+                if is_wanted(path):
+                    return path
+        except ConfigError as error:
+            warn(f"{error}; trying the one before")
     return None
 
 

@@ -45,26 +45,22 @@ class ModuleStack:
     def following(self, note: Callable = lambda path, inputs, output: None) -> Iterator[None]:
         """Track the modules by hooks; `note` gets the inputs and the output of each."""
         self.stack = [("", self.model)]
-        handles = []
-        for path, module in self.model.named_modules():
-            if path:
-                handles.append(module.register_forward_pre_hook(self._enter(path)))
-                handles.append(module.register_forward_hook(self._leave(path, note), always_call=True))
+        paths = {module: path for path, module in self.model.named_modules() if path}
+
+        def leave(module, inputs, output) -> None:
+            self.stack.pop()
+            note(paths[module], inputs, output)
+
+        handles = [
+            each.register_forward_pre_hook(lambda module, _: self.stack.append((paths[module], module)))
+            for each in paths
+        ]
+        handles += [each.register_forward_hook(leave, always_call=True) for each in paths]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _enter(self, path: str):
-        return lambda module, inputs: self.stack.append((path, module))
-
-    def _leave(self, path: str, note: Callable):
-        def leave(module, inputs, output) -> None:
-            self.stack.pop()
-            note(path, inputs, output)
-
-        return leave
 
 
 class Trace(TorchFunctionMode):

@@ -95,11 +95,7 @@ class LossScaler(GradScaler):
         return torch.where(shrinks, shrunk, torch.where(grows, grown, scale))
 
     def unscale_and_clip(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[Tensor],
-        parallel: Parallel,
-        clipping: Clipping,
+        self, optimizer: Optimizer, parameters: Sequence[Tensor], parallel: Parallel, clipping: Clipping
     ) -> Tensor:
         """Prepare step(). Returns the norm of the unscaled gradient before clipping, on the device."""
         self.unscale_(optimizer)
@@ -137,11 +133,7 @@ class FusedLossScaler(LossScaler):
     """
 
     def unscale_and_clip(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[Tensor],
-        parallel: Parallel,
-        clipping: Clipping,
+        self, optimizer: Optimizer, parameters: Sequence[Tensor], parallel: Parallel, clipping: Clipping
     ) -> Tensor:
         if not (optimizer.defaults.get("fused") and clipping.is_by_norm):
             return super().unscale_and_clip(optimizer, parameters, parallel, clipping)

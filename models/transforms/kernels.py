@@ -101,7 +101,9 @@ class ChannelsLast(ModelTransform):
     """
 
     def apply(self, model: nn.Module) -> list[str]:
-        if not has_overlapping_convolutions(model):
+        # A Vision Transformer's patch embedding does not overlap, and is a matrix product.
+        convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+        if not any(each.kernel_size > each.stride for each in convolutions):
             return []
         wrap(model, self)
         # Try cuDNN's kernels for each new size, and take the fastest: not the same one at every start.
@@ -113,12 +115,6 @@ class ChannelsLast(ModelTransform):
             return cls.forward(self, images.contiguous(memory_format=torch.channels_last), *others, **named_others)
 
         return type(f"{cls.__name__}ChannelsLast", (cls,), {"forward": forward})
-
-
-def has_overlapping_convolutions(model: nn.Module) -> bool:
-    """A Vision Transformer's patch embedding does not overlap, and is a matrix product."""
-    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    return any(each.kernel_size > each.stride for each in convolutions)
 
 
 @dataclass(frozen=True)

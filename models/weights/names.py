@@ -1,7 +1,6 @@
 """The names that Google, torchvision and transformers give to the weights of a ViT, as timm's, and the other way round."""
 
 import re
-from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -62,13 +61,9 @@ VIT = {
 }
 
 
-def is_of_torchvision(state: Iterable[str]) -> bool:
-    return "conv_proj.weight" in state
-
-
 def from_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of torchvision's ViT under timm's names."""
-    return {rename(name, VIT): tensor for name, tensor in state.items()}
+    """The weights under timm's names, if they are those of torchvision's ViT."""
+    return {rename(name, VIT): tensor for name, tensor in state.items()} if "conv_proj.weight" in state else state
 
 
 TRANSFORMERS_KINDS = ("vit", "deit")  # their model_type in config.json

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from configs.values import as_trained
-from models.weights.names import from_torchvision, from_transformers, is_of_torchvision, is_of_transformers
+from models.weights.names import from_torchvision, from_transformers, is_of_transformers
 from models.weights.sharded import SHARDS, join, shard_names
 from models.weights.state import (
     RECORD,
@@ -85,11 +85,7 @@ def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     # DDP's and torch.compile's prefixes come in either order; torch's AveragedModel counts in n_averaged.
     plain = {re.sub(r"^((module|_orig_mod)\.)+", "", name): tensor for name, tensor in state.items()}
     state = {name: tensor for name, tensor in plain.items() if name != "n_averaged"}
-    if is_of_transformers(state):
-        return from_transformers(state)
-    if is_of_torchvision(state):
-        return from_torchvision(state)
-    return state
+    return from_transformers(state) if is_of_transformers(state) else from_torchvision(state)
 
 
 def record_in_torch_file(path: Path) -> dict:

@@ -15,10 +15,11 @@ from engine.record.image_results import BestResults
 from engine.record.image_sheets import TrainBatch
 from engine.record.metrics import Recorder
 from engine.record.report import write_at_end
-from engine.record.timing import Pace, Profiler, Timing
+from engine.record.timing import Profiler, Timing
 from engine.record.trackers import Trackers
 from engine.session import Session
-from engine.train.budget import Allowance, Budget, Forecast
+from engine.train.budget import Allowance, Budget
+from engine.train.forecast import Forecast
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Callback, Trainer
 
@@ -52,13 +53,14 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
         return callback
 
     timing, last_update = add(Timing.on(process.device)), add(LastUpdate())
-    pace = add(Pace(config, plan.order, len(plan.eval_set), plan.loaded.started, session.beat, log.say))
+    started, num_evaluated = plan.loaded.started, len(plan.eval_set)
+    forecast = add(Forecast(config, plan.order, num_evaluated, started, lambda: saver.longest, session.beat, log.say))
     results = add(BestResults(config, session.path, plan.eval_set, log, trainer))
     if process.is_first and config.REPORT:
         add(TrainBatch(config, session.path, plan.classes, log))
     if process.is_first and config.START.PROFILE:
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", timing, log.say))
-    add(Console(config, log, timing, pace))
+    add(Console(config, log, timing, forecast))
     doctor = budget = None
     if process.is_first:
         # Its last pictures are those of the callbacks above, which close before it does.
@@ -67,10 +69,9 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
         if not is_sharded(config, process):  # it needs a copy of the whole model
             doctor = add(AutoDoctor(config, session.path, log, last_update))
         if config.START.MAX_TIME:
-            add(TimeLimit(to_seconds(config.START.MAX_TIME), plan.loaded.started, lambda: saver.longest))
+            add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
         if config.TRAIN.BUDGET:
-            saved, forecast = plan.saved.get("budget", {}), Forecast(config, plan.order, lambda: saver.longest)
-            allowance = Allowance(config.TRAIN.BUDGET, plan.loaded.started, saved)
+            saved = plan.saved.get("budget", {})
 
             def finish() -> float:
                 recorder.draw()  # the first time takes longer
@@ -81,6 +82,7 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
                     write_at_end(session.path, log)
                 return time.perf_counter() - start
 
+            allowance = Allowance(config.TRAIN.BUDGET, started, saved)
             budget = add(Budget(forecast, allowance, saved, finish, log.say, log.note))
     known = bad_images_of(plan.saved, len(plan.train_set))
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)

@@ -3,6 +3,7 @@
 A run executes it; -check (engine/check/check.py, which the entries call in place of a run) prints its problems.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -87,6 +88,7 @@ class Plan(Beginning):
     class_weights: list[float] | None = None  # of the training loss; None: no class counts more than another
     validation: dict = field(default_factory=dict)  # what tells these validation images from others
     classes_of_weights: list[str] = field(default_factory=list)  # of another program's weights that are evaluated
+    made: float = field(default_factory=time.monotonic)
 
     @property
     def classes(self) -> list[str]:
@@ -102,6 +104,11 @@ class Plan(Beginning):
         both = self.classes, self.record.get("class_names", ())
         here, there = ({normalize("NFC", name) for name in each} for each in both)
         return here <= there
+
+    @property
+    def scores_start(self) -> bool:
+        """Whether a new run evaluates its first weights: with a budget also random ones, to see how long that takes."""
+        return not self.checkpoint and (self.starts_from_its_classes or self.config.TRAIN.BUDGET is not None)
 
     @property
     def num_updates(self) -> int:

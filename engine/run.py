@@ -160,10 +160,7 @@ def train_epochs(training: Training) -> tuple[int, str]:
     log, max_bad = training.session.log, training.plan.config.DATA.MAX_BAD_FRACTION
     bad_images = BadImages(training.plan.eval_set, max_bad, log.warn)  # each reported once in a run
     try:
-        # With a budget also random weights, to see how long that takes.
-        if not training.plan.checkpoint and (
-            training.plan.starts_from_its_classes or training.plan.config.TRAIN.BUDGET
-        ):
+        if training.plan.scores_start:
             score_start(training, bad_images)
         while not training.why_finished:
             try:

@@ -34,9 +34,9 @@ from engine.plan_lines import (
     warn_of_overlap,
 )
 from engine.precision.policy import Precision, or_amp
-from engine.record.timing import Pace
 from engine.session import check_name, new_folder
-from engine.train.budget import Allowance, Forecast
+from engine.train.budget import Allowance, Budget
+from engine.train.forecast import END_BY_START, Forecast
 from engine.train.optimizers import AnyOptimizer, build_optimizer, check_state
 from engine.train.schedule import planned_updates
 from engine.train.stop_conditions import why_finished
@@ -293,6 +293,7 @@ def estimate_time(plan: Plan, model: nn.Module) -> str:
             break
         num_forward = min(4 * num_forward, config.DATA.BATCH_SIZE)
     most = int(num_forward * SECONDS / (3 * seconds))  # images of a step that is not too long
+    built = time.monotonic()
     trial = Trial(replace(config, TRAIN=replace(config.TRAIN, ACCUM_ITER=1)), plan.num_classes, process)
     data = replace(config.DATA, BATCH_SIZE=max(FEW, min(config.DATA.BATCH_SIZE, most) // FEW * FEW))
     train_data = build_train_data(replace(trial.config, DATA=data), plan.train_set, process)
@@ -301,7 +302,7 @@ def estimate_time(plan: Plan, model: nn.Module) -> str:
     with contextlib.closing(train_data.windows(0, MOST_UPDATES)) as windows:
         trainer.update(next(windows))  # the first takes longer
         trainer.report()
-        start = time.perf_counter()
+        start, until_first = time.perf_counter(), time.monotonic() - built + plan.made - plan.loaded.started
         while trainer.step < MOST_UPDATES and time.perf_counter() < start + SECONDS:
             window = next(windows)
             trainer.update(window)
@@ -309,15 +310,16 @@ def estimate_time(plan: Plan, model: nn.Module) -> str:
         trainer.report()
     order, step = plan.order, plan.saved.get("step", 0) if is_run(plan.saved) else 0
     each = (time.perf_counter() - start) / num_images * order.global_batch / order.world_size
-    pace = Pace(config, order, len(plan.eval_set), time.monotonic())
-    if config.TRAIN.BUDGET:
-        allowance = Allowance(config.TRAIN.BUDGET, time.monotonic(), plan.saved.get("budget", {}))
-        forecast = Forecast(config, order, update=each, evaluation=pace.pause(each))
-        if not step:
-            forecast.refuse_too_short(allowance, step)
-        told = forecast.describe(allowance.text, step, forecast.choose(step, allowance.left()))
+    forecast = Forecast(config, order, len(plan.eval_set), time.monotonic())
+    forecast.update, forecast.end_work = each, END_BY_START * until_first
+    forecast.until_first = until_first + forecast.one_evaluation() * plan.scores_start
+    if not config.TRAIN.BUDGET:
+        told = forecast.describe(step, forecast.seconds(step, plan.num_updates))
     else:
-        told = pace.describe(step, pace.predict(step, step // order.steps_per_epoch, each))
+        budget = Budget(forecast, Allowance(config.TRAIN.BUDGET, time.monotonic(), plan.saved.get("budget", {})))
+        if not step:
+            budget.refuse_too_short(step)
+        told = budget.describe(step, budget.fitting(step))
     return f"{told}; {each:.3g} s an update, measured with {counted(num_images, 'image')}"
 
 

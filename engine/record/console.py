@@ -10,8 +10,9 @@ from datasets import ImageSet, choose_workers
 from datasets.loading.workers import cores_to_read
 from engine.evaluation.scores import TITLES, Best, Scores, format_value
 from engine.record.metrics import COLUMNS, Epoch, Row, epoch_row, peak_memory
-from engine.record.timing import Pace, Timing, shares
+from engine.record.timing import Timing, shares
 from engine.train.counters import EpochResult, Report
+from engine.train.forecast import Forecast
 from engine.train.trainer import Callback, Trainer
 from utils.bar import SECONDS
 from utils.distributed import Process
@@ -24,8 +25,8 @@ LINES_BELOW_A_HEAD = 40
 class Console(Callback):
     """Shows how the training goes on. Accuracies in PaddleViT's format are fractions in [0, 1]."""
 
-    def __init__(self, config: Config, log: Log, timing: Timing, pace: Pace, clock: Callable = time.monotonic):
-        self._config, self._log, self._timing, self._pace, self._clock = config, log, timing, pace, clock
+    def __init__(self, config: Config, log: Log, timing: Timing, forecast: Forecast, clock: Callable = time.monotonic):
+        self._config, self._log, self._timing, self._forecast, self._clock = config, log, timing, forecast, clock
         self._table = EpochTable(config, config.TRAIN.MODEL_EMA)
         self._report: Report | None = None  # the last of this epoch
         self._read = 0.0  # when its figures were read
@@ -54,7 +55,7 @@ class Console(Callback):
 
     def _describe(self, trainer: Trainer) -> str:
         """The end of the bar; called by a thread, so it reads nothing of the device."""
-        left, report = self._pace.seconds_left(trainer.step, trainer.epoch), self._report
+        left, report = self._forecast.left(trainer, trainer.epoch), self._report
         parts = [f"{format_time(left)} left"] if left is not None else []
         if report:
             parts += [f"loss {report.mean_loss:.3f}", f"acc {report.accuracy:.1%}"]
@@ -74,7 +75,7 @@ class Console(Callback):
             epoch = Epoch(trainer, result, shares(self._timing.epoch_seconds, trainer.process.device))
             self._log.detail(f"      {describe_speed(epoch)}")
             self._log.detail(f"      time: {describe_times(epoch.times)}")
-            left = self._pace.seconds_left(trainer.step, trainer.epoch + 1)
+            left = self._forecast.left(trainer, trainer.epoch + 1)
             self._table.num_epochs = trainer.schedule.num_epochs
             for line in self._table.lines(epoch_row(epoch), result.scores, trainer.best, left):
                 self._log.show(line)

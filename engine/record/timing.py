@@ -1,7 +1,6 @@
-"""How long each phase of the updates takes, how long the run has still to go, and a profiler's trace."""
+"""How long each phase of the updates takes, and a profiler's trace."""
 
 import contextlib
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,12 +10,9 @@ from typing import Any
 import torch
 from torch.profiler import profile, schedule, supported_activities
 
-from configs.schema import Config, to_seconds
-from datasets.batch_order import Order
-from engine.train.counters import EpochResult, Report
+from engine.train.counters import Report
 from engine.train.trainer import PHASES, Callback, Trainer
 from utils.errors import cause_of
-from utils.text import counted, format_duration
 from utils.torch_internals import call_after_backward
 
 MAX_MARKS = 10_000  # between two reports: about 1200 updates of one micro-batch, a few MB
@@ -115,96 +111,6 @@ def shares(seconds: Mapping[str, float], device: torch.device) -> dict[str, floa
     total = max(sum(seconds.values()), 1e-9)
     known = PHASES[:1] if device.type == "mps" else PHASES
     return {name: round(100 * seconds[name] / total, 2) if name in known else None for name in PHASES}
-
-
-ENOUGH = 10.0  # seconds of updates by which the whole run is judged
-
-
-class Pace(Callback):
-    """How many seconds are left of the whole run, by what updates and the pauses between epochs took since the first report.
-
-    A pause is mostly an evaluation. Until one was seen, that is taken for a forward of its images, a third of a training step.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        order: Order,
-        num_evaluated: int,
-        start: float,
-        beat: Callable[..., None] = dict,
-        say: Callable[[str], None] = print,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        """`num_evaluated`: validation images. `beat`: takes after each report how far the training is. `start`: of the program."""
-        self._config, self._order, self._beat, self._say, self._clock = config, order, beat, say, clock
-        self._limit = start + to_seconds(config.START.MAX_TIME) if config.START.MAX_TIME else math.inf
-        self._evaluation = num_evaluated * order.steps_per_epoch / order.num_images / 3  # in updates
-        self._evaluation *= 1 + config.TRAIN.MODEL_EMA
-        self._num_updates = config.TRAIN.NUM_EPOCHS * order.steps_per_epoch
-        self._is_told = config.TRAIN.BUDGET is not None  # which tells it
-        self._begin()
-
-    def _begin(self) -> None:
-        self._first: tuple[int, float] | None = None  # step and time of the first report: the first update takes longer
-        self._last = self._paused = 0.0  # when training was seen last; seconds of all pauses
-        self._num_evaluations = 0
-
-    def on_epoch_start(self, trainer: Trainer) -> None:
-        self._pause()
-
-    def on_report(self, trainer: Trainer, report: Report) -> None:
-        self._last = self._clock()
-        self._first, self._num_updates = self._first or (trainer.step, self._last), trainer.schedule.num_updates
-        left = self.seconds_left(trainer.step, trainer.epoch)
-        position = {"epoch": trainer.epoch, "step": trainer.step}
-        self._beat(position=position, eta_seconds=None if left is None else round(left))
-        if left is not None and not self._is_told and self._last - self._first[1] >= ENOUGH:
-            self._is_told = True
-            self._say(f"time: {self.describe(trainer.step, left)}")
-
-    def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        self._pause()
-        self._num_evaluations += bool(result.scores)
-
-    def on_rollback(self, trainer: Trainer) -> None:
-        self._begin()
-
-    def _pause(self) -> None:
-        """Count the time since training was seen as one in which no update was done."""
-        if self._first:
-            last, self._last = self._last, self._clock()
-            self._paused += self._last - last
-
-    def seconds_left(self, step: int, num_done: int) -> float | None:
-        """`num_done`: epochs that are trained and evaluated."""
-        first_step, first_time = self._first or (step, 0.0)
-        if step == first_step:
-            return None
-        return self.predict(step, num_done, (self._clock() - first_time - self._paused) / (step - first_step))
-
-    def predict(self, step: int, num_done: int, each: float) -> float:
-        """The seconds that are left from this step on and after so many epochs, if an update takes `each`."""
-        num_epochs, frequency = math.ceil(self._num_updates / self._order.steps_per_epoch), self._config.VALIDATE_FREQ
-        left = [number % frequency == 0 or number == num_epochs for number in range(num_done + 1, num_epochs + 1)]
-        return (self._num_updates - step) * each + sum(left) * self.pause(each)
-
-    def pause(self, each: float) -> float:
-        """The seconds of an evaluation, if an update takes `each`."""
-        return self._paused / self._num_evaluations if self._num_evaluations else self._evaluation * each
-
-    def describe(self, step: int, left: float) -> str:
-        """How long the run still takes, when that is over, and how far it gets before RUN.MAX_TIME."""
-        end, allowed = time.localtime(time.time() + left), self._limit - self._clock()
-        short = f"{math.ceil(left)} s" if left < 100 else f"{left / 60:.0f} min"
-        about = short if left < 3600 else format_duration(left)
-        text = f"about {about}, until {time.strftime('%H:%M' if left < 20 * 3600 else '%Y-%m-%d %H:%M', end)}"
-        if left <= allowed:
-            return text
-        num_epochs, num_steps = self._config.TRAIN.NUM_EPOCHS, self._order.steps_per_epoch
-        reached = (step + (num_epochs * num_steps - step) * max(allowed, 0) / left) / num_steps
-        limit = f"RUN.MAX_TIME, {self._config.START.MAX_TIME}, ends this start before that"
-        return f"{text}; {limit}, after about {reached:.1f} of {counted(num_epochs, 'epoch')}"
 
 
 WARM_UPDATES = 5  # before tracing: the first updates are not typical

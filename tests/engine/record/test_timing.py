@@ -15,13 +15,12 @@ from configs.load import load
 from configs.schema import Config
 from engine.parallel import Replicated
 from engine.record.console import Console
-from engine.record.timing import MAX_MARKS, HostClock, Pace, Timing, shares
+from engine.record.timing import MAX_MARKS, HostClock, Timing, shares
 from engine.run import run
-from engine.train.counters import Counters, EpochResult, Report
+from engine.train.counters import Counters, Report
 from engine.train.trainer import PHASES, Callback
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.forks import DEADLINE
-from tests.support.refusals import assert_names
 from tests.support.runs import run_folder
 from tests.support.trainers import Reports, make_trainer, train, update
 from utils.distributed import Process
@@ -205,31 +204,6 @@ class MovesTime(Callback):
 
     def on_update(self, trainer) -> None:
         self.now += 10
-
-
-def test_the_time_left_is_that_of_updates_evaluations_and_what_lies_between_epochs(tmp_path):
-    told, said, time = [], [], MovesTime()
-    config = small_config(tmp_path, "REPORT_FREQ=1", "RUN.MAX_TIME=14m")
-    trainer = make_trainer(config)
-    order = trainer.data.order
-    num_evaluated = 3 * order.num_images / order.steps_per_epoch  # so many that they take as long as an update
-    pace = Pace(config, order, num_evaluated, 0.0, lambda **facts: told.append(facts), said.append, lambda: time.now)
-    trainer.callbacks = [time, pace]
-    report = train(trainer)
-    assert [each["eta_seconds"] for each in told] == [None, *range(86 * 10 + 20, 44 * 10 + 10, -10)]
-    assert told[-1]["position"] == {"epoch": 0, "step": 44}
-    (line,) = said
-    assert_names(line, "15 min", "RUN.MAX_TIME", "14m", "2 epochs")  # 880 s are left of 820
-    time.now += 100
-    trainer.notify("on_epoch_end", EpochResult(report, {"": None}, 1437, 440, 100))
-    assert pace.seconds_left(44, 1) == 44 * 10 + 100
-    time.now += 7
-    trainer.end_epoch()
-    trainer.notify("on_epoch_start")
-    assert pace.seconds_left(44, 1) == 44 * 10 + 100 + 7
-    assert "1.5 of 2" in pace.describe(44, 547)  # of 293
-    trainer.notify("on_rollback")
-    assert pace.seconds_left(20, 0) is None
 
 
 def test_on_a_terminal_the_figures_are_read_at_most_once_a_second_and_elsewhere_at_reports_alone(tmp_path, monkeypatch):

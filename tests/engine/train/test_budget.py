@@ -11,8 +11,9 @@ import pytest
 
 from configs.schema import to_seconds
 from engine.run import train_epoch
-from engine.train.budget import Allowance, Budget, Forecast, next_time
+from engine.train.budget import Allowance, Budget, next_time
 from engine.train.counters import EpochResult, Report
+from engine.train.forecast import Forecast
 from engine.train.schedule import Schedule
 from engine.train.stop_conditions import Stopped, why_finished
 from engine.train.trainer import Trainer
@@ -72,6 +73,7 @@ class FakeTrainer:
         self.rates[self.step] = self.schedule(self.step)
         self.world.take(self.world.update * (5 if len(self.rates) < 3 else 1))
         self.step += 1
+        self.notify("on_update")
 
     def report(self) -> Report:
         return Report(self.step - 1, self.epoch, *[0.0] * 9)
@@ -86,15 +88,16 @@ class Run:
         self.saved = saved or {"budget": {}, "choices": [], "epoch": 0, "step": 0}
         trainer.epoch, trainer.step = self.saved["epoch"], self.saved["step"]
         trainer.schedule.resume(self.saved["choices"])
-        forecast = Forecast(config, SimpleNamespace(steps_per_epoch=PER_EPOCH), lambda: world.save)
+        order, clock = SimpleNamespace(steps_per_epoch=PER_EPOCH, num_images=64 * PER_EPOCH), lambda: world.now
+        forecast = Forecast(config, order, 64, self.started, lambda: world.save, clock=clock)
         self.allowance = Allowance(
-            config.TRAIN.BUDGET, world.now, self.saved["budget"], lambda: world.now, lambda: world.now + world.jumped
+            config.TRAIN.BUDGET, world.now, self.saved["budget"], clock, lambda: world.now + world.jumped
         )
         say = self.lines.append
         self.budget = Budget(
             forecast, self.allowance, self.saved["budget"], lambda: world.take(world.end_work), say, say
         )
-        trainer.callbacks = [self.budget]
+        trainer.callbacks = [forecast, self.budget]
         world.take(world.start)
         if not saved:
             world.take(world.evaluation)

@@ -15,7 +15,8 @@ from utils.errors import ConfigError
 from utils.text import counted
 
 LEAST = 13  # updates after the first choice, for the rest of the warm-up and the landing
-SPARE, SPARE_PART = 1.0, 0.5  # seconds, and part of what follows the last update, that are left over for what varies
+SPARE, SPARE_PART = 1.5, 0.5  # seconds, and part of what follows the last update, that are left over for what varies
+MOST, MOST_PART = 2.5, 0.025  # seconds, or part of the budget, that are left over at most
 LOOK_AGAIN, TOLERANCE = 0.05, 0.02  # parts of the time that is left: between two looks; by which the end may be missed
 COSTS = ("update", "evaluation", "end_work", "then")  # that a checkpoint holds
 
@@ -122,7 +123,8 @@ class Budget(Callback):
         return step + 1 + bisect_right(ends, target, key=lambda end: self.forecast.seconds(step, end))
 
     def _spare(self) -> float:
-        return SPARE + SPARE_PART * self.forecast.after_last_update()
+        most = max(MOST, MOST_PART * (self.allowance.used() + self.allowance.left()))
+        return min(SPARE + SPARE_PART * self.forecast.after_last_update(), most)
 
     def _need(self, step: int, chosen: int) -> float:
         """Seconds from this step on, if the first choice is that late."""

@@ -144,6 +144,7 @@ def comes_and_goes(every: float, factor: float) -> Callable[[float], float]:
 MACHINES = {
     "even": {},
     "slow disk": {"save": 2.0},
+    "a long end": {"end_work": 24.0},
     "long evaluation": {"evaluation": 6.0},
     "quick updates": {"update": 0.02},
     "slow updates": {"update": 1.5},

@@ -1,7 +1,4 @@
-"""Settings of earlier versions that are gone: the values that still load, and what to do instead of the others.
-
-Version 0.1.0 was the last that had them, where nothing else is said.
-"""
+"""Settings of earlier versions that are gone: the values that still load, and what to do instead of the others."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -247,7 +244,7 @@ def translate_removed(
         today = _today(key, former)
         if today is None and REMOVED[key].role in roles:
             raise ConfigError(
-                f"{origin}: {key} is {former[key]!r}, but this setting was removed after version 0.1.0; "
+                f"{origin}: {key} is {former[key]!r}, but this setting was removed; "
                 f"{REMOVED[key].remedy}, and remove this line"
             )
         translated |= today or {}

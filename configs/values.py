@@ -272,9 +272,7 @@ def convert(setting: Setting, text: Text, origin: str) -> Any:
         return value
     except (ValueError, KeyError):
         if remedy := REMOVED_VALUES.get((setting.key, str(text))):
-            raise ConfigError(
-                f"{origin}: {setting.key} is {quoted(text)}, which was removed after version 0.1.0; {remedy}"
-            ) from None
+            raise ConfigError(f"{origin}: {setting.key} is {quoted(text)}, which was removed; {remedy}") from None
         known = setting.special or (setting.choices if setting.kind is str else ())
         near = _hint(setting.key, text, known) if isinstance(text, str) else ""
         raise ConfigError(

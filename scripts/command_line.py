@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         removed = REMOVED_FLAGS.keys() & {word.partition("=")[0] for word in message.split()}
-        remedies = [f"{flag} was removed after version 0.1.0; {REMOVED_FLAGS[flag]}" for flag in sorted(removed)]
+        remedies = [f"{flag} was removed; {REMOVED_FLAGS[flag]}" for flag in sorted(removed)]
         raise ConfigError("; ".join(remedies) or f"{message}; -h shows the flags of this script")
 
     def add_output(self, metavar: str, help: str) -> None:

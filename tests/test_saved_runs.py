@@ -63,10 +63,10 @@ def test_a_run_of_0_1_0_ends_as_it_would_have_whatever_its_settings_are_called_t
     assert last_epoch(folder)["eval_loss_ema"] == pytest.approx(expected["eval_loss_ema"], rel=1e-3)
 
 
-def test_a_run_with_a_schedule_that_is_gone_is_refused_by_its_name_and_the_last_version_that_had_it(tmp_path):
+def test_a_run_with_a_schedule_that_is_gone_is_refused_by_its_name(tmp_path):
     shutil.copytree(SAVED / "plateau", tmp_path / "output")
     (folder,) = (tmp_path / "output").iterdir()
-    run("main_single_gpu.py", "-resume", str(folder)).refused("TRAIN.LR_SCHEDULER.NAME", "plateau", "0.1.0")
+    run("main_single_gpu.py", "-resume", str(folder)).refused("TRAIN.LR_SCHEDULER.NAME", "plateau", "removed")
 
 
 def test_a_run_that_began_with_torchvisions_operations_goes_on_with_timms_if_asked_to(tmp_path):

@@ -66,9 +66,7 @@ def parse_policy(train: Train) -> Policy | None:
         return None
     name, *parts = train.AUTO_AUGMENT.lower().split("-")
     if name in REMOVED_POLICIES:  # refused here and not as text: an evaluation of such a run draws nothing
-        raise ConfigError(
-            f"TRAIN.AUTO_AUGMENT is {name}, which was removed after version 0.1.0; set ta_wide, or original"
-        )
+        raise ConfigError(f"TRAIN.AUTO_AUGMENT is {name}, which was removed; set ta_wide, or original")
     if name not in POLICIES:
         plain = name.replace("_", "")
         raise ConfigError(
@@ -92,7 +90,7 @@ def _number(name: str, part: str, text: str) -> tuple[str, float]:
         also = f", or t with {', '.join(CHOICES)}" if name == "rand" else ""
         whole = ", ".join(key for key in WHOLE if key in known)
         also += f"; {whole} are whole numbers" if whole else ""
-        also += "; b was removed after version 0.1.0, leave it out" if part[0] == "b" else ""
+        also += "; b was removed, leave it out" if part[0] == "b" else ""
         raise ConfigError(f"TRAIN.AUTO_AUGMENT: {part!r} in {text!r} is invalid; {name} {takes}{also}")
     return match[1], float(match[2])
 

@@ -84,9 +84,9 @@ WRONG_POLICIES = {  # -> what the message names besides
     "augmix-d1000000000": "d 100",
     "augmix-a1000000000": "a 0.01 1000",
     "rand-n1e9": "'n1e9'",
-    "augmix-b1": "'b1' augmix 0.1.0",
+    "augmix-b1": "'b1' augmix removed",
     "original-m9": "'m9' original",
-    "svhn": "0.1.0 ta_wide",
+    "svhn": "removed ta_wide",
     "TrivialAugment_Wide": "ta_wide?",
     "RandAugment-m9": "rand?",
 }

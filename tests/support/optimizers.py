@@ -45,7 +45,8 @@ class Learner:
             if isinstance(self.optimizer, SkippingOptimizer):
                 self.optimizer.step(skipped)
             else:
-                self.optimizer.found_inf = skipped.reshape(())  # as a GradScaler does
+                if self.optimizer.defaults.get("fused"):
+                    self.optimizer.found_inf = skipped.reshape(())  # as a GradScaler does
                 self.optimizer.step()
         return self
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 import torch
+from torch.optim import optimizer
 from torch.utils import backend_registration
 
 from tests.support.runs import run
@@ -64,6 +65,7 @@ def pretend_device() -> Iterator[None]:
     """The device is there, for the rest of this process; its operations run only inside this context."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Backend())
     libraries = register_autocast()
+    optimizer._foreach_supported_types.append(Elsewhere)  # optimizers update all weights at once, as on a GPU
     # Else module.to() moves the data of a wrapper to another, but not what it wraps.
     torch.__future__.set_swap_module_params_on_conversion(True)
     stream = mock.patch("torch.accelerator.current_stream", lambda device=None: Stream(DEVICE))

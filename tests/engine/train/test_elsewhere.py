@@ -107,7 +107,9 @@ def test_an_update_waits_for_nothing_and_computes_what_the_host_does(tmp_path, m
     here = update(make_trainer(config), 2).report()
     assert (there.loss_scale, there.skipped) == (here.loss_scale, here.skipped)
     assert (there.skipped > 0) is (mode == "float16 that overflows")
-    assert (there.mean_loss, there.accuracy) == pytest.approx((here.mean_loss, here.accuracy), rel=2e-3, nan_ok=True)
+    assert there.mean_loss == pytest.approx(here.mean_loss, rel=2e-3, nan_ok=True)
+    # In half precision an image's two best logits may be nearer (0.0002) than host and device compute them (0.0015).
+    assert there.accuracy == pytest.approx(here.accuracy, abs=config.AMP / 64, nan_ok=True)
     assert there.grad_norm == pytest.approx(here.grad_norm, rel=5e-3, nan_ok=True)
 
 

@@ -31,14 +31,15 @@ READING = ("adamp", "sgdp", "cadamp", "csgdp", "novograd", "novogradw", "novogra
 @on_pretend_device
 def test_a_skipped_update_changes_nothing_of_any_optimizer_and_the_host_waits_for_no_work_of_the_device():
     for name in one_of_each_class():
-        learner, on_cpu = Learner(name, DEVICE), Learner(name)
+        learner, plain = Learner(name, DEVICE), Learner(name, DEVICE)
+        plain.optimizer = getattr(plain.optimizer, "inner", plain.optimizer)
         learner.step(9, overflows=True).step(0)  # a skipped one before there is any state
         after = state_hash(learner.state())
         assert state_hash(learner.step(10, overflows=True).state()) == after, name
         seen = learner.step(11, overflows=True).step(1).waits
         # Of the update before, whether it was skipped: to count the steps on the host.
         assert name in READING or (seen.keys() <= {"event"} and seen.get("event", 0) <= 1), (name, seen)
-        assert state_hash(learner.state()) == state_hash(on_cpu.step(0).step(1).state()) != after, name
+        assert state_hash(learner.state()) == state_hash(plain.step(0).step(1).state()) != after, name
 
 
 class Kernels(TorchDispatchMode):
@@ -53,20 +54,18 @@ class Kernels(TorchDispatchMode):
 
 
 @on_pretend_device
-def test_that_an_update_can_be_skipped_takes_few_kernels_however_many_weights_there_are():
+def test_updates_take_few_kernels_on_a_gpu_and_that_they_can_be_skipped_adds_five_however_many_weights_there_are():
     for name in ("lion", "lamb", "nadamw", "adamwschedulefree"):
         weights = torch.nn.ParameterList(torch.ones(2, 3) for _ in range(30)).to(DEVICE)
         optimizer, found = build_optimizer(Train(OPTIMIZER=Optimizer(NAME=name)), weights), []
-        skipped = torch.zeros(1).to(DEVICE)
-        for step in [functools.partial(optimizer.step, skipped)] * 3 + [
-            optimizer.inner.step
-        ]:  # the first makes the state
+        skipping = functools.partial(optimizer.step, torch.zeros(1).to(DEVICE))
+        for step in (skipping, skipping, skipping, optimizer.inner.step):  # the first makes the state
             for each in weights:
                 each.grad = torch.ones_like(each)
             with Kernels() as kernels:
                 step()
             found.append(kernels.count)
-        assert found[-1] > 0 and found[-2] - found[-1] <= 24, (name, found)  # four times what AdamW takes for a model
+        assert 0 < found[-1] <= 40 and found[-2] - found[-1] <= 5, (name, found)
 
 
 @on_pretend_device

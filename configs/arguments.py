@@ -1,12 +1,15 @@
 """Open sections: arguments of constructors that are not ours (MODEL.KWARGS), whose types no schema knows."""
 
 import math
+import re
 from typing import Any
 
 from configs.schema import Arguments
 from configs.values import FLOAT, INT, Text, quote, quoted, to_text
 from configs.yaml_files import MOST_LEVELS, Quoted, compose, read_node
 from utils.errors import ConfigError
+
+BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|[()]""")  # of tuples, outside of quoted texts
 
 
 def add_argument(arguments: Arguments, section: str, key: str, text: Text, origin: str) -> Arguments:
@@ -31,8 +34,10 @@ def _argument(text: Text, level: int = 0) -> Any:
     if isinstance(text, Quoted):
         return str(text)
     stripped = text.strip()
-    if stripped[:1] + stripped[-1:] == "()":
-        stripped = f"[{stripped[1:-1]}]"
+    if stripped.startswith("[") or stripped[:1] + stripped[-1:] == "()":
+        stripped = BRACKETS.sub(lambda found: found[1] or "[]"[found[0] == ")"], stripped)
+    elif level and stripped.count("(") != stripped.count(")"):  # YAML has divided a tuple at its commas
+        raise ValueError("lists in a list are written [[1, 2], [3, 4]]")
     if stripped[:1] in ("[", "{", "'", '"'):  # typed behind -opts; in a file these are lists and quoted texts already
         return _argument(read_node(compose(stripped, "a value")), level + 1)
     if stripped in ("", "~", "null", "Null", "NULL", "None"):

@@ -4,8 +4,13 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
 from configs.schema import VIT_FIELDS, Model
 from utils.errors import ConfigError, did_you_mean
+from utils.host import free_host_memory
+from utils.text import format_bytes
 
 _WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path")
 _OF_ALL = {
@@ -24,6 +29,7 @@ SETTING_BY_TYPE = {
 OF_A_MODEL = _OF_ALL | SETTING_BY_TYPE["timm"]  # with a value that a setting takes
 # They give something else than a classifier, or say how timm is to find or to script it.
 NOT_TAKEN = "features_only out_indices feature_cfg feature_cls scriptable exportable no_jit cache_dir".split()
+MOST_TENSORS = 5_000  # of weights, far more than the models of timm have
 
 
 def check_kwargs(model: Model) -> None:
@@ -48,9 +54,20 @@ def refuse_unknown(model: Model, name: str, constructor: Callable) -> None:
 
 @contextlib.contextmanager
 def refusing_values(model: Model) -> Iterator[None]:
-    """A failure of timm's constructor is the user's mistake if it got arguments from MODEL.KWARGS."""
+    """A failure of timm's constructor is the user's mistake if it got arguments from MODEL.KWARGS, which files of weights
+    may hold too; it is stopped before weights without end take all memory."""
+    counts, most = [0, 0], free_host_memory() // 2  # of tensors and of bytes
+
+    def count(module: nn.Module, name: str, weight: nn.Parameter) -> None:  # before numbers are drawn for it
+        counts[:] = counts[0] + 1, counts[1] + (0 if weight.is_meta else weight.nbytes)
+        if counts[0] > MOST_TENSORS or counts[1] > most:
+            found = f"{counts[0]:,} tensors and {format_bytes(counts[1])} of weights already"
+            raise ValueError(f"{found}; at most {MOST_TENSORS:,} and {format_bytes(most)}")
+
+    hook = register_module_parameter_registration_hook(count) if model.KWARGS else contextlib.nullcontext()
     try:
-        yield
+        with hook:
+            yield
     except ConfigError:
         raise
     except Exception as error:  # timm checks little: a wrong value fails wherever it is first used

@@ -16,6 +16,7 @@ from datasets.index import caches_folder
 from datasets.loading.cache import REMEDY, count_threads, estimate_bytes, locate_cache, open_cache, why_not_cacheable
 from datasets.types import ImageReadError, ImageSet
 from engine.check.quick_checks import WARN, WRONG, Finding, nearest_existing
+from engine.evaluation.scores import FEW, interval_of
 from utils.bar import Bar
 from utils.files import free_bytes
 from utils.text import counted, first_of, format_bytes
@@ -91,7 +92,7 @@ def scan_images(scan: ScanResult, title: str) -> Counter[str]:
 def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Iterator[Finding]:
     """All checks of a data set whose lists and folders are valid. `train` is None in evaluation."""
     counts = counted(len(val), "validation image")
-    yield Finding("data", counts if train is None else f"{len(train):,} training and {counts}")
+    yield check_counts(counts if train is None else f"{len(train):,} training and {counts}", val)
     if val.makes_batches:  # generated on the device, with random classes
         return
     yield check_classes(config, train, val)
@@ -107,6 +108,16 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         yield Finding("kinds of files", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()))
     if train is not None:
         yield check_duplicates(*scans)
+
+
+def check_counts(counts: str, val: ImageSet) -> Finding:
+    """The numbers of images; random classes say nothing anyway."""
+    if len(val) >= FEW or val.makes_batches:
+        return Finding("data", counts)
+    found = f"{counts}; an accuracy of 50% on so few means {interval_of(50, len(val))} on others like them"
+    return Finding(
+        "data", found, WARN, "add validation images, hold out more (DATA.VAL_FRACTION), or train on folds (DATA.FOLD)"
+    )
 
 
 def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:

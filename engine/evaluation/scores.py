@@ -16,6 +16,7 @@ TITLES = {
     "micro_f1": "micro F1",
     "map": "mAP",
 }
+FEW = 100  # images; the accuracy on fewer says little: the 95% interval of one of 50% is wider than 20 points
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,20 @@ class Best(NamedTuple):
 
 
 def confidence(top1: float, num_images: int) -> str:
+    """The 95% interval of an accuracy and the number of images, where there are few."""
+    interval = interval_of(top1, num_images)
+    return interval and f"95%: {interval}, {counted(num_images, 'image')}"
+
+
+def interval_of(top1: float, num_images: int) -> str:
     """The 95% interval of an accuracy on few images, for others like them (Wilson's, which holds near 0 and 100%)."""
     if not (0 < num_images < 1000 and 0 <= top1 <= 100):
         return ""
     p, z2 = top1 / 100, 1.96**2 / num_images
     half = math.sqrt(z2 * (p * (1 - p) + z2 / 4))
     low, high = (100 * (p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))
-    digits = 0 if num_images < 100 else 1
-    return f"95%: {low:.{digits}f} to {high:.{digits}f}%, {counted(num_images, 'image')}"
+    digits = 0 if num_images < FEW else 1
+    return f"{low:.{digits}f} to {high:.{digits}f}%"
 
 
 def describe_scores(scores: Scores, name: str, classes: str, seconds: float) -> list[str]:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from utils.files import write_text
+from utils.files import without_waiting, write_text
 
 VOID = ("meta", "img", "source", "br")
 STYLE = Path(__file__).parent / "style.css"
 MOST_BYTES = 160_000  # of a picture that is embedded as it is
+LARGEST = 2**26  # bytes of a file that is taken for a picture of a run
 WIDTH, QUALITY = 1000, 60  # pixels and JPEG's quality, of a larger one that is recompressed
 
 
@@ -75,14 +76,17 @@ def write_page(path: Path, title: str, body: Iterable[object]) -> None:
 
 
 def embedded(path: Path, alt: str, class_: str) -> Markup | None:
-    """A picture of the run inside the page, recompressed if it is large; None if the file is no picture."""
-    content, kind = path.read_bytes(), "png"
-    if len(content) > MOST_BYTES or not content.startswith(b"\x89PNG"):
-        try:
+    """A picture of the run inside the page, recompressed if it is large; None if the file is none of a run's."""
+    try:
+        with open(path, "rb", opener=without_waiting) as file:
+            content, kind = file.read(LARGEST), "png"
+        small = None
+        if len(content) > MOST_BYTES or not content.startswith(b"\x89PNG"):
             with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
                 small = image.convert("RGB")
-        except (OSError, ValueError, Image.DecompressionBombError):
-            return None
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
+    if small:
         small.thumbnail((WIDTH, 4 * WIDTH))
         target = io.BytesIO()
         small.save(target, "JPEG", quality=QUALITY)

@@ -10,7 +10,7 @@ from pathlib import Path
 from configs.arguments import argument_to_text
 from configs.schema import RECORD
 from configs.values import of_role, to_text
-from engine.evaluation.scores import TITLES, confidence, format_value
+from engine.evaluation.scores import TITLES, format_value, interval_of
 from engine.record.page import Markup, element, embedded, picture, scrolling, section, table, write_page
 from engine.record.plot import Plot, plots_of, to_png
 from engine.record.saved_run import SavedRun, read_json, read_table, read_text, title_of, to_number
@@ -87,9 +87,8 @@ def result(run: SavedRun) -> Iterator[Markup]:
             text += f", on {counted(best.num_images, 'validation image')}"
         if (before := run.before.get(f"eval_{best.metric}")) is not None:
             text += f". Before training it was {format_value(best.metric, before)}"
-        interval = confidence(best.value, best.num_images) if best.metric == "top1" else ""
-        if interval:
-            text += f". On other images like these, expect {interval.removeprefix('95%: ').partition(',')[0]} (95% interval)"
+        if best.metric == "top1" and (interval := interval_of(best.value, best.num_images)):
+            text += f". On other images like these, expect {interval} (95% interval)"
     else:
         loss = run.epochs[-1].get("train_loss")
         reached = f" to a training loss of {loss:.4f}" if loss is not None else ""

@@ -23,6 +23,7 @@ from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, START_SETTINGS, con
 from configs.yaml_files import compose, read_node
 from engine.evaluation.scores import TITLES, Best, rank_of
 from utils.errors import ConfigError, cause_of, not_a_file
+from utils.files import without_waiting
 from utils.runs import folder_of
 from utils.text import printable
 
@@ -182,7 +183,8 @@ def read_text(path: Path) -> str:
     try:
         if kind := not_a_file(path):
             raise ConfigError(f"{path}: not a file of a run: it is {kind}")
-        return path.read_bytes().decode("utf-8", errors="replace")
+        with open(path, "rb", opener=without_waiting) as file:
+            return file.read().decode("utf-8", errors="replace")
     except (MemoryError, OSError) as error:
         raise ConfigError(
             f"{path}: cannot be read ({cause_of(error)}); check that it is there and its permissions"

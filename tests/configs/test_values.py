@@ -123,6 +123,7 @@ READ_AS = {
     '""': "",
     "[1, 2.5, [x, '3']]": (1, 2.5, ("x", "3")),
     "(0.9, 0.95)": (0.9, 0.95),
+    "((1, 2), (3, '(4'), [5, (6,)])": ((1, 2), (3, "(4"), (5, (6,))),
 }
 
 
@@ -136,6 +137,11 @@ def test_an_argument_is_read_alike_in_files_and_opts_and_comes_back_from_the_sav
         found = config.MODEL.KWARGS["some_name"]
         assert found == value and type(found) is type(value)
         assert hash(config) == hash(in_opts.config)
+
+
+def test_tuples_that_yaml_divides_at_their_commas_are_refused():
+    with refused(ConfigError, "MODEL.KWARGS.a"):
+        load_text("MODEL: {KWARGS: {a: [(1, 2), (3, 4)]}}")
 
 
 def test_files_add_arguments_by_name_and_null_removes_those_before():

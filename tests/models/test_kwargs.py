@@ -73,6 +73,24 @@ def test_arguments_reach_timms_models_by_name(tmp_path):
         build_model(replaced(config, MODEL={"KWARGS": Arguments({"stem_typ": "deep"})}), 5)
 
 
+ENDLESS = (
+    {"reg_tokens": 10**11},
+    {"init_values": 1e-5, "reg_tokens": 2},
+    {"depth": 10**5, "embed_dim": 6, "num_heads": 1},
+)
+
+
+@pytest.mark.parametrize("kwargs", ENDLESS, ids=str)
+def test_a_model_without_end_is_refused_before_it_takes_all_memory(tmp_path, monkeypatch, kwargs):
+    monkeypatch.setattr("models.kwargs.MOST_TENSORS", 20)
+    config = replaced(small_config(tmp_path), MODEL={"KWARGS": Arguments(kwargs)})
+    if "depth" in kwargs:
+        fields = {"TYPE": "timm", "NAME": "vit_tiny_patch16_224", "PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12}
+        config = replaced(config, MODEL=fields | {"NUM_HEADS": 12})
+    with refused(ConfigError, "MODEL.KWARGS", *kwargs):
+        build_model(config, 5)
+
+
 def test_a_model_without_pooling_is_refused_for_it_is_no_classifier(tmp_path):
     with refused(ConfigError, "MODEL.KWARGS.global_pool"):
         build_model(replaced(small_config(tmp_path), MODEL={"KWARGS": Arguments({"global_pool": ""})}), 5)

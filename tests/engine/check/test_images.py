@@ -86,6 +86,13 @@ def test_validation_images_that_are_trained_on_are_named_by_pairs(photos):
     assert f"{photos / 'val/cat/again.bmp'} = {photos / 'train/cat/4.png'}" in text
 
 
+def test_validation_images_too_few_to_tell_accuracies_apart_are_warned_of(photos, monkeypatch):
+    verdict, text = found_in(photos)["data"]
+    assert verdict == WARN and "19 to 81%" in text
+    monkeypatch.setattr("engine.check.images.FEW", 6)
+    assert found_in(photos)["data"][0] == OK
+
+
 def test_image_sizes_and_how_many_are_too_small(photos):
     Image.new("RGB", (40, 30)).save(photos / "train/cat/large.png")
     text = found_in(photos, "DATA.IMAGE_SIZE=11")["training sizes"][1]

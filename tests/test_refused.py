@@ -80,6 +80,7 @@ READERS = {
     "settings.yaml": lambda path: load(["-cfg", str(path)]),
     "base.yaml": read_base,
     "train-000000.tar": lambda path: load_image_sets(settings("shards", path.parent)),
+    "train_list.txt": lambda path: load_image_sets(settings("imagenet2012", path.parent)),
     "weights.pth": find_file,
 }
 

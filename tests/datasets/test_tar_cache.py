@@ -5,6 +5,7 @@ import os
 import pickle
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,11 +121,8 @@ def test_all_who_want_a_tar_that_never_comes_whole_wait_once(tmp_path, monkeypat
             except DataError:
                 failed.append(now[0])
 
-        threads = [threading.Thread(target=read) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: read(), range(8)))
     assert len(failed) == 8 and max(failed) < 2 * 60
 
 

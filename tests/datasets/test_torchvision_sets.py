@@ -21,6 +21,7 @@ from datasets.sources.torchvision_sets import OWN_READERS, SPLITS, TorchvisionIm
 from scripts import make_shards
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
 from tests.support.refusals import assert_names, refused
+from tests.support.weight_files import Payload
 from utils.distributed import Process
 from utils.errors import ConfigError
 
@@ -162,16 +163,6 @@ def test_cifar_has_its_images_in_the_order_of_its_files_with_their_classes(tmp_p
     assert (same.images == train.images).all() and same.classes == train.classes
 
 
-class Payload:
-    """Makes a file where it is unpickled."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return self.path.touch, ()
-
-
 @pytest.mark.parametrize("file", ["data_batch_3", "test_batch", "batches.meta"])
 def test_a_damaged_cifar_file_is_an_error_with_the_setting_and_the_folder_and_is_not_opened(
     tmp_path, monkeypatch, file
@@ -180,7 +171,7 @@ def test_a_damaged_cifar_file_is_an_error_with_the_setting_and_the_folder_and_is
     monkeypatch.setattr(CIFAR["cifar10"][0], "download", failing(URLError("no network")))
     content, middle = path.read_bytes(), path.stat().st_size // 2
     one_bit = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-    for damaged in (content[:-100], one_bit, pickle.dumps(Payload(tmp_path / "ran")), None):
+    for damaged in (content[:-100], one_bit, pickle.dumps(Payload((tmp_path / "ran").touch)), None):
         path.unlink() if damaged is None else path.write_bytes(damaged)
         assert_names(error_of("cifar10", tmp_path), "DATA.DATA_PATH", tmp_path, "no network")
     assert not (tmp_path / "ran").exists()

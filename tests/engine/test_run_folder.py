@@ -4,8 +4,9 @@ import errno
 import fcntl
 import json
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier
 
 import pytest
 
@@ -78,20 +79,17 @@ def config_of(folder: Path, *options: str):
 
 @pytest.mark.parametrize("words", [[], ["MODEL.RESUME=auto"]])
 def test_of_two_runs_that_start_at_once_with_one_name_one_gets_the_folder(tmp_path, words):
-    config, barrier, got = config_of(tmp_path, *words), Barrier(8), []
+    config, barrier = config_of(tmp_path, *words), Barrier(8)
 
-    def begin() -> None:
+    def begin(number: int) -> RunFolder | str:
         barrier.wait()
         try:
-            got.append(RunFolder.of(config, "train", None))
+            return RunFolder.of(config, "train", None)
         except ConfigError as error:
-            got.append(str(error))
+            return str(error)
 
-    threads = [Thread(target=begin) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(begin, range(8)))
     assert [each.path for each in got if isinstance(each, RunFolder)] == [tmp_path / "o/mine"]
     assert all(str(tmp_path / "o/mine") in each for each in got if isinstance(each, str))
 

@@ -21,7 +21,6 @@ import torch
 
 from configs.load import load
 from configs.yaml_files import read_layers
-from datasets import load_image_sets
 from datasets.index import MAGIC, IndexWriter, open_index
 from datasets.sources.images import ArrayImages, FileImages
 from datasets.sources.tar import Tar
@@ -570,15 +569,6 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path, endi
     for read in (read_weights, read_checkpoint, read_record):
         with pytest.raises(ConfigError, match="unpack"):
             read(path)
-
-
-@pytest.mark.parametrize("name", ["train_list.txt", "val_list.txt"])
-def test_a_pipe_in_place_of_a_list_is_named(tmp_path, name):
-    make_folders(tmp_path / "train", {"ant": 2})
-    os.mkfifo(tmp_path / name)
-    config = load(["-dataset", "imagenet2012", "-data_path", str(tmp_path)], needs_file=False).config
-    with pytest.raises(DataError, match="pipe"):
-        load_image_sets(config)
 
 
 OF_INDEXES = {"imagefolder": "path target", "csv": "0.path 0.target", "shards": "label name tar.size"}

@@ -14,8 +14,7 @@ from PIL import Image
 from configs.load import load
 from datasets.transforms.decode import PixelRules, decode
 from datasets.types import ImageReadError
-from tests.support.image_sets import png
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import refused
 from tests.support.runs import ROOT, run_folder
 from utils.errors import ConfigError
 
@@ -48,19 +47,6 @@ def test_settings_that_ask_for_python_are_refused_and_run_nothing(tmp_path, host
     with contextlib.suppress(yaml.YAMLError, TypeError):
         yaml.unsafe_load(path.read_text())
     assert marker.exists(), "it is no threat"
-
-
-def test_a_run_on_a_list_with_a_link_to_outside_ends_with_2(tmp_path, start):
-    root = tmp_path / "list"
-    root.mkdir()
-    for path in (tmp_path / "secret.png", root / "safe.png", root / "other.png"):
-        path.write_bytes(png(0))
-    (root / "linked.png").symlink_to(tmp_path / "secret.png")
-    (root / "train_list.txt").write_text("linked.png 0\nsafe.png 1\n" * 8)
-    (root / "val_list.txt").write_text("other.png 0\n")
-    data = ("-dataset", "imagenet2012", "-data_path", str(root))
-    refused = start(tmp_path / "o", *data, "-opts", "DATA.NUM_WORKERS=0").refused()
-    assert_names(refused.printed.split("error: ")[1], root, "linked.png")
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

@@ -1,6 +1,7 @@
 """Processes that are threads of the test: what they exchange goes through memory."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -30,12 +31,5 @@ class Threads:
             return torch.stack(self.join([values])).sum(0)
 
     def run(self, task):
-        found = {}
-        threads = [
-            threading.Thread(target=lambda each=each: found.update({each.rank: task(each)})) for each in self.processes
-        ]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join(20)
-        return [found[rank] for rank in range(len(threads))]
+        with ThreadPoolExecutor(len(self.processes)) as pool:
+            return list(pool.map(task, self.processes))

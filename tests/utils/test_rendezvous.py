@@ -1,6 +1,7 @@
 """How processes find each other, and how a rank that does not join or respond is named."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -46,23 +47,12 @@ def test_a_process_that_does_not_come_is_named_in_time(rank, names):
 
 
 def test_who_joins_without_a_launcher_counts_the_processes_of_its_machine():
-    port, joined = free_port(), {}
-
-    def join(rank):
-        joined[rank] = Rendezvous(LaunchedRank("test", rank, 3, None, "127.0.0.1", port), timeout=DEADLINE)
-
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [joined[rank].local_rank for rank in range(3)] == [0, 1, 2]
-    # Those that lost each other: the second and third say so, the first does not.
-    calls = [threading.Thread(target=joined[rank].unresponsive_ranks, args=(0.5,)) for rank in (1, 2)]
-    for call in calls:
-        call.start()
-    for call in calls:
-        call.join()
+    ranks = [LaunchedRank("test", rank, 3, None, "127.0.0.1", port) for port in [free_port()] for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        joined = list(pool.map(lambda rank: Rendezvous(rank, timeout=DEADLINE), ranks))
+        assert [each.local_rank for each in joined] == [0, 1, 2]
+        # Those that lost each other: the second and third say so, the first does not.
+        list(pool.map(lambda each: each.unresponsive_ranks(0.5), joined[1:]))
     assert joined[1].unresponsive_ranks(0.0) == [0]
 
 
@@ -119,7 +109,6 @@ def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
 
     monkeypatch.setattr(distributed.dist, "all_reduce", all_reduce)
     monkeypatch.setattr(distributed.dist, "broadcast_object_list", broadcast)
-    results = {}
 
     def live(process):
         def slow_task():
@@ -129,14 +118,10 @@ def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
             return f"made by {process.rank}"
 
         process._host_group = process.rank
-        results[process.rank] = process.after_first(slow_task)
+        return process.after_first(slow_task)
 
-    threads = [threading.Thread(target=live, args=(process,)) for process in processes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {0: "made by 0", 1: "made by 1"}
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(live, processes)) == ["made by 0", "made by 1"]
 
 
 def test_a_vote_is_read_only_when_it_has_arrived(monkeypatch):

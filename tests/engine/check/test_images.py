@@ -14,8 +14,7 @@ from tests.data_zoo.files import animation, grey_16_bits, photo
 from tests.engine.check.small_photos import sets_of, trouble
 from tests.support.configs import replaced, small_config
 from tests.support.image_sets import noise
-from tests.support.refusals import assert_names, refused
-from utils.errors import DataError
+from tests.support.refusals import assert_names
 
 BROKEN = b"no picture"
 
@@ -43,23 +42,6 @@ def test_unreadable_images_are_named_and_weighed_and_their_size_is_not_told(chec
 
 def test_an_image_with_too_many_pixels_counts_as_unreadable(photos):
     assert "12 of 12 " in found_in(photos, "DATA.MAX_PIXELS=100")["training images"][1]
-
-
-def test_a_label_out_of_range_is_told_with_its_line(check, photos):
-    for part in ("train", "val"):
-        (photos / f"{part}_list.txt").write_text(f"{part}/cat/0.png 0\n{part}/dog/0.png 7\n")
-    found = check("-dataset", "imagenet2012", "-num_classes", "2")
-    assert trouble(found) == {"data": WRONG}
-    assert_names(found["data"][1], "train_list.txt", "line 2")
-
-
-def test_a_link_out_of_the_listed_folder_is_told(photos, tmp_path):
-    (photos / "train/cat/0.png").rename(tmp_path / "elsewhere.png")
-    (photos / "train/cat/0.png").symlink_to(tmp_path / "elsewhere.png")
-    for part in ("train", "val"):
-        (photos / f"{part}.csv").write_text(f"image_path,target\n{part}/cat/0.png,0\n{part}/cat/1.png,1\n")
-    with refused(DataError, photos / "train/cat/0.png"):
-        found_in(photos, data_set="csv")
 
 
 @pytest.mark.parametrize(

@@ -51,16 +51,12 @@ class ModuleStack:
             self.stack.pop()
             note(paths[module], inputs, output)
 
-        handles = [
-            each.register_forward_pre_hook(lambda module, _: self.stack.append((paths[module], module)))
-            for each in paths
-        ]
-        handles += [each.register_forward_hook(leave, always_call=True) for each in paths]
-        try:
+        with contextlib.ExitStack() as stack:
+            for module in paths:
+                enter = module.register_forward_pre_hook(lambda module, _: self.stack.append((paths[module], module)))
+                stack.enter_context(enter)
+                stack.enter_context(module.register_forward_hook(leave, always_call=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 class Trace(TorchFunctionMode):

@@ -112,12 +112,11 @@ class SavedTensors:
 
     @contextlib.contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
-        blocks = model.blocks if has_blocks(model) else ()
-        handles = [block.register_forward_pre_hook(self._enter) for block in blocks]
-        handles += [block.register_forward_hook(self._leave) for block in blocks]
-        yield
-        for handle in handles:
-            handle.remove()
+        with contextlib.ExitStack() as stack:
+            for block in model.blocks if has_blocks(model) else ():
+                stack.enter_context(block.register_forward_pre_hook(self._enter))
+                stack.enter_context(block.register_forward_hook(self._leave))
+            yield
 
     def _enter(self, block: nn.Module, taken: tuple) -> None:
         self._inputs.append(taken[0].nbytes)

@@ -86,18 +86,12 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
 @contextlib.contextmanager
 def watching_attention(model: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
     """Call `see` with the attention weights [B, heads, N, N] of each layer, as it computes with them."""
-    layers = attention_layers(model)
-    fused = [layer.fused_attn for layer in layers]
-    hooks = [layer.attn_drop.register_forward_pre_hook(lambda _, given: see(given[0])) for layer in layers]
-    try:
-        for layer in layers:
+    with contextlib.ExitStack() as stack:
+        for layer in attention_layers(model):
+            stack.enter_context(layer.attn_drop.register_forward_pre_hook(lambda _, given: see(given[0])))
+            stack.callback(setattr, layer, "fused_attn", layer.fused_attn)
             layer.fused_attn = False  # the fused kernel computes no weights that could be seen
         yield
-    finally:
-        for layer, was in zip(layers, fused, strict=True):
-            layer.fused_attn = was
-        for hook in hooks:
-            hook.remove()
 
 
 class Rollout:
@@ -183,13 +177,9 @@ class GradientMaps:
         weights = self._as_grid(gradient).mean((1, 2), keepdim=True)
         return (self._as_grid(features) * weights).sum(-1).relu().detach()
 
-    @contextlib.contextmanager
-    def _watching(self, outputs: list[Tensor]) -> Iterator[None]:
-        hook = self.module.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-        try:
-            yield
-        finally:
-            hook.remove()
+    def _watching(self, outputs: list[Tensor]) -> contextlib.AbstractContextManager:
+        """Inside, `outputs` gets what the module returns."""
+        return self.module.register_forward_hook(lambda module, inputs, output: outputs.append(output))
 
     def _as_grid(self, features: Tensor) -> Tensor | None:
         """[B, rows, columns, channels] of [B, channels, rows, columns], or of tokens in a square; None for others."""

@@ -17,7 +17,7 @@ from engine.record.saved_run import SavedRun, read_json, read_table, read_text, 
 from utils import VERSION
 from utils.errors import ConfigError, cause_of
 from utils.log import Log
-from utils.text import counted, format_duration, redacted
+from utils.text import counted, format_bytes, format_duration, redacted
 
 REPORT = "report.html"
 PICTURES = {
@@ -75,7 +75,7 @@ def head(run: SavedRun) -> Markup:
 
 def result(run: SavedRun) -> Iterator[Markup]:
     """The best score, how it was reached, and how the run ended, if not as planned."""
-    best, planned, done = run.best, run.planned_epochs, run.epochs[-1]["epoch"] + 1
+    best, planned, done = run.best, run.planned_epochs, run.num_epochs
     epochs = counted(done, "epoch") if done >= planned else f"the first {done:,} of {counted(planned, 'epoch')}"
     if best.epoch:
         value, name = format_value(best.metric, best.value), TITLES.get(best.metric, best.metric)
@@ -119,8 +119,6 @@ def describe_end(run: SavedRun, last: int) -> str:
 def facts(run: SavedRun) -> Markup:
     about, given = run.about, run.settings
     numbers = ("training_images", "validation_images", "classes", "images_per_update")
-    rates = sorted(row["images_per_s"] for row in run.epochs if (row.get("images_per_s") or 0) > 0)
-    memory = max((row.get("memory_mb") or 0 for row in run.epochs), default=0)
     rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # scaled by the batch, as BASE_LR is not
     parameters, processes = about.get("parameters"), about.get("processes", 1)
     found = {
@@ -132,8 +130,8 @@ def facts(run: SavedRun) -> Markup:
         "Precision": about.get("precision") or ("-amp" if given["AMP"] else "float32"),
         "Device": f"{f'{processes} x ' if processes > 1 else ''}{about.get('device_name', '')}",
         "Time": format_duration(run.seconds) if run.seconds else "",
-        "Speed": f"{three_digits(rates[len(rates) // 2])} images/s" if rates else "",
-        "Memory, at most": f"{memory / 1024:.1f} GiB" if memory >= 1024 else f"{memory:.0f} MiB" if memory else "",
+        "Speed": f"{three_digits(run.speed)} images/s" if run.speed else "",
+        "Memory, at most": format_bytes(run.memory) if run.memory else "",
     }
     rows = [element("div", element("dt", name), element("dd", value)) for name, value in found.items() if value]
     return element("dl", *rows, class_="facts")

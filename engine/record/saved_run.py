@@ -7,6 +7,7 @@ import json
 import math
 import os
 import socket
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,8 +97,24 @@ class SavedRun:
         return [row for row in rows if row.get("step") is not None]
 
     @property
+    def num_epochs(self) -> int:
+        """The number of its finished epochs."""
+        return self.epochs[-1]["epoch"] + 1
+
+    @property
+    def speed(self) -> float | None:
+        """Images a second, the median of its epochs: the first is slower, and others may be disturbed."""
+        found = [row["images_per_s"] for row in self.epochs if row.get("images_per_s")]
+        return statistics.median(found) if found else None
+
+    @property
+    def memory(self) -> float | None:
+        """The peak, in bytes."""
+        return max((2**20 * row["memory_mb"] for row in self.epochs if row.get("memory_mb")), default=None)
+
+    @property
     def planned_epochs(self) -> int:
-        """Those of the settings, or as many as a budget has chosen."""
+        """The number of epochs in the settings, or that a budget has chosen."""
         chosen = self.status.get("total_epochs") if self.settings.get("TRAIN.BUDGET") else None
         return chosen or self.settings["TRAIN.NUM_EPOCHS"]
 

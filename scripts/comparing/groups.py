@@ -1,7 +1,6 @@
 """Runs that are repetitions of each other, as one group, and the figures of a group."""
 
-import statistics
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -60,23 +59,9 @@ class Group:
         values = [row[name] for row in run.epochs for name in names if row.get(name) is not None]
         return max(values, key=lambda value: rank_of(self.metric, value, 0.0), default=None)
 
-    def values(self, figure: Callable[[SavedRun], float | None]) -> list[float]:
-        return [value for run in self.runs if (value := figure(run)) is not None]
-
-
-def num_epochs(run: SavedRun) -> int:
-    return run.epochs[-1]["epoch"] + 1
-
-
-def speed(run: SavedRun) -> float | None:
-    """Images a second, the median of its epochs: the first is slower, and others may be disturbed."""
-    found = [row["images_per_s"] for row in run.epochs if row.get("images_per_s")]
-    return statistics.median(found) if found else None
-
-
-def memory(run: SavedRun) -> float | None:
-    """Peak in MB."""
-    return max((row["memory_mb"] for row in run.epochs if row.get("memory_mb")), default=None)
+    def values(self, figure: str) -> list[float]:
+        """The figure of each run that has it: speed, seconds, memory."""
+        return [value for run in self.runs if (value := getattr(run, figure)) is not None]
 
 
 def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Set[tuple[str, str]] | None = None) -> list[Group]:

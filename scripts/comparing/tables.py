@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from engine.evaluation.scores import TITLES
-from engine.record.saved_run import SavedRun
-from scripts.comparing.groups import Group, memory, num_epochs, speed
+from scripts.comparing.groups import Group
 from scripts.comparing.runs import image_test
 from scripts.comparing.statistics import Difference, difference, spread, verdict
 from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line, printable
@@ -76,20 +75,20 @@ def _results(groups: Sequence[Group]) -> str:
     header = ["group", "runs", title, "against group 1", "epochs", "images/s", "time", "memory"]
     rows = []
     for row, group in enumerate(groups):
-        epochs = sorted({num_epochs(run) for run in group.runs})
+        epochs = sorted({run.num_epochs for run in group.runs})
         cells = [group.name, str(len(group.runs)), spread(list(group.best.values()), digits)]
         found = differences.get(group.number)
         cells.append(_describe(found, digits, is_loss) + _of_images(groups, group) if row else "")
         cells.append(" to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1])))))
-        cells += [spread(group.values(speed), 0), _mean(group, lambda run: run.seconds, format_duration)]
-        cells.append(_mean(group, memory, lambda megabytes: format_bytes(megabytes * 2**20)))
+        cells += [spread(group.values("speed"), 0), _mean(group, "seconds", format_duration)]
+        cells.append(_mean(group, "memory", format_bytes))
         is_best = row == best and len(groups) > 1
         rows.append([f"**{_text(cell)}**" if is_best and cell else _text(cell) for cell in cells])
     shown = [column for column in range(len(header)) if column < 3 or any(row[column] not in ("", "-") for row in rows)]
     return markdown_table([header[column] for column in shown], [[row[column] for column in shown] for row in rows])
 
 
-def _mean(group: Group, figure: Callable[[SavedRun], float | None], to_text: Callable[[float], str]) -> str:
+def _mean(group: Group, figure: str, to_text: Callable[[float], str]) -> str:
     values = group.values(figure)
     return to_text(float(np.mean(values))) if values else "-"
 
@@ -131,7 +130,7 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         name = TITLES[groups[0].metric]
         notes.append(f"the runs chose their best epoch by different metrics (TRAIN.BEST_METRIC); compared is {name}")
     for run in runs:
-        planned, done = run.planned_epochs, num_epochs(run)
+        planned, done = run.planned_epochs, run.num_epochs
         if done < planned and run.status.get("reason") != "early stop":
             how = ENDS.get(run.state, "ended")
             notes.append(

@@ -133,7 +133,7 @@ class Sharded(Parallel):
         torch.set_autocast_cache_enabled(False)
 
     def share_memory(self, model: nn.Module) -> dict[int, Tensor]:
-        """Those of the blocks, so that the host never holds the model twice."""
+        """The tensors of the blocks, so that the host never holds the model twice."""
         memory: dict[int, Tensor] = {}
         for block in gathered_blocks(model):
             memory |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in block.parameters()}

@@ -79,7 +79,7 @@ def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
         raise ConfigError(f"MODEL.PRETRAINED: {error}") from None
     if metadata is None:
         return None
-    origin, images, model = _said_of(metadata, given, names_model)
+    origin, images, model = _by_weights(metadata, given, names_model)
     if not (names_model or model):
         raise ConfigError(
             f"MODEL.NAME: {metadata.by} does not say which model it is of; name timm's (any of timm.list_models()), as in "
@@ -90,7 +90,7 @@ def _weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
     return _layer(origin, _for_channels(images, given) | model)
 
 
-def _said_of(metadata: Any, given: dict[str, Text], names_model: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """The origin of what follows from weights, for their images and model: of what they do not say, timm knows the usual."""
     from models.weights.timm_tags import usual_images
 

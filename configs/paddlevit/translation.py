@@ -54,8 +54,12 @@ def translate(texts: dict[str, Text], origin: str) -> tuple[dict[str, Text], lis
     notes = []
     for key, text in texts.items():
         if key == _HYBRID:
-            _refuse_hybrid(text, origin)
-            continue
+            if is_none(text) or str(text).strip().lower() in ("false", "no", "off"):
+                continue
+            raise ConfigError(
+                f"{origin}: {_HYBRID} is {text!r}; for a convolutional stem under the transformer set MODEL.TYPE: timm and "
+                "MODEL.NAME to one of timm's hybrids, for example vit_base_r50_s16_224"
+            )
         if key == _MLP_DIM:
             text = _mlp_ratio(texts, origin)
         name = RENAMED.get(key, key)
@@ -85,14 +89,6 @@ def _check_type(texts: dict[str, Text], origin: str) -> None:
         f"{origin}: MODEL.TYPE is {kind!r}; it must be vit or timm. For other models set MODEL.TYPE: timm and MODEL.NAME to one "
         f"of timm.list_models(), and remove MODEL's keys that describe layers{near}"
     )
-
-
-def _refuse_hybrid(text: Text, origin: str) -> None:
-    if not is_none(text) and str(text).strip().lower() not in ("false", "no", "off"):
-        raise ConfigError(
-            f"{origin}: {_HYBRID} is {text!r}; for a convolutional stem under the transformer set MODEL.TYPE: timm and "
-            "MODEL.NAME to one of timm's hybrids, for example vit_base_r50_s16_224"
-        )
 
 
 def _mlp_ratio(texts: dict[str, Text], origin: str) -> str:

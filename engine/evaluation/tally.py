@@ -195,7 +195,7 @@ class AllScores:
         return self._on_host[0]
 
     def mean_average_precision(self, process: Process) -> float:
-        """In percent, over the classes that some image has; 0 if there are none. Each process computes some classes."""
+        """mAP in percent over the classes that some image has; 0 if there are none. Each process computes some classes."""
         scores, targets = self.on_host()
         num_images, num_classes = process.join([len(scores)]), scores.shape[1]
         width = max(1, BYTES_AT_ONCE // (5 * max(1, sum(num_images))))

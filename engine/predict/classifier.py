@@ -92,7 +92,7 @@ def config_of(state: dict, path: str | Path = "the checkpoint") -> Config:
 
 
 def without_float8(config: Config) -> Config:
-    """In bfloat16 instead: float8 needs hardware that is often not there for inference."""
+    """The settings with bfloat16 in place of float8, whose hardware is often not there for inference."""
     if config.PRECISION.MODE != "float8":
         return config
     return replace(config, PRECISION=replace(config.PRECISION, MODE="autocast", DTYPE="bfloat16"))

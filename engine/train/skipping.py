@@ -76,7 +76,7 @@ class SkippingOptimizer:
         return {"state": {number: state for number, state in enumerate(states) if state}, "groups": groups}
 
     def _settle(self) -> None:
-        """If the last update was skipped, put back what the host keeps of the state."""
+        """Put back what the host keeps of the state, if the last update was skipped."""
         late, self._former = self._former, None
         if late is None or not late[0].read():
             return

@@ -71,11 +71,14 @@ _FLAG_OF = {key: flag for group in FLAGS.values() for flag, (key, _) in group.it
 
 def page() -> str:
     """The whole page."""
-    sections = dict.fromkeys(key.rpartition(".")[0] for key in SETTINGS)
+    sections: dict[str, list[Setting]] = {}
+    for key, setting in SETTINGS.items():
+        sections.setdefault(key.rpartition(".")[0], []).append(setting)
+    tables = [f"\n## {section or 'The run'}\n\n{_table(settings)}" for section, settings in sections.items()]
     reasons = dict.fromkeys(IGNORED.values())
     ignored = [f"- {', '.join(f'`{key}`' for key in IGNORED if IGNORED[key] == why)}: {why}.\n" for why in reasons]
     start = START_INTRODUCTION + _table(START_SETTINGS.values())
-    return "".join([INTRODUCTION, *map(_section, sections), start, IGNORED_INTRODUCTION, *ignored])
+    return "".join([INTRODUCTION, *tables, start, IGNORED_INTRODUCTION, *ignored])
 
 
 def columns_page() -> str:
@@ -89,11 +92,6 @@ def columns_page() -> str:
         rows = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in columns.items())
         text = re.sub(re.escape(head) + r"(\|.*\n)*", lambda found, new=head + rows: new, text)
     return text
-
-
-def _section(section: str) -> str:
-    settings = [setting for key, setting in SETTINGS.items() if key.rpartition(".")[0] == section]
-    return f"\n## {section or 'The run'}\n\n{_table(settings)}"
 
 
 def _table(settings: Iterable[Setting]) -> str:

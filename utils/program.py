@@ -1,7 +1,6 @@
 """How a program starts faster, which signals stop it, which exit code it returns, and how it ends at once."""
 
 import atexit
-import contextlib
 import ctypes
 import errno
 import gc
@@ -214,24 +213,3 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
     if os.uname().sysname == "Linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_parent_death_signal, number)
-
-
-def adopt_orphans() -> None:
-    """Linux: what this process's children leave behind becomes its children, also what has a session of its own."""
-    if os.uname().sysname == "Linux":
-        set_child_subreaper = 36  # PR_SET_CHILD_SUBREAPER
-        ctypes.CDLL(None).prctl(set_child_subreaper, 1)
-
-
-def kill_children() -> None:
-    """Linux: kill the children of this process, and what they leave to it, until nothing is left."""
-    running = True
-    while running:
-        running = False
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                state, parent = path.read_text().rsplit(")", 1)[1].split()[:2]
-                if state != "Z" and int(parent) == os.getpid():
-                    os.kill(int(path.parent.name), signal.SIGKILL)
-                    running = True
-        time.sleep(0.02)

@@ -42,6 +42,12 @@ MODES = {
     "naive-bf16": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=naive"), "bfloat16"),
     "float8": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=float8"), "bfloat16", kinds=("cuda",)),
 }
+# Beside the modes, each in bfloat16: what else an update can do. The teacher has random weights.
+FEATURES = {name: f"TRAIN.OPTIMIZER.NAME={name}" for name in ("lamb", "lion", "laprop")} | {
+    **{"EMA": "TRAIN.MODEL_EMA=true", "LoRA": "MODEL.LORA.RANK=8", "sizes": "TRAIN.SIZE_SCHEDULE=[0:128,1:224]"},
+    "distillation": "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=deit_base_patch16_224",
+}
+CASES = MODES | {name: Mode((*MODES["bf16"].options, *each.split()), "bfloat16") for name, each in FEATURES.items()}
 SLOW_ON_CPUS = ("fp16", "naive-fp16")  # about a two-hundredth of float32's speed: minutes for one update
 
 
@@ -250,6 +256,9 @@ class SpeedTable:
         columns = ["case", "memory, GiB", f"memory against {self.base}", "iterations/s", "images/s"]
         self.columns = [*columns, f"against {self.base}", "FLOPs utilisation, %"]
         print(table(title, self.columns, []).rstrip(), flush=True)
+
+    def measure(self, workers: dict[str, StepWorker], turns: Turns) -> None:
+        self.add(*take_turns(workers, turns, self.products))
 
     def add(self, measured: dict[str, Measured], reasons: dict[str, str]) -> None:
         """Print the rows of those that have none yet."""

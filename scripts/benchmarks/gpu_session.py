@@ -10,6 +10,8 @@ the same with rows of tables by column; all else lies in a temporary folder. A p
 """
 
 import argparse
+import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -26,7 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from utils.program import adopt_orphans, die_with_parent, exit_code, kill_children, revision  # isort: skip
+from utils.program import die_with_parent, exit_code, revision  # isort: skip
 from scripts.benchmarks.common import ROOT
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, did_you_mean
@@ -140,7 +142,8 @@ class Record:
 
 def run_session(folder: Path, parts: dict[str, tuple[float, list[str]]], kind: str) -> int:
     """Run the parts (limit, commands) in turn. 1 if one of them did not come to its end or one of its checks failed."""
-    adopt_orphans()
+    if sys.platform == "linux":  # what a part leaves behind becomes a child of this process, even from its own session
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and the part that runs is killed
     record, now = Record(folder), time.strftime("%Y-%m-%dT%H:%M:%S")
     record.add(f"\n# Session of {now}: halfstep {revision(ROOT)}, {kind}\n{describe_missing()}")
@@ -165,9 +168,7 @@ def describe_missing() -> str:
     own = [f"--platform {tag}_{platform.machine()}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
     python = "--python-version {}.{}".format(*platform.python_version_tuple())
     download = f"python -m pip download --no-deps --only-binary=:all: {python} {' '.join(own)} -d wheels {names}"
-    return (
-        f"missing: {names}; where pip finds packages: {download}; then here: python -m pip install --no-deps wheels/*"
-    )
+    return f"missing: {names}; with a network: {download}; then here: python -m pip install --no-deps wheels/*"
 
 
 def run_within(command: str, seconds: float, record: Record) -> str:
@@ -188,6 +189,17 @@ def run_within(command: str, seconds: float, record: Record) -> str:
         kill_children()
         process.wait()
         reader.join()
+
+
+def kill_children() -> None:
+    """Kill the children of this process, and what they leave to it, until nothing is left."""
+    with contextlib.suppress(ChildProcessError):  # nothing is left to wait for
+        while True:
+            for path in Path("/proc").glob("[0-9]*/stat"):
+                with contextlib.suppress(OSError):  # it has ended
+                    if int(path.read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
+                        os.kill(int(path.parent.name), signal.SIGKILL)
+            os.wait()
 
 
 if __name__ == "__main__":

@@ -20,30 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so tha
 
 from utils.program import exit_code  # isort: skip
 from engine.settings import load_settings
-from scripts.benchmarks.common import (
-    MODES,
-    Mode,
-    SpeedTable,
-    StepWorker,
-    Turns,
-    compare,
-    fast_modes,
-    machine,
-    spread,
-    table,
-    take_turns,
-)
+from scripts.benchmarks.common import CASES, SpeedTable, StepWorker, Turns, compare, fast_modes, machine, spread, table
 from scripts.command_line import Parser, at_least
 from utils.distributed import find_devices
 
 NO_DROPOUT = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # as timm's models come
-# Beside the modes, each in bfloat16: what else an update can do. The teacher has random weights.
-HALF = MODES["bf16"].options
-FEATURES = {name: f"TRAIN.OPTIMIZER.NAME={name}" for name in ("lamb", "lion", "laprop")} | {
-    **{"EMA": "TRAIN.MODEL_EMA=true", "LoRA": "MODEL.LORA.RANK=8", "sizes": "TRAIN.SIZE_SCHEDULE=[0:128,1:224]"},
-    "distillation": "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=deit_base_patch16_224",
-}
-CASES = MODES | {name: Mode((*HALF, *each.split()), "bfloat16") for name, each in FEATURES.items()}
 KINDS = (("", "COMPILE=false"), (" compiled", "COMPILE=true"))  # of a case: the ending of its name, and its option
 AT_ONCE = 4  # processes: while one waits it keeps its weights and its context on the device
 
@@ -62,15 +43,14 @@ def main(argv: list[str]) -> int:
         if measure in (modes, peer):
             command.add_argument("-steps", type=at_least(1), default=5, metavar="N", help="of a turn, at least [5]")
             command.add_argument("-seconds", type=float, default=2.0, metavar="S", help="a turn's length, at least [2]")
-        if measure is modes:
-            command.add_argument("-modes", nargs="+", choices=CASES, metavar="MODE", help=" ".join(CASES))
-        if measure in (modes, peer):
             command.add_argument("-compile", action="store_true", help="measure each compiled, too")
         elif measure is seconds:
             command.add_argument("-iterations", type=at_least(1), default=100, metavar="N", help="of a turn [100]")
         elif measure is linear:
             command.add_argument("-scale", type=float, metavar="X", help="of width 4096, batch 512 [GPU: 1, CPU: 0.25]")
             command.add_argument("-epochs", type=at_least(1), metavar="N", help="of 50 batches [GPU: 25, CPU: 5]")
+        if measure is modes:
+            command.add_argument("-modes", nargs="+", choices=CASES, metavar="MODE", help=" ".join(CASES))
     arguments = parser.parse_args(argv)
     options = ["-opts", *arguments.opts] if arguments.opts else []
     # Without a CUDA context, which would take memory from what is measured.
@@ -129,7 +109,7 @@ def measure_cases(
     for begin in range(0, max(len(others), 1), AT_ONCE - 1):
         # The first is measured beside all others, so that they can be held against it.
         group = [first, *others[begin : begin + AT_ONCE - 1]] if workers else []
-        speeds.add(*take_turns({name: workers[name] for name in group}, turns, products))
+        speeds.measure({name: workers[name] for name in group}, turns)
     return speeds.ending
 
 

@@ -312,6 +312,7 @@ def test_every_program_tells_a_python_that_is_too_old_or_lacks_packages_in_one_l
     assert len(lines) == len(programs) and all(line.startswith("error: ") for line in lines)
     remedies = r"run: (source .venv/bin/activate|bash scripts/quickstart.sh)"
     assert all(re.search(remedies, line) and ("torch" in line) == (version > (3, 11)) for line in lines), lines
+    assert version > (3, 11) or "pip install" not in done.stderr, "which would help no old Python"
     for path in [*programs, ROOT / "utils/__init__.py"]:
         ast.parse(path.read_text(), feature_version=(3, 8))
 

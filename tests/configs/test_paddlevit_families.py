@@ -82,6 +82,8 @@ def test_dialect_of_2021_and_a_base_file_describe_the_same_model():
     write(yaml_of({key.replace("MODEL.", "MODEL.TRANS."): value for key, value in layers.items()}), "base.yaml")
     rest = {key: value for key, value in SWIN.items() if key not in layers}
     assert load_text(yaml_of({"BASE": "base.yaml"} | rest)).config == load_text(yaml_of(SWIN)).config
+    write(yaml_of({"MODEL.TYPE": "deit"}), "base.yaml")
+    assert load_text(yaml_of({"BASE": "base.yaml"} | SWIN)).config == load_text(yaml_of(SWIN)).config
 
 
 def test_what_the_file_leaves_out_is_the_familys_default_and_not_ours():

@@ -3,9 +3,11 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from datasets import SavedData, load_image_sets
+from datasets.collect import equal_rows
 from tests.support.image_sets import draw, error_of, load, settings, shades
 from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
@@ -149,6 +151,13 @@ def test_a_class_of_a_csv_file_that_is_not_utf_8_is_refused_and_the_name_of_a_fi
     more = "".join(f"images/{shade}.jpg;{'bee' if shade % 2 else 'dog'}\n" for shade in range(4, 10))
     make_csv(tmp_path / "train.csv", f"images/käfer.jpg;bee\n{more}", "image_path;target", "cp1252")
     assert sum(map(len, load("csv", tmp_path / "train.csv", VAL_FRACTION=0.3))) == 7
+
+
+def test_rows_of_equal_strings_are_found_however_far_apart_and_not_by_their_hash_alone():
+    hashes = np.arange(2**20 + 9)
+    hashes[[2**20 + 2, 2**20 + 5]] = 7
+    assert list(equal_rows(hashes, lambda row: "one")) == [[7, 2**20 + 2, 2**20 + 5]]
+    assert list(equal_rows(hashes, lambda row: row > 2**20)) == [[2**20 + 2, 2**20 + 5]]
 
 
 def test_spaces_around_the_values_of_a_csv_file_do_not_count(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from datasets.sources.parquet import GroupCache
+from datasets.sources.parquet import GroupCache, read_columns
 from scripts import make_shards
 from tests.support.image_sets import error_of, load, png, shades
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
@@ -219,6 +219,7 @@ def test_an_epoch_takes_its_row_groups_one_after_another(tmp_path):
     places = [np.flatnonzero(order // 10 == group) for group in range(20)]
     assert max(place.max() - place.min() for place in places) < 10 + 2 * 20
     assert str(path) in train.name(0)
+    assert [read_columns(path, ["label"], group).num_rows for group in (None, 0, 19)] == [200, 10, 10]
     order, mixed = (np.asarray(each[:200]) // 10 for each in (train.epoch_order(3, 0), train.order_to_write(3)))
     assert np.count_nonzero(np.diff(mixed)) > np.count_nonzero(np.diff(order))  # to make shards of
 
@@ -229,6 +230,7 @@ def test_rows_sorted_by_class_are_warned_of(tmp_path):
     assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes)
     write_parquet(path, columns | {"label": sorted(columns["label"])})
     assert_names("\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes), "warning", 9, "scripts/make_shards.py")
+    assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=90)[1].notes), "which mixes all rows"
 
 
 @pytest.mark.usefixtures("signal_handlers")

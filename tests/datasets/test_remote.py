@@ -1,5 +1,6 @@
 """Shards on a server: the same images as from a disk, a bounded cache, and what is refused."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,7 @@ import pytest
 from botocore.exceptions import ConfigParseError, TokenRetrievalError, UnauthorizedSSOTokenError
 
 from datasets import load_image_sets
-from datasets.sources.remote_shards import ServerFolder, TarCache
+from datasets.sources.remote_shards import NUM_PULLERS, ServerFolder, TarCache
 from datasets.sources.server import NotThereError, Server, judge, parse_address
 from datasets.sources.shards import ShardTar
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
@@ -23,6 +24,7 @@ from tests.support.seen import seen
 from tests.support.seen import settings as seen_settings
 from tests.support.servers import HttpFolder, forget_credentials, s3_folder
 from utils.errors import ConfigError, DataError
+from utils.files import locked
 
 
 @pytest.fixture
@@ -184,16 +186,24 @@ def test_the_cache_holds_no_more_than_its_limit_and_what_was_dropped_is_pulled_a
             assert len(held(caches)) <= 4
 
 
-def test_the_next_tars_are_pulled_ahead_of_the_reader_as_many_as_fit(tmp_path, caches):
+def test_the_next_tars_are_pulled_ahead_of_the_reader_as_many_as_fit_but_those_that_others_pull(tmp_path, caches):
     for number in range(9):
         write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))
     write_tar(tmp_path / "set" / "val-0.tar", samples(200, 3))
     size = (tmp_path / "set" / "train-0.tar").stat().st_size
     with HttpFolder(tmp_path / "set") as server:
         train, _ = remote(server.url, caches, REMOTE_CACHE_GB=6.5 * size / 1e9, SHUFFLE_BUFFER=3)
-        order = [f"train-{group}.tar" for group in train.epoch_order(0, 0).groups]
-        train.will_read(0, 0, 0)
-        wait_until(lambda: set(order[:5]) <= held(caches))
+        groups, cache = train.epoch_order(0, 0).groups, train.folder.cache
+        order = [f"train-{group}.tar" for group in groups]
+        with contextlib.ExitStack() as others:
+            for path in cache.files():
+                path.unlink()
+            for path in (cache.path(train.table.tar(group)) for group in groups[:NUM_PULLERS]):
+                others.enter_context(locked(path.with_name(f".{path.name}.part")))
+            train.will_read(0, 0, 0)
+            wait_until(lambda: held(caches) >= {order[NUM_PULLERS]})
+        train.will_read(0, 0, 15)
+        wait_until(lambda: set(order[1:6]) <= held(caches))
         train.will_read(0, 0, 70)
         following = [f"train-{group}.tar" for group in train.epoch_order(0, 1).groups]
         wait_until(lambda: set(order[7:] + following[:2]) <= held(caches))

@@ -48,6 +48,7 @@ def test_what_runs_write_into_it_is_what_the_table_in_the_docs_says(tmp_path, st
     for each in written:
         assert {"version", "state", "time", "heartbeat", "started", "host", "pid"} <= set(each)
         assert all(re.search(r":\d\d[+-]\d\d:\d\d$", each[key]) for key in ("time", "heartbeat", "started")), "RFC 3339"
+        assert "eta_seconds" not in each or each["state"] in ("training", "evaluating")
         assert ("exit_code" in each) == (each["state"] not in ("starting", "training", "evaluating"))
     positions = [each["position"]["step"] for each in written if each["state"] == "training"]
     assert set(range(1, 8)) <= set(positions), "a report does not write"

@@ -79,6 +79,7 @@ def test_a_file_is_found_without_its_suffix_and_read_by_its_content(tmp_path, we
         saved(weights, tmp_path / f"Epoch{suffix}-2.345{suffix}")
         assert_same(read_state_dict(tmp_path / f"Epoch{suffix}-2.345"), weights)
     safetensors.torch.save_file(weights, tmp_path / "x.pdparams")
+    saved({"another": torch.ones(1)}, tmp_path / "x.pdparams.pth")
     assert_same(read_state_dict(tmp_path / "x.pdparams"), weights)
 
 

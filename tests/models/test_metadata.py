@@ -98,6 +98,9 @@ def test_a_vit_of_transformers_is_built_and_read(tmp_path, weights):
     cropped = prepared | {"size": 36, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
     (path / "preprocessor_config.json").write_text(json.dumps(cropped))
     assert_images(metadata_of(str(path)), IMAGE_SIZE=32, CROP_MODE="squash", CROP_PCT=32 / 36)
+    (path / "preprocessor_config.json").write_text(json.dumps(prepared | {"size": {"height": 32, "width": 48}}))
+    with refused(ConfigError, path, "square"):
+        metadata_of(str(path))
 
 
 def test_a_vit_of_transformers_without_a_tensor_is_refused(tmp_path, weights):

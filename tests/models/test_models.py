@@ -78,6 +78,7 @@ def test_fields_reach_the_model():
         ({"FREEZE": ("block.0.*",)}, "MODEL.FREEZE block.0.* blocks.0"),
         ({"FREEZE": ("*", "!heads")}, "MODEL.FREEZE !heads head"),
         ({"FREEZE": ("*",)}, "MODEL.FREEZE !classifier"),
+        ({"TYPE": "timm", "NAME": "resnet18", "FREEZE": ("*.weight", "*.bias")}, "MODEL.FREEZE !classifier"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused_by_the_setting(fields, names):

@@ -11,7 +11,7 @@ import pytest
 
 from engine.record.saved_run import SavedRun
 from scripts.comparing import statistics
-from scripts.comparing.groups import group_runs
+from scripts.comparing.groups import Group, group_runs
 from scripts.comparing.runs import find_runs, other_data
 from scripts.comparing.tables import to_markdown
 from tests.support.refusals import assert_names
@@ -121,6 +121,17 @@ def test_the_table_says_whether_a_difference_is_noise(tmp_path, shift, word):
     row = table(out, "Results")[1]
     assert word in row["against group 1"]
     assert ("within the noise" in out) == (word == "within noise")
+
+
+def test_the_best_of_three_groups_is_judged_by_its_own_seeds_not_by_other_groups_or_by_images(tmp_path):
+    for number, shift in enumerate((0.0, 0.1, 8.0)):
+        for seed, value in enumerate((80.0, 81.0, 79.5)):
+            settings = f"SEED: {seed + 5 * number}\nTRAIN.SMOOTHING: 0.{number}"
+            run = make_run(tmp_path / f"{number}-{seed}", [value + shift], settings)
+            write_predictions(run, {f"{image}": image > shift for image in range(40)})
+    text = to_markdown(groups_in(tmp_path), "", [])
+    assert ["within" in row["against group 1"] for row in table(text, "Results")] == [False, True, False]
+    assert "more than the noise" in text and "within the noise" not in text and "images, p" not in text
 
 
 def test_of_equal_groups_none_is_called_best(tmp_path):
@@ -295,7 +306,9 @@ def test_a_mistake_ends_with_exit_code_2_and_a_remedy(folder, tmp_path, words, n
 
 def test_names_cannot_break_out_of_their_cell(tmp_path):
     for name in ("a | b`<i>", "c\nd"):
-        make_run(tmp_path / name, [90.0], f"TRAIN.SMOOTHING: 0.{len(name)}")
+        make_run(
+            tmp_path / name, [90.0], f"TRAIN.NUM_EPOCHS: 2\nTRAIN.SMOOTHING: 0.{len(name)}"
+        )  # of which notes say one
     text = to_markdown(groups_in(tmp_path), "", [])
     rows = table(text, "Runs")
     assert [len(row) for row in rows] == [6, 6] and "<i>" not in text.replace("\\<i\\>", "")
@@ -304,6 +317,13 @@ def test_names_cannot_break_out_of_their_cell(tmp_path):
 def test_the_speed_of_a_run_is_that_of_its_usual_epoch():
     epochs = [{"images_per_s": each} for each in (1.0, 100.0, 100.0)]
     assert SavedRun(Path(), {}, {}, {}, epochs).speed == 100
+
+
+def test_the_best_of_a_metric_by_which_a_run_did_not_choose_is_that_of_either_weights():
+    scores = [{"eval_top1": 80.0, "eval_top1_ema": 85.0}, {"eval_top1": 81.0, "eval_top1_ema": 84.0}]
+    epochs = [{"eval_loss": 1.0, "eval_loss_ema": 1.0, **each} for each in scores]
+    run = SavedRun(Path(), {"TRAIN.BEST_METRIC": "loss"}, {}, {}, epochs)
+    assert Group(1, {}, [run], "top1").best_of(run) == 85.0
 
 
 def test_quantiles_are_students_for_few_degrees_of_freedom_and_for_many():

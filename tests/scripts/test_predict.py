@@ -261,6 +261,7 @@ RUN, IMAGE = "{run}/last.pth", "{run}/loss.png"
         (f"{RUN} {IMAGE} -csv {{empty}}/not/there.csv", "-csv {empty}/not"),
         (f"{RUN} {IMAGE} -csv {IMAGE}", "-csv loss.png"),
         (f"{RUN} {IMAGE} -csv {RUN}", "-csv last.pth"),
+        (f"{RUN} {IMAGE} -csv {{empty}}/X.JPG", "-csv X.JPG"),
         (f"{RUN} {IMAGE} -cfg {{run}}/config.yaml -csv {{run}}/config.yaml", "-csv config.yaml"),
         (f"{RUN} {IMAGE} -csv {{empty}}/x -json {{empty}}/x", "-csv -json"),
         (f"{RUN} {IMAGE} -csv /dev/stdout", "-csv /dev/stdout"),

@@ -113,6 +113,15 @@ def test_without_a_fault_nothing_is_named_and_the_recommended_scale_is_the_large
         assert bool(diagnose(make_case(tmp_path, nothing, scale)).first) == breaks
 
 
+def test_attention_without_a_fused_kernel_has_a_row_for_each_of_its_parts(tmp_path):
+    def plant(model):
+        for block in model.blocks:
+            block.attn.fused_attn = False
+
+    places = {str(row.place) for row in diagnose(make_case(tmp_path, plant)).rows}
+    assert places >= {f"blocks.0.attn {part}" for part in ("logits (q·k)", "softmax", "attention x values")}, places
+
+
 def test_gradients_that_vanish_in_half_are_counted(tmp_path):
     low, high = (diagnose(make_case(tmp_path, nothing, scale)) for scale in (2**-18, 4096.0))
     lost_low, lost_high = (

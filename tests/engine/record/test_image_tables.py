@@ -22,7 +22,7 @@ from engine.precision.policy import Precision
 from engine.record import image_tables as module
 from engine.record.image_results import ResultFiles
 from engine.record.image_sheets import draw_confusion, draw_mistakes
-from engine.record.image_tables import Names, write_tables
+from engine.record.image_tables import Names, confusion_rows, write_tables
 from tests.support.configs import CPU, small_config
 from tests.support.threads import Threads
 from tests.support.trainers import Lines
@@ -156,6 +156,9 @@ def test_the_confusion_of_very_many_classes_is_a_list_and_a_picture_of_the_usual
     assert ["class number 0", "class number 2999", "1"] in rows
     picture = draw_confusion(results, Names(images.classes))
     assert 800 < picture.width < 1000 and 800 < picture.height < 1000
+    for number, columns in ((5, 6), (6, 3)):  # a matrix with its titles, or label, prediction and count
+        few = made_up(labels % number, labels % number, number)
+        assert len(confusion_rows(few, Names(CLASSES))[0]) == columns
     some = made_up(labels % 9, predictions % 9, 9)
     assert draw_confusion(some, Names(CLASSES)).size < picture.size
 

@@ -168,6 +168,11 @@ def test_a_run_ends_in_time_and_landed_on_any_machine(config, name, process, fre
     assert run.trainer.schedule.num_updates == run.trainer.step
 
 
+def test_an_update_is_measured_without_evaluations_and_what_stands_at_the_end(config):
+    run = Run(config("5m"), World(end_work=20.0, evaluation=3.0)).go()
+    assert {re.search(r"epochs of (\S+) s", line)[1] for line in run.lines} == {"2.2"}, run.lines
+
+
 def killed(settings, world: World, step: int, saved: dict | None = None, process=ALONE) -> Run:
     """A run that dies before this step; what is on the disk is of its last save."""
     run = Run(settings, world, process, saved)

@@ -5,11 +5,21 @@ import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine.record import trackers as module
-from engine.record.trackers import Ending, Tracker, Trackers, TrackerThread, check_trackers, ending_of, figures_of
+from engine.record.trackers import (
+    Ending,
+    Tracker,
+    Trackers,
+    TrackerThread,
+    Wandb,
+    check_trackers,
+    ending_of,
+    figures_of,
+)
 from tests.support.configs import SMALL, small_config
 from tests.support.refusals import refused
 from tests.support.run_hash import run_hash
@@ -79,6 +89,19 @@ def test_wandb_has_name_settings_end_and_every_row_of_a_killed_and_resumed_run_o
     settings = {each.key: json.loads(each.value_json) for each in about.config.update}
     assert settings["TRAIN.BASE_LR"] == 1e-3 and "MODEL.RESUME" not in settings
     assert records["exit"].exit.exit_code == 0
+
+
+@pytest.mark.parametrize(("offline", "last"), [(True, -1), (False, 5)])
+def test_wandb_gets_all_rows_again_where_a_kill_may_have_lost_the_file_of_the_start_before(
+    tmp_path, monkeypatch, offline, last
+):
+    begun = SimpleNamespace(offline=offline, url="", dir=tmp_path, define_metric=lambda *_, **__: None)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: begun, Settings=dict))
+    (tmp_path / "tracking").mkdir()
+    (tmp_path / "tracking/wandb.json").write_text('{"id": "x", "step": 5, "epoch": 5}')
+    tracker = Wandb("wandb", small_config(tmp_path), tmp_path)
+    tracker.open()
+    assert tracker.last == {"step": last, "epoch": last}
 
 
 def test_mlflow_has_every_row_of_a_killed_and_resumed_run_as_in_its_tables(resumed, folder):

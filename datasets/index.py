@@ -17,7 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -96,6 +96,30 @@ class Texts(Sequence):
         return (self.chunk(start, min(start + size, len(self))) for start in range(0, len(self), size))
 
 
+class Shape(NamedTuple):
+    """What an index has, whoever made it."""
+
+    columns: Mapping[str, str]  # the type of each, as for IndexWriter
+    even: Sequence[str]  # columns of one length each
+    facts: Any  # see is_like
+
+
+def is_like(value: Any, shape: Any) -> bool:
+    """Whether plain values have a shape: a type, [that of each], (of one, of the next), {name: that of its value} or {str: of all}."""
+    if isinstance(shape, list | tuple):
+        shapes = shape if isinstance(shape, tuple) else shape * len(value) if isinstance(value, list) else ()
+        return isinstance(value, list) and len(value) == len(shapes) and all(map(is_like, value, shapes))
+    if not isinstance(shape, dict):
+        return isinstance(value, shape)
+    wanted = dict.fromkeys(value, shape[str]) if str in shape and isinstance(value, dict) else shape
+    return isinstance(value, dict) and all(name in value and is_like(value[name], wanted[name]) for name in wanted)
+
+
+def divides(starts: np.ndarray, length: int) -> bool:
+    """Whether these are the starts, and the end, of parts that follow one another up to this length."""
+    return len(starts) > 0 == starts[0] and starts[-1] == length and bool((starts[1:] >= starts[:-1]).all())
+
+
 class Index:
     """A complete index. `facts` are small and in plain values; `id` is another for each one that is written.
 
@@ -106,17 +130,30 @@ class Index:
         self.path, self.facts, self.id, self._columns = path, facts, identity, columns
         self.num_bytes = sum(each.nbytes for each in columns.values())
 
-    def is_even(self, *groups: str) -> bool:
-        """Whether it has all these columns, those that are named together of one length: somebody else may have made it."""
-        lengths = [{self._length(name) for name in group.split()} for group in groups]
-        return all(len(each) == 1 and None not in each for each in lengths)
+    def has(self, shape: "Shape") -> bool:
+        """Whether columns and facts are as our own: somebody else may have made it."""
+        if not is_like(self.facts, shape.facts):
+            return False
+        lengths = {name: self._length(name, kind) for name, kind in shape.columns.items()}
+        return None not in lengths.values() and all(
+            len({lengths[name] for name in group.split()}) == 1 for group in shape.even
+        )
 
-    def _length(self, name: str) -> int | None:
-        """The rows of a column; None if it is not there, or a text without its end."""
-        if name not in self._columns or f"{name}.starts" not in self._columns:
-            return len(self._columns[name]) if name in self._columns else None
-        starts = self.text(name).starts
-        return len(starts) - 1 if len(starts) and starts[-1] == len(self._columns[name]) else None
+    def _length(self, name: str, kind: str) -> int | None:
+        """The rows of a column; None if it is not there, or of another type, or strings do not follow one another."""
+        column, starts = self._columns.get(name), self._columns.get(f"{name}.starts")
+        if column is None or column.dtype != ("u1" if kind == TEXT else kind):
+            return None
+        if kind != TEXT:
+            return len(column)
+        return (
+            len(starts) - 1 if starts is not None and starts.dtype == "<u8" and divides(starts, len(column)) else None
+        )
+
+    def is_below(self, name: str, limit: int) -> bool:
+        """Whether all numbers of a column are from 0 to below this limit."""
+        column = self.column(name)
+        return not len(column) or 0 <= int(column.min()) <= int(column.max()) < limit
 
     def column(self, name: str) -> np.ndarray:
         """The numbers of a column, read-only."""
@@ -310,7 +347,7 @@ def index_paths(config: Config, beside: Path) -> list[Path]:
 
 
 def open_or_build(
-    paths: Sequence[Path], is_current: Callable[[Index], bool], build: Callable[[Place | None], Index]
+    paths: Sequence[Path], shape: Shape, is_current: Callable[[Index], bool], build: Callable[[Place | None], Index]
 ) -> Index:
     """The first current index at one of these places, or one that `build` makes at the first that can be written to.
 
@@ -319,7 +356,7 @@ def open_or_build(
     """
     while True:
         for path in paths:
-            if (index := open_index(path)) and is_current(index):
+            if (index := open_index(path)) and index.has(shape) and is_current(index):
                 return index
         try:
             for path in paths:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config, Fold
-from datasets.index import Index, IndexWriter, open_or_build
+from datasets.index import Index, IndexWriter, Shape, open_or_build
 from datasets.shuffle import shuffled
 from datasets.types import ImageSet, SavedData, count_classes
 from utils.errors import ConfigError
@@ -22,6 +22,11 @@ DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" a
 EACH_CLASS = "each_class"  # of a record by hash: each class has validation images; runs of before go on without
 HASH_BYTES = 8
 PARTS, COLUMNS = ("train", "val"), {"row": "<u4", "target": "<i4"}  # of the index in which a split is stored
+SHAPE = Shape(
+    {f"{part}.{column}": kind for part in PARTS for column, kind in COLUMNS.items()},
+    [f"{part}.row {part}.target" for part in PARTS],
+    {"notes": [str]},
+)
 
 
 def hold_out(image_set: ImageSet, fraction: float, title: str, fold: Fold | None = None) -> tuple[ImageSet, ImageSet]:
@@ -230,7 +235,7 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     def build(path: Path | None) -> Index:
         choose = _by_fold if "folds" in record else _by_hash if record["rule"] == "hash" else _by_fraction
         held_out, notes = choose(image_set, record)
-        writer = IndexWriter(path, {f"{part}.{column}": kind for part in PARTS for column, kind in COLUMNS.items()})
+        writer = IndexWriter(path, SHAPE.columns)
         for part, chosen in zip(PARTS, (~held_out, held_out), strict=True):
             writer.add(f"{part}.row", rows := np.flatnonzero(chosen))
             writer.add(f"{part}.target", image_set.targets[rows])
@@ -243,8 +248,13 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
         known_by += [record["folds"], record["fold"]]
         ending += f"-{record['fold']}-of-{record['folds']}"
     paths = [index.path.with_suffix(f".{ending}{index.path.suffix}")] if index and index.path and whole else []
-    even = [f"{name}.row {name}.target" for name in PARTS]
-    drawn = open_or_build(paths, lambda found: found.facts.get("of") == known_by and found.is_even(*even), build)
+    limits = {"row": len(image_set), "target": int(image_set.targets.max(initial=0)) + 1}
+
+    def is_of(found: Index) -> bool:
+        within = (found.is_below(f"{part}.{name}", limit) for part in PARTS for name, limit in limits.items())
+        return found.facts.get("of") == known_by and all(within)
+
+    drawn = open_or_build(paths, SHAPE, is_of, build)
     parts = []
     for name in PARTS:
         part = image_set.take(drawn.column(f"{name}.row"))

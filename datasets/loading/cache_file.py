@@ -17,11 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.index import ENDING, IndexWriter, Place, open_index
+from datasets.index import ENDING, IndexWriter, Place, Shape, open_index
 from utils.files import sync, without_waiting
 
 VERSION = 4  # of what is in both files
 ENTRY = np.dtype([("start", "<u8"), ("length", "<u8"), ("height", "<u4"), ("width", "<u4"), ("checksum", "<u4")])
+COLUMNS = {name: ENTRY[name].str for name in ENTRY.names}
+SHAPE = Shape(COLUMNS, [" ".join(COLUMNS)], {"size": int})
 # Older versions of Python have no name for it.
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
@@ -75,13 +77,13 @@ class CacheFile:
     def __init__(self, location: CacheLocation):
         """FileNotFoundError when there is none, DamagedCacheError when it differs from what was written."""
         self.location, index = location, open_index(location.index)
-        if index is None or not index.is_even(" ".join(ENTRY.names)):
+        if index is None or not index.has(SHAPE) or len(index.column("start")) != location.num_images:
             if not location.index.exists():
                 raise FileNotFoundError(location.index)
             raise DamagedCacheError(f"{location.index} is damaged")
         self.columns = [index.column(name) for name in ENTRY.names]
         with open(location.data, "rb", opener=without_waiting) as file:
-            size, expected = os.fstat(file.fileno()).st_size, index.facts.get("size")
+            size, expected = os.fstat(file.fileno()).st_size, index.facts["size"]
             if size != expected:
                 raise DamagedCacheError(f"{location.data} has {size:,} bytes, not {expected:,}")
             # Private and writable, or torch warns of every array; nothing writes to it. Without MAP_NORESERVE Linux refuses
@@ -130,7 +132,7 @@ class CacheWriter:
         """Bring the images to the disk, then write the index, which declares the cache complete."""
         sync(self._data)
         with Place(self.location.index) as place:
-            writer = IndexWriter(place, {name: ENTRY[name].str for name in ENTRY.names}, small=-1)
+            writer = IndexWriter(place, COLUMNS, small=-1)
             for name in ENTRY.names:
                 writer.add(name, self._entries[name])
             writer.finish({"size": self._end})

@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.collect import encoded
-from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, index_paths, open_or_build
+from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, Shape, index_paths, open_or_build
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY, PixelRules
@@ -21,6 +21,11 @@ from utils.text import counted, first_of
 SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # of zip files made on a Mac, and of network disks: copies and thumbnails
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
 THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
+SHAPE = Shape(
+    {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"},
+    ["path target", "folder date"],
+    {"left_out": {str: int}},
+)
 INDEX_FILE = f"images{ENDING}"  # beside the class folders, not in a folder that other programs would take for a class
 EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
 
@@ -120,9 +125,10 @@ def read_class_folders(
     depends_on = {"names": names, "numbers": numbers, "deep": deep}
     index = open_or_build(
         index_paths(config, folder / INDEX_FILE),
+        SHAPE,
         lambda index: (
             index.facts.get("folders") == depends_on
-            and index.is_even("path target", "folder date")
+            and index.is_below("target", len(classes))
             and _is_unchanged(index, folder)
         ),
         lambda place: _build(place, folder, depends_on),
@@ -153,7 +159,7 @@ def _date(root: Path, folder: str) -> int:
 
 def _build(place: Place | None, folder: Path, depends_on: dict) -> Index:
     """List the folders into an index."""
-    writer = IndexWriter(place, {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"})
+    writer = IndexWriter(place, SHAPE.columns)
     scan = FolderScan(folder, depends_on["names"], depends_on["deep"])
     for name, number in zip(depends_on["names"], depends_on["numbers"], strict=True):
         paths = scan.images_below(name)

@@ -12,7 +12,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.collect import Distinct, RowHashes, encoded, equal_rows
-from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, Texts, index_paths, open_or_build, stamps_of
+from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, Shape, Texts, index_paths, open_or_build, stamps_of
 from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources.images import FileImages, Inside, normal_paths
 from datasets.sources.root import own_split
@@ -58,15 +58,10 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     """
     beside = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}")
     made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 2}
-    of_each = (
-        "{0}.path {0}.target",
-        "{0}.label {0}.label_line {0}.label_count",
-        "{0}.folder {0}.folder_row {0}.folder_line",
-    )
-    even = [columns.format(number) for number in range(len(lists.files)) for columns in (*of_each, "{0}.group")]
     index = open_or_build(
         index_paths(config, beside),
-        lambda index: index.facts.get("made_of") == made_of and index.is_even(*even),
+        _shape(len(lists.files)),
+        lambda index: index.facts.get("made_of") == made_of,
         lambda place: _Builder(config, lists, place).build({"made_of": made_of}),
     )
     labels = [_labels(index, lists, number) for number in range(len(lists.files))]
@@ -76,13 +71,15 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     else:
         (numbers, *_), classes = class_numbers(config, labels, are_numbers)
         if are_numbers and index.facts["folder_names"]:
-            found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=True))
+            found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
             folder_names = [found.get(number, name) for number, name in enumerate(classes)]
     image_sets = []
     for number in range(len(lists.files))[-1 if config.START.EVAL else 0 :]:
         file, paths = lists.files[number], index.text(f"{number}.path")
         _check_paths(index, file, number)
         targets = index.column(f"{number}.target")
+        if not index.is_below(f"{number}.target", len(label_sets[number] or classes)):
+            raise DataError(f"{index.path}: damaged, with other classes than {file}; remove it, it is made anew")
         image_set = FileImages(file.parent, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
         image_set.index, image_set.label_sets = index, label_sets[number]
         image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
@@ -95,6 +92,16 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     if lists.has_several_labels:
         image_sets[-1].notes += (describe_labels(config, image_sets[0]),)
     return image_sets
+
+
+def _shape(num_lists: int) -> Shape:
+    columns = {f"{n}.{name}": kind for n in range(num_lists) for name, kind in COLUMNS.items()}
+    groups = (("path", "target"), OF_LABELS, OF_FOLDERS)
+    even = [" ".join(f"{n}.{name}" for name in group) for n in range(num_lists) for group in groups]
+    some = {"count": int, "first": [str]}
+    facts = {"notes": [str], "folder_names": [str], "shared": some, "shared_groups": some}
+    facts |= {"first_lines": ([int],) * num_lists, "repeated": (some | {"contrary": int},) * num_lists}
+    return Shape(columns, even, facts)
 
 
 def _labels(index: Index | IndexWriter, lists: Lists, number: int) -> Labels:
@@ -114,8 +121,7 @@ class _Builder:
 
     def __init__(self, config: Config, lists: Lists, place: Place | None):
         self.config, self.lists = config, lists
-        columns = {f"{n}.{name}": kind for n in range(len(lists.files)) for name, kind in COLUMNS.items()}
-        self.writer = IndexWriter(place, columns)
+        self.writer = IndexWriter(place, _shape(len(lists.files)).columns)
         self.hashes = RowHashes()
         self.first_lines: list[list[int]] = []  # of each list the lines of the files that must exist
         self.folder_names: list[list[str]] = []  # of each list see _folder_names
@@ -249,8 +255,8 @@ def _check_paths(index: Index, file: Path, number: int) -> None:
     root, inside, paths = file.parent, Inside(file.parent), index.text(f"{number}.path")
     folders = (os.fsdecode(each) for chunk in index.text(f"{number}.folder").chunks() for each in chunk)
     outside = next((place for place, folder in enumerate(folders) if folder not in inside), None)
-    row = len(paths) if outside is None else int(index.column(f"{number}.folder_row")[outside])
-    for first, line in enumerate(index.facts["first_lines"][number][:row]):
+    row = len(paths) if outside is None else min(int(index.column(f"{number}.folder_row")[outside]), len(paths) - 1)
+    for first, line in enumerate(index.facts["first_lines"][number][: max(row, 0)]):
         path = os.fsdecode(paths[first])
         if not os.path.isfile(root / path):
             raise DataError(

@@ -23,8 +23,10 @@ from datasets.index import (
     Index,
     IndexWriter,
     Place,
+    Shape,
     changed_during_run,
     index_paths,
+    is_like,
     open_or_build,
     stamps_of,
 )
@@ -50,6 +52,11 @@ USUAL_COLUMNS = ("image", "label")  # on Hugging Face
 NUM_THREADS = 16  # which mostly wait for the disk
 INDEX_COLUMNS = {"label": "<i4", "name": TEXT, "group_file": "<i4", "group_number": "<i4", "group_rows": "<i8"}
 INDEX_COLUMNS |= {"group_bytes": "<i8", "file_rows": "<i8"}
+SHAPE = Shape(
+    INDEX_COLUMNS,
+    ["label name", "group_file group_number group_rows group_bytes", "file_rows"],
+    {"image": str, "are_names": bool, "has_keys": bool},
+)
 CACHE_BYTES = 192 << 20  # of row groups in each process
 WRITING_BYTES = 2 << 30  # of row groups where one process writes all images in another form
 MIN_GROUPS = 4  # kept even if they are larger: where one ends an epoch reads from two, with its batches ahead
@@ -222,12 +229,24 @@ def _open_index(config: Config, root: Path, files: Sequence[Path]) -> Index:
     """The index of these files, built where there is none of them as they are now."""
     made_of = {"files": stamps_of(files), "columns": list(config.DATA.COLUMNS)}
     beside = root / "parquet.index" if root.is_dir() else root.with_suffix(".index")
+
+    def is_of(index: Index) -> bool:
+        """Whether its rows are of these files, and its labels of its classes."""
+        num_rows, names = len(index.column("label")), index.facts.get("classes")
+        limits = {"file_rows": num_rows + 1, "group_rows": num_rows + 1, "group_bytes": 2**62}
+        limits |= {"label": MAX_CLASSES if names is None else len(names), "group_file": len(files)}
+        return (
+            index.facts.get("made_of") == made_of
+            and is_like(names or [], [str])
+            and all(index.is_below(name, limit) for name, limit in limits.items())
+            and all(index.column(name).sum() == num_rows for name in ("file_rows", "group_rows"))
+            and len(index.column("file_rows")) == len(files)
+        )
+
     return open_or_build(
         index_paths(config, beside),
-        lambda index: (
-            index.facts.get("made_of") == made_of
-            and index.is_even("label name", "group_file group_number group_rows group_bytes", "file_rows")
-        ),
+        SHAPE,
+        is_of,
         lambda place: _build(place, files, config.DATA, made_of),
     )
 

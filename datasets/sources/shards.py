@@ -20,7 +20,9 @@ from datasets.index import (
     Index,
     IndexWriter,
     Place,
+    Shape,
     changed_during_run,
+    divides,
     index_paths,
     open_index,
     open_or_build,
@@ -40,6 +42,7 @@ from utils.text import counted
 VERSION = 2  # of what the index holds
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
 TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
+SHAPE = Shape(SAMPLES | TARS, ["label offset size name", "tar tar.size tar.version tar.checksum", "tar.first"], {})
 NUM_PIECES, PIECE = 64, 8192  # what is compared of a tar, pieces in bytes; of half a MiB it is everything
 MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
 MAX_OPEN_TARS = 128  # of one process, whose limit for open files may be 256
@@ -273,8 +276,12 @@ def write_table(place: Place | None, shards: Iterable[tuple[ShardTar, Shard]]) -
 
 
 def _is_of_shards(index: Index) -> bool:
-    return index.facts.get("version of shards") == VERSION and index.is_even(
-        "label offset size name", "tar tar.size tar.version tar.checksum", "tar.first"
+    return (
+        index.facts.get("version of shards") == VERSION
+        and index.has(SHAPE)
+        and index.is_below("label", MAX_CLASSES)
+        and len(index.column("tar.first")) == len(index.column("tar.size")) + 1
+        and divides(index.column("tar.first"), len(index.column("label")))
     )
 
 
@@ -295,7 +302,9 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
         with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
             yield from pool.map(lambda tar: folder.load(tar, known), tars)
 
-    return ShardTable(open_or_build(paths, lambda index: _is_of_shards(index) and ShardTable(index).is_of(tars), build))
+    return ShardTable(
+        open_or_build(paths, SHAPE, lambda index: _is_of_shards(index) and ShardTable(index).is_of(tars), build)
+    )
 
 
 # --- the image sets ---

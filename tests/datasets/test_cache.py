@@ -111,7 +111,7 @@ def test_a_map_larger_than_the_memory_is_not_refused(tmp_path):
     location.data.touch()
     os.truncate(location.data, size)  # a hole, which takes no room on the disk
     with Place(location.index) as place:
-        writer = IndexWriter(place, dict.fromkeys(cache_file.ENTRY.names, "<u8"), small=-1)
+        writer = IndexWriter(place, cache_file.COLUMNS, small=-1)
         for name in cache_file.ENTRY.names:
             writer.add(name, np.zeros(1))
         writer.finish({"size": size})

@@ -574,25 +574,65 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path, endi
 OF_INDEXES = {"imagefolder": "path target", "csv": "0.path 0.target", "shards": "label name tar.size"}
 
 
+NUMBERS = {"imagefolder": "target", "shards": "label tar.first"}
+IN_INDEXES = {"rows": OF_INDEXES, "types": OF_INDEXES | {"csv": "0.group 0.target"}, "numbers": NUMBERS}
+
+
 @pytest.mark.parametrize(
-    ("data_set", "name"), [(each, name) for each in OF_INDEXES for name in OF_INDEXES[each].split()]
+    ("what", "data_set", "name"),
+    [(what, each, name) for what, sets in IN_INDEXES.items() for each in sets for name in sets[each].split()],
 )
-def test_an_index_with_columns_of_other_lengths_is_made_anew(tmp_path, monkeypatch, data_set, name):
-    for part in ("train", "val"):
-        make_folders(tmp_path / "imagefolder" / part, {"ant": 2, "bee": 2})
-        make_folders(tmp_path / "csv" / part, {"ant": 2})
-        lines = "".join(f"{part}/ant/0{number}.JPEG,{number}\n" for number in range(2))
-        (tmp_path / f"csv/{part}.csv").write_text(f"image_path,target\n{lines}")
-        (tmp_path / "shards").mkdir(exist_ok=True)
-        write_tar(tmp_path / f"shards/{part}-0.tar", samples(0, 4))
+def test_an_index_with_columns_of_other_lengths_types_or_numbers_is_made_anew(
+    tmp_path, monkeypatch, what, data_set, name
+):
+    make_sets(tmp_path)
     monkeypatch.setattr("datasets.index.SMALL", -1)
-    add = IndexWriter.add
+    add, init = IndexWriter.add, IndexWriter.__init__
+
+    def begin(writer, place, columns, small=None):
+        init(writer, place, {of: "u1" if of == name else kind for of, kind in columns.items()}, small)
+
+    def add_other(writer, of, values):
+        other = values[1:] if what == "rows" else np.full(len(values), 0 if what == "types" else -7)
+        add(writer, of, other if of == name else values)
+
     with monkeypatch.context() as patched, contextlib.suppress(Exception):
-        patched.setattr(
-            IndexWriter, "add", lambda self, of, values: add(self, of, values[1:] if of == name else values)
-        )
+        patched.setattr(IndexWriter, "add", add_other)
+        patched.setattr(IndexWriter, "__init__", begin if what == "types" else init)
         load_images(data_set, tmp_path / data_set)
-    for images in load_images(data_set, tmp_path / data_set):
+    assert list((tmp_path / data_set).rglob("*.index"))
+    check_sets(tmp_path, data_set)
+
+
+FACTS = "notes first_lines folder_names repeated shared shared_groups left_out of"
+
+
+@pytest.mark.parametrize("value", [None, 5, 10**400, "x", [], [[None]], ["x"], {"a": {}}, {"a": "x"}], ids=str)
+@pytest.mark.parametrize("data_set", OF_INDEXES)
+def test_an_index_with_facts_of_other_kinds_is_made_anew(tmp_path, monkeypatch, data_set, value):
+    make_sets(tmp_path)
+    monkeypatch.setattr("datasets.index.SMALL", -1)
+    finish = IndexWriter.finish
+    with monkeypatch.context() as patched, contextlib.suppress(Exception):
+        wrong = dict.fromkeys(FACTS.split(), value)
+        patched.setattr(IndexWriter, "finish", lambda writer, facts: finish(writer, facts | wrong))
+        load_images(data_set, tmp_path / data_set)
+    check_sets(tmp_path, data_set)
+
+
+def make_sets(folder: Path) -> None:
+    """An image folder, lists and shards of the same images."""
+    for part in ("train", "val"):
+        make_folders(folder / "imagefolder" / part, {"ant": 2, "bee": 2})
+        make_folders(folder / "csv" / part, {"ant": 2})
+        lines = "".join(f"{part}/ant/0{number}.JPEG,{number}\n" for number in range(2))
+        (folder / f"csv/{part}.csv").write_text(f"image_path,target\n{lines}")
+        (folder / "shards").mkdir(exist_ok=True)
+        write_tar(folder / f"shards/{part}-0.tar", samples(0, 4))
+
+
+def check_sets(folder: Path, data_set: str) -> None:
+    for images in load_images(data_set, folder / data_set):
         assert len(images) == len(images.targets) == (2 if data_set == "csv" else 4)
         assert len({images.name(number) for number in range(len(images))}) == len(images)
 

@@ -139,6 +139,9 @@ def test_a_tar_is_pulled_once_and_again_only_when_it_has_changed(root, caches):
         train, _ = remote(server.url, caches)
         assert shades(train) == [*range(10), *range(100, 110), *range(20, 30)]
         assert len([path for path in server.paths[bodies:] if path == "/train-000001.tar"]) == 2  # its size, its bytes
+        path = train.folder.cache.path(tar := train.table.tar(0))
+        os.utime(path, (1, 1))
+        assert train.folder.open(tar) and path.stat().st_mtime > 1, "else the next to be dropped"
 
 
 def test_a_tar_that_is_not_that_of_its_index_is_refused_until_the_server_has_the_right_one(root, caches):
@@ -152,7 +155,6 @@ def test_a_tar_that_is_not_that_of_its_index_is_refused_until_the_server_has_the
         with refused(DataError, f"{server.url}/train-000000.tar", "train.index", "-resume"):
             train.read(0)
         assert "train-000000.tar" not in held(caches)
-        os.utime(path)
         load("shards", root)
         assert remote(server.url, caches)[0].read(0) is not None
 

@@ -81,12 +81,6 @@ def test_a_checkpoint_without_an_evaluation_of_its_own_keeps_the_choice_of_the_l
     assert preferred == ["state_dict", "state_dict", "state_dict_ema"]
 
 
-def test_of_two_epochs_with_the_same_top1_the_one_with_the_smaller_loss_is_best(scored):
-    lines, folder = scored([100, 0.43], [100, 0.17], [100, 0.3], words=["TRAIN.NUM_EPOCHS=3"])
-    assert_names(lines[-1], "100.00%", "epoch 2")
-    assert read(folder / "best.pth")["epoch"] == 1
-
-
 def test_by_loss_the_smallest_is_best_and_another_metric_starts_over(scored):
     lines, folder = scored([60, 0.4], [70, 0.5], words=["TRAIN.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=2"])
     assert_names(lines[-1], "loss", "0.4000", "epoch 1")
@@ -106,8 +100,10 @@ def test_the_metric_that_decides_ranks_scores():
     assert replace(low, loss=float("nan")).rank < replace(low, loss=1e9).rank < low.rank
 
 
-def test_of_two_epochs_with_the_same_scores_the_first_stays_best():
+def test_of_two_epochs_with_the_same_scores_the_first_stays_best_and_with_another_loss_that_of_the_smaller():
     scores = Scores(1, 50, 100, 9, 0)
+    lower = replace(scores, loss=0.5)
+    assert Best.of(scores, 3, "").is_worse_than(lower) and not Best.of(lower, 3, "").is_worse_than(scores)
     assert Best().is_worse_than(scores) and not Best.of(scores, 3, "").is_worse_than(scores)
     # Of a loss of NaN too, as a resumed run compares the best epoch that it knows with that of best.pth.
     first, again = (Best.of(replace(scores, loss=float("nan")), 3, "") for _ in range(2))

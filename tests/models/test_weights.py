@@ -114,12 +114,6 @@ def test_a_tensor_is_fitted_as_timm_does(tmp_path, weights, case):
     assert torch.equal(model.state_dict()[name], fit(weights[name]))
 
 
-def test_only_kernels_for_rgb_are_fitted_to_other_channels(tmp_path, weights):
-    state = weights | {"patch_embed.proj.weight": torch.ones(WIDTH, 4, 8, 8)}
-    with refused(ConfigError, "patch_embed.proj.weight", [WIDTH, 4, 8, 8]):
-        loaded(vit(channels=1), state, tmp_path)
-
-
 def test_a_file_from_before_torch_counted_batches_is_loaded_whole(tmp_path):
     model, state = timm_model("resnet18"), timm_model("resnet18").state_dict()
     state = {name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}

@@ -112,26 +112,20 @@ def test_differences_of_other_seeds_are_welchs():
     assert statistics.difference({3: 90.0}, {0: 97.0, 1: 96.0}).is_noise is None, "of one run nothing is known"
 
 
-@pytest.mark.parametrize(("shift", "word"), [(-8.0, "worse"), (8.0, "better"), (0.1, "within noise")])
-def test_the_table_says_whether_a_difference_is_noise(tmp_path, shift, word):
-    for seed, value in enumerate((90.0, 91.0, 89.5)):
-        make_run(tmp_path / f"a{seed}", [value], f"SEED: {seed}")
-        make_run(tmp_path / f"b{seed}", [value + shift + seed / 5], f"SEED: {seed + 5}\nTRAIN.SMOOTHING: 0.1")
-    out, _ = type_in(tmp_path)
-    row = table(out, "Results")[1]
-    assert word in row["against group 1"]
-    assert ("within the noise" in out) == (word == "within noise")
-
-
-def test_the_best_of_three_groups_is_judged_by_its_own_seeds_not_by_other_groups_or_by_images(tmp_path):
-    for number, shift in enumerate((0.0, 0.1, 8.0)):
+def test_each_group_is_judged_by_its_seeds_and_the_best_not_by_other_groups_or_by_the_images_of_one_run(tmp_path):
+    for number, shift in enumerate((0.0, 0.1, 8.0, -8.0)):
         for seed, value in enumerate((80.0, 81.0, 79.5)):
             settings = f"SEED: {seed + 5 * number}\nTRAIN.SMOOTHING: 0.{number}"
             run = make_run(tmp_path / f"{number}-{seed}", [value + shift], settings)
             write_predictions(run, {f"{image}": image > shift for image in range(40)})
-    text = to_markdown(groups_in(tmp_path), "", [])
-    assert ["within" in row["against group 1"] for row in table(text, "Results")] == [False, True, False]
-    assert "more than the noise" in text and "within the noise" not in text and "images, p" not in text
+
+    def told(numbers: str) -> str:
+        return to_markdown(group_runs(find_runs([f"{tmp_path}/[{numbers}]-*"])[0], None), "", [])
+
+    rows = zip(table(told("0123"), "Results"), ("", "within noise", "better", "worse"), strict=True)
+    assert all(word in row["against group 1"] for row, word in rows)
+    assert "more than the noise" in told("0123") and "images, p" not in told("0123")
+    assert ["within the noise" in told(each) for each in ("0123", "01", "02", "03")] == [False, True, False, False]
 
 
 def test_of_equal_groups_none_is_called_best(tmp_path):

@@ -221,13 +221,6 @@ def test_nodes_that_contradict_each_other_are_refused_on_all_of_them(monkeypatch
         assert isinstance(found["c"], LostProcess), "a node was started again before the others have ended"
 
 
-class Unrouted(socket.socket):
-    """Of a machine that has no way to the first node yet."""
-
-    def connect(self, address):
-        raise OSError("Network is unreachable")
-
-
 @pytest.mark.usefixtures("signal_handlers")
 @pytest.mark.parametrize(("codes", "starts"), [([137, 0], 2), ([1, 2], 2)])
 def test_where_nodes_may_come_and_go_processes_start_again_only_where_that_can_help(
@@ -236,7 +229,8 @@ def test_where_nodes_may_come_and_go_processes_start_again_only_where_that_can_h
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "")
     lines = ["import os, sys", "open(sys.argv[1], 'a').write('+')", "n = os.path.getsize(sys.argv[1]) - 1"]
     (tmp_path / "x.py").write_text("\n".join([*lines, f"os._exit({codes}[n])"]))
-    monkeypatch.setattr("utils.launch.socket.socket", Unrouted)
+    no_route = lambda *_: (_ for _ in ()).throw(OSError("Network is unreachable"))  # noqa: E731
+    monkeypatch.setattr("socket.socket.connect", no_route)
     nodes = Nodes("Kubeflow", 1, 2, 0, ("127.0.0.1",), free_port(), 1, 9, {"last_call_timeout": "1"})
     assert launch(str(tmp_path / "x.py"), [str(tmp_path / "starts")], 1, nodes, 60.0) == codes[-1]
     assert (tmp_path / "starts").read_text() == "+" * starts

@@ -1,14 +1,17 @@
 """Which of several checkpoints, and of several runs, is the newest."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from configs.schema import Start
 from engine.checkpoint.format import find_newest, newest_in, read_checkpoint, remove_old, save_checkpoint
-from engine.checkpoint.resume import drop_tensors
+from engine.checkpoint.resume import drop_tensors, find_checkpoint
 from tests.support.configs import small_config
 from tests.support.trainers import make_trainer, update
+from utils.log import Log
 
 
 def save(folder, *names):
@@ -36,6 +39,15 @@ def test_resume_auto_takes_the_newest_run_by_its_name(tmp_path):
     save(tmp_path / tagged, "last.pth")
     assert find_newest(str(tmp_path), pytest.fail) == tmp_path / tagged / "last.pth"
     assert find_newest(str(tmp_path / "nothing"), pytest.fail) is None
+
+
+@pytest.mark.parametrize(("evaluates", "file"), [(False, "last.pth"), (True, "best.pth")])
+def test_a_run_goes_on_from_its_newest_checkpoint_and_its_best_weights_are_evaluated(tmp_path, evaluates, file):
+    dated, named = (save(tmp_path / name, "last.pth", "best.pth") for name in ("train-20260103-00-00-00", "mine"))
+    for resume, name, folder in (("auto", "", dated), ("auto", "mine", named), (str(named), "", named)):
+        start = Start(EVAL=evaluates, RESUME=resume, NAME=name)
+        config = replace(small_config(tmp_path), SAVE=str(tmp_path), START=start)
+        assert find_checkpoint(config, Log(1)) == folder / file
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "lamb"])

@@ -139,12 +139,14 @@ def saved(step: int, skips: int) -> dict:
 def test_saves_amid_a_streak_leave_the_checkpoint_before_it_as_previous(tmp_path):
     saver = AsyncSaver(tmp_path, keep=1, device=CPU, warn=pytest.fail)
     found = []
-    for state in (saved(10, 0), saved(20, 5), saved(30, 15), saved(40, 0), saved(50, 2)):
+    steps_and_skips = [(10, 0), (15, 5), (30, 20), (40, 0), (50, 2), (60, 0), (70, 11)]
+    for state in (saved(step, skips) for step, skips in steps_and_skips):
         saver.save(state, [])
         saver.wait()
         path = find_before(tmp_path, int(state["step"] - state["progress"]["skips_in_a_row"]), pytest.fail)
         found.append((path.stem, torch.load(path, weights_only=True)["step"]))
-    assert found == [("last", 10), ("previous", 10), ("previous", 10), ("last", 40), ("previous", 40)]
+    expected = [("last", 10), ("previous", 10), ("previous", 10), ("last", 40), ("previous", 40)]
+    assert found == [*expected, ("last", 60), ("previous", 50)], "of 60, in the streak, not"
     assert saver.longest > 0
 
 

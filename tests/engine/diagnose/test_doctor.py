@@ -128,6 +128,8 @@ def test_gradients_that_vanish_in_half_are_counted(tmp_path):
         next(row.underflow for row in found.rows if str(row.place) == "blocks.0.attn.qkv") for found in (low, high)
     )
     assert lost_low > 0.9 > 0.1 > lost_high
+    all_lost = diagnose(make_case(tmp_path, nothing, 2**-40))
+    assert {row.underflow for row in all_lost.rows} <= {1.0, None}, "of those that are not zero in float32 either"
 
 
 def test_constants_that_are_zero_in_float16_are_named(tmp_path):
@@ -138,7 +140,10 @@ def test_constants_that_are_zero_in_float16_are_named(tmp_path):
         model.blocks[5].mlp.register_buffer("temperature", torch.tensor(1e-9))
 
     case = make_case(tmp_path, plant)
-    found = {each.name: each for each in diagnose(case).vanishing}
+    diagnosis = diagnose(case)
+    found = {each.name: each for each in diagnosis.vanishing}
+    told = {line.split()[1]: line for line in diagnosis.lines() if line.startswith("vanishes: ")}
+    assert {name: "float32, so" in line for name, line in told.items()} == {n: not found[n].in_half for n in found}
     case.model.blocks[5].mlp.act.eps = 1e-8  # of a module that computes in half
     again = {each.name: each.in_half for each in diagnose(case).vanishing}
     assert set(found) == {"blocks.2.norm1.eps", "blocks.4.norm2.weight", "blocks.5.mlp.temperature"}

@@ -19,10 +19,11 @@ from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults, Tally
 from engine.precision.policy import Precision
+from engine.record import image_sheets
 from engine.record import image_tables as module
 from engine.record.image_results import ResultFiles
 from engine.record.image_sheets import draw_confusion, draw_mistakes
-from engine.record.image_tables import Names, confusion_rows, write_tables
+from engine.record.image_tables import Names, write_tables
 from tests.support.configs import CPU, small_config
 from tests.support.threads import Threads
 from tests.support.trainers import Lines
@@ -156,14 +157,11 @@ def test_the_confusion_of_very_many_classes_is_a_list_and_a_picture_of_the_usual
     assert ["class number 0", "class number 2999", "1"] in rows
     picture = draw_confusion(results, Names(images.classes))
     assert 800 < picture.width < 1000 and 800 < picture.height < 1000
-    for number, columns in ((5, 6), (6, 3)):  # a matrix with its titles, or label, prediction and count
-        few = made_up(labels % number, labels % number, number)
-        assert len(confusion_rows(few, Names(CLASSES))[0]) == columns
     some = made_up(labels % 9, predictions % 9, 9)
     assert draw_confusion(some, Names(CLASSES)).size < picture.size
 
 
-def test_the_sheet_shows_the_36_most_certain_mistakes_and_none_that_cannot_be_read():
+def test_the_sheet_shows_the_36_most_certain_mistakes_and_none_that_cannot_be_read(monkeypatch):
     images = make_images()
     images.images = np.broadcast_to(np.arange(61, dtype=np.uint8)[:, None, None] * 4, (61, 8, 8))
     shares = np.random.default_rng(0).permutation(61).astype(np.float32) / 61
@@ -176,6 +174,10 @@ def test_the_sheet_shows_the_36_most_certain_mistakes_and_none_that_cannot_be_re
     areas = dict(zip(*np.unique(sheet, return_counts=True), strict=True))
     assert {value // 4 for value, area in areas.items() if area > 15_000 and value not in (225, 255)} == set(shown)
     assert Image.fromarray(sheet).width > 900
+    monkeypatch.setattr(image_sheets, "contact_sheet", lambda *_, title, **how: title)
+    for count in (36, 37):
+        every = made_up(np.zeros(count, int), np.ones(count, int), 6, shares[:count])
+        assert ("most certain" in draw_mistakes(every, images)) == (count > 36)
 
 
 def test_of_a_process_without_images_nothing_is_missing():

@@ -29,6 +29,7 @@ TRAIN:
             amsgrad: true                     # -opts
 MODEL:
     NAME: "a # b"                             # configs/x.yaml
+    DROPPATH: 0.0                             # -opts
 """
 ROWS = [
     {"epoch": 0, "eval_top1": 50.0, "eval_loss": 1.0, "eval_top1_ema": 20.0, "eval_loss_ema": 2.0},
@@ -61,6 +62,7 @@ def test_settings_have_their_types_and_the_origins_of_the_file(folder):
         "TRAIN.GONE": ("7", "old.yaml"),
         "TRAIN.OPTIMIZER.KWARGS": ({"amsgrad": True}, "-opts"),
         "MODEL.NAME": ("a # b", "configs/x.yaml"),
+        "MODEL.DROPPATH": (None, "-opts"),  # of a ViT the same as 0
         "DATA.CROP_SCALE": ([0.08, 1.0], "default"),
         "DATA.EXIF": ("ignore", "default"),  # what runs did before there was the setting
     }

@@ -91,17 +91,13 @@ def test_wandb_has_name_settings_end_and_every_row_of_a_killed_and_resumed_run_o
     assert records["exit"].exit.exit_code == 0
 
 
-@pytest.mark.parametrize(("offline", "last"), [(True, -1), (False, 5)])
-def test_wandb_gets_all_rows_again_where_a_kill_may_have_lost_the_file_of_the_start_before(
-    tmp_path, monkeypatch, offline, last
-):
-    begun = SimpleNamespace(offline=offline, url="", dir=tmp_path, define_metric=lambda *_, **__: None)
+def test_wandb_gets_all_rows_again_where_a_kill_may_have_lost_the_file_of_the_start_before(tmp_path, monkeypatch):
+    begun = SimpleNamespace(offline=True, dir=tmp_path, define_metric=lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: begun, Settings=dict))
     (tmp_path / "tracking").mkdir()
     (tmp_path / "tracking/wandb.json").write_text('{"id": "x", "step": 5, "epoch": 5}')
     tracker = Wandb("wandb", small_config(tmp_path), tmp_path)
-    tracker.open()
-    assert tracker.last == {"step": last, "epoch": last}
+    assert tracker.last["step"] == 5 and tracker.open() and tracker.last == {"step": -1, "epoch": -1}
 
 
 def test_mlflow_has_every_row_of_a_killed_and_resumed_run_as_in_its_tables(resumed, folder):

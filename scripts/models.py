@@ -133,6 +133,8 @@ def count_parameters(name: str) -> int:
             fills = function.__name__.endswith("_") and not function.__name__.endswith("__")
             if fills and isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 return tensor
+            if function is torch.Tensor.item and tensor.is_meta:  # timm 1.0.20 reads how often it will drop paths
+                return 0.0
             return function(*args, **kwargs or {})
 
     with torch.device("meta"), WithoutInitialValues():

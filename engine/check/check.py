@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -320,7 +321,10 @@ def estimate_time(plan: Plan, model: nn.Module) -> str:
         if not step:
             budget.refuse_too_short(step)
         told = budget.describe(step, budget.fitting(step))
-    return f"{told}; {each:.3g} s an update, measured with {counted(num_images, 'image')}"
+    others = os.getloadavg()[0] - time.process_time() / 60  # less this process's own work in the minute it has run
+    is_busy = others + torch.get_num_threads() > 1.25 * (os.cpu_count() or 1)
+    busy = f"; others work on this machine (a load of {others:.1f}): it may be shorter without them" if is_busy else ""
+    return f"{told}; {each:.3g} s an update, measured with {counted(num_images, 'image')}{busy}"
 
 
 def _finding(needs: str, need: float, free: int, remedy: str) -> Finding:

@@ -83,7 +83,7 @@ def write_paddle(subject: Subject, path: Path) -> None:
 
 
 FORMATS = {
-    "hf": Format("", "timm.create_model", hugging_face.write, hugging_face.load),
+    "hf": Format("", "timm.create_model", hugging_face.write, hugging_face.load, hugging_face.refuse_old_timm),
     "onnx": Format(".onnx", "onnxruntime", write_onnx, load_onnx, need_onnx),
     "torch": Format(".pt2", "torch.export.load", write_program, load_program),
     "paddle": Format(

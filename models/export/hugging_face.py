@@ -47,6 +47,14 @@ logits = transformers_model(pixel_values=inputs).logits
 """
 
 
+def refuse_old_timm(subject: Subject) -> None:
+    """ConfigError where `local-dir:` cannot read a .safetensors file yet."""
+    import timm
+
+    if tuple(map(int, timm.__version__.split(".")[:3])) < (1, 0, 26):
+        raise ConfigError(f"-to hf needs timm 1.0.26 or newer, this is {timm.__version__}; pip install -U timm")
+
+
 def write(subject: Subject, path: Path) -> None:
     path.mkdir()
     metadata = {"format": "pt"} | {name: json.dumps(fact) for name, fact in subject.record.items()}

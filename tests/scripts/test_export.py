@@ -143,6 +143,12 @@ def test_a_model_that_a_format_has_not_is_refused_before_anything_is_written(tmp
     assert [each.name for each in tmp_path.iterdir()] == ["best.ckpt"]
 
 
+def test_a_timm_that_cannot_load_the_folder_is_refused_before_anything_is_written(plain, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(timm, "__version__", "1.0.25")
+    assert exported(plain, "hf", tmp_path / "x") == 2 and not (tmp_path / "x").exists()
+    assert_names(capsys.readouterr().err, "-to", "hf", "timm", "1.0.26")
+
+
 @pytest.mark.parametrize(
     ("words", "names"),
     [

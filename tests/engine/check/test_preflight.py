@@ -70,6 +70,12 @@ def test_a_budget_pays_for_the_start_of_the_program_too(check, monkeypatch):
     assert trouble(check("-budget", "1h")) == {}
 
 
+@pytest.mark.parametrize(("load", "is_told"), [(0.0, False), (1000.0, True)])
+def test_where_the_machine_has_other_work_the_time_row_says_so(check, monkeypatch, load, is_told):
+    monkeypatch.setattr("os.getloadavg", lambda: (load,) * 3)
+    assert ("others" in check()["time"][1]) == is_told
+
+
 def test_a_device_that_is_not_there_keeps_the_data_from_being_looked_at_no_more_than_other_mistakes(check):
     if torch.cuda.is_available():
         pytest.skip("it is there")

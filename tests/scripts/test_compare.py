@@ -81,7 +81,7 @@ def table(markdown: str, title: str) -> list[dict[str, str]]:
 
 
 def test_runs_that_differ_in_seed_only_are_a_group_with_numpys_mean_and_deviation(folder):
-    groups = groups_in(folder)
+    groups = groups_in(folder.parent)  # as those of a sweep's trials lie
     assert [list(group.settings) for group in groups] == [["TRAIN.BASE_LR"]] * 2
     assert [len(group.runs) for group in groups] == [3, 3]
     out, _ = type_in(folder)

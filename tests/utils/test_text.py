@@ -66,6 +66,7 @@ def test_a_warning_of_any_process_is_printed_and_in_its_file(tmp_path, capsys):
         log.open(tmp_path)
         log.warn(f"disk {rank} full")
         log.close()
+        log.warn("a line behind the end is no error")
         assert f"disk {rank} full" in (tmp_path / f"log_{rank}.txt").read_text()
     printed = capsys.readouterr()
     assert "disk 0 full" in printed.out and "disk 1 full" in printed.err

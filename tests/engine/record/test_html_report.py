@@ -112,13 +112,14 @@ def test_names_of_classes_and_files_and_settings_are_text(tmp_path):
     folder = write_run(
         tmp_path / EVIL.replace("/", "_"), names=[EVIL, "dog", '" onload="x'], torch=EVIL, command=[EVIL, EVIL]
     )
-    config = (folder / "config.yaml").read_text()
+    config = (folder / "config.yaml").read_text() + "SAVE: https://me:secret@server/x\n"
     (folder / "config.yaml").write_text(config.replace("imagefolder", "'" + EVIL + "'") + f"NAME: '{EVIL}'  # {EVIL}\n")
     (folder / "doctor.yaml").write_text(EVIL)
     (folder / "log.txt").write_text(f"2026-01-02 03:04:05 doctor: {EVIL}\n")
     change_status(folder, state="failed", reason=EVIL + "\ud800", host=EVIL)
     page = page_of(folder)
     assert page.all("script") == [] and page.text.count(EVIL) >= 8
+    assert "@server/x" in page.text and "secret" not in page.text
     names = {name for _, attributes in page.elements for name in attributes}
     assert not [name for name in names if name.startswith("on") or name in ("href", "srcset", "action")]
     assert '" onload' not in element("img", alt='x" onload="x'), "a quote does not end an attribute"

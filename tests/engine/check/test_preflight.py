@@ -22,9 +22,11 @@ from tests.support.runs import rows, run
 from utils.program import exit_code
 
 
-def test_of_a_clean_run_nothing_is_said_but_ok(check):
+@pytest.mark.parametrize(("load", "is_told"), [(0.0, False), (1000.0, True)])
+def test_of_a_clean_run_nothing_is_said_but_ok_and_where_others_work_on_the_machine(check, monkeypatch, load, is_told):
+    monkeypatch.setattr("os.getloadavg", lambda: (load,) * 3)
     found = check()
-    assert trouble(found) == {}
+    assert trouble(found) == {} and ("others" in found["time"][1]) == is_told
     names = "device,data set,data,classes,training images,training sizes,validation images,validation sizes,duplicates"
     names += ",updates,learning rate,warm-up,shared memory,output,model,precision,memory,time,disk"
     assert set(found) == set(names.split(","))
@@ -68,12 +70,6 @@ def test_a_budget_pays_for_the_start_of_the_program_too(check, monkeypatch):
     assert trouble(found) == {"time": WRONG}
     assert int(re.search(r"about (\d+)m", found["time"][1])[1]) >= 5  # with the report, a third of it
     assert trouble(check("-budget", "1h")) == {}
-
-
-@pytest.mark.parametrize(("load", "is_told"), [(0.0, False), (1000.0, True)])
-def test_where_the_machine_has_other_work_the_time_row_says_so(check, monkeypatch, load, is_told):
-    monkeypatch.setattr("os.getloadavg", lambda: (load,) * 3)
-    assert ("others" in check()["time"][1]) == is_told
 
 
 def test_a_device_that_is_not_there_keeps_the_data_from_being_looked_at_no_more_than_other_mistakes(check):

@@ -97,6 +97,13 @@ def test_images_and_labels_of_every_type_are_read(tmp_path, columns):
     assert train.classes in (ANIMALS, ["0", "1", "2"])
 
 
+def test_classes_that_are_texts_are_those_of_all_files(tmp_path):
+    for name, labels in {"train-0": ["bee", "cat"], "train-1": ["ant", "bee"], "val": ["ant", "cat"]}.items():
+        write_parquet(tmp_path / f"{name}.parquet", rows(range(2)) | {"label": labels})
+    train, _ = load("parquet", tmp_path)
+    assert [train.classes[target] for target in train.targets] == ["bee", "cat", "ant", "bee"]
+
+
 def test_a_setting_names_columns_that_are_called_otherwise(tmp_path):
     columns = {"img": rows(range(6))["image"], "fine_label": [5, 4, 3, 2, 1, 0], "label": [0] * 6}
     for part in ("train", "val"):

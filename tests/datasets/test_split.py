@@ -115,12 +115,11 @@ def test_a_run_of_a_version_without_a_record_keeps_its_split_by_position(tmp_pat
 
 
 def test_by_position_each_class_gives_its_fraction_but_keeps_an_image():
-    targets = np.repeat(np.arange(5), sizes := [1, 2, 3, 10, 40])
+    targets = np.repeat(np.arange(5), [1, 2, 3, 10, 40])
     images = FileImages("/", [f"{number}.png" for number in range(56)], targets, list("abcde"), RULES)
     for fraction, held_out in ((0.9, [0, 1, 2, 9, 36]), (0.1, [0, 1, 1, 1, 4]), (0, [0] * 5)):
-        train, val = divide(images, new_record("position", "here", fraction, None))
+        _, val = divide(images, new_record("position", "here", fraction, None))
         assert val.count_classes().tolist() == held_out
-        assert (train.count_classes() + val.count_classes()).tolist() == sizes
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards"])

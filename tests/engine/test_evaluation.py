@@ -133,13 +133,6 @@ def test_an_image_without_a_finite_answer_is_not_right():
     assert (scores.top1, scores.top5) == pytest.approx((100 / 3, 100 / 3))
 
 
-def test_scores_without_images_are_zero():
-    tally = Tally(CPU, torch.float64)
-    tally.add(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), num_excluded=2)
-    scores = tally.result(Process(CPU))
-    assert (scores.macro_recall, scores.macro_f1, scores.num_images, scores.num_excluded) == (0, 0, 0, 2)
-
-
 def test_running_statistics_are_those_of_process_0_before_anything_is_scored(tmp_path):
     class Second(Process):
         """Another process than that whose statistics are saved."""

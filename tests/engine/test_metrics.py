@@ -91,3 +91,5 @@ def test_without_labels_or_images_the_metrics_are_zero():
     for logits in (torch.zeros(3, 2), torch.zeros(0, 2)):
         scores = tally(Process(CPU), logits, torch.zeros_like(logits))
         assert (scores.map, scores.macro_recall, scores.macro_f1, scores.micro_f1) == (0, 0, 0, 0)
+    scores = tally(Process(CPU), logits, torch.zeros(0, dtype=torch.int64))  # of one class an image
+    assert (scores.top1, scores.loss, scores.macro_recall, scores.macro_f1, scores.num_images) == (0, 0, 0, 0, 0)

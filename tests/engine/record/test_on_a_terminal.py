@@ -78,8 +78,7 @@ def test_a_run_goes_on_with_as_many_processes_and_one_of_several_nodes_as_it_was
     (tmp_path / "last.pth").touch()
     starts = {(1, 1): "main_single_gpu.py -resume", (4, 4): "-ngpus 4", (4, 2): "the same command with -resume"}
     for (world_size, local_size), start in starts.items():
-        process = Process(CPU, world_size=world_size, local_size=local_size)
-        assert start in after_failure(process, tmp_path)[-1]
+        assert start in after_failure(Process(CPU, world_size=world_size, local_size=local_size), tmp_path)[-1]
 
 
 def test_weights_that_are_exported_are_not_to_be_exported_over_themselves(tmp_path):

@@ -12,7 +12,8 @@ import numpy as np
 from configs.schema import AUTO, Config
 from datasets.shuffle import EpochOrder, FullShuffle, draws
 from datasets.types import ImageSet
-from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
+from utils.errors import ConfigError, DataError, did_you_mean
+from utils.files import read_names
 from utils.text import counted, first_of
 
 SAMPLER = "DATA.SAMPLER balanced"
@@ -103,12 +104,9 @@ def _read_rows(file: Path) -> list[list[str]]:
     """Class and weight of each line of a CSV file, with or without a header."""
     setting = f"TRAIN.CLASS_WEIGHTS: {file}"
     expects = "name a CSV file with a class and its weight in each line, such as `cat,2.5`, or auto"
-    if kind := not_a_file(file) if file.exists() else "missing":
-        raise ConfigError(f"{setting} is {kind}; {expects}")
     try:
-        lines = csv.reader(file.read_text(encoding="utf-8-sig").splitlines())
-        rows = [[value.strip() for value in row] for row in lines if row]
-    except (UnicodeError, csv.Error) as error:
+        rows = [[value.strip() for value in row] for row in csv.reader(read_names(file).splitlines()) if row]
+    except (OSError, UnicodeError, csv.Error) as error:
         raise ConfigError(f"{setting} cannot be read ({error}); {expects}") from error
     has_header = bool(rows) and rows[0][-1].lower() in ("weight", "weights")
     rows = rows[has_header:]

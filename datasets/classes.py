@@ -9,7 +9,8 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.types import ImageSet, SavedData
-from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
+from utils.errors import ConfigError, DataError, cause_of, did_you_mean
+from utils.files import read_names
 from utils.text import counted, first_of
 
 SEPARATORS = "|;,"  # that people put between several labels
@@ -183,10 +184,12 @@ def _first_image(parts: list[ImageSet], target: int) -> str:
 def _read_classes(name: str) -> list[str]:
     """The lines of a file: the class names in the order of their numbers."""
     file = Path(name).expanduser()
-    if kind := not_a_file(file) if file.exists() else "missing":
-        raise ConfigError(f"DATA.CLASSES: {name} is {kind}; name a text file of class names")
-    text = file.read_text(encoding="utf-8-sig", errors="surrogateescape").strip()
-    classes = [line.strip() for line in text.splitlines()]
+    try:
+        classes = [line.strip() for line in read_names(file, "surrogateescape").strip().splitlines()]
+    except OSError as error:
+        raise ConfigError(
+            f"DATA.CLASSES: {name} cannot be read ({cause_of(error)}); name a text file of class names"
+        ) from None
     first = {"": 0}  # the line of each name; an empty one is always wrong
     wrong = next((number for number, line in enumerate(classes, 1) if first.setdefault(line, number) < number), None)
     if wrong or not classes:

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 from utils.program import exit_code, exit_now  # isort: skip
 from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, check_writable
 from utils.errors import ConfigError
+from utils.files import read_names
 from utils.launch import LaunchOptions, find_launched_rank
 from utils.text import counted, first_of, natural
 
@@ -140,7 +141,7 @@ def expand(given: str) -> list[str]:
 def read_list(name: str) -> list[str]:
     """The images that a file names, one path, folder or pattern a line, as if typed; `-` is the standard input."""
     try:
-        text = sys.stdin.read() if name == STDIN else Path(name).read_text(encoding="utf-8-sig")
+        text = sys.stdin.read() if name == STDIN else read_names(Path(name))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"-list: {name} cannot be read ({error}); it must be a text file with a path a line"

@@ -13,6 +13,7 @@ from typing import IO
 
 from utils.errors import not_a_file
 
+MOST_NAMES = 2**28  # bytes of a file with a name a line
 SECONDS_BETWEEN_ATTEMPTS = 0.2  # to lock a file that another process has
 
 
@@ -90,6 +91,19 @@ def refuse_special(path: Path) -> None:
 def without_waiting(path: str, flags: int) -> int:
     """An `opener` for `open` that does not wait for the writer of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_names(path: Path, errors: str = "strict") -> str:
+    """The text of a file with a name a line, or of a pipe. OSError for a device, and for what no list of names is as long as."""
+    with open(path, "rb", opener=without_waiting) as file:
+        kind = not_a_file(file.fileno())
+        os.set_blocking(
+            file.fileno(), kind == "a pipe"
+        )  # which has a writer, as in -list <(find photos), or is at its end
+        content = b"" if kind == "a device" else file.read(MOST_NAMES + 1) or b""
+    if kind == "a device" or len(content) > MOST_NAMES:
+        raise OSError(errno.EINVAL, f"it is {kind or 'too large'}; name a text file")
+    return content.decode("utf-8-sig", errors)
 
 
 def sync(file: IO[bytes]) -> None:

@@ -1,6 +1,5 @@
 """`csv`: files with a column of paths and one of classes."""
 
-import codecs
 import contextlib
 import csv
 import functools
@@ -15,7 +14,7 @@ import numpy as np
 
 from configs.schema import Config, Data
 from datasets.labels import shortened
-from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, to_image_sets
+from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, encoding_of, to_image_sets
 from datasets.sources.root import choose_parts, data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
@@ -105,7 +104,7 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
 @contextlib.contextmanager
 def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
     """A csv.reader of the file, which has these columns, and lines for the log. DataError where it is no such text."""
-    encoding, rows = _encoding(file), None
+    encoding, rows = encoding_of(file), None
     with open(file, encoding=encoding, errors="surrogateescape", newline="") as lines:
         try:
             separator = _find_separator(file, lines.readline(), columns)
@@ -195,13 +194,3 @@ class _Values(NamedTuple):
                     f"{self.file}, line {line}: {self.places[1][0]} {label!r} is not UTF-8; save the file as UTF-8, in "
                     "Excel as 'CSV UTF-8'"
                 )
-
-
-def _encoding(file: Path) -> str:
-    with open(file, "rb") as content:
-        start = content.read(1000)
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    if b"\0" in start:
-        raise DataError(f"{file}: zero bytes, so this is no text, or UTF-16 without its mark; save it as UTF-8")
-    return "utf-8-sig"

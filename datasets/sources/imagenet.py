@@ -11,7 +11,7 @@ import numpy as np
 from configs.schema import Config
 from datasets.sources.folder import class_folders, read_class_folders, read_split_folders, subfolders
 from datasets.sources.images import FileImages
-from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, to_image_sets
+from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, encoding_of, to_image_sets
 from datasets.sources.root import Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.decode import IMAGE_ENDINGS, PixelRules
 from datasets.types import ImageSet
@@ -68,6 +68,8 @@ def _refuse_tars(root: Path) -> None:
 
 def read_list_file(file: Path, add: Callable[[Rows], None]) -> list[str]:
     """Lines 'relative/path label'. Names may contain spaces, so a line is split at its last white space."""
+    if encoding_of(file) != "utf-8-sig":
+        raise DataError(f"{file}: this is UTF-16; save it as UTF-8")
     with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
         for start in itertools.count(1, ROWS_AT_ONCE):
             text = [line.strip() for line in itertools.islice(lines, ROWS_AT_ONCE)]

@@ -1,5 +1,6 @@
 """Images named by list files or CSV files: their index, and the checks of such lists."""
 
+import codecs
 import itertools
 import os
 from array import array
@@ -149,6 +150,9 @@ class _Builder:
         self.first_lines.append([])
 
         def add(rows: Rows) -> None:
+            if "\0" in "".join(rows.paths):
+                line = next(line for path, line in zip(rows.paths, rows.lines, strict=True) if "\0" in path)
+                raise DataError(f"{file}, line {line}: a zero byte, which no path has; save the list anew, as UTF-8")
             self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
             self.writer.add(f"{number}.path", paths := encoded(rows.paths))
             of_rows.frombytes((numbers := labels.add(rows.labels, rows.lines)).tobytes())
@@ -215,6 +219,17 @@ def _folder_names(folders: list[str], pairs: list[int], num_labels: int) -> list
         return []
     names = [os.path.basename(folders[pair & 0xFFFFFFFF].rstrip("/")) for pair in pairs]
     return names if len({*names}) == num_labels and not any(not name or name.isdecimal() for name in names) else []
+
+
+def encoding_of(file: Path) -> str:
+    """The encoding of a list, by its first bytes."""
+    with open(file, "rb") as content:
+        start = content.read(1000)
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if b"\0" in start:
+        raise DataError(f"{file}: zero bytes, so this is no text, or UTF-16 without its mark; save it as UTF-8")
+    return "utf-8-sig"
 
 
 def _first_names(paths: Texts, rows: list[int]) -> list[str]:

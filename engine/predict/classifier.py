@@ -18,6 +18,7 @@ from models.weights.load import load_exactly, load_pretrained
 from models.weights.metadata import classes_of_weights, preprocessing_of
 from models.weights.timm_tags import pretrained_cfg
 from utils.errors import ConfigError, naming_damage
+from utils.files import read_names
 from utils.text import counted
 
 OURS = {"config", "class_names", "data"}  # what a checkpoint of ours says beside its weights
@@ -155,7 +156,7 @@ def _class_names(source: str, number: int) -> list[str]:
 
 def _read_names(path: Path, number: int) -> list[str]:
     try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+        names = [line.strip() for line in read_names(path).splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"-classes: {path} cannot be read ({error}); it must be a text file with a name a line"

@@ -79,7 +79,7 @@ def embedded(path: Path, alt: str, class_: str) -> Markup | None:
     """A picture of the run inside the page, recompressed if it is large; None if the file is none of a run's."""
     try:
         with open(path, "rb", opener=without_waiting) as file:
-            content, kind = file.read(LARGEST), "png"
+            content, kind = file.read(LARGEST) or b"", "png"
         small = None
         if len(content) > MOST_BYTES or not content.startswith(b"\x89PNG"):
             with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:

@@ -201,7 +201,7 @@ def read_text(path: Path) -> str:
         if kind := not_a_file(path):
             raise ConfigError(f"{path}: not a file of a run: it is {kind}")
         with open(path, "rb", opener=without_waiting) as file:
-            return file.read().decode("utf-8", errors="replace")
+            return (file.read() or b"").decode("utf-8", errors="replace")
     except (MemoryError, OSError) as error:
         raise ConfigError(
             f"{path}: cannot be read ({cause_of(error)}); check that it is there and its permissions"

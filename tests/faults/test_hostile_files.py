@@ -21,6 +21,7 @@ import torch
 
 from configs.load import load
 from configs.yaml_files import read_layers
+from datasets.balance import class_weights
 from datasets.index import MAGIC, IndexWriter, open_index
 from datasets.sources.images import ArrayImages, FileImages
 from datasets.sources.tar import Tar
@@ -30,7 +31,7 @@ from datasets.types import ImageReadError
 from engine.checkpoint.format import progress_in, read_checkpoint, remove_unused_parts
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
-from engine.predict.classifier import config_of
+from engine.predict.classifier import config_of, load_classifier
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
 from engine.record.image_results import ResultFiles
@@ -43,6 +44,7 @@ from models.weights.files import chosen_weights, read_record, read_weights
 from models.weights.torch_files import named_shards, to_safetensors
 from scripts.comparing.groups import group_runs
 from scripts.comparing.tables import to_markdown
+from scripts.predict import find_images
 from scripts.sweeping import runner
 from scripts.sweeping.plan import read_plan
 from scripts.sweeping.results import read_result
@@ -569,6 +571,36 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path, endi
     for read in (read_weights, read_checkpoint, read_record):
         with pytest.raises(ConfigError, match="unpack"):
             read(path)
+
+
+@pytest.mark.parametrize("what", ["/dev/zero", "sparse", "pipe", "folder", "missing"])
+def test_a_list_of_names_that_has_no_end_is_refused_at_once(tmp_path, trained, what):
+    make_sets(tmp_path)
+    path = tmp_path / "names.txt"
+    make = {"sparse": path.touch, "pipe": lambda: os.mkfifo(path), "folder": path.mkdir, "missing": lambda: None}
+    make.get(what, lambda: path.symlink_to(what))()
+    if what == "sparse":
+        os.truncate(path, 2**40)
+    config = load(["-opts", f"TRAIN.CLASS_WEIGHTS={path}"], needs_file=False).config
+    for read in (
+        lambda: find_images([], [str(path)]),
+        lambda: find_images([f"@{path}"], []),
+        lambda: load_classifier(trained, names=path),
+        lambda: load_images("imagefolder", tmp_path / "imagefolder", CLASSES=str(path)),
+        lambda: class_weights(config, load_images("imagefolder", tmp_path / "imagefolder")[0]),
+    ):
+        with pytest.raises(ConfigError, match="names.txt"):
+            read()
+
+
+@pytest.mark.parametrize("data", [b"a.png \0 0\n", 1001 * b"a.png 0\n" + b"\0.png 0\n", "a.png 0\n".encode("utf-16")])
+def test_a_list_with_zero_bytes_is_refused(tmp_path, data):
+    for name in ("train", "val"):
+        (tmp_path / f"{name}_list.txt").write_bytes(data)
+        (tmp_path / f"{name}.csv").write_bytes(b"image_path,target\n" + data.replace(b" ", b","))
+    for data_set in ("imagenet2012", "csv"):
+        with pytest.raises(DataError, match="train.*(zero byte|UTF-16)"):
+            load_images(data_set, tmp_path)
 
 
 OF_INDEXES = {"imagefolder": "path target", "csv": "0.path 0.target", "shards": "label name tar.size"}

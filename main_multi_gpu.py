@@ -53,7 +53,7 @@ def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
         return check(loaded, loaded.config.START.NGPUS)
     if launched.parent_is_launcher:
         die_with_parent()
-    return check(loaded, launched.world_size, count_local(os.environ, launched.world_size))
+    return check(loaded, max(launched.world_size, launched.most), count_local(os.environ, launched.world_size))
 
 
 def load_once(arguments: list[str]) -> LoadedConfig:

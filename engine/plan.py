@@ -174,7 +174,9 @@ def make_plan(
             loaded.with_batch_size(1, "unknown"),
         )
     config = loaded.config
-    global_batch = global_batch_to_keep(config, begun.saved)
+    # With fewer nodes than may come an update has the images of all, so that these decide nothing.
+    in_step = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.most)
+    global_batch = global_batch_to_keep(config, begun.saved) or in_step
     return Plan(
         **facts | {"loaded": loaded},
         train_set=train,

@@ -66,6 +66,7 @@ class Process:
     launcher: str = "none"
     rendezvous: Rendezvous | None = None
     num_cores: int = field(default_factory=lambda: count_cores())  # its share of this machine's
+    most: int = 0  # processes that the run may have, if nodes may come and go
     _host_group: Any = None  # gloo: host-side collectives must not wait for a device
     _vote: tuple = field(default=(None, None))
 
@@ -79,7 +80,7 @@ class Process:
         if launched and launched.parent_is_launcher:
             die_with_parent()
         if launched is None or launched.world_size == 1:
-            return cls(choose_device(device_setting, 0))
+            return cls(choose_device(device_setting, 0), most=launched.most if launched else 0)
         joined = Rendezvous(launched, options.timeout)
         device = choose_device(device_setting, joined.local_rank, launched.launcher)
         if device.type == "cuda":
@@ -87,6 +88,7 @@ class Process:
         process = cls(
             device, launched.rank, joined.local_rank, launched.world_size, joined.local_size, launched.title, joined
         )
+        process.most = launched.most
         process._init_groups(options.timeout)
         process._share_cores()
         return process

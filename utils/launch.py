@@ -96,6 +96,7 @@ class LaunchedRank:
     host: str = ""  # where process 0 listens; "" if torchrun provides the store
     port: int = 0
     restart_count: int = 0  # of torchrun
+    most: int = 0  # processes that the run may have, if nodes may come and go
 
     @property
     def title(self) -> str:
@@ -152,7 +153,9 @@ def _ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
     """What each launcher says, the innermost first: srun may start torchrun or mpirun, which number differently."""
     if "TORCHELASTIC_RUN_ID" in environment:
         restart_count = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
-        return [replace(_rank_from_variables(environment, "torchrun"), restart_count=restart_count)]
+        found = _rank_from_variables(environment, "torchrun")
+        most = found.world_size * _most_nodes(environment) // int(environment.get("GROUP_WORLD_SIZE", 1))
+        return [replace(found, restart_count=restart_count, most=most)]
     names = [name for name in ("Open MPI", "MPI", "variables") if _VARIABLES[name][0] in environment]
     if "Open MPI" not in names and "MPI" not in names and _is_slurm_task(environment):
         names.insert(0, "Slurm")
@@ -160,6 +163,16 @@ def _ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
     if "variables" in names and ("WORLD_SIZE" not in environment or environment.get("PET_NNODES", "1") != "1"):
         names.remove("variables")
     return [_rank_from_variables(environment, name) for name in names]
+
+
+def _most_nodes(environment: Mapping[str, str]) -> int:
+    """The 4 of `torchrun --nnodes 1:4`, else of PET_NNODES; 0 if nodes do not come and go. torchrun tells its processes how many there are now."""
+    with contextlib.suppress(OSError):  # not Linux
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
+        if given := re.search(r"\0--nnodes[=\0]([^\0]*)\0", words):
+            environment = {"PET_NNODES": given[1]}
+    most = environment.get("PET_NNODES", "").partition(":")[2]
+    return int(most) if most.isdecimal() else 0
 
 
 def find_nodes(environment: Mapping[str, str]) -> Nodes:
@@ -373,7 +386,10 @@ def _how_to_meet(nodes: Nodes, timeout: float) -> dict[str, Any]:
     if nodes.are_fixed:
         return {"rdzv_backend": "static", "rdzv_configs": {"rank": nodes.rank, "timeout": timeout}}
     # Up to 60 s pass before a lost node is missed and those that are left do not wait for others.
-    configs, address = {"join_timeout": timeout + 60, "last_call_timeout": 10} | nodes.timing, None
+    # A node that was missed once is never seen again, and the next begins a run of its own. Having waited for others it has
+    # been silent for 10 s, on a busy machine longer: torchrun's 3 beats of 5 s are few. More frequent beats keep others out.
+    configs = {"join_timeout": max(600, timeout + 60), "last_call_timeout": 10, "keep_alive_max_attempt": 5}
+    configs, address = configs | nodes.timing, None
     if nodes.engine:
         from utils.torch_internals import end_restarts_after
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,11 @@ class Run:
             start_fork(program, arguments, outputs, (environment or {}) | rank, **options)
             for rank in as_ranks(processes)
         ]
+
+    def printed(self) -> str:
+        """What it has printed until now, and with which codes its processes have ended."""
+        texts = [Path(each.name).read_text() for each in (self._stdout, self._stderr)]
+        return "\n".join([*texts, f"exit codes: {[process.exitcode for process in self.processes]}"])
 
     def wait(self) -> Ended:
         for process in self.processes:
@@ -155,10 +160,12 @@ def stat(pid: int) -> list[str]:
         return []
 
 
-def wait_until(condition: Callable[[], object], seconds: float = DEADLINE):
+def wait_until(condition: Callable[[], object], seconds: float = DEADLINE, runs: Collection[Run] = ()):
+    """Wait for that; fail with what all of these printed, once one of them has failed."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline
+        failed = any(process.exitcode for each in runs for process in each.processes)
+        assert time.monotonic() < deadline and not failed, "\n\n".join(each.printed() for each in runs)
         time.sleep(0.05)
 
 

@@ -2,11 +2,14 @@
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
 import pytest
 
+from tests.support.forks import ROOT
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import free_port
 from utils.errors import ConfigError, LostProcess
@@ -74,6 +77,19 @@ def test_each_start_by_torchrun_is_told_from_those_before_it():
     for count in ("0", "2"):
         launched = find_launched_rank(TORCHELASTIC | {"TORCHELASTIC_RESTART_COUNT": count}, LaunchOptions())
         assert launched.restart_count == int(count)
+
+
+@pytest.mark.parametrize(
+    ("words", "range_", "most"),
+    [("", "", 0), ("", "2", 0), ("", "1:4", 16), ("--nnodes 1:3", "2", 12), ("--nnodes=2", "1:4", 0)],
+)
+def test_the_processes_of_all_nodes_that_may_come_are_counted_by_torchruns_words_or_else_its_variable(
+    words, range_, most
+):
+    environment = TORCHELASTIC | {"GROUP_WORLD_SIZE": "2", "PET_NNODES": range_}
+    ask = f"from utils.launch import *; print(find_launched_rank({environment}, LaunchOptions()).most)"
+    launcher = ["sh", "-c", 'python="$1"; "$python" -c "$2"; :', "sh", sys.executable, ask, *words.split(), "main.py"]
+    assert subprocess.run(launcher, cwd=ROOT, capture_output=True, text=True).stdout == f"{most}\n"
 
 
 def test_nobodys_worker_starts_the_others_itself():

@@ -160,6 +160,7 @@ def test_timms_own_validation_gives_the_same_top1_on_the_same_images(tmp_path):
         std=(0.5, 0.5, 0.5),
         crop_pct=0.875,
         num_workers=0,
+        persistent_workers=False,  # timm 1.0.20 would ask for it also without workers
     )
     with torch.no_grad():
         right = [model(images).argmax(1).eq(targets) for images, targets in loader]

@@ -136,8 +136,9 @@ def test_of_several_processes_one_looks_and_says_for_how_many(check):
 def test_of_processes_that_a_launcher_started_one_prints_the_table_and_nobody_waits(photos):
     (photos.parent / "clean.yaml").write_text(CLEAN)
     flags = f"-cfg {photos.parent}/clean.yaml -data_path {photos} -check -output {photos}/o".split()
-    result = run("main_multi_gpu.py", *flags, processes=2).done()
+    result = run("main_multi_gpu.py", *flags, "-opts", "TRAIN.MODEL_EMA_DECAY=0.5", processes=2).done()
     assert_names(rows(result.stdout)["device"][1], "processes: 2")
+    assert_names(result.stdout, "TRAIN.MODEL_EMA_DECAY", "TRAIN.MODEL_EMA")  # without which it has no effect
     assert result.stdout.count("check: 0 wrong") == 1
 
 

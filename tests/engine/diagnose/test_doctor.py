@@ -113,13 +113,14 @@ def test_without_a_fault_nothing_is_named_and_the_recommended_scale_is_the_large
         assert bool(diagnose(make_case(tmp_path, nothing, scale)).first) == breaks
 
 
-def test_attention_without_a_fused_kernel_has_a_row_for_each_of_its_parts(tmp_path):
-    def plant(model):
+def test_attention_has_a_row_for_each_of_its_parts_also_with_a_fused_kernel(tmp_path):
+    def fuse(model):
         for block in model.blocks:
-            block.attn.fused_attn = False
+            block.attn.fused_attn = True
 
-    places = {str(row.place) for row in diagnose(make_case(tmp_path, plant)).rows}
-    assert places >= {f"blocks.0.attn {part}" for part in ("logits (q·k)", "softmax", "attention x values")}, places
+    for plant, names in ((nothing, ("softmax", "attention x values")), (fuse, ("attention core",))):
+        places = {str(row.place) for row in diagnose(make_case(tmp_path, plant)).rows}
+        assert places >= {f"blocks.0.attn {name}" for name in ("logits (q·k)", *names)}, places
 
 
 def test_gradients_that_vanish_in_half_are_counted(tmp_path):

@@ -118,8 +118,7 @@ def test_names_of_classes_and_files_and_settings_are_text(tmp_path):
     (folder / "log.txt").write_text(f"2026-01-02 03:04:05 doctor: {EVIL}\n")
     change_status(folder, state="failed", reason=EVIL + "\ud800", host=EVIL)
     page = page_of(folder)
-    assert page.all("script") == [] and page.text.count(EVIL) >= 8
-    assert "@server/x" in page.text and "secret" not in page.text
+    assert page.all("script") == [] and page.text.count(EVIL) >= 8 and "secret" not in page.text
     names = {name for _, attributes in page.elements for name in attributes}
     assert not [name for name in names if name.startswith("on") or name in ("href", "srcset", "action")]
     assert '" onload' not in element("img", alt='x" onload="x'), "a quote does not end an attribute"

@@ -1,8 +1,6 @@
 """Both entries, typed as people type them, and everything that a run leaves behind."""
 
 import ast
-import csv
-import json
 import os
 import re
 import shutil
@@ -20,7 +18,7 @@ from PIL import Image
 
 from tests.support.configs import CPU, SMALL
 from tests.support.forks import MARK, ROOT, find_processes
-from tests.support.runs import Run, ending, run, run_folder, run_fresh, wait_until
+from tests.support.runs import Run, ending, epochs_of, rows_of, run, run_folder, run_fresh, status_of, wait_until
 from utils import VERSION, host
 from utils.launch import root_cause
 from utils.program import describe_environment
@@ -54,7 +52,7 @@ def test_a_run_leaves_its_files_in_a_folder_with_its_date_and_the_readme_names_t
     weights = {"best.pth", "checkpoint-4.pth", "checkpoint-5.pth", "last.pth", "previous.pth"}
     assert {name for name in names if name.endswith(".pth")} == weights
     assert not [name for name in names if name.endswith(".tmp") or name.startswith("log_")]
-    assert json.loads((folder / "status.json").read_text())["state"] == "done"
+    assert status_of(folder)["state"] == "done"
     for name in ("loss.png", "accuracy.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     readme = (ROOT / "README.md").read_text().partition("What a run leaves")[2].partition("\n## ")[0]
@@ -80,9 +78,8 @@ def test_the_log_is_what_the_console_showed_with_times_in_paddlevits_lines(finis
 
 def test_metrics_have_timms_names_and_agree_with_each_other(finished):
     folder, _ = finished
-    with open(folder / "metrics.csv") as file:
-        rows = list(csv.DictReader(file))
-    from_json = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(folder / "metrics.csv")
+    from_json = epochs_of(folder)
     assert [row["epoch"] for row in from_json] == [0, 1, 2, 3, 4] == [int(row["epoch"]) for row in rows]
     names = "epoch train_loss eval_loss eval_top1 eval_top5 lr step images_per_s data_wait_pct memory_mb loss_scale"
     for name in [*names.split(), "skipped", "grad_norm", "eval_top1_ema"]:
@@ -98,9 +95,8 @@ def test_tensorboard_reads_what_was_written(finished):
     folder, _ = finished
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    with open(folder / "steps.csv") as file:
-        steps = list(csv.DictReader(file))
+    rows = epochs_of(folder)
+    steps = rows_of(folder / "steps.csv")
     assert [int(row["step"]) for row in steps][:5] == [0, 20, 40, 43, 44]
     for name in ("loss", "grad_norm", "loss_scale", "skipped", "lr"):
         written = [(event.step, event.value) for event in board.Scalars(f"step/{name}")]
@@ -146,7 +142,7 @@ def test_timms_own_validation_gives_the_same_top1_on_the_same_images(tmp_path):
     flags = ["-cfg", str(tmp_path / "folder.yaml"), "-data_path", str(tmp_path / "data"), "-epochs", "8"]
     run("main_single_gpu.py", *flags, "-output", str(tmp_path / "o"), "-opts", "TRAIN.BASE_LR=3e-3").done()
     folder = run_folder(tmp_path / "o")
-    ours = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["eval_top1"]
+    ours = epochs_of(folder)[-1]["eval_top1"]
 
     model = VisionTransformer(img_size=24, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=4).eval()
     load_checkpoint(model, str(folder / "last.pth"))
@@ -184,14 +180,13 @@ def make_image_folder(root: Path, num_classes: int = 4, num_train: int = 40, num
 
 
 def accuracy(folder) -> dict:
-    status = json.loads((folder / "status.json").read_text())
-    return {key: value for key, value in status.items() if key in ("raw", "ema")}
+    return {key: value for key, value in status_of(folder).items() if key in ("raw", "ema")}
 
 
 def test_evaluation_is_exact_for_1_2_and_3_processes_and_agrees_with_training(finished, small_yaml, tmp_path):
     """359 images divide by none of them."""
     folder, _ = finished
-    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    last = epochs_of(folder)[-1]
     found = {}
     for world_size in (1, 2, 3):
         script = "main_single_gpu.py" if world_size == 1 else "main_multi_gpu.py"
@@ -218,7 +213,7 @@ def test_batch_norm_is_evaluated_in_training_as_it_is_saved(tmp_path):
     )
     flags = ["-cfg", str(tmp_path / "conv.yaml"), "-output", str(output)]
     assert run("main_multi_gpu.py", *flags, processes=2).codes == [0, 0]
-    (row,) = [json.loads(line) for line in (run_folder(output) / "metrics.jsonl").read_text().splitlines()]
+    (row,) = epochs_of(run_folder(output))
     flags += ["-eval", "-resume", str(run_folder(output) / "last.pth"), "-output", str(tmp_path / "scored")]
     assert run("main_single_gpu.py", *flags).returncode == 0
     found = accuracy(run_folder(tmp_path / "scored"))
@@ -277,7 +272,7 @@ def test_told_to_stop_all_processes_save_and_end(long_run, tmp_path, send, numbe
     """A signal to the launcher, which passes it on, or to the whole group."""
     send(long_run.processes[0].pid, number)
     assert long_run.wait().returncode == 128 + number
-    status = json.loads((run_folder(tmp_path / "o") / "status.json").read_text())
+    status = status_of(run_folder(tmp_path / "o"))
     state = torch.load(run_folder(tmp_path / "o") / "last.pth", weights_only=True)
     assert status["state"] == "stopped" and status["step"] == state["step"] > 0
 
@@ -363,7 +358,7 @@ def test_a_compiled_run_with_all_that_watches_it_learns_as_an_eager_one(small_ya
         flags = ["-cfg", str(small_yaml), "-amp", "-epochs", "1", "-batch_size", "120", "-output", str(tmp_path / name)]
         faults = {"compile_without_code": [{"XDG_CACHE_HOME": str(tmp_path)}]}
         run("main_single_gpu.py", *flags, *words.split(), "DATA.DROP_LAST=false", faults=faults).done()
-        lines = (run_folder(tmp_path / name) / "metrics.jsonl").read_text().splitlines()
-        losses[name] = [json.loads(line)[key] for line in lines for key in ("train_loss", "eval_loss", "eval_loss_ema")]
+        rows = epochs_of(run_folder(tmp_path / name))
+        losses[name] = [row[key] for row in rows for key in ("train_loss", "eval_loss", "eval_loss_ema")]
         assert (run_folder(tmp_path / name) / "trace.json.gz").is_file()
     assert losses["compiled"] == pytest.approx(losses["eager"], rel=5e-3)

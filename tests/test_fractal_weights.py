@@ -1,6 +1,5 @@
 """The weights that come with halfstep: they know their own data set, and fine-tune with few labels."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from configs.schema import Config
 from datasets.shuffle import shuffled
 from datasets.sources.digits import read_digits
 from tests.support.refusals import refused
-from tests.support.runs import ROOT
+from tests.support.runs import ROOT, epochs_of, run_folder, status_of
 from utils.errors import ConfigError
 
 WEIGHTS = str(ROOT / "weights/vit_fractals.safetensors")
@@ -23,7 +22,7 @@ QUICK = "TRACK=none DATA.NUM_WORKERS=0 DATA.BATCH_SIZE_EVAL=359 DEVICE=cpu"
 def test_the_weights_know_other_pictures_of_the_classes_that_they_were_trained_on(here):
     words = ["-eval", "-pretrained", WEIGHTS, "-dataset", "fractals", "-output", "output"]
     assert main_single_gpu.main([*words, "-opts", *QUICK.split(), "DATA.SYNTHETIC_SIZE=200"]) == 0
-    status = json.loads(next(Path("output").glob("*/status.json")).read_text())
+    status = status_of(run_folder(Path("output")))
     assert status["raw"]["num_images"] == 200 and status["raw"]["top1"] > 95
     with refused(ConfigError, "DATA.DATA_PATH", "photos", "fractals", "-dataset imagefolder"):
         main_single_gpu.main(["-pretrained", WEIGHTS, "-data_path", "photos"])
@@ -36,8 +35,7 @@ def test_with_ten_labels_of_each_class_two_epochs_reach_more_than_any_run_from_s
     command += ["-epochs", "2", "-output", "output", "-opts", *QUICK.split()]
     options = ["DATA.HFLIP=0", "VALIDATE_FREQ=2", "TRAIN.BASE_LR=8e-3", "TRAIN.WARMUP_EPOCHS=1"]
     assert main_single_gpu.main([*command, *options]) == 0
-    metrics = next(Path("output").glob("*/metrics.jsonl")).read_text().splitlines()
-    top1 = json.loads(metrics[-1])["eval_top1"]
+    top1 = epochs_of(run_folder(Path("output")))[-1]["eval_top1"]
     assert top1 > 40, top1  # 30 epochs from scratch reach 30 to 35: BENCHMARKS.md, "Fine-tuning with few labels"
 
 

@@ -1,6 +1,5 @@
 """docs/photos.md: each of its commands runs as printed, one after the other, on a small folder of photos."""
 
-import csv
 import gc
 import re
 import shlex
@@ -16,7 +15,7 @@ from scripts import export, predict
 from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import write
 from tests.support.image_sets import draw_photos
-from tests.support.runs import ROOT
+from tests.support.runs import ROOT, rows_of
 from utils.program import exit_code
 
 PROGRAMS = {"main_single_gpu.py": main_single_gpu, "scripts/predict.py": predict, "scripts/export.py": export}
@@ -34,8 +33,7 @@ def commands(section: str) -> list[str]:
 
 def parts(folder: Path) -> dict[str, str]:
     """{image: its part} of a run."""
-    with open(folder / "split.csv") as file:
-        return {row["image"]: row["part"] for row in csv.DictReader(file)}
+    return {row["image"]: row["part"] for row in rows_of(folder / "split.csv")}
 
 
 @pytest.mark.usefixtures("signal_handlers")
@@ -64,8 +62,7 @@ def test_the_page_on_photos_leads_from_a_folder_to_predictions_by_its_commands(h
     assert set(first.values()) == {"train", "val"}
     follow("Look at the result")
     follow("Predict")
-    with open("classes.csv") as file:
-        assert len(list(csv.DictReader(file))) == 4
+    assert len(rows_of("classes.csv")) == 4
     draw_photos(here / "photos", "cat", "dog", count=8)
     follow("More photos next week", made="output/train-20260109-10-11-12")
     more = parts(Path(folders["output/train-20260109-10-11-12"]))

@@ -7,15 +7,13 @@ At commit b9907ef, in version 0.1.0 with the settings that have gone since: digi
 LAMB, float16 and a tag (step 15 of 18), and with the schedule plateau; tiny.yaml with fsdp2 in two processes (step 4 of 8).
 """
 
-import csv
-import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.support.runs import ROOT, run
+from tests.support.runs import ROOT, epochs_of, rows_of, run
 
 SAVED = ROOT / "tests" / "data" / "saved_runs"
 FLAGS = {
@@ -26,19 +24,14 @@ FLAGS = {
 
 
 def steps(folder: Path) -> dict[int, float]:
-    with open(folder / "steps.csv") as file:
-        return {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
-
-
-def last_epoch(folder: Path) -> dict:
-    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    return {int(row["step"]): float(row["loss"]) for row in rows_of(folder / "steps.csv")}
 
 
 @pytest.mark.parametrize("kind", FLAGS)
 def test_a_run_saved_by_an_earlier_version_ends_as_it_would_have(tmp_path, kind):
     shutil.copytree(SAVED / kind, tmp_path / "output")
     (folder,) = (tmp_path / "output").iterdir()
-    before, expected = steps(folder), last_epoch(folder)
+    before, expected = steps(folder), epochs_of(folder)[-1]
     file, processes, more = FLAGS[kind]
     flags = ["-cfg", str(SAVED / file), "-output", str(tmp_path / "output"), "-resume", "auto", *more]
     run("main_multi_gpu.py" if processes > 1 else "main_single_gpu.py", *flags, processes=processes).done()
@@ -49,18 +42,18 @@ def test_a_run_saved_by_an_earlier_version_ends_as_it_would_have(tmp_path, kind)
     # Processors round differently, so not to the last bit.
     assert steps(folder) == pytest.approx(before, rel=1e-3)
     loss = "eval_loss" if kind == "mixed" else "eval_loss_ema"
-    assert last_epoch(folder)[loss] == pytest.approx(expected[loss], rel=1e-3)
+    assert epochs_of(folder)[-1][loss] == pytest.approx(expected[loss], rel=1e-3)
 
 
 @pytest.mark.parametrize(("kind", "processes"), [("folds", 1), ("fsdp2", 2)])
 def test_a_run_of_0_1_0_ends_as_it_would_have_whatever_its_settings_are_called_today(tmp_path, kind, processes):
     shutil.copytree(SAVED / kind, tmp_path / "output")
     (folder,) = (tmp_path / "output").iterdir()
-    before, expected = steps(folder), last_epoch(folder)
+    before, expected = steps(folder), epochs_of(folder)[-1]
     script = "main_multi_gpu.py" if processes > 1 else "main_single_gpu.py"
     run(script, "-resume", str(folder), "-output", str(tmp_path / "output"), processes=processes).done()
     assert steps(folder) == pytest.approx(before, rel=1e-3)
-    assert last_epoch(folder)["eval_loss_ema"] == pytest.approx(expected["eval_loss_ema"], rel=1e-3)
+    assert epochs_of(folder)[-1]["eval_loss_ema"] == pytest.approx(expected["eval_loss_ema"], rel=1e-3)
 
 
 def test_a_run_with_a_schedule_that_is_gone_is_refused_by_its_name(tmp_path):

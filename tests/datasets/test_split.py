@@ -1,6 +1,5 @@
 """Images held out for validation, and what a checkpoint keeps of that: the split, the classes and their order."""
 
-import csv
 import itertools
 import shutil
 import unicodedata
@@ -18,7 +17,7 @@ from tests.support.configs import SMALL
 from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import rows, write_parquet
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import run_folder
+from tests.support.runs import rows_of, run_folder
 from utils.errors import ConfigError, DataError
 from utils.program import exit_code
 
@@ -203,15 +202,13 @@ def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_p
     assert exit_code(main_single_gpu.main, flags) == 0
     printed = capsys.readouterr().out
     assert_names(next(line for line in printed.splitlines() if "training images: " in line), tmp_path / "photos")
-    with open(run_folder(tmp_path / "output") / "split.csv", newline="") as file:
-        found = {row["image"]: row["part"][0] for row in csv.DictReader(file)}
+    found = {row["image"]: row["part"][0] for row in rows_of(run_folder(tmp_path / "output") / "split.csv")}
     assert found == parts_of("imagefolder", tmp_path / "photos")
 
 
 def parts_by_value(file, column: str, **options) -> dict[str, set[str]]:
     """{value of this column: the parts that its images are in}"""
-    with open(file, newline="") as rows:
-        values = {row["image_path"]: row[column] for row in csv.DictReader(rows)}
+    values = {row["image_path"]: row[column] for row in rows_of(file)}
     found = {}
     for name, part in parts_of("csv", file, **options).items():
         found.setdefault(values[name], set()).add(part)

@@ -20,7 +20,7 @@ from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import replaced
 from tests.support.image_sets import draw_photos
 from tests.support.refusals import assert_names
-from tests.support.runs import rows, run_folder, typed
+from tests.support.runs import rows, run_folder, status_of, typed
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
 
@@ -209,7 +209,7 @@ def test_weights_that_know_all_classes_are_scored_before_training_which_stays_th
     for name in ("scored", "not"):
         said = halfstep(*settings(again), "-output", again / name, *more)
         run = run_folder(again / name)
-        saved, status = SavedRun.open(run), json.loads((run / "status.json").read_text())
+        saved, status = SavedRun.open(run), status_of(run)
         states.append(torch.load(run / "last.pth", weights_only=True)["state_dict"])
         assert [row["epoch"] for row in saved.epochs] == [0]
         if name == "scored":
@@ -271,14 +271,14 @@ def test_an_evaluation_prepares_photos_as_the_version_that_trained_on_them_did(a
 
 def test_a_finished_run_that_was_killed_before_it_said_so_says_it_when_it_is_started_again(again):
     folder = run_folder(again / "output")
-    before = status(folder)
+    before = status_of(folder)
     killed = {key: value for key, value in before.items() if key != "exit_code"} | {"state": "training"}
     (folder / "status.json").write_text(json.dumps(killed))
     assert "finished" in rows(halfstep("-resume", folder, "-check"))["resume"][1]
-    assert status(folder) == killed
+    assert status_of(folder) == killed
     halfstep("-resume", folder)
     changing = {"time", "started", "heartbeat", "pid", "about"}
-    assert {key: value for key, value in status(folder).items() if key not in changing} == {
+    assert {key: value for key, value in status_of(folder).items() if key not in changing} == {
         key: value for key, value in before.items() if key not in changing
     }
 
@@ -287,10 +287,6 @@ def test_a_finished_checkpoint_outside_of_a_run_leaves_no_folder(again):
     said = halfstep("-resume", checkpoint(again).rename(again / "last.pth"), "-output", again / "new")
     assert "writing to" not in said, said
     assert not (again / "new").exists()
-
-
-def status(folder: Path) -> dict:
-    return json.loads((folder / "status.json").read_text())
 
 
 def test_check_tries_to_write_where_a_resumed_run_writes(again):

@@ -1,6 +1,5 @@
 """Which epoch and which weights a run calls its best."""
 
-import json
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from models.weights.load import load_pretrained
 from scripts.export import export
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names
-from tests.support.runs import rows, run, run_folder
+from tests.support.runs import rows, run, run_folder, status_of
 from tests.support.weight_files import saved
 
 EMA = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "TRAIN.MODEL_EMA_DECAY=0.99996")
@@ -58,7 +57,7 @@ def test_of_raw_weights_and_ema_the_better_ones_are_best_and_what_predict_export
     second = {"state_dict": [[81.25, 0.5], [19, 2.0]], "state_dict_ema": [[19, 2.0], [81.25, 0.5]]}[key]
     lines, folder = scored([70, 1.0], [20, 2.0], *second, words=EMA)
     assert_names(lines[-1], "81.25%", "epoch 2", word)
-    status = json.loads((folder / "status.json").read_text())
+    status = status_of(folder)
     assert (status["best_top1"], status["best_epoch"]) == (81.25, 2)
     best = read(folder / "best.pth")
     assert best["metric"] == 81.25 and best["epoch"] == 1
@@ -84,7 +83,7 @@ def test_a_checkpoint_without_an_evaluation_of_its_own_keeps_the_choice_of_the_l
 def test_by_loss_the_smallest_is_best_and_another_metric_starts_over(scored):
     lines, folder = scored([60, 0.4], [70, 0.5], words=["TRAIN.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=2"])
     assert_names(lines[-1], "loss", "0.4000", "epoch 1")
-    status = json.loads((folder / "status.json").read_text())
+    status = status_of(folder)
     assert status["best"] == {"loss": 0.4, "epoch": 1, "file": "best.pth"} and "best_top1" not in status
     assert read(folder / "best.pth")["metric"] == 0.4
     lines, folder = scored([50, 0.6], words=["TRAIN.NUM_EPOCHS=3"])

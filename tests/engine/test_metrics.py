@@ -1,7 +1,5 @@
 """The metrics of images with several labels, against scikit-learn's and for any number of processes."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from engine.evaluation.tally import Tally
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
 from tests.support.configs import CPU
-from tests.support.runs import run, run_folder
+from tests.support.runs import epochs_of, run, run_folder, status_of
 from tests.support.several_labels import write_digits
 from tests.support.threads import Threads
 from utils.distributed import Process
@@ -75,7 +73,7 @@ def test_a_run_is_best_by_map_and_predict_prints_the_labels_above_one_half(tmp_p
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-dataset", "csv", "-data_path", str(file)]
     run("main_single_gpu.py", *flags, "-opts", *words).done()
     folder = run_folder(tmp_path / "o")
-    row, status = (json.loads((folder / name).read_text()) for name in ("metrics.jsonl", "status.json"))
+    (row,), status = epochs_of(folder), status_of(folder)
     assert status["best"]["map"] == pytest.approx(row["eval_map"], abs=1e-3)
     assert row["eval_micro_f1"] is not None and row["eval_macro_f1"] is not None
     paths = [str(tmp_path / f"{number}.png") for number in range(40)]

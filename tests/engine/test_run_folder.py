@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from engine.session import RunFolder, Session
 from tests.support.configs import CPU, SMALL, load_text, small_config
 from tests.support.refusals import refused
-from tests.support.runs import Ended, rows, run
+from tests.support.runs import Ended, epochs_of, rows, run, status_of
 from utils.distributed import Process
 from utils.errors import ConfigError, LostProcess
 
@@ -39,9 +38,9 @@ def folder(tmp_path_factory) -> Path:
 
 def test_a_run_is_in_the_folder_of_its_name_also_when_it_was_killed_before_its_first_save(folder):
     assert {path.name for path in (folder / "o").iterdir()} == {"mine"}
-    status = json.loads((folder / "o/mine/status.json").read_text())
+    status = status_of(folder / "o/mine")
     assert (status["state"], status["epoch"]) == ("done", 1)
-    assert len((folder / "o/mine/metrics.jsonl").read_text().splitlines()) == 1
+    assert len(epochs_of(folder / "o/mine")) == 1
 
 
 def test_the_same_command_goes_on_with_it_and_without_resume_it_is_refused(folder):
@@ -67,7 +66,7 @@ def test_an_evaluation_has_a_folder_of_its_own_by_name_or_beside_the_run_that_th
     words = ["-eval", "-output", str(folder / "o"), "-name"]
     weights = ["-pretrained", str(folder / "o/mine/best.pth")]
     assert run("main_single_gpu.py", *words, "scored", *weights).returncode == 0
-    assert json.loads((folder / "o/scored/status.json").read_text())["state"] == "done"
+    assert status_of(folder / "o/scored")["state"] == "done"
     run("main_single_gpu.py", *words, "mine", *weights).refused("NAME", folder / "o/mine")
     assert run("main_single_gpu.py", *words, "mine", "-resume", "auto").returncode == 0
     assert len(list((folder / "o").glob("eval-*-mine"))) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from engine.checkpoint.format import read_checkpoint
 from tests.support.refusals import assert_names
-from tests.support.runs import Ended, ending, rows, run_folder
+from tests.support.runs import Ended, ending, rows, run_folder, status_of
 
 OPTIONS = ("-opts", "VALIDATE_FREQ=1")
 # Raw and EMA: top-1 and loss after the first epoch, and after the second.
@@ -34,7 +34,7 @@ def assert_truth(output: Path, ended: Ended) -> dict:
     line = ending(ended.stdout)
     top1, epoch = re.search(r"top-1 ([\d.]+)% \(epoch (\d+)", line).groups()
     assert (float(top1), int(epoch)) == (best["metric"], best["epoch"] + 1), told
-    status = json.loads((folder / "status.json").read_text())
+    status = status_of(folder)
     if status["state"] == "training":  # it could not be written, which is said
         assert re.search(r"^warning: .*status.json .*(done|stopped|save_failed)$", told, re.M), told
         return status

@@ -53,7 +53,7 @@ from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
 from tests.support.refusals import assert_names
-from tests.support.runs import run_folder, typed
+from tests.support.runs import run_folder, status_of, typed
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError, DataError, naming_damage
 from utils.program import exit_code
@@ -140,7 +140,7 @@ def test_a_run_of_which_no_update_counted_is_not_done(tmp_path, start, trained):
     too_large = scaled(trained, 1e30, tmp_path / "large.pth")
     ended = start(tmp_path / "o", "-pretrained", str(too_large), "-opts", "VALIDATE_FREQ=1")
     assert ended.returncode == 3, ended.printed
-    facts = json.loads((run_folder(tmp_path / "o") / "status.json").read_text())
+    facts = status_of(run_folder(tmp_path / "o"))
     assert facts["state"] == "stopped" and facts["exit_code"] == 3
     assert "best validation top-1 0.00%" in ended.stdout
 

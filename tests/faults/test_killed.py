@@ -10,7 +10,7 @@ import pytest
 from engine.checkpoint.format import read_checkpoint
 from engine.record.saved_run import read_table
 from tests.support.run_hash import run_hash
-from tests.support.runs import run_folder
+from tests.support.runs import run_folder, status_of
 
 # With everything that draws random numbers or remembers something; an epoch has four updates either way.
 ALL = "TRAIN.SMOOTHING=0.1 TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.MIXUP_GROUP=4 TRAIN.RANDOM_ERASE_PROB=0.25"
@@ -47,7 +47,7 @@ def test_a_run_that_was_stopped_says_why_and_goes_on_to_the_same_end(
     stopped = start(tmp_path, *flags, *limit, processes=processes, **fault)
     assert set(stopped.codes) == {code}, stopped.printed
     folder = run_folder(tmp_path)
-    saved, status = read_checkpoint(folder / "last.pth")["step"], json.loads((folder / "status.json").read_text())
+    saved, status = read_checkpoint(folder / "last.pth")["step"], status_of(folder)
     if step is None:  # killed while that of step 5 is being written, or after that
         assert status["state"] == "training" and status["step"] <= saved and saved in (4, 5)
     else:
@@ -77,7 +77,7 @@ def test_killed_at_any_point_of_a_save_a_checkpoint_loads_and_the_run_goes_on_to
         assert start(output, *flags, kill_at=[1, number]).returncode == KILLED, what
         folder = run_folder(output)
         found.append(read_checkpoint(folder / "last.pth")["step"])
-        assert json.loads((folder / "status.json").read_text())["step"] <= found[-1], what
+        assert status_of(folder)["step"] <= found[-1], what
         start(output, *flags).done()
         assert run_hash(folder) == unbroken(*flags), what
         saved = {path.name for path in folder.glob("*.pth")}
@@ -89,7 +89,7 @@ def test_killed_at_any_point_of_a_save_a_checkpoint_loads_and_the_run_goes_on_to
 
 def test_a_start_without_time_for_one_update_ends_with_a_code_of_its_own_and_says_nothing_of_going_on(tmp_path, start):
     ended = start(tmp_path, "-opts", "RUN.MAX_TIME=1s", count_seconds=[])
-    status = json.loads((run_folder(tmp_path) / "status.json").read_text())
+    status = status_of(run_folder(tmp_path))
     assert ended.returncode == status["exit_code"] == 4 and status["state"] == "stopped"
     assert "RUN.MAX_TIME" in status["reason"] and "next:" not in ended.printed
 
@@ -129,8 +129,6 @@ def test_processes_agree_on_a_budget_and_what_it_chose_is_on_the_disk(tmp_path, 
         later = [each[0] for each in choices if each[0] > step]
         if step not in later and step + 1 < min(later, default=number):
             assert float(rows[step]["num_updates"]) == chosen
-    assert (
-        json.loads((folder / "status.json").read_text())["total_steps"] == number and "train longer" not in ended.stdout
-    )
+    assert status_of(folder)["total_steps"] == number and "train longer" not in ended.stdout
     other = start(tmp_path, *flags, "RESUME.ALLOW_CHANGED=[GLOBAL_BATCH]", "-accum_iter", "1", processes=processes)
     other.refused("TRAIN.BUDGET", "-pretrained")

@@ -1,13 +1,11 @@
 """NaN and infinity in the images, the loss or a gradient, on one of two processes or on both."""
 
-import csv
-
 import pytest
 import torch
 
 from engine.checkpoint.format import read_checkpoint
 from tests.support.refusals import assert_names
-from tests.support.runs import run_folder
+from tests.support.runs import rows_of, run_folder
 
 FLAGS = ["-batch_size", "4", "-opts", "SAVE_STEPS=1"]  # four updates an epoch, two epochs
 RANKS = {"one": [1], "both": [0, 1]}
@@ -39,8 +37,7 @@ def test_both_processes_skip_the_update_count_it_and_stay_equal_to_the_last_bit(
     first, second = (weights.with_name(f"weights.{rank}").read_text() for rank in (0, 1))
     assert first == second
     folder = run_folder(tmp_path / "o")
-    with open(folder / "metrics.csv") as file:
-        assert [int(row["skipped"]) for row in csv.DictReader(file)] == [1, 2]
+    assert [int(row["skipped"]) for row in rows_of(folder / "metrics.csv")] == [1, 2]
     check_files(folder)
 
 

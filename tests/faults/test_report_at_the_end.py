@@ -1,10 +1,9 @@
 """What a run leaves for people to read: for every end but that by a signal, and no burden on the run."""
 
-import json
 import signal
 
 from tests.support.refusals import assert_names
-from tests.support.runs import run, run_folder
+from tests.support.runs import run, run_folder, status_of
 
 OPTIONS = ("-opts", "REPORT=true", "PRECISION.MAX_CONSECUTIVE_SKIPS=2")
 
@@ -16,7 +15,7 @@ def test_report_tables_and_pictures_that_find_no_room_are_each_a_warning_and_the
     words = ["-cfg", str(tiny), "-output", str(tmp_path), *OPTIONS]
     ended = run("main_single_gpu.py", *words, faults={"find_no_room": [full, 1, False], "draw_no_curves": []})
     folder = run_folder(tmp_path)
-    assert ended.returncode == 0 and json.loads((folder / "status.json").read_text())["state"] == "done"
+    assert ended.returncode == 0 and status_of(folder)["state"] == "done"
     assert ended.printed.count("disk full") == 3 and (folder / "best.pth").exists()
     assert_names(
         ended.printed, f"warning: cannot write {folder / 'report.html'} (disk full", folder / "train_batch.png"

@@ -1,14 +1,13 @@
 """deploy/slurm.sh on a real Slurm of two nodes, with two processes on each."""
 
 import contextlib
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.run_hash import run_hash
-from tests.support.runs import ROOT, run, wait_until
+from tests.support.runs import ROOT, run, status_of, wait_until
 from tests.support.slurm import IS_MISSING, MISSING, Slurm
 
 pytestmark = pytest.mark.skipif(IS_MISSING, reason=f"a real Slurm needs {MISSING}")
@@ -87,7 +86,7 @@ def test_a_start_without_progress_and_a_cancelled_job_are_not_queued_again(slurm
     wait_until(lambda: list((tmp_path / "cancelled").glob("waits.*")))
     slurm.run("scancel", cancelled)
     slurm.wait(cancelled, "JobState", "CANCELLED")
-    status = json.loads((tmp_path / "cancelled/runs/mine/status.json").read_text())
+    status = status_of(tmp_path / "cancelled/runs/mine")
     assert status["saved"]["step"] >= 5
     slurm.wait(stuck, "JobState", "FAILED")
     assert [slurm.job(job)["Restarts"] for job in (stuck, cancelled)] == ["1", "0"]

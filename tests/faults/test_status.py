@@ -10,7 +10,7 @@ import pytest
 
 from engine import session
 from engine.session import Status
-from tests.support.runs import ROOT, run_folder
+from tests.support.runs import ROOT, run_folder, status_of
 
 
 def contents(path) -> list[dict]:
@@ -86,7 +86,7 @@ def test_a_sign_of_life_comes_at_most_every_ten_seconds_and_training_waits_for_n
     clock[0] = 34.0
     kept.beat(position=4)
     kept.set("done", position=None)
-    assert "position" not in json.loads((tmp_path / "status.json").read_text()) and len(written) == 3
+    assert "position" not in status_of(tmp_path) and len(written) == 3
 
 
 def test_one_that_finds_no_room_is_said_with_what_it_should_say(tmp_path):
@@ -103,5 +103,5 @@ def test_the_last_state_is_not_overwritten_by_a_sign_of_life_on_its_way(tmp_path
     status.beat(step=5)
     status.set("done", step=9)
     time.sleep(0.4)
-    facts = json.loads((tmp_path / "status.json").read_text())
+    facts = status_of(tmp_path)
     assert (facts["state"], facts["step"]) == ("done", 9)

@@ -1,6 +1,5 @@
 """Loader processes and threads that die, shared memory without room, and unreadable images whatever reads them."""
 
-import json
 import shutil
 import signal
 import subprocess
@@ -9,14 +8,14 @@ import pytest
 
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import run_folder
+from tests.support.runs import run_folder, status_of
 
 DIGITS = ["-dataset", "digits", "-batch_size", "100", "-opts", "DATA.IMAGE_CHANNELS=1", "MODEL.NUM_CLASSES=10"]
 PROCESSES = ["DATA.WORKERS=processes", "DATA.NUM_WORKERS=2"]
 
 
 def failure(output) -> str:
-    told = json.loads((run_folder(output) / "status.json").read_text())
+    told = status_of(run_folder(output))
     assert told["state"] == "failed"
     return told["reason"]
 

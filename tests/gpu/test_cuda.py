@@ -1,6 +1,5 @@
 """What can only be seen on a GPU: no host sync in a step, float16 by default, less memory, exact resume."""
 
-import json
 import time
 
 import pytest
@@ -17,7 +16,7 @@ from engine.train.trainer import PHASES, Trainer
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.run_hash import run_hash
-from tests.support.runs import run, run_folder
+from tests.support.runs import epochs_of, run, run_folder
 from tests.support.trainers import Reports, cosines_to_float32, train, update
 from utils.distributed import Process
 from utils.log import Log
@@ -99,7 +98,7 @@ def test_resumed_run_has_the_same_hash_under_the_deterministic_switch(tmp_path):
 
 def test_digits_reach_their_accuracy_with_amp_on_the_gpu(tmp_path):
     run("main_single_gpu.py", "-cfg", "configs/vit_digits.yaml", "-amp", "-output", str(tmp_path)).done()
-    last = json.loads((run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()[-1])
+    last = epochs_of(run_folder(tmp_path))[-1]
     assert last["eval_top1"] >= 97
 
 
@@ -111,8 +110,7 @@ def test_two_gpus_learn_what_one_does(tmp_path, strategy):
         flags = f"-amp -epochs 2 -ngpus {count} -batch_size {128 // count} -output {tmp_path}/{count}".split()
         words = ["-cfg", "configs/vit_digits.yaml", *flags, "-opts", f"DIST.STRATEGY={strategy}"]
         run("main_multi_gpu.py", *words).done()
-        lines = (run_folder(tmp_path / str(count)) / "metrics.jsonl").read_text().splitlines()
-        losses.append([json.loads(line)["train_loss"] for line in lines])
+        losses.append([row["train_loss"] for row in epochs_of(run_folder(tmp_path / str(count)))])
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 

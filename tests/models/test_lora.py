@@ -1,6 +1,5 @@
 """MODEL.LORA: adapters learn, everything else stays, and merged they are plain weights."""
 
-import json
 import shutil
 import sys
 
@@ -17,7 +16,7 @@ from scripts.export import export
 from tests.support.configs import small_config
 from tests.support.refusals import refused
 from tests.support.run_hash import run_hash
-from tests.support.runs import rows, run_folder
+from tests.support.runs import epochs_of, rows, run_folder, status_of
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 from utils.program import exit_code
@@ -136,8 +135,8 @@ def test_evaluation_needs_no_peft_and_scores_what_training_did(finished, tmp_pat
     _, folder = finished
     flags = ["-eval", word, str(folder / "last.pth"), "-output", str(tmp_path)]
     assert exit_code(main_single_gpu.main, flags) == 0
-    status = json.loads((run_folder(tmp_path) / "status.json").read_text())
-    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    status = status_of(run_folder(tmp_path))
+    last = epochs_of(folder)[-1]
     raw = word == "-resume" or torch.load(folder / "last.pth", weights_only=True)["preferred"] == "state_dict"
     key = "eval_loss" if raw else "eval_loss_ema"
     assert status["raw" if raw else "ema"]["loss"] == pytest.approx(last[key], rel=1e-5)

@@ -1,6 +1,5 @@
 """scripts/predict.py classifies the images that a command line means as the evaluation of the run did."""
 
-import csv
 import io
 import json
 import os
@@ -17,7 +16,7 @@ from engine.predict.output import folder_names
 from scripts import export, predict
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import run, run_folder, typed
+from tests.support.runs import rows_of, run, run_folder, typed
 from utils.errors import UserError
 from utils.program import exit_code
 
@@ -57,7 +56,7 @@ def test_lines_tables_and_sheets_have_the_predictions_of_the_runs_own_table(trai
     lines, err = type_in(trained / "best.pth", *images, tmp_path / "broken.png", "-top", 99, *files, exit_with=2)
     assert len(lines) == 359
     assert_names(err, tmp_path / "broken.png", "1 of 360 images")
-    table, own_table = read_csv(tmp_path / "x.csv"), read_csv(trained / "predictions.csv")
+    table, own_table = rows_of(tmp_path / "x.csv"), rows_of(trained / "predictions.csv")
     document = json.loads((tmp_path / "x.json").read_text())
     assert len(own_table) == len(document["images"]) == 359 and document["unreadable"] == [str(tmp_path / "broken.png")]
     for number, (path, *guesses) in enumerate(lines):
@@ -82,11 +81,6 @@ def test_lines_tables_and_sheets_have_the_predictions_of_the_runs_own_table(trai
     assert not (tmp_path / "x-5.jpg").exists()
 
 
-def read_csv(path):
-    with open(path, encoding="utf-8-sig") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replace_nothing(trained, digits, tmp_path):
     names = ["猫", "../x", "a/b", "A_B", "d", "", "Ä", ".", "x y", "n"]
     (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")
@@ -100,7 +94,7 @@ def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replac
     users = tmp_path / "sorted" / "unsure" / f"{shares.index(min(shares)) + 1}.png"
     users.write_text("a user's")
     lines, _ = type_in(*words, *files)
-    table = read_csv(tmp_path / "x.csv")
+    table = rows_of(tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_bytes().startswith(b"\xef\xbb\xbfimage_path,class,")
     paths = [row["image_path"] for row in table]
     assert [int(os.path.basename(path)[:-4]) for path in paths] == list(range(1, len(paths) + 1)), "2 before 10"
@@ -131,7 +125,7 @@ def test_each_class_has_a_folder_of_its_own_whose_name_any_system_takes():
 def test_with_raw_as_many_predictions_are_right_as_in_the_evaluation_of_the_raw_weights(trained, digits):
     lines, _ = type_in(trained / "last", *sorted(digits.glob("[0-9]")), "-raw")
     right = sum(path.split("/")[-2] == name for path, name, _ in lines)
-    (row,) = read_csv(trained / "metrics.csv")
+    (row,) = rows_of(trained / "metrics.csv")
     assert 100 * right / 359 == pytest.approx(float(row["eval_top1"]), abs=1e-3)
 
 

@@ -1,6 +1,5 @@
 """scripts/sweep.py: what it starts, what it makes of killed and failed trials, and what it refuses before any starts."""
 
-import csv
 import json
 import os
 import signal
@@ -14,7 +13,7 @@ from scripts.sweeping.results import is_locked
 from tests.support.forks import start_fork
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import alive, run, wait_until
+from tests.support.runs import alive, rows_of, run, wait_until
 from utils import program
 from utils.files import locked
 from utils.program import exit_code
@@ -82,8 +81,7 @@ def start(tmp_path, small_yaml, capsys):
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
-    with open(folder / "trials.csv", newline="") as file:
-        return list(csv.DictReader(file))
+    return rows_of(folder / "trials.csv")
 
 
 def best_row(printed: str) -> str:

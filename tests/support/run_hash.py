@@ -1,6 +1,5 @@
 """The hash of a run: two runs that took the same course to the last bit have the same."""
 
-import csv
 import hashlib
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import torch
 
 from engine.record.timing import PHASES
 from models.weights.torch_files import read_torch
+from tests.support.runs import rows_of
 
 # They depend on the machine's mood.
 NOT_REPEATABLE = (
@@ -28,9 +28,8 @@ def run_hash(folder: Path) -> str:
     for name in ("state_dict", "state_dict_ema", "optimizer", "amp_scaler", "step", "epoch", "progress"):
         _feed(digest, name, state.get(name))
     for name in ("metrics.csv", "steps.csv"):
-        with open(folder / name) as file:
-            for row in csv.DictReader(file):
-                digest.update(repr([(key, row[key]) for key in row if key not in NOT_REPEATABLE]).encode())
+        for row in rows_of(folder / name):
+            digest.update(repr([(key, row[key]) for key in row if key not in NOT_REPEATABLE]).encode())
     return digest.hexdigest()
 
 

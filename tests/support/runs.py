@@ -1,10 +1,12 @@
 """Runs of the real programs, as a person types them: in one process or several, what they print and leave behind."""
 
 import contextlib
+import csv
 import gc
 import importlib
 import io
 import itertools
+import json
 import os
 import re
 import socket
@@ -119,6 +121,21 @@ def run_folder(output: Path) -> Path:
     """The one folder that a run made."""
     (folder,) = output.iterdir()
     return folder
+
+
+def rows_of(path: Path | str) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def epochs_of(folder: Path) -> list[dict]:
+    """What a run measured, an epoch each."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def status_of(folder: Path) -> dict:
+    return json.loads((folder / "status.json").read_text())
 
 
 def rows(text: str) -> dict[str, tuple[str, str]]:

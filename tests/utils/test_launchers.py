@@ -22,7 +22,7 @@ from tests.support.configs import small_config
 from tests.support.forks import DEADLINE, MARK, ROOT, find_processes, kill
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import TORCHRUN, Run, command, free_port, run, run_folder, run_fresh, wait_until
+from tests.support.runs import TORCHRUN, Run, command, free_port, run, run_folder, run_fresh, status_of, wait_until
 from utils.program import exit_code
 
 
@@ -137,7 +137,7 @@ def test_a_hung_process_is_named_within_the_timeout_and_killed_and_the_run_ends(
     assert ended.codes == [1, -SIGKILL]
     names = ("process 1 of 2", socket.gethostname(), "20 s", "DIST.TIMEOUT")
     assert_names(ended.stderr, *names)
-    status = json.loads((run_folder(tmp_path) / "status.json").read_text())
+    status = status_of(run_folder(tmp_path))
     assert status["state"] == "failed"
     assert_names(status["reason"], *names)
 

@@ -12,7 +12,7 @@ from engine.checkpoint.format import find_before, save_checkpoint, write_bad_bat
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import run, run_folder
+from tests.support.runs import epochs_of, run, run_folder, status_of
 from tests.support.trainers import make_trainer, train, update
 
 STREAKS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=5", "REPORT_FREQ=1"]
@@ -35,10 +35,6 @@ def start(tmp_path):
     return start
 
 
-def status(folder) -> dict:
-    return json.loads((folder / "status.json").read_text())
-
-
 def bad_batches(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "bad_batches.jsonl").read_text().splitlines()]
 
@@ -53,8 +49,8 @@ def test_it_goes_back_over_an_epochs_end_and_a_stop_after_that_changes_nothing(s
     made = [44 * int(epoch) + int(step) - 44 for epoch, step in re.findall(r"Epoch\[(\d+)/002\], Step\[(\d+)/", said)]
     assert made == [*range(47), 40, *range(47, 88)]
     assert [row["step"] for row in bad_batches(unbroken)] == [41, 42, 43, 44, 45, 46]
-    assert len((unbroken / "metrics.jsonl").read_text().splitlines()) == 2, "the first epoch ended twice"
-    assert (status(unbroken)["best_top1"], torch.load(unbroken / "best.pth", weights_only=True)["metric"]) == (
+    assert len(epochs_of(unbroken)) == 2, "the first epoch ended twice"
+    assert (status_of(unbroken)["best_top1"], torch.load(unbroken / "best.pth", weights_only=True)["metric"]) == (
         40.0,
         40.0,
     )
@@ -63,7 +59,7 @@ def test_it_goes_back_over_an_epochs_end_and_a_stop_after_that_changes_nothing(s
         "stopped", "SAVE_STEPS=20", poisoned=range(42, 47), signal_at=second_time, score=thrown_away
     )
     assert code == 128 + signal.SIGTERM
-    assert status(stopped)["step"] == 41 and status(stopped)["left_out"] == [[41, 46]]
+    assert status_of(stopped)["step"] == 41 and status_of(stopped)["left_out"] == [[41, 46]]
     code, stopped, said = start("stopped", "SAVE_STEPS=20", poisoned=range(42, 47), score=[*first, *second])
     assert code == 0 and "going back to" not in said
     assert run_hash(stopped) == run_hash(unbroken)
@@ -73,13 +69,13 @@ def test_a_second_streak_ends_the_run_and_so_does_each_resume(start):
     code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(21, 88))
     assert code == 3 and said.count("going back to") == 1
     assert [row["step"] for row in bad_batches(folder)] == [20, 21, 22, 23, 24, 25]
-    assert_names(status(folder)["reason"], "step 31")
-    assert status(folder)["left_out"] == [[20, 25]]
+    assert_names(status_of(folder)["reason"], "step 31")
+    assert status_of(folder)["left_out"] == [[20, 25]]
     state = torch.load(folder / "last.pth", weights_only=True)
     assert all(torch.isfinite(value).all() for value in state["state_dict"].values())
     code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(21, 88))
     assert code == 3 and "going back to" not in said
-    assert_names(status(folder)["reason"], "step 31")
+    assert_names(status_of(folder)["reason"], "step 31")
 
 
 def test_it_stops_at_once_where_nothing_good_was_saved(start):

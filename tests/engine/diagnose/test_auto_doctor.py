@@ -1,8 +1,5 @@
 """A run that skips updates calls the doctor by itself, stays as it is, and ends with exit code 3 and the finding."""
 
-import csv
-import json
-
 import pytest
 import torch
 
@@ -11,7 +8,7 @@ from engine.diagnose.overflow import AutoDoctor, LastUpdate
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.refusals import assert_names
-from tests.support.runs import run, run_folder
+from tests.support.runs import rows_of, run, run_folder, status_of
 from tests.support.trainers import Lines, big_logits, make_trainer, train, update
 
 OVERFLOWS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=40", "SAVE_STEPS=10"]
@@ -29,13 +26,12 @@ def start(folder, name: str, *options: str, flags: tuple = (), processes: int = 
 
 def scales_of_stopped_run(path, said, finding) -> list[float]:
     """Of a run of 40 skipped updates, once it is seen that it ended as it should."""
-    with open(path / "steps.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(path / "steps.csv")
     assert [int(row["step"]) for row in rows] == list(range(40))
     for name in ("last.pth", "overflow-batch.pth"):
         state = torch.load(path / name, weights_only=True)["state_dict"]
         assert all(torch.isfinite(value).all() for value in state.values()), name
-    status = json.loads((path / "status.json").read_text())
+    status = status_of(path)
     assert status["state"] == "stopped"
     for told in (said.splitlines()[-1], status["reason"]):
         assert_names(told, "40 updates", *finding.split(), f"-cfg {path / 'doctor.yaml'}", "-amp_dtype bfloat16")

@@ -1,14 +1,12 @@
 """-explain_precision tells the types that were computed in, and changes nothing."""
 
-import csv
-
 import torch
 
 from engine.diagnose.explain import collapse, explain, record_types
 from models import build_model
 from tests.support.configs import SMALL, small_config
 from tests.support.run_hash import run_hash
-from tests.support.runs import run, run_folder
+from tests.support.runs import rows_of, run, run_folder
 from tests.support.trainers import Lines, make_trainer
 
 
@@ -67,8 +65,7 @@ def test_a_run_of_two_processes_with_the_flag_has_the_hash_of_one_without_and_it
         hashes.append(run_hash(run_folder(tmp_path / name)))
     assert hashes[0] == hashes[1]
     assert result.stdout.count("blocks.0-1.attn.qkv") == 1
-    with open(run_folder(tmp_path / "told") / "precision.csv") as file:
-        rows = {row["module"]: row for row in csv.DictReader(file)}
+    rows = {row["module"]: row for row in rows_of(run_folder(tmp_path / "told") / "precision.csv")}
     assert rows["blocks.1.attn.qkv"]["computes_in"] == "bfloat16" and rows["blocks.1.attn.qkv"]["weights"] == "float32"
     assert not (run_folder(tmp_path / "plain") / "precision.csv").exists()
 
@@ -76,7 +73,6 @@ def test_a_run_of_two_processes_with_the_flag_has_the_hash_of_one_without_and_it
 def test_in_naive_mode_everything_is_seen_in_half(tmp_path):
     trainer = make_trainer(small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive"))
     explain(trainer, Lines(), tmp_path)
-    with open(tmp_path / "precision.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "precision.csv")
     assert {row["computes_in"] for row in rows} == {row["returns"] for row in rows} == {"bfloat16"}
     assert {row["weights"] for row in rows} <= {"bfloat16", ""}

@@ -20,7 +20,7 @@ from engine.record.saved_run import SavedRun
 from scripts import report
 from tests.support.configs import SMALL
 from tests.support.refusals import assert_names
-from tests.support.runs import ROOT, run, run_folder
+from tests.support.runs import ROOT, run, run_folder, status_of
 from tests.support.saved_runs import write_json, write_run
 from utils.program import exit_code
 
@@ -63,7 +63,7 @@ def page_of(folder: Path) -> Page:
 
 
 def change_status(folder: Path, **facts) -> None:
-    status = json.loads((folder / "status.json").read_text())
+    status = status_of(folder)
     write_json(folder / "status.json", status | facts)
 
 

@@ -1,6 +1,5 @@
 """What whole runs leave: of which weights it is, after a kill too, and what wrong labels look like."""
 
-import csv
 import json
 import signal
 
@@ -8,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.support.run_hash import run_hash
-from tests.support.runs import run, run_folder
+from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
 
 WRONG_LABELS = (3, 58, 120, 211, 350)
 TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
@@ -28,11 +27,6 @@ def start(yaml, output, *options, **faults):
     return run("main_single_gpu.py", *words, faults={"draw_no_curves": []} | faults)
 
 
-def predictions(folder) -> list[dict[str, str]]:
-    with open(folder / "predictions.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def tables(folder) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in TABLES}
 
@@ -47,7 +41,7 @@ def mislabelled(tmp_path_factory):
 
 
 def test_planted_wrong_labels_are_among_the_mistakes_that_are_shown(mislabelled):
-    rows = predictions(mislabelled)
+    rows = rows_of(mislabelled / "predictions.csv")
     wrong = [row for row in rows if row["label"] != row["prediction"]]
     shown = sorted(wrong, key=lambda row: -float(row["probability"]))[:36]
     assert {f"digits image {index}" for index in WRONG_LABELS} <= {row["image"] for row in shown}
@@ -56,12 +50,12 @@ def test_planted_wrong_labels_are_among_the_mistakes_that_are_shown(mislabelled)
 
 
 def test_tables_and_record_are_of_the_weights_that_best_pth_is_of(mislabelled):
-    record, status = (json.loads((mislabelled / name).read_text()) for name in ("results.json", "status.json"))
-    rows = predictions(mislabelled)
+    record, status = json.loads((mislabelled / "results.json").read_text()), status_of(mislabelled)
+    rows = rows_of(mislabelled / "predictions.csv")
     right = sum(row["label"] == row["prediction"] for row in rows)
     assert len(rows) == 359 and status["best_top1"] == pytest.approx(100 * right / 359)
     assert (record["epoch"], record["value"]) == (status["best_epoch"], status["best_top1"])
-    last = json.loads((mislabelled / "metrics.jsonl").read_text().splitlines()[record["epoch"] - 1])
+    last = epochs_of(mislabelled)[record["epoch"] - 1]
     suffix = "_ema" if record["weights"] == "ema" else ""
     assert last[f"eval_top1{suffix}"] == max(last["eval_top1"], last["eval_top1_ema"])
     assert last[f"eval_top1{suffix}"] == pytest.approx(record["value"], abs=1e-4)

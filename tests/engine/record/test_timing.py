@@ -1,8 +1,6 @@
 """Where the time goes: phases by a clock that the test moves, and advice."""
 
 import contextlib
-import csv
-import json
 import threading
 from types import SimpleNamespace
 from unittest import mock
@@ -21,7 +19,7 @@ from engine.train.counters import Counters, Report
 from engine.train.trainer import PHASES, Callback
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.forks import DEADLINE
-from tests.support.runs import run_folder
+from tests.support.runs import epochs_of, rows_of, run_folder
 from tests.support.trainers import Reports, make_trainer, train, update
 from utils.distributed import Process
 from utils.log import Log
@@ -260,11 +258,10 @@ def test_a_run_that_waits_says_so_in_its_log_its_tables_and_on_tensorboard(tmp_p
     with timing, read, mock.patch("utils.distributed.count_cores", return_value=4):
         assert run(loaded, Process(CPU)) == 0
     folder = run_folder(tmp_path / "o")
-    log, metrics = (folder / "log.txt").read_text(), (folder / "metrics.jsonl").read_text().splitlines()
+    log = (folder / "log.txt").read_text()
     assert log.count("-num_workers 3") == 1 and log.count("time: 75.0% waiting for data, ") == 2
-    with open(folder / "steps.csv") as file:
-        waits = [float(row["data_pct"]) for row in csv.DictReader(file)]
-    assert {*waits} == {75.0} == {json.loads(row)["data_wait_pct"] for row in metrics}  # for the batch, and one more
+    waits = [float(row["data_pct"]) for row in rows_of(folder / "steps.csv")]
+    assert {*waits} == {75.0} == {row["data_wait_pct"] for row in epochs_of(folder)}  # for the batch, and one more
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
     assert all(len(board.Scalars(f"time/{name}")) == len(waits) for name in PHASES)

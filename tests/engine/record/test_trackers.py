@@ -1,6 +1,5 @@
 """W&B and MLflow: a run on them through kill -9 and resume, and what a broken tracker costs the run."""
 
-import csv
 import json
 import sys
 import time
@@ -23,7 +22,7 @@ from engine.record.trackers import (
 from tests.support.configs import SMALL, small_config
 from tests.support.refusals import refused
 from tests.support.run_hash import run_hash
-from tests.support.runs import run, run_folder
+from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
 from tests.support.tracked import mlflow_points, wandb_records, wandb_rows
 from tests.support.trainers import Lines
 from utils.errors import ConfigError
@@ -60,13 +59,8 @@ def folder(resumed) -> Path:
     return found
 
 
-def epochs_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def steps_of(folder: Path) -> list[dict]:
-    with open(folder / "steps.csv") as file:
-        return [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
+    return [{name: float(text) for name, text in row.items() if text} for row in rows_of(folder / "steps.csv")]
 
 
 def timeless(axis: str, row: dict) -> dict[str, float]:
@@ -108,7 +102,7 @@ def test_mlflow_has_every_row_of_a_killed_and_resumed_run_as_in_its_tables(resum
             expected = [(row[axis], pytest.approx(figures_of(axis, row)[name])) for row in rows]
             # What was on its way at the kill may have been sent, and is then sent again.
             assert list(dict.fromkeys(mlflow_points(shown, name))) == expected, name
-    status = json.loads((folder / "status.json").read_text())
+    status = status_of(folder)
     assert mlflow_points(shown, "best/top1")[-1] == (status["best"]["epoch"], status["best"]["top1"])
     assert (shown / "params" / "TRAIN.BASE_LR").read_text() == "0.001"
     assert "status: 3" in (shown / "meta.yaml").read_text()  # FINISHED

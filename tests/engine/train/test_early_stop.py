@@ -1,10 +1,8 @@
 """TRAIN.EARLY_STOP ends a run that gets no better, in all its processes, and a resumed one where it would have ended."""
 
-import json
-
 from tests.support.configs import SMALL
 from tests.support.refusals import assert_names
-from tests.support.runs import run, run_folder
+from tests.support.runs import run, run_folder, status_of
 
 
 def test_a_run_that_gets_no_better_ends_and_is_over_until_the_limit_is_lifted(tmp_path):
@@ -18,7 +16,7 @@ def test_a_run_that_gets_no_better_ends_and_is_over_until_the_limit_is_lifted(tm
         ended = run(f"main_{'multi' if processes > 1 else 'single'}_gpu.py", *flags, *options, processes=processes)
         assert set(ended.codes) == {0}, ended.printed
         said.append(ended.stdout)
-        status = json.loads((run_folder(tmp_path / "run") / "status.json").read_text())
+        status = status_of(run_folder(tmp_path / "run"))
         return status["state"], status.get("reason"), status["epoch"], status["best_epoch"]
 
     said: list[str] = []

@@ -1,6 +1,5 @@
 """Training on a device other than the host: the same numbers, and waits of the host for it only where they are counted on."""
 
-import csv
 from unittest import mock
 
 import pytest
@@ -21,6 +20,7 @@ from models.transforms.kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.run_hash import state_hash
+from tests.support.runs import rows_of
 from tests.support.several_labels import write_digits
 from tests.support.trainers import Lines, big_logits, make_trainer, update
 from utils.distributed import Process
@@ -208,8 +208,7 @@ def test_doctor_and_table_of_types_find_there_what_they_find_on_the_host(tmp_pat
         doctor = AutoDoctor(config, tmp_path, lines, last_update)
         trainer = make_trainer(config, callbacks=[last_update, doctor], device=torch.device(device))
         explain(trainer, lines, tmp_path)
-        with open(tmp_path / "precision.csv") as file:
-            types = {row["module"]: row["computes_in"] for row in csv.DictReader(file)}
+        types = {row["module"]: row["computes_in"] for row in rows_of(tmp_path / "precision.csv")}
         with torch.no_grad():
             trainer.model.blocks[1].mlp.fc1.weight.mul_(2e6)
         trainer.notify("on_report", update(trainer).report())

@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE
 from tests.support.image_sets import make_set, noise, settings
 from tests.support.loading import folder_settings, taken
-from tests.support.refusals import assert_names
+from tests.support.refusals import assert_names, flip
 from utils.distributed import Process
 from utils.errors import StoppedBySignal
 from utils.program import exit_code
@@ -272,16 +273,10 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 5)
 
 
-def flip(position: int):
-    def flip_a_byte(path: Path) -> None:
-        content = bytearray(path.read_bytes())
-        content[position] ^= 1
-        path.write_bytes(content)
-
-    return flip_a_byte
+DAMAGED = [("data", cut), ("index", cut), ("index", partial(flip, place=0)), ("index", partial(flip, place=60))]
 
 
-@pytest.mark.parametrize(("name", "damage"), [("data", cut), ("index", cut), ("index", flip(0)), ("index", flip(60))])
+@pytest.mark.parametrize(("name", "damage"), DAMAGED)
 def test_a_damaged_cache_is_noticed_and_made_anew(photos, name, damage):
     config, messages = config_of(photos), Messages()
     wanted = outcomes(cached(config))
@@ -295,7 +290,7 @@ def test_a_damaged_image_is_noticed_when_it_is_read_and_the_others_go_on(photos)
     whole = cached(config)
     before, (start, length) = outcomes(whole), (int(column[7]) for column in whole.cache.columns[:2])
     (path,) = Path(config.DATA.CACHE_PATH).glob("*training*.data")
-    flip(start + length // 2)(path)
+    flip(path, start + length // 2)
     damaged = cached(config, messages := Messages())
     for _ in range(2):
         after = outcomes(damaged)

@@ -18,7 +18,7 @@ from datasets.sources.remote_shards import NUM_PULLERS, ServerFolder, TarCache
 from datasets.sources.server import NotThereError, Server, judge, parse_address
 from datasets.sources.shards import ShardTar
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import assert_names, flip, refused
 from tests.support.runs import wait_until
 from tests.support.seen import seen
 from tests.support.seen import settings as seen_settings
@@ -147,9 +147,7 @@ def test_a_tar_is_pulled_once_and_again_only_when_it_has_changed(root, caches):
 def test_a_tar_that_is_not_that_of_its_index_is_refused_until_the_server_has_the_right_one(root, caches):
     load("shards", root)
     path = root / "train-000000.tar"
-    content = bytearray(path.read_bytes())
-    content[3000] ^= 1
-    path.write_bytes(content)
+    flip(path, 3000)
     with HttpFolder(root) as server:
         train, _ = remote(server.url, caches)
         with refused(DataError, f"{server.url}/train-000000.tar", "train.index", "-resume"):
@@ -161,11 +159,10 @@ def test_a_tar_that_is_not_that_of_its_index_is_refused_until_the_server_has_the
 
 def test_a_tar_that_changes_under_the_same_version_is_noticed_when_it_is_pulled_again(root, caches):
     path = root / "train-000000.tar"
-    content, at = bytearray(path.read_bytes()), path.stat().st_mtime_ns
+    at = path.stat().st_mtime_ns
     with HttpFolder(root) as server:
         remote(server.url, caches)
-        content[3000] ^= 1
-        path.write_bytes(content)
+        flip(path, 3000)
         os.utime(path, ns=(at, at))
         for tar in Path(caches).rglob("*.tar"):
             tar.unlink()

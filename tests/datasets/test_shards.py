@@ -15,7 +15,7 @@ from datasets.sources import shards
 from datasets.sources.shards import Shard, ShardTar, write_table
 from datasets.sources.tar import Tar
 from tests.support.image_sets import error_of, load, make_set, png, samples, settings, shades, write_tar
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import assert_names, flip, refused
 from tests.support.runs import ROOT
 from utils.errors import DataError
 
@@ -146,9 +146,7 @@ def test_a_truncated_tar_is_refused_after_its_last_whole_file(tmp_path, position
 def test_a_damaged_header_is_told_with_its_place_and_a_tar_that_changes_during_a_run_ends_it(tmp_path):
     path = write_tar(tmp_path / "train-0.tar", samples(0, 3))
     train = train_only(tmp_path)
-    content = bytearray(path.read_bytes())
-    content[1024 + 10] ^= 1  # in the second header's name: a 512-byte header and a block of content come before
-    path.write_bytes(content)
+    flip(path, 1024 + 10)  # in the second header's name: a 512-byte header and a block of content come before
     os.utime(path, ns=(1, 1))
     with refused(DataError, path, "-resume"):
         train.read(0)

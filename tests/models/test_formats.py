@@ -16,7 +16,7 @@ import torchvision
 from models.weights.files import read_record, read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.paddle import read_pdparams
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import assert_names, flip, refused
 from tests.support.weight_files import (
     CLASSES,
     DEPTH,
@@ -33,17 +33,10 @@ from tests.support.weight_files import (
     paddle_arrays,
     payloads,
     pickled,
-    random_weights,
     saved,
     vit,
 )
 from utils.errors import ConfigError
-
-
-@pytest.fixture(scope="module")
-def weights() -> dict[str, torch.Tensor]:
-    return random_weights()
-
 
 # --- torch and safetensors
 
@@ -236,11 +229,10 @@ def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path, weights, ki
 
 
 def test_a_flipped_bit_is_found_by_the_checksum(tmp_path, weights):
-    content = bytearray(saved(weights, tmp_path / "x.pth").read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "x.pth").write_bytes(content)
-    with refused(ConfigError, tmp_path / "x.pth", "checksum"):
-        read_state_dict(tmp_path / "x.pth")
+    path = saved(weights, tmp_path / "x.pth")
+    flip(path, path.stat().st_size // 2)
+    with refused(ConfigError, path, "checksum"):
+        read_state_dict(path)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from tests.support.weight_files import (
     google_arrays,
     paddle_arrays,
     pickled,
-    random_weights,
     saved,
     timm_model,
     transformers_weights,
@@ -38,11 +37,6 @@ HALF = [0.5, 0.5, 0.5]
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 FIELDS = {"PATCH_SIZE": 8, "EMBED_DIM": WIDTH, "DEPTH": DEPTH, "NUM_HEADS": HEADS, "MLP_RATIO": 4.0, "QKV_BIAS": True}
 OUR_VIT = {"MODEL.TYPE": "vit", "MODEL.NAME": "vit"} | {f"MODEL.{name}": value for name, value in FIELDS.items()}
-
-
-@pytest.fixture(scope="module")
-def weights() -> dict[str, torch.Tensor]:
-    return random_weights()
 
 
 def folder(path, state, **files):

@@ -29,7 +29,6 @@ from tests.support.weight_files import (
     assert_same,
     paddle_arrays,
     pickled,
-    random_weights,
     saved,
     timm_model,
     training_file,
@@ -37,11 +36,6 @@ from tests.support.weight_files import (
 )
 from utils.errors import ConfigError
 from utils.program import exit_code
-
-
-@pytest.fixture(scope="module")
-def weights() -> dict[str, torch.Tensor]:
-    return random_weights()
 
 
 def loaded(model, content, tmp_path, **options) -> list[str]:

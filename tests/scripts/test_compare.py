@@ -17,6 +17,8 @@ from scripts.comparing.tables import to_markdown
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, typed
 
+ABOUT = {"classes": 10, "training_images": 80, "validation_images": 20, "validation_digest": "aa"}
+
 
 def make_run(
     folder: Path, values: Sequence[float], settings: str = "", status: dict | None = None, metric: str = "top1"
@@ -32,8 +34,7 @@ def make_run(
         for epoch, value in enumerate(values)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    about = {"classes": 10, "training_images": 80, "validation_images": 20, "validation_digest": "aa"}
-    status = {"state": "done", "about": about} | (status or {})
+    status = {"state": "done", "about": ABOUT} | (status or {})
     (folder / "status.json").write_text(json.dumps(status))
     return SavedRun.open(folder)
 
@@ -147,12 +148,7 @@ def test_with_the_loss_as_metric_less_is_better(tmp_path):
 def test_folds_are_repetitions_and_have_other_images_each(tmp_path):
     for fold in range(2):
         for rate in ("1e-3", "3e-3"):
-            about = {
-                "classes": 10,
-                "training_images": 80 + fold,
-                "validation_images": 20,
-                "validation_digest": f"{fold}",
-            }
+            about = ABOUT | {"training_images": 80 + fold, "validation_digest": f"{fold}"}
             settings = f"DATA.FOLD: {fold}/2\nTRAIN.BASE_LR: {rate}"
             make_run(tmp_path / f"{rate}-{fold}", [90.0 + fold], settings, {"about": about})
     runs, _ = find_runs([str(tmp_path)])
@@ -172,8 +168,7 @@ def test_folds_are_repetitions_and_have_other_images_each(tmp_path):
 )
 def test_runs_on_different_data_are_refused_and_compared_only_if_asked(tmp_path, about, settings, names):
     make_run(tmp_path / "a", [90.0])
-    noted = {"classes": 10, "training_images": 80, "validation_images": 20, "validation_digest": "aa"} | about
-    make_run(tmp_path / "b", [90.0], settings, {"about": noted})
+    make_run(tmp_path / "b", [90.0], settings, {"about": ABOUT | about})
     out, err = type_in(tmp_path / "a", tmp_path / "b", exit_with=2)
     assert not out
     assert_names(err, "-any_data", tmp_path / "a", tmp_path / "b", *names)

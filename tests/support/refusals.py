@@ -1,10 +1,19 @@
-"""Asserts what a mistake's message names: the names and values in it."""
+"""Damage to a file, and what the message of a mistake names: the names and values in it."""
 
 import contextlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+
+def flip(path: Path, place: int) -> None:
+    """Another bit in one byte of a file, which is made anew: other names of it keep what they have."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.unlink()
+    path.write_bytes(content)
 
 
 def assert_names(message: str, *names: str | int) -> None:

@@ -2,35 +2,30 @@
 
 import pytest
 
-import main_single_gpu
 from tests.support.configs import SMALL
 from tests.support.mistakes import IN_A_RUN
 from tests.support.refusals import assert_names
-from tests.support.runs import rows
+from tests.support.runs import rows, typed
 from utils.program import exit_code
 
 
 @pytest.fixture
-def person(tmp_path, capsys, signal_handlers):
+def person(tmp_path, signal_handlers):
     """Types a command with the settings file; returns the message that it ended with, having checked that it did."""
 
     def type_in(*flags, exit_with=2):
         path = tmp_path / "settings.yaml"
         path.write_text(SMALL)
         there = set(tmp_path.rglob("*"))
-        code = exit_code(
-            main_single_gpu.main, ["-cfg", str(path), "-output", str(tmp_path / "output"), "-epochs", "1", *flags]
-        )
-        captured = capsys.readouterr()
-        assert code == exit_with, captured.err
-        assert "Traceback" not in captured.err
+        ended = typed("main_single_gpu.py", "-cfg", path, "-output", tmp_path / "output", "-epochs", "1", *flags)
+        assert ended.returncode == exit_with and "Traceback" not in ended.stderr, ended.printed
         if "-check" in flags:
-            assert captured.err == ""
-            return " ".join(text for verdict, text in rows(captured.out).values() if verdict == "WRONG")
+            assert ended.stderr == ""
+            return " ".join(text for verdict, text in rows(ended.stdout).values() if verdict == "WRONG")
         if exit_with == 2:
-            assert captured.err.startswith("error: ") or "\nerror: " in captured.err
+            assert ended.stderr.startswith("error: ") or "\nerror: " in ended.stderr
             assert set(tmp_path.rglob("*")) <= there, "only a run that began leaves a folder"
-        return captured.err if exit_with else captured.out
+        return ended.stderr if exit_with else ended.stdout
 
     return type_in
 

@@ -1,6 +1,5 @@
 """docs/photos.md: each of its commands runs as printed, one after the other, on a small folder of photos."""
 
-import gc
 import re
 import shlex
 from pathlib import Path
@@ -8,17 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import main_single_gpu
 from configs.load import load as read_settings
 from models import build_model
-from scripts import export, predict
 from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import write
 from tests.support.image_sets import draw_photos
-from tests.support.runs import ROOT, rows_of
-from utils.program import exit_code
+from tests.support.runs import ROOT, rows_of, typed
 
-PROGRAMS = {"main_single_gpu.py": main_single_gpu, "scripts/predict.py": predict, "scripts/export.py": export}
 RUN = r"output/train-\d{8}-\d\d-\d\d-\d\d"
 
 
@@ -37,7 +32,7 @@ def parts(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_the_page_on_photos_leads_from_a_folder_to_predictions_by_its_commands(here, capsys):
+def test_the_page_on_photos_leads_from_a_folder_to_predictions_by_its_commands(here):
     draw_photos(here / "photos", "cat", "dog", count=24)
     draw_photos(here / "new_photos", "cat", "dog", count=2)
     draw_photos(here / "their_photos", "dog")
@@ -46,14 +41,14 @@ def test_the_page_on_photos_leads_from_a_folder_to_predictions_by_its_commands(h
     folders: dict[str, str] = {}  # the page's name of each run's folder -> the one of this test
 
     def follow(section: str, made: str = "", checks: bool = False) -> str:
-        given = commands(section)
+        given, said = commands(section), []
         for command in [f"{given[0]} -check"] if checks else given:
             python, program, *words = shlex.split(re.sub(RUN, lambda name: folders[name[0]], command))
-            assert python == "python" and exit_code(PROGRAMS[program].main, words) == 0, capsys.readouterr()
-            gc.collect()  # the lock on the run's folder ends with its process, which here goes on
+            assert python == "python"
+            said.append(typed(program, *words).done().stdout)
         if made:
             folders[made] = str(max(Path("output").glob("train-*"), key=lambda path: path.stat().st_mtime_ns))
-        return capsys.readouterr().out
+        return "".join(said)
 
     follow("Train", checks=True)
     assert not Path("output").exists()

@@ -6,14 +6,12 @@ from typing import NamedTuple
 
 import pytest
 
-import main_single_gpu
 from engine.check.quick_checks import OK, WARN, WRONG
 from tests.data_zoo import layouts as zoo
 from tests.support.configs import SMALL
 from tests.support.image_sets import error_of, load
 from tests.support.refusals import assert_names
-from tests.support.runs import rows
-from utils.program import exit_code
+from tests.support.runs import rows, typed
 
 
 class Case(NamedTuple):
@@ -86,12 +84,12 @@ def test_a_data_set_as_people_have_it_is_read_right_or_refused(tmp_path, case):
 
 
 @pytest.mark.parametrize("make", [zoo.unpacked_twice, zoo.thumbnails, zoo.linked_class_twice])
-def test_check_says_of_it_what_a_run_says(tmp_path, make, capsys):
+def test_check_says_of_it_what_a_run_says(tmp_path, make):
     (case,) = (each for each in CASES if each.make == make)
     (tmp_path / "small.yaml").write_text(SMALL.replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3"))
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "out"), "-dataset", case.dataset]
-    code = exit_code(main_single_gpu.main, [*flags, "-data_path", str(make(tmp_path / "data")), "-check"])
+    flags = ["-cfg", tmp_path / "small.yaml", "-output", tmp_path / "out", "-dataset", case.dataset]
+    ended = typed("main_single_gpu.py", *flags, "-data_path", make(tmp_path / "data"), "-check")
     row, verdict = ("data", WRONG) if case.wrong else ("data set", WARN if case.warns else OK)
-    found = rows(capsys.readouterr().out)[row]
-    assert found[0] == verdict and code == (2 if case.wrong else 0)
+    found = rows(ended.stdout)[row]
+    assert found[0] == verdict and ended.returncode == (2 if case.wrong else 0)
     assert_names(found[1], *case.names)

@@ -7,7 +7,6 @@ import unicodedata
 import numpy as np
 import pytest
 
-import main_single_gpu
 from configs.schema import Fold
 from datasets import SavedData, holds_out_no_more, identity, load_image_sets
 from datasets.sources.images import FileImages
@@ -17,9 +16,8 @@ from tests.support.configs import SMALL
 from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import rows, write_parquet
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import rows_of, run_folder
+from tests.support.runs import rows_of, run_folder, typed
 from utils.errors import ConfigError, DataError
-from utils.program import exit_code
 
 RULES = PixelRules(3)
 
@@ -194,13 +192,12 @@ def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_path, capsys):
+def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_path):
     make_folders(tmp_path / "photos", {"ant": 20, "bee": 20})
     (tmp_path / "small.yaml").write_text(SMALL)
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-dataset", "imagefolder", "-data_path", str(tmp_path / "photos")]
-    flags += ["-output", str(tmp_path / "output"), "-epochs", "1", "-batch_size", "10"]
-    assert exit_code(main_single_gpu.main, flags) == 0
-    printed = capsys.readouterr().out
+    flags = ["-cfg", tmp_path / "small.yaml", "-dataset", "imagefolder", "-data_path", tmp_path / "photos"]
+    flags += ["-output", tmp_path / "output", "-epochs", "1", "-batch_size", "10"]
+    printed = typed("main_single_gpu.py", *flags).done().stdout
     assert_names(next(line for line in printed.splitlines() if "training images: " in line), tmp_path / "photos")
     found = {row["image"]: row["part"][0] for row in rows_of(run_folder(tmp_path / "output") / "split.csv")}
     assert found == parts_of("imagefolder", tmp_path / "photos")

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import engine.precision.policy
-import main_single_gpu
 from configs.values import flatten
 from datasets import Normalize, build_preparation
 from engine.diagnose.overflow import Batches, make_case
@@ -19,10 +18,10 @@ from models.transforms import choose_transforms
 from models.transforms.float8 import check_float8
 from scripts.doctor import precision_of
 from tests.support.configs import CPU, SMALL, small_config
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import refused
+from tests.support.runs import typed
 from tests.support.trainers import cosines_to_float32, make_trainer, update
 from utils.errors import ConfigError
-from utils.program import exit_code
 
 CUDA = torch.device("cuda")
 # In the blocks before the last one fc1 has 1056 outputs, which is enough.
@@ -50,16 +49,14 @@ def in_float8(model: nn.Module) -> list[str]:
     return [path for path, module in model.named_modules() if type(module).__name__ == "Float8Linear"]
 
 
-def test_a_device_without_float8_is_refused_before_data_is_read(tmp_path, capsys, monkeypatch):
+def test_a_device_without_float8_is_refused_before_data_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(engine.precision.policy, "check_float8", check_float8)
     monkeypatch.setitem(sys.modules, "torchao", None)  # the device is named first: it is what cannot be installed
     (tmp_path / "small.yaml").write_text(SMALL)
     flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "output"), "-dataset", "imagefolder"]
     options = ["DATA.DATA_PATH=nowhere", "DEVICE=cpu", "PRECISION.MODE=float8"]
-    assert exit_code(main_single_gpu.main, [*flags, "-amp", "-opts", *options]) == 2
-    error = capsys.readouterr().err
-    assert_names(error, "PRECISION.MODE", "cpu", "8.9")
-    assert "nowhere" not in error and not (tmp_path / "output").exists()
+    ended = typed("main_single_gpu.py", *flags, "-amp", "-opts", *options).refused("PRECISION.MODE", "cpu", "8.9")
+    assert "nowhere" not in ended.stderr and not (tmp_path / "output").exists()
 
 
 @pytest.mark.parametrize(("capability", "has_torchao"), [((8, 6), True), ((8, 9), True), ((8, 9), False)])

@@ -7,7 +7,6 @@ import pytest
 import timm
 import torch
 
-import main_single_gpu
 from engine.check.quick_checks import OK
 from engine.predict.classifier import load_classifier
 from models import adapt, build_model
@@ -16,10 +15,9 @@ from scripts.export import export
 from tests.support.configs import small_config
 from tests.support.refusals import refused
 from tests.support.run_hash import run_hash
-from tests.support.runs import epochs_of, rows, run_folder, status_of
+from tests.support.runs import epochs_of, rows, run_folder, status_of, typed
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
-from utils.program import exit_code
 
 RANK = "MODEL.LORA.RANK=4"
 
@@ -107,14 +105,14 @@ def finished(tmp_path_factory, small_yaml):
     output = tmp_path_factory.mktemp("run")
     options = ["MODEL.DROPOUT=0.2", "TRAIN.MODEL_EMA=true", "SAVE_FREQ=1", "KEEP_CHECKPOINTS=9"]
     flags = ["-cfg", str(small_yaml), "-opts", RANK, *options]
-    assert exit_code(main_single_gpu.main, [*flags, f"SAVE={output}"]) == 0
+    typed("main_single_gpu.py", *flags, f"SAVE={output}").done()
     return flags, run_folder(output)
 
 
-def test_a_check_loads_the_weights_before_it_adds_adapters(finished, capsys):
+def test_a_check_loads_the_weights_before_it_adds_adapters(finished):
     flags, folder = finished
-    exit_code(main_single_gpu.main, [*flags, "-check", "-pretrained", str(folder / "last.pth")])
-    assert rows(capsys.readouterr().out)["pretrained"][0] == OK
+    ended = typed("main_single_gpu.py", *flags, "-check", "-pretrained", folder / "last.pth")
+    assert rows(ended.stdout)["pretrained"][0] == OK
 
 
 @pytest.mark.usefixtures("signal_handlers")
@@ -123,8 +121,8 @@ def test_a_resumed_run_ends_with_the_same_hash(finished, tmp_path):
     (tmp_path / folder.name).mkdir()
     for name in ("config.yaml", "metrics.csv", "metrics.jsonl", "steps.csv", "checkpoint-1.pth"):
         shutil.copy(folder / name, tmp_path / folder.name)
-    resumed = ["-resume", str(tmp_path / folder.name / "checkpoint-1.pth")]
-    assert exit_code(main_single_gpu.main, [*flags, f"SAVE={tmp_path}", *resumed]) == 0
+    resumed = ["-resume", tmp_path / folder.name / "checkpoint-1.pth"]
+    typed("main_single_gpu.py", *flags, f"SAVE={tmp_path}", *resumed).done()
     assert run_hash(tmp_path / folder.name) == run_hash(folder)
 
 
@@ -133,8 +131,7 @@ def test_a_resumed_run_ends_with_the_same_hash(finished, tmp_path):
 def test_evaluation_needs_no_peft_and_scores_what_training_did(finished, tmp_path, monkeypatch, word):
     monkeypatch.setitem(sys.modules, "peft", None)
     _, folder = finished
-    flags = ["-eval", word, str(folder / "last.pth"), "-output", str(tmp_path)]
-    assert exit_code(main_single_gpu.main, flags) == 0
+    typed("main_single_gpu.py", "-eval", word, folder / "last.pth", "-output", tmp_path).done()
     status = status_of(run_folder(tmp_path))
     last = epochs_of(folder)[-1]
     raw = word == "-resume" or torch.load(folder / "last.pth", weights_only=True)["preferred"] == "state_dict"

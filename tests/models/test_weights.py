@@ -16,8 +16,8 @@ from timm.models.vision_transformer import VisionTransformer
 from models.weights.files import read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.torch_files import to_safetensors
-from scripts import export
 from tests.support.refusals import assert_names, refused
+from tests.support.runs import typed
 from tests.support.weight_files import (
     CLASSES,
     DEPTH,
@@ -35,7 +35,6 @@ from tests.support.weight_files import (
     vit,
 )
 from utils.errors import ConfigError
-from utils.program import exit_code
 
 
 def loaded(model, content, tmp_path, **options) -> list[str]:
@@ -279,11 +278,6 @@ def test_a_source_that_is_neither_file_nor_model_is_refused(source, names):
 # --- scripts/export.py
 
 
-def exported(*arguments) -> int:
-    """Returns the exit code."""
-    return exit_code(export.main, [str(each) for each in arguments])
-
-
 HEAD = {"head.bias": torch.ones(1)}
 
 
@@ -295,17 +289,16 @@ HEAD = {"head.bias": torch.ones(1)}
         ({"conv1.weight": torch.ones(1, 1, 1, 1)}, "m.pdparams", "conv1.weight"),
     ],
 )
-def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, capsys, content, target, names):
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, content, target, names):
     path = saved(content, tmp_path / "best.pth")
-    assert exported(path, "-output", tmp_path / target) == 2
-    assert_names(capsys.readouterr().err, *names.split())
+    typed("scripts/export.py", path, "-output", tmp_path / target).refused(*names.split())
     assert [each.name for each in tmp_path.iterdir()] == ["best.pth"]
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pdparams"])
 def test_paddlevits_weights_convert_and_come_back(tmp_path, weights, suffix):
     source = pickled(training_file(paddle_arrays(weights, PADDLE_OLDEST)), tmp_path / "x.pdparams", 2)
-    assert exported(source, "-o", tmp_path / f"y{suffix}") == 0
+    typed("scripts/export.py", source, "-o", tmp_path / f"y{suffix}").done()
     assert_same(read_state_dict(tmp_path / f"y{suffix}"), weights)
     if suffix == ".pdparams":
         written = pickle.loads((tmp_path / "y.pdparams").read_bytes())

@@ -8,15 +8,14 @@ import torch
 
 from models.weights.files import read_state_dict
 from models.weights.state import average
-from scripts import export
 from tests.support.checkpoints import PLAIN, checkpoint
-from tests.support.refusals import assert_names
+from tests.support.runs import typed
 from tests.support.weight_files import assert_same
-from utils.program import exit_code
 
 MODEL = PLAIN | {"PATCH_SIZE": 4}
 DATA = {"DATASET": "digits", "IMAGE_SIZE": 8, "IMAGE_CHANNELS": 1, "NUM_WORKERS": 0}
 DATA |= {"IMAGENET_MEAN": (0.5,), "IMAGENET_STD": (0.5,)}
+EXPORT = "scripts/export.py"
 NUMBERS = [str(number) for number in range(10)]
 
 
@@ -28,10 +27,6 @@ def run(tmp_path_factory):
         path = folder / f"checkpoint-{epoch}.pth"
         checkpoint(path, MODEL, DATA, NUMBERS, seed=epoch, epoch=epoch - 1, preferred="state_dict")
     return folder
-
-
-def averaged(*words) -> int:
-    return exit_code(export.main, [str(word) for word in words])
 
 
 def weights_of(path) -> dict:
@@ -46,7 +41,7 @@ def formula(*states: dict) -> dict:
 @pytest.mark.parametrize("order", [(2, 10), (10, 2), (10, 1, 10, 10)])
 def test_the_mean_of_checkpoints_is_timms_to_the_last_bit_with_the_facts_of_the_latest_epoch(run, tmp_path, order):
     paths = [run / f"checkpoint-{epoch}.pth" for epoch in order]
-    assert averaged(*paths, "-output", tmp_path / "mean.safetensors") == 0
+    typed(EXPORT, *paths, "-output", tmp_path / "mean.safetensors").done()
     found = read_state_dict(tmp_path / "mean.safetensors")
     assert_same(found, formula(*map(weights_of, paths)))
     with safetensors.safe_open(tmp_path / "mean.safetensors", "pt") as file:
@@ -71,13 +66,13 @@ def test_of_each_checkpoint_the_better_weights_are_taken_unless_told_otherwise(r
     one = checkpoint(tmp_path / "a.pth", MODEL, DATA, NUMBERS, seed=1, state_dict_ema=mean, preferred="state_dict_ema")
     other = run / "checkpoint-2.pth"
     for flags, first in (([], mean), (["-raw"], weights_of(one))):
-        assert averaged(one, other, *flags, "-output", tmp_path / "x.safetensors") == 0
+        typed(EXPORT, one, other, *flags, "-output", tmp_path / "x.safetensors").done()
         assert_same(read_state_dict(tmp_path / "x.safetensors"), formula(first, weights_of(other)))
-    assert averaged(one, other, "-ema", "-output", tmp_path / "y.safetensors") == 2
+    typed(EXPORT, one, other, "-ema", "-output", tmp_path / "y.safetensors").refused()
     assert not (tmp_path / "y.safetensors").exists()
 
 
-def test_unlike_models_and_wrong_flags_are_refused_and_nothing_is_written(run, tmp_path, capsys):
+def test_unlike_models_and_wrong_flags_are_refused_and_nothing_is_written(run, tmp_path):
     def other(name, model=None, data=None, classes=NUMBERS):
         return checkpoint(tmp_path / f"{name}.ckpt", MODEL | (model or {}), DATA | (data or {}), classes)
 
@@ -89,7 +84,6 @@ def test_unlike_models_and_wrong_flags_are_refused_and_nothing_is_written(run, t
         ([one, one, "-last", 3], ["-last", "checkpoint-*.pth"]),
         ([one, one, "-weights", 3, 1], ["-weights", "A A A B"]),
     ]:
-        assert averaged(*words, "-output", tmp_path / "x.safetensors") == 2
-        assert_names(capsys.readouterr().err, *names)
-    assert averaged(one, one, "-output", tmp_path / "x.pth") == 2
+        typed(EXPORT, *words, "-output", tmp_path / "x.safetensors").refused(*names)
+    typed(EXPORT, one, one, "-output", tmp_path / "x.pth").refused()
     assert {each.suffix for each in tmp_path.iterdir()} == {".ckpt"}

@@ -18,10 +18,9 @@ from models.weights.metadata import metadata_of
 from scripts import export
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import run
+from tests.support.runs import Ended, run, typed
 from tests.support.weight_files import assert_same, saved, vit
 from utils.errors import ConfigError
-from utils.program import exit_code
 
 DISTILLED = {"TYPE": "timm", "NAME": "deit_tiny_distilled_patch16_224"}
 
@@ -31,8 +30,8 @@ def plain(tmp_path_factory):
     return checkpoint(tmp_path_factory.mktemp("plain") / "best.pth")
 
 
-def exported(source, to, target) -> int:
-    return exit_code(export.main, [str(source), "-to", to, "-output", str(target)])
+def exported(source, to, target) -> Ended:
+    return typed("scripts/export.py", source, "-to", to, "-output", target)
 
 
 def weights_in(path) -> dict:
@@ -45,7 +44,7 @@ TARGETS = {"safetensors": "x.safetensors", "hf": "x", "paddle": "x.pdparams"}
 @pytest.mark.parametrize("to", TARGETS)
 def test_halfstep_reads_each_export_of_weights_back_to_the_last_bit_with_classes_and_preprocessing(plain, tmp_path, to):
     target = tmp_path / "new" / TARGETS[to]
-    assert exported(plain, to, target) == 0
+    exported(plain, to, target).done()
     assert_same(read_state_dict(target), weights_in(plain))
     known = metadata_of(str(target))
     assert known.model["MODEL.EMBED_DIM"] == PLAIN["EMBED_DIM"] and known.model["MODEL.NUM_HEADS"] == PLAIN["NUM_HEADS"]
@@ -60,7 +59,7 @@ def test_halfstep_reads_each_export_of_weights_back_to_the_last_bit_with_classes
 
 
 def test_timm_loads_the_folder_with_what_it_needs_to_prepare_images_and_name_classes(plain, tmp_path):
-    assert exported(plain, "hf", tmp_path / "x") == 0
+    exported(plain, "hf", tmp_path / "x").done()
     model = timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True)
     assert_same(model.state_dict(), weights_in(plain))
     assert model.pretrained_cfg["label_names"] == CLASSES
@@ -92,7 +91,7 @@ def test_transformers_loads_the_same_folder_and_gives_the_same_logits(plain, tmp
     distilled = checkpoint(tmp_path / "distilled.ckpt", DISTILLED)
     images, models = torch.rand(8, 3, 32, 32), {"plain": plain, "distilled": distilled}
     for name, source in models.items():
-        assert exported(source, "hf", tmp_path / name) == 0
+        exported(source, "hf", tmp_path / name).done()
         model = timm.create_model(f"local-dir:{tmp_path / name}", pretrained=True).eval()
         with torch.no_grad():
             saved({"images": images, "logits": model(images), "classes": CLASSES}, tmp_path / f"{name}.pth")
@@ -109,7 +108,7 @@ def test_graphs_give_the_models_logits_for_any_number_of_images_and_hold_class_n
     shallow = {"DEPTH": 1}
     plain = checkpoint(tmp_path / "best.ckpt", PLAIN | shallow)
     for name in ("x.onnx", "x.pt2"):
-        assert exit_code(export.main, [str(plain), "-output", str(tmp_path / name)]) == 0
+        typed("scripts/export.py", plain, "-output", tmp_path / name).done()
     session = onnxruntime.InferenceSession(tmp_path / "x.onnx", providers=["CPUExecutionProvider"])
     extra = {"class_names.json": ""}
     program = torch.export.load(tmp_path / "x.pt2", extra_files=extra).module()
@@ -136,17 +135,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_model_that_a_format_has_not_is_refused_before_anything_is_written(tmp_path, capsys, what):
+def test_a_model_that_a_format_has_not_is_refused_before_anything_is_written(tmp_path, what):
     source = checkpoint(tmp_path / "best.ckpt", REFUSED[what])
-    assert exported(source, "paddle", tmp_path / "new" / "x.pdparams") == 2
-    assert_names(capsys.readouterr().err, "-to", "paddle", REFUSED[what]["NAME"])
+    exported(source, "paddle", tmp_path / "new" / "x.pdparams").refused("-to", "paddle", REFUSED[what]["NAME"])
     assert [each.name for each in tmp_path.iterdir()] == ["best.ckpt"]
 
 
-def test_a_timm_that_cannot_load_the_folder_is_refused_before_anything_is_written(plain, tmp_path, capsys, monkeypatch):
+def test_a_timm_that_cannot_load_the_folder_is_refused_before_anything_is_written(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(timm, "__version__", "1.0.25")
-    assert exported(plain, "hf", tmp_path / "x") == 2 and not (tmp_path / "x").exists()
-    assert_names(capsys.readouterr().err, "-to", "hf", "timm", "1.0.26")
+    exported(plain, "hf", tmp_path / "x").refused("-to", "hf", "timm", "1.0.26")
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(
@@ -162,14 +160,13 @@ def test_a_timm_that_cannot_load_the_folder_is_refused_before_anything_is_writte
         (["-to", "paddle", "-output", "{run}/status.pdparams"], ["-output", "status.json"]),  # of something else
     ],
 )
-def test_a_wrong_name_or_flag_is_refused(plain, words, names, capsys):
+def test_a_wrong_name_or_flag_is_refused(plain, words, names):
     (plain.parent / "status.json").write_text("{}")
-    assert exit_code(export.main, [str(plain), *(word.format(run=plain.parent) for word in words)]) == 2
-    assert_names(capsys.readouterr().err, *names)
+    typed("scripts/export.py", plain, *(word.format(run=plain.parent) for word in words)).refused(*names)
 
 
 @pytest.mark.parametrize("added", [1e-3, float("nan")])
-def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_path, capsys, monkeypatch, added):
+def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_path, monkeypatch, added):
     def write(subject, path):
         torch.save({}, path)
 
@@ -177,13 +174,14 @@ def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_pa
         write=write, load=lambda subject, path: lambda images: subject.model(images) + added
     )
     monkeypatch.setitem(FORMATS, "torch", wrong)
-    assert exported(plain, "torch", tmp_path / "x.pt2") == 1
-    assert_names(capsys.readouterr().err, "-to", "torch", tmp_path / "x.pt2")
+    ended = exported(plain, "torch", tmp_path / "x.pt2")
+    assert ended.returncode == 1
+    assert_names(ended.stderr, "-to", "torch", tmp_path / "x.pt2")
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("to", TARGETS)
-def test_a_full_disk_leaves_no_half_file_and_keeps_the_former_one(plain, tmp_path, capsys, monkeypatch, to):
+def test_a_full_disk_leaves_no_half_file_and_keeps_the_former_one(plain, tmp_path, monkeypatch, to):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -191,8 +189,7 @@ def test_a_full_disk_leaves_no_half_file_and_keeps_the_former_one(plain, tmp_pat
     if to != "hf":
         target.write_text("former")
     monkeypatch.setattr(os, "fsync", full)
-    assert exported(plain, to, target) == 2
-    assert_names(capsys.readouterr().err, target, "disk", "full")
+    exported(plain, to, target).refused(target, "disk", "full")
     assert [each.read_text() for each in tmp_path.iterdir()] == ["former"] * (to != "hf")
 
 
@@ -212,13 +209,13 @@ def test_a_limit_for_files_ends_the_export_of_a_graph_as_any_other(plain, tmp_pa
 
 def test_timm_loads_a_model_of_fixed_position_embeddings(tmp_path):
     source = checkpoint(tmp_path / "best.pth", PLAIN | {"POS_EMBED": "sincos2d"})
-    assert exported(source, "hf", tmp_path / "x") == 0
+    exported(source, "hf", tmp_path / "x").done()
     timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True)
 
 
 def test_an_output_without_a_class_is_called_by_its_number(tmp_path):
     source = checkpoint(tmp_path / "a.ckpt", PLAIN | {"NUM_CLASSES": 5}, classes=[*"abcde"], class_names=CLASSES)
-    assert exported(source, "hf", tmp_path / "x") == 0
+    exported(source, "hf", tmp_path / "x").done()
     names = json.loads((tmp_path / "x" / "config.json").read_text(encoding="utf-8"))["label_names"]
     assert names == [*CLASSES, "class 3", "class 4"]
 
@@ -233,13 +230,13 @@ def test_a_model_with_another_epsilon_than_paddlevits_is_not_written_for_it(plai
 
 
 def test_no_image_processor_is_written_for_images_that_are_framed(tmp_path):
-    assert exported(checkpoint(tmp_path / "a.ckpt", data={"CROP_PCT": 1.2}), "hf", tmp_path / "x") == 0
+    exported(checkpoint(tmp_path / "a.ckpt", data={"CROP_PCT": 1.2}), "hf", tmp_path / "x").done()
     assert (tmp_path / "x" / "config.json").exists() and not (tmp_path / "x" / "preprocessor_config.json").exists()
 
 
 @pytest.mark.parametrize(("separator", "kind"), [("|", "multi"), (None, "single")])
 def test_a_model_of_several_labels_says_so_to_transformers(tmp_path, separator, kind):
     source = checkpoint(tmp_path / "a.ckpt", data={"DATASET": "csv", "LABEL_SEPARATOR": separator})
-    assert exported(source, "hf", tmp_path / "x") == 0
+    exported(source, "hf", tmp_path / "x").done()
     config = json.loads((tmp_path / "x" / "config.json").read_text(encoding="utf-8"))
     assert config["problem_type"] == f"{kind}_label_classification"

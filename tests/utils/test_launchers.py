@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import main_single_gpu
 from datasets import ImageSet
 from datasets.batch_order import Order
 from engine.checkpoint.resume import global_batch_to_keep
@@ -22,13 +21,22 @@ from tests.support.configs import small_config
 from tests.support.forks import DEADLINE, MARK, ROOT, find_processes, kill
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import TORCHRUN, Run, command, free_port, run, run_folder, run_fresh, status_of, wait_until
-from utils.program import exit_code
+from tests.support.runs import (
+    TORCHRUN,
+    Run,
+    command,
+    free_port,
+    run,
+    run_folder,
+    run_fresh,
+    status_of,
+    typed,
+    wait_until,
+)
 
 
-def test_the_flags_for_several_processes_are_refused_where_there_is_one(small_yaml, capsys):
-    assert exit_code(main_single_gpu.main, ["-cfg", str(small_yaml), "-world_size", "2"]) == 2
-    assert_names(capsys.readouterr().err, "-world_size", "main_multi_gpu.py")
+def test_the_flags_for_several_processes_are_refused_where_there_is_one(small_yaml):
+    typed("main_single_gpu.py", "-cfg", small_yaml, "-world_size", "2").refused("-world_size", "main_multi_gpu.py")
 
 
 @pytest.mark.parametrize("num_processes", [[4, 2], [2, 4], [4, 3, 1]])
@@ -143,17 +151,15 @@ def test_a_hung_process_is_named_within_the_timeout_and_killed_and_the_run_ends(
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_fewer_processes_go_on_with_the_same_images_an_update(by_flags, small_yaml, tmp_path, capsys):
+def test_fewer_processes_go_on_with_the_same_images_an_update(by_flags, small_yaml, tmp_path):
     """Two processes began, one finishes; the weights are those of two to what sums in another order make."""
     folder = tmp_path / "o" / by_flags.name
     folder.mkdir(parents=True)
     for name in ("config.yaml", "metrics.csv", "metrics.jsonl", "steps.csv", "checkpoint-1.pth"):
         shutil.copy(by_flags / name, folder / name)
     flags = arguments(small_yaml, tmp_path / "o", "-resume", "auto")
-    code = exit_code(main_single_gpu.main, flags)
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    assert "an epoch is 22 updates of 64 images (32 x 1 process x 2 micro-batches)" in said.out
+    said = typed("main_single_gpu.py", *flags).done().stdout
+    assert "an epoch is 22 updates of 64 images (32 x 1 process x 2 micro-batches)" in said
     ours, theirs = (torch.load(each / "last.pth", weights_only=True) for each in (folder, by_flags))
     assert ours["step"] == theirs["step"] == 2 * 22
     assert (

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import main_single_gpu
 from engine.check.quick_checks import WRONG
 from tests.engine.check.small_photos import CLEAN
-from tests.support.runs import rows
-from utils.program import exit_code
+from tests.support.runs import rows, typed
 
 
 @pytest.fixture
@@ -27,18 +25,17 @@ def photos(tmp_path) -> Path:
 
 
 @pytest.fixture
-def check(tmp_path, photos, capsys):
+def check(tmp_path, photos):
     """Types -check; returns {row: (verdict, its text)}, and holds that the exit code follows and nothing is left."""
 
-    def type_in(*flags, main=main_single_gpu.main) -> dict[str, tuple[str, str]]:
+    def type_in(*flags, program="main_single_gpu.py") -> dict[str, tuple[str, str]]:
         (tmp_path / "clean.yaml").write_text(CLEAN)
-        given = ["-cfg", str(tmp_path / "clean.yaml"), "-data_path", str(photos)]
-        output = [] if "-output" in flags else ["-output", str(tmp_path / "output")]
-        code = exit_code(main, [*given, *output, "-check", *flags])
-        said = capsys.readouterr()
-        assert said.err == "" and not (tmp_path / "output").exists()
-        found = rows(said.out)
-        assert code == (2 if WRONG in {verdict for verdict, _ in found.values()} else 0)
+        given = ["-cfg", tmp_path / "clean.yaml", "-data_path", photos]
+        output = [] if "-output" in flags else ["-output", tmp_path / "output"]
+        ended = typed(program, *given, *output, "-check", *flags)
+        assert ended.stderr == "" and not (tmp_path / "output").exists()
+        found = rows(ended.stdout)
+        assert ended.returncode == (2 if WRONG in {verdict for verdict, _ in found.values()} else 0)
         return found
 
     return type_in

@@ -7,8 +7,6 @@ import time
 import pytest
 import torch
 
-import main_multi_gpu
-import main_single_gpu
 from configs.values import flatten
 from engine.check import quick_checks
 from engine.check.quick_checks import OK, WARN, WRONG
@@ -18,8 +16,7 @@ from tests.engine.check.small_photos import CLEAN, sets_of, trouble
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.mistakes import RESNET
 from tests.support.refusals import assert_names
-from tests.support.runs import rows, run
-from utils.program import exit_code
+from tests.support.runs import rows, run, typed
 
 
 @pytest.mark.parametrize(("load", "is_told"), [(0.0, False), (1000.0, True)])
@@ -100,7 +97,7 @@ def test_weights_to_start_from_are_tried(check, tmp_path):
     assert trouble(check("-resume", "auto")) == {}
 
 
-def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path, capsys):
+def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL)
     flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "o")]
     assert run("main_single_gpu.py", *flags).returncode == 0
@@ -116,21 +113,20 @@ def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path, capsys):
         (frozen, "resume", WRONG, ["MODEL.FREEZE"]),
         ("-eval", "weights", OK, ["raw"]),
     ):
-        exit_code(main_single_gpu.main, [*flags, "-resume", "auto", "-check", *words.split()])
-        found = rows(capsys.readouterr().out)
+        found = rows(typed("main_single_gpu.py", *flags, "-resume", "auto", "-check", *words.split()).stdout)
         assert found[row][0] == verdict and all(part in found[row][1] for part in parts), words
         assert "pretrained" not in found
     assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == before
 
 
 def test_of_several_processes_one_looks_and_says_for_how_many(check):
-    found = check("-ngpus", "3", main=main_multi_gpu.main)
+    found = check("-ngpus", "3", program="main_multi_gpu.py")
     assert trouble(found) == {}
     assert_names(found["device"][1], "processes: 3")
     assert_names(found["learning rate"][1], "12 images")
     assert_names(found["memory"][1], 3)
     lamb = ["DIST.STRATEGY=fsdp2", "TRAIN.OPTIMIZER.NAME=lamb"]
-    assert trouble(check("-ngpus", "2", "-opts", *lamb, main=main_multi_gpu.main)) == {"optimizer": WRONG}
+    assert trouble(check("-ngpus", "2", "-opts", *lamb, program="main_multi_gpu.py")) == {"optimizer": WRONG}
 
 
 def test_of_processes_that_a_launcher_started_one_prints_the_table_and_nobody_waits(photos):

@@ -9,16 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import main_single_gpu
 from configs.load import load
 from engine.checkpoint.format import numbered
 from engine.checkpoint.resume import bad_images_of
-from scripts import compare, doctor, export, predict, report
 from tests.support.image_sets import draw
 from tests.support.refusals import assert_names, flip
 from tests.support.run_hash import run_hash
-from tests.support.runs import Ended, run, run_folder
-from utils.program import exit_code
+from tests.support.runs import Ended, run, run_folder, typed
 
 
 def start(output: Path, *words: str, **options) -> Ended:
@@ -121,21 +118,21 @@ def test_a_resumed_run_needs_its_pretrained_file_no_more_and_an_evaluation_no_se
 
 
 USES = {  # {what is typed of a run, and the checkpoint whose weights it means}
-    "predict": (predict.main, ["RUN", "digit.png", "-json", "found.json"], "best.pth"),
-    "export": (export.main, ["RUN", "-output", "found.safetensors"], "best.pth"),
-    "report": (report.main, ["RUN", "-output", "found.html"], ""),
-    "compare": (compare.main, ["RUN", "other"], ""),
-    "doctor": (doctor.main, ["RUN", "-amp_dtype", "bfloat16"], ""),
-    "-pretrained": (main_single_gpu.main, ["-pretrained", "RUN", "-check"], "best.pth"),
-    "-eval": (main_single_gpu.main, ["-eval", "-pretrained", "RUN", "-check"], "best.pth"),
-    "-eval -resume": (main_single_gpu.main, ["-eval", "-resume", "RUN", "-check"], "best.pth"),
-    "-resume": (main_single_gpu.main, ["-resume", "RUN", "-epochs", "3", "-check"], "last.pth"),
+    "predict": ("scripts/predict.py", ["RUN", "digit.png", "-json", "found.json"], "best.pth"),
+    "export": ("scripts/export.py", ["RUN", "-output", "found.safetensors"], "best.pth"),
+    "report": ("scripts/report.py", ["RUN", "-output", "found.html"], ""),
+    "compare": ("scripts/compare.py", ["RUN", "other"], ""),
+    "doctor": ("scripts/doctor.py", ["RUN", "-amp_dtype", "bfloat16"], ""),
+    "-pretrained": ("main_single_gpu.py", ["-pretrained", "RUN", "-check"], "best.pth"),
+    "-eval": ("main_single_gpu.py", ["-eval", "-pretrained", "RUN", "-check"], "best.pth"),
+    "-eval -resume": ("main_single_gpu.py", ["-eval", "-resume", "RUN", "-check"], "best.pth"),
+    "-resume": ("main_single_gpu.py", ["-resume", "RUN", "-epochs", "3", "-check"], "last.pth"),
 }
 
 
 @pytest.mark.parametrize("use", USES)
-def test_every_command_takes_a_runs_folder_its_best_weights_and_the_word_latest(again, use, monkeypatch, capfd):
-    main, words, weights = USES[use]
+def test_every_command_takes_a_runs_folder_its_best_weights_and_the_word_latest(again, use, monkeypatch):
+    program, words, weights = USES[use]
     monkeypatch.chdir(again.parent)
     again.rename("output")
     newest = run_folder(Path("output"))
@@ -146,8 +143,6 @@ def test_every_command_takes_a_runs_folder_its_best_weights_and_the_word_latest(
     Path("output/eval-1/config.yaml").write_text("EVAL: true")  # without a checkpoint
     draw(Path("digit.png"))
     for given in (str(newest), str(newest / "best.pth"), "latest"):
-        code = exit_code(main, [given if word == "RUN" else word for word in words])
-        said = "".join(capfd.readouterr())
-        assert code == 0, (given, said)
+        said = typed(program, *(given if word == "RUN" else word for word in words)).done().printed
         is_file = given.endswith("best.pth")
         assert str(newest / ("best.pth" if is_file else weights)) in said if weights else str(older) not in said

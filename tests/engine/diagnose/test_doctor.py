@@ -22,10 +22,9 @@ from models.transforms import choose_transforms
 from scripts import doctor
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
-from tests.support.runs import ROOT, run, run_folder
+from tests.support.runs import ROOT, run, run_folder, typed
 from tests.support.trainers import big_logits, make_trainer, update
 from utils.distributed import Process
-from utils.program import exit_code
 
 
 def make_case(folder, plant, scale=65536.0) -> Case:
@@ -228,10 +227,9 @@ def test_every_process_keeps_its_batch_in_a_file_of_its_own(tmp_path):
     assert {read_overflow(path).rank for path in tmp_path.glob("overflow-*.pth")} == {0, 1, 2}
 
 
-def test_the_script_names_the_module_and_writes_settings_for_the_run(stopped, capsys):
+def test_the_script_names_the_module_and_writes_settings_for_the_run(stopped):
     folder, _ = stopped
-    assert exit_code(doctor.main, [str(folder)]) == 0
-    said = capsys.readouterr().out
+    said = typed("scripts/doctor.py", folder).done().stdout
     assert_names(said, "step 2", "process 0", "8 images", "blocks.1.attn logits (q·k)")
     written = (folder / "doctor.yaml").read_text()
     assert "BASE: config.yaml" in written and "CUSTOM_BLACK_LIST: [blocks.1.attn]" in written
@@ -251,11 +249,10 @@ def test_another_half_type_than_the_runs_has_a_scale_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
-def test_without_a_saved_batch_the_next_one_of_the_run_is_replayed(saved, tmp_path, capsys, mode):
+def test_without_a_saved_batch_the_next_one_of_the_run_is_replayed(saved, tmp_path, mode):
     (tmp_path / "mode.yaml").write_text(f"BASE: {saved}/config.yaml\nPRECISION: {{MODE: {mode}}}")
     words = [str(saved / "last.pth"), "-amp_dtype", "float16", "-cfg", str(tmp_path / "mode.yaml")]
-    assert exit_code(doctor.main, words) == 0
-    said = capsys.readouterr().out
+    said = typed("scripts/doctor.py", *words).done().stdout
     assert_names(said, "step 21", "process 0", "320 images")
     assert "doctor.yaml" not in said and not (saved / "doctor.yaml").exists()
 
@@ -277,12 +274,10 @@ def test_without_a_saved_batch_the_next_one_of_the_run_is_replayed(saved, tmp_pa
         (["{run}", "-cfg", "{empty}/none.yaml"], "none.yaml"),
     ],
 )
-def test_a_mistake_ends_with_exit_code_2_and_a_message(saved, tmp_path, capsys, words, names):
+def test_a_mistake_ends_with_exit_code_2_and_a_message(saved, tmp_path, words, names):
     batches = {"large": ((1, 3, 16, 16), torch.uint8, 0), "float": ((1, 1, 8, 8), torch.float32, 0)}
     for name, (shape, dtype, target) in (batches | {"class": ((1, 1, 8, 8), torch.uint8, 10)}).items():
         batch = {"images": torch.zeros(shape, dtype=dtype), "targets": torch.tensor([target])}
         torch.save(batch, tmp_path / f"{name}.pth")
-    assert exit_code(doctor.main, [word.format(run=saved, empty=tmp_path) for word in words]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert_names(said, *names.format(run=saved, empty=tmp_path).split())
+    ended = typed("scripts/doctor.py", *(word.format(run=saved, empty=tmp_path) for word in words))
+    ended.refused("error", *names.format(run=saved, empty=tmp_path).split())

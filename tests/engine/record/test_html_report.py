@@ -17,13 +17,11 @@ from PIL import Image
 from engine.record.page import element, embedded
 from engine.record.report import write_at_end, write_report
 from engine.record.saved_run import SavedRun
-from scripts import report
 from tests.support.configs import SMALL
-from tests.support.refusals import assert_names
-from tests.support.runs import ROOT, run, run_folder, status_of
+from tests.support.runs import ROOT, run, run_folder, status_of, typed
 from tests.support.saved_runs import write_json, write_run
-from utils.program import exit_code
 
+REPORT = "scripts/report.py"
 EVIL = '<script>alert("1")</script>&amp;'
 
 
@@ -95,10 +93,10 @@ def test_a_run_ends_with_a_report_of_what_it_measured(trained):
     assert f"python main_single_gpu.py -cfg {path}" in page.text
 
 
-def test_the_script_writes_it_elsewhere(trained, tmp_path, capsys):
-    assert exit_code(report.main, [str(trained), "-output", str(tmp_path / "x.html")]) == 0
+def test_the_script_writes_it_elsewhere(trained, tmp_path):
+    ended = typed(REPORT, trained, "-output", tmp_path / "x.html").done()
     assert Page(tmp_path / "x.html").headings == Page(trained / "report.html").headings
-    assert capsys.readouterr().out.strip() == str(tmp_path / "x.html")
+    assert ended.stdout.strip() == str(tmp_path / "x.html")
 
 
 def test_a_run_that_was_killed_before_its_report_gets_it_when_it_is_resumed(trained, tmp_path):
@@ -179,19 +177,17 @@ def test_how_a_run_ended_is_said_unless_it_is_done(tmp_path, facts, is_said):
 
 def test_a_run_of_an_earlier_version_has_a_report(tmp_path):
     (folder,) = (ROOT / "tests" / "data" / "saved_runs" / "single").iterdir()
-    assert exit_code(report.main, [str(folder), "-output", str(tmp_path / "x.html")]) == 0
+    typed(REPORT, folder, "-output", tmp_path / "x.html").done()
     assert "Course of training" in Page(tmp_path / "x.html").headings
 
 
 @pytest.mark.parametrize("output", ["", "no/x.html", "config.yaml/x.html"])
-def test_an_output_that_cannot_be_written_is_refused(tmp_path, capsys, output):
+def test_an_output_that_cannot_be_written_is_refused(tmp_path, output):
     folder = write_run(tmp_path / "run")
-    assert exit_code(report.main, [str(folder), "-output", str(folder / output)]) == 2
-    assert_names(error := capsys.readouterr().err, folder / output)
-    assert "Traceback" not in error
+    typed(REPORT, folder, "-output", folder / output).refused(folder / output)
 
 
-def test_whatever_is_damaged_in_a_folder_ends_in_a_report_or_a_remedy(tmp_path, capsys):
+def test_whatever_is_damaged_in_a_folder_ends_in_a_report_or_a_remedy(tmp_path):
     folder = write_run(tmp_path, skipped=1)
     (folder / "log.txt").write_text("2026-01-02 03:04:05 doctor: found\n")
     for path in sorted(folder.iterdir()):
@@ -199,9 +195,9 @@ def test_whatever_is_damaged_in_a_folder_ends_in_a_report_or_a_remedy(tmp_path, 
         odd = (b"", b"\xff\x00" * 50, b'{"epoch": {}}', b"[[1]]")
         for content in (*odd, whole[: len(whole) // 2], whole.replace(b"1", b"x")):
             path.write_bytes(content)
-            code = exit_code(report.main, [str(folder), "-output", str(tmp_path.parent / "x.html")])
-            error = capsys.readouterr().err
-            assert code == 0 or (code == 2 and str(folder) in error), (path.name, content[:60], error)
+            ended = typed(REPORT, folder, "-output", tmp_path.parent / "x.html")
+            is_told = ended.returncode == 2 and str(folder) in ended.stderr
+            assert ended.returncode == 0 or is_told, (path.name, content[:60], ended)
         path.write_bytes(whole)
 
 

@@ -12,7 +12,6 @@ from datasets import SavedData, holds_out_no_more, identity, load_image_sets
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
 from datasets.transforms.decode import PixelRules
-from tests.support.configs import SMALL
 from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import rows, write_parquet
 from tests.support.refusals import assert_names, refused
@@ -192,10 +191,9 @@ def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_path):
+def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_path, small_yaml):
     make_folders(tmp_path / "photos", {"ant": 20, "bee": 20})
-    (tmp_path / "small.yaml").write_text(SMALL)
-    flags = ["-cfg", tmp_path / "small.yaml", "-dataset", "imagefolder", "-data_path", tmp_path / "photos"]
+    flags = ["-cfg", small_yaml, "-dataset", "imagefolder", "-data_path", tmp_path / "photos"]
     flags += ["-output", tmp_path / "output", "-epochs", "1", "-batch_size", "10"]
     printed = typed("main_single_gpu.py", *flags).done().stdout
     assert_names(next(line for line in printed.splitlines() if "training images: " in line), tmp_path / "photos")

@@ -17,7 +17,7 @@ from models import build_model
 from models.transforms import choose_transforms
 from models.transforms.float8 import check_float8
 from scripts.doctor import precision_of
-from tests.support.configs import CPU, SMALL, small_config
+from tests.support.configs import CPU, small_config
 from tests.support.refusals import refused
 from tests.support.runs import typed
 from tests.support.trainers import cosines_to_float32, make_trainer, update
@@ -49,11 +49,10 @@ def in_float8(model: nn.Module) -> list[str]:
     return [path for path, module in model.named_modules() if type(module).__name__ == "Float8Linear"]
 
 
-def test_a_device_without_float8_is_refused_before_data_is_read(tmp_path, monkeypatch):
+def test_a_device_without_float8_is_refused_before_data_is_read(tmp_path, small_yaml, monkeypatch):
     monkeypatch.setattr(engine.precision.policy, "check_float8", check_float8)
     monkeypatch.setitem(sys.modules, "torchao", None)  # the device is named first: it is what cannot be installed
-    (tmp_path / "small.yaml").write_text(SMALL)
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "output"), "-dataset", "imagefolder"]
+    flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "output"), "-dataset", "imagefolder"]
     options = ["DATA.DATA_PATH=nowhere", "DEVICE=cpu", "PRECISION.MODE=float8"]
     ended = typed("main_single_gpu.py", *flags, "-amp", "-opts", *options).refused("PRECISION.MODE", "cpu", "8.9")
     assert "nowhere" not in ended.stderr and not (tmp_path / "output").exists()

@@ -11,6 +11,7 @@ from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
 from engine.build import build_trainer
 from engine.plan import plan_of
+from engine.precision.loss_scale import LossScaler
 from engine.run import train_epoch
 from engine.train.counters import EpochResult, Report
 from engine.train.teacher import random_teacher
@@ -64,6 +65,16 @@ def update(trainer: Trainer, times: int = 1) -> Trainer:
     for window in trainer.data.windows(trainer.step, trainer.step + times):
         trainer.update(window)
     return trainer
+
+
+def scaled_step(scaler: LossScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """What the trainer does with the scaler after a backward; whether the update was skipped."""
+    scaler.unscale_(optimizer)
+    skipped = bool(scaler.found_inf(optimizer))
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return skipped
 
 
 def cosines_to_float32(trainer: Trainer) -> dict[str, float]:

@@ -13,7 +13,7 @@ from engine.check.quick_checks import OK, WARN, WRONG
 from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
-from tests.support.configs import SMALL, replaced, small_config
+from tests.support.configs import replaced, small_config
 from tests.support.mistakes import RESNET
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, typed
@@ -97,9 +97,8 @@ def test_weights_to_start_from_are_tried(check, tmp_path):
     assert trouble(check("-resume", "auto")) == {}
 
 
-def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path):
-    (tmp_path / "small.yaml").write_text(SMALL)
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "o")]
+def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path, small_yaml):
+    flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o")]
     assert run("main_single_gpu.py", *flags).returncode == 0
     before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
     deeper = "-opts MODEL.DEPTH=3 RESUME.ALLOW_CHANGED=[MODEL.DEPTH]"

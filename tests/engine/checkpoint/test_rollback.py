@@ -9,7 +9,7 @@ import torch
 
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import find_before, save_checkpoint, write_bad_batches
-from tests.support.configs import CPU, SMALL, small_config
+from tests.support.configs import CPU, small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, run, run_folder, status_of
@@ -20,13 +20,12 @@ RANDOM = ["MODEL.DROPOUT=0.1", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, small_yaml):
     """A small run of 44 updates an epoch, some of them poisoned; returns its exit code, its folder and what it printed."""
 
     def start(name, *options, poisoned=(), processes=1, **faults):
-        (tmp_path / "small.yaml").write_text(SMALL)
         script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
-        flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / name), "-resume", "auto"]
+        flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / name), "-resume", "auto"]
         flags += ["-batch_size", str(32 // processes), "-opts", *STREAKS, *RANDOM, *options]
         faults = {"poison": ["input", [processes - 1], list(poisoned)]} | faults
         ended = run(script, *flags, processes=processes, faults=faults)

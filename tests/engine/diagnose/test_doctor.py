@@ -23,7 +23,7 @@ from scripts import doctor
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, run, run_folder, typed
-from tests.support.trainers import big_logits, make_trainer, update
+from tests.support.trainers import big_logits, make_trainer, scaled_step, update
 from utils.distributed import Process
 
 
@@ -94,11 +94,7 @@ def skips(folder, case, black_list, scale) -> int:
         with precision.autocast():
             logits = case.model(images)
         scaler.scale(case.loss(logits, targets)).backward()
-        scaler.unscale_(optimizer)
-        skipped += int(scaler.found_inf(optimizer))
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+        skipped += scaled_step(scaler, optimizer)
     transforms.revert(case.model)
     return skipped
 

@@ -4,7 +4,7 @@ import torch
 
 from engine.diagnose.explain import collapse, explain, record_types
 from models import build_model
-from tests.support.configs import SMALL, small_config
+from tests.support.configs import small_config
 from tests.support.run_hash import run_hash
 from tests.support.runs import rows_of, run, run_folder
 from tests.support.trainers import Lines, make_trainer
@@ -55,11 +55,10 @@ def test_watching_moves_neither_random_numbers_nor_statistics_nor_weights(tmp_pa
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_run_of_two_processes_with_the_flag_has_the_hash_of_one_without_and_its_table(tmp_path):
-    (tmp_path / "small.yaml").write_text(SMALL)
+def test_a_run_of_two_processes_with_the_flag_has_the_hash_of_one_without_and_its_table(tmp_path, small_yaml):
     hashes, options = [], "-amp -epochs 1 -opts MODEL.DROPPATH=0.2 MODEL.DROPOUT=0.1"
     for name in ("plain", "told"):
-        flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / name)]
+        flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / name)]
         flags += ["-explain_precision"] * (name == "told")
         result = run("main_multi_gpu.py", *flags, *options.split(), processes=2).done()
         hashes.append(run_hash(run_folder(tmp_path / name)))

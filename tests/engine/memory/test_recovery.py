@@ -79,9 +79,8 @@ def test_with_dropout_it_is_to_the_last_bit_a_run_with_the_smaller_batch_size(tm
     assert state_hash(update(short, 3).state_dict()) == state_hash(update(small, 3).state_dict())
 
 
-def test_at_one_image_the_program_ends_with_2_and_says_what_to_lower(tmp_path):
-    (tmp_path / "small.yaml").write_text(SMALL)
-    words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "output")]
+def test_at_one_image_the_program_ends_with_2_and_says_what_to_lower(tmp_path, small_yaml):
+    words = ["-cfg", str(small_yaml), "-output", str(tmp_path / "output")]
     ended = run("main_single_gpu.py", *words, faults={"run_out_of_memory": [0, 0, 0]}).refused()
     assert ended.stdout.count("warning: out of memory") == 5  # 32, 16, 8, 4, 2
     assert_names(ended.stderr, "error", "DATA.IMAGE_SIZE", 8, "step 0", "1 image", "-amp")

@@ -16,23 +16,13 @@ from models.transforms import choose_transforms
 from models.transforms.blocks import HalfResidual
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names, refused
-from tests.support.trainers import make_trainer, update
+from tests.support.trainers import make_trainer, scaled_step, update
 from utils.errors import ConfigError
 
 
 def make(tmp_path, amp=True, dtype=None, **scaling):
     config = small_config(tmp_path, f"AMP={amp}")
     return replaced(config, PRECISION={"DTYPE": dtype, **scaling})
-
-
-def scaled_step(scaler, optimizer) -> bool:
-    """What the trainer does with the scaler after a backward; whether the update was skipped."""
-    scaler.unscale_(optimizer)
-    skipped = bool(scaler.found_inf(optimizer))
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad(set_to_none=True)
-    return skipped
 
 
 def one_update(precision, config, model, factor=1.0) -> bool:

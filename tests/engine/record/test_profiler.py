@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from engine.record.timing import Profiler, Timing
-from tests.support.configs import CPU, SMALL, small_config
+from tests.support.configs import CPU, small_config
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import ending, run, run_folder
@@ -15,12 +15,11 @@ from tests.support.trainers import make_trainer, update
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, small_yaml):
     """A run on the digits; returns its folder and what it printed."""
 
     def start(name: str, *options: str) -> tuple:
-        (tmp_path / "small.yaml").write_text(SMALL)
-        flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / name)]
+        flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / name)]
         ended = run("main_single_gpu.py", *flags, "-opts", *options).done()
         return run_folder(tmp_path / name), ended.stdout
 

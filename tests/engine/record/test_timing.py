@@ -17,7 +17,7 @@ from engine.record.timing import MAX_MARKS, HostClock, Timing, shares
 from engine.run import run
 from engine.train.counters import Counters, Report
 from engine.train.trainer import PHASES, Callback
-from tests.support.configs import CPU, SMALL, small_config
+from tests.support.configs import CPU, small_config
 from tests.support.forks import DEADLINE
 from tests.support.runs import epochs_of, rows_of, run_folder
 from tests.support.trainers import Reports, make_trainer, train, update
@@ -248,11 +248,10 @@ def test_gradients_are_averaged_in_the_last_micro_batch_alone(tmp_path):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_run_that_waits_says_so_in_its_log_its_tables_and_on_tensorboard(tmp_path):
+def test_a_run_that_waits_says_so_in_its_log_its_tables_and_on_tensorboard(tmp_path, small_yaml):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    (tmp_path / "settings.yaml").write_text(SMALL)
-    loaded = load(["-cfg", f"{tmp_path}/settings.yaml", "-output", f"{tmp_path}/o", "-opts", "TRACK=tensorboard"])
+    loaded = load(["-cfg", str(small_yaml), "-output", f"{tmp_path}/o", "-opts", "TRACK=tensorboard"])
     timing = mock.patch.object(Timing, "on", return_value=PlannedTiming(data=9, forward=2, backward=4))
     read = mock.patch("datasets.sources.images.ArrayImages.in_memory", False)
     with timing, read, mock.patch("utils.distributed.count_cores", return_value=4):

@@ -19,7 +19,7 @@ from engine.record.trackers import (
     ending_of,
     figures_of,
 )
-from tests.support.configs import SMALL, small_config
+from tests.support.configs import small_config
 from tests.support.refusals import refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
@@ -31,14 +31,13 @@ SHOWN = ["*/tracking/wandb.json", "mlruns/*/*/metrics/step/lr"]
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory) -> Path:
+def resumed(tmp_path_factory, small_yaml) -> Path:
     """The output of a run that was killed in its second epoch, after both trackers had shown something of it."""
     pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
     folder = tmp_path_factory.mktemp("tracked")
-    (folder / "small.yaml").write_text(SMALL)
     output = folder / "output"
-    flags = ["-cfg", str(folder / "small.yaml"), "-output", str(output), "-track", "wandb,mlflow", "-epochs", "2"]
+    flags = ["-cfg", str(small_yaml), "-output", str(output), "-track", "wandb,mlflow", "-epochs", "2"]
     flags += ["-opts", "REPORT_FREQ=5", "SAVE_STEPS=8"]
     environment = {"WANDB_MODE": "offline"}
     faults = {"die_when_shown": [60, *SHOWN], "draw_nothing": []}

@@ -1,13 +1,11 @@
 """TRAIN.EARLY_STOP ends a run that gets no better, in all its processes, and a resumed one where it would have ended."""
 
-from tests.support.configs import SMALL
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder, status_of
 
 
-def test_a_run_that_gets_no_better_ends_and_is_over_until_the_limit_is_lifted(tmp_path):
-    (tmp_path / "small.yaml").write_text(SMALL)
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "run"), "-resume", "auto", "-opts"]
+def test_a_run_that_gets_no_better_ends_and_is_over_until_the_limit_is_lifted(tmp_path, small_yaml):
+    flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "run"), "-resume", "auto", "-opts"]
     # With a rate of zero no evaluation is better than the first.
     flags += ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.EARLY_STOP=2", "DATA.BATCH_SIZE=160"]
 

@@ -1,5 +1,7 @@
 """Every mistake a user can make ends a run with exit code 2 and one message that names it and its remedy."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from tests.support.configs import SMALL
@@ -45,10 +47,7 @@ def test_a_run_starts_with_what_is_doubtful_about_it_and_no_more(person):
 
 
 def test_torchvision_that_does_not_fit_torch_says_what_to_do(monkeypatch, capsys):
-    def program(arguments):
-        raise RuntimeError("operator torchvision::nms does not exist")
-
-    assert exit_code(program, []) == 2
+    assert exit_code(Mock(side_effect=RuntimeError("operator torchvision::nms does not exist")), []) == 2
     assert "pip install -r requirements.txt" in capsys.readouterr().err
 
 

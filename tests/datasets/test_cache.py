@@ -9,6 +9,7 @@ import threading
 import warnings
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -205,11 +206,7 @@ def test_a_signal_stops_it_and_nothing_stays(photos):
     with pytest.raises(StoppedBySignal) as caught:
         cached(config, Messages(signal=lambda: next(numbers, signal.SIGTERM)))
     assert not files_of(config)
-
-    def program(arguments):
-        raise caught.value
-
-    assert exit_code(program, []) == 128 + signal.SIGTERM
+    assert exit_code(Mock(side_effect=caught.value), []) == 128 + signal.SIGTERM
 
 
 def test_another_run_that_makes_the_same_cache_is_waited_for(photos, monkeypatch):

@@ -7,6 +7,7 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 from urllib.error import URLError
 
 import numpy as np
@@ -168,7 +169,7 @@ def test_a_damaged_cifar_file_is_an_error_with_the_setting_and_the_folder_and_is
     tmp_path, monkeypatch, file
 ):
     path = write_cifar(tmp_path, "cifar10", monkeypatch) / file
-    monkeypatch.setattr(CIFAR["cifar10"][0], "download", failing(URLError("no network")))
+    monkeypatch.setattr(CIFAR["cifar10"][0], "download", Mock(side_effect=URLError("no network")))
     content, middle = path.read_bytes(), path.stat().st_size // 2
     one_bit = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
     for damaged in (content[:-100], one_bit, pickle.dumps(Payload((tmp_path / "ran").touch)), None):
@@ -205,19 +206,12 @@ def test_what_is_not_there_is_fetched_once(tmp_path, monkeypatch):
     assert calls == [1] and len(lines) == 1 and "DTD" in lines[0] and str(tmp_path / "new") in lines[0]
 
 
-def failing(error: Exception):
-    def fail(*_, **__):
-        raise error
-
-    return fail
-
-
 def test_a_download_that_fails_and_a_package_that_is_missing_are_told_with_the_remedy(tmp_path, monkeypatch):
     for error in (URLError("no network"), RuntimeError("bad MD5"), ValueError("broken URL")):
-        monkeypatch.setattr(torchvision.datasets.DTD, "_download", failing(error))
+        monkeypatch.setattr(torchvision.datasets.DTD, "_download", Mock(side_effect=error))
         assert_names(error_of("torchvision/DTD", tmp_path), "DATA.DATA_PATH", "DTD", tmp_path, error)
     missing = ModuleNotFoundError("No module named 'scipy'", name="scipy")
-    monkeypatch.setattr(torchvision.datasets, "DTD", failing(missing))
+    monkeypatch.setattr(torchvision.datasets, "DTD", Mock(side_effect=missing))
     assert_names(error_of("torchvision/DTD", tmp_path), "torchvision/DTD", "pip install scipy")
 
 

@@ -6,6 +6,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from unittest.mock import Mock
 
 import pytest
 
@@ -117,10 +118,7 @@ def test_a_resumed_run_keeps_its_folder(tmp_path):
 
 @pytest.mark.parametrize(("number", "has_lock"), [(errno.ENOSYS, False), (errno.ENOTSUP, False), (errno.EACCES, None)])
 def test_a_file_system_without_locks_is_no_rival(tmp_path, monkeypatch, number, has_lock):
-    def flock(file, operation):
-        raise OSError(number, "planted")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, "planted")))
     if has_lock is None:
         with refused(ConfigError, "SAVE", tmp_path):
             RunFolder(tmp_path)

@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 import timm
@@ -182,13 +183,10 @@ def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_pa
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_a_full_disk_leaves_no_half_file_and_keeps_the_former_one(plain, tmp_path, monkeypatch, to):
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     target = tmp_path / TARGETS[to]
     if to != "hf":
         target.write_text("former")
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     exported(plain, to, target).refused(target, "disk", "full")
     assert [each.read_text() for each in tmp_path.iterdir()] == ["former"] * (to != "hf")
 

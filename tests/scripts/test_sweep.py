@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -293,9 +294,7 @@ def test_each_task_of_an_array_becomes_the_run_of_its_trial_and_the_table_has_al
 
 
 def test_a_full_disk_harms_no_trial(tmp_path, start, pretended, monkeypatch):
-    def refuse(*arguments, **options):
-        raise OSError(28, "No space left on device")
-
+    refuse = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("scripts.sweeping.results.write_text", refuse)
     printed = start("-seeds", "0,1")
     assert len(pretended.started) == 2 and "trials.csv" in printed

@@ -3,6 +3,7 @@
 import io
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -80,11 +81,7 @@ def test_without_a_terminal_nothing_is_written(monkeypatch):
 
 def test_a_terminal_that_has_gone_ends_the_drawing_alone(monkeypatch):
     terminal = make_terminal(monkeypatch)
-
-    def fail(text):
-        raise OSError(5, "Input/output error")
-
-    terminal.write = fail
+    terminal.write = Mock(side_effect=OSError(5, "Input/output error"))
     with Bar("reading", 2, delay=0.0) as bar:
         bar.draw()
         bar.move(2)

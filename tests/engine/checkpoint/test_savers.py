@@ -5,6 +5,7 @@ import os
 import stat
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -110,13 +111,10 @@ def test_every_file_is_on_the_disk_before_its_name_and_the_folder_after_the_last
         after.append(target.name)
         replace(source, target)
 
-    def no_link(*paths):
-        raise OSError(errno.EPERM, "no hard links here")
-
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "replace", noted_replace)
     if not links:
-        monkeypatch.setattr(os, "link", no_link)
+        monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no hard links here")))
     for step in (1, 2):
         saver.save(
             small_state(step) | {"progress": {"skips_in_a_row": 0, "best": []}}, ["best.pth", f"checkpoint-{step}.pth"]

@@ -2,6 +2,7 @@
 
 import re
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -148,12 +149,10 @@ def test_the_trial_augments_on_the_device_as_the_run_does(tmp_path, monkeypatch)
 
 
 def test_an_error_that_is_about_something_else_ends_the_search(tmp_path):
-    class Broken(Trial):
-        def begin(self, config, train_data) -> None:
-            raise RuntimeError("shapes do not fit")
-
+    trial = Trial(small_config(tmp_path), 10, Process(CPU), StopSignal())
+    trial.begin = Mock(side_effect=RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        search(Broken(small_config(tmp_path), 10, Process(CPU), StopSignal()), withheld=0, limit=100)
+        search(trial, withheld=0, limit=100)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -113,11 +114,7 @@ def test_what_fails_while_a_batch_is_read_is_not_done_again(tmp_path, message):
 
 def test_other_errors_of_a_forward_end_the_run(tmp_path):
     trainer = make_trainer(small_config(tmp_path))
-
-    def fail(module, inputs):
-        raise RuntimeError("shapes do not fit")
-
-    trainer.model.register_forward_pre_hook(fail)
+    trainer.model.register_forward_pre_hook(Mock(side_effect=RuntimeError("shapes do not fit")))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         update(trainer)
 

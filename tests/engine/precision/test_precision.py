@@ -3,6 +3,7 @@
 import itertools
 import random
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -221,10 +222,7 @@ def test_tf32_is_refused_where_there_is_none(tmp_path):
 
 
 def test_a_half_type_that_the_device_cannot_compute_in_is_refused(tmp_path, monkeypatch):
-    def no_float16(*args, **kwargs):
-        raise RuntimeError("not implemented for 'Half'")
-
-    monkeypatch.setattr(torch.nn.functional, "linear", no_float16)
+    monkeypatch.setattr(torch.nn.functional, "linear", Mock(side_effect=RuntimeError("not implemented for 'Half'")))
     with refused(ConfigError, "PRECISION.DTYPE", "float16", "cpu", "-amp_dtype bfloat16"):
         Precision(make(tmp_path, True, "float16"), CPU)
 

@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -99,9 +100,7 @@ def test_what_cannot_classify_is_refused(tmp_path):
 
 
 def test_names_that_need_a_network_that_is_not_there_end_with_what_to_do(monkeypatch, tmp_path):
-    def unreachable(*_, **__):
-        raise OSError("no route to host")
-
+    unreachable = Mock(side_effect=OSError("no route to host"))
     monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: SimpleNamespace(head=unreachable))
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     with refused(ConfigError, "resnet10t", "no route to host"):

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -197,10 +198,6 @@ def test_while_tables_are_written_no_record_says_whose_they_are(tmp_path, monkey
     files = ResultFiles(tmp_path, images, Lines())
     files.write(results, Best(50.0, 1), with_pictures=False)
     assert files.are_of(Best(50.0, 1), with_pictures=False)
-
-    def fails(*arguments):
-        raise OSError("no room")
-
-    monkeypatch.setattr(engine.record.image_results, "write_tables", fails)
+    monkeypatch.setattr(engine.record.image_results, "write_tables", Mock(side_effect=OSError("no room")))
     files.write(results, Best(60.0, 2), with_pictures=False)
     assert not files.are_of(Best(50.0, 1), with_pictures=False)

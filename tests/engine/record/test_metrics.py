@@ -2,6 +2,7 @@
 
 import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,11 +30,7 @@ def test_a_curve_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch)
     Plotter(tmp_path, "before", "top1").draw([{"epoch": 0, "train_loss": 2.0, "eval_top1": 10.0}], [], now=True)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert sorted(path.name for path in before) == ["accuracy.png", "loss.png"]
-
-    def no_room(*arguments):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", no_room)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     with pytest.raises(OSError, match="No space"):
         Plotter(tmp_path, "after", "top1").draw([{"epoch": 0, "train_loss": 1.0}], [], now=True)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -3,6 +3,7 @@
 import copy
 import functools
 import io
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -234,9 +235,7 @@ def test_what_an_earlier_version_wrote_down_means_what_it_meant(tmp_path, name):
 
 
 def test_an_optimizer_of_a_timm_that_is_too_old_for_this_torch_is_named(monkeypatch):
-    def step(self, closure=None):
-        raise AttributeError("'NAdamW' object has no attribute '_cuda_graph_capture_health_check'")
-
-    monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", step)
+    error = AttributeError("'NAdamW' object has no attribute '_cuda_graph_capture_health_check'")
+    monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", Mock(side_effect=error))
     with refused(ConfigError, "TRAIN.OPTIMIZER.NAME", "nadamw", "timm"):
         numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))

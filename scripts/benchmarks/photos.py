@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     try:
         make_photos(arguments.output, arguments.train, arguments.val, arguments.drawn)
     except OSError as error:
-        raise ConfigError(f"-output: cannot write ({error}); choose another folder, or make room") from error
+        raise ConfigError(f"-output: cannot write {arguments.output} ({error}); choose another folder") from error
     print(f"{arguments.output}: {arguments.train} training and {arguments.val} validation images")
     return 0
 

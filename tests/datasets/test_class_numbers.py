@@ -102,7 +102,6 @@ def test_classes_whose_names_differ_only_in_how_they_are_written_are_warned_of(t
         assert len(val.classes) == 3
         (warning,) = [note for note in val.notes if note.startswith("warning")]
         assert_names(warning, *classes[:2])
-    _, val = load("csv", make_csv(tmp_path, ["b\u00e4r", "ba\u0308r", "dog"]))
-    assert len(val.classes) == 2
+    assert len(load("csv", make_csv(tmp_path, ["b\u00e4r", "ba\u0308r", "dog"]))[1].classes) == 2
     _, val = load("csv", make_csv(tmp_path, ["cat", "catfish", "dog"]))
     assert not any(note.startswith("warning") for note in val.notes)

@@ -287,6 +287,7 @@ HEAD = {"head.bias": torch.ones(1)}
         ({"state_dict": Payload(os.system, "true"), "config": {}}, "m.safetensors", "code"),
         ({"state_dict": HEAD}, "m.pt", "m.pt .safetensors .pth"),
         ({"conv1.weight": torch.ones(1, 1, 1, 1)}, "m.pdparams", "conv1.weight"),
+        (HEAD, "best.pth", "-output best.pth"),  # over itself
     ],
 )
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, content, target, names):

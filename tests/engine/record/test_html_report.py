@@ -106,19 +106,39 @@ def test_a_run_that_was_killed_before_its_report_gets_it_when_it_is_resumed(trai
     assert "Settings" in Page(folder / "report.html").headings
 
 
-def test_names_of_classes_and_files_and_settings_are_text(tmp_path):
-    folder = write_run(
-        tmp_path / EVIL.replace("/", "_"), names=[EVIL, "dog", '" onload="x'], torch=EVIL, command=[EVIL, EVIL]
-    )
-    config = (folder / "config.yaml").read_text() + "SAVE: https://me:secret@server/x\n"
-    (folder / "config.yaml").write_text(config.replace("imagefolder", "'" + EVIL + "'") + f"NAME: '{EVIL}'  # {EVIL}\n")
-    (folder / "doctor.yaml").write_text(EVIL)
-    (folder / "log.txt").write_text(f"2026-01-02 03:04:05 doctor: {EVIL}\n")
-    change_status(folder, state="failed", reason=EVIL + "\ud800", host=EVIL)
-    page = page_of(folder)
-    assert page.all("script") == [] and page.text.count(EVIL) >= 8 and "secret" not in page.text
-    names = {name for _, attributes in page.elements for name in attributes}
-    assert not [name for name in names if name.startswith("on") or name in ("href", "srcset", "action")]
+def run_with(folder: Path, text: str) -> Path:
+    """A run that has a text wherever a user or a file can put one."""
+    write_run(folder, names=[text, "dog", "cat"], torch=text, device_name=text, precision=text, command=[text, text])
+    config = (folder / "config.yaml").read_text().replace("imagefolder", json.dumps(text))
+    config = config.replace("vit_small ", f"{json.dumps(text)} ").replace("# flag -amp", f"# {text}")
+    config += f"SAVE: https://me:secret@server/x\nTAG: {json.dumps(text)}\nNAME: {json.dumps(text)}  # {text}\n"
+    (folder / "config.yaml").write_text(config)
+    (folder / "doctor.yaml").write_text(text)
+    (folder / "log.txt").write_text(f"2026-01-02 03:04:05 doctor: {text}\n")
+    change_status(folder, state="failed", reason=text + "\ud800", host=text, started=text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        EVIL,
+        "'><img src=x onerror=alert(1)>",
+        '" onload="x" style="y',
+        "javascript:alert(1)",
+        "</td></table></section><b>",
+        "<!-- <![CDATA[ -->",
+        "&lt;script&gt; &#60;b&#62;",
+        "</code></pre></style></title><svg/onload=x>",
+        "</p><meta http-equiv=refresh content=0>",
+        "<a href=//x>",
+    ],
+)
+def test_names_of_classes_and_files_and_settings_are_text(tmp_path, text):
+    folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
+    plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
+    assert page.elements == plain.elements, "none of them, and no attribute, is of the data"
+    assert page.text.count(text) >= 8 and "secret" not in page.text
     assert '" onload' not in element("img", alt='x" onload="x'), "a quote does not end an attribute"
 
 

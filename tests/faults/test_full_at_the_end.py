@@ -1,4 +1,4 @@
-"""The disk is full as a run ends, at any of its last writes: what the run says is what is on the disk."""
+"""What a run leaves as it ends; where the disk is full at any of its last writes, it says what is on the disk."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from engine.checkpoint.format import read_checkpoint
 from tests.support.refusals import assert_names
-from tests.support.runs import Ended, ending, rows, run_folder, status_of
+from tests.support.runs import Ended, ending, rows, run, run_folder, status_of
 
 OPTIONS = ("-opts", "VALIDATE_FREQ=1")
 # Raw and EMA: top-1 and loss after the first epoch, and after the second.
@@ -109,3 +109,31 @@ def test_a_row_of_the_last_epoch_that_found_no_room_is_written_at_the_end(tmp_pa
     assert "warning: " in ended.stdout
     for name, num_lines in (("metrics.csv", 3), ("metrics.jsonl", 2)):
         assert len((run_folder(tmp_path) / name).read_text().splitlines()) == num_lines
+
+
+REPORTS = ("-opts", "REPORT=true", "PRECISION.MAX_CONSECUTIVE_SKIPS=2")
+
+
+def test_report_tables_and_pictures_that_find_no_room_are_each_a_warning_and_the_run_ends_as_without_them(
+    tmp_path, tiny
+):
+    full = [f"open .{name}.tmp" for name in ("report.html", "predictions.csv", "train_batch.png")]
+    words = ["-cfg", str(tiny), "-output", str(tmp_path), *REPORTS]
+    ended = run("main_single_gpu.py", *words, faults={"find_no_room": [full, 1, False], "draw_no_curves": []})
+    folder = run_folder(tmp_path)
+    assert ended.returncode == 0 and status_of(folder)["state"] == "done"
+    assert ended.printed.count("disk full") == 3 and (folder / "best.pth").exists()
+    assert_names(
+        ended.printed, f"warning: cannot write {folder / 'report.html'} (disk full", folder / "train_batch.png"
+    )
+    assert not list(folder.glob(".*.tmp"))
+    assert not {"report.html", "train_batch.png", "results.json"} & {path.name for path in folder.iterdir()}
+
+
+def test_a_run_that_stops_for_non_finite_gradients_has_a_report_and_one_ended_by_a_signal_none(tmp_path, start):
+    ended = start(tmp_path / "stopped", "-epochs", "3", *REPORTS, poison=["input", [0], list(range(5, 12))])
+    assert ended.returncode == 3, ended.printed
+    assert "gradients were not finite" in (run_folder(tmp_path / "stopped") / "report.html").read_text()
+    ended = start(tmp_path / "told", *REPORTS, signal_at=[5, signal.SIGTERM, [0]])
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert not (run_folder(tmp_path / "told") / "report.html").exists()

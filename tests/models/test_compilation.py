@@ -19,6 +19,7 @@ from configs.schema import Config
 from datasets import BadImages, build_eval_data, load_image_sets
 from engine.evaluation.evaluate import evaluate
 from engine.memory.estimate import saved_bytes
+from engine.parallel import choose_parallel
 from engine.precision.policy import Precision
 from models import build_model
 from models.compilation import FOLDER, NUM_WORKERS, compile_model, prepare_compiler
@@ -231,3 +232,17 @@ def test_without_a_compiler_on_this_machine_a_line_says_what_to_install(small_ya
     ended = run("main_single_gpu.py", *flags, environment={"PATH": str(tmp_path), "CXX": "g++", FOLDER: str(tmp_path)})
     ended.refused("-compile", "g++", "CXX")
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled", "bucket"), [("cuda", True, 100), ("cuda", False, None), ("cpu", True, None)]
+)
+def test_buckets_are_larger_where_they_cut_a_compiled_graph_and_bits_may_differ(
+    tmp_path, monkeypatch, device, compiled, bucket
+):
+    found = []
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", lambda model, **options: found.append(options))
+    process = Process(torch.device(device), world_size=2)
+    parallel = choose_parallel(small_config(tmp_path, f"COMPILE={compiled}"), process, None)
+    parallel.wrap(nn.Linear(1, 1), accumulates=False)
+    assert [options["bucket_cap_mb"] for options in found] == [bucket]

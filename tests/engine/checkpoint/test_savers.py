@@ -14,9 +14,12 @@ from configs.schema import Config, Data, Model, Train
 from engine.checkpoint import format as checkpoint
 from engine.checkpoint.async_saver import AsyncSaver, HostCopy
 from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
 from tests.support.configs import CPU
+from tests.support.loading import order
 from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer, update
+from utils.distributed import Process
 
 CONFIG = Config(
     DATA=Data(DATASET="synthetic", SYNTHETIC_SIZE=64, IMAGE_SIZE=8, BATCH_SIZE=8),
@@ -173,3 +176,31 @@ def test_a_file_of_a_host_copy_is_as_large_as_one_of_the_state(tmp_path, trainer
     for name, state in (("state", trainer.state_dict()), ("copy", HostCopy(CPU).take(trainer.state_dict()))):
         torch.save(state, tmp_path / name)
     assert abs((tmp_path / "copy").stat().st_size - (tmp_path / "state").stat().st_size) < 2000
+
+
+def test_the_parts_of_a_sharded_save_and_their_folders_are_on_the_disk_before_it_is_named(tmp_path, monkeypatch):
+    done, fsync, replace = [], os.fsync, os.replace
+
+    def noted_fsync(file):
+        done.append(os.path.realpath(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}"))
+        fsync(file)
+
+    def noted_replace(source, target):
+        done.append(f"becomes {target}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    saver = ShardedSaver(tmp_path, 1, Process(CPU), pytest.fail)
+    state = {"epoch": 0, "step": 3, "progress": {"skips_in_a_row": 0, "best": []}}
+    saver.save(state | {PIECES: {"weight": torch.ones(3)}}, [])
+    saver.wait()
+    before = done[: done.index(f"becomes {tmp_path / 'last.pth'}")]
+    assert {str(tmp_path), str(tmp_path / "shards")} <= set(before)
+
+
+@pytest.mark.parametrize("change", [{"NUM_IMAGES": 99}, {"GLOBAL_BATCH": 4}, {"DATA.DROP_LAST": False}])
+def test_other_images_batches_or_remainders_are_other_updates(change):
+    same = order()
+    saved = {"NUM_IMAGES": 100, "GLOBAL_BATCH": 8, "DATA.DROP_LAST": True}
+    assert same.has_updates_of(saved) and not same.has_updates_of(saved | change)

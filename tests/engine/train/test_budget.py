@@ -93,10 +93,8 @@ class Run:
         self.allowance = Allowance(
             config.TRAIN.BUDGET, world.now, self.saved["budget"], clock, lambda: world.now + world.jumped
         )
-        say = self.lines.append
-        self.budget = Budget(
-            forecast, self.allowance, self.saved["budget"], lambda: world.take(world.end_work), say, say
-        )
+        finish, say = lambda: world.take(world.end_work), self.lines.append
+        self.budget = Budget(forecast, self.allowance, self.saved["budget"], finish, say, say)
         trainer.callbacks = [forecast, self.budget]
         world.take(world.start)
         if not saved:
@@ -185,10 +183,8 @@ def killed(settings, world: World, step: int, saved: dict | None = None, process
 def test_a_killed_run_repeats_its_rates_until_it_chooses_and_the_time_it_lay_dead_costs_nothing(config):
     settings, before, repeated = config("5m", "SAVE_STEPS=100"), None, 0
     for step in (197, 985, 1485, None):
-        saved, world = (
-            before.saved if before else None,
-            World(now=1e6 * (step or 1e4), start=1.0, load=comes_and_goes(9, 2)),
-        )
+        saved = before.saved if before else None
+        world = World(now=1e6 * (step or 1e4), start=1.0, load=comes_and_goes(9, 2))
         run = killed(settings, world, step, saved) if step else Run(settings, world, saved=saved).go()
         if before:
             choices = [each[0] for run in (before, run) for each in run.trainer.schedule.choices]

@@ -23,9 +23,8 @@ def test_the_time_left_is_that_of_updates_evaluations_and_the_end(tmp_path):
     trainer = make_trainer(config)
     order = trainer.data.order
     num_evaluated = 3 * order.num_images / order.steps_per_epoch  # so many that they take as long as an update
-    forecast = Forecast(
-        config, order, num_evaluated, 0.0, lambda: 5, lambda **facts: told.append(facts), said.append, lambda: time.now
-    )
+    calls = lambda: 5, lambda **facts: told.append(facts), said.append, lambda: time.now
+    forecast = Forecast(config, order, num_evaluated, 0.0, *calls)
     trainer.callbacks = [time, forecast]
     report = train(trainer)
     # The report at the end is taken for a third of the 30 s until the first update; a save takes 5.
@@ -44,17 +43,3 @@ def test_the_time_left_is_that_of_updates_evaluations_and_the_end(tmp_path):
     assert "1.5 of 2" in forecast.describe(44, 547)  # of 292
     trainer.notify("on_rollback")
     assert forecast.left(trainer, 0) is None
-
-
-def test_an_update_takes_what_it_took_as_long_ago_as_the_end_lies_ahead(tmp_path):
-    time = MovesTime()
-    config = small_config(tmp_path, "TRAIN.NUM_EPOCHS=1")
-    trainer = make_trainer(config)
-    forecast = Forecast(config, trainer.data.order, 0, 0.0, clock=lambda: time.now)
-    trainer.callbacks = [forecast]
-    trainer.notify("on_epoch_start")
-    for seconds in [10] * 34 + [20] * 9:
-        time.now += seconds
-        trainer.step += 1
-        trainer.notify("on_update")
-    assert forecast.update == 19  # of the last ten, the fewest that tell

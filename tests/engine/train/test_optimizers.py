@@ -1,6 +1,7 @@
-"""Optimizers other than AdamW, Adam and SGD: skipped updates, resuming, waits of the host, what is refused."""
+"""Optimizers other than AdamW, Adam and SGD: skipped updates, resuming, waits of the host, groups of weights, what is refused."""
 
 import copy
+import dataclasses
 import functools
 import io
 from unittest.mock import Mock
@@ -14,9 +15,16 @@ from configs.schema import Arguments, Optimizer, Train
 from configs.values import flatten, unflatten
 from engine.checkpoint.format import changes
 from engine.checkpoint.resume import comparable, refuse_changes
-from engine.train.optimizers import BY_ELEMENT, build_optimizer, check_optimizer, numbers_per_weight
+from engine.train.optimizers import (
+    BY_ELEMENT,
+    build_optimizer,
+    check_optimizer,
+    numbers_per_weight,
+    parameter_groups,
+    set_rates,
+)
 from engine.train.skipping import averaged
-from tests.support.configs import CPU, small_config
+from tests.support.configs import CPU, meta_device, small_config
 from tests.support.optimizers import Learner, on_host, one_of_each_class
 from tests.support.pretend_device import DEVICE, on_pretend_device
 from tests.support.refusals import assert_names, refused
@@ -239,3 +247,58 @@ def test_an_optimizer_of_a_timm_that_is_too_old_for_this_torch_is_named(monkeypa
     monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", Mock(side_effect=error))
     with refused(ConfigError, "TRAIN.OPTIMIZER.NAME", "nadamw", "timm"):
         numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))
+
+
+MODELS = ["vit_base_patch16_224", "swin_tiny_patch4_window7_224", "convnext_tiny", "xcit_nano_12_p16_224"]
+
+
+def on_meta(name: str) -> torch.nn.Module:
+    import timm
+
+    with meta_device():
+        return timm.create_model(name)
+
+
+def described(model: torch.nn.Module, groups: list[dict]) -> dict[str, tuple[float, float]]:
+    """{name: weight decay and factor of the rate}"""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        names[id(parameter)]: (group["weight_decay"], group.get("lr_scale", 1.0))
+        for group in groups
+        for parameter in group["params"]
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_groups_equal_timms_parameter_by_parameter(tmp_path, name):
+    from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+
+    model, train = on_meta(name), small_config(tmp_path).TRAIN
+    options = {"no_weight_decay_list": model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()}
+    options |= {"weight_decay": train.WEIGHT_DECAY}
+    own = dict(model.named_parameters())
+    plain = described(model, parameter_groups(train, model, own))
+    assert plain == described(model, param_groups_weight_decay(model, **options))
+    train = dataclasses.replace(train, LAYER_DECAY=0.65)
+    decayed = described(model, parameter_groups(train, model, own))
+    assert decayed == described(model, param_groups_layer_decay(model, layer_decay=0.65, **options))
+    assert decayed.keys() == plain.keys() == own.keys()
+    assert len({scale for _, scale in decayed.values()}) > 5
+
+
+def test_the_rate_of_a_group_is_that_of_the_schedule_times_its_factor(tmp_path):
+    model, train = on_meta("vit_base_patch16_224"), small_config(tmp_path, "TRAIN.LAYER_DECAY=0.5").TRAIN
+    groups = parameter_groups(train, model, dict(model.named_parameters()))
+    set_rates(groups, 1e-3)
+    rates = {rate: parameter for group in groups for rate, parameter in [(group["lr"], group["params"][0])]}
+    assert max(rates) == 1e-3 and rates[1e-3].shape == model.head.weight.shape[: rates[1e-3].ndim]
+    assert min(rates) == pytest.approx(1e-3 * 0.5**13)  # the patch embedding, below 12 blocks and the classifier
+
+
+def test_each_process_is_given_its_own_part_of_each_parameter(tmp_path):
+    model = on_meta("vit_base_patch16_224")
+    own = {name: torch.nn.Parameter(torch.zeros(1)) for name, _ in model.named_parameters()}
+    model.patch_embed.requires_grad_(False)
+    groups = parameter_groups(small_config(tmp_path, "TRAIN.LAYER_DECAY=0.5").TRAIN, model, own)
+    given = {id(parameter) for group in groups for parameter in group["params"]}
+    assert given == {id(each) for name, each in own.items() if not name.startswith("patch_embed")}

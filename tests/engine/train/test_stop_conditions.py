@@ -1,4 +1,4 @@
-"""RUN.MAX_TIME ends a run in time, with all it needs to go on."""
+"""RUN.MAX_TIME and TRAIN.EARLY_STOP end a run in time, with all it needs to go on."""
 
 import signal
 
@@ -8,7 +8,8 @@ from configs.schema import to_seconds
 from engine.train.stop_conditions import TIME_IS_UP, Stopped, TimeLimit
 from engine.train.trainer import Callback
 from tests.support.configs import small_config
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
+from tests.support.runs import run, run_folder, status_of
 from tests.support.trainers import make_trainer, train, update
 from utils.errors import ConfigError
 from utils.program import StopSignal
@@ -85,3 +86,24 @@ def test_a_signal_goes_before_the_end_of_the_time(tmp_path):
     assert stopped.value.number == signal.SIGINT
     # Of what several processes ask for, the largest number is agreed on.
     assert min(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) > TIME_IS_UP
+
+
+def test_a_run_that_gets_no_better_ends_and_is_over_until_the_limit_is_lifted(tmp_path, small_yaml):
+    flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "run"), "-resume", "auto", "-opts"]
+    # With a rate of zero no evaluation is better than the first.
+    flags += ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.EARLY_STOP=2", "DATA.BATCH_SIZE=160"]
+
+    def start(*options: str, processes: int = 1) -> tuple[str, str | None, int, int]:
+        """Goes on with the run; returns its state, the reason, its epochs and the best one."""
+        ended = run(f"main_{'multi' if processes > 1 else 'single'}_gpu.py", *flags, *options, processes=processes)
+        assert set(ended.codes) == {0}, ended.printed
+        said.append(ended.stdout)
+        status = status_of(run_folder(tmp_path / "run"))
+        return status["state"], status.get("reason"), status["epoch"], status["best_epoch"]
+
+    said: list[str] = []
+    assert start("TRAIN.NUM_EPOCHS=2") == ("done", None, 2, 1)
+    assert start("TRAIN.NUM_EPOCHS=6", processes=2) == ("done", "early stop", 3, 1)
+    assert start("TRAIN.NUM_EPOCHS=6") == ("done", "early stop", 3, 1)
+    assert_names(said[-1], "TRAIN.EARLY_STOP=none")
+    assert start("TRAIN.NUM_EPOCHS=4", "TRAIN.EARLY_STOP=none") == ("done", None, 4, 1)

@@ -240,7 +240,7 @@ def translate_removed(
     if is_record and texts[f"{schedule}NAME"] == "step" and "." not in str(texts[f"{schedule}DECAY_EPOCHS"]):
         # While DECAY_EPOCHS was whole it had no effect, and was saved as true.
         translated[f"{schedule}AFTER_WARMUP"] = "false"
-    for key in REMOVED.keys() & texts.keys():
+    for key in filter(texts.__contains__, REMOVED):  # always in the same order
         today = _today(key, former)
         if today is None and REMOVED[key].role in roles:
             raise ConfigError(

@@ -104,7 +104,7 @@ class SavedRun:
     @property
     def speed(self) -> float | None:
         """Images a second, the median of its epochs: the first is slower, and others may be disturbed."""
-        found = [row["images_per_s"] for row in self.epochs if row.get("images_per_s")]
+        found = [row["images_per_s"] for row in self.epochs if (row.get("images_per_s") or 0) > 0]
         return statistics.median(found) if found else None
 
     @property

@@ -207,7 +207,7 @@ def test_a_node_that_does_not_come_is_named_in_time_and_a_retry_may_help(rank, f
     ("others", "error", "names"),
     [
         (Nodes("dstack", 2, 2, 0), ConfigError, ["node 0 of 2", "a", "b"]),
-        (Nodes("dstack", 3, 3, 1), ConfigError, ["node 1 of 3"]),
+        (Nodes("dstack", 3, 3, 1), ConfigError, ["the number of nodes"]),
         (Nodes("dstack", 2, 2, 1), None, []),
     ],
 )

@@ -210,7 +210,7 @@ def two_hosts():
 needs_networks = pytest.mark.skipif(
     not can_make_networks(), reason="network namespaces need root and ip (apt-get install iproute2)"
 )
-ELASTIC = {"keep_alive_max_attempt": "4", "last_call_timeout": "3"}  # fewer beats, of 5 s each, miss a node that lives
+ELASTIC = {"keep_alive_max_attempt": "5"}  # fewer beats, of 5 s each, miss a node that lives
 
 
 class Node:

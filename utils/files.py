@@ -97,9 +97,8 @@ def read_names(path: Path, errors: str = "strict") -> str:
     """The text of a file with a name a line, or of a pipe. OSError for a device, and for what no list of names is as long as."""
     with open(path, "rb", opener=without_waiting) as file:
         kind = not_a_file(file.fileno())
-        os.set_blocking(
-            file.fileno(), kind == "a pipe"
-        )  # which has a writer, as in -list <(find photos), or is at its end
+        # A pipe has a writer, as in -list <(find photos), or is at its end.
+        os.set_blocking(file.fileno(), kind == "a pipe")
         content = b"" if kind == "a device" else file.read(MOST_NAMES + 1) or b""
     if kind == "a device" or len(content) > MOST_NAMES:
         raise OSError(errno.EINVAL, f"it is {kind or 'too large'}; name a text file")

@@ -119,7 +119,8 @@ class ShardFolder:
 
     def known_tables(self, paths: Sequence[Path], part: str) -> list["ShardTable"]:
         """Indexes of a part that may have some of its tars."""
-        return [ShardTable(index) for path in paths if (index := open_index(path)) and _is_of_shards(index)]
+        found = filter(None, map(open_index, paths))
+        return [ShardTable(index) for index in found if index.has(SHAPE) and _is_of_shards(index)]
 
     def will_read(self, images: ImageSet, seed: int, epoch: int, position: int) -> None:
         """Hears what is read next; see ImageSet.will_read."""
@@ -278,7 +279,6 @@ def write_table(place: Place | None, shards: Iterable[tuple[ShardTar, Shard]]) -
 def _is_of_shards(index: Index) -> bool:
     return (
         index.facts.get("version of shards") == VERSION
-        and index.has(SHAPE)
         and index.is_below("label", MAX_CLASSES)
         and len(index.column("tar.first")) == len(index.column("tar.size")) + 1
         and divides(index.column("tar.first"), len(index.column("label")))

@@ -294,7 +294,7 @@ def estimate_time(plan: Plan, model: nn.Module) -> str:
             break
         num_forward = min(4 * num_forward, config.DATA.BATCH_SIZE)
     most = int(num_forward * SECONDS / (3 * seconds))  # images of a step that is not too long
-    built = time.monotonic()
+    built = time.perf_counter()
     trial = Trial(replace(config, TRAIN=replace(config.TRAIN, ACCUM_ITER=1)), plan.num_classes, process)
     data = replace(config.DATA, BATCH_SIZE=max(FEW, min(config.DATA.BATCH_SIZE, most) // FEW * FEW))
     train_data = build_train_data(replace(trial.config, DATA=data), plan.train_set, process)
@@ -303,7 +303,8 @@ def estimate_time(plan: Plan, model: nn.Module) -> str:
     with contextlib.closing(train_data.windows(0, MOST_UPDATES)) as windows:
         trainer.update(next(windows))  # the first takes longer
         trainer.report()
-        start, until_first = time.perf_counter(), time.monotonic() - built + plan.made - plan.loaded.started
+        start = time.perf_counter()
+        until_first = plan.made - plan.loaded.started + start - built
         while trainer.step < MOST_UPDATES and time.perf_counter() < start + SECONDS:
             window = next(windows)
             trainer.update(window)

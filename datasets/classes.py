@@ -1,6 +1,7 @@
 """The number of each class: by DATA.CLASSES, by a checkpoint, or as the data has it."""
 
 import itertools
+import re
 from collections import Counter
 from pathlib import Path
 from unicodedata import normalize
@@ -13,6 +14,7 @@ from utils.errors import ConfigError, DataError, cause_of, did_you_mean
 from utils.files import read_names
 from utils.text import counted, first_of
 
+LINE_END = re.compile(r"\r\n?|\n")
 SEPARATORS = "|;,"  # that people put between several labels
 
 
@@ -182,19 +184,31 @@ def _first_image(parts: list[ImageSet], target: int) -> str:
 
 
 def _read_classes(name: str) -> list[str]:
-    """The lines of a file: the class names in the order of their numbers."""
+    """The names in a file, none of which repeats: images are found by them."""
     file = Path(name).expanduser()
     try:
-        classes = [line.strip() for line in read_names(file, "surrogateescape").strip().splitlines()]
+        text = read_names(file, "surrogateescape")
     except OSError as error:
         raise ConfigError(
             f"DATA.CLASSES: {name} cannot be read ({cause_of(error)}); name a text file of class names"
         ) from None
+    return classes_in(text, f"DATA.CLASSES: {name}", may_repeat=False)
+
+
+def classes_in(text: str, where: str, may_repeat: bool = True) -> list[str]:
+    """The names of classes by number, a line each. ConfigError for an empty one."""
+    classes = [line.strip() for line in LINE_END.split(text.rstrip())]
     first = {"": 0}  # the line of each name; an empty one is always wrong
-    wrong = next((number for number, line in enumerate(classes, 1) if first.setdefault(line, number) < number), None)
-    if wrong or not classes:
+    lines = enumerate(classes, 1)
+    if wrong := next((n for n, name in lines if first.setdefault(name, n) < n and not (may_repeat and name)), None):
         raise ConfigError(
-            f"DATA.CLASSES: {name}, line {wrong or 1} is empty or repeats a name; a line is the name of a class, the first "
-            "one that of class 0"
+            f"{where}, line {wrong} is empty{'' if may_repeat else ' or repeats a name'}; a line is the name of a class, the "
+            "first one that of class 0"
         )
-    return classes
+    return distinct(classes)
+
+
+def distinct(classes: list[str]) -> list[str]:
+    """The names, where one that repeats gets its number: ImageNet has two classes called crane."""
+    counts = Counter(classes)
+    return [f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(classes)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
 
 from torch import nn
@@ -30,6 +31,7 @@ OF_A_MODEL = _OF_ALL | SETTING_BY_TYPE["timm"]  # with a value that a setting ta
 # They give something else than a classifier, or say how timm is to find or to script it.
 NOT_TAKEN = "features_only out_indices feature_cfg feature_cls scriptable exportable no_jit cache_dir".split()
 MOST_TENSORS = 5_000  # of weights, far more than the models of timm have
+LAYERS, MOST_LAYERS = ("depth", "depths", "layers", "num_layers"), 1_000  # of a model or a stage, as of MODEL.DEPTH
 
 
 def check_kwargs(model: Model) -> None:
@@ -39,6 +41,10 @@ def check_kwargs(model: Model) -> None:
         if name in settings:
             raise ConfigError(
                 f"MODEL.KWARGS.{name}: {value!r}; the setting for it is {settings[name]}, use that instead"
+            )
+        if name in LAYERS and any(int(each) > MOST_LAYERS for each in re.findall(r"\d+", repr(value)[:MOST_LAYERS])):
+            raise ConfigError(
+                f"MODEL.KWARGS.{name}: {value!r}; no model has more than {MOST_LAYERS:,} layers, lower it"
             )
         if name in NOT_TAKEN or (name, value) == ("global_pool", ""):
             raise ConfigError(f"MODEL.KWARGS.{name}: {value!r} does not give a classifier to train; remove it")

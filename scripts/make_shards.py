@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 from configs.load import load
 from datasets import ImageSet, load_image_sets
+from datasets.classes import LINE_END
 from datasets.index import ENDING, Place
 from datasets.sources.shards import CLASSES_FILE, ShardTar, scan, write_table
 from datasets.sources.tar import Tar
@@ -38,7 +39,7 @@ from datasets.transforms.decode import KNOWN_ENDINGS
 from datasets.types import ImageReadError
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError
-from utils.files import replacing, write_text
+from utils.files import content_of, replacing, write_text
 
 NUM_READERS = 8
 FILES_AHEAD = 64
@@ -88,7 +89,7 @@ def make_shards(arguments: argparse.Namespace) -> None:
     try:
         claim(arguments.output, json.dumps(manifest, indent=1) + "\n")
         with replacing(arguments.output / CLASSES_FILE) as file:
-            names = "".join(name.replace("\n", " ") + "\n" for name in val.classes)
+            names = "".join(LINE_END.sub(" ", name) + "\n" for name in val.classes)
             file.write(names.encode(errors="surrogateescape"))
         for part, (image_set, order) in parts.items():
             num_shards, num_kept = write_part(arguments.output, part, image_set, order, arguments.samples_per_shard)
@@ -105,7 +106,7 @@ def claim(folder: Path, manifest: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / MANIFEST
     if file.is_file():
-        if file.read_text() != manifest:
+        if content_of(file) != manifest.encode():
             raise ConfigError(f"-output: {folder} has shards of other data or settings ({file}); choose another folder")
     elif any(each.name != f".{MANIFEST}.tmp" for each in folder.iterdir()):
         raise ConfigError(f"-output: {folder} is not empty and was not made by this script; choose another folder")

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import errno
+import functools
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -100,4 +101,13 @@ def not_a_file(path: str | os.PathLike | int) -> str | None:
 
     Call it before reading a file that the user names: reading a pipe may block forever, and a device may have no end.
     """
-    return KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    status = os.stat(path)
+    of_the_kernel = "a file of the kernel" if status.st_dev in _kernel_devices() else None
+    return KINDS.get(stat.S_IFMT(status.st_mode), of_the_kernel)
+
+
+@functools.cache
+def _kernel_devices() -> set[int]:
+    """Where Linux shows itself as files: some block forever, though they look like any other."""
+    folders = ("/proc", "/sys", "/sys/kernel/debug", "/sys/kernel/tracing")
+    return {os.stat(each).st_dev for each in folders if os.path.ismount(each)}

@@ -93,15 +93,30 @@ def without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def read_names(path: Path, errors: str = "strict") -> str:
-    """The text of a file with a name a line, or of a pipe. OSError for a device, and for what no list of names is as long as."""
+def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (None,)) -> bytes:
+    """The bytes of a file. OSError for a larger one, and for what is none, unless `takes` has its kind: it may have no end."""
     with open(path, "rb", opener=without_waiting) as file:
         kind = not_a_file(file.fileno())
+        if kind not in takes:
+            raise OSError(errno.EINVAL, f"it is {kind}; name a file", str(path))
         # A pipe has a writer, as in -list <(find photos), or is at its end.
         os.set_blocking(file.fileno(), kind == "a pipe")
-        content = b"" if kind == "a device" else file.read(MOST_NAMES + 1) or b""
-    if kind == "a device" or len(content) > MOST_NAMES:
-        raise OSError(errno.EINVAL, f"it is {kind or 'too large'}; name a text file")
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(most + 1 if kind else -1) if size <= most else b""
+    if max(size, len(content)) > most:
+        raise OSError(errno.EINVAL, "it is too large; name another file", str(path))
+    return content
+
+
+def read_names(path: Path, errors: str = "strict") -> str:
+    """The text of a file with a name a line, or of a pipe. OSError for what no list of names is as long as, and for no text."""
+    return names_in(content_of(path, MOST_NAMES, (None, "a pipe")), errors, str(path))
+
+
+def names_in(content: bytes, errors: str, path: str) -> str:
+    """The text in these bytes, which are of a file of names."""
+    if b"\0" in content:
+        raise OSError(errno.EINVAL, "it is no text (a zero byte), or UTF-16; save it as UTF-8", path)
     return content.decode("utf-8-sig", errors)
 
 

@@ -108,7 +108,9 @@ class CachedImages(ImageSet):
             raise ImageReadError(str(error)) from error
         if height == IS_REASON:
             raise ImageReadError(os.fsdecode(content.tobytes()))
-        return content.reshape(height, width, self._image_set.rules.num_channels)
+        if len(content) != height * width * (num_channels := self._image_set.rules.num_channels):  # of one made by hand
+            raise ImageReadError(f"{self.cache.location.index} is damaged; remove it, and the next start rebuilds it")
+        return content.reshape(height, width, num_channels)
 
 
 def open_cache(location: CacheLocation, warn: Callable[[str], None] = lambda line: None) -> CacheFile | None:

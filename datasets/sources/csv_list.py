@@ -31,7 +31,7 @@ def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, Im
     root = data_root(config.DATA, EXPECTS)
     files, notes = [root], ()
     if root.is_dir():
-        parts = choose_parts(path.stem for path in root.iterdir() if path.suffix == ".csv" and path.is_file())
+        parts = choose_parts(path.stem for path in root.iterdir() if path.suffix == ".csv" and not path.is_dir())
         if not parts.train and not (config.START.EVAL and parts.val):
             raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {expected_layout(config.DATA, EXPECTS)}")
         notes = parts.notes(config, root, ".csv")

@@ -15,7 +15,7 @@ from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, encoding_of, to_
 from datasets.sources.root import Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.decode import IMAGE_ENDINGS, PixelRules
 from datasets.types import ImageSet
-from utils.errors import DataError, not_a_file
+from utils.errors import DataError
 from utils.text import first_of
 
 TRAIN_LIST, VAL_LIST = "train_list.txt", "val_list.txt"
@@ -47,8 +47,6 @@ def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | Non
     # Evaluation needs the training list only for its classes.
     files = [val_file] if config.START.EVAL and not train_file.is_file() else [train_file, val_file]
     for file in files:
-        if file.exists() and (kind := not_a_file(file)):
-            raise DataError(f"{file} is {kind}, not a list of images; remove or rename it")
         if not file.exists():
             raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
     image_sets = to_image_sets(config, Lists(files, read_list_file, allow_names=False))
@@ -151,7 +149,7 @@ def _read_val(config: Config, folder: Path, solution: Path, synsets: dict[str, s
 def _read_solution(file: Path) -> dict[str, str]:
     """The synset of each image. A line is ILSVRC2012_val_00048981,n03995372 85 1 499 272: class and box, for each box."""
     synsets = {}
-    with open(file, encoding="utf-8-sig", newline="") as lines:
+    with open(file, encoding=encoding_of(file), newline="") as lines:
         try:
             rows = csv.DictReader(lines)
             if rows.fieldnames != COLUMNS:

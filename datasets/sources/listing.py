@@ -19,7 +19,7 @@ from datasets.sources.images import FileImages, Inside, normal_paths
 from datasets.sources.root import own_split
 from datasets.transforms.decode import PixelRules
 from datasets.types import count_classes
-from utils.errors import DataError
+from utils.errors import DataError, not_a_file
 from utils.text import first_of
 
 NUM_CHECKED = 10  # files of each list that must exist at the start; all of ImageNet's would take minutes
@@ -222,7 +222,9 @@ def _folder_names(folders: list[str], pairs: list[int], num_labels: int) -> list
 
 
 def encoding_of(file: Path) -> str:
-    """The encoding of a list, by its first bytes."""
+    """The encoding of a list, by its first bytes. DataError for what is no file, of which nothing is read."""
+    if kind := not_a_file(file):
+        raise DataError(f"{file} is {kind}, not a list of images; remove or rename it")
     with open(file, "rb") as content:
         start = content.read(1000)
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

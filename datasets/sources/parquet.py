@@ -6,7 +6,7 @@ import json
 import os
 import re
 import threading
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.schema import Config, Data
+from datasets.classes import distinct
 from datasets.collect import RowHashes
 from datasets.index import (
     TEXT,
@@ -38,7 +39,7 @@ from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, d
 from datasets.transforms.decode import PixelRules
 from datasets.types import ImageSet
 from utils.bar import shown
-from utils.errors import DataError, needing
+from utils.errors import DataError, needing, not_a_file
 from utils.text import counted, first_of
 
 ENDING = ".parquet"
@@ -125,7 +126,7 @@ def find_files(root: Path) -> dict[str, list[Path]]:
 
 
 def _files_below(folder: Path, depth: int) -> Iterable[Path]:
-    yield from (path for path in folder.glob(f"*{ENDING}") if not path.name.startswith(".") and path.is_file())
+    yield from (path for path in folder.glob(f"*{ENDING}") if not path.name.startswith(".") and not path.is_dir())
     for name in subfolders(folder) if depth else ():
         yield from _files_below(folder / name, depth - 1)
 
@@ -208,18 +209,12 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {
-            name: _distinct(tuple(map(str, feature["names"])))
+            name: tuple(distinct(list(map(str, feature["names"]))))
             for name, feature in features.items()
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names")
         }
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # absent, or of another program
         return {}
-
-
-def _distinct(classes: tuple[str, ...]) -> tuple[str, ...]:
-    """The names, where one that repeats gets its number: ImageNet has two classes called crane."""
-    counts = Counter(classes)
-    return tuple(f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(classes))
 
 
 # --- the index: row groups, and the label and name of each row, read by their columns alone ---
@@ -301,6 +296,8 @@ def _columns_of(file: Path, data: Data) -> Columns:
 
 def opened(file: Path, **options: Any) -> Any:
     """A pyarrow ParquetFile. DataError if this is none; OSError if the file system fails."""
+    if kind := not_a_file(file):
+        raise DataError(f"{file} is {kind}, not a parquet file; remove or rename it")
     module = pyarrow_parquet()
     return _in_pyarrow(f"{file}: this is no parquet file", lambda: module.ParquetFile(file, **options))
 

@@ -39,7 +39,7 @@ from datasets.sources.shards import read_shards as read_from_disk
 from datasets.sources.tar import Tar
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError, cause_of
-from utils.files import free_bytes, locked, replacing, sync
+from utils.files import free_bytes, locked, names_in, replacing, sync
 from utils.text import format_bytes, is_url
 
 NUM_REQUESTS = 32  # at once, for sizes
@@ -231,7 +231,7 @@ class ServerFolder(ShardFolder):
 
     def classes(self) -> str | None:
         with self._unless_absent(CLASSES_FILE):
-            return self.server.read(CLASSES_FILE).decode(errors="surrogateescape")
+            return names_in(self.server.read(CLASSES_FILE), "surrogateescape", f"{self.title}/{CLASSES_FILE}")
         return None
 
     @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.schema import Config
+from datasets.classes import classes_in
 from datasets.index import (
     ENDING,
     TEXT,
@@ -37,6 +38,7 @@ from datasets.transforms.decode import KNOWN_ENDINGS, PixelRules
 from datasets.types import ImageSet
 from utils.bar import shown
 from utils.errors import DataError
+from utils.files import read_names
 from utils.text import counted
 
 VERSION = 2  # of what the index holds
@@ -105,7 +107,7 @@ class ShardFolder:
     def classes(self) -> str | None:
         """The content of classes.txt, if there is such a file."""
         file = self.root / CLASSES_FILE
-        return file.read_text(encoding="utf-8", errors="surrogateescape") if file.is_file() else None
+        return read_names(file, "surrogateescape") if os.path.lexists(file) else None
 
     def load(self, tar: ShardTar, known: Sequence["ShardTable"]) -> Shard:
         """The samples of a tar: from an older index if it has this tar, also under another date, or by reading it."""
@@ -408,7 +410,7 @@ def _classes(config: Config, folder: ShardFolder, tables: Sequence[ShardTable]) 
     if content is None:
         names = [functools.partial(_sample, folder, table) for table in tables]
         return False, numbered_classes(config, [table.labels for table in tables], names)
-    classes = content.rstrip("\n").split("\n")
+    classes = classes_in(content, f"{folder.title}/{CLASSES_FILE}")
     table = max(tables, key=lambda table: table.labels.max(initial=-1))
     highest = table.labels.max(initial=-1)
     if highest >= len(classes):

@@ -9,6 +9,7 @@ from torch import nn
 
 from configs.schema import Config
 from configs.values import unflatten, wrong_in
+from datasets.classes import classes_in
 from datasets.transforms.decode import PixelRules
 from engine.settings import load_settings, override
 from models import build_model
@@ -156,13 +157,11 @@ def _class_names(source: str, number: int) -> list[str]:
 
 def _read_names(path: Path, number: int) -> list[str]:
     try:
-        names = [line.strip() for line in read_names(path).splitlines()]
+        names = classes_in(read_names(path), f"-classes: {path}")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"-classes: {path} cannot be read ({error}); it must be a text file with a name a line"
         ) from None
-    while names and not names[-1]:
-        names.pop()
     if len(names) != number:
         raise ConfigError(
             f"-classes: {path} has {counted(len(names), 'line')}, but the model has {counted(number, 'class')}"

@@ -23,8 +23,8 @@ from configs.schema import Arguments
 from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, START_SETTINGS, convert, plain, today, without_rates
 from configs.yaml_files import compose, read_node
 from engine.evaluation.scores import TITLES, Best, rank_of
-from utils.errors import ConfigError, cause_of, not_a_file
-from utils.files import without_waiting
+from utils.errors import ConfigError, cause_of
+from utils.files import content_of
 from utils.runs import folder_of
 from utils.text import printable
 
@@ -198,10 +198,7 @@ def read_text(path: Path) -> str:
     if not path.exists():
         return ""
     try:
-        if kind := not_a_file(path):
-            raise ConfigError(f"{path}: not a file of a run: it is {kind}")
-        with open(path, "rb", opener=without_waiting) as file:
-            return (file.read() or b"").decode("utf-8", errors="replace")
+        return content_of(path).decode("utf-8", errors="replace")
     except (MemoryError, OSError) as error:
         raise ConfigError(
             f"{path}: cannot be read ({cause_of(error)}); check that it is there and its permissions"

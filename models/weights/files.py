@@ -18,6 +18,7 @@ from models.weights.torch_files import (
     record_in_torch_file,
 )
 from utils.errors import ConfigError, naming_damage, not_a_file
+from utils.files import content_of
 from utils.runs import weights_in, without_latest
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
@@ -101,7 +102,7 @@ def read_record(path: Path) -> dict:
 def _recorded_beside(path: Path) -> dict:
     beside = path.with_suffix(RECORD_SUFFIX)
     try:
-        content = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+        content = json.loads(content_of(beside))
     except (OSError, RecursionError, ValueError):
         return {}
     return record_of(content) if isinstance(content, dict) and "halfstep_version" in content else {}
@@ -113,6 +114,8 @@ def format_of(path: Path) -> str:
         raise ConfigError(
             f"{path} is a graph to compute with; give the checkpoint or the .safetensors that it was made of"
         )
+    if kind := not_a_file(path):
+        raise ConfigError(f"{path} is {kind}; name a file")
     size = path.stat().st_size
     with open(path, "rb") as file:
         head = file.read(16)

@@ -13,6 +13,7 @@ from models.weights.files import find_file, format_of, read_record, read_state_d
 from models.weights.names import TRANSFORMERS_KINDS
 from models.weights.timm_tags import image_settings, model_settings, pretrained_cfg, timm_name
 from utils.errors import ConfigError
+from utils.files import content_of
 from utils.torch_internals import import_timm
 
 # What an evaluation, or a run that starts from weights, takes over from them.
@@ -91,7 +92,7 @@ def _from_folder(path: Path) -> tuple[Settings, Settings] | None:
 def _read_json(path: Path) -> dict:
     """A JSON file with a dict; {} if there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(content_of(path))
         if isinstance(content, dict):
             return content
         error = "not a mapping of names to values"

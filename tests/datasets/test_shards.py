@@ -17,7 +17,7 @@ from datasets.sources.tar import Tar
 from tests.support.image_sets import error_of, load, make_set, png, samples, settings, shades, write_tar
 from tests.support.refusals import assert_names, flip, refused
 from tests.support.runs import ROOT
-from utils.errors import DataError
+from utils.errors import ConfigError, DataError
 
 
 def train_only(root: Path):
@@ -39,10 +39,14 @@ def test_samples_are_read_from_the_tars_in_their_order(tmp_path):
 def test_folders_for_the_parts_and_class_names_are_read_and_without_validation_some_is_held_out(tmp_path):
     write_tar(tmp_path / "train" / "b.tar", samples(10, 10))
     write_tar(tmp_path / "train" / "a.tar", samples(0, 10))
-    (tmp_path / "classes.txt").write_text("ant\nbee\ncat\ndog\n")
+    (tmp_path / "classes.txt").write_text("ant\r\nbee\r\ncat\r\nbee\r\n", "utf-8-sig")
     train, val = load("shards", tmp_path, VAL_FRACTION=0.2)
     assert sorted(shades(train) + shades(val)) == list(range(20)) and len(val)
-    assert shades(train) == sorted(shades(train)) and train.classes == ["ant", "bee", "cat", "dog"]
+    assert shades(train) == sorted(shades(train)) and train.classes == ["ant", "bee (1)", "cat", "bee (3)"]
+    for data, named in ((b"ant\n\nbee\n", "line 2"), ("ant\nbee\n".encode("utf-16"), "zero byte")):
+        (tmp_path / "classes.txt").write_bytes(data)
+        with refused((ConfigError, DataError), "classes.txt", named):
+            load("shards", tmp_path)
 
 
 def test_labels_come_from_cls_or_json_and_everything_else_is_ignored(tmp_path):

@@ -53,6 +53,7 @@ from tests.support.configs import small_config
 from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
+from tests.support.parquet_files import make_parquet
 from tests.support.refusals import assert_names
 from tests.support.runs import run_folder, status_of, typed
 from tests.support.trainers import make_trainer, update
@@ -588,6 +589,29 @@ def test_a_list_of_names_that_has_no_end_is_refused_at_once(tmp_path, trained, w
     ):
         with pytest.raises(ConfigError, match="names.txt"):
             read()
+
+
+OF_SETS = {"csv": "val.csv", "shards": "classes.txt val-0.tar", "imagenet2012": "val_list.txt"}
+OF_SETS |= {"parquet": "data/validation-00000-of-00001.parquet"}
+
+
+@pytest.mark.parametrize("what", ["/proc/version", "pipe"])
+@pytest.mark.parametrize(("data_set", "name"), [(each, name) for each in OF_SETS for name in OF_SETS[each].split()])
+def test_a_file_of_the_kernel_and_a_pipe_are_refused_unread(tmp_path, data_set, name, what):
+    make_sets(tmp_path)
+    make_parquet(tmp_path / "parquet")
+    (tmp_path / "imagenet2012").mkdir()
+    (tmp_path / "imagenet2012/train_list.txt").touch()
+    path, weights = tmp_path / data_set / name, tmp_path / "w.pth"
+    path.unlink(missing_ok=True)
+    for each in (path, weights):
+        os.mkfifo(each) if what == "pipe" else each.symlink_to(what)
+    with pytest.raises((ConfigError, DataError), match="kernel|pipe|empty") as raised:
+        load_images(data_set, tmp_path / data_set)
+    assert path.name in str(raised.value)
+    for read in (read_weights, read_record, read_settings, lambda path: read_layers(str(path))):
+        with pytest.raises(ConfigError, match="kernel|pipe"):
+            read(weights)
 
 
 @pytest.mark.parametrize("data", [b"a.png \0 0\n", 1001 * b"a.png 0\n" + b"\0.png 0\n", "a.png 0\n".encode("utf-16")])

@@ -6,8 +6,9 @@ import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from configs.schema import Arguments
+from configs.schema import Arguments, Model
 from models import build_model
+from models.kwargs import check_kwargs
 from models.transforms import choose_transforms
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import refused
@@ -89,6 +90,12 @@ def test_a_model_without_end_is_refused_before_it_takes_all_memory(tmp_path, mon
         config = replaced(config, MODEL=fields | {"NUM_HEADS": 12})
     with refused(ConfigError, "MODEL.KWARGS", *kwargs):
         build_model(config, 5)
+
+
+@pytest.mark.parametrize("kwargs", [{"depth": 10**5}, {"depths": [2, 10**30]}, {"layers": [[1001]]}], ids=str)
+def test_more_layers_than_any_model_has_are_refused_before_one_is_made(kwargs):
+    with refused(ConfigError, "MODEL.KWARGS", *kwargs, "1,000"):
+        check_kwargs(Model(TYPE="timm", NAME="x", KWARGS=Arguments(kwargs)))
 
 
 def test_a_model_without_pooling_is_refused_for_it_is_no_classifier(tmp_path):

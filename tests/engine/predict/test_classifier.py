@@ -61,11 +61,13 @@ def test_classifiers_as_large_as_imagenets_have_its_names_and_others_numbers(tmp
 
 def test_names_are_taken_from_a_file_with_a_line_for_each_class(tmp_path):
     hub_folder(tmp_path / "hub", 3)
-    (tmp_path / "names.txt").write_text("Katze\nHund\nKäuzchen\n\n", encoding="utf-8")
-    assert load_classifier(tmp_path / "hub", names=tmp_path / "names.txt").classes == ["Katze", "Hund", "Käuzchen"]
-    (tmp_path / "names.txt").write_text("Katze\n")
-    with refused(ConfigError, "-classes", "names.txt", 1, 3):
-        load_classifier(tmp_path / "hub", names=tmp_path / "names.txt")
+    for last, names in (("Käuzchen", ["Katze", "Hund", "Käuzchen"]), ("Hund", ["Katze", "Hund (1)", "Hund (2)"])):
+        (tmp_path / "names.txt").write_text(f"Katze\nHund\n{last}\n\n", encoding="utf-8")
+        assert load_classifier(tmp_path / "hub", names=tmp_path / "names.txt").classes == names
+    for text, named in (("Katze\n", (1, 3)), ("Katze\n\nHund\n", ["line 2"]), ("Katze\nHund\nKa\0\n", ["zero byte"])):
+        (tmp_path / "names.txt").write_text(text)
+        with refused(ConfigError, "-classes", "names.txt", *named):
+            load_classifier(tmp_path / "hub", names=tmp_path / "names.txt")
 
 
 def test_weights_that_do_not_say_their_model_need_its_name(tmp_path):

@@ -7,7 +7,6 @@ from utils.errors import ConfigError
 
 Texts = Mapping[str, Any]  # {full key: text as in a settings file, or a list of texts}
 
-
 PATHS_AND_CLASSES = ["image_path", "target"]  # the columns of a CSV file, where nothing else is said
 
 

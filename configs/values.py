@@ -175,7 +175,6 @@ def _frozen(value: Any) -> Any:
 # The rates that a timm model may have of its own, and what marks saved settings in which 0 means 0.
 RATES, ZERO_IS_ZERO = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH"), "ZERO_IS_ZERO"
 
-
 # What auto meant of the residual stream when a run began, and what marks saved settings in which it asks for COMPILE.
 RESIDUAL, AUTO_THEN, AUTO_COMPILES = "PRECISION.RESIDUAL", "bfloat16", "AUTO_COMPILES"
 

@@ -14,6 +14,7 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
@@ -29,7 +30,7 @@ from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 from utils.text import counted
 
-WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
+WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}  # none is a name: --sched none
 ARGUMENTS = timm_arguments()
 
 
@@ -192,7 +193,7 @@ class Translation:
             self.put(f"TRAIN.OPTIMIZER.KWARGS.{key}", value, "opt-kwargs" if self.args["opt-kwargs"] else "opt")
 
     def schedule(self) -> None:
-        args, name = self.args, self.args["sched"] or "none"
+        args, name = self.args, self.args["sched"]
         warmup, prefix, per_epoch = args["warmup-epochs"], args["warmup-prefix"], not args["sched-on-updates"]
         ours = {"multistep": "step", "none": "constant"}.get(name, name)
         if ours not in ("cosine", "step", "constant", "wsd"):
@@ -245,7 +246,7 @@ class Translation:
         self.leave_open("TRAIN.CLASS_WEIGHTS")
         if args["bce-pos-weight"]:
             self.differs("bce-pos-weight", "name a file with a weight for each class in TRAIN.CLASS_WEIGHTS")
-        if mixes and args["mixup-mode"] == "batch":
+        if mixes:
             self.put("TRAIN.MIXUP_GROUP", args["batch-size"], "batch-size")
         if mixes and args["reprob"]:
             self.differs("reprob", "images are mixed after erasing, in train.py before")
@@ -306,7 +307,11 @@ def preprocessing(args: dict[str, Any]) -> dict[str, Any]:
     own = getattr(get_pretrained_cfg(args["model"]), "to_dict", dict)()
     wanted = {name.replace("-", "_"): value or None for name, value in args.items()}
     wanted["in_chans"] = wanted["in_chans"] or (1 if args["input-img-mode"] == "L" else None)
-    return {"num_classes": own.get("num_classes")} | resolve_data_config(wanted, pretrained_cfg=own)
+    found = {"num_classes": own.get("num_classes")} | resolve_data_config(wanted, pretrained_cfg=own)
+    if wanted["in_chans"] == 1:  # what timm says of the model is of images in colour
+        found |= {name: [fmean(found[name])] for name in ("mean", "std")}
+        found["input_size"] = (1, *found["input_size"][1:])
+    return found
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from utils.text import cut, printable
 
 MOST_READ = 100_000  # characters of an error's message, of which the first are shown
 
-
 # What a disk or its server does, and no program can help.
 OF_THE_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG, errno.ETIMEDOUT}
 

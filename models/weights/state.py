@@ -39,7 +39,6 @@ RECORD = {
     "args": dict,  # the command line of timm's and torchvision's training scripts
 }
 
-
 # What our checkpoints hold besides; files of other programs may have other things under these names.
 CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args", "split")} | {
     "epoch": int,
@@ -51,7 +50,6 @@ CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args"
     "progress": dict,
     "bad_images": list,
 }
-
 
 # What a run needs to go on, and in its `progress`.
 OF_A_RUN = {"epoch", "step", "state_dict", "optimizer", "amp_scaler"}

@@ -72,6 +72,7 @@ def test_the_settings_page_is_what_its_script_makes():
 @pytest.mark.parametrize("key", REMOVED)
 def test_a_removed_setting_loads_with_values_that_mean_what_every_run_does_and_is_refused_with_the_remedy(key):
     accepted = REMOVED[key].accepted
+    assert " " in REMOVED[key].remedy and not any(" " in text for text in accepted)
     for text in [accepted] if isinstance(accepted, str) else accepted:
         loaded = load_text(yaml_of({key: text}))
         assert loaded.config == load_text("").config and key not in to_yaml(loaded.config, loaded.origins)
@@ -116,6 +117,7 @@ FORMER = {
     "TRAIN: {RAND_AUGMENT: true, RAND_AUGMENT_LAYERS: 3}": ("TRAIN.AUTO_AUGMENT", "rand-m9-n3-mstd0.5-inc1"),
     "TRAIN: {RAND_AUGMENT: false, AUTO_AUGMENT: v0}": ("TRAIN.AUTO_AUGMENT", "v0"),
     "TRAIN: {RAND_AUGMENT_LAYERS: 3}": ("TRAIN.AUTO_AUGMENT", None),
+    "DIST: {CHECKPOINT: sharded, STRATEGY: fsdp2}": ("DIST.STRATEGY", "fsdp2"),
 }
 FORMER_REFUSED = {
     "{COMPILE: true, COMPILE_SCOPE: blocks, COMPILE_MODE: reduce-overhead}": "COMPILE_SCOPE",
@@ -123,6 +125,7 @@ FORMER_REFUSED = {
     "MODEL: {EMBED_DIM: 96, NUM_HEADS: 3, ATTN_HEAD_SIZE: 48}": "MODEL.ATTN_HEAD_SIZE",
     "DATA: {LABEL_COLUMNS: [a]}": "DATA.LABEL_COLUMNS",
     "DATA: {CACHE_SIDE: 256}": "DATA.CACHE_SIDE",
+    "DIST: {CHECKPOINT: sharded, STRATEGY: ddp}": "DIST.CHECKPOINT",
 }
 
 

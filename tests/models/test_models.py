@@ -17,11 +17,6 @@ from tests.support.configs import meta_device
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
-SIZES = {  # EMBED_DIM, DEPTH, NUM_HEADS
-    "base": (768, 12, 12),
-    "huge": (1280, 32, 16),
-}
-
 
 def config_of(image_size=32, channels=3, **model) -> Config:
     small = {"PATCH_SIZE": 8, "EMBED_DIM": 48, "DEPTH": 2, "NUM_HEADS": 4} if model.get("TYPE") != "timm" else {}
@@ -32,16 +27,19 @@ def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_names_and_shapes_of_every_size_that_papers_name_are_timms(size):
-    width, depth, heads = SIZES[size]
-    for patch, image in [(14, 224)] if size == "huge" else [(16, 224), (16, 384)]:
-        config = config_of(image, PATCH_SIZE=patch, EMBED_DIM=width, DEPTH=depth, NUM_HEADS=heads, DROPPATH=0.1)
-        with meta_device():
-            ours = build_model(config, 1000)
-            theirs = timm.create_model(f"vit_{size}_patch{patch}_{image}", num_classes=1000)
-        assert type(ours) is VisionTransformer
-        assert shapes(ours) == shapes(theirs)
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("vit_base_patch16_224", {"PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}),
+        ("vit_base_patch16_384", {"PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}),
+        ("vit_huge_patch14_224", {"PATCH_SIZE": 14, "EMBED_DIM": 1280, "DEPTH": 32, "NUM_HEADS": 16}),
+    ],
+)
+def test_names_and_shapes_of_models_that_papers_name_are_timms(name, fields):
+    with meta_device():
+        ours = build_model(config_of(int(name[-3:]), DROPPATH=0.1, **fields), 1000)
+        theirs = timm.create_model(name, num_classes=1000)
+    assert type(ours) is VisionTransformer and shapes(ours) == shapes(theirs)
 
 
 def test_dropout_norms_and_activation_are_paddlevits():
@@ -76,6 +74,8 @@ def test_fields_reach_the_model():
         ({"TYPE": "timm", "NAME": "vgg11", "DROPPATH": 0.1}, "MODEL.DROPPATH vgg11"),
         ({"TYPE": "timm", "NAME": "resnet18", "PATCH_SIZE": 8}, "MODEL.PATCH_SIZE 8"),
         ({"TYPE": "timm", "NAME": "deit_tiny_patch16_224", "image_size": 100}, "DATA.IMAGE_SIZE 100 96 112"),
+        ({"TYPE": "timm", "NAME": "test_convnext", "image_size": 8}, "DATA.IMAGE_SIZE test_convnext 8"),
+        ({"EMBED_DIM": 42, "NUM_HEADS": 2, "POS_EMBED": "sincos2d"}, "MODEL.EMBED_DIM 42 4 MODEL.POS_EMBED"),
         ({"FREEZE": ("block.0.*",)}, "MODEL.FREEZE block.0.* blocks.0"),
         ({"FREEZE": ("*", "!heads")}, "MODEL.FREEZE !heads head"),
         ({"FREEZE": ("*",)}, "MODEL.FREEZE !classifier"),

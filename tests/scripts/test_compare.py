@@ -14,6 +14,7 @@ from scripts.comparing import statistics
 from scripts.comparing.groups import Group, group_runs
 from scripts.comparing.runs import find_runs, other_data
 from scripts.comparing.tables import to_markdown
+from tests.support.configs import yaml_of
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, typed
 
@@ -27,7 +28,7 @@ def make_run(
     folder.mkdir(parents=True)
     defaults = {"TRAIN.NUM_EPOCHS": len(values), "DATA.DATASET": "digits"}
     given = dict(line.split(": ", 1) for line in settings.splitlines())
-    (folder / "config.yaml").write_text(nested(defaults | given))
+    (folder / "config.yaml").write_text(yaml_of(defaults | given))
     rows = [
         {"epoch": epoch, "train_loss": 2.0 - value / 100, "eval_loss": 1 - value / 100, f"eval_{metric}": value}
         | {"images_per_s": 100.0 + epoch, "memory_mb": 500 + epoch, "train_seconds": 10.0, "eval_seconds": 1.0}
@@ -37,17 +38,6 @@ def make_run(
     status = {"state": "done", "about": ABOUT} | (status or {})
     (folder / "status.json").write_text(json.dumps(status))
     return SavedRun.open(folder)
-
-
-def nested(settings: dict[str, object]) -> str:
-    """YAML of settings by their full names."""
-    lines = []
-    for section in dict.fromkeys(key.rpartition(".")[0] for key in settings):
-        inside = [
-            f"{key.rpartition('.')[2]}: {value}" for key, value in settings.items() if key.rpartition(".")[0] == section
-        ]
-        lines += [f"{section}:", *(f"    {line}" for line in inside)] if section else inside
-    return "\n".join(lines) + "\n"
 
 
 OF_RATE = {"1e-3": (97.0, 96.0, 98.0), "3e-3": (90.0, 91.0, 95.0)}  # best top-1 by seed
@@ -111,6 +101,8 @@ def test_differences_of_other_seeds_are_welchs():
     assert found.is_noise is False
     assert statistics.difference({3: 90.0, 4: 99.0}, {0: 97.0, 1: 96.0}).is_noise is True
     assert statistics.difference({3: 90.0}, {0: 97.0, 1: 96.0}).is_noise is None, "of one run nothing is known"
+    for value, is_noise in ((97.0, True), (97.5, False)):  # without any noise
+        assert statistics.difference({3: value, 4: value}, {0: 97.0, 1: 97.0}).is_noise is is_noise
 
 
 def test_each_group_is_judged_by_its_seeds_and_the_best_not_by_other_groups_or_by_the_images_of_one_run(tmp_path):
@@ -205,6 +197,18 @@ def test_runs_of_two_weeks_are_compared_on_the_images_that_both_scored(tmp_path)
     shutil.copytree(tmp_path / "b", tmp_path / "c", ignore=shutil.ignore_patterns("results.json"))
     _, err = type_in(tmp_path / "a", tmp_path / "c", exit_with=2)
     assert "-any_data" in err, "its table may be of another epoch"
+    _, err = type_in(tmp_path / "a", tmp_path / "b", "-metric", "loss", exit_with=2)
+    assert_names(err, "-metric loss", "top1")
+
+
+@pytest.mark.parametrize("name", "ab")
+def test_the_run_without_an_evaluation_is_named_and_no_verdict_given(tmp_path, name):
+    for each in "ab":
+        make_run(tmp_path / each, [90.0])
+    (tmp_path / name / "metrics.jsonl").write_text('{"epoch": 0, "train_loss": 1.0}\n')
+    out, err = type_in(tmp_path / "a", tmp_path / "b", "-json", exit_with=2)
+    assert not out
+    assert_names(err, f"-json: {tmp_path / name} was")
 
 
 def test_the_verdict_on_several_seeds_is_by_their_spread(folder, tmp_path):
@@ -227,6 +231,30 @@ def test_mcnemars_probability_is_that_of_the_binomial_distribution():
         (2500, 2600): 0.1656,
     }.items():
         assert statistics.ImageTest(10_000, *counts).p == pytest.approx(p, rel=2e-3)
+
+
+def test_the_interval_of_two_runs_on_the_same_images_is_walds_with_half_an_image_in_each_count():
+    one, two = 3.5 / 102, 9.5 / 102
+    half = 1.96 * math.sqrt((one + two - (two - one) ** 2) / 102)
+    expected = [100 * (two - one - half), 100 * (two - one + half)]
+    assert statistics.ImageTest(100, 3, 9).interval == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("DATA.DATA_PATH: /moved/set", []),
+        ("DATA.DATA_PATH: /disk/other", ["the name of DATA.DATA_PATH"]),
+        ("DATA.VAL_FRACTION: 0.5", ["DATA.VAL_FRACTION", "the name of DATA.DATA_PATH"]),
+        ("DATA.NUM_WORKERS: 7\nDATA.DATA_PATH: /disk/set", []),
+    ],
+)
+def test_data_of_runs_that_noted_nothing_of_it_are_told_apart_by_their_settings_once(tmp_path, line, found):
+    def old(name: str, settings: str) -> SavedRun:
+        return make_run(tmp_path / name, [90.0], settings, {"about": {}})
+
+    told = other_data([old("a", "DATA.DATA_PATH: /disk/set"), old("b", line), old("c", line)])
+    assert [each.partition(" (")[0] for each in told] == found
 
 
 def test_runs_of_earlier_versions_are_told_apart_by_their_settings(tmp_path):
@@ -315,8 +343,15 @@ def test_the_best_of_a_metric_by_which_a_run_did_not_choose_is_that_of_either_we
     assert Group(1, {}, [run], "top1").best_of(run) == 85.0
 
 
+def test_a_group_is_called_by_its_settings_where_they_are_short_else_by_its_first_folder():
+    names = {"1": "3: B 1", "y" * 46: f"3: B {'y' * 46}", "y" * 47: "3: x"}
+    run = SavedRun(Path("runs/x"), {}, {}, {}, [])
+    assert {each: Group(3, {"A.B": each}, [run], "top1").name for each in names} == names
+    assert Group(3, {}, [run], "top1").name == "3: x"
+
+
 def test_quantiles_are_students_for_few_degrees_of_freedom_and_for_many():
-    expected = {1: 12.706, 1.9: 12.706, 2: 4.303, 30: 2.042, 31: 2.040, 100: 1.984}
+    expected = {0.4: 12.706, 1: 12.706, 1.9: 12.706, 2: 4.303, 30: 2.042, 31: 2.040, 100: 1.984}
     assert {degrees: statistics.student(degrees) for degrees in expected} == pytest.approx(expected, abs=0.003)
 
 

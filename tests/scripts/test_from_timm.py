@@ -7,15 +7,16 @@ import torch
 import yaml
 
 from configs.load import load
+from configs.values import flatten
 from datasets.batch_order import Order
 from datasets.transforms.augment import Augmentation
 from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
 from models import build_model
 from scripts import from_timm
-from tests.support.configs import meta_device
-from tests.support.refusals import assert_names, refused
-from tests.support.runs import run, typed
+from tests.support.configs import meta_device, write
+from tests.support.refusals import refused
+from tests.support.runs import typed
 from utils.errors import ConfigError
 
 EFFICIENTNET = """--sched step --epochs 450 --decay-epochs 2.4 --decay-rate .97 --opt rmsproptf --opt-eps .001 -j 8 --warmup-lr 1e-6
@@ -130,14 +131,58 @@ def test_a_published_recipe_has_timms_updates_rates_groups_and_augmentation(tmp_
     assert our_augmentation(config) == timms_augmentation(args, theirs)
 
 
-def test_what_has_no_counterpart_or_differs_is_named():
-    words = "train.py --data-dir x --sched tanh --lr-noise .4 .9 --fuser nvfuser --grad-accum-steps 2 --train-crop-mode rkrc"
-    words += " --bce-loss --smoothing 0 --lr-base .2 --no-aug --model samvit_base_patch16"
-    ended = run("scripts/from_timm.py", *words.split()).done()
-    assert "BASE_LR: 0.2" in ended.stdout, ended.stderr
-    said = ended.stderr
-    assert_names(said, "--sched tanh", "--lr-noise 0.4 0.9", "--fuser nvfuser", "--grad-accum-steps 2", "--no-aug")
-    assert_names(said, "--train-crop-mode rkrc", "--bce-loss", "--lr-base", "--lr 0.2", "main_single_gpu.py")
+# Arguments | the settings that they become | arguments that are named beside the file | flags of the command that trains
+TRANSLATED = """
+| DATA.DATASET=imagefolder DEVICE=auto MODEL.NUM_CLASSES=1000 TRAIN.LOSS=cross_entropy TRAIN.WARMUP_EPOCHS=5.0 | |
+-b 32 --mixup .2 | DATA.BATCH_SIZE=32 TRAIN.MIXUP_GROUP=32 | |
+--cutmix 1 --mixup-mode elem --bce-loss --smoothing 0 | TRAIN.MIXUP_MODE=elem TRAIN.LOSS=bce | |
+--bce-loss --bce-pos-weight 2 | TRAIN.LOSS=bce TRAIN.CLASS_WEIGHTS=None | --bce-pos-weight 2 |
+--reprob .1 --cutmix-minmax .2 .8 | TRAIN.CUTMIX_MINMAX=[0.2,0.8] | --reprob 0.1 |
+--model-ema --model-ema-warmup | TRAIN.MODEL_EMA_WARMUP=True | --model-ema-warmup |
+a --data-dir b --dataset torch/cifar10 | DATA.DATASET=torchvision/cifar10 DATA.DATA_PATH=b | |
+--dataset wds/x c | DATA.DATASET=shards DATA.DATA_PATH=c | |
+--dataset hfds/x | DATA.DATASET=imagefolder | --dataset hfds/x |
+--input-size 3 224 192 | DATA.IMAGE_SIZE=192 DATA.IMAGE_CHANNELS=3 | --input-size 3 224 192 |
+--in-chans 1 --num-classes 7 | DATA.IMAGE_CHANNELS=1 DATA.IMAGE_SIZE=224 DATA.IMAGENET_MEAN=[0.449] MODEL.NUM_CLASSES=7 | |
+--input-img-mode L --img-size 96 --mean .3 | DATA.IMAGE_CHANNELS=1 DATA.IMAGE_SIZE=96 DATA.IMAGENET_MEAN=[0.3] | |
+--input-img-mode CMYK | DATA.IMAGE_CHANNELS=3 | --input-img-mode CMYK |
+--pretrained | MODEL.PRETRAINED=resnet50 | |
+--pretrained --pretrained-path x.pth | MODEL.PRETRAINED=x.pth | |
+--pretrained --initial-checkpoint y.pth | MODEL.PRETRAINED=y.pth | |
+--opt momentum | TRAIN.OPTIMIZER.NAME=SGD TRAIN.OPTIMIZER.KWARGS={'nesterov':False} | |
+--opt adamw --momentum .7 | TRAIN.OPTIMIZER.NAME=AdamW TRAIN.OPTIMIZER.MOMENTUM=None | |
+--opt nosuch | TRAIN.OPTIMIZER.NAME=nosuch | --opt nosuch |
+--sched none | TRAIN.LR_SCHEDULER.NAME=constant TRAIN.WARMUP_EPOCHS=0.0 | |
+--epochs 20 --cooldown-epochs 5 | TRAIN.NUM_EPOCHS=25 | |
+--sched multistep --epochs 20 --cooldown-epochs 5 --sched-on-updates | TRAIN.NUM_EPOCHS=20 | --sched-on-updates |
+--lr-base .4 --lr-base-size 512 --opt adamw | TRAIN.BASE_LR=0.2 | --lr-base 0.4 |
+--lr-base .4 --lr-base-size 512 --opt adamw --lr-base-scale linear | TRAIN.BASE_LR=0.1 | --lr-base 0.4 |
+torchrun --nnodes 2 --nproc-per-node=2 train.py --lr-base .4 --lr-base-size 512 | TRAIN.BASE_LR=0.4 | --lr-base 0.4, --dist-bn reduce | -ngpus 4
+./distributed_train.sh 4 --data-dir b | DATA.DATA_PATH=b | --dist-bn reduce | -ngpus 4
+--resume x.pth --start-epoch 3 --experiment mine | | | -resume x.pth -last_epoch 3 -name mine
+--kd-model-name resnet18 | TRAIN.TEACHER_MODEL=resnet18 TRAIN.DISTILLATION_TYPE=soft TRAIN.DISTILLATION_ALPHA=0.5 | --task-loss-weight |
+--kd-model-name a --kd-distill-type token --kd-token-distill-type hard --task-loss-weight .3 | TRAIN.DISTILLATION_TYPE=hard TRAIN.DISTILLATION_ALPHA=0.7 | |
+--kd-model-name a --kd-distill-type feature --task-loss-weight 1 --distill-loss-weight 3 | TRAIN.DISTILLATION_ALPHA=0.75 | --kd-distill-type feature, --task-loss-weight 1 |
+--torchcompile --device cuda:1 --log-wandb | COMPILE=True DEVICE=auto TRACK=['tensorboard','wandb'] | |
+--torchcompile aot_eager --torchcompile-mode reduce-overhead --device cpu | COMPILE=reduce-overhead DEVICE=cpu | --torchcompile aot_eager |
+--sched tanh --lr-noise .4 .9 --no-aug --bce-loss --smoothing 0 | TRAIN.LOSS=cross_entropy TRAIN.LR_SCHEDULER.NAME=cosine | --sched tanh, --lr-noise 0.4 0.9, --no-aug, --bce-loss |
+--grad-accum-steps 2 --train-crop-mode rkrc --model samvit_base_patch16 | DATA.DROP_LAST=False TRAIN.ACCUM_ITER=2 DATA.TRAIN_CROP=rrc | --grad-accum-steps 2, --train-crop-mode rkrc |
+--recovery-interval 50 --aug-repeats 3 | SAVE_STEPS=50 TRAIN.REPEATED_AUG=3 | |
+"""
+
+
+@pytest.mark.parametrize("row", TRANSLATED.strip().splitlines())
+def test_an_argument_becomes_the_setting_that_means_it_and_is_named_where_none_does(here, row):
+    arguments, settings, named, flags = row.split("|")
+    rate = [] if "--lr-base" in arguments else ["--lr", ".1"]
+    translation = from_timm.Translation(*from_timm.read_arguments([*arguments.split(), *rate]))
+    values = flatten(load(["-cfg", write(translation.file())]).config)
+    for key, _, value in (word.partition("=") for word in settings.split()):
+        assert str(values[key]).replace(" ", "") == value
+    *told, command = translation.remarks
+    assert {each.partition(":")[0] for each in told} == set(filter(None, named.strip().split(", ")))
+    assert command.partition("my.yaml")[2].strip() == flags.strip()
+    assert ("main_multi_gpu.py" in command) == ("-ngpus" in flags)
 
 
 def test_an_args_yaml_means_what_its_command_line_does(tmp_path):

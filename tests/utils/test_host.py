@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.runs import ROOT, run
 from utils.host import cpu_quota, free_host_memory, share_of_cores
-from utils.text import format_bytes
 
 
 @pytest.mark.parametrize(
@@ -97,11 +96,6 @@ def test_free_memory_is_a_containers_or_jobs_where_that_is_less(tmp_path, line, 
         (job / names[0]).write_text(f"{limit}\n")
         assert free_host_memory(meminfo, groups, membership) == expected
     assert free_host_memory(tmp_path / "none", groups) > 2**28
-
-
-def test_bytes_are_written_in_binary_units_and_never_as_nothing():
-    for count, text in ((1, "1 MiB"), (3 * 2**20, "3 MiB"), (2**30, "1.0 GiB"), (5000 * 2**30, "5,000.0 GiB")):
-        assert format_bytes(count) == text
 
 
 FAULTS = """

@@ -1,5 +1,6 @@
 """Which halfstep runs, the exit code of what went wrong, signals that stop a run, and files that are replaced."""
 
+import errno
 import gc
 import os
 import shutil
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils import VERSION, program
-from utils.errors import AlreadyReportedError, ConfigError, LostProcess, StoppedBySignal
+from utils.errors import AlreadyReportedError, ConfigError, LostProcess, StoppedBySignal, cause_of, naming_damage
 from utils.files import locked, refuse_special, replacing
 from utils.program import StopSignal, exit_code, judge, revision
 from utils.seed import make_deterministic
@@ -52,11 +54,31 @@ def test_the_revision_names_version_and_commit_and_needs_no_git(tmp_path, monkey
         (MemoryError(), 2, True),
         (RuntimeError("C++ compile error ... final link failed: No space left on device"), 2, True),
         (RuntimeError("C++ compile error ... unknown type"), 1, False),
+        (OSError(errno.EIO, "Input/output error", "x.jpg"), 1, True),
+        (OSError(errno.ENOENT, "No such file"), 1, False),
     ],
 )
 def test_the_exit_code_of_an_error_and_whether_a_line_tells_of_it(error, code, is_told):
     found, message = judge(error)
     assert (found, bool(message)) == (code, is_told)
+
+
+def test_the_cause_is_what_the_system_said_beneath_what_a_library_raised():
+    failed = RuntimeError("write failed")
+    failed.__context__ = ValueError()
+    failed.__context__.__context__ = OSError(errno.EACCES, "Permission denied")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    others = {OSError("no answer"): "no answer", KeyError(): "KeyError", RuntimeError("odd"): "odd"}
+    for error, words in {failed: "Permission denied", full: "disk full; make room on it", **others}.items():
+        assert cause_of(error) == words
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError])
+def test_values_that_no_file_holds_are_its_damage_unless_memory_runs_out(kind):
+    with refused(ConfigError, "x.pth", kind.__name__, "odd"), naming_damage("x.pth"):
+        raise kind("odd\nand more")
+    with pytest.raises(kind), naming_damage("x.pth"):
+        raise kind("CUDA out of memory")
 
 
 @pytest.mark.parametrize(

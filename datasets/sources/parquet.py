@@ -454,10 +454,6 @@ class ParquetImages(EncodedImages):
         is_whole = self.rows is None and len(self) == len(self.names)
         return self.names.chunks() if self.has_keys and is_whole else super().split_keys()
 
-    def stamp(self, index: int) -> str:
-        file, row = self._place(index)
-        return f"{os.path.basename(file.path)}\0{file.size}\0{file.mtime_ns}\0{row}"
-
     def _name(self, index: int) -> str:
         return os.fsdecode(self.names[self.first + self.row(index)])
 

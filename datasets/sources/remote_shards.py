@@ -78,15 +78,11 @@ class TarCache:
         return self.folder / f"{tar.name[: -len('.tar')]}.{tar.version:0{VERSION_DIGITS}x}.tar"
 
     def holds(self, tar: ShardTar) -> bool:
-        """Whether the tar is there. One that a crash of the machine left short is removed."""
-        path = self.path(tar)
+        """Whether the tar is there, and not short after a crash of the machine."""
         try:
-            is_whole = path.stat().st_size == tar.size
+            return self.path(tar).stat().st_size == tar.size
         except FileNotFoundError:
             return False
-        if not is_whole:
-            path.unlink(missing_ok=True)
-        return is_whole
 
     def use(self, tar: ShardTar) -> None:
         """Note that the tar is needed: those that were needed longest ago are dropped first."""

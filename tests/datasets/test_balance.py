@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from datasets import ImageSet, build_order, class_weights
+from datasets import ImageSet, build_order, class_weights, describe_balance
 from tests.support.configs import replaced
 from tests.support.loading import settings
 from tests.support.refusals import refused
@@ -42,6 +42,7 @@ def test_every_epoch_and_seed_has_an_order_of_its_own_and_shows_other_images_of_
     orders = [epoch_of(images, epoch=epoch, seed=seed) for seed in (0, 1) for epoch in range(6)]
     assert len({tuple(each) for each in orders}) == 12 and (orders[7] == epoch_of(images, epoch=1, seed=1)).all()
     assert len({index for each in orders for index in each if images.targets[index] == 0}) > 800
+    assert orders[1][:5].tolist() == [80, 212, 232, 702, 303], "as in the versions before"
 
 
 def test_classes_that_have_less_than_a_place_in_an_epoch_take_turns():
@@ -49,6 +50,8 @@ def test_classes_that_have_less_than_a_place_in_an_epoch_take_turns():
     drawn = np.concatenate([epoch_of(images, epoch=epoch) for epoch in range(100)])
     times = np.bincount(images.targets[drawn])
     assert times.min() > 105 and times.max() < 135
+    twice = np.flatnonzero(np.bincount(images.targets[drawn[25:50]]) == 2)
+    assert twice.tolist() == [0, 5, 11, 16], "as in the versions before"
 
 
 @pytest.mark.parametrize("repeated", [1, 3])
@@ -85,10 +88,12 @@ def test_weights_by_frequency_have_a_mean_of_one_over_the_images():
     np.testing.assert_allclose(np.array(weights)[images.targets].mean(), 1)
     assert class_weights(weighted("auto", num_classes=6), images) == [*weights, 1.0, 1.0]
     assert class_weights(settings(), images) is None
+    told = describe_balance(replaced(weighted("auto"), DATA={"SAMPLER": "balanced"}), images, [*weights, 1.0])
+    assert ["from 0.278 (class 0) to 62.5 (class 3)" in each for each in told[:2]] == [True, True]
 
 
 @pytest.mark.parametrize(
-    "text", ["class,weight\nclass 1,2.5\n0, 1\nclass 2,3e-1\n", "class 0,1\nclass 2,0.3\nclass 1,2.5"]
+    "text", ["class,Weights\nclass 1,2.5\n\n0, 1\nclass 2,3e-1\n", "class 0,1\nclass 2,0.3\nclass 1,2.5"]
 )
 def test_weights_of_a_file_belong_to_names_or_numbers(tmp_path, text):
     (tmp_path / "weights.csv").write_text(text)
@@ -105,13 +110,17 @@ def test_weights_of_a_file_belong_to_names_or_numbers(tmp_path, text):
         ("class 0,nan\nclass 1,1\n", "class 0 nan"),
         ("class 0,x2\nclass 1,1\n", "class 0 x2"),
         ("class 0,1\nclass 1,1e-50\n", "class 1 1e-50"),  # 0 in float32
+        ("class 0,1\nclass 1,1e39\n", "class 1 1e39"),  # infinite
+        ("class 0,1,2\nclass 1,1\n", "cat,2.5"),
         ("class 0,1\nclass 1,1\n0,1\n", "class 0"),
         ("class 0: 1\nclass 1: 1\n", "cat,2.5"),
         ("", "cat,2.5"),
+        (None, "cat,2.5"),
     ],
 )
 def test_a_file_of_weights_that_does_not_fit_the_classes_is_refused(tmp_path, text, names):
     file = tmp_path / "weights.csv"
-    file.write_text(text)
+    if text is not None:
+        file.write_text(text)
     with refused(ConfigError, "TRAIN.CLASS_WEIGHTS", str(file), *names.split()):
         class_weights(weighted(str(file)), uneven([3, 2]))

@@ -54,7 +54,7 @@ def test_training_images_are_torchvisions(interpolation):
         assert_alike(augmented(data, image, seed), functional.pil_to_tensor(wanted), interpolation)
 
 
-@pytest.mark.parametrize(("side", "crop_pct"), [(64, 0.875), (65, 0.9), (64, 1.0)])
+@pytest.mark.parametrize(("side", "crop_pct"), [(64, 0.875), (61, 0.9), (64, 1.0)])  # 67.8 pixels are 67
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_evaluation_images_are_torchvisions(side, crop_pct, mode):
     resize = Resize(math.floor(side / crop_pct), InterpolationMode.BICUBIC)
@@ -141,10 +141,3 @@ def test_a_random_interpolation_is_bilinear_or_bicubic_half_of_the_time():
         found.append(torch.equal(drawn, one))
     assert abs(sum(found) - 50) < 4 * math.sqrt(25)
     assert Data(INTERPOLATION="lanczos").train_interpolation == "lanczos"
-
-
-@pytest.mark.parametrize(
-    ("side", "share", "resized"), [(384, 0.95, 404), (224, 0.875, 256), (224, 0.9, 248), (100, 0.6, 166)]
-)
-def test_evaluation_resizes_to_the_whole_pixels_below_as_timm_does(side, share, resized):
-    assert EvalTransform(Data(IMAGE_SIZE=side, CROP_PCT=share)).resized_side == resized == int(side / share)

@@ -11,12 +11,12 @@ from PIL import Image, ImageFile
 from datasets.sources.images import FileImages
 from datasets.transforms.decode import PixelRules, decode
 from datasets.types import ImageReadError
-from tests.support.image_sets import noise
+from tests.support.image_sets import noise, png
 from tests.support.refusals import refused
 
 
-def read(file: Path, channels: int = 3) -> np.ndarray:
-    return FileImages(file.parent, [file.name], [0], ["ant"], PixelRules(channels)).read(0)
+def read(file: Path, channels: int = 3, **rules) -> np.ndarray:
+    return FileImages(file.parent, [file.name], [0], ["ant"], PixelRules(channels, **rules)).read(0)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "P", "CMYK", "1", "L"])
@@ -81,3 +81,11 @@ def test_a_broken_image_is_told_apart_from_other_errors(tmp_path, kind):
     with refused(ImageReadError, reason) as caught:
         read(tmp_path / "image")
     assert "0x" not in str(caught.value), "the address of an object says nothing"
+
+
+def test_a_file_of_more_bytes_than_its_pixels_can_have_is_not_read(tmp_path):
+    (tmp_path / "image").write_bytes(png(3) + bytes(2**20))
+    assert read(tmp_path / "image", max_pixels=100).shape == (5, 6, 3)
+    (tmp_path / "image").write_bytes(png(3) + bytes(2**20 + 800))
+    with refused(ImageReadError, "DATA.MAX_PIXELS"):
+        read(tmp_path / "image", max_pixels=100)

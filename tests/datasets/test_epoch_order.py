@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from datasets import ImageSet, build_train_data, load_image_sets
-from datasets.shuffle import FullShuffle, GroupedShuffle, NearbyShuffle, nearby_shuffle
+from datasets.shuffle import FullShuffle, GroupedShuffle, NearbyShuffle
 from datasets.sources.shards import Shard, ShardFolder, ShardImages, ShardTable, ShardTar, write_table
 from datasets.transforms.decode import PixelRules
 from tests.support.configs import CPU
@@ -46,23 +46,6 @@ def test_tars_come_in_a_random_order_and_a_sample_stays_within_the_buffer_of_its
     distance = np.abs(np.argsort(big_set(buffer=100).epoch_order(3, 5)[:]) - np.argsort(in_turn))
     assert 50 < distance.max() < 100
     assert big_set().epoch_order(0, 0)[:5].tolist() == [374, 355, 375, 373, 382], "as in the versions before"
-
-
-def test_the_bound_holds_for_any_reach_and_a_reach_of_everything_mixes_everything():
-    for reach in (1, 2, 7, 99, 1000):
-        order = nearby_shuffle(500, reach, 4)[:]
-        assert sorted(order.tolist()) == list(range(500))
-        assert np.abs(np.argsort(order) - np.arange(500)).max() < reach
-    first = [int(nearby_shuffle(100, 100, seed)[:][0]) for seed in range(400)]
-    assert max(first) > 90 and 40 < np.mean(first) < 60
-
-
-def test_neighbours_in_a_tar_are_spread_over_the_buffer():
-    """The distance between the places of two neighbours has the spread of two independent random numbers'."""
-    places = np.argsort(nearby_shuffle(100_000, 1000, 11)[:])
-    gaps = np.diff(places)[1000:-1000]
-    assert abs(gaps.std() / (1000 / np.sqrt(6)) - 1) < 0.02  # two uniform numbers in 0..1000
-    assert abs(np.corrcoef(gaps[:-2], gaps[2:])[0, 1]) < 0.02
 
 
 # --- in blocks as in one array ---

@@ -28,6 +28,7 @@ def test_hidden_folders_and_files_that_are_no_images_are_ignored(tmp_path):
     make_folders(tmp_path / "val", {"ant": 1})
     (tmp_path / "train" / "ant" / "Thumbs.db").write_bytes(b"no image")
     (tmp_path / "train" / "ant" / "._00.JPEG").write_bytes(b"no image")
+    (tmp_path / "train" / "ant" / "loop").symlink_to("loop")
     train, _ = load("imagefolder", tmp_path)
     assert train.classes == ["ant", "bee"] and train.targets.tolist() == [0, 1, 1]
 

@@ -6,8 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from configs.schema import Config
 from datasets import SavedData, load_image_sets
 from datasets.collect import equal_rows
+from datasets.labels import numbered_classes
+from datasets.sources import csv_list, imagenet, listing
 from tests.support.image_sets import draw, error_of, load, settings, shades
 from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
@@ -94,14 +97,14 @@ def make_csv(file: Path, rows: str, header: str = "image_path,target", encoding:
         draw(file.parent / "images" / f"{shade}.jpg", shade)
 
 
-def test_csv_targets_may_be_names_and_are_all_names_if_most_are_and_other_columns_are_skipped(tmp_path):
-    rows = 'images/3.jpg,dog,x\n"images/4.jpg",cat,\nimages/2.jpg,7,\n'
-    make_csv(tmp_path / "train.csv", rows, "image_path,target,note", "utf-8-sig")
-    make_csv(tmp_path / "val.csv", 'images/5.jpg, "dog"\nimages/6.jpg,7\n')
+def test_csv_targets_may_be_names_all_if_most_are_and_other_columns_and_spaces_around_values_do_not_count(tmp_path):
+    rows = 'images/3.jpg , dog ,x\n"images/4.jpg",cat,\nimages/2.jpg,7,\n'
+    make_csv(tmp_path / "train.csv", rows, "image_path , target,note", "utf-8-sig")
+    make_csv(tmp_path / "val.csv", 'images/5.jpg, "dog"\t\nimages/6.jpg,7\nimages/7.jpg,7\n')  # half are no names
     train, val = load("csv", tmp_path)
     assert train.classes == val.classes == ["7", "cat", "dog"]
     assert train.targets.tolist() == [2, 1, 0] and shades(train) == [3, 4, 2]
-    assert val.targets.tolist() == [2, 0] and shades(val) == [5, 6]
+    assert val.targets.tolist() == [2, 0, 0] and shades(val) == [5, 6, 7]
 
 
 @pytest.mark.parametrize("as_file", [True, False])
@@ -123,6 +126,7 @@ def test_one_csv_file_alone_is_split(tmp_path, as_file):
         ("Datei;Klasse", "images/1.jpg;0\n", ["line 1", "Datei,Klasse", "DATA.COLUMNS"]),
         ("image_path,target", "images/1.jpg,0\nimages/2.jpg\n", ["line 3", "target"]),
         ("image_path,target", "images/1.jpg,0\n,1\n", ["line 3", "image_path"]),
+        ("image_path,target", "images/1.jpg,0\nimages/2,b.jpg,1\n", ["line 3", "quotes"]),
         ("image_path,target", "images/1.jpg,-1\n", ["line 2", "-1"]),
         ("image_path,target", "images/1.jpg,9\n", ["line 2", "9", "10", "MODEL.NUM_CLASSES"]),
         ("image_path,target", "../images/1.jpg,0\n", ["line 2", "../images/1.jpg"]),
@@ -160,13 +164,6 @@ def test_rows_of_equal_strings_are_found_however_far_apart_and_not_by_their_hash
     assert list(equal_rows(hashes, lambda row: row != 7)) == [[3, 9], [2**20 + 2, 2**20 + 5]]
 
 
-def test_spaces_around_the_values_of_a_csv_file_do_not_count(tmp_path):
-    make_csv(tmp_path / "train.csv", "images/3.jpg , dog \nimages/4.jpg,cat\n", "image_path , target")
-    make_csv(tmp_path / "val.csv", "images/5.jpg,dog\t\n")
-    train, val = load("csv", tmp_path)
-    assert train.classes == ["cat", "dog"] and shades(train) == [3, 4] and val.targets.tolist() == [1]
-
-
 @pytest.mark.parametrize(
     ("moved", "classes"),
     [(None, ["fox", "1", "bee"]), ("bee/2.png 0", ["0", "1", "2"]), ("0/2.png 2", ["0", "1", "2"])],
@@ -182,3 +179,39 @@ def test_classes_of_numbers_are_called_as_their_folders_where_all_of_a_class_agr
     assert train.classes == val.classes == classes and set(train.targets.tolist()) == {0, 2}
     kept = load_image_sets(settings("imagenet2012", tmp_path), saved=SavedData(["0", "1", "2"], {}))
     assert kept[0].classes == ["0", "1", "2"], "as a run began"
+
+
+@pytest.mark.parametrize("dataset", ["imagenet2012", "csv"])
+def test_a_list_that_is_read_in_chunks_means_what_it_means_at_once(tmp_path, monkeypatch, dataset):
+    name, header, mark = ("train.csv", "image_path,target\n", ",") if dataset == "csv" else ("train_list.txt", "", " ")
+    rows = [f"{number // 3}/{number}.jpg{mark}{number // 2}\n" for number in range(9)]
+    (tmp_path / "val_list.txt").write_text("val/8.jpg 1\n")
+    for number in range(9):
+        draw(tmp_path / str(number // 3) / f"{number}.jpg", number)
+    draw(tmp_path / "val" / "8.jpg")
+
+    def outcome(*more: str) -> list | str:
+        (tmp_path / name).write_text("".join([header, *rows[:4], "\n", *rows[4:], *(f"{each}\n" for each in more)]))
+        try:
+            parts = load(dataset, tmp_path, VAL_FRACTION=0.3)
+        except DataError as error:
+            return str(error)
+        return [(shades(part), part.targets.tolist(), part.classes, part.notes) for part in parts]
+
+    found = []
+    for size in (2**16, 2):
+        for module in (csv_list, imagenet, listing):
+            monkeypatch.setattr(module, "ROWS_AT_ONCE", size)
+        more = (f"0/0.jpg{mark}3", f"0/1.jpg{mark}x", f"/etc/hostname{mark}1", f"3/none.jpg{mark}1")
+        found.append([outcome(), *map(outcome, more)])
+    assert found[0] == found[1] and "0/0.jpg" in str(found[0][1])
+    assert all(f"{name}, line {12 if header else 11}" in each for each in found[0][2:])
+
+
+def test_a_high_label_is_believed_of_many_images_and_of_many_classes():
+    def classes(*labels: int) -> list[str]:
+        return numbered_classes(Config(), [np.array([*labels, 1100])], ["image {}".format])
+
+    assert classes(*[0] * 1200) == classes(*range(600)) == [str(number) for number in range(1101)]
+    with refused(DataError, "image 400", "label 1100", "-num_classes 1101"):
+        classes(*range(400))

@@ -54,9 +54,11 @@ def test_of_one_file_images_are_held_out_by_their_names(tmp_path):
     path = write_parquet(tmp_path / "all.parquet", rows(range(40)))
     train, val = load("parquet", path, VAL_FRACTION=0.3)
     assert sorted(shades(train) + shades(val)) == list(range(40)) and len(val) > 1
+    assert shades(load("parquet", tmp_path, VAL_FRACTION=0.3)[1]) == shades(val)  # the only file of a folder
     first, more = rows(range(100, 120)), rows(range(40))
     write_parquet(tmp_path / "more.parquet", {name: first[name] + more[name] for name in first})
     assert set(shades(val)) <= set(shades(load("parquet", tmp_path / "more.parquet", VAL_FRACTION=0.3)[1]))
+    assert_names(error_of("parquet", tmp_path), "DATA.DATA_PATH", "train-00000-of-00002.parquet")
 
 
 def test_repeated_names_leave_file_and_row_as_the_key_and_repeated_classes_stay_apart(tmp_path):

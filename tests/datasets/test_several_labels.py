@@ -43,7 +43,7 @@ def labels_of(image_set):
 
 
 @pytest.mark.parametrize("form", ["separator", "spaces", "all columns", "named columns", "words"])
-def test_an_image_has_the_labels_of_its_cell_or_of_its_columns(tmp_path, form):
+def test_an_image_has_the_labels_of_its_cell_or_of_its_columns(tmp_path, here, form):
     header, rows, given = "image_path,bird,cat,dog", in_columns(), IN_COLUMNS
     if form == "separator":
         header, rows, given = "image_path,target", separated(), SEPARATED
@@ -51,8 +51,8 @@ def test_an_image_has_the_labels_of_its_cell_or_of_its_columns(tmp_path, form):
         header, rows, given = "image_path,target", separated(" ".join(each) for each in MEANT), {"LABEL_SEPARATOR": " "}
     elif form == "named columns":
         given = {"COLUMNS": ("image_path", "dog", "cat", "bird")}
-    elif form == "words":
-        rows = in_columns(yes="TRUE", no="False")
+    elif form == "words":  # and a column without a name
+        header, rows = f"{header},", [f"{row}," for row in in_columns(yes="TRUE", no="False")]
     write(tmp_path / "train.csv", rows, header)
     write(tmp_path / "val.csv", [f"v{row}" for row in rows[:3]], header)
     train, val = load("csv", tmp_path, **given)
@@ -145,6 +145,9 @@ def test_a_label_of_validation_images_alone_is_refused(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(["cat", "cat|dgo"], of="v"))
     assert_names(error_of("csv", tmp_path, **SEPARATED), "val.csv, line 3", "dgo", "dog")
+    write(tmp_path / "train.csv", in_columns(), "image_path,bird,cat,dog")
+    write(tmp_path / "val.csv", in_columns(), "image_path,bird,cat,dgo")
+    assert_names(error_of("csv", tmp_path, **IN_COLUMNS), "val.csv, line 1", "'dgo'", "train.csv")
 
 
 def test_several_labels_without_their_setting_are_hinted_at_and_no_advice_is_one_that_is_refused(tmp_path):

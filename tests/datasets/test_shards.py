@@ -109,6 +109,7 @@ def test_the_writer_of_shards_in_the_data_page_makes_what_is_read(tmp_path):
         ({}, []),
         ({"a.png": b"x"}, ["a", "label", ".cls", ".json"]),
         ({"a.png": b"x", "a.json": b'{"label": "cat"}'}, ["a", "label"]),
+        ({"a.png": b"x", "a.json": b'{"label": true}'}, ["a", "label"]),
         ({"a.png": b"x", "a.json": b"[" * 100_000}, ["a", "label"]),
         ({"a.cls": b"1"}, ["a", "image"]),
         ({"a.png": b"x", "a.jpg": b"x", "a.cls": b"1"}, ["a.png", "a.jpg"]),
@@ -131,6 +132,11 @@ def test_what_is_no_set_of_shards_is_told(tmp_path):
     assert_names(error_of("shards", tmp_path), tmp_path / "val-000000.tar", "0003.png", "class 3")
     (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
     assert_names(error_of("shards", tmp_path), tmp_path / "val-000000.tar", "label 6", tmp_path / "classes.txt", "3")
+    with tarfile.open(tmp_path / "train-1.tar", "w") as tar:
+        (member := tarfile.TarInfo("x.png")).type = tarfile.GNUTYPE_SPARSE
+        tar.addfile(member)
+    assert_names(error_of("shards", tmp_path), tmp_path / "train-1.tar", "'x.png'", "sparse")
+    (tmp_path / "train-1.tar").unlink()
     for name in ("train-1.tar.gz", "train-1.tar"):
         (tmp_path / name).write_bytes(b"\x1f\x8b" * 300)
         assert_names(error_of("shards", tmp_path), tmp_path / name, "compressed")
@@ -172,15 +178,15 @@ def test_the_index_of_another_tar_and_one_that_points_out_of_its_tar_are_not_bel
     tar = write_tar(tmp_path / "train-0.tar", samples(0, 3))
     (tmp_path / "train-0.idx.npz").write_bytes(b"PK\x03\x04")  # of version 0.1.0
     names, stat, checksum = [b"a.png", b"b.png", b"c.png"], tar.stat(), shards.checksum_of(Tar(tar))
-    for described in (
+    described = [
         (ShardTar("train-1.tar", stat.st_size, stat.st_mtime_ns), Shard(*np.zeros((3, 3), np.int64), names, b"")),
-        (
-            ShardTar("train-0.tar", stat.st_size, stat.st_mtime_ns - 1),
-            Shard(*np.array([[0, 512, 100], [1, 512, 10**9], [2, 10**9, 100]], np.int64).T, names, checksum),
-        ),
-    ):
+    ]
+    for place in ((512, 10**9), (10**9, 100), (-1, 100), (512, -1)):  # a position and a size
+        rows = np.array([[0, 512, 100], [1, *place], [2, 512, 100]], np.int64)
+        described.append((ShardTar("train-0.tar", stat.st_size, stat.st_mtime_ns - 1), Shard(*rows.T, names, checksum)))
+    for each in described:
         with Place(tmp_path / "train.index") as place:
-            write_table(place, [described])
+            write_table(place, [each])
         scanned.clear()
         assert shades(train_only(tmp_path)) == [0, 1, 2] and scanned == ["train-0.tar"]
 

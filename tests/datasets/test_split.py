@@ -1,6 +1,8 @@
 """Images held out for validation, and what a checkpoint keeps of that: the split, the classes and their order."""
 
+import csv
 import itertools
+import os
 import shutil
 import unicodedata
 
@@ -8,9 +10,9 @@ import numpy as np
 import pytest
 
 from configs.schema import Fold
-from datasets import SavedData, holds_out_no_more, identity, load_image_sets
+from datasets import ImageSet, SavedData, holds_out_no_more, identity, load_image_sets
 from datasets.sources.images import FileImages
-from datasets.split import divide, new_record
+from datasets.split import divide, new_record, write_split
 from datasets.transforms.decode import PixelRules
 from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import rows, write_parquet
@@ -180,12 +182,11 @@ def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp
     train, val = load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "b", "a", "d"], {}))
     assert train.targets.tolist() == [number % 3 for number in range(30)] and val.classes == ["c", "b", "a", "d"]
     assert [note for note in val.notes if "0 is c" in note and "2 is a" in note]
-    renamed = load_image_sets(
-        settings("shards", tmp_path), saved=SavedData(["1", "2", "0"], {})
-    )  # names that are numbers
-    assert not [note for note in renamed[1].notes if " is " in note]
-    renamed = renamed[0]
-    assert [renamed.classes[n] for n in renamed.targets] == [str(number % 3) for number in range(30)]
+    for end in ("", ".0"):  # names that are numbers, also as older versions read them
+        kept = SavedData([f"{name}{end}" for name in "120"], {})
+        train, val = load_image_sets(settings("shards", tmp_path), saved=kept)
+        assert not [note for note in val.notes if " is " in note]
+        assert [train.classes[n] for n in train.targets] == [f"{number % 3}{end}" for number in range(30)]
     with refused(DataError, "DATA.DATA_PATH", "2"):
         load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "b"], {}))
 
@@ -199,6 +200,24 @@ def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_p
     assert_names(next(line for line in printed.splitlines() if "training images: " in line), tmp_path / "photos")
     found = {row["image"]: row["part"][0] for row in rows_of(run_folder(tmp_path / "output") / "split.csv")}
     assert found == parts_of("imagefolder", tmp_path / "photos")
+
+
+def test_the_part_of_each_image_is_written_whatever_its_name(tmp_path):
+    class Named(ImageSet):
+        root = tmp_path
+        names = [b"a.png", b"b,c.png", b'"d".png', b"e\nf.png", b"k\xe4fer.png", b"k\xe4,fer.png", "ü".encode()]
+
+        def name(self, index):
+            return os.fsdecode(self.names[self.row(index)])
+
+    train, val = divide(Named([0] * 7, ["a"]), new_record("position", "here", 0.5, None))
+    for names in (Named.names, Named.names[:1] * 7):
+        Named.names = names
+        write_split(tmp_path / "split.csv", train, val)
+        with open(tmp_path / "split.csv", newline="", errors="surrogateescape") as file:
+            found = [*csv.reader(file)]
+        parts = [[key, part] for part, each in (("train", train), ("val", val)) for key in keys(each)]
+        assert found == [["image", "part"], *parts]
 
 
 def parts_by_value(file, column: str, **options) -> dict[str, set[str]]:

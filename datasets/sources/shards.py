@@ -253,7 +253,7 @@ class ShardTable:
         if number is None or self.tar_sizes[number] != tar.size:
             return None
         _, offsets, sizes, *_ = self.shard(number)
-        inside = (0 <= sizes) & (sizes <= tar.size) & (0 <= offsets) & (offsets <= tar.size - sizes)
+        inside = (0 <= sizes) & (0 <= offsets) & (offsets <= tar.size - sizes)
         return number if inside.all() else None
 
     def shard(self, number: int) -> Shard:

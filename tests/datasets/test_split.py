@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from configs.schema import Fold
-from datasets import ImageSet, SavedData, holds_out_no_more, identity, load_image_sets
+from datasets import ImageSet, SavedData, holds_out_no_more, identity, load_image_sets, types
+from datasets.sources import images
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record, write_split
 from datasets.transforms.decode import PixelRules
@@ -202,22 +203,25 @@ def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_p
     assert found == parts_of("imagefolder", tmp_path / "photos")
 
 
-def test_the_part_of_each_image_is_written_whatever_its_name(tmp_path):
+def test_the_part_of_each_image_is_written_whatever_its_name_also_in_chunks(tmp_path, monkeypatch):
+    names = [b"a.png", b"k\xe4fer.png", "ü".encode()] * 3 + [b"b,c.png", b'"d".png', b"e\nf.png", b"k\xe4,fer.png"]
+
     class Named(ImageSet):
         root = tmp_path
-        names = [b"a.png", b"b,c.png", b'"d".png', b"e\nf.png", b"k\xe4fer.png", b"k\xe4,fer.png", "ü".encode()]
 
         def name(self, index):
-            return os.fsdecode(self.names[self.row(index)])
+            return os.fsdecode(names[self.row(index)])
 
-    train, val = divide(Named([0] * 7, ["a"]), new_record("position", "here", 0.5, None))
-    for names in (Named.names, Named.names[:1] * 7):
-        Named.names = names
-        write_split(tmp_path / "split.csv", train, val)
+    for module in (types, images):
+        monkeypatch.setattr(module, "CHUNK", 2)
+    targets = np.zeros(len(names), int)
+    for whole in (Named(targets, ["a"]), FileImages(tmp_path, [*map(os.fsdecode, names)], targets, ["a"], RULES)):
+        parts = divide(whole, new_record("position", "here", 0.5, None))
+        write_split(tmp_path / "split.csv", *parts)
         with open(tmp_path / "split.csv", newline="", errors="surrogateescape") as file:
             found = [*csv.reader(file)]
-        parts = [[key, part] for part, each in (("train", train), ("val", val)) for key in keys(each)]
-        assert found == [["image", "part"], *parts]
+        rows = [[key, name] for name, part in zip(("train", "val"), parts, strict=True) for key in keys(part)]
+        assert found == [["image", "part"], *rows]
 
 
 def parts_by_value(file, column: str, **options) -> dict[str, set[str]]:

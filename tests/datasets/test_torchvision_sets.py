@@ -86,6 +86,8 @@ def test_without_a_split_a_share_is_held_out(tmp_path):
     assert (len(train), len(val)) == (16, 4) and train.classes == ["Forest", "River"]
     assert sorted(shades(train) + shades(val)) == [*range(10), *range(50, 60)]
     assert [shade >= 50 for shade in shades(train)] == train.targets.tolist()
+    folds = [shades(load("torchvision/EuroSAT", tmp_path, FOLD=f"{fold}/2")[1]) for fold in range(2)]
+    assert sorted(folds[0] + folds[1]) == [*range(10), *range(50, 60)]
 
 
 def test_every_data_set_offered_is_one_of_torchvision_with_these_arguments():
@@ -95,6 +97,8 @@ def test_every_data_set_offered_is_one_of_torchvision_with_these_arguments():
         assert {"root", "download"} <= set(parameters), name
         for arguments in splits:
             assert set(arguments or {}) <= set(parameters), name
+        train, val = splits
+        assert train.get("split", "train").startswith("train") and train.get("train", True) and val != train, name
     for name in OWN_READERS:
         assert hasattr(torchvision.datasets, name)
 

@@ -53,7 +53,7 @@ from tests.support.configs import small_config
 from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
-from tests.support.parquet_files import make_parquet
+from tests.support.parquet_files import rows, write_parquet
 from tests.support.refusals import assert_names
 from tests.support.runs import run_folder, status_of, typed
 from tests.support.trainers import make_trainer, update
@@ -586,14 +586,13 @@ def test_a_list_of_names_that_has_no_end_is_refused_at_once(tmp_path, trained, w
 
 
 OF_SETS = {"csv": "val.csv", "shards": "classes.txt val-0.tar", "imagenet2012": "val_list.txt"}
-OF_SETS |= {"parquet": "data/validation-00000-of-00001.parquet"}
+OF_SETS["parquet"] = "val.parquet"
 
 
 @pytest.mark.parametrize("what", ["/proc/version", "pipe"])
 @pytest.mark.parametrize(("data_set", "name"), [(each, name) for each in OF_SETS for name in OF_SETS[each].split()])
 def test_a_file_of_the_kernel_and_a_pipe_are_refused_unread(tmp_path, data_set, name, what):
     make_sets(tmp_path)
-    make_parquet(tmp_path / "parquet")
     (tmp_path / "imagenet2012").mkdir()
     (tmp_path / "imagenet2012/train_list.txt").touch()
     path, weights = tmp_path / data_set / name, tmp_path / "w.pth"
@@ -619,9 +618,8 @@ def test_a_list_with_zero_bytes_is_refused(tmp_path, data):
 
 
 OF_INDEXES = {"imagefolder": "path target", "csv": "0.path 0.target", "shards": "label name tar.size"}
-
-
-NUMBERS = {"imagefolder": "target", "shards": "label tar.first"}
+OF_INDEXES["parquet"] = "label group_rows file_rows"
+NUMBERS = {"imagefolder": "target", "shards": "label tar.first", "parquet": "label group_file group_rows group_bytes"}
 IN_INDEXES = {"rows": OF_INDEXES, "types": OF_INDEXES | {"csv": "0.group 0.target"}, "numbers": NUMBERS}
 
 
@@ -651,7 +649,7 @@ def test_an_index_with_columns_of_other_lengths_types_or_numbers_is_made_anew(
     check_sets(tmp_path, data_set)
 
 
-FACTS = "notes first_lines folder_names repeated shared shared_groups left_out of"
+FACTS = "notes first_lines folder_names repeated shared shared_groups left_out of image are_names has_keys classes"
 
 
 @pytest.mark.parametrize("value", [None, 5, 10**400, "x", [], [[None]], ["x"], {"a": {}}, {"a": "x"}], ids=str)
@@ -668,7 +666,7 @@ def test_an_index_with_facts_of_other_kinds_is_made_anew(tmp_path, monkeypatch, 
 
 
 def make_sets(folder: Path) -> None:
-    """An image folder, lists and shards of the same images."""
+    """An image folder, lists, shards and parquet files of the same images."""
     for part in ("train", "val"):
         make_folders(folder / "imagefolder" / part, {"ant": 2, "bee": 2})
         make_folders(folder / "csv" / part, {"ant": 2})
@@ -676,6 +674,7 @@ def make_sets(folder: Path) -> None:
         (folder / f"csv/{part}.csv").write_text(f"image_path,target\n{lines}")
         (folder / "shards").mkdir(exist_ok=True)
         write_tar(folder / f"shards/{part}-0.tar", samples(0, 4))
+        write_parquet(folder / f"parquet/{part}.parquet", rows(range(4)))
 
 
 def check_sets(folder: Path, data_set: str) -> None:

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from engine.session import KubeflowProgress
+from engine.session import KubeflowProgress, kubeflow_status
 
 HANGS = 30.0  # seconds
 FACTS = {"total_steps": 200, "position": {"epoch": 1, "step": 90}, "eta_seconds": 120}
@@ -87,6 +87,12 @@ def test_it_hears_how_far_the_run_is_at_most_every_five_seconds_with_the_token_o
     assert status["metrics"] == [{"name": "best_top1", "value": "71.25"}, {"name": "best_epoch", "value": "1"}]
     last = server.bodies[-1]["trainerStatus"]
     assert last["progressPercentage"] == 100 and "estimatedRemainingSeconds" not in last
+
+
+def test_progress_is_a_part_of_the_steps_wherever_the_facts_name_one_and_never_more_than_all():
+    places = ({}, {"step": 20}, {"step": 20, "position": {"step": 90}}, {"step": 220})
+    found = [kubeflow_status({"total_steps": 200} | each)["trainerStatus"]["progressPercentage"] for each in places]
+    assert found == [0, 10, 45, 100]
 
 
 @pytest.mark.parametrize("answer", [401, 500, 302, "hang", "close"])

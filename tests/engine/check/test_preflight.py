@@ -187,12 +187,3 @@ def weights_of_other_images(folder) -> dict:
     """Weights for the small model, and what a run of another mean and crop records beside them."""
     config = small_config(folder, "DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.1,0.2,0.3]", "DATA.CROP_PCT=0.75")
     return {"state_dict": build_model(config, 2).state_dict(), "config": flatten(config)}
-
-
-def test_a_run_warns_of_it_at_its_start(photos, tmp_path):
-    (tmp_path / "clean.yaml").write_text(CLEAN)
-    torch.save(weights_of_other_images(tmp_path), tmp_path / "other.pth")
-    flags = f"-cfg {tmp_path}/clean.yaml -data_path {photos} -output {tmp_path}/o -epochs 1 -pretrained {tmp_path}/other.pth"
-    ended = run("main_single_gpu.py", *flags.split(), "-opts", "DATA.CROP_PCT=0.5").done()
-    before, _, after = ended.stdout.partition("DATA.CROP_PCT=0.75")
-    assert "Epoch[" not in before and after

@@ -1,8 +1,10 @@
-"""What -resume takes up: the newest whole checkpoint, with the settings that it was made with, or weights of others."""
+"""What -resume takes up: of several checkpoints and runs the newest whole one, with the settings that it was made with, or weights of others."""
 
+import contextlib
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,18 @@ import torch
 from safetensors.torch import save_file
 
 from configs.load import load
-from engine.checkpoint.format import numbered
-from engine.checkpoint.resume import bad_images_of
+from configs.schema import Config, Start
+from engine.checkpoint.format import find_newest, newest_in, numbered, read_checkpoint, remove_old, save_checkpoint
+from engine.checkpoint.resume import bad_images_of, comparable, drop_tensors, find_checkpoint, refuse_changes
+from tests.support.configs import replaced, small_config
 from tests.support.image_sets import draw
-from tests.support.refusals import assert_names, flip
+from tests.support.loading import order
+from tests.support.refusals import assert_names, flip, refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import Ended, run, run_folder, typed
+from tests.support.trainers import make_trainer, update
+from utils.errors import ConfigError
+from utils.log import Log
 
 
 def start(output: Path, *words: str, **options) -> Ended:
@@ -95,6 +103,29 @@ def test_the_epoch_that_a_whole_checkpoint_is_said_to_be_of_is_compared(again):
     assert [start(again, "-resume", "auto", "-last_epoch", epoch).returncode for epoch in "12"] == [2, 0]
 
 
+@pytest.mark.parametrize(
+    ("changed", "now", "told"),
+    [
+        ({}, {}, []),
+        ({}, {"NUM_EPOCHS": 9}, [["9 epochs", "300"]]),
+        ({}, {"NUM_EPOCHS": 2}, []),  # as many as are done
+        ({"GLOBAL_BATCH": 4}, {}, [["GLOBAL_BATCH: 4 -> 8"], ["epoch 3", f"step {2 * order().steps_per_epoch}"]]),
+        ({"AUGMENTATION": 1}, {}, []),  # of no use without a policy
+        ({"AUGMENTATION": 1}, {"COLOR_JITTER": 0.4}, [["AUGMENTATION: torchvision"]]),
+    ],
+)
+def test_changes_that_are_allowed_are_told_and_updates_of_other_images_begin_with_the_next_epoch(changed, now, told):
+    config = replaced(Config(), TRAIN=now, START={"ALLOW_CHANGED": ("GLOBAL_BATCH", "AUGMENTATION"), "LAST_EPOCH": 2})
+    saved = comparable(replaced(config, TRAIN={"NUM_EPOCHS": 300}), order()) | changed
+    state = {"epoch": 1, "step": 30, "config": saved, "progress": {"choices": []}}
+    found = refuse_changes(config, order(), {}, state, Path("last.pth"))
+    for line, names in zip(found, told, strict=True):
+        assert_names(line, "resume", *names)
+    state["progress"]["choices"] = [[20, 40]]
+    with contextlib.nullcontext() if "GLOBAL_BATCH" not in changed else refused(ConfigError, "TRAIN.BUDGET"):
+        refuse_changes(config, order(), {}, state, Path("last.pth"))
+
+
 def test_unreadable_images_are_remembered_for_the_same_images_alone():
     saved = {"config": {"NUM_IMAGES": 5}, "bad_images": [3]}
     assert [bad_images_of(saved, 5), bad_images_of(saved, 6), bad_images_of({}, 5)] == [[3], [], []]
@@ -146,3 +177,52 @@ def test_every_command_takes_a_runs_folder_its_best_weights_and_the_word_latest(
         said = typed(program, *(given if word == "RUN" else word for word in words)).done().printed
         is_file = given.endswith("best.pth")
         assert str(newest / ("best.pth" if is_file else weights)) in said if weights else str(older) not in said
+
+
+def save(folder, *names):
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        torch.save({"step": 1}, folder / name)
+    return folder
+
+
+def test_numbered_checkpoints_are_ordered_by_their_number(tmp_path):
+    save(tmp_path, *(f"checkpoint-{number}.pth" for number in (8, 9, 10, 11)))
+    assert newest_in(tmp_path, pytest.fail).name == "checkpoint-11.pth"
+    remove_old(tmp_path, keep=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-10.pth", "checkpoint-11.pth"}
+
+
+def test_resume_auto_takes_the_newest_run_by_its_name(tmp_path):
+    """Clocks jump, so that dates of files say nothing. Runs of earlier versions have a tag behind their date."""
+    newest, tagged = "train-20260103-00-00-00", "train-20260104-00-00-00-mine"
+    for name in (newest, "train-20260102-23-59-59", "eval-20260105-00-00-00", "thesis"):
+        save(tmp_path / name, "last.pth")
+    for number in (2, 3, 10):  # as many runs as began in one second
+        save(tmp_path / f"{newest}.{number}", "last.pth")
+    assert find_newest(str(tmp_path), pytest.fail) == tmp_path / f"{newest}.10" / "last.pth"
+    save(tmp_path / tagged, "last.pth")
+    assert find_newest(str(tmp_path), pytest.fail) == tmp_path / tagged / "last.pth"
+    assert find_newest(str(tmp_path / "nothing"), pytest.fail) is None
+
+
+@pytest.mark.parametrize(("evaluates", "file"), [(False, "last.pth"), (True, "best.pth")])
+def test_a_run_goes_on_from_its_newest_checkpoint_and_its_best_weights_are_evaluated(tmp_path, evaluates, file):
+    dated, named = (save(tmp_path / name, "last.pth", "best.pth") for name in ("train-20260103-00-00-00", "mine"))
+    for resume, name, folder in (("auto", "", dated), ("auto", "mine", named), (str(named), "", named)):
+        start = Start(EVAL=evaluates, RESUME=resume, NAME=name)
+        config = replace(small_config(tmp_path), SAVE=str(tmp_path), START=start)
+        assert find_checkpoint(config, Log(1)) == folder / file
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "lamb"])
+def test_of_a_checkpoint_that_is_loaded_nothing_stays_in_memory(tmp_path, name):
+    trainer = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true", f"TRAIN.OPTIMIZER.NAME={name}"))
+    update(trainer, 2)
+    save_checkpoint(tmp_path / "last.pth", trainer.state_dict())
+    is_mapped = lambda: str(tmp_path / "last.pth") in Path("/proc/self/maps").read_text()  # noqa: E731
+    state = read_checkpoint(tmp_path / "last.pth", lazily=True)
+    assert is_mapped(), "processes of a machine share its pages"
+    trainer.load_state_dict(state)
+    drop_tensors(state)
+    assert not is_mapped()

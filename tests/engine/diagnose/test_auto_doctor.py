@@ -1,15 +1,21 @@
-"""A run that skips updates calls the doctor by itself, stays as it is, and ends with exit code 3 and the finding."""
+"""A run that skips updates calls the doctor by itself, stays as it is, and ends with exit code 3 and the finding of a replay."""
+
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from configs.load import load
-from engine.diagnose.overflow import AutoDoctor, LastUpdate
+from engine.diagnose import overflow
+from engine.diagnose.doctor import Diagnosis, best_scale, replay
+from engine.diagnose.overflow import AutoDoctor, LastUpdate, make_case
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import rows_of, run, run_folder, status_of
 from tests.support.trainers import Lines, big_logits, make_trainer, train, update
+from utils.seed import seed_update
 
 OVERFLOWS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=40", "SAVE_STEPS=10"]
 
@@ -139,3 +145,58 @@ def test_what_no_setting_mends_is_not_recommended(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.diagnose.doctor.MAX_REPLAYS", 0)
     told, log = examined(tmp_path, big_logits, "AMP=true", DTYPE="float16")
     assert told.endswith("; try -amp_dtype bfloat16") and "a replay with them still breaks" in log.said[1]
+
+
+def test_a_replay_has_the_dropout_of_the_update_that_failed(tmp_path):
+    config = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16", "MODEL.DROPOUT=0.5")
+    last = LastUpdate()
+    trainer = update(make_trainer(config, callbacks=[last]), 3)
+    case = make_case(config, trainer.model, trainer.prepare, last.batches(0), 1.0, trainer.loss)
+    assert case.seed == (config.SEED, 2, 0)
+    seen = []
+    case.loss = lambda logits, targets: seen.append(logits.detach()) or logits.sum()
+    seed_update(7, 7, 7)
+    replay(case, in_half=False, scale=1.0)
+    seed_update(*case.seed)
+    with torch.no_grad():
+        expected = [case.model.train()(images) for images, _, _ in case.batches]
+    assert all(map(torch.equal, seen, expected)) and len(seen) == len(expected)
+
+
+@pytest.mark.parametrize("largest", [3.0, 1e-3, 20_000.0])
+def test_the_largest_gradient_stays_a_factor_of_two_below_the_end_of_float16(largest):
+    exact = SimpleNamespace(gradients={"one": (None, largest), "two": (None, largest / 9), "in float32": (None, 1e9)})
+    scale = best_scale(exact, SimpleNamespace(in_half={"one", "two"}), torch.float16)
+    assert scale * largest <= 65504 / 2 < 2 * scale * largest and math.log2(scale) % 1 == 0
+
+
+@pytest.mark.parametrize(
+    ("largest", "half", "scale"),
+    [
+        (0.0, torch.float16, 2**24),
+        (1e-9, torch.float16, 2**24),
+        (1e9, torch.float16, 1),
+        (math.inf, torch.float16, 1),
+        (1e-3, torch.bfloat16, 1),
+    ],
+)
+def test_the_recommended_scale_is_between_1_and_2_to_the_24(largest, half, scale):
+    exact = SimpleNamespace(gradients={"one": (None, largest)})
+    assert best_scale(exact, SimpleNamespace(in_half={"one", "gone"}), half) == scale
+
+
+def test_a_streak_after_a_rollback_is_examined_anew(tmp_path, monkeypatch):
+    config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"DTYPE": "float16"})
+    last, log, found = LastUpdate(), Lines(), []
+    monkeypatch.setattr(overflow, "diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found)))
+    doctor = AutoDoctor(config, tmp_path, log, last)
+    trainer = make_trainer(config, callbacks=[last])
+    report = train(trainer)
+    report.skips_in_a_row = 10
+    doctor.on_report(trainer, report)
+    doctor.on_report(trainer, report)
+    assert len(found) == 1 and doctor.get_advice()
+    doctor.on_rollback(trainer)
+    assert not doctor.get_advice()
+    doctor.on_report(trainer, report)
+    assert len(found) == 2

@@ -146,6 +146,17 @@ def test_constants_that_are_zero_in_float16_are_named(tmp_path):
     assert not found["blocks.2.norm1.eps"].in_half and again["blocks.5.mlp.act.eps"]
 
 
+def test_a_row_has_the_largest_value_of_its_module_and_its_largest_gradient_as_the_scale_makes_it(tmp_path):
+    seen, rows = [], []
+    for scale in (64.0, 1024.0):
+        case = make_case(tmp_path, nothing, scale)
+        of_labels = case.loss
+        case.loss = lambda logits, targets, of=of_labels: seen.append(logits.detach()) or of(logits, targets)
+        rows.append(next(row for row in diagnose(case).rows if str(row.place) == "head"))
+    assert rows[0].activation == rows[1].activation == seen[0].abs().max().item(), "in float32"
+    assert rows[1].gradient == pytest.approx(16 * rows[0].gradient) and rows[0].gradient > 0
+
+
 def test_nan_is_the_largest_value_of_a_module(tmp_path):
     case = make_case(tmp_path, lambda model: model.blocks[2].mlp.fc1.weight.fill_(torch.nan))
     assert math.isnan({str(row.place): row for row in diagnose(case).rows}["blocks.2.mlp.fc1"].activation)

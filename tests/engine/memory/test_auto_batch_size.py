@@ -2,6 +2,7 @@
 
 import re
 import weakref
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from configs.load import load
 from datasets.transforms import preparation
-from engine.auto_batch_size import Trial, bisect, calculate, max_images, search, try_sizes
+from engine.auto_batch_size import Trial, bisect, calculate, find_batch_size, max_images, search, try_sizes
 from engine.memory.estimate import fixed_bytes
 from engine.precision.policy import Precision
 from models import build_model
@@ -20,6 +21,7 @@ from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import Ended, rows, run, run_folder
 from utils.distributed import Process
+from utils.errors import ConfigError, StoppedBySignal
 from utils.program import StopSignal
 
 MIB = 2**20
@@ -153,6 +155,26 @@ def test_an_error_that_is_about_something_else_ends_the_search(tmp_path):
     trial.begin = Mock(side_effect=RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         search(trial, withheld=0, limit=100)
+
+
+@pytest.mark.parametrize(
+    ("others", "signal", "found"),
+    [(10**6, 0, 64), (8, 0, 8), (0, 0, ConfigError), (8, 15, StoppedBySignal), (-2, 0, StoppedBySignal)],
+)
+def test_the_process_where_the_fewest_fit_decides_and_a_signal_to_one_ends_all(
+    tmp_path, monkeypatch, others, signal, found
+):
+    """`others`: what fits in another process, or its signal, below 0."""
+    process, config, stop = Process(CPU, world_size=2), small_config(tmp_path), StopSignal()
+    monkeypatch.setattr(process, "host_min", lambda number: min(number, others))
+    monkeypatch.setattr(process, "first", lambda task: task())
+    begun, stop.number = SimpleNamespace(config=config, process=process, precision=Precision(config, CPU)), signal
+    if isinstance(found, int):
+        agreed, how = find_batch_size(begun, 64 * 20, 10, stop)
+        assert agreed == found and ("10 updates" in how) == (found == 64)
+    else:
+        with pytest.raises(found):
+            find_batch_size(begun, 64 * 20, 10, stop)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""An update that runs out of memory is done again with smaller micro-batches and comes to the same."""
+"""An update that runs out of memory is done again with smaller micro-batches and comes to the same; so is a batch that is copied ahead."""
 
 import re
 from pathlib import Path
+from unittest import mock
 from unittest.mock import Mock
 
 import pytest
@@ -9,11 +10,13 @@ import torch
 
 from configs.load import load
 from datasets import Batch
+from datasets.loading.workers import prefetch_to_device
 from engine.memory import recovery
 from engine.memory.recovery import shortage
 from models.weights.torch_files import read_torch
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.planted import run_out
+from tests.support.pretend_device import DEVICE, NAME, on_pretend_device, waits
 from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import state_hash
 from tests.support.runs import Ended, fp64_weights, run, run_folder
@@ -21,6 +24,7 @@ from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
+from utils.torch_internals import TorchDispatchMode
 
 IMAGES = "149,false,pair"  # mixed, and with a remainder
 # How the images of an update are shared out, and from which step on how many fit at once.
@@ -117,6 +121,8 @@ def test_other_errors_of_a_forward_end_the_run(tmp_path):
     trainer.model.register_forward_pre_hook(Mock(side_effect=RuntimeError("shapes do not fit")))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         update(trainer)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        recovery.probe_memory(trainer.model, lambda: trainer.model(torch.ones(1, 1, 8, 8)).sum(), passes=1)
 
 
 def test_running_out_is_told_from_other_errors():
@@ -175,15 +181,16 @@ def test_the_size_that_is_proposed_leaves_the_images_of_an_update_as_they_are(tm
 
 
 @pytest.mark.parametrize(("accumulated", "passes"), [(1, 1), (2, 2)])
-def test_with_accumulation_a_probe_has_the_gradients_before_in_memory(tmp_path, monkeypatch, accumulated, passes):
+def test_two_updates_are_probed_with_accumulation_beside_former_gradients(tmp_path, monkeypatch, accumulated, passes):
     seen, config = [], small_config(tmp_path, f"TRAIN.ACCUM_ITER={accumulated}")
     monkeypatch.setattr(recovery, "probe_memory", lambda model, compute, passes: seen.append(passes))
     trainer = make_trainer(config)
     trainer.process = Process(CPU, world_size=2)
     monkeypatch.setattr(trainer.process, "all_true", lambda flag: flag)
-    guard, windows = recovery.MemoryGuard(config, trainer, Log(1)), trainer.data.windows(0, 1)
-    next(guard.attempts(next(windows)))
-    assert seen == [passes]
+    guard = recovery.MemoryGuard(config, trainer, Log(1))
+    for window in trainer.data.windows(0, 3):
+        next(guard.attempts(window))
+    assert seen == [passes] * 2
 
 
 def test_an_image_that_only_keeps_a_process_in_step_is_not_parted():
@@ -207,3 +214,82 @@ def test_cuda_graphs_are_refused_where_fewer_processes_split_an_update(tmp_path,
     monkeypatch.setattr("datasets.batch_order.Order.num_micro_batches", lambda self, step: 2)  # of half the processes
     with refused(ConfigError, "COMPILE", "reduce-overhead"):
         make_trainer(small_config(tmp_path, "COMPILE=reduce-overhead"))
+
+
+UPDATES = 3
+SPLIT = "DATA.BATCH_SIZE=16", "TRAIN.ACCUM_ITER=2", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.WARMUP_EPOCHS=0"
+
+
+class NoRoom(TorchDispatchMode):
+    """Copies of images to the device fail if they have one of these numbers, or are of more than `fits` images."""
+
+    def __init__(self, *numbers: int, fits: int = 10**6):
+        super().__init__()
+        self.numbers, self.fits, self.sizes = numbers, fits, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        to_device = func is torch.ops.aten._to_copy.default and torch.device(kwargs.get("device") or "cpu").type == NAME
+        if to_device and args[0].dtype is torch.uint8:
+            self.sizes.append(len(args[0]))
+            if len(self.sizes) in self.numbers or len(args[0]) > self.fits:
+                raise torch.OutOfMemoryError("out of memory, as arranged")
+        return func(*args, **kwargs)
+
+
+def trained(config, no_room: NoRoom) -> tuple:
+    """The trainer after the updates, in float64, and the images of each forward."""
+    trainer = make_trainer(config, double=True, device=torch.device(DEVICE))
+    forwards = []
+    trainer.model.register_forward_pre_hook(lambda module, inputs: forwards.append(len(inputs[0])))
+    with no_room:
+        update(trainer, UPDATES)
+    return trainer, forwards
+
+
+def assert_same_weights(one, other) -> None:
+    for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert (mine - theirs).abs().max().item() < 1e-12
+
+
+@on_pretend_device
+def test_before_a_batch_is_used_the_device_waits_for_its_copy_and_keeps_its_memory():
+    order, stream = [], torch.accelerator.current_stream()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.record_stream.default:
+                order.append(id(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    batches = [Batch(torch.full((2, 1, 1, 1), n).pin_memory(), torch.zeros(2).pin_memory(), 2, []) for n in range(3)]
+    watched = mock.patch.object(type(stream), "wait_event", lambda self, event: order.append("wait"))
+    with Watch(), watched, waits() as seen:
+        for given, batch in zip(
+            batches, prefetch_to_device((each for each in batches), torch.device(DEVICE)), strict=True
+        ):
+            assert order == ["wait", id(batch.images), id(batch.targets)]
+            assert torch.equal(batch.images.values, given.images)
+            order.clear()
+    assert seen == {}
+
+
+@on_pretend_device
+def test_a_copy_ahead_that_fails_once_is_made_up_for(tmp_path):
+    config = small_config(tmp_path, *SPLIT)
+    undisturbed, forwards = trained(config, NoRoom())
+    for number in (1, len(forwards) // 2, len(forwards)):
+        trainer, seen = trained(config, no_room := NoRoom(number))
+        assert seen == forwards and trainer.guard.max_images is None
+        assert len(no_room.sizes) == len(forwards) + 1  # one copy was made twice
+        assert_same_weights(trainer, undisturbed)
+
+
+@on_pretend_device
+def test_where_no_whole_batch_fits_the_updates_go_on_with_halves_of_it(tmp_path):
+    config = small_config(tmp_path, *SPLIT)
+    undisturbed, forwards = trained(config, NoRoom())
+    half = forwards[0] // 2
+    trainer, seen = trained(config, NoRoom(fits=half))
+    assert seen == [half] * 2 * len(forwards) and trainer.guard.max_images == half
+    assert_same_weights(trainer, undisturbed)

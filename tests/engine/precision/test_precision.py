@@ -11,8 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from configs.load import load
 from engine.precision import policy
-from engine.precision.policy import Precision, choose_half, half_speedup, or_amp, speed_advice
+from engine.precision.policy import Precision, choose_half, half_speedup, or_amp, set_matmul, speed_advice
 from engine.train.optimizers import build_optimizer
+from models import build_model
 from models.transforms import choose_transforms
 from models.transforms.blocks import HalfResidual
 from tests.support.configs import CPU, replaced, small_config
@@ -214,6 +215,33 @@ def test_apex_o1_is_another_name_of_autocast_and_says_so(tmp_path):
     loaded = load(["-cfg", str(tmp_path / "apex.yaml")])
     assert loaded.config.PRECISION.MODE == "autocast"
     assert_names(loaded.notes[0], "apex_o1", "autocast")
+
+
+@pytest.mark.parametrize(("mode", "precision"), [("tf32", "high"), ("ieee", "highest")])
+def test_matrices_and_convolutions_are_multiplied_as_the_setting_says(mode, precision):
+    try:
+        set_matmul(mode)
+        assert torch.get_float32_matmul_precision() == precision
+        assert torch.backends.cudnn.allow_tf32 == (mode == "tf32")
+    finally:
+        set_matmul("ieee")
+
+
+@pytest.mark.parametrize(
+    ("device", "amp", "settings", "expected"),
+    [
+        ("cuda", True, {}, torch.bfloat16),  # to which autocast would cast them
+        ("cpu", True, {}, torch.float32),
+        ("cuda", False, {}, torch.float32),
+        ("cuda", True, {"CUSTOM_BLACK_LIST": ("patch_embed",)}, torch.float32),
+        ("cpu", True, {"MODE": "naive"}, torch.bfloat16),
+    ],
+)
+def test_images_come_in_the_type_in_which_the_first_layer_computes(tmp_path, device, amp, settings, expected):
+    precision = Precision(make(tmp_path, amp, "bfloat16", **settings), CPU)
+    model = precision.computing(build_model(small_config(tmp_path), 10))
+    precision.device = torch.device(device)
+    assert precision.input_dtype(model) is expected
 
 
 def test_tf32_is_refused_where_there_is_none(tmp_path):

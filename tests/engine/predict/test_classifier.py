@@ -27,13 +27,8 @@ def hub_folder(folder, num_classes, **config):
     model = timm.create_model("vit_tiny_patch16_224", num_classes=num_classes, **ARGUMENTS).eval()
     folder.mkdir()
     save_file(model.state_dict(), folder / "model.safetensors")
-    known = {
-        "input_size": [3, 32, 32],
-        "mean": [0.4] * 3,
-        "std": [0.2] * 3,
-        "interpolation": "bilinear",
-        "crop_pct": 0.8,
-    }
+    known = {"input_size": [3, 32, 32], "mean": [0.4] * 3, "std": [0.2] * 3}
+    known |= {"interpolation": "bilinear", "crop_pct": 0.8}
     content = {"architecture": "vit_tiny_patch16_224", "num_classes": num_classes, "model_args": ARGUMENTS}
     (folder / "config.json").write_text(json.dumps(content | {"pretrained_cfg": known} | config))
     return model

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 
-from engine.predict.maps import GradientMaps, Rollout, attention_layers
+from engine.predict.maps import GradientMaps, Rollout, attention_layers, map_names, overlaid
 
 SMALL = {"img_size": 16, "patch_size": 4, "in_chans": 1, "embed_dim": 12, "depth": 3, "num_heads": 3, "num_classes": 5}
 KINDS = {
@@ -121,6 +122,15 @@ def test_maps_by_gradients_of_a_mean_before_a_linear_head_are_class_activation_m
     expected = torch.einsum("bchw,bc->bhw", features, model.fc.weight[classes]).relu() / 49
     assert maps.shape == (2, 7, 7)
     torch.testing.assert_close(maps, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_map_lies_over_its_photo_blue_where_it_is_lowest_and_red_where_it_is_highest():
+    photo = Image.new("RGB", (8, 4), (100, 100, 100))
+    low, high = (np.asarray(overlaid(photo, np.array([[0.02, 0.02, 0.05, 0.05]])))[0, x].tolist() for x in (0, 7))
+    assert low[2] > low[0] and high[0] > high[2], "the first is the lowest"
+    even = np.asarray(overlaid(photo, np.full((2, 2), 3.0)))
+    assert even.shape == (4, 8, 3) and (even == even[0, 0]).all()
+    assert map_names(["a/x.jpg", "b/x.png", "x-2.jpg", "y.jpg"]) == ["x.png", "x-2.png", "x-2-2.png", "y.png"]
 
 
 def test_small_images_are_mapped_by_an_earlier_stage():

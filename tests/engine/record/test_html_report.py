@@ -97,6 +97,9 @@ def test_the_script_writes_it_elsewhere(trained, tmp_path):
     ended = typed(REPORT, trained, "-output", tmp_path / "x.html").done()
     assert Page(tmp_path / "x.html").headings == Page(trained / "report.html").headings
     assert ended.stdout.strip() == str(tmp_path / "x.html")
+    (older,) = (ROOT / "tests" / "data" / "saved_runs" / "single").iterdir()  # of an earlier version
+    typed(REPORT, older, "-output", tmp_path / "x.html").done()
+    assert "Course of training" in Page(tmp_path / "x.html").headings
 
 
 def test_a_run_that_was_killed_before_its_report_gets_it_when_it_is_resumed(trained, tmp_path):
@@ -193,12 +196,6 @@ def test_large_sheets_become_small_enough_to_send(tmp_path):
 def test_how_a_run_ended_is_said_unless_it_is_done(tmp_path, facts, is_said):
     change_status(folder := write_run(tmp_path), **facts)
     assert any(each.get("class") == "notice" for each in page_of(folder).all("p")) is is_said
-
-
-def test_a_run_of_an_earlier_version_has_a_report(tmp_path):
-    (folder,) = (ROOT / "tests" / "data" / "saved_runs" / "single").iterdir()
-    typed(REPORT, folder, "-output", tmp_path / "x.html").done()
-    assert "Course of training" in Page(tmp_path / "x.html").headings
 
 
 @pytest.mark.parametrize("output", ["", "no/x.html", "config.yaml/x.html"])

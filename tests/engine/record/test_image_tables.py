@@ -2,6 +2,7 @@
 
 import csv
 import math
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -22,9 +23,10 @@ from engine.evaluation.tally import ImageResults, Tally
 from engine.precision.policy import Precision
 from engine.record import image_sheets
 from engine.record import image_tables as module
-from engine.record.image_results import ResultFiles
+from engine.record.image_results import BestResults, ResultFiles
 from engine.record.image_sheets import draw_confusion, draw_mistakes
 from engine.record.image_tables import Names, write_tables
+from engine.train.counters import EpochResult
 from tests.support.configs import CPU, small_config
 from tests.support.threads import Threads
 from tests.support.trainers import Lines
@@ -201,3 +203,24 @@ def test_while_tables_are_written_no_record_says_whose_they_are(tmp_path, monkey
     monkeypatch.setattr(engine.record.image_results, "write_tables", Mock(side_effect=OSError("no room")))
     files.write(results, Best(60.0, 2), with_pictures=False)
     assert not files.are_of(Best(50.0, 1), with_pictures=False)
+
+
+def test_the_best_results_are_written_once_a_minute_at_most_and_take_no_more_than_a_hundredth_of_a_run(
+    tmp_path, monkeypatch
+):
+    now, written, trainer = [0.0], [], SimpleNamespace(best=Best(), process=Process(CPU))
+    monkeypatch.setattr("engine.record.image_results.time.monotonic", lambda: now[0])
+
+    def write(files, images, best, with_pictures) -> None:
+        written.append((now[0], images, best.epoch, with_pictures))
+        now[0] += 2.0
+
+    monkeypatch.setattr(ResultFiles, "write", write)
+    results = BestResults(small_config(tmp_path, "REPORT=true"), tmp_path, make_images(), Lines(), trainer)
+    for epoch, (now[0], is_best) in enumerate(((59, True), (61, False), (261, True), (264, True), (463.5, False)), 1):
+        trainer.best = Best(50.0 + epoch, epoch) if is_best else trainer.best
+        results.on_epoch_end(trainer, EpochResult(None, {}, 0, 0.0, 0.0, f"of {epoch}" if is_best else None))
+    assert written == [(61, "of 1", 1, False), (264, "of 4", 4, False)]
+    trainer.best = Best(53.0, 3)  # for whose follower there was no room
+    results.close()
+    assert written[2:] == [(463.5, "of 3", 3, True)]

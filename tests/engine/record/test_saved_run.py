@@ -126,6 +126,19 @@ def test_seconds_are_those_of_the_epochs_of_all_starts(folder):
     assert SavedRun.open(folder).seconds == pytest.approx(31.5)
 
 
+def test_skipped_updates_memory_epochs_and_what_was_left_out_are_those_of_the_whole_run(folder):
+    steps = ["0,0,2", "5,0,3", "20,1,1", "40,3,4", "45,3,5", "60,4,"]  # epoch 3 did not end
+    (folder / "steps.csv").write_text("\n".join(["step,epoch,skipped", *steps, ""]))
+    memory = zip(ROWS, (100, 300, None), (3, None, 0), strict=True)
+    write_rows(folder, [row | {"memory_mb": each, "skipped": skipped} for row, each, skipped in memory])
+    write_status(folder, total_epochs=7, left_out=[[1, 2], [3], 4, [5, "x"], ["x", 5], [8, 9]])
+    run = SavedRun.open(folder)
+    assert (run.num_skipped, run.memory, run.num_epochs) == (3 + 1 + 5, 300 * 2**20, 3)
+    assert run.left_out == [(1, 2), (8, 9)] and run.planned_epochs == 3
+    (folder / "config.yaml").write_text(CONFIG.replace("    NUM_EPOCHS: 3 ", "    BUDGET: 8h\n    NUM_EPOCHS: 3 "))
+    assert SavedRun.open(folder).planned_epochs == 7, "a budget chose it"
+
+
 @pytest.mark.parametrize("kind", ("single", "mixed", "sharded"))
 def test_folders_of_earlier_versions_are_read(kind):
     (folder,) = (SAVED / kind).iterdir()

@@ -20,7 +20,7 @@ from engine.record.trackers import (
     figures_of,
 )
 from tests.support.configs import small_config
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
 from tests.support.tracked import mlflow_points, wandb_records, wandb_rows
@@ -170,10 +170,19 @@ def test_a_tracker_gets_each_row_once_and_what_earlier_starts_did_not_send(tmp_p
 
 @pytest.mark.parametrize(("place", "kind"), [("open", SystemExit), ("add", RuntimeError), ("end", SystemExit)])
 def test_a_tracker_that_fails_is_warned_of_once_and_gives_no_secret_away(tmp_path, monkeypatch, place, kind):
-    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    for name, value in (("WANDB_API_KEY", "0123456789abcdef"), ("SHORT_KEY", "401"), ("HOST_OF_ALL", "server")):
+        monkeypatch.setenv(name, value)  # a short value may be part of any word, and a host is no secret
     log = track(Fake(tmp_path, **{place: kind("401 for https://me:secret@server/0123456789abcdef")}))
     (line,) = log.warned
-    assert "wandb" in line and "401" in line and "secret" not in line and "0123456789abcdef" not in line
+    assert "secret" not in line and "0123456789abcdef" not in line
+    assert_names(line, "wandb", "401", "server")
+
+
+def test_figures_have_the_names_on_a_tracker_that_the_documentation_gives_and_what_was_not_measured_has_none():
+    epoch = {"epoch": 3, "train_loss": 1.0, "eval_top1_ema": 2.0, "eval_map": None, "lr": 0.5}
+    assert figures_of("epoch", epoch) == {"train/loss": 1.0, "eval/top1_ema": 2.0, "run/lr": 0.5}
+    step = {"step": 7, "epoch": 3, "lr": 0.5, "grad_norm": None, "mean_loss": 1.0, "num_updates": 9, "data_pct": 2.0}
+    assert figures_of("step", step) == {"step/lr": 0.5, "time/data": 2.0}
 
 
 @pytest.mark.parametrize("place", ["open", "add", "end"])

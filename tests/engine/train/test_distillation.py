@@ -18,7 +18,7 @@ from engine.train.teacher import find_teacher, load_teacher
 from models import build_model
 from models.teacher import Teacher, use_both_heads
 from models.transforms.kernels import PatchConv2d
-from tests.support.configs import replaced, small_config
+from tests.support.configs import CPU, replaced, small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device
 from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, update
@@ -64,16 +64,8 @@ def test_the_loss_is_timms(answers, kind, heads):
     first, second, teacher, labels = answers
     outputs, kinds = (first, {}) if heads == 1 else ((first, second), {"distill_type": kind})
     make = task.LogitDistillationTask if heads == 1 else task.TokenDistillationTask
-    theirs = make(
-        Says(outputs),
-        Says(teacher),
-        nn.CrossEntropyLoss(),
-        task_loss_weight=1 - ALPHA,
-        temperature=TAU,
-        device=torch.device("cpu"),
-        verbose=False,
-        **kinds,
-    )
+    kinds |= {"task_loss_weight": 1 - ALPHA, "temperature": TAU, "device": CPU, "verbose": False}
+    theirs = make(Says(outputs), Says(teacher), nn.CrossEntropyLoss(), **kinds)
     torch.testing.assert_close(ours(outputs, teacher, labels, kind), theirs(torch.zeros(B, 3, 4, 4), labels)["loss"])
 
 

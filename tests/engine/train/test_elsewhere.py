@@ -219,14 +219,7 @@ def test_doctor_and_table_of_types_find_there_what_they_find_on_the_host(tmp_pat
 
 @on_pretend_device
 def test_in_a_whole_run_the_host_waits_for_reports_evaluations_and_saves_alone(tmp_path):
-    options = (
-        HALF,
-        "PRECISION.DTYPE=float16",
-        "TRAIN.MODEL_EMA=true",
-        "REPORT_FREQ=5",
-        "SAVE_STEPS=4",
-        "TRAIN.NUM_EPOCHS=1",
-    )
+    options = f"-epochs 1 -opts {HALF} PRECISION.DTYPE=float16 TRAIN.MODEL_EMA=true REPORT_FREQ=5 SAVE_STEPS=4".split()
     small_config(tmp_path)
     words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-batch_size", "128"]
     train = engine.run.train_epochs
@@ -239,7 +232,7 @@ def test_in_a_whole_run_the_host_waits_for_reports_evaluations_and_saves_alone(t
 
     found = []
     with mock.patch.object(engine.run, "train_epochs", counted):
-        assert engine.run.run(load([*words, "-opts", *options]), Process(torch.device(DEVICE))) == 0
+        assert engine.run.run(load([*words, *options]), Process(torch.device(DEVICE))) == 0
     # 11 updates: reports after the first, the 6th and the 11th and of the epoch; raw and EMA weights; saves after the 4th and
     # the 8th, and of the epoch, which is the best.
     events = {"report": 4, "evaluation": 2, "best epoch": 1, "save": 3}

@@ -66,8 +66,8 @@ def test_a_resumed_run_keeps_what_it_began_with_although_its_weights_are_gone(ch
 
 def test_a_run_says_what_it_follows_and_starts(checkpoint, bare, tmp_path):
     flags = ["-cfg", bare, "-pretrained", checkpoint, "-output", tmp_path / "o", "-batch_size", "1000"]
-    before = typed("main_single_gpu.py", *flags).done().printed.partition("Epoch[")[0]
-    assert_names(before, checkpoint, "DATA.IMAGENET_MEAN [0.25]", "MODEL.EMBED_DIM 16")
+    before = typed("main_single_gpu.py", *flags, "-opts", "DATA.CROP_PCT=0.5").done().printed.partition("Epoch[")[0]
+    assert_names(before, checkpoint, "DATA.IMAGENET_MEAN [0.25]", "MODEL.EMBED_DIM 16", "-opts DATA.CROP_PCT=0.75")
     assert "contradict" not in before and "DATA.IMAGE_SIZE 8" in before
 
 

@@ -145,19 +145,25 @@ def test_a_run_with_schedulefree_evaluates_and_saves_averages_and_goes_on_with_t
     assert state_hash(update(trainer, 2).state_dict()) == state_hash(update(resumed, 2).state_dict())
 
 
-ARGUMENTS = {  # words after TRAIN.OPTIMIZER: what the group of decayed weights has
-    "NAME=Lion KWARGS.caution=true": {"caution": True, "betas": (0.9, 0.99), "weight_decay": 0.05},
+ARGUMENTS = {  # words after TRAIN.OPTIMIZER: what all groups have
+    "NAME=Lion KWARGS.caution=true": {"caution": True, "betas": (0.9, 0.99)},
     "NAME=lion BETAS=[0.8,0.9]": {"betas": (0.8, 0.9)},
     "NAME=lamb EPS=1e-8": {"eps": 1e-8},  # AdamW's, not lamb's own
-    "NAME=sgd KWARGS.nesterov=true": {"nesterov": True, "fused": True},
+    "NAME=sgd KWARGS.nesterov=true": {"nesterov": True, "momentum": 0.9, "fused": True},
+    **{f"NAME={name} BETAS=[0.7,0.8] EPS=1e-3": {"betas": (0.7, 0.8), "eps": 1e-3} for name in ("AdamW", "Adam")},
+    **{f"NAME=SGD MOMENTUM={momentum}": {"momentum": momentum} for momentum in (0.3, 0.0)},
 }
 
 
 @pytest.mark.parametrize(("words", "expected"), ARGUMENTS.items())
 def test_arguments_reach_the_optimizer_and_its_own_defaults_stay(tmp_path, words, expected):
-    config = small_config(tmp_path, "TRAIN.WEIGHT_DECAY=0.05", *(f"TRAIN.OPTIMIZER.{each}" for each in words.split()))
-    (group, _) = build_optimizer(config.TRAIN, torch.nn.Linear(2, 2)).param_groups
-    assert expected.items() <= group.items()
+    words = ["WEIGHT_DECAY=0.07", "BASE_LR=0.02", *(f"OPTIMIZER.{each}" for each in words.split())]
+    optimizer = build_optimizer(
+        small_config(tmp_path, *(f"TRAIN.{each}" for each in words)).TRAIN, torch.nn.Linear(2, 2)
+    )
+    for group, decay in zip(optimizer.param_groups, (0.07, 0.0), strict=True):
+        assert (expected | {"lr": 0.02, "weight_decay": decay}).items() <= group.items()
+    assert isinstance(optimizer, getattr(torch.optim, words[2].removeprefix("OPTIMIZER.NAME="), object))
 
 
 FREE = "TRAIN.LR_SCHEDULER.NAME=constant TRAIN.OPTIMIZER.NAME=AdamWScheduleFree"

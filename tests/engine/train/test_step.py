@@ -10,10 +10,13 @@ from engine.precision.loss_scale import Clipping
 from engine.train.counters import Counters
 from engine.train.ema import Ema, decay_at
 from tests.support.configs import CPU, replaced, small_config
+from tests.support.mistakes import RESNET
 from tests.support.refusals import refused
 from tests.support.runs import fp64_weights
 from tests.support.threads import Threads
 from tests.support.trainers import make_trainer, update
+from utils.errors import ConfigError
+from utils.seed import seed_update
 
 # Images and whether the remainder is trained: one that two processes cannot share evenly, one smaller than them.
 SETS = {
@@ -169,17 +172,11 @@ def test_a_skipped_update_in_naive_mode_leaves_both_copies_alone(tmp_path):
 
 
 def test_naive_mode_refuses_batchnorm(tmp_path):
-    from utils.errors import ConfigError
-
-    options = ["MODEL.TYPE=timm", "MODEL.NAME=resnet18", "MODEL.PATCH_SIZE=16", "MODEL.EMBED_DIM=768", "MODEL.DEPTH=12"]
-    config = small_config(tmp_path, *options, "MODEL.NUM_HEADS=12", "AMP=true", "PRECISION.MODE=naive")
     with refused(ConfigError, "PRECISION.MODE", "naive", "autocast"):
-        make_trainer(config)
+        make_trainer(small_config(tmp_path, *RESNET.split(), "AMP=true", "PRECISION.MODE=naive"))
 
 
 def test_dropout_draws_anew_for_every_step_process_and_seed_and_again_the_same():
-    from utils.seed import seed_update
-
     draws = []
     for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)):
         seed_update(*place)

@@ -1,10 +1,12 @@
-"""RUN.MAX_TIME and TRAIN.EARLY_STOP end a run in time, with all it needs to go on."""
+"""RUN.MAX_TIME and TRAIN.EARLY_STOP end a run in time, with all it needs to go on; the time that is left of one."""
 
 import signal
 
 import pytest
 
 from configs.schema import to_seconds
+from engine.train.counters import EpochResult
+from engine.train.forecast import Forecast
 from engine.train.stop_conditions import TIME_IS_UP, Stopped, TimeLimit
 from engine.train.trainer import Callback
 from tests.support.configs import small_config
@@ -107,3 +109,40 @@ def test_a_run_that_gets_no_better_ends_and_is_over_until_the_limit_is_lifted(tm
     assert start("TRAIN.NUM_EPOCHS=6") == ("done", "early stop", 3, 1)
     assert_names(said[-1], "TRAIN.EARLY_STOP=none")
     assert start("TRAIN.NUM_EPOCHS=4", "TRAIN.EARLY_STOP=none") == ("done", None, 4, 1)
+
+
+class MovesTime(Callback):
+    """The first update takes 100 s, each other one 10 s."""
+
+    now = 30.0
+
+    def on_update(self, trainer) -> None:
+        self.now += 100 if trainer.step == 1 else 10
+
+
+def test_the_time_left_is_that_of_updates_evaluations_and_the_end(tmp_path):
+    told, said, time = [], [], MovesTime()
+    config = small_config(tmp_path, "REPORT_FREQ=1", "RUN.MAX_TIME=16m")
+    trainer = make_trainer(config)
+    order = trainer.data.order
+    num_evaluated = 3 * order.num_images / order.steps_per_epoch  # so many that they take as long as an update
+    calls = lambda: 5, lambda **facts: told.append(facts), said.append, lambda: time.now
+    forecast = Forecast(config, order, num_evaluated, 0.0, *calls)
+    trainer.callbacks = [time, forecast]
+    report = train(trainer)
+    # The report at the end is taken for a third of the 30 s until the first update; a save takes 5.
+    assert [each["eta_seconds"] for each in told] == [None, *range(86 * 10 + 35, 44 * 10 + 25, -10)]
+    assert told[-1]["position"] == {"epoch": 0, "step": 44}
+    (line,) = said
+    assert_names(line, "15 min", "RUN.MAX_TIME", "16m", "2 epochs")  # 895 s are left of 820
+    time.now += 100
+    trainer.notify("on_epoch_end", EpochResult(report, {"": None}, 1437, 440, 100))
+    assert forecast.left(trainer, 1) == 44 * 10 + 100 + 15
+    time.now += 8
+    trainer.end_epoch()
+    trainer.notify("on_epoch_start")
+    assert forecast.left(trainer, 1) == 44 * 10 + 104 + 15
+    assert forecast.left(trainer, 2) == 44 * 10 + 15
+    assert "1.5 of 2" in forecast.describe(44, 547)  # of 292
+    trainer.notify("on_rollback")
+    assert forecast.left(trainer, 0) is None

@@ -5,8 +5,8 @@ import re
 from typing import Any
 
 from configs.schema import Arguments
-from configs.values import FLOAT, INT, Text, quote, quoted, to_text
-from configs.yaml_files import MOST_LEVELS, Quoted, compose, read_node
+from configs.values import FLOAT, INT, Text, quoted
+from configs.yaml_files import Quoted, compose, read_node
 from utils.errors import ConfigError
 
 BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|[()]""")  # of tuples, outside of quoted texts
@@ -27,8 +27,6 @@ def add_argument(arguments: Arguments, section: str, key: str, text: Text, origi
 
 def _argument(text: Text, level: int = 0) -> Any:
     """The value of a text whose type no schema knows, by the rules of YAML 1.2; Python's None, True and tuples too."""
-    if level > MOST_LEVELS:
-        raise ValueError("too many brackets in each other")
     if isinstance(text, list):
         return tuple(_argument(each, level + 1) for each in text)
     if isinstance(text, Quoted):
@@ -51,10 +49,3 @@ def _argument(text: Text, level: int = 0) -> Any:
     if math.isinf(float(stripped)):
         raise ValueError("out of bounds")
     return float(stripped)
-
-
-def argument_to_text(value: Any) -> str:
-    """Write an argument as YAML from which an open section reads the same value of the same type."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(argument_to_text, value))}]"
-    return quote(value) if isinstance(value, str) else to_text(value)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs import flags
-from configs.arguments import add_argument, argument_to_text
+from configs.arguments import add_argument
 from configs.combinations import check_combinations, several_labels_key
 from configs.paddlevit.families import take_family
 from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, translate
@@ -140,7 +140,7 @@ def to_yaml(config: Config, origins: dict[str, str], only: Collection[str] = SET
         section, indent = path, "    " * len(path)
         if key in OPEN_SECTIONS and value:
             lines.append(f"{indent}{name}:")
-            line = {f"{key}.{each}": f"{indent}    {each}: {argument_to_text(value[each])}" for each in value}
+            line = {f"{key}.{each}": f"{indent}    {each}: {to_text(value[each])}" for each in value}
         else:
             line = {key: f"{indent}{name}: {'{}' if key in OPEN_SECTIONS else to_text(value)}"}
         lines += [f"{text:<44}  # {origins.get(each, 'default')}" for each, text in line.items()]

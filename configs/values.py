@@ -336,7 +336,7 @@ def _convert_one(setting: Setting, text: Text) -> Any:
 
 
 def to_text(value: Any) -> str:
-    """Write a value as YAML that `convert` reads back, and that other YAML readers give the same type."""
+    """Write a value as YAML that `convert` and open sections read back, and that other YAML readers give the same type."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -348,13 +348,9 @@ def to_text(value: Any) -> str:
         return digits if "." in digits else digits.replace("e", ".0e")  # to PyYAML 1e-06 is text
     if isinstance(value, int):
         return str(value)
-    if _PLAIN.fullmatch(value) and value.lower() not in (*BOOLS, *_NONE_WORDS, "y", "n"):
+    if _PLAIN.fullmatch(value) and not FLOAT.fullmatch(value) and value.lower() not in (*BOOLS, *_NONE_WORDS, "y", "n"):
         return value
-    return quote(value)
-
-
-def quote(text: str) -> str:
-    return yaml.dump(text, default_style='"', allow_unicode=True, width=math.inf).removesuffix("\n")
+    return yaml.dump(value, default_style='"', allow_unicode=True, width=math.inf).removesuffix("\n")
 
 
 def describe_allowed(setting: Setting) -> str:

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.arguments import argument_to_text
 from configs.schema import RECORD
 from configs.values import of_role, to_text
 from engine.evaluation.scores import TITLES, format_value, interval_of
@@ -240,7 +239,7 @@ def settings(run: SavedRun) -> Markup:
 def written(value: object) -> str:
     """A value as in config.yaml, without credentials."""
     if isinstance(value, dict):
-        return ", ".join(f"{name}: {argument_to_text(each)}" for name, each in value.items()) or "{}"
+        return ", ".join(f"{name}: {to_text(each)}" for name, each in value.items()) or "{}"
     return redacted(to_text(value))
 
 

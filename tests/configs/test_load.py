@@ -51,8 +51,20 @@ def test_drops_are_counted_from_the_start_unless_it_is_set(name, word, expected)
     assert load(["-opts", *words], needs_file=False).config.TRAIN.LR_SCHEDULER.AFTER_WARMUP is expected
 
 
-def test_an_evaluation_may_have_an_odd_batch_with_a_recipe_that_mixes_pairs():
-    assert load_text("{DATA: {BATCH_SIZE: 7}, TRAIN: {CUTMIX_ALPHA: 1}}", "-eval").config.START.EVAL
+TOGETHER = """
+-eval -opts DATA.BATCH_SIZE=7 TRAIN.CUTMIX_ALPHA=1
+-eval -dataset csv -opts DATA.LABEL_SEPARATOR=; TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=none
+-amp -opts PRECISION.MIN_LOSS_SCALING=8 PRECISION.INIT_LOSS_SCALING=8 PRECISION.MAX_LOSS_SCALING=8
+-compile max-autotune-no-cudagraphs -accum_iter 2 -opts TRAIN.CLIP_MODE=agc DIST.STRATEGY=fsdp2
+-compile reduce-overhead -image_size 16 -opts MODEL.PATCH_SIZE=16 MODEL.FREEZE=[*,!head]
+-dataset csv -data_path photos -opts DATA.COLUMNS=[a,b] DATA.SAMPLER=balanced RESUME.ALLOW_CHANGED=[TRAIN.BASE_LR,SPLIT]
+-dataset shards -data_path s3://bucket/photos -opts MODEL.TYPE=timm MODEL.NAME=resnet18 RESUME.ALLOW_CHANGED=true
+"""
+
+
+@pytest.mark.parametrize("words", TOGETHER.strip().splitlines())
+def test_what_only_resembles_a_contradiction_is_accepted(words):
+    assert load_text("", *words.split()).config
 
 
 def test_the_config_cannot_be_written_to():

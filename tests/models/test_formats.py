@@ -2,6 +2,7 @@
 
 import argparse
 import codecs
+import contextlib
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,12 @@ import timm
 import torch
 import torchvision
 
+from configs.schema import Config
+from configs.values import flatten
 from models.weights.files import read_record, read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.paddle import read_pdparams
+from models.weights.state import check_settings
 from tests.support.refusals import assert_names, flip, refused
 from tests.support.weight_files import (
     CLASSES,
@@ -49,6 +53,7 @@ OTHER = {"head.bias": torch.zeros(CLASSES)}
 TORCH_LAYOUTS = {
     "ours": lambda state: {"epoch": 3, "arch": "vit", "state_dict": state, "state_dict_ema": None, "metric": 0.9},
     "ours_with_mean": lambda state: {"state_dict": OTHER, "state_dict_ema": state, "optimizer": {"state": {}}},
+    "ours_with_an_empty_mean": lambda state: {"state_dict": state, "state_dict_ema": {}},
     "timm": lambda state: {"state_dict": state, "args": argparse.Namespace(lr=0.1, opt="sgd"), "version": 2},
     "deit": lambda state: {"model": state},
     "torchvision_with_mean": lambda state: {
@@ -248,6 +253,18 @@ def test_a_flipped_bit_is_found_by_the_checksum(tmp_path, weights):
 def test_a_file_without_usable_weights_says_why(tmp_path, content, names):
     with refused(ConfigError, tmp_path / "x.pth", *names):
         read_state_dict(saved(content, tmp_path / "x.pth"))
+
+
+def test_a_vit_is_as_large_as_its_file_and_its_shards_can_hold(tmp_path):
+    shard, path = tmp_path / "shards/step-1/1-of-1.pth", tmp_path / "last.pth"
+    shard.parent.mkdir(parents=True)
+    path.touch()
+    huge = flatten(Config()) | {"MODEL.EMBED_DIM": 1280, "MODEL.DEPTH": 32}  # 630 million weights
+    for size, config, is_accepted in ((0, flatten(Config()), True), (0, huge, False), (10**8, huge, True)):
+        with open(shard, "wb") as file:
+            file.truncate(size)
+        with contextlib.nullcontext() if is_accepted else refused(ConfigError, path, "6.29e+08"):
+            check_settings(config, path)
 
 
 def test_files_that_cannot_be_meant_say_what_can(tmp_path, weights):

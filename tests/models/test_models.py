@@ -4,9 +4,7 @@ import copy
 from unittest.mock import Mock
 
 import pytest
-import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer
 
 from configs.schema import Config, Data, Model
 from configs.values import RATES, ZERO_IS_ZERO, unflatten
@@ -21,25 +19,6 @@ from utils.errors import ConfigError
 def config_of(image_size=32, channels=3, **model) -> Config:
     small = {"PATCH_SIZE": 8, "EMBED_DIM": 48, "DEPTH": 2, "NUM_HEADS": 4} if model.get("TYPE") != "timm" else {}
     return Config(DATA=Data(IMAGE_SIZE=image_size, IMAGE_CHANNELS=channels), MODEL=Model(**(small | model)))
-
-
-def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("vit_base_patch16_224", {"PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}),
-        ("vit_base_patch16_384", {"PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}),
-        ("vit_huge_patch14_224", {"PATCH_SIZE": 14, "EMBED_DIM": 1280, "DEPTH": 32, "NUM_HEADS": 16}),
-    ],
-)
-def test_names_and_shapes_of_models_that_papers_name_are_timms(name, fields):
-    with meta_device():
-        ours = build_model(config_of(int(name[-3:]), DROPPATH=0.1, **fields), 1000)
-        theirs = timm.create_model(name, num_classes=1000)
-    assert type(ours) is VisionTransformer and shapes(ours) == shapes(theirs)
 
 
 def test_dropout_norms_and_activation_are_paddlevits():

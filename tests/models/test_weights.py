@@ -182,9 +182,10 @@ def test_the_same_classes_keep_their_rows_in_a_head_of_any_size(tmp_path, weight
     assert len(lines) == 1
 
 
-def test_without_a_common_class_the_head_begins_anew(tmp_path, weights):
-    _, (line,) = by_name(tmp_path, headed(weights), ["x", "y", "z"])
-    assert_names(line, "random", "cat")
+@pytest.mark.parametrize(("num_theirs", "classes", "names"), [(3, ["x", "y"], ["cat"]), (2, THEIRS, [2, "classes", 3])])
+def test_without_a_common_class_or_a_row_for_each_the_head_begins_anew(tmp_path, weights, num_theirs, classes, names):
+    _, (line,) = by_name(tmp_path, headed(weights, num_theirs), classes)
+    assert_names(line, "random", *names)
 
 
 def test_a_name_is_the_same_in_either_spelling_of_an_umlaut(tmp_path, weights):

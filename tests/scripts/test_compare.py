@@ -353,6 +353,11 @@ def test_a_group_is_called_by_its_settings_where_they_are_short_else_by_its_firs
 def test_quantiles_are_students_for_few_degrees_of_freedom_and_for_many():
     expected = {0.4: 12.706, 1: 12.706, 1.9: 12.706, 2: 4.303, 30: 2.042, 31: 2.040, 100: 1.984}
     assert {degrees: statistics.student(degrees) for degrees in expected} == pytest.approx(expected, abs=0.003)
+    z = 1.959964  # of the normal distribution, from which Fisher's expansion goes
+    for n in range(3, 200):
+        terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+        series = z + sum(term / n**power for power, term in enumerate(terms, start=1))
+        assert statistics.student(n) == pytest.approx(series, rel=0.01)
 
 
 def test_credentials_in_a_setting_that_differs_are_not_shown(tmp_path):

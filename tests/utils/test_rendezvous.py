@@ -1,5 +1,6 @@
 """How processes find each other, and how a rank that does not join or respond is named."""
 
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -44,6 +45,14 @@ def test_a_process_that_does_not_come_is_named_in_time(rank, names):
     port = free_port()
     with refused(LostProcess, *names, f"127.0.0.1:{port}", "1 s", "DIST.TIMEOUT"):
         Rendezvous(LaunchedRank("test", rank, 2, None, "127.0.0.1", port), timeout=1.0)
+
+
+def test_a_port_that_another_program_has_is_named():
+    with (
+        socket.create_server(("", 0)) as other,
+        refused(ConfigError, "-dist_url", other.getsockname()[1], "MASTER_PORT"),
+    ):
+        Rendezvous(LaunchedRank("test", 0, 2, None, "127.0.0.1", other.getsockname()[1]), timeout=1.0)
 
 
 def test_who_joins_without_a_launcher_counts_the_processes_of_its_machine():

@@ -10,7 +10,8 @@ from pathlib import Path
 import yaml
 
 from configs.values import Text, is_none
-from utils.errors import ConfigError, not_a_file
+from utils.errors import ConfigError
+from utils.files import content_of
 from utils.text import align, format_bytes
 
 SHIPPED = Path(__file__).resolve().parent
@@ -107,12 +108,7 @@ def read_file(path: str) -> dict[str, Text]:
     """Return {full key: text} of one YAML file."""
     origin = os.path.normpath(path)
     try:
-        kind = not_a_file(path)
-        if kind:
-            raise ConfigError(f"{origin}: not a settings file: it is {kind}")
-        with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        source = content.decode("utf-8-sig")
+        source = content_of(Path(path), MOST_BYTES).decode("utf-8-sig")
     except OSError as error:  # no permission
         raise ConfigError(f"{origin}: cannot be read as a settings file: {error.strerror}") from None
     except UnicodeDecodeError as error:

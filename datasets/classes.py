@@ -26,7 +26,8 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
     """
     notes, first = [], parts[0]
     if config.DATA.CLASSES:
-        classes = _read_classes(config.DATA.CLASSES)
+        # None repeats, as images are found by them.
+        classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
         where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
         _refuse_others(parts, classes, where, "add them to the file", may_lack=True)
         renumber(parts, classes)
@@ -183,16 +184,15 @@ def _first_image(parts: list[ImageSet], target: int) -> str:
     return next((part.name(int(indices[0])) for part, indices in found if len(indices)), "without images")
 
 
-def _read_classes(name: str) -> list[str]:
-    """The names in a file, none of which repeats: images are found by them."""
-    file = Path(name).expanduser()
+def read_classes(name: str, title: str, errors: str = "strict", may_repeat: bool = True) -> list[str]:
+    """The names in a file of classes. `title`: the setting or flag that names it."""
     try:
-        text = read_names(file, "surrogateescape")
-    except OSError as error:
+        text = read_names(Path(name).expanduser(), errors)
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"DATA.CLASSES: {name} cannot be read ({cause_of(error)}); name a text file of class names"
+            f"{title}: {name} cannot be read ({cause_of(error)}); name a text file of class names"
         ) from None
-    return classes_in(text, f"DATA.CLASSES: {name}", may_repeat=False)
+    return classes_in(text, f"{title}: {name}", may_repeat)
 
 
 def classes_in(text: str, where: str, may_repeat: bool = True) -> list[str]:

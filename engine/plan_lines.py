@@ -140,7 +140,7 @@ def describe_other_validation(plan: Plan) -> list[str]:
     if not best.epoch:
         return renamed
     return [
-        f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so "
+        f"resume: other validation images ({then.get('num_images')} then, {now['num_images']} now), so the best epoch so "
         f"far, {best.epoch} with {format_value(best.metric, best.value)}, does not count: the next one becomes best.pth",
         *renamed,
     ]

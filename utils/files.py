@@ -95,10 +95,9 @@ def without_waiting(path: str, flags: int) -> int:
 
 def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (None,)) -> bytes:
     """The bytes of a file. OSError for a larger one, and for what is none, unless `takes` has its kind: it may have no end."""
+    if (kind := not_a_file(path)) not in takes:
+        raise OSError(errno.EINVAL, f"it is {kind}; name a file", str(path))
     with open(path, "rb", opener=without_waiting) as file:
-        kind = not_a_file(file.fileno())
-        if kind not in takes:
-            raise OSError(errno.EINVAL, f"it is {kind}; name a file", str(path))
         # A pipe has a writer, as in -list <(find photos), or is at its end.
         os.set_blocking(file.fileno(), kind == "a pipe")
         size = os.fstat(file.fileno()).st_size

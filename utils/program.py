@@ -25,6 +25,12 @@ from utils.text import cut, printable
 MOST_READ = 100_000  # characters of an error's message, of which the first are shown
 
 # What a disk or its server does, and no program can help.
+OF_A_NAME = {
+    errno.ENAMETOOLONG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ELOOP,
+}  # that a user gave, or of what is in a folder of that name
 OF_THE_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG, errno.ETIMEDOUT}
 
 
@@ -129,6 +135,8 @@ def judge(error: BaseException) -> tuple[int, str | None]:
         return 1, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT, ""
+    if isinstance(error, OSError) and error.errno in OF_A_NAME:
+        return UserError.code, f"{error.filename}: {cause_of(error)}; name another file or folder, or allow to read it"
     if isinstance(error, OSError) and error.errno in OF_THE_DISK:
         place = f"{error.filename}: " if error.filename else ""
         return 1, f"{place}{cause_of(error)}; a file could not be read or written, start again when the disk can"

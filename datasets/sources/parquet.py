@@ -175,9 +175,9 @@ def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
     import pyarrow.types as types
 
     names = data.COLUMNS or USUAL_COLUMNS
-    if missing := [name for name in names if name not in schema.names]:
+    if missing := [name for name in names if schema.names.count(name) != 1]:
         columns = ", ".join(f"{field.name} {field.type}" for field in schema)
-        raise DataError(f"{file}: no column {missing[0]}, but {columns}; {NAME_COLUMNS}")
+        raise DataError(f"{file}: no single column {missing[0]}, but {columns}; {NAME_COLUMNS}")
     image, label = (schema.field(name) for name in names)
     inside = {field.name: field for field in image.type} if types.is_struct(image.type) else {}
     content = inside.get("bytes", image).type

@@ -7,17 +7,18 @@ final name, so that a killed download counts as whole, and they know no limit.
 import asyncio
 import errno
 import functools
+import itertools
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from utils.errors import DataError, needing
 from utils.text import format_bytes, redacted
 
-MAX_TARS = 1_000_000  # of a range
+MAX_TARS, MAX_BRACES = 200_000, 20  # of a URL
 BRACES = re.compile(r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 BLOCK = 16 << 20  # bytes of a request: what is lost when a connection breaks
@@ -63,7 +64,12 @@ def parse_address(url: str) -> Address:
     if before == url and not url.lower().endswith(".tar"):
         return Address(url.rstrip("/"), None)
     folder = before.rpartition("/")[0]
-    names = sorted(set(expand(url[len(folder) + 1 :])))
+    names = [] if url.count("{") > MAX_BRACES else list(itertools.islice(expand(url[len(folder) + 1 :]), MAX_TARS + 1))
+    if len(names) > MAX_TARS or url.count("{") > MAX_BRACES:
+        raise DataError(
+            f"DATA.DATA_PATH: {url} means more than {MAX_TARS:,} tars, or has over {MAX_BRACES} braces; name fewer"
+        )
+    names = sorted(set(names))
     for name in names or [url]:
         if not name.lower().endswith(".tar") or ".." in name.split("/") or set("{}") & set(name):
             raise DataError(
@@ -73,18 +79,18 @@ def parse_address(url: str) -> Address:
     return Address(folder, names)
 
 
-def expand(pattern: str) -> list[str]:
+def expand(pattern: str) -> Iterator[str]:
     """The texts that a pattern means: {000..146} is a range with leading zeros, {train,val} a choice that may hold ranges."""
     braces = BRACES.search(pattern)
     if braces is None:
-        return [pattern]
-    choices = braces[1].split(",")
+        yield pattern
+        return
+    choices: Iterable[str] = braces[1].split(",")
     if numbers := NUMBERS.fullmatch(braces[1]):
-        first, last = map(int, numbers.groups())
-        choices = [f"{number:0{len(numbers[1])}d}" for number in range(first, min(last + 1, first + MAX_TARS))]
-    return [
-        each for choice in choices for each in expand(f"{pattern[: braces.start()]}{choice}{pattern[braces.end() :]}")
-    ]
+        first, last = (int(each[:18]) for each in numbers.groups())  # as many are too many already
+        choices = (f"{number:0{len(numbers[1])}d}" for number in range(first, last + 1))
+    for choice in choices:
+        yield from expand(f"{pattern[: braces.start()]}{choice}{pattern[braces.end() :]}")
 
 
 # --- what goes wrong ---

@@ -9,7 +9,7 @@ from torch import nn
 
 from configs.schema import Config
 from configs.values import unflatten, wrong_in
-from datasets.classes import classes_in
+from datasets.classes import read_classes
 from datasets.transforms.decode import PixelRules
 from engine.settings import load_settings, override
 from models import build_model
@@ -19,7 +19,6 @@ from models.weights.load import load_exactly, load_pretrained
 from models.weights.metadata import classes_of_weights, preprocessing_of
 from models.weights.timm_tags import pretrained_cfg
 from utils.errors import ConfigError, naming_damage
-from utils.files import read_names
 from utils.text import counted
 
 OURS = {"config", "class_names", "data"}  # what a checkpoint of ours says beside its weights
@@ -156,12 +155,7 @@ def _class_names(source: str, number: int) -> list[str]:
 
 
 def _read_names(path: Path, number: int) -> list[str]:
-    try:
-        names = classes_in(read_names(path), f"-classes: {path}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"-classes: {path} cannot be read ({error}); it must be a text file with a name a line"
-        ) from None
+    names = read_classes(str(path), "-classes")
     if len(names) != number:
         raise ConfigError(
             f"-classes: {path} has {counted(len(names), 'line')}, but the model has {counted(number, 'class')}"

@@ -22,7 +22,7 @@ from engine.record.timing import Timing, shares
 from engine.record.trackers import Trackers
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import PHASES, Callback, Trainer
-from utils.errors import cause_of
+from utils.errors import cause_of, naming_damage
 from utils.files import write_text
 from utils.log import Log
 from utils.text import csv_text
@@ -186,11 +186,12 @@ class StepRows:
         """Keeps the rows before `first_step`, without a line that a kill cut off."""
         path = folder / "steps.csv"
         self._columns = [name for name in STEP_COLUMNS if has_budget or name != "num_updates"]
-        self.rows: list[Row] = [
-            {name: float(row[name]) if row.get(name) else None for name in STEP_COLUMNS}
-            for row in read_table(path)
-            if int(row["step"]) < first_step
-        ]
+        with naming_damage(path):
+            self.rows: list[Row] = [
+                {name: float(row[name]) if row.get(name) else None for name in STEP_COLUMNS}
+                for row in read_table(path)
+                if int(row["step"]) < first_step
+            ]
         write_text(path, "\n".join([",".join(self._columns), *map(self._line, self.rows), ""]))
         self._file = open(path, "a", buffering=1)  # noqa: SIM115
 

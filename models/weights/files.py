@@ -9,7 +9,16 @@ from torch import Tensor
 
 from models.weights.names import from_google
 from models.weights.paddle import read_paddle_weights
-from models.weights.state import Weights, check_settings, check_tensors, merged, record_of, refuse_bomb, weights_of
+from models.weights.state import (
+    Weights,
+    check_settings,
+    check_split,
+    check_tensors,
+    merged,
+    record_of,
+    refuse_bomb,
+    weights_of,
+)
 from models.weights.torch_files import (
     read_safetensors,
     read_torch,
@@ -96,6 +105,7 @@ def read_record(path: Path) -> dict:
     reader = {"torch": record_in_torch_file, "safetensors": record_in_safetensors}.get(format_of(path))
     record = (reader(path) if reader else {}) or _recorded_beside(path)
     check_settings(record.get("config", {}), path)
+    check_split(record.get("split", {}), path)
     return record
 
 

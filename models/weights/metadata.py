@@ -12,7 +12,7 @@ from models.kwargs import SETTING_BY_TYPE, SETTING_OF
 from models.weights.files import find_file, format_of, read_record, read_state_dict
 from models.weights.names import TRANSFORMERS_KINDS
 from models.weights.timm_tags import image_settings, model_settings, pretrained_cfg, timm_name
-from utils.errors import ConfigError
+from utils.errors import ConfigError, naming_damage
 from utils.files import content_of
 from utils.torch_internals import import_timm
 
@@ -91,16 +91,11 @@ def _from_folder(path: Path) -> tuple[Settings, Settings] | None:
 
 def _read_json(path: Path) -> dict:
     """A JSON file with a dict; {} if there is none."""
-    try:
-        content = json.loads(content_of(path))
-        if isinstance(content, dict):
-            return content
-        error = "not a mapping of names to values"
-    except FileNotFoundError:
-        return {}
-    except (OSError, RecursionError, ValueError) as damage:
-        error = damage
-    raise ConfigError(f"{path}: damaged, or not JSON ({error}); fetch the folder again")
+    with naming_damage(path, OSError):
+        content = json.loads(content_of(path)) if path.exists() else {}
+        if not isinstance(content, dict):
+            raise ValueError("not a mapping of names to values")
+        return content
 
 
 def _from_timms_config(config: dict) -> tuple[Settings, Settings]:

@@ -16,6 +16,7 @@ from utils.errors import ConfigError, naming_damage
 from utils.text import format_bytes
 
 MOST_UNPACKED = 20  # times the size of a compressed file
+MOST_MEMBERS = 50_000  # with those of an EMA and of an optimizer
 SMALL = 10**8  # weights of a model that may be built before it is compared with its file
 
 
@@ -80,6 +81,15 @@ def check_settings(config: dict, path: Path) -> None:
             raise ValueError(f"{wrong[0]} is {config.get(wrong[0])!r}"[:200])
         if config.get("MODEL.TYPE") == "vit" and _num_weights(config) > MOST_UNPACKED * _size(path) + SMALL:
             raise ValueError(f"its settings are of a ViT with {_num_weights(config):.3g} weights")
+
+
+def check_split(split: dict, path: Path) -> None:
+    """ConfigError if no images can be held out by this record."""
+    with naming_damage(path):
+        if split.get("rule") in ("hash", "position"):
+            part = 0 < split.get("fold", 1) <= split.get("folds", 1)
+            if not (0 <= split["fraction"] <= 1 and split["seed"] >= 0 and part):
+                raise ValueError(f"its split: {split}"[:200])
 
 
 def _num_weights(config: dict) -> float:
@@ -153,7 +163,9 @@ def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def refuse_bomb(archive: ZipFile, path: Path) -> None:
-    """ConfigError for a small file that would take minutes and all memory to unpack: weights hardly get smaller."""
+    """ConfigError for a file that would take minutes, a small one also all memory: weights hardly get smaller."""
+    if len(archive.infolist()) > MOST_MEMBERS:
+        raise ConfigError(f"{path}: refused, because it has more than {MOST_MEMBERS:,} tensors: no weights have")
     size, unpacked = path.stat().st_size, sum(each.file_size for each in archive.infolist())
     if unpacked > MOST_UNPACKED * size + 2**20:
         raise ConfigError(

@@ -118,6 +118,12 @@ def test_a_setting_names_columns_that_are_called_otherwise(tmp_path):
 # --- what is refused ---
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pyarrow.table(rows(range(4)))
+    pyarrow.parquet.write_table(table.append_column("label", table["label"]), tmp_path / "train.parquet")
+    assert_names(error_of("parquet", tmp_path), "label", "DATA.COLUMNS")
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [

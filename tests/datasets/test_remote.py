@@ -356,7 +356,10 @@ def test_a_url_is_a_folder_one_tar_or_those_that_braces_mean_to_webdataset(url, 
     assert parse_address(url) == (folder, names and names.split())
 
 
-@pytest.mark.parametrize("wrong", ["{0..1.tar", "{9..1}.tar", "{0..1}.zip", "{../x,y}.tar"])
+ENDLESS = ("{0..99999999999}.tar", 19 * "{a,b}" + ".tar", 500 * "{a}" + ".tar", "{0..1" + 5000 * "0" + "}.tar")
+
+
+@pytest.mark.parametrize("wrong", ["{0..1.tar", "{9..1}.tar", "{0..1}.zip", "{../x,y}.tar", *ENDLESS])
 def test_braces_that_mean_no_tars_are_refused(wrong):
     with refused(DataError, "DATA.DATA_PATH"):
         parse_address(f"https://server/{wrong}")

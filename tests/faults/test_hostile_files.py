@@ -37,6 +37,7 @@ from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
 from engine.record.image_results import ResultFiles
 from engine.record.image_tables import write_tables
+from engine.record.metrics import StepRows
 from engine.record.report import write_report
 from engine.record.saved_run import KINDS, SavedRun, read_object, read_settings, read_status
 from engine.saves import Saves
@@ -519,6 +520,25 @@ def test_settings_in_a_checkpoint_that_no_run_has_are_damage(tmp_path, trained, 
             read(tmp_path / f"w.{ending}")
 
 
+SPLIT = {"rule": "hash", "fraction": 0.2, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    "change", [{"fraction": "x"}, {"fraction": float("nan")}, {"seed": None}, {"folds": 0}, {"fold": 2}], ids=str
+)
+def test_a_split_by_which_nothing_can_be_held_out_is_damage(tmp_path, change):
+    for split in (SPLIT | change, {"rule": "position"}, SPLIT):
+        (tmp_path / "w.safetensors").write_bytes(to_safetensors({"a": torch.zeros(1)}, {"split": json.dumps(split)}))
+        with contextlib.nullcontext() if split == SPLIT else pytest.raises(ConfigError, match="damaged"):
+            assert read_record(tmp_path / "w.safetensors")["split"] == split
+
+
+def test_a_table_of_updates_that_was_written_twice_is_damage(tmp_path):
+    (tmp_path / "steps.csv").write_text("step,loss\n0,1\nstep,loss\n0,1\n")
+    with pytest.raises(ConfigError, match="steps.csv: damaged"):
+        StepRows(tmp_path, 9)
+
+
 IMAGES = {
     "input_size": [None, [3], [3, "x", None], [3, 10**9, 10**9], [1, 8, 8]],
     "mean": [5, ["x"], [float("nan")] * 3],
@@ -551,6 +571,13 @@ def test_what_stands_for_a_best_epoch_may_be_anything(tmp_path):
     assert progress_in(tmp_path / "best.pth") == {}
     (tmp_path / "w.safetensors").write_bytes(to_safetensors({"a": torch.zeros(1)}, {"split": 5000 * "9"}))
     assert read_record(tmp_path / "w.safetensors") == {}
+
+
+def test_a_file_of_more_tensors_than_any_weights_have_is_refused_unread(tmp_path, monkeypatch):
+    monkeypatch.setattr("models.weights.state.MOST_MEMBERS", 3)
+    torch.save({"a": torch.zeros(1)}, tmp_path / "w.pth")
+    with pytest.raises(ConfigError, match=r"w\.pth.*tensors"):
+        read_record(tmp_path / "w.pth")
 
 
 @pytest.mark.parametrize("ending", [".npz", ".pth"])

@@ -52,6 +52,8 @@ def test_the_revision_names_version_and_commit_and_needs_no_git(tmp_path, monkey
         (LostProcess("process 1"), 1, True),
         (KeyboardInterrupt(), 130, False),
         (MemoryError(), 2, True),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 300), 2, True),
+        (PermissionError(errno.EACCES, "Permission denied", "photos"), 2, True),
         (RuntimeError("C++ compile error ... final link failed: No space left on device"), 2, True),
         (RuntimeError("C++ compile error ... unknown type"), 1, False),
         (OSError(errno.EIO, "Input/output error", "x.jpg"), 1, True),

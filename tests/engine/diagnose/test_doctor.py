@@ -75,6 +75,10 @@ def test_a_planted_overflow_is_named_and_training_goes_on_with_what_is_prescribe
     found = diagnose(case)
     assert (str(found.first), found.is_forward, found.black_list) == (place, is_forward, black_list)
     assert found.is_mended
+    row = next(row for row in found.rows if row.place == found.first)
+    assert_names(
+        found.finding(), place, f"{row.activation if is_forward else row.gradient:.4g}", "float16 ends at 65504"
+    )
     assert skips(tmp_path, case, [], case.scale) == 3
     assert skips(tmp_path, case, found.black_list, found.best_scale) == 0
 

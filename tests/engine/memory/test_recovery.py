@@ -135,6 +135,13 @@ def test_running_out_is_told_from_other_errors():
     assert shortage(RuntimeError("shapes do not fit")) is None
 
 
+def test_memory_that_is_free_again_goes_back_to_a_device_that_keeps_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", emptied := Mock())
+    for device, count in (("cpu", 0), ("cuda", 1)):
+        recovery.release(torch.device(device))
+        assert emptied.call_count == count
+
+
 def train_late(folder: Path, fits: int, *flags: str, strategy: str = "ddp") -> Ended:
     """Two processes, of which the second takes no more than `fits` images from step 5 on."""
     (folder / "small.yaml").write_text(SMALL)

@@ -253,6 +253,12 @@ def test_a_budget_that_is_too_short_is_refused_with_one_that_fits(config):
         assert to_seconds(fits) <= most
         fitting = Run(config(fits), World(**machine)).go()
         assert fitting.world.now <= to_seconds(fits) and fitting.last_rate == pytest.approx(END_LR, abs=1e-7)
+    run = Run(config("15s"), World())
+    run.budget.forecast.update = 60.0
+    for given, least in (((), 26), ((False,), 13)):  # updates: until an update is measured, and the landing
+        with pytest.raises(ConfigError) as refusal:
+            run.budget.refuse_too_short(0, *given)
+        assert least <= int(re.search(r"about (\d+)m", str(refusal.value))[1]) <= least + 3
 
 
 @pytest.mark.parametrize("options", ["", "TRAIN.LR_SCHEDULER.PER_EPOCH=true", "TRAIN.LR_SCHEDULER.NAME=wsd"])

@@ -104,6 +104,25 @@ def test_classes_of_a_teacher_are_matched_by_name_and_unknown_ones_refused(tmp_p
         load_teacher(replaced(distilled, DATA={"IMAGE_CHANNELS": 3}), ["ant", "bee", "cat"], 3)
 
 
+def test_a_teacher_that_does_not_say_its_model_or_classes_or_has_two_weights_is_refused(tmp_path):
+    config, path = small_config(tmp_path), tmp_path / "best.pth"
+    whole = {"state_dict": {}, "config": flatten(config), "class_names": ["ant"]}
+
+    def find(name: object, weights: str | None = None):
+        return find_teacher(replaced(config, TRAIN={"TEACHER_MODEL": str(name), "TEACHER_PRETRAINED": weights}))
+
+    for gone in ("config", "class_names"):
+        torch.save({name: each for name, each in whole.items() if name != gone}, path)
+        with refused(ConfigError, "TRAIN.TEACHER_MODEL", path, "TRAIN.TEACHER_PRETRAINED"):
+            find(path)
+    torch.save(whole, path)
+    assert find(path).classes == ["ant"]
+    with refused(ConfigError, "TRAIN.TEACHER_PRETRAINED", path):
+        find(path, "other.pth")
+    with refused(ConfigError, "TRAIN.TEACHER_MODEL", "resnet_18", "resnet18"):
+        find("resnet_18")
+
+
 def test_weights_of_a_teacher_from_timm_must_have_the_datas_number_of_classes(tmp_path):
     config = small_config(tmp_path, *TEACHER, "TRAIN.DISTILLATION_TYPE=soft")
     torch.manual_seed(3)

@@ -61,7 +61,7 @@ def load_once(arguments: list[str]) -> LoadedConfig:
     try:
         return load_settings(arguments)
     except UserError as error:
-        raise (error if rank_in_environment(os.environ) == "0" else AlreadyReportedError(str(error))) from None
+        raise (AlreadyReportedError(str(error)) if rank_in_environment(os.environ) else error) from None
 
 
 if __name__ == "__main__":

@@ -108,9 +108,12 @@ class LaunchedRank:
         return self.launcher in ("torchrun", "Open MPI")
 
 
-def rank_in_environment(environment: Mapping[str, str]) -> str:
+def rank_in_environment(environment: Mapping[str, str]) -> int:
     """This process's rank as far as the environment says it, so that one process alone reports a mistake."""
-    return next((environment[rank] for rank, *_ in _VARIABLES.values() if rank in environment), "0")
+    with contextlib.suppress(ConfigError):
+        if found := _ranks_in_environment(environment):
+            return found[0].rank
+    return 0
 
 
 def count_local(environment: Mapping[str, str], world_size: int) -> int:

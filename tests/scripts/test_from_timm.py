@@ -133,7 +133,7 @@ def test_a_published_recipe_has_timms_updates_rates_groups_and_augmentation(tmp_
 
 # Arguments | the settings that they become | arguments that are named beside the file | flags of the command that trains
 TRANSLATED = """
-| DATA.DATASET=imagefolder DEVICE=auto MODEL.NUM_CLASSES=1000 TRAIN.LOSS=cross_entropy TRAIN.WARMUP_EPOCHS=5.0 | |
+| DATA.DATASET=imagefolder DEVICE=auto MODEL.NUM_CLASSES=1000 TRAIN.LOSS=cross_entropy TRAIN.LR_SCHEDULER.PER_EPOCH=True | |
 -b 32 --mixup .2 | DATA.BATCH_SIZE=32 TRAIN.MIXUP_GROUP=32 | |
 --cutmix 1 --mixup-mode elem --bce-loss --smoothing 0 | TRAIN.MIXUP_MODE=elem TRAIN.LOSS=bce | |
 --bce-loss --bce-pos-weight 2 | TRAIN.LOSS=bce TRAIN.CLASS_WEIGHTS=None | --bce-pos-weight 2 |
@@ -154,19 +154,19 @@ a --data-dir b --dataset torch/cifar10 | DATA.DATASET=torchvision/cifar10 DATA.D
 --opt nosuch | TRAIN.OPTIMIZER.NAME=nosuch | --opt nosuch |
 --sched none | TRAIN.LR_SCHEDULER.NAME=constant TRAIN.WARMUP_EPOCHS=0.0 | |
 --epochs 20 --cooldown-epochs 5 | TRAIN.NUM_EPOCHS=25 | |
---sched multistep --epochs 20 --cooldown-epochs 5 --sched-on-updates | TRAIN.NUM_EPOCHS=20 | --sched-on-updates |
+--sched multistep --epochs 20 --cooldown-epochs 5 --sched-on-updates | TRAIN.NUM_EPOCHS=20 TRAIN.LR_SCHEDULER.PER_EPOCH=False | --sched-on-updates |
 --lr-base .4 --lr-base-size 512 --opt adamw | TRAIN.BASE_LR=0.2 | --lr-base 0.4 |
 --lr-base .4 --lr-base-size 512 --opt adamw --lr-base-scale linear | TRAIN.BASE_LR=0.1 | --lr-base 0.4 |
 torchrun --nnodes 2 --nproc-per-node=2 train.py --lr-base .4 --lr-base-size 512 | TRAIN.BASE_LR=0.4 | --lr-base 0.4, --dist-bn reduce | -ngpus 4
 ./distributed_train.sh 4 --data-dir b | DATA.DATA_PATH=b | --dist-bn reduce | -ngpus 4
 --resume x.pth --start-epoch 3 --experiment mine | | | -resume x.pth -last_epoch 3 -name mine
---kd-model-name resnet18 | TRAIN.TEACHER_MODEL=resnet18 TRAIN.DISTILLATION_TYPE=soft TRAIN.DISTILLATION_ALPHA=0.5 | --task-loss-weight |
+--kd-model-name resnet18 --kd-token-distill-type hard | TRAIN.TEACHER_MODEL=resnet18 TRAIN.DISTILLATION_TYPE=soft TRAIN.DISTILLATION_ALPHA=0.5 | --task-loss-weight |
 --kd-model-name a --kd-distill-type token --kd-token-distill-type hard --task-loss-weight .3 | TRAIN.DISTILLATION_TYPE=hard TRAIN.DISTILLATION_ALPHA=0.7 | |
 --kd-model-name a --kd-distill-type feature --task-loss-weight 1 --distill-loss-weight 3 | TRAIN.DISTILLATION_ALPHA=0.75 | --kd-distill-type feature, --task-loss-weight 1 |
 --torchcompile --device cuda:1 --log-wandb | COMPILE=True DEVICE=auto TRACK=['tensorboard','wandb'] | |
 --torchcompile aot_eager --torchcompile-mode reduce-overhead --device cpu | COMPILE=reduce-overhead DEVICE=cpu | --torchcompile aot_eager |
 --sched tanh --lr-noise .4 .9 --no-aug --bce-loss --smoothing 0 | TRAIN.LOSS=cross_entropy TRAIN.LR_SCHEDULER.NAME=cosine | --sched tanh, --lr-noise 0.4 0.9, --no-aug, --bce-loss |
---grad-accum-steps 2 --train-crop-mode rkrc --model samvit_base_patch16 | DATA.DROP_LAST=False TRAIN.ACCUM_ITER=2 DATA.TRAIN_CROP=rrc | --grad-accum-steps 2, --train-crop-mode rkrc |
+--grad-accum-steps 2 --train-crop-mode rkrc --model samvit_base_patch16 | DATA.DROP_LAST=False TRAIN.ACCUM_ITER=2 DATA.TRAIN_CROP=rrc MODEL.NAME=samvit_base_patch16 | --grad-accum-steps 2, --train-crop-mode rkrc |
 --recovery-interval 50 --aug-repeats 3 | SAVE_STEPS=50 TRAIN.REPEATED_AUG=3 | |
 """
 

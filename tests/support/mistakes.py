@@ -113,6 +113,7 @@ ON_THE_COMMAND_LINE = {
     "-seed 1 y.yaml": "'y.yaml' -cfg",
     "-opts SEED 1": "-opts 'SEED' KEY=VALUE TRAIN.BASE_LR=1e-3",
     "-opts TRAIN=1": "-opts TRAIN '1'",
+    "-opts BASE=x.yaml": "-opts BASE -cfg",
     "-opts MODEL.KWARGS.x=[1": "-opts MODEL.KWARGS.x '[1'",
     "-opts MODEL.TRANS.DEPTH=0": "-opts MODEL.DEPTH '0' 1 1,000",
     "-opts MODEL.EMBED_DIM=96000 MODEL.DEPTH=1000": "MODEL.EMBED_DIM 96000 MODEL.DEPTH 1000 1e+11",

@@ -13,7 +13,17 @@ from tests.support.forks import ROOT
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import free_port
 from utils.errors import ConfigError, LostProcess
-from utils.launch import LaunchedRank, LaunchOptions, Nodes, find_launched_rank, find_nodes, first_host, launch
+from utils.launch import (
+    LaunchedRank,
+    LaunchOptions,
+    Nodes,
+    count_local,
+    find_launched_rank,
+    find_nodes,
+    first_host,
+    launch,
+    rank_in_environment,
+)
 from utils.rendezvous import meet_nodes
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08,11],login"}
@@ -66,6 +76,22 @@ def test_the_first_host_of_slurms_list_of_nodes_and_what_is_none(nodes, host):
 def test_every_launchers_variables_are_read(environment, launcher, numbers, host):
     launched = find_launched_rank(environment, LaunchOptions())
     assert launched == LaunchedRank(launcher, *numbers, host, launched.port)
+    assert launched.parent_is_launcher == (launcher in ("torchrun", "Open MPI"))
+    assert rank_in_environment(environment) == launched.rank, "one process alone reports a mistake"
+
+
+@pytest.mark.parametrize(
+    ("environment", "number"),
+    [
+        ({}, 6),
+        (TORCHELASTIC | {"LOCAL_WORLD_SIZE": "2"}, 2),
+        (OPEN_MPI, 2),
+        (SLURM_TASK | {"SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, 8),
+        (SLURM_TASK | {"SLURM_STEP_TASKS_PER_NODE": "?"}, 6),
+    ],
+)
+def test_the_processes_of_this_machine_are_counted_as_the_launcher_says(environment, number):
+    assert count_local(environment, 6) == number
 
 
 def test_each_start_by_torchrun_is_told_from_those_before_it():
@@ -91,6 +117,8 @@ def test_the_processes_of_all_nodes_that_may_come_are_counted_by_torchruns_words
 def test_nobodys_worker_starts_the_others_itself():
     for environment in ({}, {"RANK": "0"}, SLURM | {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0"}):
         assert find_launched_rank(environment, LaunchOptions()) is None
+    for environment in ({"RANK": "3"}, SLURM_TASK | {"SLURM_PROCID": "x"}):
+        assert rank_in_environment(environment) == 0, "nobody would report a mistake"
     one = SLURM_TASK | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
     assert find_launched_rank(one, LaunchOptions(num_local=2)) is None, "in a shell that srun opened"
 
@@ -120,6 +148,7 @@ def test_flags_stand_alone_or_fill_in_what_the_launcher_leaves_open():
         ({}, LaunchOptions("a:1", 2, 0), ["DIST.URL", "'a:1'", "tcp://HOST:PORT"]),
         ({}, LaunchOptions("tcp://a:b", 2, 0), ["DIST.URL", "'tcp://a:b'"]),
         ({}, LaunchOptions("tcp://a:1", 1, 0), ["-world_size", "main_single_gpu.py"]),
+        ({}, LaunchOptions("tcp://a:1", 1, 0, num_local=2), ["-world_size", "-ngpus"]),
         (SLURM_TASK, LaunchOptions(rank=0), ["Slurm", "process 1 of 4", "command line", "process 0 of 4"]),
         (SLURM_TASK | VARIABLES, LaunchOptions(), ["Slurm", "process 1 of 4", "WORLD_SIZE", "process 1 of 2"]),
         (OPEN_MPI | INTEL_MPI, LaunchOptions(), ["Open MPI", "process 1 of 2", "process 3 of 4"]),

@@ -128,7 +128,6 @@ class Index:
 
     def __init__(self, path: Path | None, columns: dict[str, np.ndarray], facts: dict, identity: str = ""):
         self.path, self.facts, self.id, self._columns = path, facts, identity, columns
-        self.num_bytes = sum(each.nbytes for each in columns.values())
 
     def has(self, shape: "Shape") -> bool:
         """Whether columns and facts are as our own: somebody else may have made it."""
@@ -180,14 +179,12 @@ class Place:
 
     def claim(self) -> None:
         """Wait until no other process builds here. BuiltElsewhereError: one has done so meanwhile."""
-        if self.file is None:
-            self._stack.close()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            part = self.path.with_name(f".{self.path.name}.part")
-            self.file = self._stack.enter_context(locked(part, wait=lambda: None))
-            self._stack.callback(self._remove, part)  # while it is still locked
-            if (index := open_index(self.path)) and index.id != self._before:
-                raise BuiltElsewhereError
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_name(f".{self.path.name}.part")
+        self.file = self._stack.enter_context(locked(part, wait=lambda: None))
+        self._stack.callback(self._remove, part)  # while it is still locked
+        if (index := open_index(self.path)) and index.id != self._before:
+            raise BuiltElsewhereError
 
     def finish(self) -> None:
         """Give the file its name, once all of it is on the disk."""

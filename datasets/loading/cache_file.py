@@ -4,7 +4,6 @@ The index is written last and declares the cache complete: without it the next s
 """
 
 import contextlib
-import glob
 import hashlib
 import json
 import mmap
@@ -64,7 +63,7 @@ class CacheLocation:
 
     def remove_older(self) -> list[str]:
         """Remove other caches of this data set. A run that reads one goes on with it: files stay as long as they are open."""
-        older = set(self.folder.glob(f"{glob.escape(self.data_set)}-{'[0-9a-f]' * 16}.data")) - {self.data}
+        older = set(self.folder.glob(f"{self.data_set}-{'[0-9a-f]' * 16}.data")) - {self.data}
         for data in older:
             for ending in (ENDING, ".part", ".data"):  # .part: of unfinished ones of former versions
                 data.with_suffix(ending).unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from tests.support.image_sets import draw, error_of, load, shades
 from tests.support.refusals import assert_names
 
 SYNSETS = ("n01440764", "n01443537", "n02108551")
-VAL_SYNSETS = ["n02108551", "n01440764", "n01443537", "n01440764"]  # of each validation image
+VAL_SYNSETS = ["n01443537", "n01440764", "n02108551", "n01440764"]  # of each validation image
 HEADER = "ImageId,PredictionString\n"
 
 
@@ -31,6 +31,7 @@ def make_kaggle(root: Path) -> Path:
         draw(images / "train" / synset / f"{synset}_{shade % 4}.JPEG", shade)
     for number in range(len(VAL_SYNSETS)):
         draw(images / "val" / val_name(number), 100 + number)
+    (images / "val" / "readme.txt").touch()
     write_solution(root / "LOC_val_solution.csv")
     return images
 
@@ -41,13 +42,18 @@ def test_kaggles_folders_are_read_where_they_lie_also_when_its_validation_images
     train, val = load("imagenet2012", tmp_path / folder)
     assert train.classes == val.classes == sorted(SYNSETS)
     assert shades(train) == list(range(12)) and train.targets.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert shades(val) == [100, 101, 102, 103] and val.targets.tolist() == [2, 0, 1, 0]
+    assert shades(val) == [100, 101, 102, 103] and val.targets.tolist() == [1, 0, 2, 0]
+    (images / "train").rename(tmp_path / "train elsewhere")  # not needed to evaluate
+    assert_names(error_of("imagenet2012", tmp_path / folder), "DATA.DATA_PATH", "train/")
+    train, val = load("imagenet2012", tmp_path / folder, evaluate=True)
+    assert train is None and val.targets.tolist() == [1, 0, 2, 0] and val.classes == sorted(SYNSETS)
+    (tmp_path / "train elsewhere").rename(images / "train")
     (tmp_path / "LOC_val_solution.csv").unlink()
     for number, synset in enumerate(VAL_SYNSETS):
         (images / "val" / synset).mkdir(exist_ok=True)
         (images / "val" / val_name(number)).rename(images / "val" / synset / val_name(number))
     _, val = load("imagenet2012", tmp_path)
-    assert sorted(zip(shades(val), val.targets.tolist(), strict=True)) == [(100, 2), (101, 0), (102, 1), (103, 0)]
+    assert sorted(zip(shades(val), val.targets.tolist(), strict=True)) == [(100, 1), (101, 0), (102, 2), (103, 0)]
 
 
 def test_what_is_wrong_with_kaggles_table_is_named(tmp_path):
@@ -59,8 +65,10 @@ def test_what_is_wrong_with_kaggles_table_is_named(tmp_path):
     assert_names(error_of("imagenet2012", tmp_path), val_name(3), table)
     write_solution(table, [*VAL_SYNSETS[:3], "n99999999"])
     assert_names(error_of("imagenet2012", tmp_path), val_name(3), "n99999999", table)
-    for text, line in (("ImageId,Label\n", "line 1"), (f"{HEADER}ILSVRC2012_val_00000001,\n", "line 2")):
-        table.write_text(text)
+    wrong = {"": "line 1", "ImageId,Label\n": "line 1", f"{HEADER}\xff,n01440764\n": "no table"}
+    wrong |= {f"{HEADER}{each}\n": "line 2" for each in (",n01440764", f"{val_name(0)},", val_name(0))}
+    for text, line in wrong.items():
+        table.write_text(text, "latin-1")
         assert_names(error_of("imagenet2012", tmp_path), table, line)
     table.unlink()
     assert_names(error_of("imagenet2012", tmp_path), "DATA.DATA_PATH", "LOC_val_solution.csv", images / "val")

@@ -243,9 +243,11 @@ def test_no_file_is_written_for_a_small_set(tmp_path, monkeypatch):
 # --- what an index of one kind has to see ---
 
 
-@pytest.mark.parametrize("change", ["remove", "rename", "nested", "class"])
-def test_folders_are_listed_again_when_one_changes(tmp_path, change):
+@pytest.mark.parametrize("change", ["remove", "rename", "nested", "class", "unlink"])
+def test_folders_are_listed_again_when_one_changes(tmp_path, tmp_path_factory, change):
     make_classes(tmp_path)
+    draw((elsewhere := tmp_path_factory.mktemp("elsewhere")) / "linked" / "x.png")
+    (tmp_path / "bee" / "link").symlink_to(elsewhere / "linked")
     first, again = load("imagefolder", tmp_path), load("imagefolder", tmp_path)
     assert [each.notes for each in first] == [each.notes for each in again]
     {
@@ -253,9 +255,10 @@ def test_folders_are_listed_again_when_one_changes(tmp_path, change):
         "rename": lambda: (tmp_path / "ant" / "01.JPEG").rename(tmp_path / "ant" / "x.png"),
         "nested": lambda: draw(tmp_path / "bee" / "more" / "new.png"),
         "class": lambda: draw(tmp_path / "cat" / "new.png"),
+        "unlink": lambda: (elsewhere / "linked").rename(elsewhere / "gone"),
     }[change]()
     after = load("imagefolder", tmp_path)
-    assert sum(map(len, after)) == 13 + {"remove": -1, "rename": 0}.get(change, 1)
+    assert sum(map(len, after)) == 14 + {"remove": -1, "rename": 0, "unlink": -1}.get(change, 1)
     assert change != "rename" or "ant/x.png" in {part.key(index) for part in after for index in range(len(part))}
 
 
@@ -279,10 +282,10 @@ def test_what_depends_on_the_settings_and_on_other_files_is_checked_with_an_inde
 
 def test_repeated_paths_are_told_with_an_index_too(tmp_path):
     make_lists(tmp_path)
-    make_list(tmp_path, ["0.jpg 0", "./0.jpg 1", "1.jpg 2", "7.jpg 0"])
+    make_list(tmp_path, ["0.jpg 0", "./0.jpg 1", "1.jpg 2", "7.jpg 0", "0.jpg 0"])
     for _ in range(2):
         notes = "".join(load("imagenet2012", tmp_path)[1].notes)
-        assert "1, 1 of them with another class (0.jpg)" in notes and "1 (7.jpg)" in notes
+        assert "2, 1 of them with another class (0.jpg" in notes and "1 (7.jpg)" in notes
         train, val = load("imagenet2012", tmp_path, evaluate=True)
         assert train is None and "7.jpg" not in "".join(val.notes)
     make_list(tmp_path, [f"{number}.jpg {number % 3}" for number in range(10)])

@@ -162,6 +162,7 @@ def test_rows_of_equal_strings_are_found_however_far_apart_and_not_by_their_hash
     hashes[[2**20 + 2, 2**20 + 5]], hashes[9] = 7, 3
     assert list(equal_rows(hashes, lambda row: "one")) == [[3, 9], [7, 2**20 + 2, 2**20 + 5]]
     assert list(equal_rows(hashes, lambda row: row != 7)) == [[3, 9], [2**20 + 2, 2**20 + 5]]
+    assert list(equal_rows(np.arange(90) % 2, lambda row: "one")) == [[*range(0, 90, 2)], [*range(1, 90, 2)]]
 
 
 @pytest.mark.parametrize(

@@ -147,5 +147,6 @@ def test_a_batch_that_is_saved_to_be_replayed_keeps_what_was_drawn_for_it(tmp_pa
 
 def test_a_device_that_cannot_compute_the_operations_is_refused():
     check_device(Data(AUGMENT_ON="device"), CPU)
+    check_device(Data(AUGMENT_ON="host"), torch.device("mps"))
     with refused(ConfigError, "DATA.AUGMENT_ON"):
         check_device(Data(AUGMENT_ON="device"), torch.device("mps"))

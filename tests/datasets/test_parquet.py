@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from datasets.sources import parquet
 from datasets.sources.parquet import GroupCache, read_columns
 from scripts import make_shards
 from tests.support.image_sets import error_of, load, png, shades
@@ -237,6 +238,25 @@ def test_an_epoch_takes_its_row_groups_one_after_another(tmp_path):
     assert [read_columns(path, ["label"], group).num_rows for group in (None, 0, 19)] == [200, 10, 10]
     order, mixed = (np.asarray(each[:200]) // 10 for each in (train.epoch_order(3, 0), train.order_to_write(3)))
     assert np.count_nonzero(np.diff(mixed)) > np.count_nonzero(np.diff(order))  # to make shards of
+
+
+def test_an_epoch_reads_each_row_group_once_though_no_more_of_them_are_kept_than_the_memory_may_hold(
+    tmp_path, monkeypatch
+):
+    write_parquet(tmp_path / "train.parquet", rows(range(200)), group=20)
+    write_parquet(tmp_path / "val.parquet", rows(range(3)))
+    read, reads = parquet.read_columns, []
+    monkeypatch.setattr(parquet, "read_columns", lambda *given, **named: reads.append(given) or read(*given, **named))
+    whole = load("parquet", tmp_path)[0].num_bytes
+    for num_bytes, again in ((2 * whole, range(1)), (whole // 2, range(5, 11))):
+        monkeypatch.setattr(parquet, "CACHE_BYTES", num_bytes)
+        monkeypatch.setattr(parquet, "GROUPS", GroupCache())
+        train, _ = load("parquet", tmp_path, SHUFFLE_BUFFER=10**6)
+        for epoch, wanted in enumerate((range(10, 11), again)):
+            reads.clear()
+            for index in train.epoch_order(0, epoch)[:200]:
+                train.read(int(index))
+            assert len(reads) in wanted
 
 
 def test_rows_sorted_by_class_are_warned_of(tmp_path):

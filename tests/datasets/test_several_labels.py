@@ -51,14 +51,17 @@ def test_an_image_has_the_labels_of_its_cell_or_of_its_columns(tmp_path, here, f
         header, rows, given = "image_path,target", separated(" ".join(each) for each in MEANT), {"LABEL_SEPARATOR": " "}
     elif form == "named columns":
         given = {"COLUMNS": ("image_path", "dog", "cat", "bird")}
-    elif form == "words":  # and a column without a name
-        header, rows = f"{header},", [f"{row}," for row in in_columns(yes="TRUE", no="False")]
+    elif form == "words":  # and columns of groups and without a name
+        header, given = f"{header},person,", IN_COLUMNS | {"GROUP_BY": "person"}
+        rows = [f"{row},p{number}," for number, row in enumerate(in_columns(yes="TRUE", no="False"))]
     write(tmp_path / "train.csv", rows, header)
     write(tmp_path / "val.csv", [f"v{row}" for row in rows[:3]], header)
     train, val = load("csv", tmp_path, **given)
     order = ["dog", "cat", "bird"] if form == "named columns" else CLASSES
     assert train.classes == val.classes == order
     assert labels_of(train) == MEANT and labels_of(val) == MEANT[:3]
+    assert any("1.25 on average, 0 to 2" in note for note in val.notes)
+    assert form != "words" or train.groups.chunk(0, 8) == [b"p%d" % number for number in range(8)]
     assert load_text("DATA: {DATASET: csv, LABEL_SEPARATOR: ' '}").config.DATA.LABEL_SEPARATOR == " "
     assert dict(zip(order, train.count_classes().tolist(), strict=True)) == {"bird": 2, "cat": 5, "dog": 3}
 

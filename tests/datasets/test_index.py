@@ -232,14 +232,6 @@ def test_of_two_that_start_at_once_one_builds_and_the_other_waits_for_it(tmp_pat
     assert len(calls) == len(set(calls)) == 4
 
 
-def test_no_file_is_written_for_a_small_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(file, "SMALL", 10**6)
-    make_classes(tmp_path / "data")
-    before = sorted(tmp_path.rglob("*"))
-    load("imagefolder", tmp_path / "data", CACHE_PATH=str(tmp_path / "cache"))
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 # --- what an index of one kind has to see ---
 
 
@@ -308,3 +300,4 @@ def test_a_split_is_drawn_once_for_each_fraction_and_fold_of_which_several_runs_
     for index in tmp_path.glob("*.index"):
         index.unlink()
     assert everything_of("imagefolder", tmp_path) == wanted[0], "drawn in memory"
+    assert not list(tmp_path.glob("*.index"))

@@ -157,16 +157,6 @@ def test_evaluation_scores_what_the_run_held_out_also_of_a_copy_and_names_the_ri
     assert not any("trained on" in note for note in load("imagefolder", tmp_path / "copy", evaluate=True)[1].notes)
 
 
-def test_both_sets_get_the_classes_of_the_checkpoint_in_its_order(tmp_path):
-    make_folders(tmp_path, {"ant": 20, "bee": 20, "cat": 20})
-    kept = SavedData(["cat", "ant", "bee"], {"rule": "hash"})
-    plain, mapped = load("imagefolder", tmp_path), load_image_sets(settings("imagefolder", tmp_path), saved=kept)
-    for before, after in zip(plain, mapped, strict=True):
-        assert after.classes == kept.classes
-        assert [after.classes[n] for n in after.targets] == [before.classes[n] for n in before.targets]
-        assert shades(after) == shades(before)
-
-
 def test_in_evaluation_classes_may_be_missing_but_none_may_be_new(tmp_path):
     make_folders(tmp_path, {"ant": 2, "cat": 2})
     config = settings("imagefolder", tmp_path, evaluate=True)

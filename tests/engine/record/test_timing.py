@@ -1,6 +1,8 @@
-"""Where the time goes: phases by a clock that the test moves, and advice."""
+"""Where the time goes: phases by a clock that the test moves, and the trace for a profiler's viewer."""
 
 import contextlib
+import gzip
+import json
 import threading
 from types import SimpleNamespace
 from unittest import mock
@@ -9,19 +11,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import engine.run
 from configs.load import load
 from configs.schema import Config
-from datasets import load_image_sets
 from engine.parallel import Replicated
-from engine.record.console import Console, DataWaitAdvice
-from engine.record.timing import MAX_MARKS, HostClock, Timing, shares
-from engine.run import run
+from engine.record.console import Console
+from engine.record.timing import MAX_MARKS, HostClock, Profiler, Timing, shares
 from engine.train.counters import Counters, Report
 from engine.train.trainer import PHASES, Callback
 from tests.support.configs import CPU, small_config
 from tests.support.forks import DEADLINE
 from tests.support.refusals import assert_names
-from tests.support.runs import epochs_of, rows_of, run_folder
+from tests.support.run_hash import run_hash
+from tests.support.runs import ending, epochs_of, rows_of, run, run_folder
 from tests.support.trainers import Reports, make_trainer, train, update
 from utils.distributed import Process
 from utils.log import Log
@@ -257,7 +259,7 @@ def test_a_run_that_waits_says_so_in_its_log_its_tables_and_on_tensorboard(tmp_p
     timing = mock.patch.object(Timing, "on", return_value=PlannedTiming(data=9, forward=2, backward=4))
     read = mock.patch("datasets.sources.images.ArrayImages.in_memory", False)
     with timing, read, mock.patch("utils.distributed.count_cores", return_value=4):
-        assert run(loaded, Process(CPU)) == 0
+        assert engine.run.run(loaded, Process(CPU)) == 0
     folder = run_folder(tmp_path / "o")
     log = (folder / "log.txt").read_text()
     assert log.count("-num_workers 3") == 1 and log.count("time: 75.0% waiting for data, ") == 2
@@ -268,56 +270,56 @@ def test_a_run_that_waits_says_so_in_its_log_its_tables_and_on_tensorboard(tmp_p
     assert all(len(board.Scalars(f"time/{name}")) == len(waits) for name in PHASES)
 
 
-def advice_for(tmp_path, num_workers, num_cores, percents, *options, updates=20, in_memory=False, device=CPU):
-    """What is said at each of the reports of so many updates each."""
-    config, said = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}", *options), []
-    image_set = load_image_sets(config)[0]
-    image_set.in_memory = in_memory
-    process = Process(device, num_cores=num_cores)
-    advice = DataWaitAdvice(config, image_set, process, lambda line: said.__setitem__(-1, line))
-    for index, percent in enumerate(percents):
-        said.append("")
-        advice.on_report(None, SimpleNamespace(step=index * updates, seconds=1.0, shares={"data": percent}))
-    return said
+@pytest.fixture
+def start(tmp_path, small_yaml):
+    """A run on the digits; returns its folder and what it printed."""
+
+    def start(name: str, *options: str) -> tuple:
+        flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / name)]
+        ended = run("main_single_gpu.py", *flags, "-opts", *options).done()
+        return run_folder(tmp_path / name), ended.stdout
+
+    return start
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "num_cores", "percent", "names"),
-    [
-        (1, 8, 75, ["75%", "-num_workers 4", "1", "8 cores"]),
-        (4, 6, 90, ["90%", "-num_workers 6"]),
-        (0, 8, 60, ["60%", "-num_workers 2"]),
-        (0, 8, 100, ["100%", "-num_workers 8"]),
-        (8, 8, 50, ["50%", "DATA.CACHE=16"]),
-        (2, 16, 99, ["99%", "-num_workers 15"]),
-    ],
-)
-def test_advice_names_a_number(tmp_path, num_workers, num_cores, percent, names):
-    device = torch.device("cuda", 0) if num_cores == 16 else CPU  # whose training takes a core
-    first, second, third = advice_for(tmp_path, num_workers, num_cores, [percent] * 3, device=device)
-    assert first == third == "", "start-up does not count, and it is said once"
-    assert_names(second, *names)
+def trace(folder) -> list[dict]:
+    with gzip.open(folder / "trace.json.gz") as file:
+        return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
 
 
-def test_advice_is_not_given_without_a_cause_a_remedy_or_enough_updates(tmp_path):
-    assert not any(advice_for(tmp_path, 1, 8, [99, 19, 20, 5]))
-    for num_workers in (0, 8):
-        assert not any(advice_for(tmp_path, num_workers, 8, [99, 99, 99], in_memory=True))
-    assert not any(advice_for(tmp_path, 1, 8, [0, 90, 0, 0, 0, 0], updates=2))
+def test_profile_writes_a_trace_with_the_phases_and_changes_nothing_of_the_run(start):
+    folder, said = start("o", "PROFILE=3", "TRAIN.ACCUM_ITER=2", "TRAIN.NUM_EPOCHS=1")
+    assert_names(said, folder / "trace.json.gz")
+    assert said.index("profile:") < said.index("Step[0020/") and ending(said).startswith("done;")
+    events = trace(folder)
+    names = [event["name"] for event in events]
+    # After its two micro-batches each update asks for one more.
+    expected = {"data": 9, "copy": 6, "forward": 6, "backward": 6, "optimizer": 3, "other": 0, "communication": 0}
+    assert {name: names.count(name) for name in expected} == expected
+    forward = events[names.index("forward")]
+    plain, _ = start("plain", "TRAIN.ACCUM_ITER=2", "TRAIN.NUM_EPOCHS=1")
+    assert run_hash(folder) == run_hash(plain)
+    inside = {e["name"] for e in events if forward["ts"] < e["ts"] < forward["ts"] + forward["dur"]}
+    assert "aten::linear" in inside and "aten::_foreach_add_" not in inside
 
 
-POLICY = "TRAIN.COLOR_JITTER=0.4"
+@pytest.mark.parametrize(("batch_size", "num_traced"), [(359, None), (160, 8 - 6)])
+def test_a_run_that_ends_before_its_trace_says_so_and_one_within_it_keeps_what_there_is(
+    tmp_path, batch_size, num_traced
+):
+    said, timing, path = [], Timing.on(CPU), tmp_path / "trace.json.gz"
+    profiler = Profiler(100, path, timing, said.append)
+    update(
+        make_trainer(small_config(tmp_path, f"DATA.BATCH_SIZE={batch_size}"), callbacks=[timing, profiler]),
+        1438 // batch_size,
+    )
+    profiler.close()
+    assert_names(*said, *([path] if num_traced else ["PROFILE", "update 7"]))
+    assert path.exists() is bool(num_traced)
+    assert not num_traced or [event["name"] for event in trace(tmp_path)].count("optimizer") == num_traced
 
 
-@pytest.mark.parametrize(
-    ("options", "device", "percent", "name"),
-    [
-        ([POLICY], "cuda", 75, "DATA.AUGMENT_ON=device"),  # 12 workers
-        ([POLICY], "cuda", 40, "-num_workers 5"),
-        ([POLICY, "DATA.AUGMENT_ON=device"], "cuda", 75, "-num_workers 7"),
-        ([], "cuda", 75, "-num_workers 7"),
-        ([POLICY], "cpu", 75, "-num_workers 8"),
-    ],
-)
-def test_a_policy_moves_to_a_device_for_whose_rate_there_are_too_few_cores(tmp_path, options, device, percent, name):
-    assert name in advice_for(tmp_path, 3, 8, [percent] * 2, *options, device=torch.device(device))[1]
+def test_without_profile_no_range_is_opened(tmp_path):
+    trainer = make_trainer(small_config(tmp_path), callbacks=[Timing.on(CPU)])
+    with mock.patch("torch.profiler.record_function", side_effect=AssertionError("a range was opened")):
+        update(trainer)

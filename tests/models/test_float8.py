@@ -111,11 +111,6 @@ def test_weights_and_logits_in_float32_are_the_plain_models_and_it_compiles_with
     assert in_float8(exact) == in_float8(model) != []
 
 
-def test_float16_and_float8_do_not_go_together(tmp_path):
-    with refused(ConfigError, "PRECISION.DTYPE", "float16", "PRECISION.MODE"):
-        small_config(tmp_path, *FLOAT8, "PRECISION.DTYPE=float16")
-
-
 def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path):
     config = small_config(tmp_path, *FLOAT8, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MODEL_EMA=true")
     trainer, losses = make_trainer(config), []

@@ -18,6 +18,7 @@ from configs.schema import Config
 from configs.values import flatten
 from models.weights.files import read_record, read_state_dict
 from models.weights.load import load_pretrained
+from models.weights.metadata import metadata_of
 from models.weights.paddle import read_pdparams
 from models.weights.state import check_settings
 from tests.support.refusals import assert_names, flip, refused
@@ -132,14 +133,16 @@ def test_split_arrays_are_put_together(tmp_path, weights):
     assert_same(read_state_dict(pickled(content, tmp_path / "x.pdparams", 2)), weights)
 
 
-def test_distilled_deit_of_paddlevit_is_read(tmp_path):
-    theirs = timm.create_model(
-        "deit_tiny_distilled_patch16_224", depth=1, embed_dim=24, num_heads=3, img_size=32, num_classes=5
-    ).state_dict()
+def test_distilled_deit_of_paddlevit_is_read_and_known_by_its_shapes(tmp_path):
+    theirs = timm.create_model("deit_tiny_distilled_patch16_224", depth=1, num_classes=5).state_dict()
     names = PADDLE_2022 | {"dist_token": "dist_token", "head_dist": "classifier_dist"}
     arrays = paddle_arrays({name: tensor for name, tensor in theirs.items() if "head_dist.weight" not in name}, names)
     arrays["classifier_dist.weight"] = theirs["head_dist.weight"].T.numpy()
-    assert_same(read_state_dict(pickled(arrays, tmp_path / "x.pdparams")), theirs)
+    path = pickled(arrays, tmp_path / "x.pdparams")
+    assert_same(read_state_dict(path), theirs)
+    metadata = metadata_of(str(path))
+    assert metadata.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "deit_tiny_distilled_patch16_224"}
+    assert metadata.images["DATA.IMAGENET_MEAN"] == [0.485, 0.456, 0.406]
 
 
 def test_a_two_layer_head_of_2021_is_dropped(tmp_path, weights):

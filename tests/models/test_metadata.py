@@ -152,6 +152,9 @@ def test_googles_and_paddlevits_files_say_their_vit_by_its_shapes(tmp_path):
         metadata = metadata_of(str(pickled(paddle_arrays(tiny, names), tmp_path / f"{name}.pdparams")))
         assert metadata.model == model
         assert_images(metadata, IMAGE_SIZE=32, IMAGENET_MEAN=mean, CROP_PCT=0.875, CROP_MODE="center")
+    large = vit(image_size=384, patch_size=96, EMBED_DIM=192, DEPTH=1, MLP_RATIO=0.5).state_dict()
+    path = pickled(paddle_arrays(large, PADDLE_2022), tmp_path / "large.pdparams")
+    assert_images(metadata_of(str(path)), IMAGE_SIZE=384, CROP_PCT=1.0)
 
 
 def test_grey_images_get_the_mean_over_the_channels():

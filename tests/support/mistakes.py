@@ -164,15 +164,9 @@ IN_A_RUN = {
     "-opts MODEL.KWARGS.features_only=true": "MODEL.KWARGS.features_only",
     "-opts MODEL.LORA.RANK=17": "MODEL.LORA.RANK 17 16 blocks.0.attn.qkv",
     "-opts MODEL.LORA.RANK=4 MODEL.LORA.TARGETS=[blocks.7]": "MODEL.LORA.TARGETS blocks.7",
-    "-opts MODEL.FREEZE=['*','!classifiers']": "MODEL.FREEZE classifiers",
     "-dataset cifar1": "cifar1 cifar10",
-    "-opts MODEL.TYPE=timm MODEL.NAME=resnet5O": "MODEL.NAME resnet5O resnet50",
     "-opts DEVICE=xpu": "DEVICE xpu",
     "-amp -opts PRECISION.CUSTOM_WHITE_LIST=[LayerNrm]": "PRECISION.CUSTOM_WHITE_LIST LayerNrm LayerNorm",
-    "-amp -opts PRECISION.CUSTOM_BLACK_LIST=[blocks.9.mlp]": "PRECISION.CUSTOM_BLACK_LIST blocks.9.mlp blocks.1.mlp",
-    "-amp -opts PRECISION.CUSTOM_BLACK_LIST=[head] PRECISION.CUSTOM_WHITE_LIST=[head]": (
-        "PRECISION.CUSTOM_BLACK_LIST PRECISION.CUSTOM_WHITE_LIST head"
-    ),
     "-dataset imagenet2012 -data_path nowhere": "DATA.DATA_PATH nowhere",
     "-dataset parquet -data_path nowhere": "DATA.DATA_PATH nowhere",
     "-dataset parquet -data_path file": "file",

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -36,6 +37,9 @@ def test_it_is_drawn_again_and_again_also_when_nothing_moves(monkeypatch):
         wait_until(lambda: "4/10 images" in terminal.getvalue())
     assert terminal.getvalue().endswith("\r"), "it is gone in the end"
     assert terminal.getvalue().rpartition("\r")[0].rpartition("\r")[2].isspace()
+    for thread in [each for each in threading.enumerate() if each.name == "bar"]:
+        thread.join(5)
+        assert not thread.is_alive(), "it would draw what is over"
 
 
 def test_what_is_printed_stands_on_a_line_of_its_own_with_the_bar_below(monkeypatch):
@@ -55,6 +59,17 @@ def test_it_is_never_wider_than_the_terminal(width):
     assert len(line) <= width
     assert ("[" in line) == (width > 100) or 86 < width <= 100, "where there is no room, the picture goes first"
     assert width < 46 or "640,000/1,281,167 images" in line
+
+
+def test_the_picture_is_as_full_as_its_share_and_items_count_what_they_are_of_the_whole(monkeypatch):
+    for done, picture in ((0, f"[>{' ' * 23}]"), (2, f"[{'=' * 12}>{' ' * 11}]"), (9, f"[{'=' * 24}]")):
+        assert picture in Bar("a", 4, done).line(100)
+    bar, make = Bar("reading", 6, unit="rows"), Mock()
+    make.return_value = bar
+    monkeypatch.setattr(utils.bar, "Bar", make)
+    assert list(shown([1, 2], "reading", 6, size=lambda each: each, unit="rows")) == [1, 2]
+    assert " 50%" in bar.line(100) and " 3/6 rows" in bar.line(100)
+    make.assert_called_once_with("reading", 6, unit="rows", delay=2.0)
 
 
 def test_the_time_left_is_that_of_what_was_done_since_the_start(monkeypatch):

@@ -219,11 +219,16 @@ def test_the_nodes_of_pbs_are_counted_by_their_names(tmp_path, hosts, is_alone):
 
 
 @pytest.mark.parametrize(
-    ("rank", "first", "names"),
-    [(0, "127.0.0.1", ["10.0.0.2"]), (1, "127.0.0.1", ["127.0.0.1"]), (1, "nowhere.invalid", ["nowhere.invalid"])],
+    ("rank", "hosts", "names"),
+    [
+        (0, ("127.0.0.1", "10.0.0.2"), ["(DIST.TIMEOUT): 10.0.0.2"]),
+        (0, ("127.0.0.1",), ["(DIST.TIMEOUT): 1"]),  # of which no address is known
+        (1, ("127.0.0.1", "10.0.0.2"), ["127.0.0.1"]),
+        (1, ("nowhere.invalid", "10.0.0.2"), ["nowhere.invalid"]),
+    ],
 )
-def test_a_node_that_does_not_come_is_named_in_time_and_a_retry_may_help(rank, first, names):
-    nodes = Nodes("SkyPilot", 2, 2, rank, (first, "10.0.0.2"), free_port())
+def test_a_node_that_does_not_come_is_named_in_time_and_a_retry_may_help(rank, hosts, names):
+    nodes = Nodes("SkyPilot", 2, 2, rank, hosts, free_port())
     with refused(LostProcess, "SkyPilot", *names, nodes.port, "1 s", "DIST.TIMEOUT"):
         launch("main_multi_gpu.py", [], 1, nodes, timeout=1.0)
 

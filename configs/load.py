@@ -172,7 +172,7 @@ def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str
         if only is None or values[key] == setting.default or only.applies(values, section):
             continue
         found = " and ".join(f"{name} is {to_text(values[name])}" for name in only.keys(values, section))
-        wanted = f"; it is for {' or '.join(map(to_text, only.values))}" if only.values else ""
+        wanted = f"; it is for {' or '.join(map(to_text, only.values))}" if only.values not in ((), (None,)) else ""
         if only.key == "NAME" and origins[key].startswith(("flag ", "-opts")):
             raise ConfigError(f"{origins[key]}: unknown key {key}, because {found}{wanted}")
         notes.append(f"note: without effect: {key} {to_text(values[key])}, because {found}{wanted}")

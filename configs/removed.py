@@ -242,9 +242,9 @@ def translate_removed(
     for key in filter(texts.__contains__, REMOVED):  # always in the same order
         today = _today(key, former)
         if today is None and REMOVED[key].role in roles:
+            end = "leave it out" if origin.startswith(("-opts", "flag ")) else "remove this line"
             raise ConfigError(
-                f"{origin}: {key} is {former[key]!r}, but this setting was removed; "
-                f"{REMOVED[key].remedy}, and remove this line"
+                f"{origin}: {key} is {former[key]!r}, but this setting was removed; {REMOVED[key].remedy}, and {end}"
             )
         translated |= today or {}
     return translated

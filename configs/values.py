@@ -290,8 +290,9 @@ MEANT = {
 def _hint(key: str, text: str, known: Iterable[str]) -> str:
     """The end of a message about a wrong value: what may have been meant."""
     word, setting = text.strip().lower(), ALL_SETTINGS.get(key)  # none for a key of PaddleViT
-    if setting and setting.kind is int and FLOAT.fullmatch(word) and not word.isdecimal() and float(word).is_integer():
-        return f"; did you mean {int(float(word))}?"  # 2e8, 64.0
+    if setting and setting.kind is int and FLOAT.fullmatch(word) and float(word).is_integer():
+        number, (low, high) = int(float(word)), setting.bounds or (-math.inf, math.inf)
+        return f"; did you mean {number}?" if low <= number <= high and str(number) != word else ""  # 2e8, 64.0
     return f"; did you mean {MEANT[key, word]}?" if (key, word) in MEANT else did_you_mean(text, known)
 
 

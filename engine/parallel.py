@@ -288,7 +288,7 @@ def check_strategy(config: Config) -> None:
         (is_auto, f"DATA.BATCH_SIZE is {AUTO}", "a number; -check estimates how many images fit"),
         (is_other, f"PRECISION.MODE is {precision.MODE}", "PRECISION.MODE autocast"),
         # Weights are gathered block by block, and a CUDA graph would read them where they were when it was recorded.
-        (config.COMPILE not in (False, "blocks"), f"COMPILE is {config.COMPILE}", "COMPILE blocks"),
+        (config.COMPILE not in (False, "blocks"), f"COMPILE is {str(config.COMPILE).lower()}", "COMPILE blocks"),
         (config.START.EXPLAIN, "PRECISION.EXPLAIN is true", "-explain_precision with DIST.STRATEGY ddp"),
     )
     for is_set, what, remedy in unfit:

@@ -150,7 +150,8 @@ def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
     check_no_input("-output", target, [path])
     with staged(target) as place, open(place, "wb") as file:
         torch.save(checkpoint, file)
-    return f"{target}: all of {path}, after epoch {checkpoint.get('epoch', -1) + 1}"
+    epoch = f", after epoch {checkpoint['epoch'] + 1}" if "epoch" in checkpoint else ""
+    return f"{target}: all of {path}{epoch}"
 
 
 def convert(source: str | Path, target: Path, key: str | None) -> str:

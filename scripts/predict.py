@@ -110,9 +110,7 @@ def find_images(given: Iterable[str], lists: Iterable[str]) -> list[str]:
     for each in lists:
         paths += read_list(each)
     if not paths:
-        raise ConfigError(
-            "no images; name files, folders or patterns such as 'photos/*.jpg', or a list with -list FILE"
-        )
+        raise ConfigError("no images; name files, folders, patterns such as 'photos/*.jpg', or a list with -list FILE")
     return paths
 
 

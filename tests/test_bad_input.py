@@ -6,8 +6,8 @@ from unittest.mock import Mock
 import pytest
 
 from scripts.command_line import check_no_input
-from tests.support.configs import SMALL
-from tests.support.mistakes import IN_A_RUN
+from tests.support.configs import RESNET, SMALL
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, rows, run, typed
 from utils.errors import ConfigError
@@ -35,11 +35,13 @@ def person(tmp_path, signal_handlers):
     return type_in
 
 
-@pytest.mark.parametrize(("words", "names"), IN_A_RUN.items())
-def test_a_mistake_that_only_a_run_can_see_is_named_with_the_remedy_also_by_check(person, here, words, names):
+@pytest.mark.parametrize("words", cases_of("mistakes/in_a_run"))
+def test_a_mistake_that_only_a_run_can_see_is_named_with_the_remedy_also_by_check(person, here, words):
     (here / "file").write_text("")
-    for told in (person(*words.split()), person(*words.split(), "-check")):
-        assert_names(told, *names.split())
+    typed_words = words.replace("RESNET", RESNET).split()
+    told = person(*typed_words).partition("error: ")[2]
+    same_message(told, "mistakes/in_a_run", words)
+    assert " ".join(told.partition(";")[0].split()) in " ".join(person(*typed_words, "-check").split())
 
 
 def test_a_run_starts_with_what_is_doubtful_about_it_and_no_more(person):

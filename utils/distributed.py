@@ -48,7 +48,7 @@ def choose_device(setting: str, local_rank: int, launcher: str = "torchrun") -> 
         return torch.device(kind, 0)
     if local_rank >= count:
         raise ConfigError(
-            f"-ngpus: process {local_rank + 1} of this machine has no {kind} device of its own, there are {count}; "
+            f"-ngpus: process {local_rank + 1} of this machine has no {kind} device of its own, there {'is' if count == 1 else 'are'} {count}; "
             f"start {counted(count, 'process')} or change CUDA_VISIBLE_DEVICES"
         )
     return torch.device(kind, local_rank)

@@ -190,8 +190,8 @@ def find_nodes(environment: Mapping[str, str]) -> Nodes:
             environment = environment | {"PET_NODE_RANK": "0", "PET_MASTER_ADDR": host, "PET_MASTER_PORT": port}
         if missing := [name for name in others if not environment.get(name)]:
             raise ConfigError(
-                f"{count} in the environment is {environment[count]}, but {', '.join(missing)} is not set: {engine} sets "
-                f"them together; set it, or unset {count} to train on this machine alone"
+                f"{count} in the environment is {environment[count]}, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
+                f"set: {engine} sets them together; set all, or unset {count} to train on this machine alone"
             )
         numbers = re.fullmatch(r"(\d+)(?::(\d+))?", environment[count])
         least, most = (int(each) for each in (numbers[1], numbers[2] or numbers[1])) if numbers else (0, 0)
@@ -266,9 +266,8 @@ def _rank_from_flags(options: LaunchOptions, launched: LaunchedRank | None) -> L
 def _refuse_single_process(launched: LaunchedRank, options: LaunchOptions) -> None:
     """A launcher that started one process: fine if -ngpus asks us to start the others, otherwise a mistake."""
     if options.num_local is None or options.world_size == 1:
-        how = {"Slurm": "srun --ntasks N", "Open MPI": "mpirun -np N", "MPI": "mpirun -np N"}.get(
-            launched.launcher, "N"
-        )
+        known = {"Slurm": "srun --ntasks N", "Open MPI": "mpirun -np N", "MPI": "mpirun -np N"}
+        how = known.get(launched.launcher, "-world_size N and a -rank each")
         raise ConfigError(
             f"-world_size: {launched.title} started only one process; to use several, start several ({how}) or let "
             "this one start them on its machine with -ngpus N; to use one, run main_single_gpu.py"

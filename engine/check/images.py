@@ -115,9 +115,8 @@ def check_counts(counts: str, val: ImageSet) -> Finding:
     if len(val) >= FEW or val.makes_batches:
         return Finding("data", counts)
     found = f"{counts}; an accuracy of 50% on so few means {interval_of(50, len(val))} on others like them"
-    return Finding(
-        "data", found, WARN, "add validation images, hold out more (DATA.VAL_FRACTION), or train on folds (DATA.FOLD)"
-    )
+    remedy = "add validation images, hold out more (DATA.VAL_FRACTION), or train on folds (DATA.FOLD)"
+    return Finding("data", found, WARN, remedy)
 
 
 def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:
@@ -184,7 +183,8 @@ def check_duplicates(train: ScanResult, val: ScanResult) -> Finding:
     numbers = zip(twins.tolist(), origins.tolist(), strict=True)
     pairs = [f"{val.name(twin)} = {train.name(origin)}" for twin, origin in numbers]
     share = f"{len(twins):,} of {of if is_sample else counted(val.count, 'validation image')}"
-    text = f"{share} are also training images:\n{first_of(pairs, LINE_EACH)}"
+    how = "is also a training image" if len(twins) == 1 else "are also training images"
+    text = f"{share} {how}:\n{first_of(pairs, LINE_EACH)}"
     remedy = "remove them from one of the two sets: accuracy on them says nothing"
     return Finding("duplicates", text, WARN, remedy)
 

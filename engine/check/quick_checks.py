@@ -110,7 +110,7 @@ def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
     if not (model.PRETRAINED or config.START.RESUME):
         methods = {"MODEL.FREEZE": model.FREEZE, "MODEL.LORA": model.LORA.RANK, "TRAIN.LAYER_DECAY": has_decay}
         meant = [name for name, is_set in methods.items() if is_set]
-        text = f"{', '.join(meant)} keeps what weights know, but the run starts from random weights"
+        text = f"the run starts from random weights, which know nothing that is to be kept ({', '.join(meant)})"
         return [Finding("fine-tuning", text, WARN, "name trained weights with -pretrained")] if meant else []
     if config.START.RESUME or model.FREEZE or model.LORA.RANK or settings.OPTIMIZER.NAME not in CUSTOMARY:
         return []

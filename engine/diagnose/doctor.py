@@ -96,10 +96,8 @@ class Diagnosis:
         """One sentence: where it breaks and how."""
         name, limit = str(self.half).removeprefix("torch."), torch.finfo(self.half).max
         if self.first is None:
-            return (
-                f"nothing breaks: in {name} all activations and gradients of this batch are finite, at loss scale "
-                f"{self.scale:g}"
-            )
+            scale = f"at loss scale {self.scale:g}"
+            return f"nothing breaks: in {name} all activations and gradients of this batch are finite, {scale}"
         row = next((row for row in self.rows if row.place == self.first), None)
         if self.breaks_in_float32:
             return (
@@ -130,11 +128,10 @@ class Diagnosis:
             )
         lines.append(f"first: {self.finding()}")
         if self.first and not self.breaks_in_float32:
-            lines.append(
-                "mended: with the settings below a replay of this batch is finite"
-                if self.is_mended
-                else "not mended: with the settings below this batch still breaks; try -amp_dtype bfloat16"
-            )
+            other = "-amp_dtype bfloat16" if self.half is torch.float16 else "a lower TRAIN.BASE_LR"
+            broken = f"not mended: with the settings below this batch still breaks; try {other}"
+            mended = "mended: with the settings below a replay of this batch is finite"
+            lines.append(mended if self.is_mended else broken)
         return lines
 
 

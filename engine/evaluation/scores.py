@@ -42,7 +42,8 @@ class Scores:
         return f"{line}, {name} {TITLES[self.metric]}: {self.value / 100:.4f}"
 
     def describe_short(self) -> str:
-        return f"{TITLES[self.metric]} {format_value(self.metric, self.value)}, loss {self.loss:.4f}"
+        loss = "" if self.metric == "loss" else f", loss {self.loss:.4f}"
+        return f"{TITLES[self.metric]} {format_value(self.metric, self.value)}{loss}"
 
     def more(self) -> dict[str, float]:
         """The metrics besides loss, top-1 and top-5 that were measured."""
@@ -119,7 +120,7 @@ def interval_of(top1: float, num_images: int) -> str:
 
 def describe_scores(scores: Scores, name: str, classes: str, seconds: float) -> list[str]:
     """Lines about one evaluation of -eval. `name`: of the weights, before their figures; `classes`: how many have images."""
-    excluded = f"; {scores.num_excluded} unreadable ones left out" if scores.num_excluded else ""
+    excluded = f"; {counted(scores.num_excluded, 'unreadable one')} left out" if scores.num_excluded else ""
     interval = confidence(scores.top1, scores.num_images)
     more = ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in scores.more().items())
     return [

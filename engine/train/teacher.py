@@ -20,7 +20,7 @@ from models.transforms import choose_transforms
 from models.weights.files import find_file, read_record, read_state_dict
 from models.weights.load import load_pretrained
 from utils.errors import ConfigError, did_you_mean
-from utils.text import first_of
+from utils.text import counted, first_of
 from utils.torch_internals import import_timm
 
 KEY, WEIGHTS_KEY = "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED"
@@ -96,7 +96,7 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
     then = unflatten(settings)
     if then.DATA.IMAGE_CHANNELS != config.DATA.IMAGE_CHANNELS:
         raise ConfigError(
-            f"{KEY}: {path} takes images of {then.DATA.IMAGE_CHANNELS} channels; set DATA.IMAGE_CHANNELS to that, or name "
+            f"{KEY}: {path} takes images of {counted(then.DATA.IMAGE_CHANNELS, 'channel')}; set DATA.IMAGE_CHANNELS to that, or name "
             "another teacher"
         )
     then = replace(then, MODEL=replace(then.MODEL, FREEZE=()))

@@ -97,11 +97,12 @@ class OpOverrides(ModelTransform):
             settings[node] = best[0][1] if best else settings.get(node.parent)
         for (text, setting), its_nodes in named.items():
             if not its_nodes:
+                others = [each for each in OPERATORS if each != text]
                 classes = frozenset().union(*(node.names for node in nodes))
-                known = [*OPERATORS, LOSS, *sorted(classes), *(node.path for node in nodes if node.path)]
+                known = [*others, LOSS, *sorted(classes), *(node.path for node in nodes if node.path)]
                 raise ConfigError(
                     f"{setting}: {text} names no module (blocks.0.attn, blocks.0.*) and no class (LayerNorm) of this model, and "
-                    f"no operator that it computes ({', '.join(OPERATORS)}){did_you_mean(text.strip('*.'), known)}"
+                    f"no operator that it computes ({', '.join(others)}){did_you_mean(text.strip('*.'), known)}"
                 )
             if setting not in {settings[node] for node in its_nodes}:
                 raise ConfigError(

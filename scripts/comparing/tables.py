@@ -35,24 +35,25 @@ def _against_first(groups: Sequence[Group]) -> dict[int, Difference]:
     return {each.number: difference(each.best, first) for each in groups[1:] if first and each.best}
 
 
-def _best_row(groups: Sequence[Group]) -> int:
-    """The row of the best mean; -1 if nothing was measured."""
+def _best_row(groups: Sequence[Group]) -> int | None:
+    """The row of the best mean; -1 if nothing was measured, None if all are the same."""
     means = {row: np.mean(list(group.best.values())) for row, group in enumerate(groups) if group.best}
+    if len(means) > 1 == len(set(means.values())):
+        return None
     return (min if groups[0].metric == "loss" else max)(means, key=means.get, default=-1)
 
 
 def _answer(groups: Sequence[Group]) -> str:
     """Which group is best, and whether that is more than noise."""
     row, metric = _best_row(groups), groups[0].metric
+    if row is None:
+        return f"All groups have the same {TITLES[metric]}."
     if row < 0:
         return "Nothing was evaluated yet."
     if len(groups) == 1:
         return "All runs have the same settings but for seed and fold."
     best, found = groups[row], _against_first(groups)
     start = f"Group {best.name} has the {'lowest' if metric == 'loss' else 'highest'} {TITLES[metric]}"
-    means = [np.mean(list(group.best.values())) for group in groups if group.best]
-    if means.count(means[0]) == len(means) > 1:
-        return f"All groups have the same {TITLES[metric]}."
     rivals = found if row == 0 else {number: each for number, each in found.items() if number == best.number}
     if near := [number for number, each in rivals.items() if each.is_noise]:
         names = [f"group {number}" for number in near] if row == 0 else ["group 1"]
@@ -133,16 +134,15 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         planned, done = run.planned_epochs, run.num_epochs
         if done < planned and run.status.get("reason") != "early stop":
             how = ENDS.get(run.state, "ended")
-            notes.append(
-                f"{one_line(str(run.folder))} {how} after epoch {done} of {planned}: it is compared up to there"
-            )
+            name = one_line(str(run.folder))
+            notes.append(f"{name} {how} after epoch {done} of {planned}: it is compared up to there")
     for group in groups:
         if again := sum(len(key) > 2 for key in group.repetitions):
             notes.append(
                 f"group {group.number}: {counted(again, 'run')} of a seed that is there already: a repetition says nothing of "
                 "the noise of seeds, and makes the deviation too small"
             )
-    if len(devices := {str(run.about.get("device_name")) for run in runs}) > 1:
+    if len(devices := {run.about.get("device_name") or "an unknown one" for run in runs}) > 1:
         notes.append(f"speed, time and memory are of different devices: {', '.join(sorted(devices))}")
     return notes
 

@@ -97,6 +97,7 @@ def table(plan: Plan, results: Sequence[Result]) -> str:
     if not points:
         return f"{summary}no trial is done"
     points.sort()
-    rows = markdown_table(["settings", f"best {metric}", "trials"], [row for *_, row in points])
+    title = f"best {TITLES[metric]}{'' if metric == 'loss' else ', %'}"
+    rows = markdown_table(["settings", title, "trials"], [row for *_, row in points])
     command = plan.command_of_point(plan.points[points[0][2]])
     return f"{summary}{rows}\n\n±: standard deviation over seeds and folds. Best settings:\n\n    {command}"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from engine.evaluation.scores import TITLES, format_value
 from engine.record.saved_run import read_status
 from scripts.sweeping.plan import Plan, Trial
 from scripts.sweeping.results import DONE, FAILED, NON_FINITE, STOPPED, WAITING, is_locked, read_result, write_trials
@@ -113,7 +114,7 @@ class Runner:
         number = self.plan.num_trials - self.num_left
         what = f"{result.state} {result.reason}".strip()
         if result.state == DONE and result.best is not None:
-            what = f"{result.metric} {result.best:.4g} in epoch {result.epoch}"
+            what = f"{TITLES[result.metric]} {format_value(result.metric, result.best)} in epoch {result.epoch}"
         print(f"[{number}/{self.plan.num_trials}] {trial}: {what}{self._time_left()}", flush=True)
         if is_refused:  # it did not come to train: so it would be with all others too
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")

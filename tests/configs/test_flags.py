@@ -10,7 +10,7 @@ from configs.load import load
 from configs.typed_names import ALIASES, NOT_HERE, suggest_flag, timm_arguments
 from configs.values import ALL_SETTINGS, START_SETTINGS, flatten, to_text
 from tests.support.configs import load_text
-from tests.support.mistakes import ON_THE_COMMAND_LINE
+from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
@@ -53,10 +53,10 @@ def test_opts_may_come_several_times_and_anywhere():
     assert config.MODEL.FREEZE == ("*", "!fc.*")
 
 
-@pytest.mark.parametrize(("words", "names"), ON_THE_COMMAND_LINE.items())
-def test_a_mistake_on_the_command_line_is_named_with_the_remedy(words, names):
-    with refused(ConfigError, *names.split()):
-        load_text("", *shlex.split(words))
+@pytest.mark.parametrize("words", cases_of("mistakes/on_the_command_line"))
+def test_a_mistake_on_the_command_line_is_named_with_the_remedy(words):
+    with refused(ConfigError, page="mistakes/on_the_command_line", case=words):
+        load_text("", *shlex.split(words.encode().decode("unicode_escape")))
 
 
 def test_names_of_other_trainers_lead_to_settings_that_exist():

@@ -13,7 +13,7 @@ from configs.yaml_files import Layer
 from engine.checkpoint.format import changes
 from models import build_model
 from tests.support.configs import load_text, write, yaml_of
-from tests.support.mistakes import OF_ANOTHER_CHOICE, WITHOUT_EFFECT
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
 from utils import VERSION
@@ -166,17 +166,16 @@ def test_former_settings_of_a_file_and_of_the_command_line_are_read_together():
         assert load_text(f"TRAIN: {file}", "-opts", f"TRAIN.{word}").config.TRAIN.AUTO_AUGMENT == policy
 
 
-@pytest.mark.parametrize(("text", "names"), WITHOUT_EFFECT.items())
-def test_what_others_leave_without_effect_in_a_file_is_told_in_one_line(text, names):
+@pytest.mark.parametrize("text", cases_of("mistakes/without_effect"))
+def test_what_others_leave_without_effect_in_a_file_is_told_in_one_line(text):
     (note,) = load_text(text).notes
-    assert_names(note, *names.split())
+    same_message(note, "mistakes/without_effect", text)
 
 
-@pytest.mark.parametrize(("words", "names"), OF_ANOTHER_CHOICE.items())
-def test_a_setting_of_another_schedule_is_unknown_to_this_one(words, names):
-    keys = [f"TRAIN.LR_SCHEDULER.{word}" for word in words.split()]
-    with refused(ConfigError, keys[0].partition("=")[0], "TRAIN.LR_SCHEDULER.NAME", *names.split()):
-        load_text("", "-opts", *keys)
+@pytest.mark.parametrize("words", cases_of("mistakes/of_another_schedule"))
+def test_a_setting_of_another_schedule_is_unknown_to_this_one(words):
+    with refused(ConfigError, page="mistakes/of_another_schedule", case=words):
+        load_text("", "-opts", *(f"TRAIN.LR_SCHEDULER.{word}" for word in words.split()))
 
 
 def test_what_takes_effect_is_not_told_of_and_a_saved_file_loads_without_a_note():

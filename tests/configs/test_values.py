@@ -9,7 +9,7 @@ import yaml
 from configs.load import to_yaml
 from configs.values import SETTINGS, convert, describe_allowed, flatten, to_text, unflatten
 from tests.support.configs import load_text, write
-from tests.support.mistakes import IN_OPTS
+from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
@@ -61,10 +61,9 @@ def test_text_is_converted_by_the_schemas_type_in_files_and_in_opts(key, text, v
         assert found == value and type(found) is type(value)
 
 
-@pytest.mark.parametrize(("word", "names"), IN_OPTS.items())
-def test_a_wrong_value_is_named_with_what_it_must_be(word, names):
-    key, _, text = word.partition("=")
-    with refused(ConfigError, "-opts", key, repr(text), *names.split()):
+@pytest.mark.parametrize("word", cases_of("mistakes/values"))
+def test_a_wrong_value_is_named_with_what_it_must_be(word):
+    with refused(ConfigError, page="mistakes/values", case=word):
         load_text("", "-opts", word)
 
 
@@ -101,7 +100,7 @@ def test_a_number_outside_its_bounds_is_refused_with_its_name_and_its_default_is
     low, high = SETTINGS[key].bounds
     beyond = (low - 1, high + 1) if SETTINGS[key].kind is int else (low - 1, 10 * high, "nan", "1e999")
     for text in map(str, beyond):
-        with refused(ConfigError, "-opts", key, repr(text), describe_allowed(SETTINGS[key])):
+        with refused(ConfigError, "-opts", key, repr(text), describe_allowed(SETTINGS[key]), whole=False):
             convert(SETTINGS[key], text, "-opts")
     default = SETTINGS[key].default
     assert default in (None, *SETTINGS[key].special) or convert(SETTINGS[key], to_text(default), "-opts") == default

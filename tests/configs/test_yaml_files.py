@@ -8,7 +8,7 @@ import pytest
 from configs.load import load
 from configs.schema import Config
 from tests.support.configs import load_text, write
-from tests.support.mistakes import IN_A_FILE
+from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
@@ -43,10 +43,10 @@ def test_a_base_loop_names_the_loop():
         load(["-cfg", write("BASE: y.yaml", "y.yaml")])
 
 
-@pytest.mark.parametrize(("text", "names"), IN_A_FILE.items())
-def test_a_mistake_in_a_file_is_named_with_the_place_and_the_remedy(text, names):
-    with refused(ConfigError, "x.yaml", *names.split()):
-        load_text(text)
+@pytest.mark.parametrize("text", cases_of("mistakes/in_a_file"))
+def test_a_mistake_in_a_file_is_named_with_the_place_and_the_remedy(text):
+    with refused(ConfigError, page="mistakes/in_a_file", case=text):
+        load_text(text.encode().decode("unicode_escape"))
 
 
 def test_a_file_of_another_kind_is_refused():

@@ -292,7 +292,7 @@ def test_what_keeps_a_run_from_its_data_is_named(root, caches, tmp_path, monkeyp
         patched.setattr("datasets.sources.server.time", clock)
         for url in ("http://127.0.0.1:1/set", "http://no-such-host.invalid/set"):
             slept.clear()
-            with refused(DataError, url, "DATA.DATA_PATH", "network"):
+            with refused(DataError, url, "DATA.DATA_PATH", "network", whole=False):
                 remote(url, caches)
             assert 0 < sum(slept) <= 3, "not for the two minutes of PATIENCE: it has never answered"
     path = root / "train-000001.tar"

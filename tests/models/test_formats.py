@@ -194,7 +194,7 @@ def test_a_file_that_would_run_something_is_refused_and_does_not(tmp_path, kind,
         marker.unlink()
     for path in write({"head.weight": payloads(marker)[kind]}, tmp_path):
         names = ("allow_pickle=False",) if write is in_arrays else ("refused", "code", ".safetensors")
-        with refused(ConfigError, path, *names):
+        with refused(ConfigError, path, *names, whole=False):
             read_state_dict(path)
         assert not marker.exists()
 
@@ -229,10 +229,10 @@ def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path, weights, ki
     whole = path.read_bytes()
     for part in range(5):
         (tmp_path / "cut").write_bytes(whole[: len(whole) * part // 5])
-        with refused(ConfigError, tmp_path / "cut"):
+        with refused(ConfigError, tmp_path / "cut", whole=False):
             read_state_dict(tmp_path / "cut")
     if kind == "safetensors":
-        with refused(ConfigError, tmp_path / "cut"):
+        with refused(ConfigError, tmp_path / "cut", whole=False):
             read_record(tmp_path / "cut")
 
 

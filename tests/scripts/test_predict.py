@@ -15,6 +15,7 @@ from engine.predict.classifier import config_of
 from engine.predict.output import folder_names
 from scripts import export, predict
 from tests.support.configs import small_config
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import rows_of, run, run_folder, typed
 from utils.errors import UserError
@@ -234,42 +235,12 @@ def test_precision_and_settings_are_those_of_the_command_line(trained, digits):
     assert plain == with_amp != without and cropped != plain
 
 
-RUN, IMAGE = "{run}/last.pth", "{run}/loss.png"
-
-
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        ("", "model"),
-        (RUN, "-list"),
-        (f"{{run}}/nothing.pth {IMAGE}", "{run}/nothing.pth"),
-        (f"{{run}}/log.txt {IMAGE}", "log.txt"),
-        (f"/ {IMAGE}", "/"),
-        (f"vit_base_patch16_244 {IMAGE}", "vit_base_patch16_224"),
-        (f"{RUN} {IMAGE} -opts MODEL.DEPTHS=3", "MODEL.DEPTH"),
-        (f"{RUN} {IMAGE} -classes {{run}}/log.txt", "-classes"),
-        (f"{RUN} {IMAGE} -top 0", "-top"),
-        (f"{RUN} {IMAGE} -topp 3", "-topp"),
-        (f"{RUN} {IMAGE} -unsure 60", "-unsure"),
-        (f"{RUN} {IMAGE} -into {{run}}/log.txt", "-into log.txt"),
-        (f"{RUN} {IMAGE} -csv {{empty}}/not/there.csv", "-csv {empty}/not"),
-        (f"{RUN} {IMAGE} -csv {IMAGE}", "-csv loss.png"),
-        (f"{RUN} {IMAGE} -csv {RUN}", "-csv last.pth"),
-        (f"{RUN} {IMAGE} -csv {{empty}}/X.JPG", "-csv X.JPG"),
-        (f"{RUN} {IMAGE} -cfg {{run}}/config.yaml -csv {{run}}/config.yaml", "-csv config.yaml"),
-        (f"{RUN} {IMAGE} -csv {{empty}}/x -json {{empty}}/x", "-csv -json"),
-        (f"{RUN} {IMAGE} -csv /dev/stdout", "-csv /dev/stdout"),
-        (f"{RUN} {IMAGE} -json {{empty}}", "-json"),
-        (f"{RUN} {IMAGE} -sheet {{empty}}/sheet.pdf", "-sheet"),
-        (f"{RUN} {IMAGE} -sheet {IMAGE}", "-sheet loss.png"),
-        (f"{RUN} {IMAGE} -attention {{run}}", "-attention loss.png"),
-        (f"{RUN} {IMAGE} -attention {{run}}/log.txt", "-attention log.txt"),
-    ],
-)
-def test_a_mistake_ends_with_exit_code_2_and_its_name(trained, tmp_path, words, names):
-    lines, err = type_in(*words.format(run=trained, empty=tmp_path).split(), exit_with=2)
+@pytest.mark.parametrize("words", cases_of("mistakes/of_predict"))
+def test_a_mistake_ends_with_exit_code_2_and_its_name(trained, tmp_path, words):
+    given = words.format(run=trained, empty=tmp_path).replace("(nothing)", "").split()
+    lines, err = type_in(*given, exit_with=2)
     assert not lines and err.startswith("error: ")
-    assert_names(err, *names.format(run=trained, empty=tmp_path).split())
+    same_message(err, "mistakes/of_predict", words, run=trained)
 
 
 @pytest.fixture

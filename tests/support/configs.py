@@ -19,6 +19,8 @@ TRAIN: {NUM_EPOCHS: 2, WARMUP_EPOCHS: 1, BASE_LR: 1e-3, WEIGHT_DECAY: 0.05, GRAD
 TRACK: []
 REPORT: false
 """
+# Instead of the small ViT.
+RESNET = "MODEL.TYPE=timm MODEL.NAME=resnet18 MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
 
 
 def small_config(folder: Path, *options: str) -> Config:

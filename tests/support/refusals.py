@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.printed import same_message
+
 
 def flip(path: Path, place: int) -> None:
     """Another bit in one byte of a file, which is made anew: other names of it keep what they have."""
@@ -23,8 +25,14 @@ def assert_names(message: str, *names: str | int) -> None:
 
 
 @contextlib.contextmanager
-def refused(kind: type[Exception], *names: str | int) -> Iterator[pytest.ExceptionInfo]:
-    """with refused(ConfigError, "TRAIN.BASE_LR", "x.yaml"): what is inside raises it and names these."""
+def refused(kind: type[Exception], *names: str | int, whole: bool = True, **named) -> Iterator[pytest.ExceptionInfo]:
+    """with refused(ConfigError, "TRAIN.BASE_LR", "x.yaml"): what is inside raises it and names these.
+
+    `whole`: the message is one of the page; not where it is another library's, or where there are very many. `named`: as in
+    printed.plain.
+    """
     with pytest.raises(kind) as caught:
         yield caught
     assert_names(str(caught.value), *names)
+    if whole:
+        same_message(str(caught.value), **named)

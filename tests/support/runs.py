@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tests.support.configs import SMALL
 from tests.support.forks import DEADLINE, ROOT, start_fork
+from tests.support.printed import same_message
 from tests.support.refusals import assert_names
 from utils.program import exit_code
 
@@ -45,10 +46,11 @@ class Ended:
         assert set(self.codes) == {0}, self.printed
         return self
 
-    def refused(self, *names: str | int) -> "Ended":
-        """It was refused, with an error that names these, and not by a traceback."""
+    def refused(self, *names: str | int, **named) -> "Ended":
+        """It was refused, not by a traceback but with an error of the page that names these. `named`: as in printed.plain."""
         assert self.returncode == 2 and "Traceback" not in self.printed, self.printed
         assert_names(self.stderr, *names)
+        same_message(self.stderr[self.stderr.index("error: ") :].strip(), **named)
         return self
 
 

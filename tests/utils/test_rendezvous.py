@@ -29,7 +29,7 @@ def test_a_process_that_is_shown_one_device_takes_it_unless_torchrun_showed_all(
 def test_a_driver_that_cannot_run_this_torch_is_named_and_the_cpu_is_not_taken_instead(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with refused(ConfigError, "DEVICE is auto", "driver", "DEVICE=cpu"):
+    with refused(ConfigError, "DEVICE is auto", "driver", "DEVICE=cpu", cuda=torch.version.cuda):
         distributed.find_devices("auto")
 
 
@@ -50,7 +50,7 @@ def test_a_process_that_does_not_come_is_named_in_time(rank, names):
 def test_a_port_that_another_program_has_is_named():
     with (
         socket.create_server(("", 0)) as other,
-        refused(ConfigError, "-dist_url", other.getsockname()[1], "MASTER_PORT"),
+        refused(ConfigError, "-dist_url", other.getsockname()[1], "MASTER_PORT", whole=False),
     ):
         Rendezvous(LaunchedRank("test", 0, 2, None, "127.0.0.1", other.getsockname()[1]), timeout=1.0)
 

@@ -13,8 +13,7 @@ from engine.check.quick_checks import OK, WARN, WRONG
 from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
-from tests.support.configs import replaced, small_config
-from tests.support.mistakes import RESNET
+from tests.support.configs import RESNET, replaced, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, typed
 

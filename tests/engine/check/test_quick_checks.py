@@ -16,13 +16,10 @@ from engine.check.quick_checks import (
     WARN,
     WRONG,
     check_disk,
-    check_ema,
     check_fine_tuning,
     check_output,
-    check_rate,
     check_schedule,
     check_shared_memory,
-    check_warm_up,
     loader_processes,
 )
 from engine.memory.estimate import fixed_bytes, saved_bytes
@@ -33,24 +30,6 @@ from tests.engine.check.small_photos import sets_of
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
 from utils.distributed import Process
-
-
-@pytest.mark.parametrize(
-    "name, rate, batch, scaled_for, verdict",
-    [
-        ("AdamW", 3e-3, 4096, None, OK),
-        ("AdamW", 3e-3, 32, None, WARN),
-        ("AdamW", 3e-3, 32, 4096, OK),  # as the batch is smaller, so is the rate
-        ("AdamW", 0.0, 256, None, WARN),
-        ("SGD", 0.1, 256, None, OK),
-        ("SGD", 1e-5, 256, None, WARN),
-    ],
-)
-def test_a_learning_rate_far_from_what_is_customary(tmp_path, name, rate, batch, scaled_for, verdict):
-    options = [f"TRAIN.BASE_LR={rate}", f"TRAIN.OPTIMIZER.NAME={name}", f"TRAIN.LINEAR_SCALED_LR={scaled_for}"]
-    finding = check_rate(small_config(tmp_path, *options).TRAIN, batch)
-    assert finding.verdict == verdict and f"for {batch:,} images" in finding.text
-    assert (f"from {scaled_for} images" in finding.text) is bool(scaled_for)
 
 
 @pytest.mark.parametrize(
@@ -80,23 +59,6 @@ def test_a_rate_from_scratch_is_told_of_trained_weights_and_what_it_advises_is_n
         _, advice = found()[0].remedy.split("-opts ")
         assert_names(advice, "TRAIN.BASE_LR", "TRAIN.LAYER_DECAY")
         assert [finding.verdict for finding in found(*advice.split())] == [OK]
-
-
-@pytest.mark.parametrize("setting", ["MODEL.FREEZE=[*,!head]", "MODEL.LORA.RANK=4", "TRAIN.LAYER_DECAY=0.75"])
-def test_settings_for_trained_weights_are_told_of_without_any(tmp_path, setting):
-    (finding,) = check_fine_tuning(small_config(tmp_path, setting), 256)
-    assert finding.verdict == WARN
-    assert_names(finding.text, setting.partition("=")[0].removesuffix(".RANK"))
-
-
-@pytest.mark.parametrize(
-    ("schedule", "verdict"),
-    [("cosine COOLDOWN_EPOCHS=1", WARN), ("wsd COOLDOWN_EPOCHS=9", WARN), ("step", OK), ("cosine", OK)],
-)
-def test_a_cool_down_that_leaves_no_epoch_at_the_rate(tmp_path, schedule, verdict):
-    words = [f"TRAIN.LR_SCHEDULER.{word}" for word in f"NAME={schedule}".split()]
-    config = small_config(tmp_path, *words, "TRAIN.WARMUP_EPOCHS=2", "TRAIN.NUM_EPOCHS=3")
-    assert check_warm_up(config.TRAIN).verdict == verdict
 
 
 def test_room_for_checkpoints(tmp_path, monkeypatch):
@@ -131,8 +93,6 @@ def test_room_in_shared_memory(tmp_path, monkeypatch):
         monkeypatch.setattr(quick_checks, "free_bytes", lambda folder, free=free: free)
         verdicts.append(check_shared_memory(config, 3).verdict)
     assert verdicts == [WRONG, WARN, OK]
-    assert check_shared_memory(config, 0).text == "not needed"
-    assert_names(check_shared_memory(config, 3).text, "2 batches")
 
 
 def test_only_loader_processes_take_shared_memory_and_those_of_all_training_processes(photos):
@@ -140,18 +100,6 @@ def test_only_loader_processes_take_shared_memory_and_those_of_all_training_proc
     process = Process(CPU, world_size=4, local_size=2)
     assert loader_processes(config, train, process) == 0
     assert loader_processes(replaced(config, DATA={"WORKERS": "processes"}), train, process) == 6
-
-
-@pytest.mark.parametrize(
-    "warm_up, decay, num_updates, verdict",
-    [("false", 0.99996, 18, WARN), ("false", 0.99996, 375_300, OK), ("false", 0.5, 18, OK), ("true", 0.99996, 18, OK)],
-)
-def test_an_ema_that_the_updates_of_the_run_cannot_fill(tmp_path, warm_up, decay, num_updates, verdict):
-    options = ["TRAIN.MODEL_EMA=true", f"TRAIN.MODEL_EMA_WARMUP={warm_up}", f"TRAIN.MODEL_EMA_DECAY={decay}"]
-    finding = check_ema(small_config(tmp_path, *options).TRAIN, num_updates)
-    assert finding.verdict == verdict
-    if verdict == WARN:
-        assert_names(finding.remedy, "TRAIN.MODEL_EMA_WARMUP=true", "TRAIN.MODEL_EMA_DECAY")
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

@@ -143,12 +143,6 @@ def test_what_the_replay_leaves_out_is_taken_back_by_what_is_prescribed(tmp_path
     assert "a replay with them is finite" in log.said[1]
 
 
-def test_what_no_setting_mends_is_not_recommended(tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.diagnose.doctor.MAX_REPLAYS", 0)
-    told, log = examined(tmp_path, big_logits, "AMP=true", DTYPE="float16")
-    assert told.endswith("; try -amp_dtype bfloat16") and "a replay with them still breaks" in log.said[1]
-
-
 def test_a_replay_has_the_dropout_of_the_update_that_failed(tmp_path):
     config = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16", "MODEL.DROPOUT=0.5")
     last = LastUpdate()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -17,7 +18,7 @@ from engine.record.plot import Plotter, figure_of, plots_of
 from engine.train.counters import EpochResult, Report
 from scripts.maintenance import make_settings_page
 from tests.support.configs import CPU, small_config
-from tests.support.refusals import assert_names
+from tests.support.printed import same_text
 from utils.distributed import Process
 
 REPORT = Report(1, 0, 0.1, 0.5, 0.25, 0.9, 0, 0, 1.0, 1.0, 1.0)
@@ -38,45 +39,24 @@ def table(tmp_path, *options: str, has_ema: bool = False) -> EpochTable:
     return EpochTable(small_config(tmp_path, "TRAIN.NUM_EPOCHS=40", *options), has_ema)
 
 
-def cells(lines: list[str]) -> dict[str, str]:
-    """{title: text} of a head and a line, whose columns stand below each other to the right."""
-    head, line = lines
-    for title in ("val loss", "EMA top-1", "macro F1"):
-        head = head.replace(title, title.replace(" ", "_"))
-    return dict(zip(head.split(), line.split(), strict=True))
-
-
 F1 = Scores(0.5, 90.0, 99.0, 100, 0, macro_f1=80.0, metric="macro_f1")
-USUAL = {"epoch": "3/40", "loss": "0.2500", "val_loss": "0.5000", "top-1": "90.00%", "best": "91.00%"}
-USUAL |= {"images/s": "500", "left": "-"}
+CASES = {
+    "as mostly": ([], {"raw": SCORES}, Best(91.0, 2)),
+    "a new best, with EMA": ([], {"raw": SCORES, "ema": replace(SCORES, top1=95.0)}, Best(95.0, 3, suffix="_ema")),
+    "nothing evaluated yet": ([], {}, Best()),
+    "by another metric": (["TRAIN.BEST_METRIC=macro_f1"], {"raw": F1}, Best(91.0, 2, metric="macro_f1")),
+    "by the loss": (["TRAIN.BEST_METRIC=loss"], {"raw": SCORES}, Best(0.5, 3, metric="loss")),
+}
 
 
-@pytest.mark.parametrize(
-    ("options", "scores", "best", "different"),
-    [
-        ([], {"raw": SCORES}, Best(91.0, 2), {}),
-        ([], {"raw": SCORES}, Best(90.0, 3), {"best": "*90.00%"}),
-        ([], {"raw": SCORES, "ema": SCORES}, Best(91.0, 2), {"EMA_top-1": "90.00%"}),
-        ([], {}, Best(91.0, 2), {"val_loss": "-", "top-1": "-"}),
-        (["TRAIN.BEST_METRIC=macro_f1"], {"raw": F1}, Best(91.0, 2, metric="macro_f1"), {"macro_F1": "80.00%"}),
-        (["TRAIN.BEST_METRIC=loss"], {"raw": SCORES}, Best(0.5, 3, metric="loss"), {"best": "*0.5000"}),
-    ],
-)
-def test_a_line_has_aligned_columns_of_which_one_is_of_the_metric_that_decides(
-    tmp_path, options, scores, best, different
-):
-    head, line = lines_of(table(tmp_path, *options, has_ema="ema" in scores), 3, result(**scores), best, None)
-    expected = USUAL | different
-    if "macro_F1" in expected:
-        del expected["top-1"]
-    assert cells([head, line]) == expected
-    assert len(head) == len(line) < 80 and "%" not in head and "skipped" not in line
-
-
-def test_skipped_updates_and_the_time_left_are_told_where_there_are_any(tmp_path):
-    report = Report(1, 0, 0.1, 0.5, 0.25, 0.9, 2, 0, 1.0, 1.0, 1.0)
-    line = lines_of(table(tmp_path), 1, result(report, raw=SCORES), Best(), 200.0)[1]
-    assert "2 updates skipped" in line and "3:20" in line
+def test_a_line_has_aligned_columns_of_which_one_is_of_the_metric_that_decides(tmp_path):
+    pages = {}
+    for number, (name, (options, scores, best)) in enumerate(CASES.items()):
+        found = result(replace(REPORT, skipped=number % 3), **scores)
+        lines = lines_of(table(tmp_path, *options, has_ema="ema" in scores), 3, found, best, number * 100.0 or None)
+        pages[name] = "\n".join(lines)
+        assert number % 3 or len(lines[0]) == len(lines[1]) < 80
+    same_text("epochs_on_a_terminal", pages)
 
 
 def test_the_head_comes_again_after_a_screen(tmp_path):
@@ -90,7 +70,7 @@ def test_a_figure_of_an_epoch_is_one_line_that_puts_it_into_the_table_and_on_the
     for module in (metrics, console):
         monkeypatch.setattr(module, "COLUMNS", (*metrics.COLUMNS, seven))
     lines = lines_of(table(tmp_path), 3, result(raw=SCORES), Best(90.0, 3), 200.0)
-    assert cells(lines)["seven"] == "7.0"
+    assert [line.split()[-2] for line in lines] == ["seven", "7.0"]
     trainer = SimpleNamespace(epoch=2, step=0, process=Process(CPU))
     assert epoch_row(Epoch(trainer, result(raw=SCORES), {"data": 0.0}))["seven"] == 7.0
 
@@ -198,22 +178,23 @@ def advice_for(tmp_path, num_workers, num_cores, percents, *options, updates=20,
     return said
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "num_cores", "percent", "names"),
-    [
-        (1, 8, 75, ["75%", "-num_workers 4", "1", "8 cores"]),
-        (4, 6, 90, ["90%", "-num_workers 6"]),
-        (0, 8, 60, ["60%", "-num_workers 2"]),
-        (0, 8, 100, ["100%", "-num_workers 8"]),
-        (8, 8, 50, ["50%", "DATA.CACHE=16"]),
-        (2, 16, 99, ["99%", "-num_workers 15"]),
-    ],
-)
-def test_advice_names_a_number(tmp_path, num_workers, num_cores, percent, names):
-    device = torch.device("cuda", 0) if num_cores == 16 else CPU  # whose training takes a core
-    first, second, third = advice_for(tmp_path, num_workers, num_cores, [percent] * 3, device=device)
-    assert first == third == "", "start-up does not count, and it is said once"
-    assert_names(second, *names)
+POLICY = "TRAIN.COLOR_JITTER=0.4"
+WAITS = [  # workers, cores, percent of the time, settings
+    *[(1, 8, 75, ""), (4, 6, 90, ""), (0, 8, 60, ""), (0, 8, 100, ""), (8, 8, 50, ""), (0, 1, 50, "")],
+    *[(2, 16, 99, ""), (3, 8, 75, POLICY), (3, 8, 40, POLICY), (3, 8, 75, f"{POLICY} DATA.AUGMENT_ON=device")],
+]
+
+
+def test_advice_is_the_remedy_that_applies_and_is_given_once(tmp_path):
+    pages = {}
+    for workers, cores, percent, options in WAITS:
+        devices = ["cuda"] if cores == 16 else ["cpu", "cuda"] if options else ["cpu"]  # a GPU's training takes a core
+        for device in devices:
+            given = tmp_path, workers, cores, [percent] * 3, *options.split()
+            first, second, third = advice_for(*given, device=torch.device(device))
+            assert first == third == "", "start-up does not count"
+            pages[f"{percent}%, {workers} workers, {cores} cores, {device} {options}".strip()] = second
+    same_text("waiting_for_data", pages)
 
 
 def test_advice_is_not_given_without_a_cause_a_remedy_or_enough_updates(tmp_path):
@@ -221,20 +202,3 @@ def test_advice_is_not_given_without_a_cause_a_remedy_or_enough_updates(tmp_path
     for num_workers in (0, 8):
         assert not any(advice_for(tmp_path, num_workers, 8, [99, 99, 99], in_memory=True))
     assert not any(advice_for(tmp_path, 1, 8, [0, 90, 0, 0, 0, 0], updates=2))
-
-
-POLICY = "TRAIN.COLOR_JITTER=0.4"
-
-
-@pytest.mark.parametrize(
-    ("options", "device", "percent", "name"),
-    [
-        ([POLICY], "cuda", 75, "DATA.AUGMENT_ON=device"),  # 12 workers
-        ([POLICY], "cuda", 40, "-num_workers 5"),
-        ([POLICY, "DATA.AUGMENT_ON=device"], "cuda", 75, "-num_workers 7"),
-        ([], "cuda", 75, "-num_workers 7"),
-        ([POLICY], "cpu", 75, "-num_workers 8"),
-    ],
-)
-def test_a_policy_moves_to_a_device_for_whose_rate_there_are_too_few_cores(tmp_path, options, device, percent, name):
-    assert name in advice_for(tmp_path, 3, 8, [percent] * 2, *options, device=torch.device(device))[1]

@@ -6,8 +6,10 @@ import json
 import re
 import shlex
 import shutil
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,9 +17,10 @@ import pytest
 from PIL import Image
 
 from engine.record.page import element, embedded
-from engine.record.report import write_at_end, write_report
+from engine.record.report import describe_end, write_at_end, write_report
 from engine.record.saved_run import SavedRun
 from tests.support.configs import SMALL
+from tests.support.printed import same_text
 from tests.support.runs import ROOT, run, run_folder, status_of, typed
 from tests.support.saved_runs import write_json, write_run
 
@@ -184,18 +187,19 @@ def test_large_sheets_become_small_enough_to_send(tmp_path):
     assert embedded(tmp_path / "mistakes.png", "none", "sheet") is None
 
 
-@pytest.mark.parametrize(
-    ("facts", "is_said"),
-    [
-        ({}, False),
-        ({"state": "training"}, True),
-        ({"state": "stopped", "signal": 15}, True),
-        ({"state": "done", "reason": "early stop"}, True),
-    ],
-)
-def test_how_a_run_ended_is_said_unless_it_is_done(tmp_path, facts, is_said):
-    change_status(folder := write_run(tmp_path), **facts)
-    assert any(each.get("class") == "notice" for each in page_of(folder).all("p")) is is_said
+def test_a_page_says_what_is_in_the_folder_and_how_the_run_ended(here):
+    folder = write_run(Path("run"), names=["cat", "dog", "owl"], skipped=2, processes=2)
+    page_of(folder)
+    text = re.sub("<style.*?</style>", "", (folder / "report.html").read_text(), flags=re.S)
+    text = re.sub("<details.*?</details>", "", text, flags=re.S)
+    for pattern, instead in ((r'<img[^>]*alt="([^"]*)"[^>]*>', r"[\1]\n"), ("</t[dh]>", " | "), ("</dt>", ": ")):
+        text = re.sub(pattern, instead, text)
+    text = unescape(re.sub("<[^>]*>", "", re.sub("</(p|h.|tr|div|title)>", "\n", text)))
+    pages = {"a page without the table of all settings": re.sub("\n\n+", "\n", text)}
+    for state in ("done", "stopped", "failed", "save_failed", "running", "killed", "unknown"):
+        for status in ({"signal": 15}, {"reason": "early stop"}):
+            pages[f"{state}, {status}"] = describe_end(SimpleNamespace(state=state, status=status), 3)
+    same_text("report", pages, run=folder.resolve(), version=re.compile(r"(?m)(?<=^halfstep )\S+(?=,)"))
 
 
 @pytest.mark.parametrize("output", ["", "no/x.html", "config.yaml/x.html"])

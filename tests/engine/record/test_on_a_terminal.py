@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from datasets import load_image_sets
-from engine.record.next_steps import after_evaluation, after_failure
-from tests.support.configs import CPU, SMALL, small_config
+from tests.support.configs import SMALL
 from tests.support.forks import ROOT
 from tests.support.runs import run
 from tests.support.terminals import run_on_terminal, visible
-from utils.distributed import Process
 
 ODD = 'it\'s a "folder" of $HOME'
 STEP = 6  # a slow update, during which the bar is drawn again
@@ -72,17 +69,3 @@ def test_the_commands_at_the_end_work_in_a_shell(seen):
     python, script, *arguments = subprocess.check_output(words, cwd=ROOT, text=True).split("\0")[:-1]
     assert shutil.which(python) and (ROOT / script).is_file()
     assert run(script, *arguments).returncode == 0 and (folder / "best.safetensors").is_file()
-
-
-def test_a_run_goes_on_with_as_many_processes_and_one_of_several_nodes_as_it_was_started(tmp_path):
-    (tmp_path / "last.pth").touch()
-    starts = {(1, 1): "main_single_gpu.py -resume", (4, 4): "-ngpus 4", (4, 2): "the same command with -resume"}
-    for (world_size, local_size), start in starts.items():
-        assert start in after_failure(Process(CPU, world_size=world_size, local_size=local_size), tmp_path)[-1]
-
-
-def test_weights_that_are_exported_are_not_to_be_exported_over_themselves(tmp_path):
-    _, images = load_image_sets(small_config(tmp_path))
-    for name, is_proposed in (("best.pth", True), ("best.safetensors", False)):
-        lines = after_evaluation(tmp_path / name, tmp_path, images)
-        assert any("export.py" in line for line in lines) == is_proposed

@@ -9,8 +9,7 @@ from engine.parallel import Parallel
 from engine.precision.loss_scale import Clipping
 from engine.train.counters import Counters
 from engine.train.ema import Ema, decay_at
-from tests.support.configs import CPU, replaced, small_config
-from tests.support.mistakes import RESNET
+from tests.support.configs import CPU, RESNET, replaced, small_config
 from tests.support.refusals import refused
 from tests.support.runs import fp64_weights
 from tests.support.threads import Threads

@@ -1,0 +1,234 @@
+"""What the engine says of a run, in all its cases: the doctor, the rows of -check, how a run ends and what to do next."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from configs.schema import Train
+from datasets import load_image_sets
+from datasets.batch_order import Order
+from datasets.types import ImageSet
+from engine.check import check, images, quick_checks
+from engine.check.images import ScanResult
+from engine.diagnose.doctor import Diagnosis, Row, Vanishing
+from engine.diagnose.explain import COLUMNS, collapse
+from engine.diagnose.overflow import advice
+from engine.diagnose.trace import Location
+from engine.evaluation.scores import Best, Scores, describe_scores
+from engine.memory.estimate import MemoryEstimate
+from engine.record.next_steps import after_evaluation, after_failure, after_training
+from engine.train.forecast import Forecast
+from engine.train.stop_conditions import why_finished
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.printed import same_text
+from utils.distributed import Process
+from utils.text import align, counted
+
+CORE, MLP = Location("blocks.1.attn", "logits (q·k)"), Location("blocks.1.mlp.fc1")
+ROWS = [Row(CORE, "float16", 131008.0, 64.0, 0.25), Row(MLP, "float16 float32", 3.5, 70000.0, None)]
+CONSTANTS = [Vanishing("norm.eps", 1e-8, 1.0, False), Vanishing("blocks.0.ls1.gamma", 2e-8, 0.75, True)]
+FOUND = Diagnosis(torch.float16, 1024.0, CORE, rows=ROWS, black_list=["blocks.1.attn"], best_scale=256.0)
+FINDINGS = {
+    "nothing breaks": replace(FOUND, first=None, black_list=[], vanishing=CONSTANTS),
+    "an output, mended": FOUND,
+    "an output without a row, not mended": replace(FOUND, rows=[], is_mended=False),
+    "an output of bfloat16, not mended": replace(FOUND, half=torch.bfloat16, rows=[], is_mended=False),
+    "a gradient, mended by the scale": replace(FOUND, first=MLP, is_forward=False, black_list=[]),
+    "a gradient without a row": replace(FOUND, first=Location(""), is_forward=False, rows=[]),
+    "an output in float32 too": replace(FOUND, breaks_in_float32=True, rows=[]),
+    "a gradient in float32 too": replace(FOUND, breaks_in_float32=True, is_forward=False, rows=[]),
+}
+
+
+def test_what_the_doctor_finds_prescribes_and_advises(tmp_path):
+    usual = small_config(tmp_path).PRECISION
+    odd = replace(usual, MODE="naive", CUSTOM_BLACK_LIST=("head",), CUSTOM_WHITE_LIST=("conv",))
+    odd = replace(odd, MAX_LOSS_SCALING=128.0, MIN_LOSS_SCALING=512.0)
+    pages = {}
+    for name, found in FINDINGS.items():
+        written = [f"{of}: {found.prescription(each)}" for of, each in {"usual": usual, "odd": odd}.items()]
+        last = advice(found, "run/doctor.yaml" if found.first and found.is_mended else None)
+        pages[name] = "\n".join([*found.lines(), *written, last])
+    same_text("doctor", pages)
+
+
+def test_like_modules_are_a_row_of_explain_precision():
+    cells = ("Linear", "bfloat16", "float32", "bfloat16", "float32", "addmm")
+    rows = [(f"blocks.{number}.attn.qkv", *cells) for number in (0, 1, 2, 4, 6, 7)]
+    rows += [("blocks.3.attn.qkv", *cells[:-1], "mm"), ("head", *cells), ("stages.0.1.x", *cells)]
+    same_text("explain_precision", "\n".join(align([COLUMNS, *collapse(rows)])))
+
+
+def told(findings: dict) -> dict[str, str]:
+    """The rows of findings, one or several of each case."""
+    several = {name: found if isinstance(found, list) else [found] for name, found in findings.items()}
+    return {name: "\n".join(line for each in found for line in each.lines()) for name, found in several.items()}
+
+
+RATES = {
+    "of AdamW, as it is customary": ("TRAIN.BASE_LR=3e-3", 4096),
+    "of AdamW, far above": ("TRAIN.BASE_LR=3e-3", 32),
+    "of AdamW, scaled": ("TRAIN.BASE_LR=3e-3 TRAIN.LINEAR_SCALED_LR=4096", 32),
+    "of SGD, far below, one image an update": ("TRAIN.BASE_LR=1e-7 TRAIN.OPTIMIZER.NAME=SGD", 1),
+    "of another": ("TRAIN.OPTIMIZER.NAME=lamb", 64),
+}
+WEIGHTS = {
+    "none": "TRAIN.BASE_LR=3e-3",
+    "none, with what keeps what they know": "MODEL.FREEZE=[*,!head] TRAIN.LAYER_DECAY=0.75",
+    "with a rate from scratch": "MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=3e-3",
+    "with a rate from scratch and decay": "MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=3e-3 TRAIN.LAYER_DECAY=0.75",
+    "with a lower rate": "MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=1e-4",
+    "frozen": "MODEL.PRETRAINED=resnet50 MODEL.FREEZE=[*,!head] TRAIN.BASE_LR=3e-3",
+    "of a run that goes on": "MODEL.RESUME=last.pth TRAIN.BASE_LR=3e-3",
+}
+
+
+def test_the_quick_checks(tmp_path, monkeypatch):
+    config = small_config(tmp_path, "KEEP_CHECKPOINTS=3", "DATA.BATCH_SIZE_EVAL=8")
+    sizes = {"free_bytes": lambda folder: free[-1], "shared_bytes": lambda data, workers: 3 * 2**19 * workers}
+    for name, function in sizes.items():
+        monkeypatch.setattr(quick_checks, name, function)
+    free, rows = [10 * 2**30], {}
+    for name, (options, batch) in RATES.items():
+        rows[f"learning rate {name}"] = quick_checks.check_rate(small_config(tmp_path, *options.split()).TRAIN, batch)
+    for name, options in WEIGHTS.items():
+        rows[f"weights: {name}"] = quick_checks.check_fine_tuning(small_config(tmp_path, *options.split()), 256)
+    usual = replace(config.TRAIN, NUM_EPOCHS=3, WARMUP_EPOCHS=2)
+    for name, schedule in {
+        "a cool-down": replaced(usual, LR_SCHEDULER={"COOLDOWN_EPOCHS": 1}),
+        "steps and no cool-down": replaced(usual, LR_SCHEDULER={"COOLDOWN_EPOCHS": 1, "NAME": "step"}),
+        "one epoch": replace(usual, NUM_EPOCHS=1),
+    }.items():
+        rows[f"warm-up with {name}"] = quick_checks.check_warm_up(schedule)
+    for warm_up, decay, number in (
+        (True, 0.99996, 18),
+        (False, 0.5, 1),
+        (False, 0.99996, 18),
+        (False, 0.99996, 375300),
+    ):
+        settings = replace(config.TRAIN, MODEL_EMA_WARMUP=warm_up, MODEL_EMA_DECAY=decay)
+        rows[f"EMA {warm_up} {decay} {number}"] = quick_checks.check_ema(settings, number)
+    for number in (1000, 33, 20, 1):
+        rows[f"updates of {number}"] = quick_checks.check_updates(Order(number, 16, 2, 1, number == 33, 0, None))
+    for name, free_bytes in {"much": 2**32, "little": 7 * 2**20, "too little": 2**20}.items():
+        free.append(free_bytes)
+        rows[f"{name} room"] = [
+            quick_checks.check_disk(config, tmp_path / "not/yet", 2**20),
+            quick_checks.check_shared_memory(config, 1 if name == "too little" else 4),
+        ]
+    rows["no loader process"] = quick_checks.check_shared_memory(config, 0)
+    (tmp_path / "file").touch()
+    rows["output"] = [quick_checks.check_output(str(tmp_path / name)) for name in ("new/folder", "file/folder")]
+    same_text("quick_checks", told(rows))
+
+
+def test_memory_that_is_enough_and_that_is_not(tmp_path, monkeypatch):
+    model, rows = torch.nn.Linear(1, 1), {}
+    config = small_config(tmp_path, "DATA.BATCH_SIZE=1", "AMP=true")
+    monkeypatch.setattr(check, "fixed_bytes", lambda *given: 2**29)
+    monkeypatch.setattr(check, "estimate", lambda *given: MemoryEstimate(2**29, 2**28))
+    for name, (free, size, sharing) in {
+        "enough": (2**30, 1, 1),
+        "hardly": (int(2**29 * 1.6), 1, 1),
+        "of several processes": (2**32, 6, 2),
+        "for no image": (2**29, 32, 1),
+        "for no weights": (2**28, 32, 1),
+    }.items():
+        given = replaced(config, DATA={"BATCH_SIZE": size}), model, None, free, Process(CPU, local_size=sharing)
+        rows[name] = check.check_memory(*given)
+    monkeypatch.setattr(check, "estimate", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    rows["for no batch"] = check.check_memory(config, model, None, 2**30, Process(CPU))
+    same_text("memory", told(rows))
+
+
+def scan_of(sides: list, digests: list[int], total: int | None = None, name: str = "train") -> ScanResult:
+    """Images of these sides; those without a digest could not be read."""
+    images = ImageSet(np.zeros(total or len(sides)), ["a"])
+    images.name = lambda index: f"{name}/{index}.png"
+    scan = ScanResult(images, len(sides))
+    scan.sides[:], scan.digests[:] = sides, digests
+    scan.reasons = {number: "cut off" for number, digest in enumerate(digests) if not digest}
+    return scan
+
+
+def test_the_rows_of_a_data_set(tmp_path):
+    config, rows = small_config(tmp_path, "DATA.MAX_BAD_FRACTION=0.3"), {}
+    for number in (1, 99, 100):
+        rows[f"{number} images"] = images.check_counts(counted(number, "image"), ImageSet(np.zeros(number), ["a"]))
+    names = ["cat", "dog", "owl"]
+    for name, (train, val, options) in {
+        "even": ([0, 0, 1, 1], [0, 1], []),
+        "of an evaluation": (None, [0, 1], []),
+        "uneven": ([0] * 1100 + [1], [0, 1], []),
+        "uneven, in their order": ([0] * 11 + [1], [1], ["DATA.DATASET=shards"]),
+        "missing": ([0] * 40 + [2], [0], ["MODEL.NUM_CLASSES=1000"]),
+    }.items():
+        kinds = names if name == "missing" else names[:2]
+        sets = [each and ImageSet(np.array(each), kinds) for each in (train, val)]
+        rows[f"classes, {name}"] = images.check_classes(small_config(tmp_path, *options), *sets)
+    whole, part = scan_of([[8, 10], [4, 6], [30, 40]], [1, 2, 3]), scan_of([[8, 9], [8, 8]], [4, 7], 1006)
+    bad, worse = scan_of([[8, 8]] * 3 + [[0, 0]], [7, 8, 9, 0]), scan_of([[0, 0]] * 12, [0] * 12, 1200)
+    twins = scan_of([[8, 10]] * 2, [3, 3], name="val")
+    for name, scan in {"whole": whole, "a part": part, "bad": bad, "worse": worse}.items():
+        rows[f"read, {name}"] = [
+            images.check_readable("training", scan, 0.3),
+            images.check_sizes("training", scan, config),
+        ]
+    pairs = {"none": (whole, bad), "none of a part": (whole, part), "two": (whole, twins), "one of a part": (part, bad)}
+    for name, (train, val) in pairs.items():
+        rows[f"duplicates: {name}"] = images.check_duplicates(train, val)
+    same_text("data_set", told(rows))
+
+
+SCORES = Scores(0.51234, 87.5, 99.25, 400, 0)
+
+
+def test_scores_of_an_evaluation_and_of_the_best_epoch():
+    with_more = replace(SCORES, macro_recall=80.1239, macro_f1=70.0, metric="macro_f1", num_excluded=2)
+    labels = Scores(0.5, 50.0, 90.0, 1, 1, micro_f1=60.0, map=61.5, metric="map")
+    few, many = (replace(SCORES, num_images=number, macro_f1=9.0) for number in (99, 50_000))
+    few = replace(few, metric="loss")
+    lines = []
+    for scores in (with_more, labels, few, many):
+        lines += [scores.describe_short(), *describe_scores(scores, "EMA " * (scores is few), "3 of 5 classes", 1.234)]
+    for best in (Best(), *(Best.of(each, 3, "_ema" if each is few else "") for each in (SCORES, with_more, few, many))):
+        lines += [best.describe(has_ema=False), best.describe(has_ema=True)]
+    same_text("scores", "\n".join(lines))
+
+
+def test_what_to_do_next_after_each_way_to_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.record.next_steps._python", lambda: "python")
+    config, run = small_config(tmp_path, "TRAIN.NUM_EPOCHS=40"), tmp_path / "my run"
+    run.mkdir()
+    (photo := tmp_path / "a photo.png").touch()
+    digits, one, many = load_image_sets(config)[1], Process(CPU), Process(CPU, world_size=4, local_size=4)
+    photos = SimpleNamespace(root=tmp_path, name=lambda index: str(photo))
+    lines = {"before the first save": after_training(config, one, run, digits, "done") + after_failure(one, run)}
+    for name in ("last.pth", "best.pth", "report.html"):
+        (run / name).touch()
+    for state in ("done", "early stop", "stopped", "save_failed", "failed"):
+        lines[state] = after_training(config, one, run, photos if state == "done" else digits, state)
+    for state in ("done", "stopped"):
+        lines[f"{state} with a budget"] = after_training(
+            replaced(config, TRAIN={"BUDGET": "1h"}), many, run, digits, state
+        )
+    lines["an error on one of two nodes"] = after_failure(replace(many, world_size=8), run)
+    lines["an evaluation of weights of others"] = after_evaluation(None, run, digits)
+    for name in ("status.json", "mistakes.png"):
+        (run / name).touch()
+        lines[f"an evaluation with {name}"] = after_evaluation(run / "best.pth", run, photos)
+    lines["of what was exported"] = after_evaluation(run / "best.safetensors", run, digits)
+    same_text("next_steps", {name: "\n".join(each) for name, each in lines.items()})
+
+
+def test_the_time_that_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.train.forecast.time_in", lambda seconds: f"<{seconds:g} s later>")
+    lines = []
+    for limit in ("", "RUN.MAX_TIME=1h"):
+        config = small_config(tmp_path, "TRAIN.NUM_EPOCHS=1", *limit.split())
+        forecast = Forecast(config, Order(320, 32, 1, 1, False, 0, None), 10, 0.0, clock=lambda: 600.0)
+        lines += [forecast.describe(5, left) for left in (7.2, 99.5, 100.0, 3540.0, 3 * 3600 + 59, 200_000.0)]
+    lines += [why_finished(replace(Train(), EARLY_STOP=number), 9, 3, number) for number in (1, 2)]
+    same_text("time_left", "\n".join(lines))

@@ -1,0 +1,87 @@
+"""Whole texts compared with the pages of tests/printed, in which a reader finds all that the program says.
+
+WRITE_PAGES=1 python -m pytest FILES writes the pages of these files' tests anew; read their diff before you commit it.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.support.forks import ROOT
+
+PAGES = ROOT / "tests/printed"
+WRITES = "WRITE_PAGES" in os.environ
+TEMPORARY: list[str] = []  # the folder of all temporary folders of this session
+ALWAYS = {
+    "date": re.compile(r"(?<=-)20\d{6}-\d\d-\d\d-\d\d\b"),
+    "port": re.compile(r"(?<=127\.0\.0\.1:)\d+|(?<=\.invalid:)\d+"),
+    "address": re.compile(r"\b0x[0-9a-f]{6,}\b"),
+    "digest": re.compile(r"(?<=shards-)[0-9a-f]{16}"),
+    "time": re.compile(r"(?<=tried for )\d+(?= s)"),
+}
+_begun: set[str] = set()  # tests whose part of a page was written anew in this session
+
+
+def plain(text: str, **named: str | Path | re.Pattern) -> str:
+    """The text with <name> in place of what depends on the machine, the clock or a version, and with <folder> for temporary ones."""
+    for folder in TEMPORARY:
+        text = re.sub(rf"{re.escape(folder)}/[^/\s'\"]*\d", "<folder>", text)
+    for name, found in ({"halfstep": ROOT} | named | ALWAYS).items():
+        pattern = found if isinstance(found, re.Pattern) else re.compile(re.escape(str(found)))
+        text = pattern.sub(f"<{name}>", text)
+    return text
+
+
+def same_text(name: str, text: str | Mapping[str, str], **named: str | Path | re.Pattern) -> None:
+    """The text, or {case: its text}, is that of tests/printed/NAME.txt. For `named` see `plain`."""
+    if not isinstance(text, str):
+        text = "\n".join(
+            line for case, each in text.items() for line in (f"=== {case}", each.strip("\n") or "(nothing)")
+        )
+    _compare(PAGES / f"{name}.txt", plain(text, **named).rstrip("\n") + "\n")
+
+
+def same_message(message: str, page: str = "", case: str = "", **named: str | Path | re.Pattern) -> None:
+    """The message is one of those that a page has for this case. By default the page is that of the refusals in this folder of
+    tests, and the case is the test that runs. Lines are parted by //."""
+    test = os.environ["PYTEST_CURRENT_TEST"].removeprefix("tests/").split(" ")[0].split("[")[0]
+    folder, _, name = test.rpartition("/")
+    path, case = PAGES / f"{page or 'refusals/' + (folder.replace('/', '-') or 'tests')}.txt", case or name
+    message = " // ".join(line.strip() for line in plain(message, **named).strip().split("\n"))
+    parts = read_messages(path)
+    known = parts.get(case, [])
+    if WRITES:
+        parts[case] = sorted({*(known if case in _begun else ()), message})
+        _begun.add(case)
+        cases = parts if page else sorted(parts)
+        lines = (f"{line}\n" for each in cases for line in (f"=== {each}", *parts[each]))
+        path.write_text("".join(lines), encoding="utf-8")
+    elif message not in known:
+        near = difflib.get_close_matches(message, known, n=1, cutoff=0.0)
+        _compare(path, message, "\n".join(near))
+
+
+def cases_of(page: str) -> list[str]:
+    """The cases of a page, to parametrize a test with: a line `=== CASE` adds one, and WRITE_PAGES=1 what is said of it."""
+    return [*read_messages(PAGES / f"{page}.txt")]
+
+
+def read_messages(path: Path) -> dict[str, list[str]]:
+    """{case: its messages} of a page."""
+    text = path.read_text(encoding="utf-8").rstrip("\n") if path.exists() else ""
+    parts = (part.split("\n") for part in re.split(r"(?:^|\n)=== ", text)[1:])
+    return {title: messages for title, *messages in parts}
+
+
+def _compare(path: Path, text: str, page: str | None = None) -> None:
+    if WRITES:
+        path.write_text(text, encoding="utf-8")
+    page = page if page is not None else path.read_text(encoding="utf-8") if path.exists() else ""
+    diff = difflib.unified_diff(
+        page.split("\n"), text.split("\n"), str(path.relative_to(ROOT)), "printed now", n=1, lineterm=""
+    )
+    assert page == text, "\n".join(
+        [*diff, "WRITE_PAGES=1 in the environment of this test writes it anew: then read its diff"]
+    )

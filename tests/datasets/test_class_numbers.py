@@ -62,10 +62,8 @@ def test_folders_with_numbers_are_in_the_order_of_their_values_and_in_a_resumed_
     assert by_letters.classes == ["1", "10", "2"] and names_of(by_letters) == names_of(train)
 
 
-@pytest.mark.parametrize("separator", ",;\t")
-def test_columns_of_a_csv_file_have_the_names_that_are_set(tmp_path, separator):
+def test_columns_of_a_csv_file_have_the_names_that_are_set(tmp_path):
     file = make_csv(tmp_path, ["ant", "bee"], "file,klass")
-    file.write_text(file.read_text().replace(",", separator))
     train, val = load("csv", file, COLUMNS=("file", "klass"))
     assert len(train) + len(val) == 24 and train.classes == ["ant", "bee"]
 

@@ -90,7 +90,8 @@ def test_normalize_equals_torchvisions(dtype):
     data = Data(IMAGENET_MEAN=(0.485, 0.456, 0.406), IMAGENET_STD=(0.229, 0.224, 0.225))
     images = torch.arange(2 * 3 * 16 * 16).reshape(2, 3, 16, 16).to(torch.uint8)
     wanted = functional.normalize(images.double() / 255, data.IMAGENET_MEAN, data.IMAGENET_STD)
-    got = Normalize(data, dtype)(images)
+    got, std = Normalize(data, dtype)(images), torch.tensor(data.IMAGENET_STD, dtype=torch.float64)
+    assert torch.equal(Normalize(data).scale.flatten(), (1 / (255 * std)).float()), "rounded once"
     assert got.dtype == dtype and not Normalize(data).state_dict()
     torch.testing.assert_close(got, wanted.to(dtype))
 

@@ -107,14 +107,6 @@ def test_csv_targets_may_be_names_all_if_most_are_and_other_columns_and_spaces_a
     assert val.targets.tolist() == [2, 0, 0] and shades(val) == [5, 6, 7]
 
 
-@pytest.mark.parametrize("as_file", [True, False])
-def test_one_csv_file_alone_is_split(tmp_path, as_file):
-    make_csv(tmp_path / "train.csv", "".join(f"images/{shade}.jpg,{shade % 2}\n" for shade in range(10)))
-    train, val = load("csv", tmp_path / "train.csv" if as_file else tmp_path, VAL_FRACTION=0.3)
-    assert len(val) and val.classes == ["0", "1"]
-    assert sorted(shades(train) + shades(val)) == list(range(10))
-
-
 @pytest.mark.parametrize(
     ("header", "rows", "names"),
     [
@@ -206,6 +198,7 @@ def test_a_list_that_is_read_in_chunks_means_what_it_means_at_once(tmp_path, mon
         more = (f"0/0.jpg{mark}3", f"0/1.jpg{mark}x", f"/etc/hostname{mark}1", f"3/none.jpg{mark}1")
         found.append([outcome(), *map(outcome, more)])
     assert found[0] == found[1] and "0/0.jpg" in str(found[0][1])
+    assert sorted(shade for part in found[0][0] for shade in part[0]) == [0] * (not header) + [*range(9)]
     assert all(f"{name}, line {12 if header else 11}" in each for each in found[0][2:])
 
 

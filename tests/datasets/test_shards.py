@@ -124,6 +124,7 @@ def test_the_writer_of_shards_in_the_data_page_makes_what_is_read(tmp_path):
 def test_a_wrong_sample_is_told_with_its_tar(tmp_path, files, names):
     write_tar(tmp_path / "train-0.tar", files)
     assert_names(error_of("shards", tmp_path), tmp_path / "train-0.tar", *names)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".index"] == ["train-0.tar"], "nothing is left"
 
 
 def test_what_is_no_set_of_shards_is_told(tmp_path):

@@ -67,6 +67,14 @@ def test_what_only_resembles_a_contradiction_is_accepted(words):
     assert load_text("", *words.split()).config
 
 
+def test_a_program_that_does_not_train_takes_the_default_for_an_automatic_batch_size_and_says_so():
+    default = SETTINGS["DATA.BATCH_SIZE"].default
+    for size, expected, num_notes in (("auto", default, 1), ("7", 7, 0)):
+        loaded = load_text(f"DATA: {{BATCH_SIZE: {size}}}").with_default_batch_size()
+        assert (loaded.config.DATA.BATCH_SIZE, len(loaded.notes)) == (expected, num_notes)
+        assert "x.yaml" in loaded.origins["DATA.BATCH_SIZE"]
+
+
 def test_the_config_cannot_be_written_to():
     config = load_text("").config
     with pytest.raises(dataclasses.FrozenInstanceError):

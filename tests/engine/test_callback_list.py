@@ -41,6 +41,8 @@ def test_the_recorder_closes_after_the_callbacks_whose_last_pictures_it_hands_on
         close = kind.close
         return mock.patch.object(kind, "close", lambda self: (close(self), closed.append(kind)))
 
-    with noting(BestResults), noting(TrainBatch), noting(Recorder):
-        assert run(load([*words, "-batch_size", "128", "-opts", "REPORT=true"]), Process(CPU)) == 0
+    deterministic = mock.patch("engine.run.make_deterministic")
+    with noting(BestResults), noting(TrainBatch), noting(Recorder), deterministic as made:
+        words += ["-batch_size", "128", "-opts", "REPORT=true", "DETERMINISTIC=true"]
+        assert run(load(words), Process(CPU)) == 0 and made.called
     assert set(closed[:-1]) == {BestResults, TrainBatch} and closed[-1] is Recorder

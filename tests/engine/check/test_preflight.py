@@ -49,6 +49,8 @@ def test_of_a_clean_run_nothing_is_said_but_ok_and_where_others_work_on_the_mach
         (["-opts", "TRAIN.AUTO_AUGMENT=rnd-m9"], {"augmentation": WRONG}),
         (["-opts", "TRAIN.REPEATED_AUG=64"], {"repeats": WRONG}),
         (["-budget", "1s"], {"time": WRONG}),
+        (["-opts", "TRAIN.GRAD_CHECKPOINTING=true"], {}),
+        (["-opts", "DATA.CACHE=disk", "DATA.CACHE_PATH=/proc/nothing"], {"cache": WARN}),
         (["-budget", "8h"], {}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -198,6 +198,9 @@ def test_two_updates_are_probed_with_accumulation_beside_former_gradients(tmp_pa
     for window in trainer.data.windows(0, 3):
         next(guard.attempts(window))
     assert seen == [passes] * 2
+    guard.max_images = 1  # where the others wait, it cannot be halved either
+    with refused(ConfigError, "DATA.IMAGE_SIZE", "1 image"):
+        guard.cannot_repeat(0, "no room")
 
 
 def test_an_image_that_only_keeps_a_process_in_step_is_not_parted():

@@ -115,7 +115,7 @@ def test_all_tables_are_scikit_learns_for_any_number_of_processes(tmp_path, worl
         assert (row[0], row[5], row[6:]) == (names[number], str(matrix[:, number].sum()), taken_for)
 
 
-def test_with_several_labels_all_of_them_are_named_and_the_figures_of_each_are_scikit_learns(tmp_path):
+def test_with_several_labels_all_of_them_are_named_and_figures_are_scikit_learns(tmp_path, monkeypatch):
     rng, names = torch.Generator().manual_seed(0), ["a", "b", "c", "d"]
     targets = (torch.rand(50, 4, generator=rng) < 0.4).float()
     logits = torch.randn(50, 4, generator=rng) + 2 * targets - 1
@@ -129,8 +129,17 @@ def test_with_several_labels_all_of_them_are_named_and_the_figures_of_each_are_s
 
     images = make_images()
     images.classes = names
-    write_tables(tmp_path, Threads(2).run(results_of)[1], images)
+    write_tables(tmp_path, (results := Threads(2).run(results_of)[1]), images)
     shares = logits.sigmoid()
+    monkeypatch.setattr(image_sheets, "NUM_SHOWN", 20)
+    number, errors = image_sheets.most_certain_label_errors(results, Names(names))
+    is_wrong = (shares > 0.5) != targets.bool()
+    certainty = torch.where(is_wrong, (shares - 0.5).abs(), -1.0).flatten().sort(descending=True).indices[:20].tolist()
+    assert number == is_wrong.sum() > 20
+    for place, (index, caption) in zip(certainty, errors, strict=True):
+        label = "a label" if targets.flatten()[place] else "not a label"
+        assert index == place // 4
+        assert caption == [f"{label}: {names[place % 4]}", f"model: {shares.flatten()[place]:.1%}"]
     for index, (_, label, prediction, certain, of_label) in enumerate(table(tmp_path / "predictions.csv")[1:]):
         order = shares[index].argsort(descending=True).tolist()
         of_image, above = ([n for n in order if each[index, n] > 0.5] for each in (targets, shares))
@@ -222,7 +231,7 @@ def test_the_best_results_are_written_once_a_minute_at_most_and_take_no_more_tha
         now[0] += 2.0
 
     monkeypatch.setattr(ResultFiles, "write", write)
-    results = BestResults(small_config(tmp_path, "REPORT=true"), tmp_path, make_images(), Lines(), trainer)
+    results = BestResults(small_config(tmp_path, "REPORT=true"), tmp_path, make_images(), log := Lines(), trainer)
     for epoch, (now[0], is_best) in enumerate(((59, True), (61, False), (261, True), (264, True), (463.5, False)), 1):
         trainer.best = Best(50.0 + epoch, epoch) if is_best else trainer.best
         results.on_epoch_end(trainer, EpochResult(None, {}, 0, 0.0, 0.0, f"of {epoch}" if is_best else None))
@@ -230,6 +239,9 @@ def test_the_best_results_are_written_once_a_minute_at_most_and_take_no_more_tha
     trainer.best = Best(53.0, 3)  # for whose follower there was no room
     results.close()
     assert written[2:] == [(463.5, "of 3", 3, True)]
+    trainer.best = Best(99.0, 9)
+    results.complete(pytest.fail)
+    assert len(log.warned) == 1 and str(tmp_path / "best.pth") in log.warned[0], "which is gone"
 
 
 WRONG_LABELS = (3, 58, 120, 211, 350)

@@ -253,6 +253,9 @@ def test_an_optimizer_of_a_timm_that_is_too_old_for_this_torch_is_named(monkeypa
     monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", Mock(side_effect=error))
     with refused(ConfigError, "TRAIN.OPTIMIZER.NAME", "nadamw", "timm"):
         numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))
+    monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", Mock(side_effect=ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError):  # no setting is the cause
+        numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))
 
 
 MODELS = ["vit_base_patch16_224", "swin_tiny_patch4_window7_224", "convnext_tiny", "xcit_nano_12_p16_224"]

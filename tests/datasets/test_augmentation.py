@@ -16,6 +16,7 @@ from datasets.transforms.augment import build_augmentation, parse_policy
 from datasets.transforms.mix import ERASED_AREA, Erasing
 from tests.support.configs import CPU, replaced
 from tests.support.loading import order as make_order
+from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
@@ -61,31 +62,9 @@ def test_colour_jitter_is_left_out_beside_every_policy_but_3_augment():
     assert build_augmentation(settings()) is None
 
 
-WRONG_POLICIES = {  # -> what the message names besides
-    "orignal": "'orignal' original",
-    "rand-m9-tweight": "'tweight' weights 3aw",
-    "rand-m9-foo4": "'foo4' mstd mmax",
-    "rand-m": "'m'",
-    "rand-m1001": "m 1000",
-    "rand-n0": "n 100",
-    "rand-n1000000000": "n 100",
-    "rand-n15-t3aw": "n 14",
-    "rand-n2.5": "'n2.5'",
-    "augmix-w1000000000": "w 100",
-    "augmix-d1000000000": "d 100",
-    "augmix-a1000000000": "a 0.01 1000",
-    "rand-n1e9": "'n1e9'",
-    "augmix-b1": "'b1' augmix removed",
-    "original-m9": "'m9' original",
-    "svhn": "removed ta_wide",
-    "TrivialAugment_Wide": "ta_wide?",
-    "RandAugment-m9": "rand?",
-}
-
-
-@pytest.mark.parametrize(("text", "names"), WRONG_POLICIES.items())
-def test_a_mistake_in_a_policys_name_says_what_there_is(text, names):
-    with refused(ConfigError, "TRAIN.AUTO_AUGMENT", *names.split()):
+@pytest.mark.parametrize("text", cases_of("mistakes/of_a_policy"))
+def test_a_mistake_in_a_policys_name_says_what_there_is(text):
+    with refused(ConfigError, page="mistakes/of_a_policy", case=text):
         parse_policy(settings(AUTO_AUGMENT=text).TRAIN)
 
 

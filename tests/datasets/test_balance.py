@@ -8,6 +8,7 @@ import pytest
 from datasets import ImageSet, build_order, class_weights, describe_balance
 from tests.support.configs import replaced
 from tests.support.loading import settings
+from tests.support.printed import cases_of, content_of
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
 
@@ -100,27 +101,9 @@ def test_weights_of_a_file_belong_to_names_or_numbers(tmp_path, text):
     assert class_weights(weighted(str(tmp_path / "weights.csv")), uneven([3, 2, 1])) == [1.0, 2.5, 0.3]
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("class 0,1\nclas 1,2\n", "clas class"),
-        ("class 0,1\n7,2\n", "7"),
-        ("class 0,1\n", "class 1"),
-        ("class 0,-1\nclass 1,1\n", "class 0 -1"),
-        ("class 0,nan\nclass 1,1\n", "class 0 nan"),
-        ("class 0,x2\nclass 1,1\n", "class 0 x2"),
-        ("class 0,1\nclass 1,1e-50\n", "class 1 1e-50"),  # 0 in float32
-        ("class 0,1\nclass 1,1e39\n", "class 1 1e39"),  # infinite
-        ("class 0,1,2\nclass 1,1\n", "cat,2.5"),
-        ("class 0,1\nclass 1,1\n0,1\n", "class 0"),
-        ("class 0: 1\nclass 1: 1\n", "cat,2.5"),
-        ("", "cat,2.5"),
-        (None, "cat,2.5"),
-    ],
-)
-def test_a_file_of_weights_that_does_not_fit_the_classes_is_refused(tmp_path, text, names):
-    file = tmp_path / "weights.csv"
-    if text is not None:
-        file.write_text(text)
-    with refused(ConfigError, "TRAIN.CLASS_WEIGHTS", str(file), *names.split()):
-        class_weights(weighted(str(file)), uneven([3, 2]))
+@pytest.mark.parametrize("text", cases_of("mistakes/of_class_weights"))
+def test_a_file_of_weights_that_does_not_fit_the_classes_is_refused(tmp_path, text):
+    if text != "(no file)":
+        (tmp_path / "weights.csv").write_text(content_of(text))
+    with refused(ConfigError, page="mistakes/of_class_weights", case=text):
+        class_weights(weighted(str(tmp_path / "weights.csv")), uneven([3, 2]))

@@ -12,6 +12,7 @@ from datasets.types import LabelSets
 from engine.check.images import check_classes
 from tests.support.configs import CPU, load_text, replaced, small_config
 from tests.support.image_sets import draw, error_of, load, settings
+from tests.support.printed import cases_of, content_of, same_message
 from tests.support.refusals import assert_names
 from utils.distributed import Process
 
@@ -128,20 +129,12 @@ def test_validation_images_with_other_labels_are_other_images(tmp_path):
     assert found[0] == found[1] != found[2]
 
 
-@pytest.mark.parametrize(
-    ("rows", "header", "given", "names"),
-    [
-        (separated([""] * 8), "image_path,target", SEPARATED, ["no image has a label", "DATA.LABEL_SEPARATOR"]),
-        (in_columns(yes="-1"), "image_path,bird,cat,dog", IN_COLUMNS, ["line 2", "cat", "'-1'"]),
-        (in_columns(no=""), "image_path,bird,cat,dog", IN_COLUMNS, ["line 2", "bird"]),
-        (in_columns(), "image_path,bird,cat,dog", {"COLUMNS": ("image_path", "cat", "lion")}, ["line 1", "lion"]),
-        (in_columns(), "image_path,cat,cat,dog", IN_COLUMNS, ["line 1", "'cat'", "DATA.COLUMNS"]),
-        (["t0.png,1", "t1.png,1"], "image_path,cat", IN_COLUMNS, ["cat", "DATA.DATA_PATH"]),
-    ],
-)
-def test_wrong_labels_are_refused_with_their_place(tmp_path, rows, header, given, names):
+@pytest.mark.parametrize("text", cases_of("mistakes/of_several_labels"))
+def test_wrong_labels_are_refused_with_their_place(tmp_path, text):
+    header, *rows = content_of(text).split("\n")
     write(tmp_path / "train.csv", rows, header)
-    assert_names(error_of("csv", tmp_path, VAL_FRACTION=0.3, **given), *names)
+    given = SEPARATED if "target" in header else IN_COLUMNS
+    same_message(error_of("csv", tmp_path, VAL_FRACTION=0.3, **given), "mistakes/of_several_labels", text)
 
 
 def test_a_label_of_validation_images_alone_is_refused(tmp_path):
@@ -151,6 +144,7 @@ def test_a_label_of_validation_images_alone_is_refused(tmp_path):
     write(tmp_path / "train.csv", in_columns(), "image_path,bird,cat,dog")
     write(tmp_path / "val.csv", in_columns(), "image_path,bird,cat,dgo")
     assert_names(error_of("csv", tmp_path, **IN_COLUMNS), "val.csv, line 1", "'dgo'", "train.csv")
+    assert_names(error_of("csv", tmp_path, COLUMNS=("image_path", "cat", "lion")), "train.csv, line 1", "lion")
 
 
 def test_several_labels_without_their_setting_are_hinted_at_and_no_advice_is_one_that_is_refused(tmp_path):

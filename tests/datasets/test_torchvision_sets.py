@@ -21,6 +21,7 @@ from datasets.sources.images import ArrayImages, FileImages
 from datasets.sources.torchvision_sets import OWN_READERS, SPLITS, TorchvisionImages
 from scripts import make_shards
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
+from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from tests.support.weight_files import Payload
 from utils.distributed import Process
@@ -185,17 +186,9 @@ def test_a_damaged_cifar_file_is_an_error_with_the_setting_and_the_folder_and_is
 # --- mistakes, and what is not there ---
 
 
-@pytest.mark.parametrize(
-    ("name", "names"),
-    [
-        ("torchvision/Flowers", "Flowers102"),
-        ("torchvision/oxfordIIITpets", "OxfordIIITPet"),
-        ("torchvision/Kinetics", "torchvision/Kinetics"),
-        ("torchvision", "torchvision/NAME"),
-    ],
-)
-def test_an_unknown_name_is_told_with_the_nearest(name, names):
-    with refused(ConfigError, "DATA.DATASET", names):
+@pytest.mark.parametrize("name", cases_of("mistakes/of_torchvision"))
+def test_an_unknown_name_is_told_with_the_nearest(name):
+    with refused(ConfigError, page="mistakes/of_torchvision", case=name):
         load(name)
 
 

@@ -68,6 +68,12 @@ def cases_of(page: str) -> list[str]:
     return [*read_messages(PAGES / f"{page}.txt")]
 
 
+def content_of(case: str) -> str:
+    """What a case says a file holds: \\n ends a line, <3*ab> is ababab, and (nothing) is an empty file."""
+    text = case.replace("(nothing)", "").encode().decode("unicode_escape")
+    return re.sub(r"<(\d+)\*(.+?)>", lambda found: int(found[1]) * found[2], text)
+
+
 def read_messages(path: Path) -> dict[str, list[str]]:
     """{case: its messages} of a page."""
     text = path.read_text(encoding="utf-8").rstrip("\n") if path.exists() else ""

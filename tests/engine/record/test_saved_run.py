@@ -118,6 +118,8 @@ def test_a_run_of_another_user_is_not_taken_for_dead(folder, monkeypatch):
     assert SavedRun.open(folder).state == "running"
     monkeypatch.setattr(os, "kill", mock.Mock(side_effect=ProcessLookupError))
     assert SavedRun.open(folder).state == "killed"
+    write_status(folder, **ELSEWHERE, time=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    assert SavedRun.open(folder).state == "running", "of a version that knew no heartbeat"
 
 
 def test_seconds_are_those_of_the_epochs_of_all_starts(folder):

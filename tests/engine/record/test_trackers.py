@@ -176,6 +176,8 @@ def test_a_tracker_that_fails_is_warned_of_once_and_gives_no_secret_away(tmp_pat
     (line,) = log.warned
     assert "secret" not in line and "0123456789abcdef" not in line
     assert_names(line, "wandb", "401", "server")
+    config = small_config(tmp_path, "SAVE=output/0123456789abcdef")
+    assert Tracker("wandb", config, tmp_path).settings["SAVE"] == "output/***"
 
 
 def test_figures_have_the_names_on_a_tracker_that_the_documentation_gives_and_what_was_not_measured_has_none():

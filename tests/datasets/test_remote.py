@@ -361,5 +361,5 @@ ENDLESS = ("{0..99999999999}.tar", 19 * "{a,b}" + ".tar", 500 * "{a}" + ".tar", 
 
 @pytest.mark.parametrize("wrong", ["{0..1.tar", "{9..1}.tar", "{0..1}.zip", "{../x,y}.tar", *ENDLESS])
 def test_braces_that_mean_no_tars_are_refused(wrong):
-    with refused(DataError, "DATA.DATA_PATH"):
+    with refused(DataError, "DATA.DATA_PATH", whole=len(wrong) < 50):
         parse_address(f"https://server/{wrong}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from utils.errors import not_a_file
+from utils.errors import ConfigError, not_a_file
 
 MOST_NAMES = 2**28  # bytes of a file with a name a line
 SECONDS_BETWEEN_ATTEMPTS = 0.2  # to lock a file that another process has
@@ -113,9 +113,9 @@ def read_names(path: Path, errors: str = "strict") -> str:
 
 
 def names_in(content: bytes, errors: str, path: str) -> str:
-    """The text in these bytes, which are of a file of names."""
+    """The text in these bytes, which are of a file of names. ConfigError where they are none."""
     if b"\0" in content:
-        raise OSError(errno.EINVAL, "it is no text (a zero byte), or UTF-16; save it as UTF-8", path)
+        raise ConfigError(f"{path}: no text (a zero byte), or UTF-16; save it as UTF-8")
     return content.decode("utf-8-sig", errors)
 
 

@@ -87,7 +87,8 @@ def batch_size_of(saved: dict) -> int | None:
 
 def bad_images_of(saved: dict, num_images: int) -> list[int]:
     """The unreadable training images that the run has found; none if it goes on with other images."""
-    return saved.get("bad_images", []) if saved.get("config", {}).get("NUM_IMAGES") == num_images else []
+    known = saved.get("bad_images", []) if saved.get("config", {}).get("NUM_IMAGES") == num_images else []
+    return [each for each in known if each in range(num_images)]
 
 
 def global_batch_to_keep(config: Config, saved: dict) -> int | None:

@@ -92,6 +92,9 @@ class Counters:
         return {"totals": process.sum(self.totals.clone()), "skips_in_a_row": self.skips_in_a_row}
 
     def load_state_dict(self, state: dict[str, Tensor], process: Process) -> None:
+        for name, kept in (("totals", self.totals), ("skips_in_a_row", self.skips_in_a_row)):
+            if state[name].shape != kept.shape or not state[name].isfinite().all():
+                raise ValueError(f"its {name}: {state[name].tolist()}")
         self.skips_in_a_row = state["skips_in_a_row"].to(self.skips_in_a_row, copy=True)
         self.totals.zero_()
         if process.is_first:  # the saved sums cover all processes

@@ -64,6 +64,8 @@ def check_kinds(content: dict, path: Path) -> None:
     for name, kind in CHECKPOINT.items() if is_ours else ():
         if name in content and not isinstance(content[name], kind):
             raise ConfigError(f"{path}: damaged ({name} is of type {type(content[name]).__name__})")
+    if is_ours and content.get("step", 0) < 0:
+        raise ConfigError(f"{path}: damaged (step is {content['step']})")
     if is_ours and "config" in content:
         check_settings(content["config"], path)
     if is_ours and "progress" in content and not content.get("weights_only"):

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import os
 import resource
 import shutil
@@ -472,10 +473,13 @@ def test_parts_of_a_checkpoint_hold_the_rows_of_its_index(tmp_path):
         {"amp_scaler": {"scale": "x"}},
         {"progress": {}},
         {"progress": {"best": ["x"], "totals": torch.zeros(6), "skips_in_a_row": torch.zeros(())}},
+        {"progress": {"best": [0.0, 0], "totals": torch.zeros(1), "skips_in_a_row": torch.zeros(())}},
+        {"progress": {"best": [0.0, 0], "totals": torch.full([6], math.nan), "skips_in_a_row": torch.zeros(())}},
+        {"step": -1},
         {"config": {}},
         {"state_dict": {"head.weight": None}},
     ],
-    ids=lambda change: "-".join(f"{name} {list(value)}" for name, value in change.items()),
+    ids=lambda change: "-".join(f"{name} {value}"[:90] for name, value in change.items()),
 )
 def test_a_checkpoint_from_which_nothing_can_be_restored_is_damaged(tmp_path, tiny, trained, signal_handlers, change):
     folder = tmp_path / "r"

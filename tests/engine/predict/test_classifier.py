@@ -59,9 +59,9 @@ def test_names_are_taken_from_a_file_with_a_line_for_each_class(tmp_path):
     for last, names in (("Käuzchen", ["Katze", "Hund", "Käuzchen"]), ("Hund", ["Katze", "Hund (1)", "Hund (2)"])):
         (tmp_path / "names.txt").write_text(f"Katze\nHund\n{last}\n\n", encoding="utf-8")
         assert load_classifier(tmp_path / "hub", names=tmp_path / "names.txt").classes == names
-    for text, named in (("Katze\n", (1, 3)), ("Katze\n\nHund\n", ["line 2"]), ("Katze\nHund\nKa\0\n", ["zero byte"])):
+    for text, named in (("Katze\n", ["-classes", 1, 3]), ("Katze\n\nHund\n", ["line 2"]), ("Ka\0\n", ["zero byte"])):
         (tmp_path / "names.txt").write_text(text)
-        with refused(ConfigError, "-classes", "names.txt", *named):
+        with refused(ConfigError, "names.txt", *named):
             load_classifier(tmp_path / "hub", names=tmp_path / "names.txt")
 
 

@@ -199,7 +199,7 @@ DSTACK = {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "1", "DSTACK_MASTER_NODE_
         (DSTACK | {"DSTACK_NODES_NUM": "x"}, ["DSTACK_NODES_NUM"]),
         (DSTACK | {"DSTACK_NODE_RANK": "x"}, ["DSTACK_NODE_RANK"]),
         ({"SLURM_NNODES": "2", "SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"}, ["SLURM_NNODES", "torchrun --nnodes"]),
-        ({"PBS_NODEFILE": "/nowhere"}, ["PBS_NODEFILE", "torchrun --nnodes"]),
+        ({"PBS_NODEFILE": "/nowhere"}, ["a file of another node", "torchrun --nnodes N"]),
     ],
 )
 def test_the_nodes_of_each_engine_are_found_or_refused_and_never_taken_for_one(environment, nodes):

@@ -175,6 +175,9 @@ def test_the_confusion_of_very_many_classes_is_a_list_and_a_picture_of_the_usual
     assert 800 < picture.width < 1000 and 800 < picture.height < 1000
     some = made_up(labels % 9, predictions % 9, 9)
     assert draw_confusion(some, Names(CLASSES)).size < picture.size
+    monkeypatch.setattr(module, "MOST_CLASSES", 3000)
+    write_tables(tmp_path, results, images)
+    assert table(tmp_path / "confusion.csv")[0][1:] == images.classes, "the most that have a matrix"
 
 
 def test_the_sheet_shows_the_36_most_certain_mistakes_and_none_that_cannot_be_read(monkeypatch):
@@ -215,6 +218,13 @@ def test_while_tables_are_written_no_record_says_whose_they_are(tmp_path, monkey
     assert files.are_of(Best(50.0, 1), with_pictures=False)
     for other in (Best(50.0, 2), Best(50.0, 1, 0.5), Best(50.0, 1, 0.0, "_ema"), Best(50.0, 1, 0.0, "", 9)):
         assert not files.are_of(other, with_pictures=False)
+    trainer = SimpleNamespace(process=Process(CPU), best=Best(60.0, 2))
+    best = BestResults(SimpleNamespace(REPORT=False), tmp_path, images, Lines(), trainer)
+    for trainer.best in (Best(60.0, 2), Best(70.0, 3)):
+        best.on_epoch_end(trainer, SimpleNamespace(images=results))
+    trainer.best = Best(60.0, 2)  # best.pth of the third found no room
+    best.close()
+    assert files.are_of(Best(60.0, 2), with_pictures=False)
     monkeypatch.setattr(engine.record.image_results, "write_tables", Mock(side_effect=OSError("no room")))
     files.write(results, Best(60.0, 2), with_pictures=False)
     assert not files.are_of(Best(50.0, 1), with_pictures=False)

@@ -72,8 +72,7 @@ def test_an_image_more_or_less_is_refused_and_allowed_on_request(tmp_path, start
     assert start(tmp_path / "o", *flags, "-epochs", "1").returncode == 0
     before = files()
     shutil.copy(photos / "train/ant/00.JPEG", photos / "train/ant/more.JPEG")
-    refused = start(tmp_path / "o", *flags, "-epochs", "1").refused()
-    assert_names(refused.printed, "NUM_IMAGES: 200 -> 201", "RESUME.ALLOW_CHANGED=[NUM_IMAGES]", "-pretrained")
+    start(tmp_path / "o", *flags, "-epochs", "1").refused()
     assert files() == before
     allowed = start(tmp_path / "o", *flags, "RESUME.ALLOW_CHANGED=[NUM_IMAGES]", "-epochs", "1").done()
     assert "Epoch[" not in allowed.printed, "its one epoch is trained already"

@@ -56,6 +56,7 @@ from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
 from tests.support.parquet_files import rows, write_parquet
+from tests.support.printed import cases_of
 from tests.support.refusals import assert_names
 from tests.support.runs import run_folder, status_of, typed
 from tests.support.trainers import make_trainer, update
@@ -97,28 +98,11 @@ def test_a_program_in_an_image_is_not_started(tmp_path, monkeypatch):
     assert not {"EPS", "PSD", "FITS", "WMF"} & {*FORMATS}
 
 
-URL = "s3://me:hunter2@bucket/runs"
-TRAIN = ["main_single_gpu.py", "-cfg", "TINY", "-output", "OUTPUT"]
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ([*TRAIN, "-output", URL], "SAVE"),
-        ([*TRAIN, "-opts", f"DATA.CACHE_PATH={URL}"], "DATA.CACHE_PATH"),
-        ([*TRAIN, "-pretrained", URL], "MODEL.PRETRAINED"),
-        ([*TRAIN, "-resume", URL], "-resume"),
-        ([*TRAIN, "-opts", f"DATA.CLASSES={URL}"], "DATA.CLASSES"),
-        (["main_single_gpu.py", "-cfg", URL], "-cfg"),
-        (["scripts/predict.py", URL, "x.png"], "x.png"),
-        (["scripts/export.py", "x.pth", "-output", URL], "URL"),
-        (["scripts/sweep.py", "-output", URL], "URL"),
-    ],
-)
-def test_a_url_is_no_folder_and_its_password_is_shown_nowhere(tmp_path, tiny, words, named):
-    paths = {"TINY": str(tiny), "OUTPUT": str(tmp_path)}
-    ended = typed(*(paths.get(word, word) for word in words)).refused()
-    assert "hunter2" not in ended.printed and named in ended.stderr, ended.printed
+@pytest.mark.parametrize("words", cases_of("mistakes/with_a_url"))
+def test_a_url_is_no_folder_and_its_password_is_shown_nowhere(tmp_path, tiny, words):
+    given = words.format(tiny=tiny, folder=tmp_path).replace("URL", "s3://me:hunter2@bucket/runs")
+    ended = typed(*given.split()).refused(page="mistakes/with_a_url", case=words)
+    assert "hunter2" not in ended.printed
     assert not (ROOT / "s3:").exists()
     for path in tmp_path.rglob("*"):
         assert not (path.is_file() and b"hunter2" in path.read_bytes()), path
@@ -290,9 +274,7 @@ def test_a_jpeg_of_thousands_of_scans_is_unreadable_before_they_are_decoded():
         assert decode(each, PixelRules(3)).shape == (1000, 1000, 3)
     with pytest.raises(ImageReadError, match="scans"):
         decode(jpeg[:-2] + 5000 * jpeg[scan : scan + 40] + jpeg[-2:], PixelRules(3))
-
-
-def test_large_jpegs_may_have_fewer_scans_and_a_comment_is_not_the_end_of_one():
+    # A large one may have fewer, and a comment is not the end of one.
     jpeg = jpeg_of(100, progressive=True)
     size, scan = jpeg.find(b"\xff\xc2") + 5, jpeg.rfind(b"\xff\xda")
     wide = jpeg[:size] + 2 * (14_000).to_bytes(2, "big") + jpeg[size + 4 :]
@@ -328,19 +310,14 @@ def test_an_image_file_of_thousands_of_pieces_is_unreadable_at_once(data):
     assert time.process_time() - began < 2
 
 
-def test_rows_of_one_pixel_count_by_what_they_cost():
-    column = b"P5 1 10000 255\n" + bytes(10_000)
+def test_rows_of_one_pixel_count_by_what_they_cost_and_a_pixel_of_a_webp_by_its_memory():
+    column, webp = b"P5 1 10000 255\n" + bytes(10_000), io.BytesIO()
+    noise(20, 20).save(webp, "WEBP")
     assert decode(column, PixelRules(3)).shape == (10_000, 1, 3)
-    with pytest.raises(ImageReadError, match="MAX_PIXELS"):
-        decode(column, PixelRules(3, max_pixels=100_000))
-
-
-def test_a_pixel_of_a_webp_counts_by_the_memory_that_it_takes():
-    content = io.BytesIO()
-    noise(20, 20).save(content, "WEBP")
-    assert decode(content.getvalue(), PixelRules(3, max_pixels=640)).shape == (20, 20, 3)
-    with pytest.raises(ImageReadError, match="WebP"):
-        decode(content.getvalue(), PixelRules(3, max_pixels=639))
+    assert decode(webp.getvalue(), PixelRules(3, max_pixels=640)).shape == (20, 20, 3)
+    for content, limit, told in ((column, 100_000, "MAX_PIXELS"), (webp.getvalue(), 639, "WebP")):
+        with pytest.raises(ImageReadError, match=told):
+            decode(content, PixelRules(3, max_pixels=limit))
 
 
 def test_a_list_of_thousands_of_classes_or_columns_is_read_in_seconds(tmp_path):

@@ -223,8 +223,6 @@ def test_a_module_kept_out_of_autocast_is_told_so(tmp_path):
     norm.forward = lambda x: torch.autocast("cpu", enabled=False)(forward)(x.float())
     rows = table(model, torch.bfloat16)
     assert rows["blocks.0.mlp.fc1"][0] == "float32" and rows["blocks.1.mlp.fc1"][0] == "bfloat16"
-    alike = [row[0] for row in collapse([(path, *kinds) for path, kinds in rows.items()])]
-    assert "blocks.0-1.attn.qkv" in alike and "blocks.0.mlp.fc1" in alike and "blocks.1.mlp.fc1" in alike
     rows = [(f"stages.{a}.blocks.{b}.x", "half" if b != 3 else "single") for a in range(2) for b in range(12)]
     assert [row[0] for row in collapse(rows)] == ["stages.0-1.blocks.0-2,4-11.x", "stages.0-1.blocks.3.x"]
 

@@ -249,12 +249,6 @@ def test_a_half_type_that_the_device_cannot_compute_in_is_refused(tmp_path, monk
         Precision(make(tmp_path, True, "float16"), CPU)
 
 
-def test_lists_are_refused_in_naive_mode(tmp_path):
-    config = make(tmp_path, True, MODE="naive", CUSTOM_BLACK_LIST=("LayerNorm",))
-    with refused(ConfigError, "PRECISION.CUSTOM_BLACK_LIST", "PRECISION.MODE", "naive", "autocast"):
-        choose_transforms(config, CPU, torch.bfloat16)
-
-
 def types_between_blocks(config, compiled=False):
     """What the blocks of a model hand on in a training step, and its gradients."""
     from models import build_model
@@ -302,8 +296,3 @@ def test_left_alone_the_residual_is_half_in_bfloat16_on_gpus_compiled(tmp_path, 
     assert [each.half for each in found] == ([residual] if residual is half else [])
     for each in found:
         assert each.apply(torch.nn.Linear(1, 1)) == []  # a model without blocks computes as it always did
-
-
-def test_a_residual_in_half_is_refused_for_models_without_blocks(tmp_path):
-    with refused(ConfigError, "PRECISION.RESIDUAL", "half", "float32"):
-        choose_transforms(make(tmp_path, True, RESIDUAL="half"), CPU, torch.bfloat16).apply(torch.nn.Linear(1, 1))

@@ -31,13 +31,15 @@ def seen(tmp_path_factory) -> tuple[Path, str]:
     return folder / "mine", written
 
 
-def test_a_line_an_epoch_stays_and_few_others(seen):
+def test_a_line_an_epoch_stays_and_few_others_and_carriage_returns_stand_before_the_bar_alone(seen):
     lines = [line for line in visible(seen[1]) if line]
     epochs = [line for line in lines if re.match(r" *[12]/2 ", line)]
     assert [line.split()[0] for line in epochs] == ["1/2", "2/2"]
     assert len(lines) - len(epochs) <= 25
     assert len(set(lines)) == len(lines), "nothing is said twice"
     assert not [line for line in lines if "Epoch[" in line or " left, loss" in line]
+    passing = {part for line in seen[1].split("\n") for part in line.split("\r")[:-1]}
+    assert {part.strip().split(" ")[0] for part in passing} <= {"", "epoch", "evaluating"}
 
 
 def test_the_bar_moves_while_an_update_takes_long(seen):
@@ -45,11 +47,6 @@ def test_the_bar_moves_while_an_update_takes_long(seen):
     slow = [figures for _, done, figures in drawn if int(done) == STEP * 32]
     assert len(slow) >= 5
     assert "loss" in slow[-1] and "acc" in slow[-1] and "scale" not in slow[-1]
-
-
-def test_carriage_returns_stand_before_the_bar_alone(seen):
-    passing = {part for line in seen[1].split("\n") for part in line.split("\r")[:-1]}
-    assert {part.strip().split(" ")[0] for part in passing} <= {"", "epoch", "evaluating"}
 
 
 def test_the_log_has_paddlevit_s_lines_and_none_of_the_table(seen):

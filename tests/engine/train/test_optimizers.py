@@ -27,7 +27,8 @@ from engine.train.skipping import averaged
 from tests.support.configs import CPU, meta_device, small_config
 from tests.support.optimizers import Learner, on_host, one_of_each_class
 from tests.support.pretend_device import DEVICE, on_pretend_device
-from tests.support.refusals import assert_names, refused
+from tests.support.printed import cases_of
+from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
@@ -166,29 +167,10 @@ def test_arguments_reach_the_optimizer_and_its_own_defaults_stay(tmp_path, words
     assert isinstance(optimizer, getattr(torch.optim, words[2].removeprefix("OPTIMIZER.NAME="), object))
 
 
-FREE = "TRAIN.LR_SCHEDULER.NAME=constant TRAIN.OPTIMIZER.NAME=AdamWScheduleFree"
-REFUSED = {  # -opts words: what the message names
-    "TRAIN.OPTIMIZER.NAME=adamx": "TRAIN.OPTIMIZER.NAME adamx adamax",
-    "TRAIN.OPTIMIZER.NAME=adahessian": "TRAIN.OPTIMIZER.NAME adahessian",
-    "TRAIN.OPTIMIZER.NAME=kron": "TRAIN.OPTIMIZER.NAME kron",
-    "TRAIN.OPTIMIZER.NAME=bnbadam": "TRAIN.OPTIMIZER.NAME bnbadam bitsandbytes",
-    "TRAIN.OPTIMIZER.NAME=fusedlamb": "TRAIN.OPTIMIZER.NAME fusedlamb apex",
-    "TRAIN.OPTIMIZER.KWARGS.nestrov=true TRAIN.OPTIMIZER.NAME=SGD": "TRAIN.OPTIMIZER.KWARGS.nestrov SGD nesterov",
-    "TRAIN.OPTIMIZER.KWARGS.nesterov=true": "TRAIN.OPTIMIZER.KWARGS.nesterov AdamW amsgrad",
-    "TRAIN.OPTIMIZER.KWARGS.lr=1": "TRAIN.OPTIMIZER.KWARGS.lr TRAIN.BASE_LR",
-    "TRAIN.OPTIMIZER.KWARGS.fused=false": "TRAIN.OPTIMIZER.KWARGS.fused",
-    "TRAIN.OPTIMIZER.NAME=lion TRAIN.OPTIMIZER.MOMENTUM=0.5": "TRAIN.OPTIMIZER.MOMENTUM Lion",
-    "TRAIN.OPTIMIZER.NAME=lamb DIST.STRATEGY=fsdp2": "TRAIN.OPTIMIZER.NAME lamb DIST.STRATEGY fsdp2",
-    "TRAIN.OPTIMIZER.NAME=SGDScheduleFree": "TRAIN.OPTIMIZER.NAME TRAIN.LR_SCHEDULER.NAME cosine constant",
-    f"{FREE} TRAIN.MODEL_EMA=true": "TRAIN.OPTIMIZER.NAME TRAIN.MODEL_EMA",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.parametrize("words", cases_of("mistakes/of_an_optimizer"))
 def test_what_cannot_work_is_refused_before_anything_is_built(tmp_path, words):
-    with pytest.raises(ConfigError) as refusal:
-        check_optimizer(small_config(tmp_path, *words.split()))
-    assert_names(str(refusal.value), *REFUSED[words].split())
+    with refused(ConfigError, page="mistakes/of_an_optimizer", case=words):
+        check_optimizer(small_config(tmp_path, *(f"TRAIN.OPTIMIZER.{word}" for word in words.split())))
 
 
 def test_a_value_that_the_optimizer_refuses_and_a_model_with_batch_norm_are_refused(tmp_path):

@@ -97,17 +97,3 @@ def test_models_of_one_size_are_refused(tmp_path):
     for name, kwargs in (("vit_tiny_patch16_224", small), ("test_resnet", Arguments())):
         model = build_model(replaced(config, MODEL={"TYPE": "timm", "NAME": name, "KWARGS": kwargs}), 5).eval()
         assert model(torch.randn(1, 1, 32, 32)).shape == model(torch.randn(1, 1, 64, 64)).shape
-
-
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        ("TRAIN.SIZE_SCHEDULE=[0:32,1:16,2:64]", "TRAIN.SIZE_SCHEDULE 16"),
-        ("DATA.IMAGE_SIZE=16", "DATA.IMAGE_SIZE 16"),
-        ("MODEL.KWARGS.kernel_sizes=4", "DATA.IMAGE_SIZE kernel_sizes 4"),
-    ],
-)
-def test_images_that_a_convolutional_network_cannot_compute_are_refused_before_training(tmp_path, words, names):
-    words = ["MODEL.TYPE=timm", "MODEL.NAME=test_convnext", "DATA.IMAGE_SIZE=64", *words.split()]
-    with refused(ConfigError, *names.split()):
-        build_model(small_config(tmp_path, *words), 5)

@@ -9,12 +9,10 @@ from engine.parallel import Parallel
 from engine.precision.loss_scale import Clipping
 from engine.train.counters import Counters
 from engine.train.ema import Ema, decay_at
-from tests.support.configs import CPU, RESNET, replaced, small_config
-from tests.support.refusals import refused
+from tests.support.configs import CPU, replaced, small_config
 from tests.support.runs import fp64_weights
 from tests.support.threads import Threads
 from tests.support.trainers import make_trainer, update
-from utils.errors import ConfigError
 from utils.seed import seed_update
 
 # Images and whether the remainder is trained: one that two processes cannot share evenly, one smaller than them.
@@ -168,11 +166,6 @@ def test_a_skipped_update_in_naive_mode_leaves_both_copies_alone(tmp_path):
     after = [*trainer.parameters, *trainer.replica.parameters()]
     assert trainer.report().skipped == 1
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(before, after, strict=True))
-
-
-def test_naive_mode_refuses_batchnorm(tmp_path):
-    with refused(ConfigError, "PRECISION.MODE", "naive", "autocast"):
-        make_trainer(small_config(tmp_path, *RESNET.split(), "AMP=true", "PRECISION.MODE=naive"))
 
 
 def test_dropout_draws_anew_for_every_step_process_and_seed_and_again_the_same():

@@ -10,10 +10,9 @@ from engine.train.forecast import Forecast
 from engine.train.stop_conditions import TIME_IS_UP, Stopped, TimeLimit
 from engine.train.trainer import Callback
 from tests.support.configs import small_config
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder, status_of
 from tests.support.trainers import make_trainer, train, update
-from utils.errors import ConfigError
 from utils.program import StopSignal
 
 LENGTHS = {"3h30m": 12600, "90m": 5400, "5400": 5400, "1.5H": 5400, "1d": 86400, "10s": 10}
@@ -24,12 +23,6 @@ LENGTHS |= dict.fromkeys(["2m 5s", "30m3h", "", "-5", "soon", "3h30", "01:30", "
 @pytest.mark.parametrize(("text", "seconds"), LENGTHS.items())
 def test_lengths_of_time(text, seconds):
     assert to_seconds(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["soon", "0", "3:30"])
-def test_a_limit_that_is_no_time_is_refused_with_its_name_and_an_example(tmp_path, text):
-    with refused(ConfigError, "RUN.MAX_TIME", "-opts", "3h30m"):
-        small_config(tmp_path, f"RUN.MAX_TIME={text}")
 
 
 def first_stop(seconds: float, asked: list[tuple[float, int]], start: float = 0, save: float = 0) -> float | None:

@@ -16,6 +16,7 @@ from datasets.sources.parquet import GroupCache, read_columns
 from scripts import make_shards
 from tests.support.image_sets import error_of, load, png, shades
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
+from tests.support.printed import same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.weight_files import Payload
 from utils.errors import ConfigError, DataError
@@ -126,24 +127,20 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "names"),
+    "change",
     [
-        ({"image": [1] * 6}, ["DATA.COLUMNS", "image", "label"]),
-        ({"label": [0.5] * 6}, ["DATA.COLUMNS"]),
-        ({"label": [[0]] * 6}, ["DATA.COLUMNS"]),
-        ({"label": [0, 1, None, 0, 1, 2]}, ["row 2", "label"]),
-        ({"label": [0, 1, -1, 0, 1, 2]}, ["row 2", "-1"]),
-        ({"label": [0, 1, 2**40, 0, 1, 2]}, ["row 2", 2**40]),
-        ({"image": rows(range(5))["image"] + [None]}, ["row 4", "image"]),
-        (
-            {"image": rows(range(5))["image"] + [{"bytes": None, "path": "/photos/5.png"}]},
-            ["row 4", "embed_table_storage"],
-        ),
+        {"image": [1] * 6},
+        {"label": [0.5] * 6},
+        {"label": [[0]] * 6},
+        {"label": [0, 1, None, 0, 1, 2]},
+        {"label": [0, 1, -1, 0, 1, 2]},
+        {"label": [0, 1, 2**40, 0, 1, 2]},
+        {"image": rows(range(5))["image"] + [None]},
+        {"image": rows(range(5))["image"] + [{"bytes": None, "path": "/photos/5.png"}]},
     ],
 )
-def test_rows_and_columns_that_cannot_be_used_are_named(tmp_path, change, names):
-    path = write_parquet(tmp_path / "train.parquet", rows(range(6)) | change)
-    assert_names(error_of("parquet", path), str(path), *names)
+def test_rows_and_columns_that_cannot_be_used_are_named(tmp_path, change):
+    same_message(error_of("parquet", write_parquet(tmp_path / "train.parquet", rows(range(6)) | change)))
 
 
 def test_parts_of_different_data_sets_and_files_without_rows_are_refused(tmp_path):

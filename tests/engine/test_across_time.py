@@ -19,6 +19,7 @@ from scripts import export
 from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import replaced
 from tests.support.image_sets import draw_photos
+from tests.support.printed import cases_of
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run_folder, status_of, typed
 
@@ -79,25 +80,11 @@ def test_a_renamed_class_is_refused_on_resume_and_keeps_its_number_where_that_is
     assert state["progress"]["best"][0] == 100, "its labels were permuted"
 
 
-CHANGED = [  # words behind -opts, more flags, and what the refusal names
-    ("MODEL.DEPTH=3", ["-resume", "auto"], "MODEL.DEPTH: 2"),
-    ("MODEL.DEPTH=3 RESUME.ALLOW_CHANGED=[MODEL.DEPTH]", ["-resume", "auto"], "MODEL.DEPTH: 2"),
-    ("MODEL.DEPTH=3", ["-pretrained", "last.pth"], "MODEL.DEPTH: 2"),
-    (
-        "TRAIN.SMOOTHING=0.1 RESUME.ALLOW_CHANGED=[TRAIN.SMOTHING]",
-        ["-resume", "auto"],
-        "TRAIN.SMOTHING TRAIN.SMOOTHING",
-    ),
-    ("TRAIN.SMOOTHING=0.1 RESUME.ALLOW_CHANGED=false", ["-resume", "auto"], "TRAIN.SMOOTHING: 0.0 -> 0.1"),
-]
-
-
-@pytest.mark.parametrize(("words", "flags", "names"), CHANGED)
-def test_what_does_not_fit_the_checkpoint_is_named_by_its_setting(trained, tmp_path, words, flags, names):
-    flags = [str(checkpoint(trained)) if each == "last.pth" else each for each in flags]
-    where = trained / "output" if "auto" in flags else tmp_path
-    said = halfstep(*settings(trained), *words.split(), "-output", where, "-epochs", "5", *flags, exit_with=2)
-    assert_names(said, *([names] if ":" in names else names.split()))
+@pytest.mark.parametrize("words", cases_of("mistakes/of_a_checkpoint"))
+def test_what_does_not_fit_the_checkpoint_is_named_by_its_setting(trained, tmp_path, words):
+    where = trained / "output" if "auto" in words else tmp_path
+    given = *settings(trained), *words.format(last=checkpoint(trained)).split(), "-output", where, "-epochs", "5"
+    typed("main_single_gpu.py", *given).refused(page="mistakes/of_a_checkpoint", case=words)
 
 
 def test_a_longer_run_needs_no_permission_goes_on_after_its_end_and_true_of_older_files_allows_all(again):
@@ -283,16 +270,13 @@ def test_a_finished_run_that_was_killed_before_it_said_so_says_it_when_it_is_sta
     }
 
 
-def test_a_finished_checkpoint_outside_of_a_run_leaves_no_folder(again):
-    said = halfstep("-resume", checkpoint(again).rename(again / "last.pth"), "-output", again / "new")
-    assert "writing to" not in said, said
-    assert not (again / "new").exists()
-
-
-def test_check_tries_to_write_where_a_resumed_run_writes(again):
+def test_a_finished_checkpoint_outside_of_a_run_leaves_no_folder_and_check_tries_to_write_where_a_run_writes(again):
     shutil.copytree(run_folder(again / "output"), again / "moved")
     said = halfstep("-resume", again / "moved", "-output", "/proc/nowhere", "-epochs", "5", "-check")
     assert_names(rows(said)["output"][1], again / "moved")
+    said = halfstep("-resume", checkpoint(again).rename(again / "last.pth"), "-output", again / "new")
+    assert "writing to" not in said, said
+    assert not (again / "new").exists()
 
 
 def test_a_run_of_an_older_version_goes_on_as_it_began_however_often_it_is_resumed(again):

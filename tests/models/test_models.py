@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import yaml
 
 from configs.schema import Config, Data, Model
 from configs.values import RATES, ZERO_IS_ZERO, unflatten
@@ -12,6 +13,7 @@ from models import build_model, describe
 from models.freeze import freeze
 from models.weights.state import record_of
 from tests.support.configs import meta_device
+from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
@@ -42,28 +44,11 @@ def test_fields_reach_the_model():
     assert model(torch.zeros(2, 1, 24, 24)).shape == (2, 7)
 
 
-@pytest.mark.parametrize(
-    ("fields", "names"),
-    [
-        ({"image_size": 30}, "DATA.IMAGE_SIZE 30 8 24 32"),
-        ({"image_size": 6}, "DATA.IMAGE_SIZE 6 8"),
-        ({"TYPE": "timm", "NAME": "resnet5O"}, "MODEL.NAME resnet5O resnet50"),
-        ({"TYPE": "timm", "NAME": "resnet50.b1_in1k"}, "MODEL.NAME resnet50.b1_in1k resnet50.b1k_in1k"),
-        ({"TYPE": "timm", "NAME": "resnet18", "ATTENTION_DROPOUT": 0.1}, "MODEL.ATTENTION_DROPOUT resnet18"),
-        ({"TYPE": "timm", "NAME": "vgg11", "DROPPATH": 0.1}, "MODEL.DROPPATH vgg11"),
-        ({"TYPE": "timm", "NAME": "resnet18", "PATCH_SIZE": 8}, "MODEL.PATCH_SIZE 8"),
-        ({"TYPE": "timm", "NAME": "deit_tiny_patch16_224", "image_size": 100}, "DATA.IMAGE_SIZE 100 96 112"),
-        ({"TYPE": "timm", "NAME": "test_convnext", "image_size": 8}, "DATA.IMAGE_SIZE test_convnext 8"),
-        ({"EMBED_DIM": 42, "NUM_HEADS": 2, "POS_EMBED": "sincos2d"}, "MODEL.EMBED_DIM 42 4 MODEL.POS_EMBED"),
-        ({"FREEZE": ("block.0.*",)}, "MODEL.FREEZE block.0.* blocks.0"),
-        ({"FREEZE": ("*", "!heads")}, "MODEL.FREEZE !heads head"),
-        ({"FREEZE": ("*",)}, "MODEL.FREEZE !classifier"),
-        ({"TYPE": "timm", "NAME": "resnet18", "FREEZE": ("*.weight", "*.bias")}, "MODEL.FREEZE !classifier"),
-    ],
-)
-def test_a_model_that_cannot_be_is_refused_by_the_setting(fields, names):
-    with refused(ConfigError, *names.split()):
-        build_model(config_of(**fields), 10)
+@pytest.mark.parametrize("fields", cases_of("mistakes/of_models"))
+def test_a_model_that_cannot_be_is_refused_by_the_setting(fields):
+    config = config_of(**yaml.safe_load(f"{{{fields}}}"))
+    with refused(ConfigError, page="mistakes/of_models", case=fields):
+        build_model(config, 10)
 
 
 def test_building_never_asks_the_network(monkeypatch):

@@ -5,11 +5,13 @@ import copy
 import pytest
 import timm
 import torch
+import yaml
 from torch import nn
 
 from models import build_model
 from models.transforms.op_overrides import OpOverrides
 from tests.support.configs import replaced, small_config
+from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
@@ -142,23 +144,12 @@ def test_compiled_and_copied_models_compute_alike_without_breaks(listed):
         torch.testing.assert_close(copied(IMAGES), model(IMAGES), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("lists", "names"),
-    [
-        ({"black": ("blocks.1.atn",)}, "PRECISION.CUSTOM_BLACK_LIST blocks.1.atn blocks.1.attn"),
-        ({"white": ("blocks.7.*",)}, "PRECISION.CUSTOM_WHITE_LIST blocks.7.* blocks.1"),
-        ({"white": ("LayerNrm",)}, "LayerNrm LayerNorm"),
-        ({"black": ("matmul",)}, "matmul matmul_v2"),
-        ({"black": ("gelu", "head"), "white": ("head",)}, "head CUSTOM_BLACK_LIST CUSTOM_WHITE_LIST"),
-        ({"black": ("layer_norm",), "white": ("LayerNorm",)}, "layer_norm effect"),
-        ({"black": ("blocks.*.attn",), "white": ("blocks.1.*",)}, "blocks.1.attn both"),
-        ({"white": ("softmax_with_cross_entropy",)}, "CUSTOM_WHITE_LIST softmax_with_cross_entropy float32"),
-    ],
-)
-def test_entries_that_cannot_be_are_refused_with_and_without_amp(listed, lists, names):
+@pytest.mark.parametrize("lists", cases_of("mistakes/of_lists_of_modules"))
+def test_entries_that_cannot_be_are_refused_with_and_without_amp(listed, lists):
+    given = {name: tuple(entries) for name, entries in yaml.safe_load(f"{{{lists}}}").items()}
     for half in (HALF, None):
-        with refused(ConfigError, *names.split()):
-            listed(**lists, half=half)
+        with refused(ConfigError, page="mistakes/of_lists_of_modules", case=lists):
+            listed(**given, half=half)
 
 
 def test_an_operator_that_the_model_does_not_have_is_refused():

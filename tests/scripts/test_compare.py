@@ -16,7 +16,7 @@ from scripts.comparing.groups import Group, group_runs
 from scripts.comparing.runs import find_runs, other_data
 from scripts.comparing.tables import to_markdown
 from tests.support.configs import yaml_of
-from tests.support.printed import same_message, same_text
+from tests.support.printed import cases_of, same_message, same_text
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, typed
 
@@ -291,24 +291,12 @@ def test_in_a_folder_of_runs_those_without_an_epoch_are_left_out_but_named_ones_
     assert_names(err, folder / "empty")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["{runs}/nothing"],
-        ["{runs}/*-nothing"],
-        ["{runs}/1e-3-0/config.yaml", "{runs}"],
-        ["{runs}/1e-3-0"],
-        ["{runs}/1e-3-0", "{runs}/../runs/1e-3-0"],
-        ["{empty}"],
-        ["{runs}", "-metric", "speed"],
-        [],
-    ],
-)
-def test_a_mistake_ends_with_exit_code_2_and_a_remedy(folder, tmp_path, words):
-    (tmp_path / "empty").mkdir()
-    out, err = type_in(*(word.format(runs=folder, empty=tmp_path / "empty") for word in words), exit_with=2)
+@pytest.mark.parametrize("words", cases_of("mistakes/of_compare"))
+def test_a_mistake_ends_with_exit_code_2_and_a_remedy(folder, here, words):
+    (here / "empty").mkdir()
+    out, err = type_in(*words.replace("(nothing)", "").split(), exit_with=2)
     assert not out and err.startswith("error: ") and err.count("\n") == 1
-    same_message(err)
+    same_message(err, "mistakes/of_compare", words)
 
 
 def test_names_cannot_break_out_of_their_cell(tmp_path):

@@ -18,6 +18,7 @@ from models.weights.files import read_checkpoint, read_record, read_state_dict
 from models.weights.metadata import metadata_of
 from scripts import export
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
+from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import Ended, run, typed
 from tests.support.weight_files import assert_same, saved, vit
@@ -148,22 +149,11 @@ def test_a_timm_that_cannot_load_the_folder_is_refused_before_anything_is_writte
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (["-to", "onnx", "-output", "x.pth"], ["-output", "x.pth", ".onnx"]),
-        (["-to", "hf", "-output", "best.pth"], ["-output", "best.pth"]),
-        (["-to", "paddle", "-output", "here"], ["-output", "here", ".pdparams"]),
-        (["-to", "coreml", "-output", "x"], ["-to", "coreml", "onnx"]),
-        (["-ema", "-output", "x.onnx"], ["-ema", "TRAIN.MODEL_EMA"]),
-        (["-to", "hf", "-output", "."], ["-output"]),
-        (["-output", "{run}/best.pth"], ["-output", "best.pth"]),
-        (["-to", "paddle", "-output", "{run}/status.pdparams"], ["-output", "status.json"]),  # of something else
-    ],
-)
-def test_a_wrong_name_or_flag_is_refused(plain, words, names):
+@pytest.mark.parametrize("words", cases_of("mistakes/of_export"))
+def test_a_wrong_name_or_flag_is_refused(plain, words):
     (plain.parent / "status.json").write_text("{}")
-    typed("scripts/export.py", plain, *(word.format(run=plain.parent) for word in words)).refused(*names)
+    given = words.format(run=plain.parent).split()
+    typed("scripts/export.py", plain, *given).refused(page="mistakes/of_export", case=words)
 
 
 @pytest.mark.parametrize("added", [1e-3, float("nan")])

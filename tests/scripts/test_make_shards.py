@@ -11,6 +11,7 @@ import pytest
 from datasets.shuffle import shuffled
 from scripts import make_shards
 from tests.support.image_sets import draw, load, shades
+from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
@@ -101,11 +102,7 @@ def test_images_in_memory_become_png_and_shards_can_be_made_of_shards(tmp_path):
     assert json.loads((tmp_path / "again" / "shards.json").read_text())["classes"] == 10
 
 
-def test_mistakes_on_its_command_line_are_told(tmp_path):
-    for flags, names in [
-        (("-dataset", "digits", "-megabytes", 1), ["-megabytes", "-samples_per_shard"]),
-        (("-dataset", "digits", "-samples_per_shard", 0), ["-samples_per_shard", "0", "1"]),
-        (("-dataset", "synthetic"), ["-dataset", "synthetic"]),
-    ]:
-        with refused(ConfigError, *names):
-            call(*flags, "-out", tmp_path / "out")
+@pytest.mark.parametrize("words", cases_of("mistakes/of_make_shards"))
+def test_mistakes_on_its_command_line_are_told(tmp_path, words):
+    with refused(ConfigError, page="mistakes/of_make_shards", case=words):
+        call(*words.split(), "-out", tmp_path / "out")

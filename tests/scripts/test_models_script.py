@@ -5,6 +5,7 @@ import timm
 
 from scripts import models as script
 from scripts.models import describe_models, find_names
+from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import typed
 from utils.errors import ConfigError
@@ -78,15 +79,7 @@ def test_weights_of_one_shape_are_counted_once(monkeypatch):
     assert 0 < len(counted) < len(names)
 
 
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (["dinov4"], ["dinov4", "dinov3"]),
-        (["vit_smal_patch16_224"], ["vit_small_patch16_224"]),
-        (["vit_small", "dinov9"], ["dinov9", "dinov3"]),
-        (["vit_small", "swin"], ["vit_small", "swin"]),
-    ],
-)
-def test_what_matches_nothing_is_answered_with_the_nearest_names(words, names):
-    with refused(ConfigError, *names):
-        find_names(words)
+@pytest.mark.parametrize("words", cases_of("mistakes/of_models_script"))
+def test_what_matches_nothing_is_answered_with_the_nearest_names(words):
+    with refused(ConfigError, page="mistakes/of_models_script", case=words):
+        find_names(words.split())

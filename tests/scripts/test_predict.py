@@ -278,23 +278,12 @@ def test_patterns_folders_files_and_lists_keep_the_order_in_which_they_are_given
     assert predict.find_images(given, lists) == [*expected]
 
 
-@pytest.mark.parametrize(
-    ("given", "lists", "names"),
-    [
-        ([], [], "-list"),
-        (["photos/x.jpg"], [], "photos/x.jpg"),
-        (["photos/*.gif"], [], "photos/*.gif"),
-        (["empty"], [], "empty"),
-        (["@none.txt"], [], "-list none.txt"),
-        ([], ["two.txt"], "-list 2 3 two.txt gone.jpg"),
-        ([], ["blank.txt"], "-list blank.txt"),
-        ([], ["binary.txt"], "-list binary.txt"),
-    ],
-)
-def test_images_that_are_not_there_are_named(photos, given, lists, names):
+@pytest.mark.parametrize("words", cases_of("mistakes/of_images_to_predict"))
+def test_images_that_are_not_there_are_named(photos, words):
     (photos / "empty").mkdir()
     (photos / "two.txt").write_text("gone.jpg\nphotos/a.png\nlost.jpg\n")
     (photos / "blank.txt").write_text("\n\n")
     (photos / "binary.txt").write_bytes(b"\xff\xd8\xff\xe0")
-    with refused(UserError, *names.split()):
-        predict.find_images(given, lists)
+    given, _, listed = words.replace("(nothing)", "").partition("-list ")
+    with refused(UserError, page="mistakes/of_images_to_predict", case=words):
+        predict.find_images(given.split(), listed.split())

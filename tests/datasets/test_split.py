@@ -234,9 +234,6 @@ def test_a_group_stays_whole_also_where_the_hash_holds_out_none_or_all_of_a_clas
         found = parts_by_value(file, "person", GROUP_BY="person", VAL_FRACTION=fraction)
         assert all(len(parts) == 1 for parts in found.values()), (fraction, found)
         assert found["p4"] == {"t"} and {"v"} in found.values(), (fraction, found)
-    _, val = load("csv", file, GROUP_BY="person")
-    with refused(ConfigError, "DATA.GROUP_BY", "person"):
-        load_image_sets(settings("csv", file, evaluate=True), saved=SavedData(val.classes, val.split, identity(val)))
 
 
 def test_groups_that_are_the_classes_cannot_be_split_and_the_setting_is_named(tmp_path):

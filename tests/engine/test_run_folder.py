@@ -44,17 +44,14 @@ def test_a_run_is_in_the_folder_of_its_name_also_when_it_was_killed_before_its_f
     assert len(epochs_of(folder / "o/mine")) == 1
 
 
-def test_the_same_command_goes_on_with_it_and_without_resume_it_is_refused(folder):
+def test_the_same_command_goes_on_with_it_and_without_resume_it_is_refused_also_by_check(folder):
     before = {path: path.read_bytes() for path in (folder / "o").rglob("*") if path.is_file()}
     start(folder).refused("NAME", folder / "o/mine", f"-resume {folder / 'o/mine'}", "-name")
     assert {path: path.read_bytes() for path in (folder / "o").rglob("*") if path.is_file()} == before
-    goes_on = start(folder, "-resume", "auto").done()
-    assert "Epoch[" not in goes_on.stdout, "its one epoch is trained"
-
-
-def test_check_names_a_folder_that_is_taken(folder):
     found = rows(start(folder, "-check").stdout)["output"]
     assert found[0] == "WRONG" and str(folder / "o/mine") in found[1]
+    goes_on = start(folder, "-resume", "auto").done()
+    assert "Epoch[" not in goes_on.stdout, "its one epoch is trained"
 
 
 def test_settings_of_the_run_repeat_it_under_another_name(folder):

@@ -216,17 +216,12 @@ def test_a_number_may_have_a_second_use(tmp_path):
     assert read_layers(str(tmp_path / "0.yaml"))[0].texts == {"TRAIN.BASE_LR": "1e-3", "TRAIN.END_LR": "1e-3"}
 
 
-def test_a_file_too_large_for_any_image_is_unreadable_and_never_read(tmp_path):
-    with open(tmp_path / "large.jpg", "wb") as file:
-        file.truncate(2**40)
-    images = FileImages(tmp_path, ["large.jpg"], [0], ["a"], PixelRules(3))
+def test_a_file_too_large_for_any_image_or_for_memory_is_refused_and_never_read(tmp_path):
+    for name in ("large.jpg", "status.json"):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(2**40)
     with pytest.raises(ImageReadError, match="MAX_PIXELS"):
-        images.read(0)
-
-
-def test_a_file_of_a_run_that_no_memory_holds_is_refused(tmp_path):
-    with open(tmp_path / "status.json", "wb") as file:
-        file.truncate(2**40)
+        FileImages(tmp_path, ["large.jpg"], [0], ["a"], PixelRules(3)).read(0)
     with pytest.raises(ConfigError, match=r"status\.json"):
         read_status(tmp_path)
 

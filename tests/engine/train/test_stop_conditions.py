@@ -32,18 +32,12 @@ def first_stop(seconds: float, asked: list[tuple[float, int]], start: float = 0,
     return answers[0] if answers else None
 
 
-def test_time_is_left_for_two_updates_and_two_saves():
+def test_time_is_left_for_two_saves_and_two_updates_as_long_as_the_longest_and_for_an_evaluation_where_an_epoch_ends_soon():
     asked = [(now, 50) for now in range(20, 111, 5)]
     assert first_stop(100, asked, start=10, save=2) == 100  # from 110 - 2 x (5 + 2) on
     assert first_stop(100, asked, start=10, save=3) == 95
     assert first_stop(100, asked, start=10, save=8) == 85
-
-
-def test_the_longest_update_so_far_is_reckoned_with():
     assert first_stop(100, [(now, 50) for now in (0, 30, 31, 39, 40)]) == 40
-
-
-def test_the_evaluation_is_reckoned_with_where_an_epoch_ends_soon():
     asked = [(0, 2), (1, 1), (31, 3), (32, 2)]  # the last update and the evaluation took 30
     assert first_stop(60, asked) == 32
 

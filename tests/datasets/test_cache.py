@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import pickle
+import re
 import signal
 import threading
 import warnings
@@ -28,7 +29,8 @@ from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE
 from tests.support.image_sets import make_set, noise, settings
 from tests.support.loading import folder_settings, taken
-from tests.support.refusals import assert_names, flip
+from tests.support.printed import same_message
+from tests.support.refusals import flip
 from utils.distributed import Process
 from utils.errors import StoppedBySignal
 from utils.program import exit_code
@@ -248,24 +250,19 @@ def full(writer: CacheWriter, *image, add=CacheWriter.add) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "names"),
+    "fault",
     [
-        (lambda patch, cache: patch.setattr(CacheWriter, "add", full), ["No space left", "DATA.CACHE=256"]),
-        (
-            lambda patch, cache: patch.setattr(cache_module, "free_bytes", lambda folder: 20_000),
-            [f"{NUM_IMAGES} images, about 1 MiB", "DATA.CACHE=256"],
-        ),
-        (lambda patch, cache: cache.write_text(""), ["DATA.CACHE_PATH"]),
+        lambda patch, cache: patch.setattr(CacheWriter, "add", full),
+        lambda patch, cache: patch.setattr(cache_module, "free_bytes", lambda folder: 20_000),
+        lambda patch, cache: cache.write_text(""),
     ],
 )
-def test_where_there_can_be_no_cache_the_run_goes_on_with_a_warning_and_nothing_is_left(
-    photos, monkeypatch, fault, names
-):
+def test_where_there_can_be_no_cache_the_run_goes_on_with_a_warning_and_nothing_is_left(photos, monkeypatch, fault):
     fault(monkeypatch, photos.parent / "cache")
     config, messages = config_of(photos), Messages()
     images = cached(config, messages)
     assert not isinstance(images, CachedImages) and images.read(0).shape
-    assert_names(messages.warnings[0], "DATA.CACHE", *names)
+    same_message(messages.warnings[0], key=re.compile(r"\b[0-9a-f]{16}\b"))
     assert not files_of(config)
 
 

@@ -14,6 +14,7 @@ from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
 from tests.support.configs import RESNET, replaced, small_config
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, typed
 
@@ -29,36 +30,12 @@ def test_of_a_clean_run_nothing_is_said_but_ok_and_where_others_work_on_the_mach
     assert_names(found["data"][1], "12 training", "6 validation")
 
 
-@pytest.mark.parametrize(
-    "flags, expected",
-    [
-        (["-data_path", "nowhere"], {"data": WRONG, "weights, memory": WARN}),
-        (["-data_path", "nowhere", "-num_classes", "2"], {"data": WRONG}),
-        (["-pretrained", "nothing.pth"], {"pretrained": WRONG, "fine-tuning": WARN}),
-        (["-resume", "nothing.pth"], {"resume": WRONG}),
-        (["-eval"], {"weights": WRONG}),
-        (["-opts", "TRAIN.WARMUP_EPOCHS=2"], {"warm-up": WARN}),
-        (["-opts", "TRAIN.BASE_LR=0.01"], {"learning rate": WARN}),
-        (["-opts", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false"], {"EMA": WARN}),
-        (["-batch_size", "6", "-accum_iter", "2"], {}),
-        (["-batch_size", "8", "-accum_iter", "2"], {"updates": WARN}),
-        (["-opts", "PRECISION.MATMUL=tf32"], {"precision": WRONG, "weights, memory": WARN}),
-        (["-amp", "-opts", "PRECISION.CUSTOM_BLACK_LIST=[nothing]"], {"precision": WRONG}),
-        (["-opts", "MODEL.FREEZE=[nothing]"], {"model": WRONG, "fine-tuning": WARN, "weights, memory": WARN}),
-        (["-output", "/proc/halfstep"], {"output": WRONG}),
-        (["-opts", "TRAIN.AUTO_AUGMENT=rnd-m9"], {"augmentation": WRONG}),
-        (["-opts", "TRAIN.REPEATED_AUG=64"], {"repeats": WRONG}),
-        (["-budget", "1s"], {"time": WRONG}),
-        (["-opts", "TRAIN.GRAD_CHECKPOINTING=true"], {}),
-        (["-opts", "DATA.CACHE=disk", "DATA.CACHE_PATH=/proc/nothing"], {"cache": WARN}),
-        (["-budget", "8h"], {}),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_a_mistake_in_the_settings_is_told_in_its_own_row(check, flags, expected):
+@pytest.mark.parametrize("flags", cases_of("mistakes/in_the_check"))
+def test_a_mistake_in_the_settings_is_told_in_its_own_row(check, flags):
     if torch.cuda.is_available() and "PRECISION.MATMUL=tf32" in flags:
         pytest.skip("not a mistake on a GPU")
-    assert trouble(check(*flags)) == expected
+    told = "; ".join(f"{row}: {verdict}" for row, verdict in trouble(check(*flags.split())).items())
+    same_message(told or "(nothing)", "mistakes/in_the_check", flags)
 
 
 def test_a_budget_pays_for_the_start_of_the_program_too(check, monkeypatch):

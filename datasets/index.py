@@ -284,10 +284,8 @@ class IndexWriter:
 
 
 def open_index(path: Path, compares: bool = True) -> Index | None:
-    """The index in a file; None if there is none, or none that is whole and of this version.
-
-    `compares`: the columns with their checksums.
-    """
+    """The index in a file; None if there is none, or none that is whole and of this version. `compares`: the columns
+    with their checksums."""
     try:
         with open(path, "rb", opener=without_waiting) as file:
             size, magic = os.fstat(file.fileno()).st_size, file.read(len(MAGIC))

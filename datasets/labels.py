@@ -51,10 +51,7 @@ def _is_number(label: str) -> bool:
 
 def class_numbers(config: Config, lists: list[Labels], are_numbers: bool) -> tuple[list[np.ndarray], list[str]]:
     """The class number of each label of each list, and the classes. Of two lists the first is for training and must
-    have all classes.
-
-    Labels that are no numbers are names, numbered as sorted.
-    """
+    have all classes. Labels that are no numbers are names, numbered as sorted."""
     if are_numbers:
         targets = [_numbered_targets(config, labels) for labels in lists]
         num_images = sum(int(each.counts.sum()) for each in lists)

@@ -42,10 +42,8 @@ class Watchers(NamedTuple):
 
 
 def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, trackers: Trackers) -> Watchers:
-    """The callbacks of every process, and those of process 0 only. A new one is one line here.
-
-    A callback that reads what another one found takes it as an argument, so it can only be made and called after it.
-    """
+    """The callbacks of every process, and those of process 0 only. A new one is one line here. A callback that reads
+    what another one found takes it as an argument, so it can only be made and called after it."""
     config, process, log, callbacks = plan.config, session.process, session.log, []
 
     def add(callback: T) -> T:

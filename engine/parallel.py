@@ -113,10 +113,8 @@ def within_large(state: dict, change: Callable[[str, Any], Any]) -> dict:
 
 
 class Sharded(Parallel):
-    """Every process holds some rows of each weight, of its gradient and of its optimizer state.
-
-    The weights of a block are gathered only while the block computes.
-    """
+    """Every process holds some rows of each weight, of its gradient and of its optimizer state. The weights of a block
+    are gathered only while the block computes."""
 
     is_sharded = True
 

@@ -27,10 +27,8 @@ def is_terminal() -> bool:
 
 
 class Bar:
-    """How much of something that takes time is done, on stderr; nothing where there is no terminal.
-
-    A thread draws it: counting costs the training nothing, and a slow update does not look like a stopped program.
-    """
+    """How much of something that takes time is done, on stderr; nothing where there is no terminal. A thread draws it:
+    counting costs the training nothing, and a slow update does not look like a stopped program."""
 
     def __init__(self, title: str, total: int, done: int = 0, unit: str = "images", delay: float = 0.5):
         """`delay`: seconds before it appears; what is over by then needs none."""

@@ -30,7 +30,7 @@ OF_A_NAME = {
     errno.EACCES,
     errno.EPERM,
     errno.ELOOP,
-}  # that a user gave, or of what is in a folder of that name
+}  # that a user gave, or in a folder of that name
 OF_THE_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG, errno.ETIMEDOUT}
 
 
@@ -155,12 +155,9 @@ def nobody_reads() -> bool:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exit with this code and no other.
-
-    Exit handlers run, at most 10 s because that of a tracker's library may wait for a server. The interpreter is not torn
-    down: that takes half a second, and gloo's threads may still hold tensors then and abort the process
-    (pytorch/pytorch#179291).
-    """
+    """Exit with this code and no other. Exit handlers run, at most 10 s because that of a tracker's library may wait
+    for a server. The interpreter is not torn down: that takes half a second, and gloo's threads may still hold tensors
+    then and abort the process (pytorch/pytorch#179291)."""
     handlers = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     handlers.start()
     handlers.join(10.0)

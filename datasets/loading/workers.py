@@ -262,11 +262,8 @@ def _raise_if_dead(workers: list[BaseProcess], seconds: float) -> None:
 
 
 def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
-    """Move a worker's batch to shared memory, through which it is sent.
-
-    torch would do that in a thread of the worker which, without room, only prints an error: the run would wait for the
-    batch for ever.
-    """
+    """Move a worker's batch to shared memory, through which it is sent. torch would do that in a thread of the worker
+    which, without room, only prints an error: the run would wait for the batch for ever."""
     if get_worker_info() is None or isinstance(batch, DataError):
         return batch
     try:
@@ -283,11 +280,9 @@ def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
 
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Block these signals in the processes started in here; the parent gets them a little later.
-
-    Ctrl-C and Slurm's warnings reach every process of a run. The parent saves, for which it needs its workers, and then
-    ends them itself.
-    """
+    """Block these signals in the processes started in here; the parent gets them a little later. Ctrl-C and Slurm's
+    warnings reach every process of a run. The parent saves, for which it needs its workers, and then ends them
+    itself."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))
     try:
         yield

@@ -124,10 +124,8 @@ def dominant_class(targets: Tensor | Mixed) -> Tensor:
 
 
 class Mixing:
-    """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window, which `Order` keeps in one piece.
-
-    A last image without a neighbour is not mixed.
-    """
+    """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window, which `Order` keeps in one piece. A last image
+    without a neighbour is not mixed."""
 
     def __init__(self, config: Config):
         self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE

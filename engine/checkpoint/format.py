@@ -25,12 +25,9 @@ PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # of a folder in shards/
 
 def save_checkpoint(path: Path, state: dict, also: Iterable[str] = (), keeps_former: bool = True) -> None:
     """Write a checkpoint; the former `path` becomes previous.pth, and one of the two is always complete.
-
     `keeps_former`: if false, the former one is dropped and previous.pth stays as it is.
-
     `also`: further names of the file, created before `path`: a run killed in between resumes from the former `path`
-    and creates them again; the other way round a missing name would never be created.
-    """
+    and creates them again; the other way round a missing name would never be created."""
     with replacing(path) as file:
         torch.save(state, file)
         sync(file)

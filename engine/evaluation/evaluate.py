@@ -32,9 +32,7 @@ def evaluate(
     bad_images: BadImages,
 ) -> list[Evaluation]:
     """Evaluate models in the precision of their training, in one pass: reading images takes longer than most forwards.
-
-    With fewer than 5 classes, top-5 is top-k of all classes.
-    """
+    With fewer than 5 classes, top-5 is top-k of all classes."""
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]
     for model in models:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from utils.files import without_waiting, write_text
+from utils.files import content_of, write_text
 
 VOID = ("meta", "img", "source", "br")
 STYLE = Path(__file__).parent / "style.css"
@@ -78,8 +78,7 @@ def write_page(path: Path, title: str, body: Iterable[object]) -> None:
 def embedded(path: Path, alt: str, class_: str) -> Markup | None:
     """A picture of the run inside the page, recompressed if it is large; None if the file is none of a run's."""
     try:
-        with open(path, "rb", opener=without_waiting) as file:
-            content, kind = file.read(LARGEST) or b"", "png"
+        content, kind = content_of(path, LARGEST), "png"
         small = None
         if len(content) > MOST_BYTES or not content.startswith(b"\x89PNG"):
             with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:

@@ -49,10 +49,8 @@ def write_report(run: SavedRun, path: Path) -> None:
 
 
 def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
-    """Write the report of a run that has just ended, and return its path; None if there is nothing to report.
-
-    Nothing that goes wrong here may harm the run, whose weights are saved: it is said, and the exit code stays.
-    """
+    """Write the report of a run that has just ended, and return its path; None if there is nothing to report. Nothing
+    that goes wrong here may harm the run, whose weights are saved: it is said, and the exit code stays."""
     path = Path(folder) / REPORT
     try:
         write_report(SavedRun.open(folder), path)

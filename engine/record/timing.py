@@ -72,12 +72,9 @@ class Timing(Callback):
             self._range.enter_context(torch.profiler.record_function(name))
 
     def on_loss(self, trainer: Trainer, loss: torch.Tensor, is_last: bool) -> None:
-        """Measure the communication that does not overlap with the backward.
-
-        DDP waits for its all-reduces in a callback at the end of backward. Callbacks run in the order in which they
-        were queued, and this one, queued by the gradient of the loss, is the first. A communication hook would change
-        DDP's path.
-        """
+        """Measure the communication that does not overlap with the backward. DDP waits for its all-reduces in a
+        callback at the end of backward. Callbacks run in the order in which they were queued, and this one, queued by
+        the gradient of the loss, is the first. A communication hook would change DDP's path."""
         if is_last and trainer.process.world_size > 1:
             loss.register_hook(lambda gradient: call_after_backward(lambda: self._mark("communication")))
 

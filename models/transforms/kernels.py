@@ -76,10 +76,8 @@ def _cuts_into_patches(layer: nn.Module) -> bool:
 
 
 class PatchConv2d(nn.Conv2d):
-    """A convolution whose kernel is as large as its stride, as a matrix product.
-
-    cuDNN's kernels for the gradient of such a weight are slower than the product that it is.
-    """
+    """A convolution whose kernel is as large as its stride, as a matrix product. cuDNN's kernels for the gradient of
+    such a weight are slower than the product that it is."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, D, h, w], in memory [B, h, w, D]: the order of tokens, so that timm's flatten copies nothing"""

@@ -9,16 +9,7 @@ from torch import Tensor
 
 from models.weights.names import from_google
 from models.weights.paddle import read_paddle_weights
-from models.weights.state import (
-    Weights,
-    check_settings,
-    check_split,
-    check_tensors,
-    merged,
-    record_of,
-    refuse_bomb,
-    weights_of,
-)
+from models.weights.state import Weights, check_record, check_tensors, merged, record_of, refuse_bomb, weights_of
 from models.weights.torch_files import (
     read_safetensors,
     read_torch,
@@ -104,8 +95,7 @@ def read_record(path: Path) -> dict:
     """What a file of ours says beside its weights, such as its class names; {} for files of other programs."""
     reader = {"torch": record_in_torch_file, "safetensors": record_in_safetensors}.get(format_of(path))
     record = (reader(path) if reader else {}) or _recorded_beside(path)
-    check_settings(record.get("config", {}), path)
-    check_split(record.get("split", {}), path)
+    check_record(record, path)
     return record
 
 

@@ -66,8 +66,8 @@ def check_kinds(content: dict, path: Path) -> None:
             raise ConfigError(f"{path}: damaged ({name} is of type {type(content[name]).__name__})")
     if is_ours and content.get("step", 0) < 0:
         raise ConfigError(f"{path}: damaged (step is {content['step']})")
-    if is_ours and "config" in content:
-        check_settings(content["config"], path)
+    if is_ours:
+        check_record(content, path)
     if is_ours and "progress" in content and not content.get("weights_only"):
         wrong = OF_A_RUN - content.keys()
         wrong |= {name for name, kind in PROGRESS.items() if not isinstance(content["progress"].get(name), kind)}
@@ -76,18 +76,14 @@ def check_kinds(content: dict, path: Path) -> None:
             raise ConfigError(f"{path}: damaged (without {', '.join(sorted(wrong)) or 'its best epoch'})")
 
 
-def check_settings(config: dict, path: Path) -> None:
-    """ConfigError if the settings of a run, or what is saved with them, cannot be of one."""
+def check_record(record: dict, path: Path) -> None:
+    """ConfigError if the settings of a run, or what is saved with them, cannot be of one, or no images be held out by its split."""
+    config, split = record.get("config", {}), record.get("split", {})
     with naming_damage(path):
         if wrong := wrong_in(config):
             raise ValueError(f"{wrong[0]} is {config.get(wrong[0])!r}"[:200])
         if config.get("MODEL.TYPE") == "vit" and _num_weights(config) > MOST_UNPACKED * _size(path) + SMALL:
             raise ValueError(f"its settings are of a ViT with {_num_weights(config):.3g} weights")
-
-
-def check_split(split: dict, path: Path) -> None:
-    """ConfigError if no images can be held out by this record."""
-    with naming_damage(path):
         if split.get("rule") in ("hash", "position"):
             part = 0 < split.get("fold", 1) <= split.get("folds", 1)
             if not (0 <= split["fraction"] <= 1 and split["seed"] >= 0 and part):
@@ -207,11 +203,8 @@ def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
 
 
 def average(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean in float64, rounded once to the type of the first state.
-
-    Running statistics of BatchNorm are averaged too, as by timm's avg_checkpoints.py; whole numbers, such as its counters,
-    become the largest.
-    """
+    """The mean in float64, rounded once to the type of the first state. Running statistics of BatchNorm are averaged
+    too, as by timm's avg_checkpoints.py; whole numbers, such as its counters, become the largest."""
     mean = {}
     for name, first in states[0].items():
         tensors = [state[name] for state in states]

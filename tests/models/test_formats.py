@@ -20,7 +20,7 @@ from models.weights.files import read_record, read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.metadata import metadata_of
 from models.weights.paddle import read_pdparams
-from models.weights.state import check_settings
+from models.weights.state import check_record
 from tests.support.refusals import assert_names, flip, refused
 from tests.support.weight_files import (
     CLASSES,
@@ -267,7 +267,7 @@ def test_a_vit_is_as_large_as_its_file_and_its_shards_can_hold(tmp_path):
         with open(shard, "wb") as file:
             file.truncate(size)
         with contextlib.nullcontext() if is_accepted else refused(ConfigError, path, "6.29e+08"):
-            check_settings(config, path)
+            check_record({"config": config}, path)
 
 
 def test_files_that_cannot_be_meant_say_what_can(tmp_path, weights):

@@ -18,20 +18,10 @@ from PIL import Image
 
 from tests.support.configs import CPU, SMALL
 from tests.support.forks import MARK, ROOT, find_processes
-from tests.support.runs import Run, ending, epochs_of, rows_of, run, run_folder, run_fresh, status_of, wait_until
+from tests.support.runs import Run, epochs_of, rows_of, run, run_folder, run_fresh, status_of, wait_until
 from utils import VERSION, host
 from utils.launch import root_cause
 from utils.program import describe_environment
-
-LINE = re.compile(
-    r"Epoch\[\d{3}/\d{3}\], Step\[\d{4}/\d{4}\], Lr: \d\.\d{6}, Loss: \d+\.\d{4} \(\d+\.\d{4}\), Avg Acc: [01]\.\d{4}$"
-)
-
-ENDS = (
-    r"----- Epoch\[\d{3}/005\], Train Loss: \d\.\d{4}, Train Acc: 0\.\d{4}, time: \d+\.\d\d",
-    r"----- Epoch\[\d{3}/005\], (EMA )?Validation Loss: \d\.\d{4}, (EMA )?Validation Acc@1: 0\.\d{4}, "
-    r"(EMA )?Validation Acc@5: [01]\.\d{4}, time: \d+\.\d\d",
-)
 
 
 @pytest.fixture(scope="module")
@@ -60,20 +50,14 @@ def test_a_run_leaves_its_files_in_a_folder_with_its_date_and_the_readme_names_t
     assert not [name for name in known if f"`{name}" not in readme]
 
 
-def test_the_log_is_what_the_console_showed_with_times_in_paddlevits_lines(finished):
+def test_the_log_is_what_the_console_showed_with_times(finished):
     folder, said = finished
     dated = (folder / "log.txt").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in dated)
     log = [line[20:] for line in dated]
     lines = iter(log)
     assert all(line in lines for line in said.splitlines()), "the same lines in the same order, with others between"
-    assert any(re.match(rf"halfstep {re.escape(VERSION)}\b", line) for line in log)
-    steps = [line for line in log if line.startswith("Epoch[")]
-    assert len(steps) == 5 * 4 and all(LINE.match(line) for line in steps)  # steps 0, 20, 40 and the last of 44
-    epochs = [line for line in log if line.startswith("----- Epoch[")]
-    assert len(epochs) == 3 * 5 and all(any(map(re.fullmatch, ENDS, [line] * 2)) for line in epochs)
-    done = ending(said)
-    assert done.startswith("done; best validation top-1") and done.endswith(str(folder))
+    assert sum(line.startswith("Epoch[") for line in log) == 5 * 4  # steps 0, 20, 40 and the last of 44
 
 
 def test_metrics_have_timms_names_and_agree_with_each_other(finished):

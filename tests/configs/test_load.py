@@ -111,42 +111,18 @@ def test_what_a_run_saved_of_a_removed_setting_is_refused_only_where_it_changed_
     assert unflatten(now | {"TRAIN.GONE": 3}) == load_text("").config
 
 
-# {settings of earlier versions: today's setting, and its value; None: refused}
-FORMER = {
-    "TENSORBOARD: false": ("TRACK", []),
-    "{TENSORBOARD: true, TRACK: [wandb]}": ("TRACK", ["tensorboard", "wandb"]),
-    "{TENSORBOARD: false, TRACK: [wandb]}": ("TRACK", ["wandb"]),
-    "DATA: {FOLDS: null, FOLD: 0}": ("DATA.FOLD", None),
-    "DATA: {FOLDS: 5, FOLD: 2}": ("DATA.FOLD", "2/5"),
-    "DATA: {FOLDS: 5}": ("DATA.FOLD", "0/5"),
-    "DATA: {DATASET: csv, CSV_COLUMNS: [image_path, target]}": ("DATA.COLUMNS", []),
-    "DATA: {DATASET: csv, CSV_COLUMNS: [file, label]}": ("DATA.COLUMNS", ["file", "label"]),
-    "DATA: {DATASET: csv, CSV_COLUMNS: [file, label], COLUMNS: [a, b]}": ("DATA.COLUMNS", ["a", "b"]),
-    "DATA: {DATASET: csv, CSV_COLUMNS: [a, b], LABEL_COLUMNS: [cat, dog]}": ("DATA.COLUMNS", ["a", "cat", "dog"]),
-    "DATA: {DATASET: csv, LABEL_COLUMNS: ['*']}": ("DATA.COLUMNS", ["image_path", "*"]),
-    "DATA: {DATASET: parquet, CSV_COLUMNS: [file, label]}": ("DATA.COLUMNS", []),
-    "DATA: {CACHE: disk, CACHE_SIDE: 256}": ("DATA.CACHE", 256),
-    "DATA: {CACHE: disk, CACHE_SIDE: null}": ("DATA.CACHE", "disk"),
-    "DATA: {CACHE: none, CACHE_SIDE: 256}": ("DATA.CACHE", "none"),
-    "{COMPILE: true, COMPILE_SCOPE: blocks, COMPILE_MODE: default}": ("COMPILE", "blocks"),
-    "{COMPILE: true, COMPILE_SCOPE: model, COMPILE_MODE: reduce-overhead}": ("COMPILE", "reduce-overhead"),
-    "{COMPILE: false, COMPILE_SCOPE: blocks}": ("COMPILE", False),
-    "MODEL: {EMBED_DIM: 96, NUM_HEADS: 3, ATTN_HEAD_SIZE: 32}": ("MODEL.EMBED_DIM", 96),
-    "TRAIN: {RAND_AUGMENT: true}": ("TRAIN.AUTO_AUGMENT", "rand-m9-n2-mstd0.5-inc1"),
-    "TRAIN: {RAND_AUGMENT: true, RAND_AUGMENT_LAYERS: 3}": ("TRAIN.AUTO_AUGMENT", "rand-m9-n3-mstd0.5-inc1"),
-    "TRAIN: {RAND_AUGMENT: false, AUTO_AUGMENT: v0}": ("TRAIN.AUTO_AUGMENT", "v0"),
-    "TRAIN: {RAND_AUGMENT_LAYERS: 3}": ("TRAIN.AUTO_AUGMENT", None),
-    "DIST: {CHECKPOINT: sharded, STRATEGY: fsdp2}": ("DIST.STRATEGY", "fsdp2"),
-}
+def changed(values: dict, usual: dict) -> str:
+    return str({key: value for key, value in values.items() if value != usual[key]})
 
 
-@pytest.mark.parametrize(("text", "expected"), FORMER.items())
-def test_what_an_earlier_version_called_otherwise_is_read_in_files_and_checkpoints(text, expected):
-    key, value = expected
-    assert flatten(load_text(text).config)[key] == value
-    (name, found), *others = yaml.safe_load(text).items()
-    inside = {f"{name}.{each}": found[each] for each in found} if isinstance(found, dict) else {name: found}
-    assert flatten(unflatten(inside | dict(others)))[key] == value
+@pytest.mark.parametrize("text", cases_of("settings_of_earlier_versions"))
+def test_what_an_earlier_version_called_otherwise_is_read_in_files_and_checkpoints(text):
+    found = changed(flatten(load_text(text).config), flatten(load_text("").config))
+    same_message(found, "settings_of_earlier_versions", text)
+    (name, given), *others = yaml.safe_load(text).items()
+    inside = {f"{name}.{each}": given[each] for each in given} if isinstance(given, dict) else {name: given}
+    found = changed(flatten(unflatten(inside | dict(others))), flatten(unflatten({})))
+    same_message(found, "settings_of_earlier_versions", text)
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/of_earlier_versions"))

@@ -1,5 +1,6 @@
 """Text becomes values by the type in the schema, PyYAML's traps one by one, and comes back as text."""
 
+import functools
 import pickle
 import re
 
@@ -9,56 +10,22 @@ import yaml
 from configs.load import to_yaml
 from configs.values import SETTINGS, convert, describe_allowed, flatten, to_text, unflatten
 from tests.support.configs import load_text, write
-from tests.support.printed import cases_of
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("here")
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("TRAIN.BASE_LR", "3e-3", 3e-3),
-        ("TRAIN.BASE_LR", "1E-4", 1e-4),
-        ("TRAIN.BASE_LR", "1", 1.0),
-        ("TRAIN.BASE_LR", ".5", 0.5),
-        ("TRAIN.OPTIMIZER.BETAS", "(0.9, 0.95)", (0.9, 0.95)),
-        ("TRAIN.OPTIMIZER.BETAS", "[0.9, 0.95]", (0.9, 0.95)),
-        ("TRAIN.OPTIMIZER.BETAS", "0.9, 0.95", (0.9, 0.95)),
-        ("TRAIN.LR_SCHEDULER.MILESTONES", "(30,)", (30,)),
-        ("TRAIN.LR_SCHEDULER.MILESTONES", "()", ()),
-        ("TRAIN.LR_SCHEDULER.MILESTONES", "None", ()),
-        ("TRAIN.GRAD_CLIP", "None", None),
-        ("TRAIN.GRAD_CLIP", "null", None),
-        ("TRAIN.GRAD_CLIP", "~", None),
-        ("TRAIN.GRAD_CLIP", "", None),
-        ("DATA.IMAGE_SIZE", "0100", 100),
-        ("AMP", "on", True),
-        ("AMP", "Yes", True),
-        ("AMP", "FALSE", False),
-        ("SAVE", "no", "no"),
-        ("SAVE", "1e3", "1e3"),
-        ("SAVE", "null", ""),
-        ("DATA.CACHE", "none", "none"),
-        ("DATA.CACHE", "null", "none"),
-        ("SAVE", "2024-01-01", "2024-01-01"),
-        ("TRAIN.OPTIMIZER.NAME", "adamw", "AdamW"),
-        ("PRECISION.DTYPE", "bf16", "bfloat16"),
-        ("MODEL.FREEZE", "['*', '!fc.*']", ("*", "!fc.*")),
-        ("MODEL.FREEZE", "blocks.[0-3].*", ("blocks.[0-3].*",)),
-    ],
-)
-def test_text_is_converted_by_the_schemas_type_in_files_and_in_opts(key, text, value):
+@pytest.mark.parametrize("word", cases_of("texts_as_values"))
+def test_text_is_converted_by_the_schemas_type_in_files_and_in_opts(word):
+    key, _, text = word.partition("=")
     *sections, name = key.split(".")
     lines = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
     in_file = load_text("\n".join([*lines, f"{'  ' * len(sections)}{name}: {text}"])).config
-    in_opts = load_text("", "-opts", "TRAIN.LR_SCHEDULER.NAME=step", f"{key}={text}").config
+    in_opts = load_text("", "-opts", "TRAIN.LR_SCHEDULER.NAME=step", word).config
     for config in (in_file, in_opts):
-        found = config
-        for part in key.split("."):
-            found = getattr(found, part)
-        assert found == value and type(found) is type(value)
+        same_message(repr(functools.reduce(getattr, key.split("."), config)), "texts_as_values", word)
 
 
 @pytest.mark.parametrize("word", cases_of("mistakes/values"))
@@ -107,35 +74,14 @@ def test_a_number_outside_its_bounds_is_refused_with_its_name_and_its_default_is
 
 
 # A section of arguments (MODEL.KWARGS), whose types no schema knows.
-READ_AS = {
-    "4": 4,
-    "1e-5": 1e-5,
-    ".5": 0.5,
-    "true": True,
-    "False": False,
-    "null": None,
-    "None": None,
-    "none": "none",
-    "avg": "avg",
-    "on": "on",
-    "'4'": "4",
-    "'.5'": ".5",
-    '""': "",
-    "[1, 2.5, [x, '3']]": (1, 2.5, ("x", "3")),
-    "(0.9, 0.95)": (0.9, 0.95),
-    "((1, 2), (3, '(4'), [5, (6,)])": ((1, 2), (3, "(4"), (5, (6,))),
-}
-
-
-@pytest.mark.parametrize(("text", "value"), READ_AS.items())
-def test_an_argument_is_read_alike_in_files_and_opts_and_comes_back_from_the_saved_settings(text, value):
+@pytest.mark.parametrize("text", cases_of("texts_as_arguments"))
+def test_an_argument_is_read_alike_in_files_and_opts_and_comes_back_from_the_saved_settings(text):
     in_file = load_text(f"MODEL: {{KWARGS: {{some_name: {text}}}}}") if text[0] != "(" else None
     in_opts = load_text("", "-opts", f"MODEL.KWARGS.some_name={text}")
     again = load_text(to_yaml(in_opts.config, in_opts.origins))
     copies = [unflatten(flatten(in_opts.config)), pickle.loads(pickle.dumps(in_opts.config))]
     for config in (in_opts.config, again.config, *([in_file.config] if in_file else []), *copies):
-        found = config.MODEL.KWARGS["some_name"]
-        assert found == value and type(found) is type(value)
+        same_message(repr(config.MODEL.KWARGS["some_name"]), "texts_as_arguments", text)
         assert hash(config) == hash(in_opts.config)
 
 

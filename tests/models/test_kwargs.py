@@ -77,7 +77,7 @@ def test_arguments_reach_timms_models_by_name(tmp_path):
 ENDLESS = (
     {"reg_tokens": 10**11},
     {"init_values": 1e-5, "reg_tokens": 2},
-    {"depth": 10**5, "embed_dim": 6, "num_heads": 1},
+    {"depth": 1_000, "embed_dim": 6, "num_heads": 1},
 )
 
 

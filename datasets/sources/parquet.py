@@ -235,6 +235,7 @@ def _open_index(config: Config, root: Path, files: Sequence[Path]) -> Index:
             and is_like(names or [], [str])
             and all(index.is_below(name, limit) for name, limit in limits.items())
             and all(index.column(name).sum() == num_rows for name in ("file_rows", "group_rows"))
+            and len(index.column("file_rows")) == len(files)
         )
 
     return open_or_build(

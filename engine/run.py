@@ -50,7 +50,7 @@ from utils.host import name_of
 from utils.log import Log
 from utils.program import StopSignal, judge
 from utils.seed import make_deterministic
-from utils.text import counted, format_time
+from utils.text import counted, format_duration
 from utils.torch_internals import import_compiler
 
 
@@ -304,8 +304,7 @@ def end(training: Training, state: str, what: str, code: int, **facts) -> tuple[
         what += f", not saved ({saves.failure}; {then})"
         facts["reason"] = "; ".join(filter(None, (facts.get("reason"), f"not saved: {saves.failure}")))
     saves.show(state, exit_code=code, eta_seconds=None, **facts)
-    seconds = time.perf_counter() - training.start
-    lasted = f"{seconds:.1f} s" if seconds < 60 else format_time(seconds)
+    lasted = format_duration(time.perf_counter() - training.start)
     files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
     things = ", ".join(name for name, file in files.items() if (folder / file).exists())
     best = training.trainer.best

@@ -206,7 +206,7 @@ def find_class(chosen: Optimizer) -> Callable:
         # Its preconditioners are updated with random numbers of each process, so the weights of processes would part.
         _refuse(chosen.NAME, "is not supported: it draws other random numbers in each process; muon is the nearest")
     try:
-        return get_optimizer_class(chosen.NAME, bind_defaults=False)
+        return get_optimizer_class(chosen.NAME)
     except (ImportError, AssertionError):
         package = next(each for start, each in NEEDS.items() if chosen.NAME.startswith(start))
         _refuse(chosen.NAME, f"needs a CUDA device and the package {package}: pip install {package}")
@@ -224,10 +224,10 @@ def check_arguments(chosen: Optimizer, cls: Callable) -> None:
         if name not in taken or name == "params":
             offered = [each for each in taken if each not in (*TAKEN, *NOT_TAKEN)]
             near = did_you_mean(name, offered) or f"; it has {', '.join(offered)}"
-            raise ConfigError(f"{KEY}.KWARGS.{name}: {cls.__name__} has no such argument{near}")
+            raise ConfigError(f"{KEY}.KWARGS.{name}: {chosen.NAME} has no such argument{near}")
     for name in set_arguments(chosen) if chosen.NAME not in OURS else ():
         if name not in taken:
-            raise ConfigError(f"{KEY}.{name.upper()}: {cls.__name__} has no such argument; remove the setting")
+            raise ConfigError(f"{KEY}.{name.upper()}: {chosen.NAME} has no such argument; remove the setting")
 
 
 def set_arguments(chosen: Optimizer, *names: str) -> dict:

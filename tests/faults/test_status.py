@@ -43,6 +43,7 @@ def test_what_runs_write_into_it_is_what_the_table_in_the_docs_says(tmp_path, st
     assert start(tmp_path / "again", "-pretrained", str(weights), keep_statuses=[str(kept)]).returncode == 0
     written, told = contents(kept), documented()
     assert {key for each in written for key in each} == set(told)
+    assert [each["state"] for each in written[:2]] == ["starting", "training"]
     states = {each["state"] for each in written}
     assert states == {state for state in re.findall(r"`(\w+)`", told["state"])}
     for each in written:

@@ -70,7 +70,7 @@ def change_status(folder: Path, **facts) -> None:
 
 @pytest.fixture(autouse=True)
 def quick_curves(monkeypatch):
-    """Curves take most of the time of a page, and tests/engine/record/test_plot.py looks at them."""
+    """Curves take most of the time of a page, and other tests look at them."""
     monkeypatch.setattr("engine.record.report.to_png", lambda plot, title: b"a curve")
 
 
@@ -167,8 +167,10 @@ def test_sections_that_would_be_empty_are_left_out(tmp_path):
         (tmp_path / "full" / name).unlink()
     rows = [{"epoch": 0, "train_loss": 1.0}]
     (tmp_path / "full" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change_status(tmp_path / "full", about={})  # as of the first version
     few = page_of(tmp_path / "full")
     assert few.headings == ["Course of training", "Settings", "How to repeat it"]
+    assert "python main_single_gpu.py -cfg" in few.text
 
 
 def test_a_thousand_classes_are_a_short_table_and_a_page_to_send(tmp_path):

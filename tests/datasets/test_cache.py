@@ -29,7 +29,7 @@ from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE
 from tests.support.image_sets import make_set, noise, settings
 from tests.support.loading import folder_settings, taken
-from tests.support.printed import same_message
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import flip
 from utils.distributed import Process
 from utils.errors import StoppedBySignal
@@ -249,20 +249,20 @@ def full(writer: CacheWriter, *image, add=CacheWriter.add) -> None:
     add(writer, *image)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        lambda patch, cache: patch.setattr(CacheWriter, "add", full),
-        lambda patch, cache: patch.setattr(cache_module, "free_bytes", lambda folder: 20_000),
-        lambda patch, cache: cache.write_text(""),
-    ],
-)
+NO_CACHE = {
+    "the disk is full at the tenth image": lambda patch, cache: patch.setattr(CacheWriter, "add", full),
+    "the disk is too small": lambda patch, cache: patch.setattr(cache_module, "free_bytes", lambda folder: 20_000),
+    "a file has its name": lambda patch, cache: cache.write_text(""),
+}
+
+
+@pytest.mark.parametrize("fault", cases_of("mistakes/of_a_cache"))
 def test_where_there_can_be_no_cache_the_run_goes_on_with_a_warning_and_nothing_is_left(photos, monkeypatch, fault):
-    fault(monkeypatch, photos.parent / "cache")
+    NO_CACHE[fault](monkeypatch, photos.parent / "cache")
     config, messages = config_of(photos), Messages()
     images = cached(config, messages)
     assert not isinstance(images, CachedImages) and images.read(0).shape
-    same_message(messages.warnings[0], key=re.compile(r"\b[0-9a-f]{16}\b"))
+    same_message(messages.warnings[0], "mistakes/of_a_cache", fault, key=re.compile(r"\b[0-9a-f]{16}\b"))
     assert not files_of(config)
 
 

@@ -1,6 +1,7 @@
 """Parquet files: which are read, which columns, what is refused, and how row groups are read."""
 
 import contextlib
+import json
 import pickle
 import re
 import sys
@@ -16,7 +17,7 @@ from datasets.sources.parquet import GroupCache, read_columns
 from scripts import make_shards
 from tests.support.image_sets import error_of, load, png, shades
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
-from tests.support.printed import same_message
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.weight_files import Payload
 from utils.errors import ConfigError, DataError
@@ -126,21 +127,14 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     assert_names(error_of("parquet", tmp_path), "label", "DATA.COLUMNS")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"image": [1] * 6},
-        {"label": [0.5] * 6},
-        {"label": [[0]] * 6},
-        {"label": [0, 1, None, 0, 1, 2]},
-        {"label": [0, 1, -1, 0, 1, 2]},
-        {"label": [0, 1, 2**40, 0, 1, 2]},
-        {"image": rows(range(5))["image"] + [None]},
-        {"image": rows(range(5))["image"] + [{"bytes": None, "path": "/photos/5.png"}]},
-    ],
-)
+@pytest.mark.parametrize("change", cases_of("mistakes/in_parquet_columns"))
 def test_rows_and_columns_that_cannot_be_used_are_named(tmp_path, change):
-    same_message(error_of("parquet", write_parquet(tmp_path / "train.parquet", rows(range(6)) | change)))
+    """The last values of a column are these."""
+    columns, (name, text) = rows(range(6)), change.split("=")
+    values = json.loads(text)
+    columns[name][-len(values) :] = values
+    path = write_parquet(tmp_path / "train.parquet", columns)
+    same_message(error_of("parquet", path), "mistakes/in_parquet_columns", change)
 
 
 def test_parts_of_different_data_sets_and_files_without_rows_are_refused(tmp_path):

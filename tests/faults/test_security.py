@@ -14,6 +14,7 @@ from PIL import Image
 from configs.load import load
 from datasets.transforms.decode import PixelRules, decode
 from datasets.types import ImageReadError
+from tests.support.printed import cases_of, content_of
 from tests.support.refusals import refused
 from tests.support.runs import ROOT, run_folder
 from utils.errors import ConfigError
@@ -26,22 +27,11 @@ OURS = [
 ]
 
 
-HOSTILE = [
-    "!!python/object/apply:os.system ['touch MARKER']",
-    "!!python/object/new:os.system ['touch MARKER']",
-    "!!python/object/apply:subprocess.check_output [[touch, MARKER]]",
-    "!!python/object/apply:builtins.exec [\"open('MARKER', 'w')\"]",
-]
-
-
-@pytest.mark.parametrize("hostile", HOSTILE)
-@pytest.mark.parametrize(
-    "settings", ["NAME: {}", "DATA: {}", "TRAIN: {{NUM_EPOCHS: {}}}", "BASE: {}", "? {}\n: 1", "{}"]
-)
-def test_settings_that_ask_for_python_are_refused_and_run_nothing(tmp_path, hostile, settings):
+@pytest.mark.parametrize("text", cases_of("mistakes/that_ask_for_python"))
+def test_settings_that_ask_for_python_are_refused_and_run_nothing(tmp_path, text):
     marker, path = tmp_path / "marker", tmp_path / "hostile.yaml"
-    path.write_text(settings.format(hostile.replace("MARKER", str(marker))))
-    with refused(ConfigError, "hostile.yaml"):
+    path.write_text(content_of(text).replace("MARKER", str(marker)))
+    with refused(ConfigError, page="mistakes/that_ask_for_python", case=text):
         load(["-cfg", str(path)])
     assert not marker.exists()
     with contextlib.suppress(yaml.YAMLError, TypeError):

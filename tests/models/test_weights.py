@@ -16,6 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from models.weights.files import read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.torch_files import to_safetensors
+from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import typed
 from tests.support.weight_files import (
@@ -121,20 +122,12 @@ def test_a_swin_is_resized_too(tmp_path):
     assert "relative_position_bias_table" in loaded(model, state, tmp_path)[0]
 
 
-@pytest.mark.parametrize(
-    ("model", "names"),
-    [
-        (lambda: vit(EMBED_DIM=48), "cls_token 24 48"),
-        (lambda: vit(DEPTH=3), "blocks.2.norm1.weight"),
-        (lambda: vit(DEPTH=1), "blocks.1.norm1.weight"),
-        (lambda: timm_model("resnet18"), "cls_token conv1.weight"),
-        (lambda: timm_model(DISTILLED), "dist_token"),
-    ],
-)
-def test_weights_of_another_architecture_are_refused_and_change_nothing(tmp_path, weights, model, names):
-    model = model()
+@pytest.mark.parametrize("other", cases_of("mistakes/of_another_architecture"))
+def test_weights_of_another_architecture_are_refused_and_change_nothing(tmp_path, weights, other):
+    name, _, value = other.partition("=")
+    model = vit(**{name: int(value)}) if value else timm_model(name)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with refused(ConfigError, "MODEL.PRETRAINED", *names.split()):
+    with refused(ConfigError, page="mistakes/of_another_architecture", case=other):
         loaded(model, weights, tmp_path)
     assert_same(model.state_dict(), before)
 
@@ -263,9 +256,11 @@ def test_a_server_out_of_reach_is_asked_once_and_only_for_weights_that_are_not_c
     assert asked == ["vit_tiny_patch16_224"] * (fails != "server")
 
 
-@pytest.mark.parametrize("source", ["vit_tiny_patch16_22", "resnet50.b1_in1k", "missing/x.pdparams"])
-def test_a_source_that_is_neither_file_nor_model_is_refused(source):
-    with refused(ConfigError):
+@pytest.mark.parametrize("source", cases_of("mistakes/of_pretrained"))
+def test_a_source_that_is_neither_file_of_weights_nor_model_is_refused(here, weights, source):
+    saved(weights, here / "vit.pth")
+    pickled({}, here / "x.pdopt")
+    with refused(ConfigError, page="mistakes/of_pretrained", case=source):
         load_pretrained(vit(), source)
 
 

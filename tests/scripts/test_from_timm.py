@@ -15,6 +15,7 @@ from engine.train.schedule import Schedule
 from models import build_model
 from scripts import from_timm
 from tests.support.configs import meta_device, write
+from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.runs import typed
 from utils.errors import ConfigError
@@ -202,11 +203,9 @@ def test_an_args_yaml_means_what_its_command_line_does(tmp_path):
     assert dict(config.TRAIN.OPTIMIZER.KWARGS) == {"nesterov": True} and config.TRAIN.OPTIMIZER.MOMENTUM == 0.8
 
 
-@pytest.mark.parametrize(
-    "words", ["--modle x", "--model resnet5000", "--aa rand-m9 extra more", "--epochs many", "args.yaml"]
-)
+@pytest.mark.parametrize("words", cases_of("mistakes/of_timms_arguments"))
 def test_an_unknown_argument_or_value_is_named_with_exit_code_2(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "args.yaml").write_text("modle: x\n")
-    with refused(ConfigError):
+    with refused(ConfigError, page="mistakes/of_timms_arguments", case=words):
         from_timm.main(words.split())

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from engine.record.saved_run import SavedRun
+from tests.support.printed import cases_of, content_of
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
@@ -149,19 +150,11 @@ def test_folders_of_earlier_versions_are_read(kind):
     assert run.origins["TRAIN.NUM_EPOCHS"] == ("digits.yaml" if kind == "mixed" else "tiny.yaml")
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("status.json", "{"),
-        ("metrics.jsonl", '{"epoch": 0}\nnonsense\n{"epoch": 1}\n'),
-        ("metrics.jsonl", ""),
-        ("config.yaml", "TRAIN: ["),
-        ("config.yaml", "EVAL: true\n"),
-    ],
-)
-def test_what_is_damaged_or_no_training_with_an_epoch_is_refused(folder, name, text):
-    (folder / name).write_text(text)
-    with refused(ConfigError, folder):
+@pytest.mark.parametrize("file", cases_of("mistakes/in_a_runs_folder"))
+def test_what_is_damaged_or_no_training_with_an_epoch_is_refused(folder, file):
+    name, _, text = file.partition("=")
+    (folder / name).write_text(content_of(text))
+    with refused(ConfigError, page="mistakes/in_a_runs_folder", case=file):
         SavedRun.open(folder)
 
 

@@ -166,21 +166,14 @@ def test_folds_are_repetitions_and_have_other_images_each(tmp_path):
     assert [len(group.runs) for group in groups] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("about", "settings", "names"),
-    [
-        ({"validation_digest": "bb"}, "", ["validation images"]),
-        ({"classes": 11}, "", ["classes", 10, 11]),
-        ({"training_images": 70}, "", ["training images", 80, 70]),
-        ({}, "DATA.DATASET: cifar10", ["DATA.DATASET", "digits", "cifar10"]),
-    ],
-)
-def test_runs_on_different_data_are_refused_and_compared_only_if_asked(tmp_path, about, settings, names):
+@pytest.mark.parametrize("change", cases_of("mistakes/of_other_data"))
+def test_runs_on_different_data_are_refused_and_compared_only_if_asked(tmp_path, change):
+    about = json.loads(change) if change.startswith("{") else {}
     make_run(tmp_path / "a", [90.0])
-    make_run(tmp_path / "b", [90.0], settings, {"about": ABOUT | about})
+    make_run(tmp_path / "b", [90.0], "" if about else change, {"about": ABOUT | about})
     out, err = type_in(tmp_path / "a", tmp_path / "b", exit_with=2)
     assert not out
-    assert_names(err, "-any_data", tmp_path / "a", tmp_path / "b", *names)
+    same_message(err, "mistakes/of_other_data", change)
     out, _ = type_in(tmp_path / "a", tmp_path / "b", "-any_data")
     assert out.index("Warning") < out.index("## Results")
 

@@ -244,46 +244,32 @@ def test_a_mistake_ends_with_exit_code_2_and_its_name(trained, tmp_path, words):
 
 
 @pytest.fixture
-def photos(here):
+def found(here, monkeypatch):
+    """Call with what is typed: the images that it means, in a folder of images and lists."""
     for name in ("b.jpg", "a.png", "in/c.jpg", "in/deep/a.jpg", "in/notes.txt", "[1].jpg"):
         (here / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         (here / "photos" / name).touch()
-    return here
-
-
-IN = ("photos/in/c.jpg", "photos/in/deep/a.jpg")
-OF_THE_LIST = ("photos/b.jpg", *IN, "photos/b.jpg", "photos/a.png")
-
-
-@pytest.mark.parametrize(
-    ("given", "lists", "expected"),
-    [
-        (["photos/*.jpg"], [], ["photos/[1].jpg", "photos/b.jpg"]),
-        (["photos/in", "photos/a.png", "photos/in"], [], [*IN, "photos/a.png", *IN]),
-        (["photos/**/*.jpg"], [], ["photos/[1].jpg", "photos/b.jpg", *IN]),
-        (["photos/[1].jpg"], [], ["photos/[1].jpg"]),  # a file of that name is meant
-        (["photos/i*"], [], IN),
-        (["@files.txt"], [], OF_THE_LIST),
-        ([], ["files.txt"], OF_THE_LIST),
-        (["@files.txt"], ["-"], [*OF_THE_LIST, "photos/a.png"]),
-        (["@odd.jpg"], [], ["@odd.jpg"]),
-    ],
-)
-def test_patterns_folders_files_and_lists_keep_the_order_in_which_they_are_given(
-    photos, monkeypatch, given, lists, expected
-):
-    (photos / "files.txt").write_text("photos/b.jpg\n\n  photos/in\r\nphotos/b.jpg\nphotos/*.png\n")
-    (photos / "@odd.jpg").touch()
+    (here / "empty").mkdir()
+    (here / "@odd.jpg").touch()
+    (here / "files.txt").write_text("photos/b.jpg\n\n  photos/in\r\nphotos/b.jpg\nphotos/*.png\n")
+    (here / "two.txt").write_text("gone.jpg\nphotos/a.png\nlost.jpg\n")
+    (here / "blank.txt").write_text("\n\n")
+    (here / "binary.txt").write_bytes(b"\xff\xd8\xff\xe0")
     monkeypatch.setattr("sys.stdin", io.StringIO("photos/a.png\n"))
-    assert predict.find_images(given, lists) == [*expected]
+
+    def find(words: str) -> list[str]:
+        given, _, listed = words.replace("(nothing)", "").partition("-list ")
+        return predict.find_images(given.split(), listed.split())
+
+    return find
+
+
+@pytest.mark.parametrize("words", cases_of("images_to_predict"))
+def test_patterns_folders_files_and_lists_keep_the_order_in_which_they_are_given(found, words):
+    same_message(" ".join(found(words)), "images_to_predict", words)
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_images_to_predict"))
-def test_images_that_are_not_there_are_named(photos, words):
-    (photos / "empty").mkdir()
-    (photos / "two.txt").write_text("gone.jpg\nphotos/a.png\nlost.jpg\n")
-    (photos / "blank.txt").write_text("\n\n")
-    (photos / "binary.txt").write_bytes(b"\xff\xd8\xff\xe0")
-    given, _, listed = words.replace("(nothing)", "").partition("-list ")
+def test_images_that_are_not_there_are_named(found, words):
     with refused(UserError, page="mistakes/of_images_to_predict", case=words):
-        predict.find_images(given.split(), listed.split())
+        found(words)

@@ -12,7 +12,7 @@ import pytest
 
 from configs.load import load
 from tests.support.forks import ROOT
-from tests.support.printed import cases_of
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import free_port
 from utils.errors import ConfigError, LostProcess
@@ -23,7 +23,6 @@ from utils.launch import (
     count_local,
     find_launched_rank,
     find_nodes,
-    first_host,
     launch,
     rank_in_environment,
 )
@@ -31,68 +30,21 @@ from utils.rendezvous import meet_nodes
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08,11],login"}
 SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
-INTEL_MPI = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
 TORCHELASTIC = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
-VARIABLES = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "head", "MASTER_PORT": "77"}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "host"),
-    [
-        ("node01", "node01"),
-        ("node[01-03,7],gpu5", "node01"),
-        ("gpu5,node[01-03]", "gpu5"),
-        ("rack[2-3]n[4,6-9].cluster", "rack2n4.cluster"),
-        ("a-[12]-ib,b", "a-12-ib"),
-    ],
-)
-def test_the_first_host_of_slurms_list_of_nodes(nodes, host):
-    assert first_host(nodes) == host
+def environment_of(words: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in shlex.split(words, comments=True) if "=" in word)
 
 
-@pytest.mark.parametrize(
-    ("environment", "launcher", "numbers", "host"),
-    [
-        (SLURM_TASK, "Slurm", (1, 4, 0), "gpu07"),
-        (SLURM, "Slurm", (1, 4, 0), "gpu07"),
-        (SLURM_TASK | {"SLURM_STEP_NODELIST": "gpu08"}, "Slurm", (1, 4, 0), "gpu08"),
-        (SLURM_TASK | {"MASTER_ADDR": "other"}, "Slurm", (1, 4, 0), "other"),
-        (SLURM_TASK | {"RANK": "1", "WORLD_SIZE": "4"}, "Slurm", (1, 4, 0), "gpu07"),  # as many scripts export them
-        (SLURM_TASK | {"RANK": "9"}, "Slurm", (1, 4, 0), "gpu07"),  # a common name, without WORLD_SIZE nobody's
-        (OPEN_MPI, "Open MPI", (1, 2, 1), "127.0.0.1"),
-        (SLURM_TASK | OPEN_MPI, "Open MPI", (1, 2, 1), "gpu07"),  # Slurm's variables are those of mpirun's own helpers
-        (INTEL_MPI, "MPI", (3, 4, 1), "a"),
-        (SLURM_TASK | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "MPI", (1, 4, None), "gpu07"),  # srun --mpi=pmi2
-        (VARIABLES, "variables", (1, 2, None), "head"),
-        (TORCHELASTIC, "torchrun", (5, 8, 1), ""),
-        (SLURM_TASK | OPEN_MPI | TORCHELASTIC, "torchrun", (5, 8, 1), ""),  # whoever started torchrun
-    ],
-)
-def test_every_launchers_variables_are_read(environment, launcher, numbers, host):
-    launched = find_launched_rank(environment, LaunchOptions())
-    assert launched == LaunchedRank(launcher, *numbers, host, launched.port)
-    assert launched.parent_is_launcher == (launcher in ("torchrun", "Open MPI"))
-    assert rank_in_environment(environment) == launched.rank, "one process alone reports a mistake"
-
-
-@pytest.mark.parametrize(
-    ("environment", "number"),
-    [
-        ({}, 6),
-        (TORCHELASTIC | {"LOCAL_WORLD_SIZE": "2"}, 2),
-        (OPEN_MPI, 2),
-        (SLURM_TASK | {"SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, 8),
-        (SLURM_TASK | {"SLURM_STEP_TASKS_PER_NODE": "?"}, 6),
-    ],
-)
-def test_the_processes_of_this_machine_are_counted_as_the_launcher_says(environment, number):
-    assert count_local(environment, 6) == number
+@pytest.mark.parametrize("words", cases_of("launchers"))
+def test_every_launchers_and_engines_variables_are_read(words):
+    environment = environment_of(words)
+    if launched := find_launched_rank(environment, LaunchOptions()):
+        assert launched.parent_is_launcher == (launched.launcher in ("torchrun", "Open MPI"))
+        assert rank_in_environment(environment) == launched.rank, "one process alone reports a mistake"
+    found = launched or find_nodes(environment)
+    same_message(f"{found}, of 6 processes {count_local(environment, 6)} here", "launchers", words)
 
 
 def test_each_start_by_torchrun_is_told_from_those_before_it():
@@ -142,38 +94,11 @@ def test_flags_stand_alone_or_fill_in_what_the_launcher_leaves_open():
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_launchers"))
 def test_what_contradicts_or_is_missing_is_refused_with_its_name_and_nodes_are_never_taken_for_one(words):
-    given = shlex.split(words)
-    environment = dict(word.split("=", 1) for word in given if "=" in word)
-    start = load([word for word in given if "=" not in word], needs_file=False).config.START
+    environment = environment_of(words)
+    start = load([word for word in shlex.split(words) if "=" not in word], needs_file=False).config.START
     with refused(ConfigError, page="mistakes/of_launchers", case=words):
         find_launched_rank(environment, LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS))
         find_nodes(environment)
-
-
-KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-0", "PET_NPROC_PER_NODE": "auto"}
-SKYPILOT = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
-PYTORCHJOB = {"PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": "job-worker-0:23456", "PET_RDZV_CONF": "last_call_timeout=5"}
-PYTORCHJOB |= {"PET_RDZV_BACKEND": "c10d", "PET_MAX_RESTARTS": "3", "PET_NPROC_PER_NODE": "8"}
-DSTACK = {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "1", "DSTACK_MASTER_NODE_IP": "10.0.0.1"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "nodes"),
-    [
-        ({}, Nodes()),
-        (KUBEFLOW | {"PET_NNODES": "1"}, Nodes()),
-        (KUBEFLOW | {"PET_MASTER_PORT": "99"}, Nodes("Kubeflow", 2, 2, 1, ("job-0",), 99)),
-        (KUBEFLOW | {"RANK": "1", "WORLD_SIZE": "2"}, Nodes("Kubeflow", 2, 2, 1, ("job-0",), 29500)),
-        (KUBEFLOW | {"PET_NNODES": "1:4"}, Nodes("Kubeflow", 1, 4, 1, ("job-0",), 29500, None, 100)),
-        (PYTORCHJOB, Nodes("Kubeflow", 1, 2, None, ("job-worker-0",), 23456, 8, 3, {"last_call_timeout": "5"})),
-        (SKYPILOT, Nodes("SkyPilot", 2, 2, 0, ("10.0.0.1", "10.0.0.2"), 29500)),
-        (DSTACK | {"DSTACK_GPUS_PER_NODE": "8"}, Nodes("dstack", 2, 2, 1, ("10.0.0.1",), 29500, 8)),
-        (DSTACK | {"DSTACK_GPUS_PER_NODE": "0"}, Nodes("dstack", 2, 2, 1, ("10.0.0.1",), 29500)),
-    ],
-)
-def test_the_nodes_of_each_engine_are_found(environment, nodes):
-    assert find_launched_rank(environment, LaunchOptions()) is None
-    assert find_nodes(environment) == nodes
 
 
 @pytest.mark.parametrize(("hosts", "is_alone"), [("a\na\n", True), ("a\nb\n", False)])

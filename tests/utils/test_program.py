@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
-from utils import VERSION, program
-from utils.errors import AlreadyReportedError, ConfigError, LostProcess, StoppedBySignal, cause_of, naming_damage
+from utils import VERSION, errors, program
+from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import locked, refuse_special, replacing
 from utils.program import StopSignal, exit_code, judge, revision
 from utils.seed import make_deterministic
@@ -43,26 +44,9 @@ def test_the_revision_names_version_and_commit_and_needs_no_git(tmp_path, monkey
     assert VERSION in revision(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "is_told"),
-    [
-        (ConfigError("TRAIN.BASE_LR"), 2, True),
-        (AlreadyReportedError("by process 0", 3), 3, False),
-        (StoppedBySignal(signal.SIGTERM, "early"), 143, True),
-        (LostProcess("process 1"), 1, True),
-        (KeyboardInterrupt(), 130, False),
-        (MemoryError(), 2, True),
-        (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 300), 2, True),
-        (PermissionError(errno.EACCES, "Permission denied", "photos"), 2, True),
-        (RuntimeError("C++ compile error ... final link failed: No space left on device"), 2, True),
-        (RuntimeError("C++ compile error ... unknown type"), 1, False),
-        (OSError(errno.EIO, "Input/output error", "x.jpg"), 1, True),
-        (OSError(errno.ENOENT, "No such file"), 1, False),
-    ],
-)
-def test_the_exit_code_of_an_error_and_whether_a_line_tells_of_it(error, code, is_told):
-    found, message = judge(error)
-    assert (found, bool(message)) == (code, is_told)
+@pytest.mark.parametrize("error", cases_of("errors"))
+def test_the_exit_code_of_an_error_and_the_line_that_tells_of_it(error):
+    same_message(repr(judge(eval(error, vars(errors)))), "errors", error)
 
 
 def test_the_cause_is_what_the_system_said_beneath_what_a_library_raised():

@@ -15,21 +15,6 @@ def test_quantities_names_and_tables_are_written_as_a_reader_expects(call):
     same_message(repr(eval(call, vars(text))), "written_as_text", call)
 
 
-@pytest.mark.parametrize(
-    ("is_one", "is_accepted", "places"),
-    [
-        (True, True, "https://h/x s3://bucket/x"),
-        (True, False, "HTTP:/h/x s3:bucket ftp://h/x https:///x https://h:a/x https://h/x#hunter2 s3://b/x?by=hunter2"),
-        (True, False, "https://me:hunter2@h/x https://:hunter2@h/x https://hunter2@h/x"),
-        (False, False, "C:/x a/b:c"),
-    ],
-)
-def test_what_is_a_url_and_what_with_a_secret_in_it_is_refused_without_quoting_it(is_one, is_accepted, places):
-    for place in places.split():
-        problem = text.problem_of(place)
-        assert (text.is_url(place), problem is None) == (is_one, is_accepted) and "hunter2" not in str(problem)
-
-
 @pytest.mark.parametrize(("encoding", "cat"), [("utf-8", "猫"), ("ascii", "\\u732b")])
 def test_names_that_are_no_text_end_no_run_and_command_no_terminal(tmp_path, monkeypatch, encoding, cat):
     screen = io.TextIOWrapper(io.BytesIO(), encoding)

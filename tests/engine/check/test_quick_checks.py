@@ -26,33 +26,22 @@ from engine.train.teacher import random_teacher
 from models import build_model
 from tests.engine.check.small_photos import sets_of
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.refusals import assert_names
+from tests.support.printed import cases_of, same_message
 from utils.distributed import Process
 
 
-@pytest.mark.parametrize(
-    "options, batch, verdict",
-    [
-        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=3e-3", 256, WARN),
-        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=3e-3", 4096, WARN),
-        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=3e-3 TRAIN.LAYER_DECAY=0.75", 256, WARN),
-        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=4e-3 TRAIN.LAYER_DECAY=0.75", 1024, OK),  # MAE's
-        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=2e-3 TRAIN.LAYER_DECAY=1", 1024, WARN),
-        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=1e-4", 32, OK),
-        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=3e-3 TRAIN.LINEAR_SCALED_LR=4096", 32, OK),
-        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=0.1 TRAIN.OPTIMIZER.NAME=SGD", 256, WARN),
-        ("MODEL.PRETRAINED=resnet50 TRAIN.BASE_LR=0.01 TRAIN.OPTIMIZER.NAME=SGD", 256, OK),
-        ("MODEL.PRETRAINED=resnet50 MODEL.LORA.RANK=4 TRAIN.BASE_LR=3e-3", 256, None),
-    ],
-)
-def test_a_rate_from_scratch_is_told_of_trained_weights_and_what_it_advises_is_not(tmp_path, options, batch, verdict):
-    def found(*more: str) -> list:
-        return check_fine_tuning(small_config(tmp_path, *options.split(), *more), batch)
+@pytest.mark.parametrize("case", cases_of("rates_of_trained_weights"))
+def test_a_rate_from_scratch_is_told_of_trained_weights_and_what_it_advises_is_not(tmp_path, case):
+    options, batch = case.removesuffix(" images").split(", ")
 
-    assert [finding.verdict for finding in found()] == ([verdict] if verdict else [])
-    if verdict == WARN:
+    def found(*more: str) -> list:
+        words = ["MODEL.PRETRAINED=resnet50", *options.split(), *more]
+        return check_fine_tuning(small_config(tmp_path, *words), int(batch))
+
+    told = "; ".join(f"{finding.verdict}: {finding.text}; {finding.remedy}" for finding in found())
+    same_message(told or "(nothing)", "rates_of_trained_weights", case)
+    if told.startswith(WARN):
         _, advice = found()[0].remedy.split("-opts ")
-        assert_names(advice, "TRAIN.BASE_LR", "TRAIN.LAYER_DECAY")
         assert [finding.verdict for finding in found(*advice.split())] == [OK]
 
 

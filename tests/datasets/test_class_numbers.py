@@ -5,8 +5,9 @@ import pytest
 
 from datasets import SavedData, load_image_sets
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
+from tests.support.printed import cases_of, content_of
 from tests.support.refusals import assert_names, refused
-from utils.errors import ConfigError
+from utils.errors import ConfigError, DataError
 
 
 def names_of(image_set) -> dict[int, str]:
@@ -40,18 +41,12 @@ def test_a_file_of_classes_numbers_them_also_those_without_images(tmp_path, data
     assert names_of(load_image_sets(config, saved=kept)[0]) == names_of(by_number)
 
 
-def test_what_is_wrong_with_a_file_of_classes_is_named(tmp_path):
+@pytest.mark.parametrize("text", cases_of("mistakes/in_a_file_of_classes"))
+def test_what_is_wrong_with_a_file_of_classes_is_named(tmp_path, text):
     make_folders(tmp_path / "data", {"ant": 12, "bee": 12})
-    file = tmp_path / "names.txt"
-    file.write_text("ant\nbees\n")
-    message = error_of("imagefolder", tmp_path / "data", CLASSES=str(file))
-    assert_names(message, "DATA.CLASSES", file, "bee", tmp_path / "data" / "bee", "bees")
-    for text, line in (("ant\nbee\nant\n", 3), ("ant\n\nbee\n", 2), ("", 1)):
-        file.write_text(text)
-        with refused(ConfigError, "DATA.CLASSES", file, f"line {line}"):
-            load("imagefolder", tmp_path / "data", CLASSES=str(file))
-    with refused(ConfigError, "DATA.CLASSES", "none.txt"):
-        load("imagefolder", tmp_path / "data", CLASSES="none.txt")
+    (tmp_path / "names.txt").write_text(content_of(text))
+    with refused((ConfigError, DataError), page="mistakes/in_a_file_of_classes", case=text):
+        load("imagefolder", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
 
 
 def test_folders_with_numbers_are_in_the_order_of_their_values_and_in_a_resumed_run_as_it_had_them(tmp_path):

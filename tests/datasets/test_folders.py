@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.image_sets import draw, error_of, load, make_folders, shades
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 
 
@@ -35,32 +36,20 @@ def test_hidden_folders_and_files_that_are_no_images_are_ignored(tmp_path):
     assert train.classes == ["ant", "bee"] and train.targets.tolist() == [0, 1, 1]
 
 
-def make_parts(root, val: dict[str, int]) -> None:
-    make_folders(root / "train", {"hornet": 1, "bee": 1})
-    make_folders(root / "val", val)
-
-
-# {what is wrong: (makes it, names in the error)}
-WRONG = {
-    "an empty class": (lambda root: (make_parts(root, {"bee": 1}), (root / "train/bee/00.JPEG").unlink()), ["train/bee"]),
-    "an empty class in val": (lambda root: (make_parts(root, {"bee": 1}), (root / "val/bee/00.JPEG").unlink()), ["val/bee"]),
-    "a class in val alone": (lambda root: make_parts(root, {"Hornets": 1}), ["val/Hornets", "hornet"]),
-    "a class in both": (lambda root: (make_parts(root, {"hornet": 1}), (root / "val/bee").symlink_to(root / "train/bee")), ["val/bee", "train/bee"]),
-    "train without val": (lambda root: make_folders(root / "train", {"ant": 4}), ["DATA.DATA_PATH", "val/", "-data_path"]),
-    "val without train": (lambda root: make_folders(root / "val", {"ant": 4}), ["DATA.DATA_PATH", "train/"]),
-    "nothing to validate": (lambda root: make_folders(root, {"ant": 10, "bee": 20}), ["DATA.VAL_FRACTION", "0"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_folders_are_named(tmp_path, wrong):
-    make, names = WRONG[wrong]
-    make(tmp_path)
-    assert_names(error_of("imagefolder", tmp_path, VAL_FRACTION=0.0), *names)
+@pytest.mark.parametrize("folders", cases_of("mistakes/of_folders"))
+def test_wrong_folders_are_named(tmp_path, folders):
+    for folder, _, content in (each.partition("=") for each in folders.split()):
+        (tmp_path / folder).parent.mkdir(parents=True, exist_ok=True)
+        if content.isdecimal():
+            (tmp_path / folder).mkdir()
+            make_folders(tmp_path, {folder: int(content)})
+        else:
+            (tmp_path / folder).symlink_to(tmp_path / content)
+    same_message(error_of("imagefolder", tmp_path, VAL_FRACTION=0.0), "mistakes/of_folders", folders)
 
 
 def test_a_folder_that_cannot_be_read_is_told(tmp_path, monkeypatch):
-    make_parts(tmp_path, {"bee": 1})
+    make_folders(tmp_path, {"train/bee": 1, "val/bee": 1})
     monkeypatch.setattr(os, "scandir", Mock(side_effect=PermissionError(13, "Permission denied", "train/bee")))
     assert_names(error_of("imagefolder", tmp_path), "DATA.DATA_PATH", "train/bee")
 

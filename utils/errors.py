@@ -59,7 +59,7 @@ class LostProcess(Exception):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """'; did you mean A or B?' for the known names closest to a wrong one, or an empty text."""
     by_lower_case = {each.lower(): each for each in known}
-    nearest = difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.6)
+    nearest = difflib.get_close_matches(name.lower(), by_lower_case)
     return f"; did you mean {' or '.join(by_lower_case[each] for each in nearest)}?" if nearest else ""
 
 

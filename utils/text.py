@@ -37,9 +37,9 @@ def csv_cell(value: object) -> object:
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """The rows as a CSV file has them; a cell of None is empty."""
     text = io.StringIO()
-    # "\r\n" at the end of lines has it quote a cell with either, but it writes "\n".
+    # The usual "\r\n" at the end of lines has it quote a cell with either, but it writes "\n".
     lines = SimpleNamespace(write=lambda line: text.write(line.removesuffix("\r\n") + "\n"))
-    csv.writer(lines, lineterminator="\r\n").writerows(rows)
+    csv.writer(lines).writerows(rows)
     return text.getvalue()
 
 

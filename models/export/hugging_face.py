@@ -89,13 +89,11 @@ def timm_config(subject: Subject) -> dict[str, Any]:
     settings, model = subject.config.MODEL, subject.model
     known = getattr(model, "pretrained_cfg", None) or {"first_conv": "patch_embed.proj", "classifier": "head"}
     layers = {name: known[name] for name in ("first_conv", "classifier", "pool_size") if known.get(name)}
-    channels, side, _ = subject.data["input_size"]
+    _, side, _ = subject.data["input_size"]
     has_fixed_size = settings.TYPE == "vit" or bool(known.get("fixed_input_size"))
     arguments = dict(settings.KWARGS)
     if has_fixed_size:
         arguments["img_size"] = side
-    if channels != 3:
-        arguments["in_chans"] = channels
     architecture = settings.NAME
     if settings.TYPE == "vit":
         architecture = f"vit_{USUAL.get(settings.EMBED_DIM, ['base'])[0]}_patch16_224"

@@ -57,7 +57,7 @@ class HalfResidual(ModelTransform):
 
     device_type: str
     half: torch.dtype
-    is_required: bool = True
+    is_required: bool
 
     def apply(self, model: nn.Module) -> list[str]:
         if not self.is_required and not has_blocks(model):

@@ -92,9 +92,10 @@ def test_a_longer_run_needs_no_permission_goes_on_after_its_end_and_true_of_olde
     said = halfstep(*resume, "-epochs", "6")
     assert "Epoch[004/006]" not in said and "Epoch[006/006]" in said
     assert_names(said, "6 epochs instead of 4")
-    said = halfstep(*resume, "-epochs", "5", "-opts", "TRAIN.SMOOTHING=0.1", "RESUME.ALLOW_CHANGED=true")
+    changed = ["-opts", "TRAIN.SMOOTHING=0.1", "TRAIN.CLASS_WEIGHTS=auto", "RESUME.ALLOW_CHANGED=true"]
+    said = halfstep(*resume, "-epochs", "5", *changed)
     assert "Epoch[" not in said
-    assert_names(said, "6 epochs", "TRAIN.SMOOTHING: 0.0 -> 0.1")
+    assert_names(said, "6 epochs", "TRAIN.SMOOTHING: 0.0 -> 0.1", "warning: resume: TRAIN.CLASS_WEIGHTS")
 
 
 def test_another_way_of_holding_images_out_is_refused_on_resume(again):

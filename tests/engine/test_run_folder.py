@@ -105,6 +105,16 @@ def test_a_folder_that_no_run_made_is_never_taken_and_a_run_whose_checkpoints_ar
         RunFolder.of(config_of(tmp_path, "NAME=other", "MODEL.RESUME=auto"), "train", None)
 
 
+def test_runs_that_start_in_one_second_have_folders_of_their_own_but_where_a_file_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.session.time.strftime", lambda form: "now")
+    config = config_of(tmp_path, "NAME=")
+    made = [RunFolder.of(config, "train", None) for _ in range(3)]
+    assert [each.path.name for each in made] == ["train-now", "train-now.2", "train-now.3"]
+    (tmp_path / "o/eval-now").touch()
+    with refused(ConfigError, "SAVE", tmp_path / "o"):
+        RunFolder.of(config, "eval", None)
+
+
 def test_a_resumed_run_keeps_its_folder(tmp_path):
     with refused(ConfigError, "NAME", tmp_path / "other", "mine"):
         RunFolder.of(config_of(tmp_path), "train", tmp_path / "other")
@@ -112,13 +122,16 @@ def test_a_resumed_run_keeps_its_folder(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "has_lock"), [(errno.ENOSYS, False), (errno.ENOTSUP, False), (errno.EACCES, None)])
-def test_a_file_system_without_locks_is_no_rival(tmp_path, monkeypatch, number, has_lock):
+@pytest.mark.usefixtures("here")
+def test_a_file_system_without_locks_is_no_rival(tmp_path, monkeypatch, capsys, number, has_lock):
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, "planted")))
     if has_lock is None:
         with refused(ConfigError, "SAVE", tmp_path):
             RunFolder(tmp_path)
     else:
         assert RunFolder(tmp_path).has_lock is has_lock
+        Session(load_text(SMALL, "-output", str(tmp_path)), Process(CPU)).open_folder("train")
+        assert "warning: SAVE: " in capsys.readouterr().out
 
 
 def test_a_start_that_loses_another_process_while_it_makes_its_folder_removes_that_folder_and_nothing_else(here):

@@ -72,6 +72,12 @@ def test_an_older_gpu_is_refused_and_so_is_an_environment_without_torchao(monkey
             check_float8(CUDA)
 
 
+def test_the_start_says_that_float8_gains_time_only_compiled(tmp_path):
+    for words, is_told in (((), True), (("COMPILE=true",), False)):
+        told = Precision(small_config(tmp_path, *FLOAT8, *words), CPU).describe()
+        assert told.startswith("float8 in large Linear layers") and ("-compile" in told) is is_told
+
+
 def test_large_layers_alone_are_converted(tmp_path):
     """Of ViT-Base's: qkv (2304 outputs) and fc1 (3072). Not proj and fc2 (768), nor a last block of the class token
     alone, nor a classifier of whatever size."""

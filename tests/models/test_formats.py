@@ -162,8 +162,9 @@ def test_a_two_layer_head_of_2021_is_dropped(tmp_path, weights):
 
 
 def test_another_model_of_paddlevit_is_refused_by_name(tmp_path):
-    with refused(ConfigError, "stages.0.conv.weight"):
-        read_state_dict(pickled({"stages.0.conv.weight": np.ones(2, "f4")}, tmp_path / "x.pdparams"))
+    for name, kind in (("stages.0.conv.weight", "f4"), ("cls_token", "i8")):
+        with refused(ConfigError, name):
+            read_state_dict(pickled({name: np.ones(2, kind)}, tmp_path / "x.pdparams"))
 
 
 # --- what must never be run
@@ -205,6 +206,7 @@ def test_a_file_that_would_run_something_is_refused_and_does_not(tmp_path, kind,
     ("content", "name"),
     [
         (Payload(codecs.encode, b"x", "zip"), "zip"),  # only the codec that Paddle needs is looked up
+        (Payload(np.float32(1).__reduce__()[0], np.dtype("f4"), "text"), "objects"),
         (np.zeros(2, dtype=[("a", "f4"), ("b", "O")]), "V12"),  # numpy would trust such a layout
     ],
 )

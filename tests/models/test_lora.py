@@ -90,8 +90,14 @@ def test_merged_weights_give_the_same_logits(tmp_path, options):
     assert (ours - begun).abs().max() > 1e-2 * ours.abs().max()
 
 
-def test_what_cannot_be_adapted_is_refused(tmp_path, monkeypatch):
+def test_what_cannot_be_adapted_or_merged_is_refused(tmp_path, monkeypatch):
     config = small_config(tmp_path, RANK)
+    state = adapt(build_model(config, 10), config).state_dict()
+    with refused(ConfigError):
+        merged(state, {})
+    name = "blocks.1.mlp.fc1"
+    with refused(ConfigError, name):
+        merged(state | {f"{name}.base_layer.weight": torch.ones(2, 2)}, {"MODEL.LORA.ALPHA": 4.0})
     with refused(ConfigError, "MODEL.LORA.TARGETS"):
         adapt(timm.create_model("test_resnet", num_classes=10), config)
     monkeypatch.setitem(sys.modules, "peft", None)

@@ -156,6 +156,8 @@ def test_googles_and_paddlevits_files_say_their_vit_by_its_shapes(tmp_path):
     large = vit(image_size=384, patch_size=96, EMBED_DIM=192, DEPTH=1, MLP_RATIO=0.5).state_dict()
     path = pickled(paddle_arrays(large, PADDLE_2022), tmp_path / "large.pdparams")
     assert_images(metadata_of(str(path)), IMAGE_SIZE=384, CROP_PCT=1.0)
+    np.savez(tmp_path / "g.npz", **google_arrays(vit().state_dict(), ""))  # of a width that no published ViT has
+    assert not metadata_of(str(tmp_path / "g.npz")).model
 
 
 def test_grey_images_get_the_mean_over_the_channels():

@@ -217,6 +217,15 @@ def test_a_listed_last_block_is_not_shortened_past_its_list(tmp_path):
     assert seen == [FLOAT]
 
 
+def test_tensors_in_a_list_are_cast_too():
+    class Sum(nn.Module):
+        def forward(self, terms):
+            return terms[0] + terms[1]
+
+    OpOverrides(("Sum",), (), "cpu", HALF).apply(nn.Sequential(added := Sum()))
+    assert added([torch.ones(2, dtype=HALF)] * 2).dtype is FLOAT
+
+
 @pytest.mark.parametrize("lists", [(("Linear",), ()), ((), ("Linear",))])
 def test_float64_stays_as_under_autocast(lists):
     model = nn.Sequential(nn.Linear(2, 3)).double()

@@ -140,6 +140,8 @@ def test_other_models_do_it_as_timm_has_it_or_are_refused(tmp_path):
     model = build_model(small_config(tmp_path, *RESNET.split()), 10)
     ActivationCheckpointing("resnet18").apply(model)
     assert model.grad_checkpointing
+    ActivationCheckpointing("resnet18").revert(model)
+    assert not model.grad_checkpointing
     with torch.device("meta"):
         vgg = timm.create_model("vgg11")
     with refused(ConfigError, "TRAIN.GRAD_CHECKPOINTING", "MODEL.NAME", "vgg11"):

@@ -156,13 +156,15 @@ def test_a_wrong_name_or_flag_is_refused(plain, words):
     typed("scripts/export.py", plain, *given).refused(page="mistakes/of_export", case=words)
 
 
-@pytest.mark.parametrize("added", [1e-3, float("nan")])
-def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_path, monkeypatch, added):
+@pytest.mark.parametrize(
+    "change", [lambda each: each + 1e-3, lambda each: each * float("nan"), lambda each: each[None]]
+)
+def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_path, monkeypatch, change):
     def write(subject, path):
         torch.save({}, path)
 
     wrong = FORMATS["torch"]._replace(
-        write=write, load=lambda subject, path: lambda images: subject.model(images) + added
+        write=write, load=lambda subject, path: lambda images: change(subject.model(images))
     )
     monkeypatch.setitem(FORMATS, "torch", wrong)
     ended = exported(plain, "torch", tmp_path / "x.pt2")
@@ -195,10 +197,12 @@ def test_a_limit_for_files_ends_the_export_of_a_graph_as_any_other(plain, tmp_pa
     assert not any(tmp_path.iterdir())
 
 
-def test_timm_loads_a_model_of_fixed_position_embeddings(tmp_path):
-    source = checkpoint(tmp_path / "best.pth", PLAIN | {"POS_EMBED": "sincos2d"})
+def test_timm_loads_a_model_of_grey_images_and_fixed_position_embeddings(tmp_path):
+    grey = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": (0.1,), "IMAGENET_STD": (0.2,)}
+    source = checkpoint(tmp_path / "best.pth", PLAIN | {"POS_EMBED": "sincos2d"}, grey)
     exported(source, "hf", tmp_path / "x").done()
-    timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True)
+    assert timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True).patch_embed.proj.in_channels == 1
+    assert metadata_of(str(tmp_path / "x")).images["DATA.IMAGE_CHANNELS"] == 1
 
 
 def test_an_output_without_a_class_is_called_by_its_number(tmp_path):
@@ -211,6 +215,7 @@ def test_an_output_without_a_class_is_called_by_its_number(tmp_path):
 def test_a_model_with_another_epsilon_than_paddlevits_is_not_written_for_it(plain):
     part = export.read_part(plain, export.NEEDED, None)
     subject = Subject(part.weights, config_of(part.facts), CLASSES, part.facts, part.path)
+    assert "arch" not in Subject(part.weights, config_of(part.facts), CLASSES, {}, part.path).facts
     for norm in (each for each in subject.model.modules() if isinstance(each, torch.nn.LayerNorm)):
         norm.eps = 1e-5
     with refused(ConfigError, "-to paddle", "1e-05"):

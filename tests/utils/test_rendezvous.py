@@ -103,7 +103,7 @@ def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
     processes = [
         distributed.Process(CPU, rank, 0, world_size=2, rendezvous=at_once) for rank in range(2)
     ]  # on two machines
-    signs, enough = [0, 0], [threading.Event(), threading.Event()]
+    signs, enough, made = [0, 0], [threading.Event(), threading.Event()], []
     meeting, values = threading.Barrier(2, timeout=DEADLINE), {}
 
     def all_reduce(number, group):
@@ -123,6 +123,7 @@ def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
 
     def live(process):
         def slow_task():
+            made.append(process.rank)
             assert enough[process.rank].wait(DEADLINE)
             enough[1 - process.rank].clear()
             signs[1 - process.rank] = 0
@@ -132,7 +133,7 @@ def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
         return process.after_first(slow_task)
 
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(live, processes)) == ["made by 0", "made by 1"]
+        assert list(pool.map(live, processes)) == ["made by 0", "made by 1"] and made == [0, 1]
 
 
 def test_a_vote_is_read_only_when_it_has_arrived(monkeypatch):

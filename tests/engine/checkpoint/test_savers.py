@@ -199,6 +199,13 @@ def test_the_parts_of_a_sharded_save_and_their_folders_are_on_the_disk_before_it
     assert {str(tmp_path), str(tmp_path / "shards")} <= set(before)
 
 
+def test_a_part_is_not_written_where_another_process_could_not_copy_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(Process, "all_true", lambda self, one: False)
+    saver = ShardedSaver(tmp_path, 1, Process(CPU), pytest.fail)
+    saver.save(small_state(1) | {PIECES: {}}, [])
+    assert saver.failure and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("change", [{"NUM_IMAGES": 99}, {"GLOBAL_BATCH": 4}, {"DATA.DROP_LAST": False}])
 def test_other_images_batches_or_remainders_are_other_updates(change):
     same = order()

@@ -82,6 +82,8 @@ def test_what_is_calculated_leaves_its_margin(tmp_path, monkeypatch):
     assert calculated(small_config(tmp_path, "MODEL.EMBED_DIM=64"), monkeypatch) > count, "the running mean counts"
     half = small_config(tmp_path, "TRAIN.MODEL_EMA=true", "MODEL.EMBED_DIM=64", "AMP=true")
     assert calculated(half, monkeypatch) > count
+    monkeypatch.setattr("engine.auto_batch_size.estimate", Mock(side_effect=torch.OutOfMemoryError))
+    assert calculated(half, monkeypatch) == 0
 
 
 @pytest.mark.parametrize("options", [(), ("AMP=true",), ("MODEL.ATTENTION_DROPOUT=0.1",)])
@@ -155,6 +157,8 @@ def test_an_error_that_is_about_something_else_ends_the_search(tmp_path):
     trial.begin = Mock(side_effect=RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         search(trial, withheld=0, limit=100)
+    trial.stop.number = 15  # a signal has come
+    assert search(trial, withheld=0, limit=100) == 0
 
 
 @pytest.mark.parametrize(
@@ -165,13 +169,14 @@ def test_the_process_where_the_fewest_fit_decides_and_a_signal_to_one_ends_all(
     tmp_path, monkeypatch, others, signal, found
 ):
     """`others`: what fits in another process, or its signal, below 0."""
-    process, config, stop = Process(CPU, world_size=2), small_config(tmp_path), StopSignal()
+    process, config, stop = Process(CPU, world_size=2), small_config(tmp_path, "COMPILE=true"), StopSignal()
     monkeypatch.setattr(process, "host_min", lambda number: min(number, others))
     monkeypatch.setattr(process, "first", lambda task: task())
     begun, stop.number = SimpleNamespace(config=config, process=process, precision=Precision(config, CPU)), signal
     if isinstance(found, int):
         agreed, how = find_batch_size(begun, 64 * 20, 10, stop)
         assert agreed == found and ("10 updates" in how) == (found == 64)
+        assert_names(how, "2 processes", "without torch.compile")
     else:
         with pytest.raises(found):
             find_batch_size(begun, 64 * 20, 10, stop)

@@ -165,8 +165,11 @@ def test_sections_that_would_be_empty_are_left_out(tmp_path):
     assert "10 updates of 109 skipped" in full.text
     for name in ("results.json", "train_batch.png", "steps.csv"):
         (tmp_path / "full" / name).unlink()
-    rows = [{"epoch": 0, "train_loss": 1.0}]
-    (tmp_path / "full" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = tmp_path / "full" / "metrics.jsonl"
+    metrics.write_text('{"epoch": -1, "eval_top1": 12.5}\n' + metrics.read_text())
+    told = page_of(tmp_path / "full").text
+    assert "10 updates of 110 skipped" in told and "Before training it was 12.50%" in told
+    metrics.write_text('{"epoch": 0, "train_loss": 1.0}\n')
     change_status(tmp_path / "full", about={})  # as of the first version
     few = page_of(tmp_path / "full")
     assert few.headings == ["Course of training", "Settings", "How to repeat it"]

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import signal
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -26,14 +27,14 @@ from engine.precision.policy import Precision
 from engine.record import image_sheets
 from engine.record import image_tables as module
 from engine.record.image_results import BestResults, ResultFiles
-from engine.record.image_sheets import draw_confusion, draw_mistakes
+from engine.record.image_sheets import TrainBatch, draw_confusion, draw_mistakes
 from engine.record.image_tables import Names, write_tables
 from engine.train.counters import EpochResult
 from tests.support.configs import CPU, small_config
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
 from tests.support.threads import Threads
-from tests.support.trainers import Lines
+from tests.support.trainers import Lines, make_trainer, update
 from utils.distributed import Process
 
 CLASSES = ["ant\r", 'b"e,e', "猫\n", "dog|wolf", "empty", "never predicted"]
@@ -199,6 +200,21 @@ def test_the_sheet_shows_the_36_most_certain_mistakes_and_none_that_cannot_be_re
         assert ("most certain" in draw_mistakes(every, images)) == (count > 36)
 
 
+def test_the_sheet_of_the_first_update_names_the_classes_of_each_image_and_their_shares(tmp_path, monkeypatch):
+    captions = []
+    monkeypatch.setattr(
+        image_sheets, "contact_sheet", lambda tiles, **how: captions.append(tiles) or Image.new("L", (1, 1))
+    )
+    for words in ([], ["TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MIXUP_MODE=elem", "TRAIN.MIXUP_PROB=0.5"]):
+        config = small_config(tmp_path, *words)
+        callback = TrainBatch(config, tmp_path, [f"digit {number}" for number in range(10)], Lines())
+        callback.on_report(update(make_trainer(config, callbacks=[callback]), 2), None)
+    plain, mixed = ([tile.caption[0] for tile in tiles] for tiles in captions)
+    shares = [re.fullmatch(r"(\d+)% (digit \d), (\d+)% digit \d", caption) for caption in mixed]
+    assert {each and int(each[1]) + int(each[3]) for each in shares} == {None, 100}
+    assert [each[2] if each else caption for each, caption in zip(shares, mixed, strict=True)] == plain
+
+
 def test_of_a_process_without_images_nothing_is_missing():
     def empty(process: Process) -> ImageResults:
         tally = Tally(CPU, torch.float64)
@@ -213,11 +229,15 @@ def test_while_tables_are_written_no_record_says_whose_they_are(tmp_path, monkey
     images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["a", "b"], PixelRules(1), "made up")
     numbers, shares = np.array([0, 1]), np.full(2, 0.5, np.float32)
     results = ImageResults(numbers, numbers, numbers, shares, shares, np.ones((3, 2), int))
-    files = ResultFiles(tmp_path, images, Lines())
+    files = ResultFiles(tmp_path, images, log := Lines())
     files.write(results, Best(50.0, 1), with_pictures=False)
     assert files.are_of(Best(50.0, 1), with_pictures=False)
     for other in (Best(50.0, 2), Best(50.0, 1, 0.5), Best(50.0, 1, 0.0, "_ema"), Best(50.0, 1, 0.0, "", 9)):
         assert not files.are_of(other, with_pictures=False)
+    assert not files.are_of(Best(50.0, 1), with_pictures=True)
+    monkeypatch.setattr(engine.record.image_results, "describe_missing", lambda names: f"no font has {names[0]}")
+    files.write(results, Best(50.0, 1), with_pictures=True)
+    assert files.are_of(Best(50.0, 1), with_pictures=True) and log.said == ["no font has a"]
     trainer = SimpleNamespace(process=Process(CPU), best=Best(60.0, 2))
     best = BestResults(SimpleNamespace(REPORT=False), tmp_path, images, Lines(), trainer)
     for trainer.best in (Best(60.0, 2), Best(70.0, 3)):

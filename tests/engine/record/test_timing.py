@@ -319,6 +319,14 @@ def test_a_run_that_ends_before_its_trace_says_so_and_one_within_it_keeps_what_t
     assert not num_traced or [event["name"] for event in trace(tmp_path)].count("optimizer") == num_traced
 
 
+def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path):
+    said, timing, path = [], Timing.on(CPU), tmp_path / "gone/trace.json.gz"
+    profiler = Profiler(1, path, timing, said.append)
+    update(make_trainer(small_config(tmp_path), callbacks=[timing, profiler]), 9)
+    profiler.close()
+    assert_names(*said, "warning", path)
+
+
 def test_without_profile_no_range_is_opened(tmp_path):
     trainer = make_trainer(small_config(tmp_path), callbacks=[Timing.on(CPU)])
     with mock.patch("torch.profiler.record_function", side_effect=AssertionError("a range was opened")):

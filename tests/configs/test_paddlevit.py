@@ -8,7 +8,6 @@ import pytest
 from configs.load import load
 from configs.schema import Config
 from tests.support.configs import load_text, write
-from tests.support.refusals import assert_names
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -34,14 +33,6 @@ def test_mlp_width_of_the_oldest_dialect_survives_being_turned_into_a_ratio():
     for width, hidden in ((60, 123), (448, 453), (768, 3072)):
         config = load_text(f"MODEL: {{TRANS: {{HIDDEN_SIZE: {width}, MLP_DIM: {hidden}, NUM_HEADS: 1}}}}").config
         assert int(width * config.MODEL.MLP_RATIO) == hidden
-
-
-def test_keys_without_effect_are_accepted_with_one_line_each():
-    loaded = load_text("LOCAL_RANK: 0\nTRAIN: {MODEL_EMA_FORCE_CPU: true, RANDOM_ERASE_SPLIT: false, BASE_LR: 1e-3}")
-    keys = ("LOCAL_RANK", "TRAIN.MODEL_EMA_FORCE_CPU", "TRAIN.RANDOM_ERASE_SPLIT")
-    for note, key in zip(loaded.notes, keys, strict=True):
-        assert_names(note, "x.yaml", key)
-    assert loaded.config.TRAIN.BASE_LR == 1e-3
 
 
 def test_paddlevits_other_words_for_values_are_understood_and_named():

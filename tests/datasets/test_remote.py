@@ -19,7 +19,7 @@ from datasets.sources.remote_shards import NUM_PULLERS, ServerFolder, TarCache
 from datasets.sources.server import NotThereError, Server, judge, parse_address
 from datasets.sources.shards import ShardTar
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
-from tests.support.printed import cases_of, content_of
+from tests.support.printed import cases_of, content_of, same_message
 from tests.support.refusals import assert_names, flip, refused
 from tests.support.runs import wait_until
 from tests.support.seen import seen
@@ -334,18 +334,10 @@ def test_a_server_cannot_name_a_file_outside_of_the_cache(root, caches, tmp_path
 # --- names ---
 
 
-@pytest.mark.parametrize(
-    ("url", "folder", "names"),
-    [
-        ("s3://bucket/set/", "s3://bucket/set", None),
-        ("https://server/set/a.tar", "https://server/set", "a.tar"),
-        ("https://server/a-{008..010}.tar", "https://server", "a-008.tar a-009.tar a-010.tar"),
-        ("https://server/set/{train-{0..1},val-{00..01}}.tar", "https://server/set", "train-0.tar train-1.tar val-00.tar val-01.tar"),
-        ("https://server/set/{a,b}/{0..1}.tar", "https://server/set", "a/0.tar a/1.tar b/0.tar b/1.tar"),
-    ],
-)  # fmt: skip
-def test_a_url_is_a_folder_one_tar_or_those_that_braces_mean_to_webdataset(url, folder, names):
-    assert parse_address(url) == (folder, names and names.split())
+@pytest.mark.parametrize("url", cases_of("urls_of_tars"))
+def test_a_url_is_a_folder_one_tar_or_those_that_braces_mean_to_webdataset(url):
+    folder, names = parse_address(url)
+    same_message(f"{folder}: {names}", "urls_of_tars", url)
 
 
 @pytest.mark.parametrize("name", cases_of("mistakes/of_braces"))

@@ -16,7 +16,7 @@ from scripts.comparing.groups import Group, group_runs
 from scripts.comparing.runs import find_runs, other_data
 from scripts.comparing.tables import to_markdown
 from tests.support.configs import yaml_of
-from tests.support.printed import cases_of, same_message, same_text
+from tests.support.printed import cases_of, content_of, same_message, same_text
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, typed
 
@@ -246,21 +246,14 @@ def test_the_interval_of_two_runs_on_the_same_images_is_walds_with_half_an_image
     assert statistics.ImageTest(100, 3, 9).interval == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("DATA.DATA_PATH: /moved/set", []),
-        ("DATA.DATA_PATH: /disk/other", ["the name of DATA.DATA_PATH"]),
-        ("DATA.VAL_FRACTION: 0.5", ["DATA.VAL_FRACTION", "the name of DATA.DATA_PATH"]),
-        ("DATA.NUM_WORKERS: 7\nDATA.DATA_PATH: /disk/set", []),
-    ],
-)
-def test_data_of_runs_that_noted_nothing_of_it_are_told_apart_by_their_settings_once(tmp_path, line, found):
-    def old(name: str, settings: str) -> SavedRun:
-        return make_run(tmp_path / name, [90.0], settings, {"about": {}})
+@pytest.mark.parametrize("settings", cases_of("data_told_apart"))
+def test_data_of_runs_that_noted_nothing_of_it_are_told_apart_by_their_settings_once(tmp_path, settings):
+    def old(name: str, lines: str) -> SavedRun:
+        return make_run(tmp_path / name, [90.0], lines, {"about": {}})
 
-    told = other_data([old("a", "DATA.DATA_PATH: /disk/set"), old("b", line), old("c", line)])
-    assert [each.partition(" (")[0] for each in told] == found
+    others = [old(name, content_of(settings)) for name in "bc"]
+    told = other_data([old("a", "DATA.DATA_PATH: /disk/set"), *others])
+    same_message("; ".join(told) or "(nothing)", "data_told_apart", settings)
 
 
 def test_runs_of_earlier_versions_are_told_apart_by_their_settings(tmp_path):

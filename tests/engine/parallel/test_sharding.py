@@ -10,6 +10,7 @@ from engine.parallel import check_strategy
 from models import build_model
 from models.weights.sharded import Parts, span
 from tests.support.configs import SMALL, meta_device, small_config
+from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
 from tests.support.runs import ROOT, launch
@@ -203,15 +204,10 @@ def test_other_numbers_of_processes_go_on_from_it(runs, folder, world_size):
     assert len(found["updates"]) == 2 and found["updates"][-1][0] < runs["saved"]["updates"][0][0]
 
 
-UNFIT = "DATA.BATCH_SIZE=auto PRECISION.MODE=naive PRECISION.MODE=float8 COMPILE=true COMPILE=max-autotune"
-
-
-@pytest.mark.parametrize("option", [*UNFIT.split(), "PRECISION.EXPLAIN=true"])
+@pytest.mark.parametrize("option", cases_of("mistakes/of_shards"))
 def test_what_shards_cannot_do_is_refused(tmp_path, option):
-    config = small_config(tmp_path, "AMP=true", "COMPILE=blocks", FSDP, option)
-    name, _ = option.split("=")
-    with refused(ConfigError, "DIST.STRATEGY", "fsdp2", name):
-        check_strategy(config)
+    with refused(ConfigError, page="mistakes/of_shards", case=option):
+        check_strategy(small_config(tmp_path, "AMP=true", "COMPILE=blocks", FSDP, option))
     check_strategy(small_config(tmp_path, "AMP=true", "COMPILE=true", option))
 
 

@@ -14,6 +14,7 @@ from timm.data import ImageNetInfo
 from engine.predict.classifier import Classifier, load_classifier
 from engine.predict.maps import Maps
 from tests.support.configs import CPU, replaced, small_config
+from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.weight_files import google_arrays, vit
 from utils.errors import ConfigError
@@ -84,16 +85,11 @@ def test_googles_file_is_read_with_its_preprocessing(tmp_path):
     assert found.config.DATA.IMAGENET_MEAN == (0.5, 0.5, 0.5)
 
 
-def test_what_cannot_classify_is_refused(tmp_path):
-    hub_folder(tmp_path / "features", 0)
-    for source, words, names in (
-        (tmp_path / "features", {}, "features classifier"),
-        (tmp_path / "features", {"raw": True}, "-raw"),
-        ("vit_base_patch16_244", {}, "vit_base_patch16_244 vit_base_patch16_224"),
-        (tmp_path / "nothing.pth", {}, "nothing.pth"),
-    ):
-        with refused(ConfigError, *names.split()):
-            load_classifier(source, **words)
+@pytest.mark.parametrize("words", cases_of("mistakes/of_classifiers"))
+def test_what_cannot_classify_is_refused(here, words):
+    hub_folder(here / "features", 0)
+    with refused(ConfigError, page="mistakes/of_classifiers", case=words):
+        load_classifier(words.split()[0], raw="-raw" in words)
 
 
 def test_names_that_need_a_network_that_is_not_there_end_with_what_to_do(monkeypatch, tmp_path):

@@ -18,7 +18,7 @@ class Options(NamedTuple):
 
     resamples: tuple[int, ...]  # Pillow's numbers of interpolations, one of which is drawn for each rotation or shift
     shift: float  # pixels of a translation with magnitude 10
-    deviation: float = 0.0  # of a magnitude; infinite: any from 0 to it
+    deviation: float  # of a magnitude; infinite: any from 0 to it
     highest: float = MOST  # larger magnitudes are cut to this one
 
 

@@ -99,7 +99,8 @@ def test_a_cache_holds_the_same_pixels_targets_names_and_reasons_and_training_se
     assert [index for index, each in enumerate(outcomes(images)) if isinstance(each, str)] == list(BROKEN)
     # Where worker processes cannot be forked they are sent the set.
     assert outcomes(pickle.loads(pickle.dumps(images))) == outcomes(files)
-    assert [images.name(index) for index in range(NUM_IMAGES)] == [files.name(index) for index in range(NUM_IMAGES)]
+    for index in range(NUM_IMAGES):  # keys: the names in predictions.csv
+        assert (images.name(index), images.key(index)) == (files.name(index), files.key(index))
     assert images.read(0).base is not None, "not a copy"
     with warnings.catch_warnings():
         warnings.simplefilter("error")

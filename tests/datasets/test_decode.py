@@ -81,6 +81,7 @@ def test_a_broken_image_is_told_apart_from_other_errors(tmp_path, kind):
     with refused(ImageReadError, reason) as caught:
         read(tmp_path / "image")
     assert "0x" not in str(caught.value), "the address of an object says nothing"
+    assert FileImages(tmp_path, ["gone"], [0], ["ant"], PixelRules(3)).kinds(0) == (), "-check names it, and goes on"
 
 
 def test_a_file_of_more_bytes_than_its_pixels_can_have_is_not_read(tmp_path):

@@ -109,6 +109,8 @@ def test_a_class_of_a_csv_file_that_is_not_utf_8_is_refused_and_the_name_of_a_fi
     more = "".join(f"images/{shade}.jpg;{'bee' if shade % 2 else 'dog'}\n" for shade in range(4, 10))
     make_csv(tmp_path / "train.csv", f"images/käfer.jpg;bee\n{more}", "image_path;target", "cp1252")
     assert sum(map(len, load("csv", tmp_path / "train.csv", VAL_FRACTION=0.3))) == 7
+    (tmp_path / "train.csv").write_bytes("image_path,target".encode("utf-16")[:-1])
+    assert_names(error_of("csv", tmp_path), "train.csv", "UTF-8")
 
 
 def test_rows_of_equal_strings_are_found_however_far_apart_and_not_by_their_hash_alone():

@@ -14,14 +14,12 @@ import pytest
 
 from datasets.sources import parquet
 from datasets.sources.parquet import GroupCache, read_columns
-from scripts import make_shards
 from tests.support.image_sets import error_of, load, png, shades
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.weight_files import Payload
 from utils.errors import ConfigError, DataError
-from utils.program import exit_code
 
 # --- reading ---
 
@@ -217,6 +215,24 @@ def test_a_file_that_is_replaced_while_it_is_read_ends_the_run(tmp_path):
         train.read(9)  # of another row group
 
 
+def test_a_row_group_that_the_disk_fails_to_read_once_is_read_again_and_a_missing_image_is_named(tmp_path, monkeypatch):
+    columns = rows(range(6)) | {"image": [*plain_binary()["image"][:5], None]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path := tmp_path / "train.parquet", write_statistics=False)
+    train, val = load("parquet", path, VAL_FRACTION=0.5)
+    read, failing = pyarrow.parquet.ParquetFile.read_row_group, [OSError(5, "Input/output error")]
+
+    def read_row_group(file, *given, **named):
+        if failing:
+            raise failing.pop()
+        return read(file, *given, **named)
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read_row_group", read_row_group)
+    monkeypatch.setattr("datasets.sources.images.RETRY_AFTER", (0.0,))
+    with refused(DataError, path, "row 5"):
+        shades(train) + shades(val)
+    assert not failing
+
+
 def test_an_epoch_takes_its_row_groups_one_after_another(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", rows(range(200)), group=10)
     write_parquet(tmp_path / "val.parquet", rows(range(3)))
@@ -257,16 +273,6 @@ def test_rows_sorted_by_class_are_warned_of(tmp_path):
     write_parquet(path, columns | {"label": sorted(columns["label"])})
     assert_names("\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes), "warning", 9, "scripts/make_shards.py")
     assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=90)[1].notes), "which mixes all rows"
-
-
-@pytest.mark.usefixtures("signal_handlers")
-def test_shards_of_parquet_files_have_their_images_and_labels_in_another_order(tmp_path):
-    make_parquet(tmp_path / "data")
-    flags = ["-dataset", "parquet", "-data_path", str(tmp_path / "data"), "-output", str(tmp_path / "shards")]
-    assert exit_code(make_shards.main, flags) == 0
-    train, val = load("shards", tmp_path / "shards")
-    assert sorted(shades(train)) == list(range(20)) != shades(train) and shades(val) == list(range(200, 206))
-    assert [shade % 3 for shade in shades(train)] == train.targets.tolist() and train.classes == ANIMALS
 
 
 def test_threads_that_want_the_same_row_group_read_it_once_and_the_oldest_are_dropped():

@@ -113,11 +113,13 @@ def test_no_split_takes_all_training_images_of_a_class():
         assert len(train) + len(val) == 300 and len(val) > 30
 
 
-def test_a_separator_that_never_occurs_is_told(tmp_path):
+def test_a_separator_or_a_class_that_never_occurs_is_told(tmp_path):
     write(tmp_path / "train.csv", separated())
     for separator, is_told in ((";", True), ("|", False)):
         notes = load("csv", tmp_path, LABEL_SEPARATOR=separator, VAL_FRACTION=0.3)[1].notes
         assert any("warning" in line and "';'" in line for line in notes) is is_told
+    write(tmp_path / "train.csv", [f"{row},0" for row in in_columns()], "image_path,bird,cat,dog,eel")
+    assert_names(" ".join(load("csv", tmp_path, VAL_FRACTION=0.3, **IN_COLUMNS)[1].notes), "no image has: eel")
 
 
 def test_validation_images_with_other_labels_are_other_images(tmp_path):

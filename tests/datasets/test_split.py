@@ -91,10 +91,14 @@ def test_a_class_without_validation_images_is_named_and_the_start_shows_the_smal
 def test_a_run_of_a_version_that_left_classes_without_validation_images_keeps_its_split(tmp_path):
     make_folders(tmp_path, {"ant": 24, "bee": 4, "cat": 2, "dog": 3})
     then = {"rule": "hash", "training": str(tmp_path), "validation": str(tmp_path), "fraction": 0.1, "seed": 0}
-    for evaluate in (False, True):
-        kept = SavedData(["ant", "bee", "cat", "dog"], then)
-        _, val = load_image_sets(settings("imagefolder", tmp_path, evaluate=evaluate), saved=kept)
-        assert val.split == then and shades(val) == [0, 26, 28]
+    for fraction, evaluate, held_out in (
+        (0.1, False, [0, 26, 28]),
+        (0.1, True, [0, 26, 28]),
+        (1e-6, False, [0, 26, 28, 30]),
+    ):
+        kept = SavedData(["ant", "bee", "cat", "dog"], then | {"fraction": fraction})
+        _, val = load_image_sets(settings("imagefolder", tmp_path, evaluate, VAL_FRACTION=fraction), saved=kept)
+        assert val.split == kept.split and shades(val) == held_out
     _, now = load("imagefolder", tmp_path)
     assert now.count_classes().all() and not holds_out_no_more(now.split, then)
 
@@ -170,8 +174,8 @@ def test_in_evaluation_classes_may_be_missing_but_none_may_be_new(tmp_path):
 
 def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp_path):
     make_set(tmp_path)
-    train, val = load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "b", "a", "d"], {}))
-    assert train.targets.tolist() == [number % 3 for number in range(30)] and val.classes == ["c", "b", "a", "d"]
+    train, val = load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "7", "a", "d"], {}))
+    assert train.targets.tolist() == [number % 3 for number in range(30)] and val.classes == ["c", "7", "a", "d"]
     assert [note for note in val.notes if "0 is c" in note and "2 is a" in note]
     for end in ("", ".0"):  # names that are numbers, also as older versions read them
         kept = SavedData([f"{name}{end}" for name in "120"], {})

@@ -9,17 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
-from configs.load import load
 from datasets import load_image_sets
 from datasets.sources import remote_shards
 from datasets.sources import server as asked
 from datasets.sources.remote_shards import TarCache
 from datasets.sources.server import Server
 from datasets.sources.shards import ShardTar
-from tests.support.image_sets import make_set
+from tests.support.image_sets import load, make_set, settings, shades
+from tests.support.refusals import refused
 from tests.support.servers import HttpFolder
 from utils.errors import DataError
 
@@ -52,8 +53,7 @@ def test_the_tar_that_was_used_longest_ago_is_dropped(cache):
 def test_tars_in_the_cache_take_no_room_of_the_disk_again(tmp_path, monkeypatch):
     make_set(tmp_path / "set")
     with HttpFolder(tmp_path / "set") as server:
-        words = [f"DATA.CACHE_PATH={tmp_path / 'c'}", "DATA.SHUFFLE_BUFFER=1"]
-        config = load(["-dataset", "shards", "-data_path", server.url, "-opts", *words], needs_file=False).config
+        config = settings("shards", server.url, CACHE_PATH=str(tmp_path / "c"), SHUFFLE_BUFFER=1)
         held = load_image_sets(config)[0].folder.cache.size()
         monkeypatch.setattr(remote_shards, "free_bytes", lambda folder: held)
         assert load_image_sets(config)[0].folder.cache.limit >= held
@@ -158,9 +158,8 @@ def test_an_answer_without_end_is_given_up(monkeypatch, what):
 def test_dropped_tars_are_closed(tmp_path):
     make_set(tmp_path / "set", num_shards=12)
     with HttpFolder(tmp_path / "set") as server:
-        words = [f"DATA.CACHE_PATH={tmp_path / 'c'}", "DATA.SHUFFLE_BUFFER=1", "DATA.REMOTE_CACHE_GB=0.001"]
-        config = load(["-dataset", "shards", "-data_path", server.url, "-opts", *words], needs_file=False).config
-        train, _ = load_image_sets(config)
+        options = {"CACHE_PATH": str(tmp_path / "c"), "SHUFFLE_BUFFER": 1, "REMOTE_CACHE_GB": 0.001}
+        train, _ = load("shards", server.url, **options)
         for path in (tmp_path / "c").rglob("*.tar"):
             path.unlink()
         train.folder.cache.limit = 5 * (tmp_path / "set/train-000000.tar").stat().st_size
@@ -170,7 +169,15 @@ def test_dropped_tars_are_closed(tmp_path):
         assert len([each for each in opened if str(tmp_path / "c") in each and each.endswith(".tar (deleted)")]) == 0
 
 
-def test_a_spawned_loader_process_asks_as_the_training_does(tmp_path):
-    (tmp_path / "classes.txt").write_text("cat\ndog\n")
-    with HttpFolder(tmp_path) as folder:
-        assert pickle.loads(pickle.dumps(Server(folder.url, 3.0, str))).read("classes.txt") == b"cat\ndog\n"
+def test_a_spawned_loader_process_reads_as_the_training_does(tmp_path):
+    make_set(tmp_path / "set")
+    with HttpFolder(tmp_path / "set") as server:
+        train, _ = load("shards", server.url, CACHE_PATH=str(tmp_path / "c"))
+        assert shades(pickle.loads(pickle.dumps(train))) == [*range(30)]
+
+
+def test_a_disk_without_room_for_a_tar_names_the_settings_and_keeps_no_part_of_it(cache, monkeypatch):
+    monkeypatch.setattr(cache.server, "copy", Mock(side_effect=OSError(28, "No space left on device")))
+    with refused(DataError, "a.tar", "DATA.CACHE_PATH", "DATA.REMOTE_CACHE_GB"):
+        cache.pull(tar("a.tar"))
+    assert not cache.files()

@@ -203,6 +203,9 @@ def test_runs_of_two_weeks_are_compared_on_the_images_that_both_scored(here, tmp
     shutil.copytree(tmp_path / "b", tmp_path / "c", ignore=shutil.ignore_patterns("results.json"))
     _, err = type_in(tmp_path / "a", tmp_path / "c", exit_with=2)
     assert "-any_data" in err, "its table may be of another epoch"
+    shutil.copytree(tmp_path / "b", tmp_path / "d")
+    (tmp_path / "d/predictions.csv").write_text("image,prediction,labels\n1.jpg,cat|dog,cat\n")
+    assert "-any_data" in type_in(tmp_path / "a", tmp_path / "d", exit_with=2)[1], "several labels an image"
     _, err = type_in(tmp_path / "a", tmp_path / "b", "-metric", "loss", exit_with=2)
     assert_names(err, "-metric loss", "top1")
 

@@ -151,9 +151,10 @@ def test_a_timm_that_cannot_load_the_folder_is_refused_before_anything_is_writte
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_export"))
 def test_a_wrong_name_or_flag_is_refused(plain, words):
-    (plain.parent / "status.json").write_text("{}")
+    for name in ("status.json", "theirs.npz"):
+        (plain.parent / name).write_text("{}")
     given = words.format(run=plain.parent).split()
-    typed("scripts/export.py", plain, *given).refused(page="mistakes/of_export", case=words)
+    typed("scripts/export.py", *given).refused(page="mistakes/of_export", case=words)
 
 
 @pytest.mark.parametrize(

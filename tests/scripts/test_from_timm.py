@@ -156,6 +156,8 @@ a --data-dir b --dataset torch/cifar10 | DATA.DATASET=torchvision/cifar10 DATA.D
 --sched none | TRAIN.LR_SCHEDULER.NAME=constant TRAIN.WARMUP_EPOCHS=0.0 | |
 --epochs 20 --cooldown-epochs 5 | TRAIN.NUM_EPOCHS=25 | |
 --sched multistep --epochs 20 --cooldown-epochs 5 --sched-on-updates | TRAIN.NUM_EPOCHS=20 TRAIN.LR_SCHEDULER.PER_EPOCH=False | --sched-on-updates |
+--sched wsd --epochs 75 --warmup-epochs 15 --cooldown-epochs 5 --decay-epochs .33 | TRAIN.NUM_EPOCHS=80 TRAIN.LR_SCHEDULER.DECAY_FRACTION=0.25 | |
+--sched wsd --epochs 75 --warmup-epochs 15 --warmup-prefix --sched-on-updates --decay-epochs .33 | TRAIN.NUM_EPOCHS=90 TRAIN.LR_SCHEDULER.DECAY_FRACTION=0.275 | |
 --lr-base .4 --lr-base-size 512 --opt adamw | TRAIN.BASE_LR=0.2 | --lr-base 0.4 |
 --lr-base .4 --lr-base-size 512 --opt adamw --lr-base-scale linear | TRAIN.BASE_LR=0.1 | --lr-base 0.4 |
 torchrun --nnodes 2 --nproc-per-node=2 train.py --lr-base .4 --lr-base-size 512 | TRAIN.BASE_LR=0.4 | --lr-base 0.4, --dist-bn reduce | -ngpus 4

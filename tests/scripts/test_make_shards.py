@@ -4,16 +4,18 @@ import json
 import os
 import tarfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from datasets.shuffle import shuffled
+from datasets.sources.images import FileImages
 from scripts import make_shards
 from tests.support.image_sets import draw, load, shades
 from tests.support.printed import cases_of
 from tests.support.refusals import refused
-from utils.errors import ConfigError
+from utils.errors import ConfigError, DataError
 
 
 def call(*arguments) -> int:
@@ -100,6 +102,12 @@ def test_images_in_memory_become_png_and_shards_can_be_made_of_shards(tmp_path):
     again, _ = load("shards", tmp_path / "again")
     assert np.array_equal(again.read(0), train.read(shuffled(len(train), 0)[0]))
     assert json.loads((tmp_path / "again" / "shards.json").read_text())["classes"] == 10
+
+
+def test_an_image_that_cannot_be_read_is_named(tmp_path, photos, monkeypatch):
+    monkeypatch.setattr(FileImages, "open_file", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with refused(DataError, photos / "train", whole=False):
+        call("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out")
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_make_shards"))

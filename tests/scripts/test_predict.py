@@ -206,7 +206,7 @@ def test_two_processes_write_what_one_writes_in_the_same_order(trained, digits, 
         (tmp_path / folder).mkdir()
     words = [str(word) for word in (trained, *images, "-top", 2, "-batch_size", 7)]
     one, two = ([f"-{flag}={tmp_path / folder / name}" for flag, name in files.items()] for folder in ("one", "two"))
-    lines, _ = type_in(*words, *one, exit_with=2)
+    lines, _ = type_in(*words, *one, "-ngpus", 1, exit_with=2)
     ended = run("scripts/predict.py", *words, *two, "-ngpus", "2")
     assert ended.returncode == 2, ended.stderr
     assert [line.split("\t") for line in ended.stdout.splitlines()] == lines and len(lines) == 21

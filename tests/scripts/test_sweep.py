@@ -26,12 +26,12 @@ def flag(arguments: list[str], name: str) -> str:
 
 
 class Pretended:
-    """A run that ends after `polls`, as `ends` says by its name: an exit code, or KeyboardInterrupt that kills the sweep."""
+    """A run that ends as `ends` says by its name: an exit code, or KeyboardInterrupt that kills the sweep."""
 
     ends: dict = {}
     started: list = []  # their names
     commands: dict = {}
-    polls, metric = 0, "top1"
+    metric = "top1"
 
     def __init__(self, arguments, output, cwd):
         self.folder = Path(cwd, flag(arguments, "-output"), name := flag(arguments, "-name"))
@@ -43,9 +43,8 @@ class Pretended:
             raise self.code
 
     def poll(self):
-        if self.polls or self.code == 2:
-            self.polls -= 1
-            return None if self.polls >= 0 else 2
+        if self.code == 2:
+            return 2
         self.folder.mkdir(exist_ok=True)
         rate = float(self.options.get("TRAIN.BASE_LR", 0))
         status = {"state": "done", "exit_code": 0} if self.code == 0 else {"state": "failed", "exit_code": self.code}
@@ -54,9 +53,6 @@ class Pretended:
             (self.folder / "status.json").write_text(json.dumps({**status, **best}))
             (self.folder / "metrics.csv").write_text("train_seconds,eval_seconds\n2,1\n2,\n")
         return self.code
-
-    def terminate(self):
-        self.code = 143
 
 
 @pytest.fixture
@@ -117,6 +113,7 @@ def test_what_is_finished_is_not_started_again_and_what_was_killed_is(tmp_path, 
     assert pretended.started == [f"trial-{number:03d}" for number in range(5)]
     pretended.ends.clear()
     pretended.started.clear()
+    (tmp_path / "sweep/trial-002/status.json").write_text("{")  # damaged
     start(exit_with=3)
     pages["later"] = start("-table")
     same_text("sweep_that_was_killed", pages, left=LEFT)
@@ -135,9 +132,40 @@ def test_a_trial_that_is_refused_stops_the_sweep_which_can_then_be_another(tmp_p
     start("-seeds", "4,5")
 
 
+def test_a_sweep_waits_for_a_run_that_outlived_one_tells_its_trial_to_stop_once_and_goes_on_later(
+    tmp_path, start, pretended, monkeypatch
+):
+    outlived, told = [True, True], []
+
+    class Long(Pretended):
+        num_polls = 0
+
+        def poll(self):
+            self.num_polls += 1
+            self.folder.mkdir(exist_ok=True)
+            (self.folder / "status.json").write_text('{"state": "training", "eta_seconds": 360000}')
+            if self.num_polls == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return 143 if self.num_polls == 5 else None
+
+        def terminate(self):
+            told.append(self.folder.name)
+
+    monkeypatch.setattr(runner, "is_locked", lambda folder: bool(outlived) and outlived.pop())
+    monkeypatch.setattr(runner, "start", Long)
+    printed = start("-seeds", "0,1,2", exit_with=143)
+    assert told == pretended.started == ["trial-000"] and not outlived
+    same_text("sweep_that_was_stopped", printed, folder=tmp_path)
+    monkeypatch.setattr(runner, "start", Pretended)
+    start()
+    assert [row["state"] for row in rows(tmp_path / "sweep")] == ["done"] * 3
+
+
 def test_another_sweep_in_its_folder_is_refused_and_names_what_differs(tmp_path, start, pretended):
     start(*GRID)
     assert_names(start(*GRID[:3], "-seeds", "0,2", "-epochs", "7", exit_with=2), "seeds", "folds", "-epochs", "-output")
+    for words in (GRID[:3], ["-seeds", "0,1"], ["-folds", "2"]):  # nor is any of them passed over
+        assert exit_code(sweep.main, ["-output", str(tmp_path / "sweep"), *words]) == 2
     start(*GRID)
     assert len(pretended.started) == 16
 
@@ -147,6 +175,7 @@ def test_a_sweep_goes_on_from_another_folder_and_after_it_was_moved(tmp_path, sm
     monkeypatch.chdir(tmp_path)
     words = ["-cfg", str(small_yaml), "-seeds", "0,1,2"]
     pretended.ends |= {"trial-001": 1}
+    assert exit_code(sweep.main, words) == 2, "-output is missing"
     assert exit_code(sweep.main, [*words, "-output", "a/sweep"]) == 1
     monkeypatch.chdir(tmp_path / "a")
     pretended.ends["trial-001"] = -9
@@ -169,7 +198,7 @@ def test_two_sweeps_do_not_work_in_one_folder(tmp_path, start, pretended):
 @pytest.mark.parametrize("words", cases_of("mistakes/of_a_sweep"))
 def test_a_mistake_is_refused_before_any_trial_starts(tmp_path, start, pretended, monkeypatch, words):
     monkeypatch.setenv("PATH", "")
-    printed = start(*words.split(), exit_with=2)
+    printed = start(*words.replace("(nothing)", "").split(), exit_with=2)
     assert not pretended.started
     same_message(printed, "mistakes/of_a_sweep", words)
 
@@ -286,6 +315,7 @@ PLAN = {"version": 2, "over": {"TRAIN.BASE_LR": "1e-3,2e-3"}, "seeds": [], "poin
 def test_a_sweep_in_which_optuna_proposed_points_ends_with_those_that_it_has(tmp_path, small_yaml, start, pretended):
     (tmp_path / "sweep").mkdir()
     facts = PLAN | {"flags": ["-cfg", str(small_yaml)], "over": {"TRAIN.BASE_LR": "1e-4..1e-2:log"}, "optuna": 20}
+    facts |= {"version": 1, "folder": "sweep"}
     (tmp_path / "sweep/sweep.json").write_text(json.dumps(facts))
     assert "BASE_LR=1e-3" in best_row(start()) and len(pretended.started) == 1
 

@@ -191,10 +191,13 @@ def tally(process, logits, targets):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_map_recall_and_f1_are_scikit_learns(scored, monkeypatch, world_size):
-    monkeypatch.setattr(module, "BYTES_ON_DEVICE", 5000)  # several moves to the host
+    monkeypatch.setattr(module, "BYTES_ON_DEVICE", 1000)
+    moves, move = [], module.AllScores._move
+    monkeypatch.setattr(module.AllScores, "_move", lambda scores: moves.append(scores) or move(scores))
     monkeypatch.setattr(module, "BYTES_AT_ONCE", 5 * NUM_IMAGES * 2)  # two classes at once
     logits, targets = scored
     results = Threads(world_size).run(lambda process: tally(process, logits, targets))
+    assert len(moves) > 2 * world_size, "the device keeps all scores until the end"
     predicted, labels = (logits > 0).numpy(), np.flatnonzero(targets.any(0))
     assert len(labels) == NUM_CLASSES - 1 and predicted[:, -1].any()
     expected = {

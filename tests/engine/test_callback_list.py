@@ -15,6 +15,7 @@ from engine.run import run
 from engine.train.trainer import Callback
 from tests.support.configs import CPU, small_config
 from tests.support.modules import ROOT
+from tests.support.runs import run_folder
 from utils.distributed import Process
 
 
@@ -45,4 +46,5 @@ def test_the_recorder_closes_after_the_callbacks_whose_last_pictures_it_hands_on
     with noting(BestResults), noting(TrainBatch), noting(Recorder), deterministic as made:
         words += ["-batch_size", "128", "-opts", "REPORT=true", "DETERMINISTIC=true"]
         assert run(load(words), Process(CPU)) == 0 and made.called
+    assert (run_folder(tmp_path / "o") / "loss.png").exists()
     assert set(closed[:-1]) == {BestResults, TrainBatch} and closed[-1] is Recorder

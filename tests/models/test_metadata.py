@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from timm.data import ImageNetInfo
 
 import main_single_gpu
 from configs.schema import Data
@@ -14,6 +15,7 @@ from engine.settings import load_settings
 from models.weights.files import read_state_dict, read_weights
 from models.weights.load import load_pretrained
 from models.weights.metadata import metadata_of, preprocessing_of
+from models.weights.timm_tags import is_imagenet_by_other_names, usual_images
 from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
@@ -184,6 +186,13 @@ def test_a_model_of_timms_from_scratch_says_what_timm_would_prepare_otherwise(ca
         said = capfd.readouterr().out
         assert_names(said, "DATA.CROP_PCT=0.95")
         assert ("DATA.IMAGENET_MEAN=[0.485,0.456,0.406]" in said) is is_told
+
+
+def test_imagenets_classes_are_known_by_number_and_by_description():
+    numbers, descriptions = [str(number) for number in range(1000)], ImageNetInfo().label_descriptions()
+    for classes in (numbers, descriptions, descriptions[::-1], descriptions[1:], numbers[1:] + ["cat"]):
+        assert is_imagenet_by_other_names(classes) == (classes in (numbers, descriptions))
+    assert usual_images("resnet18.of_no_such_tag") == {} != usual_images("resnet18.a1_in1k")
 
 
 @pytest.mark.parametrize("config", cases_of("mistakes/in_config_json"))

@@ -56,7 +56,7 @@ def test_each_start_by_torchrun_is_told_from_those_before_it():
 
 @pytest.mark.parametrize(
     ("words", "range_", "most"),
-    [("", "", 0), ("", "2", 0), ("", "1:4", 16), ("--nnodes 1:3", "2", 12), ("--nnodes=2", "1:4", 0)],
+    [("", "", 0), ("", "2", 0), ("", "1:4", 16), ("--nnodes 1:3 caf\udce9", "2", 12), ("--nnodes=2", "1:4", 0)],
 )
 def test_the_processes_of_all_nodes_that_may_come_are_counted_by_torchruns_words_or_else_its_variable(
     words, range_, most

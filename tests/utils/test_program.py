@@ -49,6 +49,17 @@ def test_the_exit_code_of_an_error_and_the_line_that_tells_of_it(error):
     same_message(repr(judge(eval(error, vars(errors)))), "errors", error)
 
 
+def test_version_says_what_a_report_of_a_mistake_needs(monkeypatch, capsys):
+    for kind, half, speedup, advice in (("cpu", "bfloat16", 0.5, ": leave -amp out"), ("cuda", "float16", 2.0, "")):
+        monkeypatch.setattr("utils.distributed.find_devices", lambda setting, kind=kind: (kind, 3))
+        monkeypatch.setattr("utils.host.half_speedup", lambda device, half, speedup=speedup: speedup)
+        monkeypatch.setattr("utils.host.name_of", lambda device: f"a {device}")
+        assert exit_code(None, ["--version"]) == 0
+        rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert rows["device"] == f"{kind}, 3 of a {kind}" and VERSION in rows["halfstep"]
+        assert rows["precision"] == f"{half} is {speedup} times as fast as float32{advice}"
+
+
 def test_the_cause_is_what_the_system_said_beneath_what_a_library_raised():
     failed = RuntimeError("write failed")
     failed.__context__ = ValueError()
@@ -136,7 +147,9 @@ def test_deterministic_runs_choose_no_kernel_by_its_speed_and_spend_no_time_on_m
     filled, cudnn = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.cudnn
     chosen, cudnn.benchmark = cudnn.benchmark, True
     try:
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
         make_deterministic()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         assert torch.are_deterministic_algorithms_enabled() and not cudnn.benchmark
         assert not torch.utils.deterministic.fill_uninitialized_memory
     finally:

@@ -211,3 +211,10 @@ def test_other_images_batches_or_remainders_are_other_updates(change):
     same = order()
     saved = {"NUM_IMAGES": 100, "GLOBAL_BATCH": 8, "DATA.DROP_LAST": True}
     assert same.has_updates_of(saved) and not same.has_updates_of(saved | change)
+
+
+def test_an_epoch_of_other_images_begins_anew_with_its_figures(trainer):
+    state = update(trainer, 3).state_dict() | {"config": {"NUM_IMAGES": 99}}
+    other = make_trainer(CONFIG)
+    other.load_state_dict(state)
+    assert (other.step, other.epoch, other.counters.totals.any()) == (0, 0, False)

@@ -90,7 +90,10 @@ def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path, monke
 
 
 def test_a_curve_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch):
-    Plotter(tmp_path, "before", "top1").draw([{"epoch": 0, "train_loss": 2.0, "eval_top1": 10.0}], [], now=True)
+    rows = [{"epoch": 0, "train_loss": 2.0, "eval_top1": 10.0}]
+    Plotter(tmp_path, "too early", "top1").draw(rows, [], now=False)
+    assert not list(tmp_path.iterdir())
+    Plotter(tmp_path, "late enough", "top1", seconds_between=0.0).draw(rows, [], now=False)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert sorted(path.name for path in before) == ["accuracy.png", "loss.png"]
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))

@@ -20,7 +20,8 @@ from models.teacher import Teacher, use_both_heads
 from models.transforms.kernels import PatchConv2d
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
+from tests.support.runs import epochs_of, run_folder, typed
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 
@@ -137,6 +138,25 @@ def test_weights_of_a_teacher_from_timm_must_have_the_datas_number_of_classes(tm
     torch.save({"head_dist.weight": torch.zeros(4, 192)}, tmp_path / "teacher.pth")
     with refused(ConfigError, "TRAIN.TEACHER_PRETRAINED", "teacher.pth", 4, 5, "TRAIN.TEACHER_MODEL"):
         load_teacher(config, list("abcde"), 5)
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_a_run_says_what_its_teacher_is_and_in_which_size_images_come(tmp_path, small_yaml):
+    config, names = small_config(tmp_path, "DATA.IMAGENET_MEAN=[0.3]"), [str(number) for number in range(10)]
+    content = {"state_dict": build_model(config, 10).state_dict(), "config": flatten(config), "class_names": names}
+    torch.save(content, tmp_path / "teacher.pth")
+    flags = ["-cfg", small_yaml, "-epochs", "1", "-batch_size", "128", "-opts", "TRAIN.SIZE_SCHEDULE=[0:4,1:12]"]
+    plain = typed("main_single_gpu.py", *flags, f"SAVE={tmp_path}/plain").done().stdout
+    flags += ["TRAIN.DISTILLATION_TYPE=soft", f"TRAIN.TEACHER_MODEL={tmp_path}/teacher.pth"]
+    said = typed("main_single_gpu.py", *flags, f"SAVE={tmp_path}/o").done().stdout
+    (teacher,) = (line for line in said.splitlines() if line.startswith("teacher: "))
+    count = sum(parameter.numel() for parameter in build_model(config, 10).parameters())
+    assert_names(
+        teacher, tmp_path / "teacher.pth", f"{count:,} parameters", "8 x 8", "normalized as its weights expect"
+    )
+    assert "training images: 4 x 4 from epoch 1 on, 12 x 12 from epoch 2 on; evaluation at 8" in said
+    taught, alone = (epochs_of(run_folder(tmp_path / name))[0]["train_loss"] for name in ("o", "plain"))
+    assert taught != alone and "teacher: " not in plain
 
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])

@@ -84,6 +84,7 @@ def test_a_vit_of_transformers_is_built_and_read(tmp_path, weights):
     config = {"model_type": "vit", "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS}
     config |= {"intermediate_size": 4 * WIDTH, "image_size": 32, "patch_size": 8, "id2label": {"0": "a", "1": "b"}}
     prepared = {"size": {"height": 32, "width": 32}, "resample": 2, "image_mean": HALF, "image_std": HALF}
+    prepared["crop_size"] = 24  # which counts only where it says that it crops
     path = folder(tmp_path / "f", transformers_weights(weights), config=config, preprocessor_config=prepared)
     metadata = metadata_of(str(path))
     assert metadata.model == OUR_VIT

@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import json
 import os
+import sys
 from unittest.mock import Mock
 
 import pytest
@@ -143,10 +144,12 @@ def test_a_model_that_a_format_has_not_is_refused_before_anything_is_written(tmp
     assert [each.name for each in tmp_path.iterdir()] == ["best.ckpt"]
 
 
-def test_a_timm_that_cannot_load_the_folder_is_refused_before_anything_is_written(plain, tmp_path, monkeypatch):
+def test_a_library_that_is_missing_or_too_old_is_refused_before_anything_is_written(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(timm, "__version__", "1.0.25")
     exported(plain, "hf", tmp_path / "x").refused("-to", "hf", "timm", "1.0.26")
-    assert not (tmp_path / "x").exists()
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    exported(plain, "onnx", tmp_path / "x.onnx").refused("-to", "pip install onnx onnxscript onnxruntime")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_export"))

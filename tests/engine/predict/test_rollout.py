@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
+from torchvision.ops import Permute
 
 from engine.predict.maps import GradientMaps, Rollout, attention_layers, map_names, overlaid
 
@@ -16,6 +17,7 @@ KINDS = {
     "mean": {"global_pool": "avg", "class_token": False},
     "mean beside a class token and registers": {"global_pool": "avg", "reg_tokens": 2},
     "class token before registers": {"reg_tokens": 3},
+    "mean of all": {"global_pool": "avg", "pool_include_prefix": True},
     "normalized queries and keys": {"qk_norm": True},
     "as CLIP has it": {"pre_norm": True, "fc_norm": False},
     "distilled": {"build": VisionTransformerDistilled},
@@ -71,7 +73,7 @@ def test_the_map_is_the_rollout_that_numpy_computes(kind):
     maps = Rollout.of(model, images[:1])(images, torch.zeros(2, dtype=int)).numpy()
     mixed, prefix = rollout_in_numpy(model, images), model.num_prefix_tokens
     num_heads = 2 if kind == "distilled" else 1  # each reads a token of its own
-    rows = mixed[:, :num_heads] if model.global_pool == "token" else mixed[:, prefix:]
+    rows = mixed[:, :num_heads] if model.global_pool == "token" else mixed[:, 0 if kind == "mean of all" else prefix :]
     expected = rows.mean(1)[:, prefix:].reshape(2, 4, 4)
     np.testing.assert_allclose(maps, expected, rtol=1e-4)
     assert expected.max() > 1.05 * expected.min()
@@ -122,6 +124,23 @@ def test_maps_by_gradients_of_a_mean_before_a_linear_head_are_class_activation_m
     expected = torch.einsum("bchw,bc->bhw", features, model.fc.weight[classes]).relu() / 49
     assert maps.shape == (2, 7, 7)
     torch.testing.assert_close(maps, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("channels", "order"), [(6, "NCHW"), (6, "NHWC"), (4, "NCHW"), (4, "NHWC")])
+def test_maps_by_gradients_are_the_same_wherever_a_stage_has_its_channels(channels, order):
+    class Pooled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            places = [0, 2, 3, 1] if order == "NHWC" else [0, 1, 2, 3]
+            self.stage = torch.nn.Sequential(torch.nn.Conv2d(3, channels, 1), Permute(places))
+            self.head, self.output_fmt = torch.nn.Linear(channels, 5), order
+
+        def forward(self, images):
+            return self.head(self.stage(images).mean((1, 2) if order == "NHWC" else (2, 3)))
+
+    model, images, classes = Pooled(), torch.randn(2, 3, 4, 4), torch.tensor([0, 2])
+    expected = torch.einsum("bchw,bc->bhw", model.stage[0](images), model.head.weight[classes]).relu() / 16
+    torch.testing.assert_close(GradientMaps(model, model.stage, channels)(images, classes), expected)
 
 
 def test_a_map_lies_over_its_photo_blue_where_it_is_lowest_and_red_where_it_is_highest():

@@ -7,10 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from engine.record import trackers as module
 from engine.record.trackers import (
     Ending,
+    Row,
+    TensorBoard,
     Tracker,
     Trackers,
     TrackerThread,
@@ -91,6 +94,19 @@ def test_wandb_gets_all_rows_again_where_a_kill_may_have_lost_the_file_of_the_st
     (tmp_path / "tracking/wandb.json").write_text('{"id": "x", "step": 5, "epoch": 5}')
     tracker = Wandb("wandb", small_config(tmp_path), tmp_path)
     assert tracker.last["step"] == 5 and tracker.open() and tracker.last == {"step": -1, "epoch": -1}
+
+
+def test_tensorboard_forgets_what_is_repeated_and_shows_pictures_as_they_are(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    Image.new("RGB", (30, 20)).save(tmp_path / "loss.png")
+    board, tracker = EventAccumulator(str(tmp_path / "tensorboard")), TensorBoard("", small_config(tmp_path), tmp_path)
+    for start, value in ((0, 1.0), (1, 2.0)):
+        tracker.go_back(start, epoch=0)
+        tracker.add([Row("step", number, {"loss": value}) for number in range(start, 3)])
+    tracker.end(Ending("done", {}, [tmp_path / "loss.png"]))
+    assert [(each.step, each.value) for each in board.Reload().Scalars("loss")] == [(0, 1.0), (1, 2.0), (2, 2.0)]
+    assert [(each.width, each.height) for each in board.Images("loss")] == [(30, 20)]
 
 
 def test_mlflow_has_every_row_of_a_killed_and_resumed_run_as_in_its_tables(resumed, folder):

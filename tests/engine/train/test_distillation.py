@@ -130,7 +130,8 @@ def test_weights_of_a_teacher_from_timm_must_have_the_datas_number_of_classes(tm
     torch.save(model.state_dict(), tmp_path / "teacher.pth")
     config = replaced(config, TRAIN={"TEACHER_PRETRAINED": str(tmp_path / "teacher.pth")})
     images = torch.randn(4, 1, 32, 32)
-    teacher = load_teacher(config, list("abcd"), 4)[0]
+    teacher, (line,) = load_teacher(config, list("abcd"), 4)
+    assert_names(line, "TRAIN.TEACHER_PRETRAINED", "teacher.pth")
     torch.testing.assert_close(teacher(images), model.eval()(images * teacher.scale + teacher.shift))
     with refused(ConfigError, "TRAIN.TEACHER_PRETRAINED", "teacher.pth", 4, 5):
         load_teacher(config, list("abcde"), 5)

@@ -353,13 +353,11 @@ def open_or_build(
         for path in paths:
             if (index := open_index(path)) and index.has(shape) and is_current(index):
                 return index
-        try:
+        with contextlib.suppress(BuiltElsewhereError):
             for path in paths:
                 with contextlib.suppress(IndexWriteError), Place(path) as place:
                     return build(place)
             return build(None)
-        except BuiltElsewhereError:
-            continue
 
 
 # --- whether it is still that of its files ---

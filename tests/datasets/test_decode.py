@@ -84,6 +84,13 @@ def test_a_broken_image_is_told_apart_from_other_errors(tmp_path, kind):
     assert FileImages(tmp_path, ["gone"], [0], ["ant"], PixelRules(3)).kinds(0) == (), "-check names it, and goes on"
 
 
+def test_damaged_exif_data_do_not_harm_the_pixels(tmp_path):
+    for name, exif in (("whole.jpg", b""), ("damaged.jpg", b"Exif\0\0no EXIF data")):
+        noise(8, 6).save(tmp_path / name, exif=exif)
+    whole, damaged = (read(tmp_path / name, applies_exif=True) for name in ("whole.jpg", "damaged.jpg"))
+    assert np.array_equal(whole, damaged)
+
+
 def test_a_file_of_more_bytes_than_its_pixels_can_have_is_not_read(tmp_path):
     (tmp_path / "image").write_bytes(png(3) + bytes(2**20))
     assert read(tmp_path / "image", max_pixels=100).shape == (5, 6, 3)

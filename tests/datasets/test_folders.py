@@ -87,7 +87,7 @@ def write_solution(file: Path, synsets: list[str] = VAL_SYNSETS) -> None:
     """Not in the order of the images, and one of them with two boxes."""
     boxes = [f"{synset} 1 2 3 4 " * (1 + (number == 1)) for number, synset in enumerate(synsets)]
     lines = [f"{Path(val_name(number)).stem},{text}\n" for number, text in enumerate(boxes)]
-    file.write_text(HEADER + "".join(reversed(lines)))
+    file.write_text(HEADER + "".join(reversed(lines)), "utf-8-sig")  # as a spreadsheet saves it
 
 
 def make_kaggle(root: Path) -> Path:

@@ -103,8 +103,9 @@ def test_a_wrong_csv_row_is_told_with_its_line(tmp_path, text):
 
 
 def test_a_class_of_a_csv_file_that_is_not_utf_8_is_refused_and_the_name_of_a_file_is_not(tmp_path):
-    make_csv(tmp_path / "train.csv", "images/1.jpg;1 €\nimages/2.jpg;dog\n", "image_path;target", "cp1252")
-    assert_names(error_of("csv", tmp_path), "train.csv, line 2", "target", "UTF-8")
+    for name in ("1 ÿ", "1 €"):  # the bytes from 0x80 to 0xff
+        make_csv(tmp_path / "train.csv", f"images/1.jpg;{name}\nimages/2.jpg;dog\n", "image_path;target", "cp1252")
+        assert_names(error_of("csv", tmp_path), "train.csv, line 2", "target", "UTF-8")
     (tmp_path / "images" / "3.jpg").rename(tmp_path / "images" / os.fsdecode(b"k\xe4fer.jpg"))
     more = "".join(f"images/{shade}.jpg;{'bee' if shade % 2 else 'dog'}\n" for shade in range(4, 10))
     make_csv(tmp_path / "train.csv", f"images/käfer.jpg;bee\n{more}", "image_path;target", "cp1252")

@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import pickle
 import re
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -289,6 +291,18 @@ def test_threads_that_want_the_same_row_group_read_it_once_and_the_oldest_are_dr
     with pytest.raises(OSError, match="disk"):
         cache.get("x", 2, lambda: (_ for _ in ()).throw(OSError("disk")))
     assert cache.get("x", 2, lambda: "read again") == "read again"
+
+
+def test_a_forked_process_does_not_wait_for_what_a_thread_of_its_parent_reads():
+    cache, begun, goes_on = GroupCache(), threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(cache.get, "a", 2, lambda: begun.set() or goes_on.wait(60))
+        assert begun.wait(60)
+        if not (pid := os.fork()):
+            signal.alarm(20)
+            os._exit(cache.get("a", 2, lambda: 7))
+        goes_on.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
 def test_a_footer_whose_types_contradict_each_other_is_damaged_and_does_not_end_the_process(tmp_path):

@@ -114,6 +114,9 @@ def test_a_wrong_sample_is_told_with_its_tar(tmp_path, files):
 
 def test_what_is_no_set_of_shards_is_told(tmp_path):
     assert_names(error_of("shards", tmp_path), "DATA.DATA_PATH", tmp_path, "train-000000.tar")
+    for number in range(3):
+        write_tar(tmp_path / f"train-{number:06d}.tar", {"readme.txt": b"hello"})
+    assert_names(error_of("shards", tmp_path), tmp_path / "train-000000.tar", "2 more")
     make_set(tmp_path)
     write_tar(tmp_path / "val-000000.tar", samples(0, 8, num_classes=7))
     assert_names(error_of("shards", tmp_path), tmp_path / "val-000000.tar", "0003.png", "class 3")

@@ -90,7 +90,7 @@ def test_a_folder_with_anything_else_in_it_is_refused(tmp_path, photos):
 
 
 def test_images_in_memory_become_png_and_shards_can_be_made_of_shards(tmp_path):
-    call("-dataset", "digits", "-out", tmp_path / "out")
+    call("-dataset", "digits", "-out", tmp_path / "out", "-opts", "DATA.IMAGE_CHANNELS=1")
     digits, _ = load("digits")
     train, val = load("shards", tmp_path / "out")
     assert (len(train), len(val)) == (1438, 359) and train.name(0).endswith("00000000.png")

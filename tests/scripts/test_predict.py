@@ -82,7 +82,10 @@ def test_lines_tables_and_sheets_have_the_predictions_of_the_runs_own_table(trai
     assert not (tmp_path / "x-5.jpg").exists()
 
 
-def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replace_nothing(trained, digits, tmp_path):
+def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replace_nothing(
+    trained, digits, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("utils.pictures.other_fonts", lambda size: [])
     names = ["猫", "../x", "a/b", "A_B", "d", "..", "Ä", ".", "x y", "n"]
     (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")
     for number, image in enumerate(sorted(digits.glob("[0-9]/*.png"))[::12]):
@@ -94,7 +97,8 @@ def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replac
     (tmp_path / "sorted" / "unsure").mkdir(parents=True)
     users = tmp_path / "sorted" / "unsure" / f"{shares.index(min(shares)) + 1}.png"
     users.write_text("a user's")
-    lines, _ = type_in(*words, *files)
+    lines, err = type_in(*words, *files, "-sheet", tmp_path / "x.png")
+    assert_names(err, "猫")  # which is a box in the sheet
     table = rows_of(tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_bytes().startswith(b"\xef\xbb\xbfimage_path,class,")
     paths = [row["image_path"] for row in table]
@@ -237,6 +241,9 @@ def test_precision_and_settings_are_those_of_the_command_line(trained, digits):
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_predict"))
 def test_a_mistake_ends_with_exit_code_2_and_its_name(trained, tmp_path, words):
+    state = torch.load(trained / "last.pth", weights_only=True)
+    state["config"] |= {"DATA.DATASET": "csv", "DATA.LABEL_SEPARATOR": "|"}
+    torch.save(state, tmp_path / "several.pth")
     given = words.format(run=trained, empty=tmp_path).replace("(nothing)", "").split()
     lines, err = type_in(*given, exit_with=2)
     assert not lines and err.startswith("error: ")

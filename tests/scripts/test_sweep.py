@@ -221,6 +221,8 @@ def test_what_somebody_put_in_place_of_a_sweeps_lock_is_refused_and_no_folder_wi
     assert not (tmp_path / "theirs").exists()
     (tmp_path / "folder").mkdir()
     assert not is_locked(tmp_path / "folder") and not list((tmp_path / "folder").iterdir())
+    make(tmp_path / "folder/.lock")
+    assert not is_locked(tmp_path / "folder")
 
 
 def test_values_of_lists_stand_in_brackets_and_texts_with_commas_in_quotes():

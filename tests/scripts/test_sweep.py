@@ -285,8 +285,10 @@ def test_each_task_of_an_array_becomes_the_run_of_its_trial_and_the_table_has_al
     became = []
     monkeypatch.setattr(os, "execve", lambda program, words, environment: became.append((words, environment)))
     monkeypatch.setenv("SLURM_PROCID", "0")
-    for index in ("0", "1"):
-        start("-seeds", "0,1", "-trial", index, exit_with=None)
+    start("-seeds", "0,1", "-trial", "0", exit_with=None)
+    begun_in = os.getcwd()
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(sweep.main, ["-output", "sweep", "-trial", "1"]) is None and os.getcwd() == begun_in
     words, environment = became[1]
     assert [flag(words, "-name") for words, _ in became] == ["trial-000", "trial-001"]
     assert flag(words, "-seed") == "1" and "SLURM_PROCID" not in environment

@@ -84,6 +84,7 @@ def unread_endings(root: Path) -> Path:
     flat()(root)
     for number in range(10):
         (root / "ant" / f"{number}.CR2").write_bytes(b"x")
+    (root / "bee" / "labels").write_text("x")
     (root / "bee" / "labels.txt").write_text("x")
     draw(root / "stray.png")
     return root

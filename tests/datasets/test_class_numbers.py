@@ -5,7 +5,7 @@ import pytest
 
 from datasets import SavedData, load_image_sets
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
-from tests.support.printed import cases_of, content_of
+from tests.support.printed import cases_of, content_of, same_message
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError, DataError
 
@@ -55,6 +55,21 @@ def test_folders_with_numbers_are_in_the_order_of_their_values_and_in_a_resumed_
     assert train.classes == val.classes == ["1", "2", "10"]
     by_letters = load_image_sets(settings("imagefolder", tmp_path), saved=SavedData(["1", "10", "2"], val.split))[0]
     assert by_letters.classes == ["1", "10", "2"] and names_of(by_letters) == names_of(train)
+
+
+@pytest.mark.parametrize("case", cases_of("class_numbers"))
+def test_the_log_says_which_classes_have_no_images_and_of_which_none_are_scored(tmp_path, case):
+    """A case is DATA.CLASSES | classes of a checkpoint | -eval; the data has the classes 1, 2 and 10."""
+    make_folders(tmp_path / "data", {name: 10 for name in ("1", "2", "10")})
+    names, known, evaluate = (each.split() for each in case.split("|"))
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    file = {"CLASSES": str(tmp_path / "names.txt")} if names else {}
+    config = settings("imagefolder", tmp_path / "data", bool(evaluate), **file)
+    try:
+        told = "\n".join(load_image_sets(config, saved=SavedData(known, {}) if known else None)[1].notes)
+    except DataError as error:
+        told = str(error)
+    same_message(told, "class_numbers", case)
 
 
 def test_columns_of_a_csv_file_have_the_names_that_are_set(tmp_path):

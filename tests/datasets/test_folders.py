@@ -98,6 +98,7 @@ def make_kaggle(root: Path) -> Path:
         draw(images / "train" / synset / f"{synset}_{shade % 4}.JPEG", shade)
     for number in range(len(VAL_SYNSETS)):
         draw(images / "val" / val_name(number), 100 + number)
+    draw(images / "train" / SYNSETS[0] / "more" / "x.JPEG", 50)  # class folders have no other in them
     (images / "val" / "readme.txt").touch()
     write_solution(root / "LOC_val_solution.csv")
     return images

@@ -159,9 +159,6 @@ class Arguments(Mapping):
     def __hash__(self) -> int:
         return hash(self._pairs)
 
-    def __repr__(self) -> str:
-        return f"Arguments({dict(self._pairs)})"
-
 
 @dataclass(frozen=True)
 class Data:

@@ -40,7 +40,7 @@ class Bar:
         if is_terminal():
             threading.Thread(target=self._draw_until_the_end, name="bar", daemon=True).start()
 
-    def move(self, count: int = 1) -> None:
+    def move(self, count: int) -> None:
         self._done += count
 
     def close(self) -> None:
@@ -78,11 +78,9 @@ class Bar:
             self._length = 0
 
     def _write(self, text: str) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the terminal has gone; the program goes on
             sys.stderr.write(text)
             sys.stderr.flush()
-        except OSError:  # the terminal has gone; the program goes on
-            self._ended.set()
 
     def line(self, width: int) -> str:
         """The bar in at most `width` characters; where that is few, without the picture of a bar."""

@@ -63,7 +63,7 @@ def run_folder_of(checkpoint: Path | None) -> Path | None:
     return checkpoint.parent if checkpoint and (checkpoint.parent / "config.yaml").exists() else None
 
 
-def read_saved(path: Path | None, lazily: bool = False, compares: bool = True) -> dict:
+def read_saved(path: Path | None, lazily: bool, compares: bool) -> dict:
     """The checkpoint's state; empty without a checkpoint, or for a file of weights. The others as in read_torch."""
     return {} if path is None or path.suffix in WITHOUT_STATE else read_checkpoint(path, lazily, compares)
 

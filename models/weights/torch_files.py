@@ -41,7 +41,7 @@ def read_torch(path: Path, lazily: bool = False, compares: bool = True):
     return content
 
 
-def _read_torch_file(path: Path, from_disk: bool = False, compares: bool = True):
+def _read_torch_file(path: Path, from_disk: bool, compares: bool = True):
     """`from_disk`: map the file, so that tensors are read when they are used. `compares`: all of it with its checksums."""
     try:
         if kind := not_a_file(path):

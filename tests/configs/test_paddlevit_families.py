@@ -55,6 +55,7 @@ def test_files_that_contradict_themselves_are_refused_with_the_reason_in_the_doc
 OTHER_VALUES = [
     ("SwinTransformer/swin_tiny_patch4_window7_224", "MODEL.STAGE_DEPTHS", [2, 2, 18, 2]),
     ("CoaT/coat_lite_tiny", "MODEL.PARALLEL_DEPTH", 6),
+    ("CoaT/coat_lite_tiny", "MODEL.PARALLEL_DEPTH", "deep"),
     ("ConvMixer/convmixer_768_32", "MODEL.CNN.ACTIVATION", "GELU"),
     ("MobileViT/mobilevit_xxs", "MODEL.HIDDEN_DIMS", [64, 80]),
 ]

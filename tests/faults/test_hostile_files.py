@@ -225,10 +225,11 @@ def extended(kind: bytes, content: bytes) -> bytes:
         extended(b"x", b"1 " * 100_000),
         extended(b"L", b"n" * 100_000),
         extended(b"x", b"39 size=" + b"9" * 30 + b"\n"),
+        extended(b"x", b"21 GNU.sparse.size=x\n"),
         3000 * extended(b"L", b"n"),
         3000 * extended(b"x", b"6 a=b\n"),
     ],
-    ids=["digits", "large", "long name", "size", "names", "headers"],
+    ids=["digits", "large", "long name", "size", "sparse", "names", "headers"],
 )
 def test_a_tar_with_headers_that_no_tar_has_is_damaged_at_once(tmp_path, start):
     path = write_tar(tmp_path / "0.tar", samples(0, 2))

@@ -226,11 +226,13 @@ def test_the_mean_with_the_mirror_image_is_the_same_for_both(trained, digits, tm
     image = sorted((digits / "4").iterdir())[0]
     with Image.open(image) as upright:
         upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(tmp_path / "mirrored.png")
+    Image.new("L", (8, 8), 9).save(tmp_path / "same.png")  # as its mirror image
     # Of 9 pixels, a crop of 8 is not in the middle.
-    words = (trained, image, tmp_path / "mirrored.png", "-top", 10, "-amp", "false", "-opts", "DATA.CROP_PCT=1.0")
+    images = (image, tmp_path / "mirrored.png", tmp_path / "same.png")
+    words = (trained, *images, "-top", 10, "-amp", "false", "-opts", "DATA.CROP_PCT=1.0")
     plain, flipped = (type_in(*words, *more)[0] for more in ([], ["-flip"]))
     assert plain[0][1:] != plain[1][1:]
-    assert flipped[0][1:] == flipped[1][1:]
+    assert flipped[0][1:] == flipped[1][1:] and flipped[2][1:] == plain[2][1:]
 
 
 def test_precision_and_settings_are_those_of_the_command_line(trained, digits):

@@ -105,7 +105,7 @@ def test_gradients_that_vanish_in_half_are_counted(tmp_path):
 
 def test_constants_that_are_zero_in_float16_are_named(tmp_path):
     def plant(model):
-        model.blocks[2].norm1.eps = 1e-8
+        model.blocks[2].norm1.eps = model.of_the_model = 1e-8
         model.blocks[4].norm2.weight.fill_(2e-8)
         model.blocks[4].norm2.bias[0] = 1e-9  # one of many elements is no constant
         model.blocks[5].mlp.register_buffer("temperature", torch.tensor(1e-9))
@@ -114,7 +114,8 @@ def test_constants_that_are_zero_in_float16_are_named(tmp_path):
     found = {each.name: each for each in diagnose(case).vanishing}
     case.model.blocks[5].mlp.act.eps = 1e-8  # of a module that computes in half
     again = {each.name: each.in_half for each in diagnose(case).vanishing}
-    assert set(found) == {"blocks.2.norm1.eps", "blocks.4.norm2.weight", "blocks.5.mlp.temperature"}
+    planted = {"blocks.2.norm1.eps", "blocks.4.norm2.weight", "blocks.5.mlp.temperature", "of_the_model"}
+    assert set(found) == planted
     assert not found["blocks.2.norm1.eps"].in_half and again["blocks.5.mlp.act.eps"]
 
 

@@ -118,12 +118,13 @@ def test_the_search_ends_at_the_largest_multiple_of_8_that_fits_or_below_8_with_
 
 
 def test_nothing_of_the_search_lives_on(tmp_path, monkeypatch):
+    called = []
     for name in ("get_device_name", "reset_peak_memory_stats", "empty_cache"):
-        monkeypatch.setattr(torch.cpu, name, lambda *_: "pretended", raising=False)
+        monkeypatch.setattr(torch.cpu, name, lambda *_, name=name: called.append(name) or "pretended", raising=False)
     trial, trainers = Limited(small_config(tmp_path), 16, Process(CPU, world_size=2)), []
     trial.begin = lambda *given: (Limited.begin(trial, *given), trainers.append(weakref.ref(trial.trainer)))
     assert try_sizes(trial, 32)[0] == 16
-    assert trainers and not any(each() for each in trainers)
+    assert trainers and not any(each() for each in trainers) and "reset_peak_memory_stats" in called
 
 
 @pytest.mark.parametrize(("fits", "found"), [(17, 16), (7, 4), (2, 2), (1, 0)])

@@ -115,10 +115,8 @@ class Forget(Callback):
 
 def test_device_events_are_read_at_reports_only(tmp_path):
     with mock.patch("torch.cuda.Event", QueuedEvent), mock.patch("torch.cuda.current_stream"):
-        reports = Reports()
-        trainer = make_trainer(
-            small_config(tmp_path, "REPORT_FREQ=10"), callbacks=[Timing.on(torch.device("cuda")), reports, Forget()]
-        )
+        reports, timing = Reports(), Timing.on(torch.device("cuda"))
+        trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=10"), callbacks=[timing, reports, Forget()])
         report = trainer.report
 
         def waiting_report():
@@ -128,6 +126,7 @@ def test_device_events_are_read_at_reports_only(tmp_path):
         trainer.report = waiting_report
         train(trainer)
     assert [sum(each.shares.values()) for each in reports.seen] == [pytest.approx(100, abs=0.05)] * 6
+    assert sum(timing.epoch_seconds.values()) == pytest.approx((QueuedEvent.clock - 1) / 1000), "a millisecond each"
 
 
 def test_marks_without_a_report_have_bounded_memory_and_leave_no_trace_in_the_next():

@@ -164,6 +164,7 @@ def test_cifar_has_its_images_in_the_order_of_its_files_with_their_classes(tmp_p
     assert train.targets.tolist() == shades(train) == [each for file in range(num_files) for each in (file, file + 1)]
     assert val.targets.tolist() == shades(val) == [num_files, num_files + 1]
     assert train.classes == val.classes == [f"class_{number}" for number in range(10)] and train.in_memory
+    assert f"training images: {name} training, validation: {name} validation" in val.notes[0]
     assert train.read(0).shape == (32, 32, 3) and train.read(0)[0, 1].tolist() == [0, 7, 0]
     same = load(f"torchvision/{CIFAR[name][0].__name__}", tmp_path)[0]
     assert (same.images == train.images).all() and same.classes == train.classes

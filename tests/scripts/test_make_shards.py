@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from datasets.shuffle import shuffled
+from datasets.sources import shards
 from datasets.sources.images import FileImages
 from scripts import make_shards
 from tests.support.image_sets import draw, load, shades
-from tests.support.printed import cases_of
+from tests.support.printed import cases_of, same_text
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
 
@@ -31,28 +32,33 @@ def photos(tmp_path) -> Path:
     return tmp_path / "photos"
 
 
-def test_shards_hold_the_files_as_they_are_for_every_reader_of_tars(tmp_path, photos):
+def test_shards_hold_the_files_as_they_are_for_every_reader_of_tars_and_have_an_index(tmp_path, photos, monkeypatch):
     call("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out", "-samples_per_shard", 5)
     names = [path.name for path in sorted((tmp_path / "out").glob("*.tar"))]
     assert names == ["train-000000.tar", "train-000001.tar", "train-000002.tar", "val-000000.tar"]
-    contents, labels = {}, {}
+    contents, labels, endings = {}, {}, set()
     for name in names[:3]:
         with tarfile.open(tmp_path / "out" / name) as tar:
             for member in tar:
                 key, _, ending = member.name.partition(".")
                 data = tar.extractfile(member).read()
+                endings.add(ending)
                 (labels if ending == "cls" else contents)[key] = data
+    assert endings == {"jpeg", "png", "cls"}
     assert list(contents) == [f"{number:08d}" for number in range(14)]
     originals = {path.read_bytes(): str(int(path.parent.name == "bee")) for path in photos.glob("train/*/*")}
     assert {content: labels[key].decode() for key, content in contents.items()} == originals
     assert (tmp_path / "out" / "classes.txt").read_text() == "ant\nbee\n"
 
+    monkeypatch.setattr(shards, "scan", None)
     train, val = load("shards", tmp_path / "out")
     assert train.classes == ["ant", "bee"] and sorted(shades(train)) == [*range(7), *range(100, 107)]
     assert shades(train) != sorted(shades(train)) and shades(val) == [0, 1, 100, 101]
 
 
-def test_killed_and_called_again_it_keeps_whole_shards_and_ends_with_the_same_bytes(tmp_path, photos, monkeypatch):
+def test_killed_and_called_again_it_keeps_whole_shards_and_ends_with_the_same_bytes(
+    tmp_path, photos, monkeypatch, capsys
+):
     flags = ("-dataset", "imagefolder", "-data_path", photos, "-samples_per_shard", 4)
     call(*flags, "-out", tmp_path / "whole")
     write, calls = make_shards.write_shard, []
@@ -73,6 +79,7 @@ def test_killed_and_called_again_it_keeps_whole_shards_and_ends_with_the_same_by
     for number in (0, 2):  # what follows a kept one are the samples behind it
         (tmp_path / "out" / f"train-{number:06d}.tar").unlink()
     call(*flags, "-out", tmp_path / "out")
+    same_text("shards", capsys.readouterr().out)
     for path in (tmp_path / "whole").glob("*.tar"):
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
 

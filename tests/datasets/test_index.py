@@ -175,6 +175,9 @@ def test_where_the_data_cannot_be_written_to_the_index_lies_in_the_folder_of_cac
     monkeypatch.setattr(file, "locked", lambda *_, **__: refuse(tmp_path / "data" / "any"))
     in_memory = everything_of(dataset, tmp_path / "data", CACHE_PATH=str(tmp_path / "nowhere"))
     assert in_memory == first and len(calls) > count
+    monkeypatch.setattr(file, "locked", locked)
+    monkeypatch.setattr(file, "open_index", lambda *_, **__: None)  # as a disk that does not keep what is written
+    assert everything_of(dataset, tmp_path / "data") == first
 
 
 @pytest.mark.parametrize("dataset", KINDS)
@@ -270,6 +273,17 @@ def test_what_depends_on_the_settings_and_on_other_files_is_checked_with_an_inde
     assert_names(error_of("imagenet2012", root), "train_list.txt, line 3", "more/x.jpg")
     (root / "0.jpg").unlink()
     assert_names(error_of("imagenet2012", root), "train_list.txt, line 1", "0.jpg")
+
+
+def test_an_index_of_lists_with_the_number_of_no_class_is_refused(tmp_path, monkeypatch):
+    make_lists(tmp_path)
+    add = IndexWriter.add
+
+    def add_other(writer, name, values):
+        add(writer, name, np.full(len(values), 3) if name == "1.target" else values)
+
+    monkeypatch.setattr(IndexWriter, "add", add_other)
+    assert_names(error_of("imagenet2012", tmp_path), "train_list.txt.index", "val_list.txt")
 
 
 def test_repeated_paths_are_told_with_an_index_too(tmp_path):

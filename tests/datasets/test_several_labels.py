@@ -139,6 +139,13 @@ def test_wrong_labels_are_refused_with_their_place(tmp_path, text):
     same_message(error_of("csv", tmp_path, VAL_FRACTION=0.3, **given), "mistakes/of_several_labels", text)
 
 
+def test_columns_of_labels_are_numbered_as_in_the_training_file(tmp_path):
+    write(tmp_path / "train.csv", in_columns(), "image_path,bird,cat,dog")
+    write(tmp_path / "val.csv", ["v0.png,1,0,0", "v1.png,1,1,0"], "image_path,dog,cat,bird")
+    train, val = load("csv", tmp_path, **IN_COLUMNS)
+    assert train.classes == val.classes == CLASSES and labels_of(val) == [{"dog"}, {"cat", "dog"}]
+
+
 def test_a_label_of_validation_images_alone_is_refused(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(["cat", "cat|dgo"], of="v"))

@@ -39,6 +39,7 @@ class Pretended:
         self.commands[name] = arguments
         self.code, self.options = self.ends.get(name, 0), dict(each.split("=") for each in arguments if "=" in each)
         output.write_text("error: no such data\n")
+        self.output = output
         if isinstance(self.code, BaseException):
             raise self.code
 
@@ -52,6 +53,8 @@ class Pretended:
         if self.code >= 0:  # a kill leaves no word
             (self.folder / "status.json").write_text(json.dumps({**status, **best}))
             (self.folder / "metrics.csv").write_text("train_seconds,eval_seconds\n2,1\n2,\n")
+        else:
+            self.output.unlink()
         return self.code
 
 
@@ -143,8 +146,9 @@ def test_a_sweep_waits_for_a_run_that_outlived_one_tells_its_trial_to_stop_once_
         def poll(self):
             self.num_polls += 1
             self.folder.mkdir(exist_ok=True)
-            (self.folder / "status.json").write_text('{"state": "training", "eta_seconds": 360000}')
-            if self.num_polls == 2:
+            damaged, whole = "{", '{"state": "training", "eta_seconds": 360000}'
+            (self.folder / "status.json").write_text(damaged if self.num_polls == 1 else whole)
+            if self.num_polls == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
             return 143 if self.num_polls == 5 else None
 

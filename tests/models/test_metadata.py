@@ -89,7 +89,7 @@ def test_a_vit_of_transformers_is_built_and_read(tmp_path, weights):
     metadata = metadata_of(str(path))
     assert metadata.model == OUR_VIT
     expected = {"CROP_MODE": "squash", "CROP_PCT": 1.0, "INTERPOLATION": "bilinear", "IMAGENET_MEAN": HALF}
-    assert_images(metadata, IMAGE_SIZE=32, **expected)
+    assert_images(metadata, IMAGE_SIZE=32, IMAGE_CHANNELS=3, **expected)
     model = vit()
     assert len(load_pretrained(model, str(path))) == 1
     assert_same(model.state_dict(), weights)

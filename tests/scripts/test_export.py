@@ -133,6 +133,7 @@ REFUSED = {
     "no class token": PLAIN | {"KWARGS": {"global_pool": "avg", "class_token": False}},
     "mean of the patches": PLAIN | {"KWARGS": {"global_pool": "avg", "fc_norm": False}},
     "registers": PLAIN | {"KWARGS": {"reg_tokens": 2}},
+    "projections without bias": PLAIN | {"KWARGS": {"proj_bias": False}},
     "another network": {"TYPE": "timm", "NAME": "test_resnet"},
 }
 

@@ -12,7 +12,8 @@ from PIL import Image
 
 from datasets import load_image_sets
 from engine.predict.classifier import config_of
-from engine.predict.output import folder_names
+from engine.predict.output import as_csv, folder_names
+from engine.predict.predictor import Guess, Prediction
 from scripts import export, predict
 from tests.support.configs import small_config
 from tests.support.printed import cases_of, same_message
@@ -121,6 +122,11 @@ def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replac
     shutil.rmtree(tmp_path / "sorted" / "unsure")
     (tmp_path / "sorted" / "unsure").symlink_to(tmp_path / "photos")
     type_in(*words, *files, exit_with=2)  # nothing goes through a link
+
+
+def test_rows_of_a_table_are_as_long_whatever_an_image_has_of_labels():
+    found = [Prediction(number, "a.png", [Guess(0, "ant", 0.75)] * number) for number in (0, 1, 2)]
+    assert {line.count(",") for line in as_csv(found, has_marks=True).splitlines()} == {5}
 
 
 def test_each_class_has_a_folder_of_its_own_whose_name_any_system_takes():

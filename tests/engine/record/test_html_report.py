@@ -155,6 +155,7 @@ def test_nothing_in_the_page_is_loaded_or_run(tmp_path):
     sources = [attributes["src"] for _, attributes in page.elements if "src" in attributes]
     assert len(sources) == 8 and all(source.startswith("data:image/") for source in sources)
     assert all(each["alt"] for each in page.all("img"))
+    assert {"name": "referrer", "content": "no-referrer"} in page.all("meta")
     assert not {"script", "link", "iframe", "object", "base", "form", "a"} & {tag for tag, _ in page.elements}
     assert not re.search(r"url\(|@import", (tmp_path / "run" / "report.html").read_text())
 

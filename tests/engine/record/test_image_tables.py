@@ -272,6 +272,9 @@ def test_the_best_results_are_written_once_a_minute_at_most_and_take_no_more_tha
     trainer.best = Best(99.0, 9)
     results.complete(pytest.fail)
     assert len(log.warned) == 1 and str(tmp_path / "best.pth") in log.warned[0], "which is gone"
+    torch.save({}, tmp_path / "best.pth")
+    results.complete(pytest.fail)
+    assert len(log.warned) == 2, "which is of another program"
 
 
 WRONG_LABELS = (3, 58, 120, 211, 350)

@@ -238,6 +238,7 @@ def test_a_tracker_learns_how_the_run_ended(tmp_path, status, has_failed, state)
 def test_a_missing_package_is_refused_with_the_command_that_installs_it(tmp_path, monkeypatch):
     config = small_config(tmp_path, "TRACK=mlflow")
     check_trackers(config)
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with refused(ConfigError, "TRACK", "pip install mlflow-skinny"):
-        check_trackers(config)
+    for found in (None, SimpleNamespace(origin=None)):  # there is nothing, or a folder of that name
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, found=found: found)
+        with refused(ConfigError, "TRACK", "pip install mlflow-skinny"):
+            check_trackers(config)

@@ -175,7 +175,9 @@ def test_weights_that_do_not_say_their_model_ask_for_its_name(tmp_path):
     named = load_settings(["-eval", "-pretrained", path, "-opts", "MODEL.NAME=vit_tiny_patch16_224"]).config
     assert (named.MODEL.TYPE, named.MODEL.NAME) == ("timm", "vit_tiny_patch16_224")
     for words in (["MODEL.NAME=resnet18.a1_in1k"], ["MODEL.TYPE=timm", "MODEL.NAME=resnet18.a1_in1k"]):
-        images = load_settings(["-eval", "-pretrained", path, "-opts", "DATA.CROP_MODE=squash", *words]).config.DATA
+        found = load_settings(["-eval", "-pretrained", path, "-opts", "DATA.CROP_MODE=squash", *words])
+        images, origin = found.config.DATA, found.origins["DATA.CROP_PCT"]
+        assert path in origin and "resnet18.a1_in1k" in origin
         assert (images.IMAGENET_MEAN, images.CROP_PCT, images.CROP_MODE) == (tuple(IMAGENET[0]), 0.95, "squash")
 
 

@@ -59,6 +59,8 @@ def test_halfstep_reads_each_export_of_weights_back_to_the_last_bit_with_classes
     assert_same(read_checkpoint(target, {"config", "class_names", "data"})[1]["state_dict"], weights_in(plain))
     left = {each.name for each in target.parent.iterdir()} - {target.name, "x.npz"}
     assert left == ({"x.json"} if to == "paddle" else set())
+    (target.parent / "x.json").write_text("5")  # of another program
+    assert ("class_names" in read_record(file)) == (to != "paddle")
 
 
 def test_timm_loads_the_folder_with_what_it_needs_to_prepare_images_and_name_classes(plain, tmp_path):

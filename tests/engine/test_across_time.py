@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from configs.load import load as read_settings
@@ -19,7 +20,7 @@ from scripts import export
 from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import replaced
 from tests.support.image_sets import draw_photos
-from tests.support.printed import cases_of
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run_folder, status_of, typed
 
@@ -224,26 +225,11 @@ def test_pretrained_weights_that_may_have_seen_the_validation_images_are_warned_
     assert_names(found, "MODEL.PRETRAINED", "val", "test")
 
 
-@pytest.mark.parametrize(
-    ("here", "there", "is_safe"),
-    [
-        ({}, {}, True),
-        ({"fraction": 0.05}, {}, True),
-        ({"fraction": 0.2}, {}, False),
-        ({"seed": 1}, {}, False),
-        ({"folds": 5, "fold": 1}, {"folds": 5, "fold": 1}, True),
-        ({"folds": 5, "fold": 1}, {"folds": 5, "fold": 2}, False),
-        ({"folds": 5, "fold": 1}, {}, False),
-        ({}, {"folds": 5, "fold": 1}, False),
-        ({"training": "moved"}, {}, True),
-        ({}, {"rule": "folders", "validation": "photos/val"}, False),
-        ({"rule": "folders", "validation": "photos/val"}, {"rule": "folders", "validation": "moved/val"}, True),
-        ({"rule": "folders", "validation": "photos/val"}, {}, False),
-    ],
-)
-def test_what_one_split_holds_out_is_held_out_by_the_other(here, there, is_safe):
+@pytest.mark.parametrize("case", cases_of("splits_that_hold_out_no_more"))
+def test_what_one_split_holds_out_is_held_out_by_the_other(case):
+    here, there = map(yaml.safe_load, case.split(" after "))
     split = {"rule": "hash", "training": "photos", "validation": "photos", "fraction": 0.1, "seed": 0}
-    assert holds_out_no_more(split | here, split | there) == is_safe
+    same_message(str(holds_out_no_more(split | here, split | there)), "splits_that_hold_out_no_more", case)
     assert holds_out_no_more(split | here, {}) == (here.get("rule") == "folders")
 
 

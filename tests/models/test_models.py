@@ -13,7 +13,7 @@ from models import build_model, describe
 from models.freeze import freeze
 from models.weights.state import record_of
 from tests.support.configs import meta_device
-from tests.support.printed import cases_of
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
@@ -71,23 +71,14 @@ def test_timms_models_are_built_for_image_size_channels_and_dropout():
     assert model(torch.zeros(1, 1, 50, 50)).shape == (1, 10)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "said"),
-    [
-        ("swin_tiny_patch4_window7_224", {}, "drop path 0.1"),
-        ("swin_tiny_patch4_window7_224", {"DROPPATH": 0.0}, None),
-        ("rexnet_100", {}, "dropout 0.2"),
-        ("rexnet_100", {"DROPOUT": 0.0}, None),
-        ("vgg11", {"DROPOUT": 0.0, "ATTENTION_DROPOUT": 0.0, "DROPPATH": 0.0}, None),  # which has no drop path
-    ],
-)
-def test_a_rate_of_0_is_0_and_one_that_is_not_set_is_the_models_own_which_is_said(name, given, said):
-    config = config_of(224, TYPE="timm", NAME=name, **given)
+@pytest.mark.parametrize("model", cases_of("rates_of_timm_models"))
+def test_a_rate_of_0_is_0_and_one_that_is_not_set_is_the_models_own_which_is_said(model):
+    config = config_of(224, **yaml.safe_load(f"{{TYPE: timm, NAME: {model}}}"))
     with meta_device():
-        model = build_model(config, 10)
-    rates = [getattr(each, "drop_prob", getattr(each, "p", 0)) for each in model.modules()]
-    assert (max(rate or 0 for rate in (*rates, getattr(model, "drop_rate", 0))) > 0) == bool(said)
-    assert said is None or said in describe(model, config.MODEL)
+        built = build_model(config, 10)
+    rates = [getattr(each, "drop_prob", getattr(each, "p", 0)) or 0 for each in built.modules()]
+    largest = max(*rates, getattr(built, "drop_rate", 0))
+    same_message(f"at most {largest:g}: {describe(built, config.MODEL)}", "rates_of_timm_models", model)
 
 
 def test_a_run_that_began_when_a_rate_of_0_was_the_models_own_goes_on_with_that():

@@ -6,25 +6,15 @@ import sys
 
 import pytest
 
+from tests.support.printed import cases_of, same_message
 from tests.support.runs import ROOT, run
 from utils.host import cpu_quota, free_host_memory, share_of_cores
 
 
-@pytest.mark.parametrize(
-    ("local", "shares"),
-    [
-        ([range(8)], [8]),
-        ([range(8)] * 4, [2] * 4),  # not bound
-        ([range(8), range(8, 16), range(16, 20)], [8, 8, 4]),
-        ([range(8), range(4, 12)], [6, 6]),
-        ([range(4), range(16), range(16)], [1, 7, 7]),  # one is bound, and the others may run on its cores too
-        ([range(2)] * 3, [1] * 3),
-        ([range(3)] * 3, [1] * 3),
-    ],
-)
-def test_cores_are_divided_among_the_processes_that_may_run_on_them(local, shares):
-    masks = [set(cores) for cores in local]
-    assert [share_of_cores(mask, masks) for mask in masks] == shares
+@pytest.mark.parametrize("local", cases_of("shares_of_cores"))
+def test_cores_are_divided_among_the_processes_that_may_run_on_them(local):
+    masks = [set(cores) for cores in eval(local)]
+    same_message(str([share_of_cores(mask, masks) for mask in masks]), "shares_of_cores", local)
 
 
 CORES = """

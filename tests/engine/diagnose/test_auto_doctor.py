@@ -13,6 +13,7 @@ from engine.diagnose.explain import collapse, explain, record_types
 from engine.diagnose.overflow import AutoDoctor, LastUpdate, make_case
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import rows_of, run, run_folder, status_of
@@ -166,19 +167,12 @@ def test_the_largest_gradient_stays_a_factor_of_two_below_the_end_of_float16(lar
     assert scale * largest <= 65504 / 2 < 2 * scale * largest and math.log2(scale) % 1 == 0
 
 
-@pytest.mark.parametrize(
-    ("largest", "half", "scale"),
-    [
-        (0.0, torch.float16, 2**24),
-        (1e-9, torch.float16, 2**24),
-        (1e9, torch.float16, 1),
-        (math.inf, torch.float16, 1),
-        (1e-3, torch.bfloat16, 1),
-    ],
-)
-def test_the_recommended_scale_is_between_1_and_2_to_the_24(largest, half, scale):
-    exact = SimpleNamespace(gradients={"one": (None, largest)})
-    assert best_scale(exact, SimpleNamespace(in_half={"one", "gone"}), half) == scale
+@pytest.mark.parametrize("case", cases_of("recommended_scales"))
+def test_the_recommended_scale_is_between_1_and_2_to_the_24(case):
+    largest, half = case.split()
+    exact = SimpleNamespace(gradients={"one": (None, float(largest))})
+    scale = best_scale(exact, SimpleNamespace(in_half={"one", "gone"}), getattr(torch, half))
+    same_message(f"{scale:.0f}", "recommended_scales", case)
 
 
 def test_a_streak_after_a_rollback_is_examined_anew(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from models import build_model
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.cpu_memory import passing_bytes
 from tests.support.planted import run_out
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import Ended, rows, run, run_folder
@@ -183,22 +184,11 @@ def test_the_process_where_the_fewest_fit_decides_and_a_signal_to_one_ends_all(
             find_batch_size(begun, 64 * 20, 10, stop)
 
 
-@pytest.mark.parametrize(
-    ("num_images", "world_size", "options", "most"),
-    [
-        (10_000, 1, (), 1000),
-        (600, 1, (), 56),
-        (10_010, 2, (), 496),
-        (10**9, 2, (), 10**6),
-        (10_000, 1, ("TRAIN.ACCUM_ITER=4",), 248),
-        (70, 1, (), 7),
-        (70, 1, ("TRAIN.CUTMIX_ALPHA=1",), 6),
-        (7, 1, (), 1),
-        (1, 2, ("TRAIN.CUTMIX_ALPHA=1",), 2),
-    ],
-)
-def test_an_epoch_has_ten_updates_where_there_are_images_for_them(tmp_path, num_images, world_size, options, most):
-    assert max_images(small_config(tmp_path, *options), num_images, world_size) == most
+@pytest.mark.parametrize("case", cases_of("largest_batches"))
+def test_an_epoch_has_ten_updates_where_there_are_images_for_them(tmp_path, case):
+    num_images, _, world_size, _, *options = case.split()
+    most = max_images(small_config(tmp_path, *options), int(num_images), int(world_size))
+    same_message(str(most), "largest_batches", case)
 
 
 def test_evaluation_takes_the_default_and_says_so(program):

@@ -17,7 +17,7 @@ from models import build_model
 from models.transforms import choose_transforms
 from models.transforms.blocks import HalfResidual
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.printed import same_text
+from tests.support.printed import cases_of, same_message, same_text
 from tests.support.refusals import assert_names, refused
 from tests.support.trainers import make_trainer, scaled_step, update
 from utils.errors import ConfigError
@@ -52,19 +52,11 @@ def test_amp_switches_autocast_to_the_chosen_type_and_a_line_says_so(tmp_path, a
         assert torch.nn.Linear(3, 2)(torch.ones(1, 3)).dtype is expected
 
 
-@pytest.mark.parametrize(
-    ("wanted", "device", "has_bfloat16", "expected"),
-    [
-        ("auto", "cuda", True, torch.bfloat16),
-        ("auto", "cuda", False, torch.float16),
-        ("auto", "cpu", False, torch.bfloat16),  # float16 would be slower still
-        (None, "cuda", True, torch.float16),  # as in the systems that people come from
-        (None, "cpu", True, torch.bfloat16),
-        ("float16", "cpu", True, torch.float16),
-    ],
-)
-def test_the_half_type_follows_the_setting_and_the_device(wanted, device, has_bfloat16, expected):
-    assert choose_half(True, wanted, torch.device(device), has_bfloat16)[0] is expected
+@pytest.mark.parametrize("case", cases_of("half_types"))
+def test_the_half_type_follows_the_setting_and_the_device(case):
+    wanted, device, has_bfloat16 = case.split()
+    half, _ = choose_half(True, {"None": None}.get(wanted, wanted), torch.device(device), has_bfloat16 == "True")
+    same_message(str(half), "half_types", case)
 
 
 def test_the_start_says_what_half_precision_costs_or_gains_here():
@@ -275,24 +267,13 @@ def test_blocks_hand_on_what_the_setting_says_with_nearly_the_same_gradients_com
     torch.testing.assert_close(near, types_between_blocks(half, compiled=True)[1], rtol=0.05, atol=0.01)
 
 
-@pytest.mark.parametrize(
-    ("device", "half", "residual", "words"),
-    [
-        ("cuda", torch.bfloat16, torch.bfloat16, "COMPILE=true"),
-        ("cuda", torch.bfloat16, torch.float32, "COMPILE=false"),
-        ("cuda", torch.bfloat16, torch.bfloat16, "PRECISION.RESIDUAL=bfloat16"),  # auto in runs of earlier versions
-        ("cuda", torch.float16, torch.float32, "COMPILE=true"),
-        ("cuda", torch.float16, torch.float32, "PRECISION.RESIDUAL=bfloat16"),
-        ("cpu", torch.bfloat16, torch.float32, "COMPILE=true"),
-        ("cpu", torch.bfloat16, torch.float32, "PRECISION.RESIDUAL=bfloat16"),
-        ("cuda", None, torch.float32, "COMPILE=true"),
-    ],
-)
-def test_left_alone_the_residual_is_half_in_bfloat16_on_gpus_compiled(tmp_path, device, half, residual, words):
-    dtype = str(half).removeprefix("torch.") if half else "auto"
-    config = small_config(tmp_path, f"AMP={half is not None}", f"PRECISION.DTYPE={dtype}", words)
-    chosen = choose_transforms(config, torch.device(device), half, training=False).transforms
+@pytest.mark.parametrize("case", cases_of("residuals_of_half_precision"))
+def test_left_alone_the_residual_is_half_in_bfloat16_on_gpus_compiled(tmp_path, case):
+    device, half, words = case.split()
+    dtype = "auto" if half == "None" else half
+    config = small_config(tmp_path, f"AMP={half != 'None'}", f"PRECISION.DTYPE={dtype}", words)
+    chosen = choose_transforms(config, torch.device(device), getattr(torch, half, None), training=False).transforms
     found = [each for each in chosen if isinstance(each, HalfResidual)]
-    assert [each.half for each in found] == ([residual] if residual is half else [])
+    same_message(str([each.half for each in found]), "residuals_of_half_precision", case)
     for each in found:
         assert each.apply(torch.nn.Linear(1, 1)) == []  # a model without blocks computes as it always did

@@ -20,7 +20,7 @@ from engine.record.page import element, embedded
 from engine.record.report import describe_end, write_at_end, write_report
 from engine.record.saved_run import SavedRun
 from tests.support.configs import SMALL
-from tests.support.printed import same_text
+from tests.support.printed import cases_of, same_message, same_text
 from tests.support.runs import ROOT, run, run_folder, status_of, typed
 from tests.support.saved_runs import write_json, write_run
 
@@ -125,27 +125,14 @@ def run_with(folder: Path, text: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        EVIL,
-        "'><img src=x onerror=alert(1)>",
-        '" onload="x" style="y',
-        "javascript:alert(1)",
-        "</td></table></section><b>",
-        "<!-- <![CDATA[ -->",
-        "&lt;script&gt; &#60;b&#62;",
-        "</code></pre></style></title><svg/onload=x>",
-        "</p><meta http-equiv=refresh content=0>",
-        "<a href=//x>",
-    ],
-)
+@pytest.mark.parametrize("text", cases_of("texts_in_a_report"))
 def test_names_of_classes_and_files_and_settings_are_text(tmp_path, text):
     folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
     plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
     assert page.elements == plain.elements, "none of them, and no attribute, is of the data"
     assert page.text.count(text) >= 8 and "secret" not in page.text
     assert '" onload' not in element("img", alt='x" onload="x'), "a quote does not end an attribute"
+    same_message(element("p", text), "texts_in_a_report", text)
 
 
 def test_nothing_in_the_page_is_loaded_or_run(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from configs.load import load
@@ -18,6 +19,7 @@ from engine.checkpoint.resume import bad_images_of, comparable, drop_tensors, fi
 from tests.support.configs import replaced, small_config
 from tests.support.image_sets import draw
 from tests.support.loading import order
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, flip, refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import Ended, run, run_folder, typed
@@ -103,24 +105,14 @@ def test_the_epoch_that_a_whole_checkpoint_is_said_to_be_of_is_compared(again):
     assert [start(again, "-resume", "auto", "-last_epoch", epoch).returncode for epoch in "12"] == [2, 0]
 
 
-@pytest.mark.parametrize(
-    ("changed", "now", "told"),
-    [
-        ({}, {}, []),
-        ({}, {"NUM_EPOCHS": 9}, [["9 epochs", "300"]]),
-        ({}, {"NUM_EPOCHS": 2}, []),  # as many as are done
-        ({"GLOBAL_BATCH": 4}, {}, [["GLOBAL_BATCH: 4 -> 8"], ["epoch 3", f"step {2 * order().steps_per_epoch}"]]),
-        ({"AUGMENTATION": 1}, {}, []),  # of no use without a policy
-        ({"AUGMENTATION": 1}, {"COLOR_JITTER": 0.4}, [["AUGMENTATION: torchvision"]]),
-    ],
-)
-def test_changes_that_are_allowed_are_told_and_updates_of_other_images_begin_with_the_next_epoch(changed, now, told):
+@pytest.mark.parametrize("case", cases_of("changes_on_resume"))
+def test_changes_that_are_allowed_are_told_and_updates_of_other_images_begin_with_the_next_epoch(case):
+    changed, now = map(yaml.safe_load, case.split(" now "))
     config = replaced(Config(), TRAIN=now, START={"ALLOW_CHANGED": ("GLOBAL_BATCH", "AUGMENTATION"), "LAST_EPOCH": 2})
     saved = comparable(replaced(config, TRAIN={"NUM_EPOCHS": 300}), order()) | changed
     state = {"epoch": 1, "step": 30, "config": saved, "progress": {"choices": []}}
     found = refuse_changes(config, order(), {}, state, Path("last.pth"))
-    for line, names in zip(found, told, strict=True):
-        assert_names(line, "resume", *names)
+    same_message("\n".join(found) or "(nothing)", "changes_on_resume", case)
     state["progress"]["choices"] = [[20, 40]]
     with contextlib.nullcontext() if "GLOBAL_BATCH" not in changed else refused(ConfigError, "TRAIN.BUDGET"):
         refuse_changes(config, order(), {}, state, Path("last.pth"))

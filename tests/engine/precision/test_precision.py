@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import yaml
 from torch.overrides import TorchFunctionMode
 
 from configs.load import load
@@ -213,21 +214,13 @@ def test_matrices_and_convolutions_are_multiplied_as_the_setting_says(mode, prec
         set_matmul("ieee")
 
 
-@pytest.mark.parametrize(
-    ("device", "amp", "settings", "expected"),
-    [
-        ("cuda", True, {}, torch.bfloat16),  # to which autocast would cast them
-        ("cpu", True, {}, torch.float32),
-        ("cuda", False, {}, torch.float32),
-        ("cuda", True, {"CUSTOM_BLACK_LIST": ("patch_embed",)}, torch.float32),
-        ("cpu", True, {"MODE": "naive"}, torch.bfloat16),
-    ],
-)
-def test_images_come_in_the_type_in_which_the_first_layer_computes(tmp_path, device, amp, settings, expected):
-    precision = Precision(make(tmp_path, amp, "bfloat16", **settings), CPU)
+@pytest.mark.parametrize("case", cases_of("types_of_images"))
+def test_images_come_in_the_type_in_which_the_first_layer_computes(tmp_path, case):
+    device, _, settings = case.partition(" ")
+    precision = Precision(make(tmp_path, dtype="bfloat16", **yaml.safe_load(settings)), CPU)
     model = precision.computing(build_model(small_config(tmp_path), 10))
     precision.device = torch.device(device)
-    assert precision.input_dtype(model) is expected
+    same_message(str(precision.input_dtype(model)), "types_of_images", case)
 
 
 def test_tf32_is_refused_where_there_is_none(tmp_path):

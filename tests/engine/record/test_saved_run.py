@@ -10,9 +10,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import yaml
 
 from engine.record.saved_run import SavedRun
-from tests.support.printed import cases_of, content_of
+from tests.support.printed import cases_of, content_of, same_message
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
@@ -90,27 +91,17 @@ def test_lines_that_a_kill_cut_off_are_left_out(folder):
 HERE, ELSEWHERE = {"host": socket.gethostname(), "state": "training"}, {"host": "another", "state": "training"}
 
 
-@pytest.mark.parametrize(
-    ("state", "status", "is_alive", "age"),
-    [
-        ("running", HERE, True, 7200),
-        ("running", ELSEWHERE, False, 5),
-        ("killed", HERE, False, 5),
-        ("killed", ELSEWHERE, True, 7200),
-        ("killed", {"state": "training"}, None, None),
-        ("done", {"state": "done"}, None, None),
-        ("unknown", {}, None, None),
-    ],
-)
-def test_a_run_knows_whether_it_is_going_killed_or_done(folder, state, status, is_alive, age):
+@pytest.mark.parametrize("case", cases_of("states_of_runs"))
+def test_a_run_knows_whether_it_is_going_killed_or_done(folder, case):
     """`is_alive`: its process, if it was one of this machine. `age`: seconds since its last sign of life."""
-    if age:
+    status = yaml.safe_load(case.replace("here", socket.gethostname()))
+    if age := status.pop("age", None):
         gone = subprocess.Popen(["true"])
         gone.wait()
         beat = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(time.time() - age))
-        status = status | {"pid": os.getpid() if is_alive else gone.pid, "heartbeat": beat}
+        status |= {"pid": os.getpid() if status.pop("is_alive") else gone.pid, "heartbeat": beat}
     write_status(folder, **status)
-    assert SavedRun.open(folder).state == state
+    same_message(SavedRun.open(folder).state, "states_of_runs", case)
 
 
 def test_a_run_of_another_user_is_not_taken_for_dead(folder, monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from PIL import Image
 
 from engine.record import trackers as module
@@ -23,6 +24,7 @@ from engine.record.trackers import (
     figures_of,
 )
 from tests.support.configs import small_config
+from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
@@ -218,21 +220,15 @@ def test_a_tracker_that_hangs_is_dropped_at_the_end_and_warned_of_once(tmp_path,
     assert len(log.warned) == 1 and time.monotonic() - start < 30
 
 
-@pytest.mark.parametrize(
-    ("status", "has_failed", "state"),
-    [
-        ({"state": "done", "exit_code": 0}, False, "done"),
-        ({"state": "stopped", "exit_code": 143}, False, "stopped"),
-        ({"state": "stopped", "exit_code": 3}, False, "failed"),
-        ({"state": "save_failed", "exit_code": 1}, False, "failed"),
-        ({"state": "training"}, True, "failed"),
-    ],
-)
-def test_a_tracker_learns_how_the_run_ended(tmp_path, status, has_failed, state):
+@pytest.mark.parametrize("case", cases_of("states_on_trackers"))
+def test_a_tracker_learns_how_the_run_ended(tmp_path, case):
+    status, _, has_failed = case.partition(" after ")
     best = {"top1": 50.0, "epoch": 2, "file": "best.pth"}
-    (tmp_path / "status.json").write_text(json.dumps(status | {"best": best}))
+    (tmp_path / "status.json").write_text(json.dumps(yaml.safe_load(status) | {"best": best}))
     (tmp_path / "mistakes.png").touch()
-    assert ending_of(tmp_path, has_failed) == (state, {"top1": 50.0, "epoch": 2}, [tmp_path / "mistakes.png"])
+    ending = ending_of(tmp_path, bool(has_failed))
+    assert ending[1:] == ({"top1": 50.0, "epoch": 2}, [tmp_path / "mistakes.png"])
+    same_message(ending.state, "states_on_trackers", case)
 
 
 def test_a_missing_package_is_refused_with_the_command_that_installs_it(tmp_path, monkeypatch):

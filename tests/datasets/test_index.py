@@ -275,17 +275,6 @@ def test_what_depends_on_the_settings_and_on_other_files_is_checked_with_an_inde
     assert_names(error_of("imagenet2012", root), "train_list.txt, line 1", "0.jpg")
 
 
-def test_an_index_of_lists_with_the_number_of_no_class_is_refused(tmp_path, monkeypatch):
-    make_lists(tmp_path)
-    add = IndexWriter.add
-
-    def add_other(writer, name, values):
-        add(writer, name, np.full(len(values), 3) if name == "1.target" else values)
-
-    monkeypatch.setattr(IndexWriter, "add", add_other)
-    assert_names(error_of("imagenet2012", tmp_path), "train_list.txt.index", "val_list.txt")
-
-
 def test_repeated_paths_are_told_with_an_index_too(tmp_path):
     make_lists(tmp_path)
     make_list(tmp_path, ["0.jpg 0", "./0.jpg 1", "1.jpg 2", "7.jpg 0", "0.jpg 0"])

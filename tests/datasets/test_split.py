@@ -161,17 +161,6 @@ def test_evaluation_scores_what_the_run_held_out_also_of_a_copy_and_names_the_ri
     assert not any("trained on" in note for note in load("imagefolder", tmp_path / "copy", evaluate=True)[1].notes)
 
 
-def test_in_evaluation_classes_may_be_missing_but_none_may_be_new(tmp_path):
-    make_folders(tmp_path, {"ant": 2, "cat": 2})
-    config = settings("imagefolder", tmp_path, evaluate=True)
-    _, val = load_image_sets(config, saved=SavedData(["ant", "bee", "cat"], {}))
-    assert val.targets.tolist() == [0, 0, 2, 2] and val.classes == ["ant", "bee", "cat"]
-    with refused(DataError, "DATA.DATA_PATH", "cat", tmp_path / "cat" / "00.JPEG"):
-        load_image_sets(config, saved=SavedData(["ant", "bee"], {}))
-    with refused(DataError, "DATA.DATA_PATH", "bee", "-pretrained"):
-        load_image_sets(settings("imagefolder", tmp_path), saved=SavedData(["ant", "bee", "cat"], {}))
-
-
 def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp_path):
     make_set(tmp_path)
     train, val = load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "7", "a", "d"], {}))

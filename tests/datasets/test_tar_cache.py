@@ -68,20 +68,10 @@ def test_a_pulled_tar_is_on_the_disk_before_it_has_its_name(cache, monkeypatch):
 
 
 def test_a_server_that_says_nothing_is_given_up():
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with ThreadPoolExecutor(1) as pool, socket.create_server(("127.0.0.1", 0)) as silent:
         server = Server(f"http://127.0.0.1:{silent.getsockname()[1]}/set", 1.0, str)
-        ended = []
-
-        def ask():
-            try:
-                server.read("classes.txt")
-            except DataError:
-                ended.append(True)
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(60)
-        assert ended
+        with pytest.raises(DataError):
+            pool.submit(server.read, "classes.txt").result(60)
 
 
 def test_waits_between_requests_grow(tmp_path, monkeypatch):

@@ -135,7 +135,7 @@ def test_a_trial_that_is_refused_stops_the_sweep_which_can_then_be_another(tmp_p
     start("-seeds", "4,5")
 
 
-def test_a_sweep_waits_for_a_run_that_outlived_one_tells_its_trial_to_stop_once_and_goes_on_later(
+def test_a_sweep_waits_for_a_run_that_outlived_one_and_tells_its_trial_to_stop_once(
     tmp_path, start, pretended, monkeypatch
 ):
     outlived, told = [True, True], []
@@ -160,9 +160,6 @@ def test_a_sweep_waits_for_a_run_that_outlived_one_tells_its_trial_to_stop_once_
     printed = start("-seeds", "0,1,2", exit_with=143)
     assert told == pretended.started == ["trial-000"] and not outlived
     same_text("sweep_that_was_stopped", printed, folder=tmp_path)
-    monkeypatch.setattr(runner, "start", Pretended)
-    start()
-    assert [row["state"] for row in rows(tmp_path / "sweep")] == ["done"] * 3
 
 
 def test_another_sweep_in_its_folder_is_refused_and_names_what_differs(tmp_path, start, pretended):

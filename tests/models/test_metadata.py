@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from configs.schema import Data
 from engine.settings import load_settings
 from models.weights.files import read_state_dict, read_weights
 from models.weights.load import load_pretrained
-from models.weights.metadata import metadata_of, preprocessing_of
+from models.weights.metadata import classes_of_weights, metadata_of, preprocessing_of
 from models.weights.timm_tags import is_imagenet_by_other_names, usual_images
 from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
@@ -93,12 +94,21 @@ def test_a_vit_of_transformers_is_built_and_read(tmp_path, weights):
     model = vit()
     assert len(load_pretrained(model, str(path))) == 1
     assert_same(model.state_dict(), weights)
-    cropped = prepared | {"size": 36, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
-    (path / "preprocessor_config.json").write_text(json.dumps(cropped))
-    assert_images(metadata_of(str(path)), IMAGE_SIZE=32, CROP_MODE="squash", CROP_PCT=32 / 36)
+    for side, size, share in ((32, 36, 32 / 36), (9, 14, math.nextafter(9 / 14, 0))):  # 9 / (9 / 14) is below 14
+        cropped = prepared | {"size": size, "crop_size": {"height": side, "width": side}, "do_center_crop": True}
+        (path / "preprocessor_config.json").write_text(json.dumps(cropped))
+        assert_images(metadata_of(str(path)), IMAGE_SIZE=side, CROP_MODE="squash", CROP_PCT=share)
     (path / "preprocessor_config.json").write_text(json.dumps(prepared | {"size": {"height": 32, "width": 48}}))
     with refused(ConfigError, path, "square"):
         metadata_of(str(path))
+
+
+@pytest.mark.parametrize(("word", "is_name"), [("kind", True), ("LABEL", False)])
+def test_classes_are_named_in_the_order_of_their_numbers_and_not_by_a_number(tmp_path, word, is_name):
+    names = [f"{word}_{number}" for number in range(11)]
+    labels = {str(number): names[number] for number in reversed(range(11))}
+    path = folder(tmp_path / "f", {"a": torch.ones(1)}, config={"id2label": labels})
+    assert classes_of_weights(str(path)) == (names if is_name else [])
 
 
 def test_a_vit_of_transformers_without_a_tensor_is_refused(tmp_path, weights):

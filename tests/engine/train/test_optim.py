@@ -5,10 +5,12 @@ import math
 
 import pytest
 import torch
+import yaml
 
 from engine.train.schedule import Schedule
 from tests.support.configs import small_config
 from tests.support.optimizers import Learner
+from tests.support.printed import cases_of, same_message
 
 
 @pytest.fixture
@@ -40,18 +42,12 @@ def test_default_schedule_moves_every_step_and_ends_at_the_end_rate(train, end):
     assert rates[1660] == pytest.approx((3e-3 + end) / 2)  # half-way down a cosine
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "rates"),
-    [
-        ("step", {"MILESTONES": (8, 28)}, {39: 3e-3, 40: 3e-4, 60: 3e-5}),
-        ("step", {"MILESTONES": (40, 60), "AFTER_WARMUP": False}, {39: 3e-3, 40: 3e-4, 60: 3e-5}),
-        ("step", {"DECAY_EPOCHS": 50, "DECAY_RATE": 0.5}, {81: 3e-3, 82: 1.5e-3, 132: 7.5e-4}),
-        ("constant", {}, {32: 3e-3, 299: 3e-3}),
-    ],
-)
-def test_rates_after_the_warm_up(train, name, settings, rates):
-    schedule = Schedule(with_scheduler(train, NAME=name, **settings), steps_per_epoch=10, global_batch=1)
-    assert {epoch: schedule(10 * epoch) for epoch in rates} == pytest.approx(rates)
+@pytest.mark.parametrize("case", cases_of("rates_after_the_warm_up"))
+def test_rates_after_the_warm_up(train, case):
+    settings, _, epochs = case.partition(" at ")
+    schedule = Schedule(with_scheduler(train, **yaml.safe_load(f"{{{settings}}}")), steps_per_epoch=10, global_batch=1)
+    rates = (f"{schedule(10 * int(epoch)):.6g}" for epoch in epochs.split())
+    same_message(" ".join(rates), "rates_after_the_warm_up", case)
     assert Schedule(dataclasses.replace(train, WARMUP_EPOCHS=0), 10, global_batch=1)(0) == 3e-3
 
 

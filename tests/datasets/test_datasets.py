@@ -62,7 +62,9 @@ def test_fractals_depend_on_class_and_number_alone(tmp_path):
     assert len(set(pictures)) == 12  # also no two images of a class, of which validation has others than training
     digest = hashlib.sha256(b"".join(pictures)).hexdigest()
     assert digest[:16] == "f82e19a58939b6ba"
-    alone = load("fractals", SYNTHETIC_SIZE=900, num_classes=6, IMAGE_CHANNELS=3)[0].take(np.array([5]))
+    many = load("fractals", SYNTHETIC_SIZE=900, num_classes=6, IMAGE_CHANNELS=3)
+    assert [*map(len, many)] == [900, 90]
+    alone = many[0].take(np.array([5]))
     assert alone.read(0).tobytes() == pictures[5] and alone.targets.tolist() == [5] and alone.name(0).endswith(" 5")
     (tmp_path / "classes.txt").write_text("".join(f"fractal {each}\n" for each in reversed(range(6))))
     renumbered = load("fractals", SYNTHETIC_SIZE=12, num_classes=6, CLASSES=str(tmp_path / "classes.txt"))[0]

@@ -91,7 +91,8 @@ def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replac
     (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")
     for number, image in enumerate(sorted(digits.glob("[0-9]/*.png"))[::12]):
         shutil.copy(image, tmp_path / "photos" / f"{number}.png") if number else (tmp_path / "photos").mkdir()
-    shares = [float(line[2]) for line in type_in(trained, tmp_path / "photos")[0]]
+    lines, _ = type_in(trained, tmp_path / "photos", "-into", tmp_path / "new" / "folder")
+    shares = [float(line[2]) for line in lines]
     limit = sorted(shares)[len(shares) // 2]
     words = [trained, tmp_path / "photos", "-classes", tmp_path / "names.txt", "-unsure", limit, "-top", 2]
     files = ["-csv", tmp_path / "x.csv", "-json", tmp_path / "x.json", "-into", tmp_path / "sorted"]

@@ -590,6 +590,7 @@ OF_INDEXES = {"imagefolder": "path target", "csv": "0.path 0.target", "shards": 
 OF_INDEXES["parquet"] = "label group_rows file_rows"
 NUMBERS = {"imagefolder": "target", "shards": "label tar.first", "parquet": "label group_file group_rows group_bytes"}
 IN_INDEXES = {"rows": OF_INDEXES, "types": OF_INDEXES | {"csv": "0.group 0.target"}, "numbers": NUMBERS}
+IN_INDEXES["more"] = {"parquet": "file_rows"}
 
 
 @pytest.mark.parametrize(
@@ -607,7 +608,8 @@ def test_an_index_with_columns_of_other_lengths_types_or_numbers_is_made_anew(
         init(writer, place, {of: "u1" if of == name else kind for of, kind in columns.items()}, small)
 
     def add_other(writer, of, values):
-        other = values[1:] if what == "rows" else np.full(len(values), 0 if what == "types" else -7)
+        other = np.full(len(values), 0 if what == "types" else -7)
+        other = {"rows": values[1:], "more": [*values, 0]}.get(what, other)
         add(writer, of, other if of == name else values)
 
     with monkeypatch.context() as patched, contextlib.suppress(Exception):

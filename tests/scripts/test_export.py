@@ -105,6 +105,7 @@ def test_transformers_loads_the_same_folder_and_gives_the_same_logits(plain, tmp
     processor = json.loads((tmp_path / "plain" / "preprocessor_config.json").read_text())
     assert processor["image_mean"] == [0.1, 0.2, 0.3] and processor["size"] == {"shortest_edge": 35}
     assert processor["resample"] == 3
+    assert all(processor[f"do_{each}"] for each in ("resize", "center_crop", "rescale", "normalize", "convert_rgb"))
 
 
 def test_graphs_give_the_models_logits_for_any_number_of_images_and_hold_class_names(tmp_path):

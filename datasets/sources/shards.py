@@ -176,7 +176,7 @@ def scan(tar: Tar) -> Shard:
                     f"{tar.title}: {member.name!r} contains {label!r}, which is not a class number (from 0)"
                 )
             labels[key] = label
-    lacking = next(iter(labels.keys() ^ images.keys()), None)
+    lacking = min(labels.keys() ^ images.keys(), default=None)
     if lacking is not None:
         lacks, endings = ("label", ".cls or .json") if lacking in images else ("image", " ".join(KNOWN_ENDINGS))
         raise DataError(f"{tar.title}: the sample {lacking!r} has no {lacks} ({endings}); complete or remove it")

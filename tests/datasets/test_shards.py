@@ -126,10 +126,6 @@ def test_what_is_no_set_of_shards_is_told(tmp_path):
         (member := tarfile.TarInfo("x.png")).type = tarfile.GNUTYPE_SPARSE
         tar.addfile(member)
     assert_names(error_of("shards", tmp_path), tmp_path / "train-1.tar", "'x.png'", "sparse")
-    with tarfile.open(tmp_path / "train-1.tar", "w") as tar:
-        (member := tarfile.TarInfo("x.png")).pax_headers = {"GNU.sparse.map": "no number"}
-        tar.addfile(member)
-    assert_names(error_of("shards", tmp_path), tmp_path / "train-1.tar", "damaged")
     (tmp_path / "train-1.tar").unlink()
     for name in ("train-1.tar.gz", "train-1.tar"):
         (tmp_path / name).write_bytes(b"\x1f\x8b" * 300)

@@ -85,6 +85,7 @@ def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path, monke
     rows.close()
     written = (tmp_path / "steps.csv").read_text()
     assert written == "step,loss,data_pct\n0,2.5,\n20,2,12.5\n40,1.5,\n"
+    assert [row["step"] for row in rows.rows] == [0, 20, 40], "which the curves are drawn of"
     StepRows(tmp_path, 60).close()
     assert (tmp_path / "steps.csv").read_text() == written
 

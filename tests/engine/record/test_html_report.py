@@ -130,7 +130,7 @@ def test_names_of_classes_and_files_and_settings_are_text(tmp_path, text):
     folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
     plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
     assert page.elements == plain.elements, "none of them, and no attribute, is of the data"
-    assert page.text.count(text) >= 8 and "secret" not in page.text
+    assert page.text.count(text) >= 8 and "doctor.yaml, for -cfg:" in page.text and "secret" not in page.text
     assert '" onload' not in element("img", alt='x" onload="x'), "a quote does not end an attribute"
     same_message(element("p", text), "texts_in_a_report", text)
 

@@ -9,7 +9,7 @@ from tests.support.modules import ROOT, imported
 
 ROOMS = ("configs", "datasets", "engine", "models", "utils", "scripts")
 # A number in this table may be lowered, never raised. Options of a constructor that is not ours live under KWARGS.
-CAPS = {"product": 30_004, "benchmarks": 1_480, "tests": 26_753, "settings": 142, "packages": 26, "small_files": 5}
+CAPS = {"product": 30_003, "benchmarks": 1_480, "tests": 26_753, "settings": 142, "packages": 26, "small_files": 5}
 LINES_OF_A_FOLDER = 2_500
 SMALL = 80  # lines of a file that belongs into its only user
 # Each file of these folders is one of many of a kind, found by its name or in a table.

@@ -36,20 +36,19 @@ def _against_first(groups: Sequence[Group]) -> dict[int, Difference]:
 
 
 def _best_row(groups: Sequence[Group]) -> int | None:
-    """The row of the best mean; -1 if nothing was measured, None if all are the same."""
+    """The row of the best mean; None if nothing was measured, or all are the same."""
     means = {row: np.mean(list(group.best.values())) for row, group in enumerate(groups) if group.best}
     if len(means) > 1 == len(set(means.values())):
         return None
-    return (min if groups[0].metric == "loss" else max)(means, key=means.get, default=-1)
+    return (min if groups[0].metric == "loss" else max)(means, key=means.get, default=None)
 
 
 def _answer(groups: Sequence[Group]) -> str:
     """Which group is best, and whether that is more than noise."""
     row, metric = _best_row(groups), groups[0].metric
     if row is None:
-        return f"All groups have the same {TITLES[metric]}."
-    if row < 0:
-        return "Nothing was evaluated yet."
+        is_measured = any(group.best for group in groups)
+        return f"All groups have the same {TITLES[metric]}." if is_measured else "Nothing was evaluated yet."
     if len(groups) == 1:
         return "All runs have the same settings but for seed and fold."
     best, found = groups[row], _against_first(groups)

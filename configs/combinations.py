@@ -12,7 +12,7 @@ from utils.errors import ConfigError, did_you_mean
 from utils.text import is_url, problem_of
 
 # What a resumed run compares besides its settings.
-NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "CLASS_NAMES", "SPLIT", "AUGMENTATION")
+NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "IMAGES", "CLASS_NAMES", "SPLIT", "AUGMENTATION")
 CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 IN_THEIR_ORDER = ("shards", "parquet")  # values of DATA.DATASET: read in the order of their files
 WITHOUT_FILES = ("digits", "fractals", "synthetic")  # values of DATA.DATASET
@@ -50,6 +50,7 @@ def _check_url(values: Values, origins: dict[str, str]) -> None:
 def _check_typed(values: Values, origins: dict[str, str]) -> None:
     """Refuse what somebody types that nothing would read."""
     path, data_set = "DATA.DATA_PATH", "DATA.DATASET"
+    _check_empty(values, origins)
     if origins[path].startswith(("flag ", "-opts")) and values[data_set] in WITHOUT_FILES:
         raise ConfigError(
             f"{path}, {values[path]} ({origins[path]}): {data_set} {values[data_set]} ({origins[data_set]}) reads no files; "
@@ -60,6 +61,19 @@ def _check_typed(values: Values, origins: dict[str, str]) -> None:
         raise ConfigError(
             f"{name}, {values[name]} (-opts): it is only a label with {kind} vit ({origins[kind]}), whose fields say the model; "
             f"add {kind}=timm to train timm's model of that name, or {kind}=vit beside the label"
+        )
+
+
+def _check_empty(values: Values, origins: dict[str, str]) -> None:
+    """Refuse an empty value where a shell variable was probably not set."""
+    empty = "as of a shell variable that is not set"
+    for key in ("SAVE", "DATA.DATA_PATH"):
+        if origins[key].startswith("flag ") and not values[key].strip():
+            raise ConfigError(f"{key} is empty ({origins[key]}), {empty}; name a folder, or leave the flag out")
+    is_typed = origins["NAME"].startswith(("flag ", "-opts"))
+    if is_typed and not values["NAME"].strip() and values["MODEL.RESUME"] == AUTO:  # else it undoes the name of a file
+        raise ConfigError(
+            f"NAME is empty ({origins['NAME']}), {empty}; -resume auto would go on with any run: name one, or leave NAME out"
         )
 
 

@@ -71,10 +71,26 @@ examples:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The file given with -cfg, and the layers of the other flags; later ones override earlier ones."""
+    """The file given with -cfg, the layers of the other flags, and notes for the user about repeated flags."""
 
     cfg: str | None
-    layers: list[Layer]
+    layers: list[Layer]  # a later one overrides an earlier one
+    notes: list[str]
+
+
+class _LastValue(argparse.Action):
+    """Stores the value of a flag. If a flag is repeated, its last value counts, as scripts that add flags to "$@" expect."""
+
+    def __call__(self, parser, namespace, value, flag=None):
+        former = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, value)
+        if former in (None, value):
+            return
+        if self.dest == "cfg":
+            raise ConfigError(
+                f"-cfg: {former} and {value} are given; name one file, which may build on another with BASE"
+            )
+        namespace.notes.append(f"note: {flag} is given as {former} and {value}; the last one counts")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -94,6 +110,8 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         add_help=False,
     )
+    parser.register("action", None, _LastValue)
+    parser.set_defaults(notes=[])
     settings = parser.add_argument_group("settings")
     settings.add_argument(*_HELP, action="help", help="Show this and exit.")
     settings.add_argument(_VERSION, action="store_true", help="Show versions, device and processor, and exit.")
@@ -129,6 +147,11 @@ def parse(argv: list[str]) -> CommandLine:
     """Parse the command line without the program's name."""
     _check_names(argv)
     known, rest = build_parser().parse_known_args(argv)
+    resume = _SETTING_OF["-resume"]
+    if getattr(known, resume) is not None and not getattr(known, resume).strip():
+        raise ConfigError(
+            "-resume is empty, as of a shell variable that is not set; name a run or auto, or leave -resume out"
+        )
     if rest:
         before = argv[argv.index(rest[0]) - 1]
         hint = "" if before.startswith("-") else f"; quote a value that has spaces: '{before} {rest[0]}'"
@@ -138,7 +161,12 @@ def parse(argv: list[str]) -> CommandLine:
         raise ConfigError(f"{rest[0]!r} on the command line does not belong to a flag{hint}; -h lists the flags")
     given = ((flag, key, getattr(known, key)) for flag, key in _SETTING_OF.items())
     layers = [Layer(f"flag {flag}", {key: text}) for flag, key, text in given if text is not None]
-    return CommandLine(known.cfg, [*layers, Layer("-opts", dict(_pair(option) for option in known.opts))])
+    options: dict[str, str] = {}
+    for key, text in map(_pair, known.opts):
+        if options.get(key, text) != text:
+            known.notes.append(f"note: -opts gives {key} as {options[key]} and {text}; the last one counts")
+        options[key] = text
+    return CommandLine(known.cfg, [*layers, Layer("-opts", options)], known.notes)
 
 
 def _check_names(argv: list[str]) -> None:

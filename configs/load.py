@@ -7,7 +7,7 @@ from typing import Any
 from configs import flags
 from configs.arguments import add_argument
 from configs.combinations import check_combinations, several_labels_key
-from configs.paddlevit.families import take_family
+from configs.paddlevit.deit import take_deit
 from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, translate
 from configs.removed import REMOVED, translate_removed
 from configs.schema import AUTO, VIT_FIELDS, Config, Only
@@ -32,7 +32,7 @@ from configs.values import (
 from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
 from utils.program import when_started
-from utils.runs import LATEST, without_latest
+from utils.runs import LATEST, other_copies, without_latest
 
 NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # settings whose value may be a run
 
@@ -75,10 +75,10 @@ def load(
     `beneath`: layers in place of those of the -cfg file. `weights`: what the pretrained weights say, beneath all others.
     """
     command_line = flags.parse(argv)
-    files, family = take_family(_files(command_line.cfg, needs_file, beneath, weights), command_line.layers)
+    files, deit = take_deit(_files(command_line.cfg, needs_file, beneath, weights), command_line.layers)
     values = {key: setting.default for key, setting in ALL_SETTINGS.items()}
     origins = dict.fromkeys(ALL_SETTINGS, "default")
-    notes: list[str] = []
+    notes = [*command_line.notes]
     layers = [*files, *command_line.layers]
     former: dict[str, Text] = {}
     for layer in layers:
@@ -92,21 +92,26 @@ def load(
                 values[section] = add_argument(values[section], section, key, text, layer.origin)
                 origins[section] = origins[key] = layer.origin
             elif key in ALL_SETTINGS:
-                values[key] = convert(ALL_SETTINGS[key], text, layer.origin)
-                origins[key] = layer.origin
+                value = convert(ALL_SETTINGS[key], text, layer.origin)
+                if layer.origin == "-opts" and origins[key].startswith("flag ") and value != values[key]:
+                    found = f"{to_text(values[key])} ({origins[key]}) and {to_text(value)} (-opts)"
+                    raise ConfigError(f"{key}: both {found} are given; leave one of them out")
+                values[key], origins[key] = value, layer.origin
             elif key in IGNORED:
                 notes.append(f"{layer.origin}: {key} is ignored: {IGNORED[key]}")
             elif key not in (*SECTIONS, OLD_SECTION) or not is_none(text):  # a section may be empty
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
-    values |= name_runs(values)
+    newest = name_runs(values)
+    values |= newest
+    notes += [copy.describe() for folder in dict.fromkeys(newest.values()) for copy in other_copies(folder)]
     _fit_channels(values)
     _fit_labels(values, origins)
     _settle_optimizer(values, origins)
     notes += _drop_vit_fields(values, origins, [layer.origin for layer in layers])
     values |= without_rates(values)
     check_combinations(values, origins)
-    if family:
-        notes.insert(0, family.agree(values["MODEL.NAME"]))
+    if deit:
+        notes.insert(0, deit.agree(values["MODEL.NAME"]))
     config = build(values)
     return LoadedConfig(config, origins, [*notes, *_without_effect(values, origins)], argv, weights=weights)
 
@@ -161,7 +166,8 @@ def _why_no_setting(key: str, text: Text) -> str:
 
 
 def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
-    """A note for each setting that others leave without effect; an error where somebody types one of another choice.
+    """A note for each setting that others leave without effect; an error where somebody types one of another choice, or a
+    precision without -amp.
 
     Files may have settings of several choices, as PaddleViT's have those of all schedules.
     """
@@ -173,10 +179,17 @@ def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str
             continue
         found = " and ".join(f"{name} is {to_text(values[name])}" for name in only.keys(values, section))
         wanted = f"; it is for {' or '.join(map(to_text, only.values))}" if only.values not in ((), (None,)) else ""
-        if only.key == "NAME" and origins[key].startswith(("flag ", "-opts")):
+        if only.key == "NAME" and _is_typed(key, origins):
             raise ConfigError(f"{origins[key]}: unknown key {key}, because {found}{wanted}")
+        if only.key == "AMP" and _is_typed(key, origins) and not _is_typed("AMP", origins):
+            raise ConfigError(f"{origins[key]}: {key} {to_text(values[key])} has no effect, because {found}; add -amp")
         notes.append(f"note: without effect: {key} {to_text(values[key])}, because {found}{wanted}")
     return notes
+
+
+def _is_typed(key: str, origins: dict[str, str]) -> bool:
+    """Return whether the setting is on the command line, and not in a file."""
+    return origins[key].startswith(("flag ", "-opts"))
 
 
 def _settle_optimizer(values: dict[str, Any], origins: dict[str, str]) -> None:

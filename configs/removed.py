@@ -143,6 +143,9 @@ REMOVED: dict[str, Removed] = {
     "TRAIN.COLOR_JITTER_PROB": Removed(
         "1.0", "TRAIN.COLOR_JITTER changes every image; a smaller one changes them less"
     ),
+    "DATA.AUGMENT_ON": Removed(
+        "host", "the loader's workers augment the images, as many as -num_workers (DATA.NUM_WORKERS) says"
+    ),
     "DATA.PREFETCH": Removed("null", "halfstep chooses how far ahead of the training it reads", "machine"),
     "DATA.REMOTE_PATIENCE": Removed(
         "120.0", "a request is repeated for two minutes; -resume auto goes on when the server is back", "machine"
@@ -235,8 +238,12 @@ def translate_removed(
     """
     translated: dict[str, Any] = {}
     schedule = "TRAIN.LR_SCHEDULER."
-    is_record = {f"{schedule}NAME", f"{schedule}DECAY_RATE", "TRAIN.OPTIMIZER.MOMENTUM"} <= texts.keys()
-    if is_record and texts[f"{schedule}NAME"] == "step" and "." not in str(texts[f"{schedule}DECAY_EPOCHS"]):
+    recorded = {*(f"{schedule}{name}" for name in ("NAME", "DECAY_RATE", "DECAY_EPOCHS")), "TRAIN.OPTIMIZER.MOMENTUM"}
+    if (
+        recorded <= texts.keys()
+        and texts[f"{schedule}NAME"] == "step"
+        and "." not in str(texts[f"{schedule}DECAY_EPOCHS"])
+    ):
         # While DECAY_EPOCHS was whole it had no effect, and was saved as true.
         translated[f"{schedule}AFTER_WARMUP"] = "false"
     for key in filter(texts.__contains__, REMOVED):  # always in the same order

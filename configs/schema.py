@@ -196,8 +196,6 @@ class Data:
     """Interpolation for resizing images."""
     TRAIN_INTERPOLATION: Annotated[Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None, RECIPE] = None
     """Interpolation of training images, also in rotations and shifts of a policy; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION."""
-    AUGMENT_ON: Annotated[Literal["host", "device"], RECIPE, Only("TRAIN.AUTO_AUGMENT|TRAIN.COLOR_JITTER")] = "host"
-    """Where policies and colour jitter are computed: in the loader's workers, or on the training device, so that workers only decode and crop. What is drawn is the same."""
     IMAGENET_MEAN: Annotated[tuple[float, ...], Bounds(-1_000.0, 1_000.0), MODEL] = (0.5, 0.5, 0.5)
     """Mean of each channel, in [0, 1], subtracted from every image."""
     IMAGENET_STD: Annotated[tuple[float, ...], Bounds(1e-6, 1_000.0), MODEL] = (0.5, 0.5, 0.5)
@@ -205,7 +203,7 @@ class Data:
     NUM_WORKERS: Annotated[int | None, Bounds(0, 1_000), MACHINE] = None
     """Loader threads or processes per training process; not set: its share of the cores, from 4 on less one; on CPUs at most 8, and 0 for data sets in memory. (PaddleViT: 1, which starves a GPU.)"""
     WORKERS: Annotated[Literal["auto", "threads", "processes"], MACHINE] = "auto"
-    """Kind of loader worker: threads share memory and cost less; processes help where Python's interpreter lock limits. auto: processes on GPUs from 5 workers on (with TRAIN.AUTO_AUGMENT or COLOR_JITTER on the host from 3 on, for data sets in memory always), if shared memory has room; else threads."""
+    """Kind of loader worker: threads share memory and cost less; processes help where Python's interpreter lock limits. auto: processes on GPUs from 5 workers on (with TRAIN.AUTO_AUGMENT or COLOR_JITTER from 3 on, for data sets in memory always), if shared memory has room; else threads."""
     DROP_LAST: Annotated[bool, RECIPE] = True
     """Drop an epoch's last images if they do not fill a whole update (never if that would leave no update)."""
     SAMPLER: Annotated[Literal["shuffle", "balanced"], RECIPE] = "shuffle"
@@ -331,7 +329,7 @@ class Optimizer:
     role: ClassVar[str] = RECIPE
 
     NAME: str = "AdamW"
-    """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; also any name of timm.optim.list_optimizers(), such as lamb, lion, muon, nadamw or adafactor, and AdamWScheduleFree, SGDScheduleFree and RAdamScheduleFree of the package schedulefree. In any case of letters."""
+    """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; also any name of timm.optim.list_optimizers(), such as lamb, lion, muon, nadamw or adafactor. In any case of letters."""
     EPS: Annotated[float | None, Bounds(0.0, 1_000.0)] = None
     """Adam's epsilon; not set, of this and the next two: what the optimizer has by itself (AdamW and Adam 1e-8)."""
     BETAS: Annotated[
@@ -550,7 +548,7 @@ class Start:
     EVAL: bool = False
     """Evaluate only."""
     RESUME: Annotated[str | None, In("MODEL")] = None
-    """Checkpoint or run (its folder, or latest, the newest) to resume; auto: the newest valid one of run NAME, or of the newest run under SAVE."""
+    """Checkpoint or run (its folder, or latest, the newest) to resume; auto: the newest valid one of run NAME, or of the run under SAVE that was saved last."""
     NAME: Annotated[str, FOLDER_NAME] = ""
     """Name of the run's folder in SAVE, without a date; it must be new, or with -resume auto that of the run to continue."""
     CHECK: bool = False
@@ -564,7 +562,7 @@ class Start:
     MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None
     """Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves and ends before it; not set: none."""
     ALLOW_CHANGED: Annotated[tuple[str, ...], In("RESUME")] = ()
-    """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION. (Before lists: true, which allows all.)"""
+    """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION. (Before lists: true, which allows all.)"""
     LAST_EPOCH: Annotated[int, Bounds(0, 1_000_000), In("TRAIN")] = 0
     """Last finished epoch, 1-based: where training continues with weights of another system."""
     NGPUS: Annotated[int | None, Bounds(1, 1_000)] = None

@@ -273,27 +273,33 @@ def convert(setting: Setting, text: Text, origin: str) -> Any:
         if remedy := REMOVED_VALUES.get((setting.key, str(text))):
             raise ConfigError(f"{origin}: {setting.key} is {quoted(text)}, which was removed; {remedy}") from None
         known = setting.special or (setting.choices if setting.kind is str else ())
-        near = _hint(setting.key, text, known) if isinstance(text, str) else ""
+        near = _hint(setting.key, text, known, origin) if isinstance(text, str) else ""
         raise ConfigError(
             f"{origin}: {setting.key} is {quoted(text)}; it must be {describe_allowed(setting)}{near}"
         ) from None
 
 
-# What people give a setting who mean another value, or another setting too.
-MEANT = {
-    **dict.fromkeys([("AMP", "fp16"), ("AMP", "float16")], "AMP=true PRECISION.DTYPE=float16"),
-    **dict.fromkeys([("AMP", "bf16"), ("AMP", "bfloat16")], "AMP=true PRECISION.DTYPE=bfloat16"),
-    ("DEVICE", "gpu"): "cuda",
-}
+# What people give to AMP who mean PRECISION.DTYPE.
+HALF_TYPES = {"fp16": "float16", "float16": "float16", "bf16": "bfloat16", "bfloat16": "bfloat16"}
 
 
-def _hint(key: str, text: str, known: Iterable[str]) -> str:
-    """The end of a message about a wrong value: what may have been meant."""
+def _half_meant(origin: str, half: str) -> str:
+    """Return how to ask for this half type at the place where somebody gave it to AMP."""
+    if origin.startswith("flag "):
+        return f"-amp -opts PRECISION.DTYPE={half}"  # with predict.py too, which has no -amp_dtype
+    typed = {"-opts": f"AMP=true PRECISION.DTYPE={half}", "-over": f"-amp -over PRECISION.DTYPE={half}"}
+    return typed.get(origin, f"AMP: true, PRECISION: {{DTYPE: {half}}}")
+
+
+def _hint(key: str, text: str, known: Iterable[str], origin: str) -> str:
+    """Return the end of a message about a wrong value: the value that was probably meant."""
     word, setting = text.strip().lower(), ALL_SETTINGS.get(key)  # none for a key of PaddleViT
     if setting and setting.kind is int and FLOAT.fullmatch(word) and float(word).is_integer():
         number, (low, high) = int(float(word)), setting.bounds or (-math.inf, math.inf)
         return f"; did you mean {number}?" if low <= number <= high and str(number) != word else ""  # 2e8, 64.0
-    return f"; did you mean {MEANT[key, word]}?" if (key, word) in MEANT else did_you_mean(text, known)
+    if key == "AMP" and word in HALF_TYPES:
+        return f"; did you mean {_half_meant(origin, HALF_TYPES[word])}?"
+    return "; did you mean cuda?" if (key, word) == ("DEVICE", "gpu") else did_you_mean(text, known)
 
 
 def _split_list(text: Text) -> list:

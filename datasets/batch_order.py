@@ -183,9 +183,7 @@ class EpochOrders:
         return self._blocks[epoch, number]()
 
     def _compute(self, epoch: int, number: int) -> np.ndarray:
-        order = self._order(epoch)
-        _ = order.edges  # of a long order they take as long as a block
-        return order.block(number)
+        return self._order(epoch).block(number)
 
     def _keep(self, key: tuple[int, int], block: Callable[[], np.ndarray]) -> None:
         self._blocks[key] = block

@@ -1,13 +1,16 @@
 """Builds image sets from the settings, and the batches of one process from those."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 
 from configs.schema import Config, Data
 from datasets.balance import choose_order
 from datasets.batch_order import Order
-from datasets.classes import number_classes, without_new_classes
+from datasets.classes import number_classes, read_classes, without_new_classes
 from datasets.loading.readers import EvalData, EvalReader, SizedReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.sources import find_source
@@ -21,11 +24,12 @@ NUM_SMALLEST = 3  # classes that are named
 
 
 def load_image_sets(
-    config: Config, say: Callable[[str], None] = print, saved: SavedData | None = None
+    config: Config, say: Callable[[str], None] = print, saved: SavedData | None = None, output: str | None = None
 ) -> tuple[ImageSet | None, ImageSet]:
     """Training set (None with EVAL) and validation set of DATA.DATASET, checked. `say` reports a download.
 
-    `saved`: of the checkpoint that is continued or evaluated; both sets get its classes in its order.
+    `saved`: of the checkpoint that is continued or evaluated; both sets get its classes in its order. `output`: the folder
+    that a run writes to.
     """
     data, name = config.DATA, config.DATA.DATASET
     read = find_source(name)
@@ -33,10 +37,20 @@ def load_image_sets(
         train, val = read(config, say)
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {data.DATA_PATH} cannot be read ({error})") from error
+    except DataError as error:
+        raise (output and _output_in_data(data.DATA_PATH, output, error)) or error from None
     whole = train if val is None else val
     assert whole.split.get("training") or config.START.EVAL, (
         f"{name}: `split` of its sets must say where they come from"
     )
+    if whole.doubt and not _are_listed(config, saved, whole.classes):
+        raise DataError(whole.doubt)
+    for part in filter(None, (train, val)):
+        if output and (place := part.place_of(output)):
+            raise ConfigError(
+                f"SAVE: {output} lies in {place}, where a run reads all images, its own pictures too; choose a folder "
+                "outside with -output"
+            )
     if val is None:
         train, val = split(config, train, saved)
     elif data.FOLD and not config.START.EVAL and "folds" not in val.split:
@@ -53,20 +67,50 @@ def load_image_sets(
         val.notes = (*val.notes, *warn_of_other_parts(val, saved))
         train, val = None, val if data.CLASSES else without_new_classes(val, saved)
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
-    held_out = f"DATA.FOLD ({data.FOLD})" if data.FOLD else f"DATA.VAL_FRACTION ({data.VAL_FRACTION:g})"
     for part, image_set in parts.items():
         if not len(image_set):
-            raise DataError(
-                f"{name}: there are no {part} images in {data.DATA_PATH}; check the lists or folders there, and "
-                f"{held_out} if it has no validation part of its own"
-                + (f"; each value of DATA.GROUP_BY ({group}) stays whole" if (group := data.GROUP_BY) else "")
-            )
+            raise _without_images(config, part, whole)
     notes = number_classes(config, list(parts.values()), saved)
     _refuse_one_class(config, train, val)
     for image_set in parts.values():
         _check_num_classes(config, image_set)
     val.notes = (describe_split(config, val), *_describe_smallest(train, val), *notes, *val.notes)
     return train, val
+
+
+def _output_in_data(path: str, output: str, error: DataError) -> ConfigError | None:
+    """Return the cause of an error about a folder in the data: it is the one that this run has made to write to."""
+    root = Path(path).expanduser()
+    below = Path(os.path.relpath(os.path.realpath(output), os.path.realpath(root)))
+    if not any(str(error).startswith(f"{root / each}: ") for each in (below, *below.parents) if each.name):
+        return None
+    return ConfigError(f"SAVE: {output} lies inside the data ({error}); choose a folder outside with -output")
+
+
+def _are_listed(config: Config, saved: SavedData | None, classes: list[str]) -> bool:
+    """Return whether the settings, or the run that goes on or is evaluated, name all of these classes."""
+    if config.DATA.CLASSES:
+        known = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
+    else:
+        known = saved.classes if saved else []
+    return {*classes} <= {normalize("NFC", name) for name in known}
+
+
+def _without_images(config: Config, part: str, whole: ImageSet) -> DataError:
+    """Say why a part is empty. `whole`: of a set without a validation part all images, or that part."""
+    data, name = config.DATA, config.DATA.DATASET
+    is_by_fraction = part == "validation" and data.VAL_FRACTION and not (data.FOLD or data.GROUP_BY)
+    if not is_by_fraction or whole.count_classes().max(initial=0) != 1:
+        held_out = f"DATA.FOLD ({data.FOLD})" if data.FOLD else f"DATA.VAL_FRACTION ({data.VAL_FRACTION:g})"
+        group = f"; each value of DATA.GROUP_BY ({data.GROUP_BY}) stays whole" if data.GROUP_BY else ""
+        return DataError(
+            f"{name}: there are no {part} images in {data.DATA_PATH}; check the lists or folders there, and "
+            f"{held_out} if it has no validation part of its own{group}"
+        )
+    return DataError(
+        f"DATA.DATA_PATH: each class in {data.DATA_PATH} has one image, so that none can be held out for validation; add "
+        "images, a class needs two, or validation images of their own (layouts: docs/data.md)"
+    )
 
 
 def _describe_smallest(train: ImageSet | None, val: ImageSet) -> list[str]:
@@ -99,7 +143,7 @@ def _check_num_classes(config: Config, image_set: ImageSet) -> None:
     if (too_high := image_set.with_any(np.arange(num_classes, len(names)))).any():
         first = int(too_high.argmax())
         target = image_set.targets[first]
-        number = int(image_set.label_sets[target].max() if image_set.label_sets else target)
+        number = max(image_set.label_sets[target]) if image_set.label_sets else int(target)
         raise DataError(
             f"{image_set.name(first)}: its class {names[number]!r} has number {number} (from 0), but MODEL.NUM_CLASSES is {num_classes}; set -num_classes {len(names)} "
             "or leave it out"

@@ -174,7 +174,7 @@ def renumber(parts: list[ImageSet], classes: list[str]) -> None:
         if np.array_equal(lookup, np.arange(len(lookup))):
             continue  # targets of an index are shared by all processes
         if part.label_sets:
-            part.label_sets = part.label_sets.renumbered(lookup)
+            part.label_sets = [tuple(lookup[list(each)].tolist()) for each in part.label_sets]
         else:
             part.targets = lookup[part.targets]
 

@@ -17,6 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -57,15 +58,20 @@ class MappedColumn(np.ndarray):
 class Texts(Sequence):
     """A column of byte strings: `blob[starts[i]:starts[i + 1]]`."""
 
-    def __init__(self, starts: np.ndarray, blob: np.ndarray):
-        """`starts`: uint64 [N + 1]; `blob`: uint8."""
-        self.starts, self.blob = starts, blob
+    def __init__(self, starts: np.ndarray, blob: np.ndarray, checksums: tuple[int, int] | None = None):
+        """`starts`: uint64 [N + 1]; `blob`: uint8. `checksums`: of both, as an index file notes them."""
+        self.starts, self.blob, self._checksums = starts, blob, checksums
 
     @classmethod
     def of(cls, values: Sequence[bytes]) -> "Texts":
         starts = np.zeros(len(values) + 1, np.uint64)
         np.cumsum(np.fromiter(map(len, values), np.uint64, len(values)), out=starts[1:])
         return cls(starts, np.frombuffer(b"".join(values), np.uint8))
+
+    def digest(self) -> bytes:
+        """Return bytes that differ for other strings. Of an index file they are known, however many strings it has."""
+        checksums = self._checksums or (zlib.crc32(self.starts), zlib.crc32(self.blob))
+        return b"%d %d %d" % (*checksums, len(self.starts))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -126,8 +132,15 @@ class Index:
     `path` is None when it is in memory only.
     """
 
-    def __init__(self, path: Path | None, columns: dict[str, np.ndarray], facts: dict, identity: str = ""):
-        self.path, self.facts, self.id, self._columns = path, facts, identity, columns
+    def __init__(
+        self,
+        path: Path | None,
+        columns: dict[str, np.ndarray],
+        facts: dict,
+        identity: str = "",
+        checksums: Mapping[str, int] = MappingProxyType({}),
+    ):
+        self.path, self.facts, self.id, self._columns, self._checksums = path, facts, identity, columns, checksums
 
     def has(self, shape: "Shape") -> bool:
         """Whether columns and facts are as our own: somebody else may have made it."""
@@ -160,7 +173,9 @@ class Index:
 
     def text(self, name: str) -> Texts:
         """The byte strings of a column."""
-        return Texts(self._columns[f"{name}.starts"], self._columns[name])
+        parts = f"{name}.starts", name
+        known = [self._checksums[part] for part in parts if part in self._checksums]
+        return Texts(*(self._columns[part] for part in parts), tuple(known) if len(known) == len(parts) else None)
 
 
 class Place:
@@ -228,7 +243,7 @@ class IndexWriter:
         """The index, opened; its file, if it needs one, appears at once and whole."""
         if self.in_memory:
             columns = {part: np.frombuffer(file.getvalue(), self._parts[part]) for part, file in self._files.items()}
-            return Index(None, columns, facts)
+            return Index(None, columns, facts, checksums=self._checksums)
         with self._as_write_error():
             file = self.place.file
             file.truncate(0)  # what a killed process left
@@ -294,18 +309,18 @@ def open_index(path: Path, compares: bool = True) -> Index | None:
             if not description or zlib.crc32(description) != checksum:
                 return None
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        described, columns = json.loads(description), {}
+        described, columns, checksums = json.loads(description), {}, {}
         place = len(MAGIC) + 2 * NUMBER + length
         for part, (kind, num_bytes, checksum) in described["columns"].items():
             if not 0 <= num_bytes <= size - place or kind not in NUMBERS:
                 return None
             if compares and size <= COMPARED and zlib.crc32(memoryview(content)[place : place + num_bytes]) != checksum:
                 return None
-            kind = np.dtype(kind)
+            kind, checksums[part] = np.dtype(kind), int(checksum)
             columns[part] = MappedColumn((num_bytes // kind.itemsize,), kind, content, place)
             columns[part].source = (path, described["id"], part)
             place += num_bytes + -num_bytes % ALIGNMENT
-        return Index(path, columns, described["facts"] | {}, described["id"]) if place == size else None
+        return Index(path, columns, described["facts"] | {}, described["id"], checksums) if place == size else None
     except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # also of one made by hand
         return None
 

@@ -1,5 +1,6 @@
 """From the labels of a data set to class numbers, and the checks of labels."""
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.types import ImageSet, LabelSets, count_classes
+from datasets.types import ImageSet, count_classes
 from utils.errors import DataError, did_you_mean
 from utils.text import counted, first_of
 
@@ -89,8 +90,10 @@ def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
     return targets
 
 
-def several_labels(config: Config, lists: list[Labels], columns: Sequence[str]) -> tuple[list[LabelSets], list[str]]:
-    """The sets that the labels of each list mean, and the classes. Of two lists the first is for training.
+def several_labels(
+    config: Config, lists: list[Labels], columns: Sequence[str]
+) -> tuple[list[list[tuple[int, ...]]], list[str]]:
+    """Return for each list the class numbers that each of its labels means, and the classes. Of two lists the first is for training.
 
     `columns`: those of DATA.COLUMNS, whose values are written as 0101; else labels are divided by a separator.
     """
@@ -102,27 +105,27 @@ def several_labels(config: Config, lists: list[Labels], columns: Sequence[str]) 
         names = filter(None, map(str.strip, normalize("NFC", written).split(separator)))
         return {numbers.setdefault(name, len(numbers)) for name in names}
 
-    sets = [LabelSets.of(map(parse, labels.written)) for labels in lists]
+    parsed = [[parse(written) for written in labels.written] for labels in lists]
     classes = list(columns) or sorted(numbers)
-    lookup = np.empty(len(classes), np.int32)
-    lookup[[numbers[name] for name in classes]] = np.arange(len(classes))
-    sets = [each.renumbered(lookup) for each in sets]
-    used = [np.isin(np.arange(len(classes)), each.numbers) for each in sets]
-    if not any(each.any() for each in used):
+    sorted_number = {numbers[name]: number for number, name in enumerate(classes)}
+    sets = [[tuple(sorted_number[each] for each in found) for found in of_list] for of_list in parsed]
+    used = [set(itertools.chain.from_iterable(of_list)) for of_list in sets]
+    if not any(used):
         raise DataError(f"{lists[0].file}: no image has a label; {LABELS_EXPECTED}")
-    for number in np.flatnonzero(used[-1] & ~used[0])[:1]:
-        place = int(sets[-1].with_any(np.array([number])).argmax())
+    if unknown := used[-1] - used[0]:
+        number = min(unknown)
+        place = next(place for place, found in enumerate(sets[-1]) if number in found)
         raise DataError(
             f"{lists[-1].where(place)}: class {shortened(classes[number])} does not occur in {lists[0].file}, so it would "
             f"never be trained; correct the label, or remove it"
-            f"{did_you_mean(classes[number], [classes[each] for each in np.flatnonzero(used[0])])}"
+            f"{did_you_mean(classes[number], [classes[each] for each in sorted(used[0])])}"
         )
     return sets, classes
 
 
 def describe_labels(config: Config, train: ImageSet) -> str:
     """A line on the number of labels that images have, with a warning where DATA.LABEL_SEPARATOR seems to be another."""
-    sizes = np.diff(train.label_sets.starts)[train.targets]
+    sizes = np.array([len(each) for each in train.label_sets])[train.targets]
     empty = train.count_classes() == 0
     lines = [f"labels of an image: {sizes.mean():.2f} on average, {sizes.min()} to {sizes.max()}"]
     if config.DATA.LABEL_SEPARATOR and sizes.max() == 1:

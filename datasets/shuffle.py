@@ -1,18 +1,15 @@
-"""Random orders that depend on their seeds alone, in every version of numpy; long ones are computed in blocks.
+"""Random orders that depend on their seeds alone, in every version of numpy; those of nearby moves are computed in blocks.
 
 numpy guarantees the same output in every version for its bit generators, but not for `Generator.permutation`: so raw draws
 are sorted.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 FRACTION_BITS = 31  # of a random number in [0, 1); a position in the order takes the other 32
-LARGEST_BLOCK = 1 << 20  # of a full shuffle: a quarter of a second, most of it for all draws again
 NEARBY_BLOCK = 1 << 16
-DRAWN_AT_ONCE = 1 << 18
 
 
 def shuffled(count: int, *seeds: int) -> np.ndarray:
@@ -21,7 +18,7 @@ def shuffled(count: int, *seeds: int) -> np.ndarray:
 
 
 class EpochOrder:
-    """An order of the numbers 0 .. count - 1 that is computed in blocks, so that it never lies in memory as a whole.
+    """An order of the numbers 0 .. count - 1 that is computed block by block.
 
     `edges` are the positions where the blocks begin, and the end of the last one.
     """
@@ -47,35 +44,13 @@ class EpochOrder:
 
 
 class FullShuffle(EpochOrder):
-    """The order of `shuffled`. A block is the numbers whose draws share their upper bits."""
+    """The order of `shuffled`, as one block."""
 
-    def __init__(self, count: int, *seeds: int, largest_block: int = LARGEST_BLOCK):
-        self.count, self._seeds = count, seeds
-        self._bits = np.uint64((count // largest_block).bit_length())
-        self._type = np.uint32 if count < 1 << 32 else np.int64
-
-    @cached_property
-    def edges(self) -> Sequence[int]:
-        if not self._bits:
-            return [0, self.count]
-        sizes = sum(np.bincount(upper, minlength=1 << int(self._bits)) for _, _, upper in self._chunks())
-        return np.concatenate([[0], np.cumsum(sizes)])
+    def __init__(self, count: int, *seeds: int):
+        self.edges, self._seeds = [0, count], seeds
 
     def block(self, number: int) -> np.ndarray:
-        if not self._bits:
-            return shuffled(self.count, *self._seeds).astype(self._type)
-        numbers, drawn = [], []
-        for first, chunk, upper in self._chunks():
-            found = np.flatnonzero(upper == number)
-            numbers.append((first + found).astype(self._type))
-            drawn.append(chunk[found])
-        return np.concatenate(numbers)[np.argsort(np.concatenate(drawn), kind="stable")]
-
-    def _chunks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """All draws again, in parts: the number of the first one, the draws, and the block of each."""
-        for first in range(0, self.count, DRAWN_AT_ONCE):
-            chunk = draws(self._seeds, first, min(DRAWN_AT_ONCE, self.count - first))
-            yield first, chunk, (chunk >> (np.uint64(64) - self._bits)).astype(np.int64)
+        return shuffled(len(self), *self._seeds).astype(np.uint32)
 
 
 class NearbyShuffle(EpochOrder):

@@ -4,12 +4,13 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 
 import numpy as np
 
 from configs.schema import Config, Fold
+from datasets.fingerprint import is_other_data
 from datasets.index import Index, IndexWriter, Shape, open_or_build
 from datasets.shuffle import shuffled
 from datasets.types import ImageSet, SavedData, count_classes
@@ -20,7 +21,11 @@ from utils.text import counted, csv_text, first_of
 SEED = 0  # that decides which images are held out; runs of earlier versions could have another
 DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" and "none" are the data's own
 EACH_CLASS = "each_class"  # of a record by hash: each class has validation images; runs of before go on without
+# Of a record by hash: the key of an image is its name without the class folder, so that an image that is moved to another
+# class stays in its part. Runs of before go on with the whole name, and values of DATA.GROUP_BY are hashed as they are.
+KEYS, WITHOUT_CLASS = "keys", "without_class"
 HASH_BYTES = 8
+NUM_NAMED = 10  # of the images whose part follows from their class
 PARTS, COLUMNS = ("train", "val"), {"row": "<u4", "target": "<i4"}  # of the index in which a split is stored
 SHAPE = Shape(
     {f"{part}.{column}": kind for part in PARTS for column, kind in COLUMNS.items()},
@@ -37,6 +42,7 @@ def hold_out(image_set: ImageSet, fraction: float, title: str, fold: Fold | None
 def new_record(rule: str, title: str, fraction: float, fold: Fold | None) -> dict:
     """The record of a split by a rule of DRAWN. A `fold` overrides `fraction`."""
     record = {"rule": rule, "training": title, "validation": title, "fraction": fraction, "seed": SEED}
+    record |= {KEYS: WITHOUT_CLASS} if rule == "hash" else {}
     if fold:
         return record | {"fraction": 1 / fold.total, "folds": fold.total, "fold": fold.number}
     return record | ({EACH_CLASS: True} if rule == "hash" else {})
@@ -69,26 +75,35 @@ def _by_fraction(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[st
 
 
 def _by_hash(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[str]]:
-    """bool [N]: the images whose name has a hash below the fraction, and the one with the lowest hash of each class.
+    """Return bool [N]: the images whose key has a hash below the fraction, and the one with the lowest hash of each class.
 
     So an image that was trained on stays in training, whatever is added: one with a lower hash only sends the former
     lowest back there. Where all images of a class would be held out, the one with the highest hash stays in training.
-    Images with the same key, such as those of one group of DATA.GROUP_BY, are always in the same part. Also lines for
-    the log.
+    Images with the same name, or of one group of DATA.GROUP_BY, are always in the same part. Also return lines for the
+    log, which name the images whose part follows from their class.
     """
-    notes, fraction = [], record["fraction"]
-    hashes = _hashes(image_set.split_keys(), record["seed"])
-    held_out = hashes < int(fraction * 2 ** (8 * HASH_BYTES))
-    counts = image_set.count_classes()
-    kept_whole = np.flatnonzero((counts > 0) & (image_set.count_classes(held_out) == counts))
+    notes, fraction, seed = [], record["fraction"], record["seed"]
+    hashes = _hashes(image_set.split_keys(), seed, _class_folders(image_set, record))
+    drawn = hashes < int(fraction * 2 ** (8 * HASH_BYTES))
+    counts, num_drawn = image_set.count_classes(), image_set.count_classes(drawn)
+    kept_whole, lacking = np.flatnonzero((counts > 0) & (num_drawn == counts)), (counts > 1) & (num_drawn == 0)
+    held_out, together = drawn, hashes
+    if KEYS in record and (len(kept_whole) or lacking.any()):  # images of two classes may have the same key
+        together = _hashes(image_set.split_keys(), seed)
     if len(kept_whole):
-        held_out &= ~np.isin(hashes, hashes[image_set.with_any(kept_whole)])
-        names = first_of([image_set.classes[number] for number in kept_whole])
-        notes.append(f"all images of these classes would be held out, so some stay in training: {names}")
+        held_out = drawn & ~np.isin(together, together[image_set.with_any(kept_whole)])
     if record.get(EACH_CLASS):
-        held_out |= fraction > 0 and _lowest_of_each_class(image_set, hashes, held_out, kept_whole)
+        lowest = fraction > 0 and _lowest_of_each_class(image_set, hashes, together, held_out, kept_whole)
+        held_out = held_out | lowest
     elif fraction and not held_out.any():  # as before there was the key in a record
-        held_out = _lowest_of_each_class(image_set, hashes, held_out)
+        held_out = _lowest_of_each_class(image_set, hashes, together, held_out)
+    for moved, part, why in (
+        (drawn & ~held_out, "in training", "all images of their class would be held out"),
+        (held_out & ~drawn, "held out", "their class would have no validation image"),
+    ):
+        rows = np.flatnonzero(moved)
+        names = first_of([image_set.key(row) for row in rows[:NUM_NAMED].tolist()], total=len(rows))
+        notes += [f"{part}, because {why}: {names}"] * bool(len(rows))
     without = np.flatnonzero((counts > 0) & (image_set.count_classes(held_out) == 0))
     if len(without):
         names = first_of([image_set.classes[number] for number in without])
@@ -105,7 +120,8 @@ def _by_fold(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[str]]:
     shares = [each / total for each in range(total + 1)]
     if record["rule"] == "hash":
         bounds = np.array([int(share * 2 ** (8 * HASH_BYTES)) for share in shares[1:-1]], np.uint64)
-        held_out = np.searchsorted(bounds, _hashes(image_set.split_keys(), seed), side="right") == number
+        hashes = _hashes(image_set.split_keys(), seed, _class_folders(image_set, record))
+        held_out = np.searchsorted(bounds, hashes, side="right") == number
     else:
         bounds = shares[number : number + 2]
         held_out = _by_position(image_set, seed, lambda count: tuple(round(count * share) for share in bounds))
@@ -139,10 +155,12 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
         return None, image_set
     rule = "position" if saved and record.get("rule", "position") == "position" else "hash"
     drawn = new_record(rule, title, config.DATA.VAL_FRACTION, config.DATA.fold)
-    if saved and EACH_CLASS not in record:  # a run goes on with the images of its version
-        drawn.pop(EACH_CLASS, None)
+    for key in (EACH_CLASS, KEYS) if saved else ():  # a run goes on with the images of its version
+        if key not in record:
+            drawn.pop(key, None)
     if rule == "hash" and config.DATA.GROUP_BY:
         drawn["group_by"] = config.DATA.GROUP_BY
+        drawn.pop(KEYS, None)
     return divide(image_set, drawn)
 
 
@@ -155,7 +173,8 @@ def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tup
             f"DATA.GROUP_BY is {group}, but the images of {title} were held out with {record.get('group_by')}; set it to that"
         )
     parts = divide(image_set, record | {"training": title, "validation": title})
-    return parts if is_same or identity(parts[1]) == saved.validation else None
+    is_copy = identity(parts[1]) == saved.validation and not is_other_data(saved.facts, parts[1])
+    return parts if is_same or is_copy else None
 
 
 def identity(image_set: ImageSet) -> dict[str, int | str]:
@@ -198,6 +217,7 @@ def describe_split(config: Config, val: ImageSet) -> str:
     rule, validation = record["rule"], record["validation"]
     if rule in DRAWN:
         how = f"a hash of each {record.get('group_by', 'name')}" if rule == "hash" else "position in each class"
+        how += " without its class folder" * (KEYS in record)
         share = f"DATA.VAL_FRACTION {record['fraction']:g}" + ", and the lowest of each class" * (EACH_CLASS in record)
         if "folds" in record:
             share = f"DATA.FOLD {record['fold']}/{record['folds']}"
@@ -242,7 +262,11 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
         return writer.finish({"of": known_by, "notes": notes})
 
     index, whole = image_set.index, image_set.rows is None
-    known_by = [index.id if index else "", *(record.get(each) for each in ("rule", "fraction", "seed", EACH_CLASS))]
+    known_by = [
+        index.id if index else "",
+        *(record.get(each) for each in ("rule", "fraction", "seed", EACH_CLASS, KEYS)),
+    ]
+    known_by.append(hashlib.sha256(b"\0".join(sorted(_class_folders(image_set, record)))).hexdigest())
     ending = "split"
     if "folds" in record:  # each fold has a file, since runs of several folds may go on at once
         known_by += [record["folds"], record["fold"]]
@@ -264,8 +288,11 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     return tuple(parts)
 
 
-def _hashes(keys: Iterable[list[bytes]], seed: int) -> np.ndarray:
-    """uint64 of each key. Names are compared as Unicode does: a Mac writes umlauts as two characters."""
+def _hashes(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] = frozenset()) -> np.ndarray:
+    """Return uint64 of each key, a name without the first of its folders that is among `class_folders`.
+
+    Names are compared as Unicode does: a Mac writes umlauts as two characters.
+    """
     with_seed, found = hashlib.blake2b(digest_size=HASH_BYTES, key=str(seed).encode()), []
 
     def digest(name: bytes) -> bytes:
@@ -275,8 +302,29 @@ def _hashes(keys: Iterable[list[bytes]], seed: int) -> np.ndarray:
 
     for chunk in keys:
         names = chunk if b"".join(chunk).isascii() else [_composed(name) for name in chunk]
+        names = [_without_first(class_folders, name) for name in names] if class_folders else names
         found.append(np.frombuffer(b"".join(map(digest, names)), dtype=">u8").astype(np.uint64))
     return np.concatenate([*found, np.empty(0, np.uint64)])
+
+
+def _without_first(class_folders: Set[bytes], name: bytes) -> bytes:
+    """Return a name without the first of its folders that is among these."""
+    first, _, below = name.partition(b"/")
+    if first in class_folders and below:
+        return below
+    *folders, file = name.split(b"/")
+    place = next((place for place, folder in enumerate(folders) if folder in class_folders), len(folders))
+    return b"/".join([*folders[:place], *folders[place + 1 :], file])
+
+
+def _class_folders(image_set: ImageSet, record: dict) -> Set[bytes]:
+    """Return the names of folders that do not count in the keys of this record.
+
+    Whatever the source, a folder that is called as a class is one. Of labels that are numbers none is: folders that
+    have nothing to do with classes have numbers too.
+    """
+    names = image_set.classes if KEYS in record and not image_set.labels_are_numbers else []
+    return {_composed(name.encode(errors="surrogateescape")) for name in names}
 
 
 def _composed(name: bytes) -> bytes:
@@ -285,24 +333,32 @@ def _composed(name: bytes) -> bytes:
 
 
 def _lowest_of_each_class(
-    image_set: ImageSet, hashes: np.ndarray, held_out: np.ndarray, kept_whole: Sequence[int] = ()
+    image_set: ImageSet,
+    hashes: np.ndarray,
+    together: np.ndarray,
+    held_out: np.ndarray,
+    kept_whole: Sequence[int] = (),
 ) -> np.ndarray:
     """bool [N]: for each class of which no image is held out the one with the lowest hash, where no class loses all that
-    it has to train on; of the classes `kept_whole` as many as that allows."""
+    it has to train on; of the classes `kept_whole` as many as that allows. `together`: equal for images that stay in the
+    same part, and the order of those with equal hashes."""
     counts, num_held_out = image_set.count_classes(), image_set.count_classes(held_out)
     lacking = np.flatnonzero((counts > 1) & (num_held_out == 0))
     if not len(lacking):
         return np.zeros_like(held_out)
     labels, images = image_set.targets, np.arange(len(image_set))
     if sets := image_set.label_sets:
-        images = np.repeat(images, np.diff(sets.starts)[labels])
-        labels = np.concatenate([np.empty(0, np.int32), *(sets[target] for target in labels.tolist())])
-    # Images with the same hash are one group. Each is looked at once: what a class cannot lose, it cannot lose later.
-    distinct, of_image = np.unique(hashes, return_inverse=True)
+        images = np.repeat(images, np.array([len(each) for each in sets])[labels])
+        labels = np.array([number for target in labels.tolist() for number in sets[target]], np.int32)
+    # A group is looked at once: what a class cannot lose, it cannot lose later.
+    in_order = np.lexsort((together, hashes))
+    of_image = np.empty(len(hashes), np.int64)
+    of_image[in_order] = np.cumsum(np.diff(together[in_order], prepend=together[in_order[:1]]) != 0)
+    num_groups = int(of_image[in_order[-1]]) + 1
     groups = of_image[images]
-    starts = [0, *np.cumsum(np.bincount(groups, minlength=len(distinct))).tolist()]
+    starts = [0, *np.cumsum(np.bincount(groups, minlength=num_groups)).tolist()]
     by_group = labels[np.argsort(groups, kind="stable")]
-    chosen, left = np.zeros(len(distinct), dtype=bool), (counts - num_held_out).tolist()
+    chosen, left = np.zeros(num_groups, dtype=bool), (counts - num_held_out).tolist()
     seen, have_one, take_more = set(), set(), {*map(int, kept_whole)}
     order = np.lexsort((groups, labels))
     order = order[np.isin(labels[order], lacking)]

@@ -2,10 +2,9 @@
 
 import copy
 import io
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -14,83 +13,6 @@ from torch import Tensor
 from datasets.batch_order import Piece
 from datasets.index import CHUNK, Index
 from datasets.shuffle import EpochOrder, FullShuffle
-
-
-class LabelSets:
-    """Sets of class numbers. Images share them, so that millions of images take a number each."""
-
-    def __init__(self, starts: np.ndarray, numbers: np.ndarray):
-        """Set i has the classes numbers[starts[i] : starts[i + 1]], each once."""
-        self.starts, self.numbers = starts, numbers
-
-    @classmethod
-    def of(cls, sets: Iterable[Iterable[int]]) -> "LabelSets":
-        starts, numbers = array("q", [0]), array("i")
-        for each in sets:
-            numbers.extend(each)
-            starts.append(len(numbers))
-        return cls(np.frombuffer(starts, np.int64), np.frombuffer(numbers, np.int32))
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        return self.numbers[self.starts[number] : self.starts[number + 1]]
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def renumbered(self, lookup: np.ndarray) -> "LabelSets":
-        """Copies of the sets with other numbers of the classes."""
-        return LabelSets(self.starts, lookup[self.numbers])
-
-    def count_classes(self, counts: np.ndarray, num_classes: int) -> np.ndarray:
-        """int64: how many images have each class, if so many (`counts`) have each set."""
-        each = np.repeat(counts[: len(self)], np.diff(self.starts)[: len(counts)])
-        return np.bincount(self.numbers[: len(each)], each, num_classes).astype(np.int64)
-
-    def with_any(self, classes: np.ndarray) -> np.ndarray:
-        """bool: whether each set has one of the classes."""
-        found = np.concatenate([[0], np.cumsum(np.isin(self.numbers, classes))])
-        return found[self.starts[1:]] > found[self.starts[:-1]]
-
-
-# The columns of Draws.rows. The rows of a chain of operations, a place in it and a kind are one step for all their images.
-IMAGE, CHAIN, LAYER, KIND, FIRST_PARAMETER = range(5)
-NUM_PARAMETERS = 9
-
-
-class ImageDraws(NamedTuple):
-    """The draws for one image of a training batch."""
-
-    boxes: list[tuple[int, ...]] = []  # that are erased: RANDOM_ERASE_COUNT rows of Boxes in mix.py, or none
-    rows: list[tuple[float, ...]] = []  # operations on the device, of OperationRows in on_device/rows.py
-    weights: tuple[float, ...] = ()  # of AugMix's chains, and of their sum
-
-
-class Draws(NamedTuple):
-    """The draws for a training batch; on the host, which knows from them what to start on the device."""
-
-    boxes: np.ndarray  # int64 [B, RANDOM_ERASE_COUNT or 0, 6]
-    rows: np.ndarray  # float64 [N, 4 columns and the parameters]
-    weights: np.ndarray  # float64 [B, chains + 1 or 0]
-
-    @classmethod
-    def of(cls, images: list[ImageDraws]) -> "Draws":
-        """Join the draws for all images of a batch."""
-        rows = [row for each in images for row in each.rows]
-        return cls(
-            np.array([each.boxes for each in images], np.int64),
-            np.array(rows, np.float64).reshape(-1, FIRST_PARAMETER + NUM_PARAMETERS),
-            np.array([each.weights for each in images], np.float64),
-        )
-
-    @property
-    def has_operations(self) -> bool:
-        return len(self.rows) > 0 or self.weights.size > 0
-
-    def part(self, start: int, end: int) -> "Draws":
-        """The draws for the images at these positions."""
-        rows = self.rows[(start <= self.rows[:, IMAGE]) & (self.rows[:, IMAGE] < end)].copy()
-        rows[:, IMAGE] -= start
-        return Draws(self.boxes[start:end], rows, self.weights[start:end])
 
 
 class ImageReadError(Exception):
@@ -104,6 +26,7 @@ class ImageSet:
     """
 
     in_memory = False
+    names_are_numbers = False  # the name of an image says no more than its number
     makes_batches: Callable | None = None  # its own loader, in place of reading images one by one
     is_read_in_groups = False  # a process reads and keeps many images at once, so loader processes would repeat that
     per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
@@ -111,10 +34,12 @@ class ImageSet:
     index: Index | None = None  # where the columns of the set are, if they are in one
     root: Path | None = None  # the folder of its files, if they are known
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
-    label_sets: LabelSets | None = None
+    label_sets: list[tuple[int, ...]] | None = None  # each the numbers of some classes; images share them
     labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
     left_out: dict[str, int] = {}  # images of classes that an evaluated checkpoint does not know
     folder_names: Sequence[str] = ()  # for labels that are numbers, of each class the folder that all its images are in
+    fingerprints: Any = None  # datasets.overlap.Fingerprints, while it is compared with another set
+    doubt = ""  # why its classes seem to be none: an error, unless somebody lists them
     classes_are_names = False  # the data has class names, and their order gives the numbers
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
@@ -144,6 +69,9 @@ class ImageSet:
     def stamp(self, index: int) -> str:
         """The path below `root`, size and date of the image's file, to see whether it has changed."""
         raise NotImplementedError
+
+    def place_of(self, folder: str) -> Path | None:
+        """Return the folder whose new images would all belong to the set at the next start, if this one is inside it."""
 
     def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
         """The order of an epoch, with each image once: it depends on seed and epoch alone. Slices of it are computed."""
@@ -183,6 +111,20 @@ class ImageSet:
         """The bytes whose hash decides whether each image is held out: its key."""
         return self.all_keys()
 
+    def naming(self) -> Iterable[bytes | np.ndarray]:
+        """Return content that differs where names differ, or their order, and is the same for a copy of the data."""
+        if self.names_are_numbers and len(self):
+            return (self.name(0).encode(), b"%d" % len(self), *self._chosen())
+        return (b"\0".join(chunk) for chunk in self.all_keys())
+
+    def _chosen(self) -> tuple[np.ndarray, ...]:
+        """Return the rows of a part, to add to what `naming` says of the whole set."""
+        return () if self.rows is None else (np.ascontiguousarray(self.rows),)
+
+    def file_sizes(self, indices: Sequence[int]) -> list[int]:
+        """Return the bytes of the files of some images, quickly; nothing if they have none. -1: a file is missing."""
+        return []
+
     def take(self, indices: np.ndarray) -> "ImageSet":
         """A set of only these images, with the same class numbers."""
         part = copy.copy(self)
@@ -193,12 +135,20 @@ class ImageSet:
 
     def count_classes(self, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
         """int64 [classes]: how many images have each class, of all or of the chosen ones."""
-        counts = count_classes(self.targets[chosen], 0 if self.label_sets else len(self.classes))
-        return self.label_sets.count_classes(counts, len(self.classes)) if self.label_sets else counts
+        if not self.label_sets:
+            return count_classes(self.targets[chosen], len(self.classes))
+        total = [0] * len(self.classes)
+        for numbers, count in zip(self.label_sets, count_classes(self.targets[chosen]).tolist(), strict=False):
+            for number in numbers:
+                total[number] += count
+        return np.array(total, np.int64)
 
     def with_any(self, classes: np.ndarray) -> np.ndarray:
         """bool [N]: the images that have one of these classes."""
-        return self.label_sets.with_any(classes)[self.targets] if self.label_sets else np.isin(self.targets, classes)
+        if not self.label_sets:
+            return np.isin(self.targets, classes)
+        wanted = set(classes.tolist())
+        return np.array([not wanted.isdisjoint(each) for each in self.label_sets])[self.targets]
 
     def target_names(self) -> list[str]:
         """The meaning of each of `targets`: the name of its class, or those of all its classes."""
@@ -226,6 +176,7 @@ class SavedData(NamedTuple):
     classes: list[str]  # in the order of their numbers
     split: dict  # ImageSet.split; empty in checkpoints of versions that kept none
     validation: dict = {}  # datasets.split.identity of the validation images
+    facts: dict = {}  # datasets.fingerprint.data_facts; empty in checkpoints of versions that kept none
 
 
 class Batch(NamedTuple):
@@ -236,7 +187,8 @@ class Batch(NamedTuple):
     num_samples: int  # B, or 0 for an image that only keeps this process in step with the others
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # in training; mixing depends on it
-    draws: Draws | None = None  # in training: what is left to the device; None in batches that no reader made
+    # int64 [B, RANDOM_ERASE_COUNT, 6], on the host: the boxes to erase, rows of Boxes in mix.py. None if the loader drew none.
+    boxes: np.ndarray | None = None
 
     def parts(self, size: int) -> list["Batch"]:
         """This training batch in parts of at most `size` images."""
@@ -251,7 +203,7 @@ class Batch(NamedTuple):
                 end - start,
                 self.bad if start == 0 else [],
                 self.piece.part(start, end),
-                self.draws and self.draws.part(start, end),
+                None if self.boxes is None else self.boxes[start:end],
             )
             for start, end in ends
         ]

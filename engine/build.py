@@ -44,7 +44,9 @@ def load_data_sets(
     """The image sets, cached if DATA.CACHE is set. `signal`: number of a pending stop signal, or 0."""
     process, log = session.process, session.log
     progress = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
-    return process.after_first(lambda: cache_image_sets(config, load_image_sets(config, log.say, kept), progress))
+    return process.after_first(
+        lambda: cache_image_sets(config, load_image_sets(config, log.say, kept, config.SAVE), progress)
+    )
 
 
 def make_model(session: Session, plan: Plan) -> nn.Module:

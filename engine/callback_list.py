@@ -4,13 +4,13 @@ import time
 from typing import NamedTuple, TypeVar
 
 from configs.schema import to_seconds
-from datasets import BadImages
+from datasets import BadImages, Overlap, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
 from engine.diagnose.overflow import AutoDoctor, LastUpdate
 from engine.parallel import is_sharded
 from engine.plan import Plan
-from engine.record.console import Console, DataWaitAdvice
+from engine.record.console import Console, DataWaitAdvice, TrainedOnAdvice
 from engine.record.image_results import BestResults
 from engine.record.image_sheets import TrainBatch
 from engine.record.metrics import Recorder
@@ -18,7 +18,7 @@ from engine.record.report import write_at_end
 from engine.record.timing import Profiler, Timing
 from engine.record.trackers import Trackers
 from engine.session import Session
-from engine.train.budget import Allowance, Budget
+from engine.train.budget import CHOICES_FILE, Allowance, Budget, ChoiceRecord
 from engine.train.forecast import Forecast
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Callback, Trainer
@@ -81,10 +81,14 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
                 return time.perf_counter() - start
 
             allowance = Allowance(config.TRAIN.BUDGET, started, saved)
-            budget = add(Budget(forecast, allowance, saved, finish, log.say, log.note))
-    known = bad_images_of(plan.saved, len(plan.train_set))
+            record = add(ChoiceRecord(session.path / CHOICES_FILE, forecast, allowance.clock, log.warn))
+            record.write(trainer)  # also over the record of a start that was killed before its first save
+            budget = add(Budget(forecast, allowance, saved, finish, log.say, log.note, lambda: record.longest))
+    known = bad_images_of(plan.saved, len(plan.train_set), plan.facts)
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
+    if trainer.epoch == 0 and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
+        add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
     add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, doctor.get_advice if doctor else lambda: ""))
     return Watchers(callbacks, last_update, results, bad_images, budget)

@@ -26,7 +26,6 @@ from engine.precision.policy import set_matmul
 from engine.record.image_results import ResultFiles
 from engine.record.next_steps import after_evaluation
 from engine.session import Session
-from engine.train.skipping import averaged
 from engine.train.trainer import Trainer
 from models import build_model, describe
 from models.transforms import ModelTransforms, choose_transforms
@@ -67,7 +66,9 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         if not math.isfinite(found[name].scores.loss):
             refuse_outputs(plan, model, transforms, data, normalize)
         seconds = time.perf_counter() - start
-        log.say(*describe_scores(found[name].scores, name, measured_classes(plan), seconds))
+        scores = found[name].scores
+        log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
+        log.say(describe_scores(scores, name, measured_classes(plan)))
         transforms.revert(model)  # the next weights may be loaded into it
     leave_results(session, plan, found)
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
@@ -110,8 +111,7 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
     """The raw weights, and the EMA weights if there are any, which before the first update are the same."""
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
     normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
-    with averaged(trainer.optimizer):
-        found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
+    found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
     return dict(zip(models, found, strict=True))
 

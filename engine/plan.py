@@ -16,10 +16,12 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import AUTO_THEN, IMPLIED, RESIDUAL, flatten
-from datasets import ImageSet, SavedData, build_order, check_device, class_weights, identity, parse_policy, renumber
+from datasets import ImageSet, SavedData, build_order, class_weights, identity, parse_policy, renumber
 from datasets.batch_order import Order
+from datasets.fingerprint import data_facts
 from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
+    TRAINED_ON,
     batch_size_of,
     find_checkpoint,
     global_batch_to_keep,
@@ -29,6 +31,7 @@ from engine.checkpoint.resume import (
 )
 from engine.parallel import check_strategy
 from engine.precision.policy import Precision
+from engine.provenance import refuse_other_ranks
 from engine.record.trackers import check_trackers
 from engine.train.optimizers import check_optimizer
 from models.weights.files import find_file, read_record
@@ -87,6 +90,7 @@ class Plan(Beginning):
     order: Order | None = None  # which training images each update sees; None in evaluation
     class_weights: list[float] | None = None  # of the training loss; None: no class counts more than another
     validation: dict = field(default_factory=dict)  # what tells these validation images from others
+    facts: dict = field(default_factory=dict)  # of the data: see datasets.fingerprint
     classes_of_weights: list[str] = field(default_factory=list)  # of another program's weights that are evaluated
     made: float = field(default_factory=time.monotonic)
 
@@ -127,7 +131,7 @@ def begin(loaded: LoadedConfig, process: Process, log: Log, step: Step = or_end)
     config = loaded.config
     what = "weights" if config.START.EVAL else "resume"
     precision = step("precision", lambda: Precision(config, process.device), None)
-    for title, refuse in refusals(config, process):
+    for title, refuse in refusals(config):
         step(title, refuse, None)
     checkpoint = step(what, lambda: process.first(lambda: _find(config, log)), None)
     read = partial(_read, checkpoint, config, compares=process.local_rank == 0)  # once on each machine
@@ -135,16 +139,16 @@ def begin(loaded: LoadedConfig, process: Process, log: Log, step: Step = or_end)
     record = step(what, lambda: _record(source_of(config, checkpoint)[1], saved), {})
     kept = None
     if "class_names" in record and (is_run(saved) or config.START.EVAL):
-        kept = SavedData(list(record["class_names"]), record.get("split", {}), record.get("validation", {}))
+        about = (record.get(key, {}) for key in ("split", "validation", TRAINED_ON))
+        kept = SavedData(list(record["class_names"]), *about)
     loaded = _as_begun(loaded, record.get("config") if kept else None)
     return Beginning(loaded, process, precision, checkpoint, saved, record, kept)
 
 
-def refusals(config: Config, process: Process) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Checks that refuse settings that this device or strategy does not support, by the title of -check's row."""
+def refusals(config: Config) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Checks that refuse settings that are not supported, by the title of -check's row."""
     if not config.START.EVAL:
         yield "augmentation", lambda: parse_policy(config.TRAIN)
-        yield "augmentation on the device", lambda: check_device(config.DATA, process.device)
         yield "strategy", lambda: check_strategy(config)
         yield "optimizer", lambda: check_optimizer(config)
         yield "tracking", lambda: check_trackers(config)
@@ -164,8 +168,11 @@ def make_plan(
     names = _classes_of_weights(begun)
     no_images = ImageSet([], [])
     train, val = step("data", lambda: _load(begun, load_data, names), (no_images, no_images))
+    of_data = data_facts(train, val) if len(val) else {}
+    where = {"RESUME": f"step {begun.saved.get('step')}"} if begun.saved else {}
+    refuse_other_ranks(process, of_data | where)
     if loaded.config.START.EVAL:
-        return Plan(**facts, eval_set=val, classes_of_weights=names)
+        return Plan(**facts, eval_set=val, classes_of_weights=names, facts=of_data)
     if loaded.config.DATA.BATCH_SIZE == AUTO:
         num_classes = loaded.config.MODEL.NUM_CLASSES or len(val.classes)
         loaded = step(
@@ -181,6 +188,7 @@ def make_plan(
         **facts | {"loaded": loaded},
         train_set=train,
         eval_set=val,
+        facts=of_data,
         order=step("repeats", lambda: build_order(config, train, process.world_size, global_batch), None),
         class_weights=step("balance", lambda: class_weights(config, train) if len(train) else None, None),
         validation=process.first(lambda: identity(val)),  # one process alone goes through millions of names

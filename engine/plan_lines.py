@@ -10,13 +10,15 @@ from configs.load import LoadedConfig
 from configs.values import IMPLIED, SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets import describe_balance, holds_out_no_more
-from engine.checkpoint.resume import is_run
+from datasets.split import KEYS
+from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.evaluation.scores import TITLES, Best, format_value
 from engine.plan import AS_BEGUN, Plan
 from engine.train.schedule import batch_factor
 from models.weights.load import differences
 from models.weights.metadata import ARCHITECTURE
 from models.weights.timm_tags import is_imagenet_by_other_names, usual_images
+from utils.facts import changed_facts
 from utils.text import align, counted, first_of
 
 
@@ -116,6 +118,8 @@ def warn_of_overlap(plan: Plan) -> list[str]:
 def _warn_of_renamed_folders(plan: Plan) -> list[str]:
     """A warning where classes may be old ones by another name, and so their images held out by another hash."""
     here, before = plan.eval_set, set(plan.record.get("class_names", ()))
+    if KEYS in here.split:
+        return []
     gone, new = sorted(before - set(here.classes)), set(here.classes) - before
     if not gone or not new or here.split["rule"] != "hash" or "group_by" in here.split:
         return []
@@ -129,7 +133,8 @@ def _warn_of_renamed_folders(plan: Plan) -> list[str]:
 def describe_other_validation(plan: Plan) -> list[str]:
     """Lines if the run to continue was validated on other images or by another metric: its best epoch does not count."""
     then, now, best = plan.saved.get("validation"), plan.validation, Best(*plan.saved["progress"]["best"])
-    if then in (None, now):
+    others = [fact for fact in changed_facts(plan.saved.get(TRAINED_ON, {}), plan.facts) if "validation" in fact]
+    if then is None or (then == now and not others):
         if not best.epoch or best.metric == plan.config.TRAIN.BEST_METRIC:
             return []
         return [

@@ -6,28 +6,43 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from configs.load import LoadedConfig
-from datasets import BadImages, EvalData, Window, build_eval_data, build_train_data, write_split
+from configs.schema import Config
+from datasets import (
+    BadImages,
+    EvalData,
+    ImageSet,
+    Window,
+    build_eval_data,
+    build_train_data,
+    shared_names,
+    watches,
+    write_split,
+)
 from engine.auto_batch_size import find_batch_size
 from engine.build import build_trainer, load_data_sets, make_model, make_teacher
 from engine.callback_list import Watchers, choose_callbacks
-from engine.check.quick_checks import OK, quick_checks
+from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
-from engine.checkpoint.resume import drop_tensors, is_run, refuse_changes
+from engine.checkpoint.resume import changed_images, drop_tensors, is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.diagnose.explain import explain
 from engine.eval_run import evaluate_both, evaluate_saved, run_evaluation
 from engine.evaluation.scores import Best, rank_of
+from engine.memory.estimate import checkpoint_bytes
 from engine.plan import Plan, begin, make_plan
 from engine.plan_lines import describe_other_validation, describe_training, measured_classes
+from engine.provenance import refuse_other_ranks, setting_facts, source_facts
 from engine.record.image_results import BestResults
 from engine.record.next_steps import after_failure, after_training
 from engine.record.report import write_at_end
 from engine.record.trackers import tracking
 from engine.saves import Saves, describe_progress
 from engine.session import Session
+from engine.train.budget import CHOICES_FILE, repeat_choices
 from engine.train.counters import EpochResult, Report
 from engine.train.stop_conditions import (
     DONE,
@@ -50,7 +65,7 @@ from utils.host import name_of
 from utils.log import Log
 from utils.program import StopSignal, judge
 from utils.seed import make_deterministic
-from utils.text import counted, format_duration
+from utils.text import counted, format_duration, printable
 from utils.torch_internals import import_compiler
 
 
@@ -71,9 +86,11 @@ def run(loaded: LoadedConfig, process: Process) -> int:
         session.log.say(*prepare_compiler(os.environ, process.num_cores))
         import_compiler()
     try:
+        if process.rendezvous:
+            refuse_other_ranks(process, setting_facts(loaded.config) | source_facts())
         code = run_evaluation(session, loaded) if loaded.config.START.EVAL else run_training(session, loaded)
     except BaseException as error:
-        explained = process.name_lost_ranks(error)
+        explained = session.explain(process.name_lost_ranks(error))
         is_ours = isinstance(explained, LostProcess) or judge(explained)[1] is None
         if is_ours and session.path.name:
             session.advise(after_failure(process, session.path))
@@ -88,12 +105,14 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
 
     # Plan: every fact is settled before anything is built, and what can be refused is, before there is a folder.
     begun = begin(loaded, process, log)
-    session.open_folder("train", existing=begun.folder)
+    session.open_folder("train", existing=begun.folder, saved=begun.saved)
     # Images come from the source that DATA.DATASET names: datasets/sources/__init__.py has one line for each.
     load_data = partial(load_data_sets, session=session, signal=lambda: stop.number)
     plan = make_plan(begun, load_data, partial(find_batch_size, stop=stop))
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
     log.say(*plan.eval_set.notes)
+    if watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
+        log.say(*process.first(lambda: shared_names(plan.train_set, plan.eval_set)))
 
     # Build.
     model = make_model(session, plan)
@@ -113,6 +132,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     session.describe(**describe_setup(plan, trainer))
     if why := why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better):
         return leave_finished(session, plan, trainer, eval_data, why)
+
+    process.first(lambda: refuse_full_disk(session.path, checkpoint_bytes(config.TRAIN, model)))
 
     # Train: all checks have passed, so the folder becomes this run's.
     log.say(f"writing to {session.path}")
@@ -261,12 +282,15 @@ def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> 
     is_requested = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
     num_updates = max([each.choose(trainer) for each in trainer.callbacks], default=0)
     # One number says both, as processes exchange one: the reason to stop before the updates, of which process 0 alone knows.
-    vote = trainer.process.delayed_max((stop.number or is_requested * TIME_IS_UP) * MOST_UPDATES + num_updates)
-    number, num_updates = divmod(vote, MOST_UPDATES)
-    if number:
-        raise Stopped(number)
+    # A reason to stop is its number and 1, because 0 means to go on.
+    reason = 1 + (stop.number or TIME_IS_UP) if stop.number or is_requested else 0
+    reason, num_updates = divmod(trainer.process.delayed_max(reason * MOST_UPDATES + num_updates), MOST_UPDATES)
+    if reason:
+        raise Stopped(reason - 1)
     if num_updates:
         trainer.schedule.choose(trainer.step, num_updates)
+    if num_updates or trainer.schedule.repeat(trainer.step):
+        trainer.notify("on_choice")
 
 
 def save_and_stop(training: Training, number: int) -> tuple[int, str]:
@@ -328,9 +352,17 @@ def describe_setup(plan: Plan, trainer: Trainer) -> dict[str, str | int]:
         "training_images": len(plan.train_set),
         "validation_images": len(plan.eval_set),
         "validation_digest": plan.validation["digest"],
+        "data": plan.facts,
+        "data_path": path_of_data(plan.config, plan.eval_set),
         "classes": len(plan.classes),
         "images_per_update": plan.order.global_batch,
     }
+
+
+def path_of_data(config: Config, image_set: ImageSet) -> str | None:
+    """The real path of the data folder or file; None for data that is not read from there."""
+    path = Path(config.DATA.DATA_PATH).expanduser()
+    return printable(str(path.resolve())) if path.exists() and not image_set.names_are_numbers else None
 
 
 def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: EvalData, why: str) -> int:
@@ -363,13 +395,16 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
         session.log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
         return
     with naming_damage(path):
-        session.log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path))
+        images = changed_images(state, path, plan.facts, plan.train_set, plan.eval_set)
+        session.log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))
     if state.get("class_weights") != plan.class_weights:
         session.log.warn("resume: TRAIN.CLASS_WEIGHTS: the weights are not those of the epochs before")
     check_exactly(trainer.model, state["state_dict"], path)
     with naming_damage(path):
         trainer.load_state_dict(state)
     drop_tensors(state)
+    if config.TRAIN.BUDGET:
+        session.log.say(*repeat_choices(path.with_name(CHOICES_FILE), trainer))
     for line in describe_other_validation(plan):
         session.log.say(line)
         trainer.best, trainer.not_better = Best(), 0

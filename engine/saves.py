@@ -8,13 +8,12 @@ from configs.values import flatten
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST, AsyncSaver
 from engine.checkpoint.format import BAD_BATCHES_FILE, find_before, read_checkpoint, write_bad_batches
-from engine.checkpoint.resume import comparable
+from engine.checkpoint.resume import TRAINED_ON, comparable
 from engine.checkpoint.sharded_saver import PIECES
 from engine.diagnose.overflow import LastUpdate, save_overflow
 from engine.evaluation.scores import Best, Scores
 from engine.plan import Plan
 from engine.session import Session
-from engine.train.skipping import averaged
 from engine.train.stop_conditions import NonFinite
 from engine.train.trainer import Trainer
 from models.weights.metadata import preprocessing_of
@@ -42,22 +41,20 @@ class Saves:
     def show(self, state: str, **facts) -> None:
         """Write status.json: where the training is, what is on the disk, and the updates that the run leaves out."""
         progress = describe_progress(self.plan, self.trainer, self.folder, self.saver.newest, self.saver.best)
-        self.session.status(state, **progress, **facts)
+        self.session.status(state, **progress, run=self.saver.run or self.session.identity._asdict(), **facts)
 
     def save(self, metric: float | None = None, also: Iterable[str] = ()) -> None:
         """Save last.pth, and under the names in `also`. Returns when the state is copied."""
         trainer, parallel = self.trainer, self.trainer.parallel
-        with averaged(trainer.optimizer):
-            state = trainer.state_dict() | describe_run(
-                self.plan, trainer, metric, list(self.watchers.bad_images.indices)
-            )
-            if self.watchers.budget:
-                state["budget"] = self.watchers.budget.state()
-            if parallel.is_sharded:
-                rest, pieces = parallel.split_for_save(state)
-                self.saver.save({**rest, PIECES: pieces}, list(also))
-            else:
-                self.process.first(lambda: self.saver.save(state, list(also)))
+        state = trainer.state_dict() | describe_run(self.plan, trainer, metric, list(self.watchers.bad_images.indices))
+        state["run"] = self.session.identity.saved_now()
+        if self.watchers.budget:
+            state["budget"] = self.watchers.budget.state()
+        if parallel.is_sharded:
+            rest, pieces = parallel.split_for_save(state)
+            self.saver.save({**rest, PIECES: pieces}, list(also))
+        else:
+            self.process.first(lambda: self.saver.save(state, list(also)))
 
     def judge(self, scores: dict[str, Scores], epoch: int) -> tuple[str, bool]:
         """Compare an evaluation with the best one. Returns the suffix of the weights that score better, and whether they
@@ -153,6 +150,7 @@ def describe_run(plan: Plan, trainer: Trainer, metric: float | None, bad_images:
         "class_weights": plan.class_weights,
         "validation": plan.validation,
         "split": plan.eval_set.split,
+        TRAINED_ON: plan.facts,
         "bad_images": bad_images,
         "data": preprocessing_of(config.DATA),
     }

@@ -22,11 +22,13 @@ import torch
 from configs.load import LoadedConfig, to_yaml
 from configs.schema import Config
 from utils.distributed import Process
-from utils.errors import ConfigError, cause_of
+from utils.errors import ConfigError, LostProcess, cause_of
 from utils.files import creating, write_text
+from utils.held_folders import LOCK, FolderMoved, HeldFolder
 from utils.log import Log
-from utils.program import OF_THE_DISK, judge, restore_gc, revision
-from utils.text import printable
+from utils.program import OF_THE_DISK, judge, restore_gc, revision, start_ticks
+from utils.runs import Identity
+from utils.text import cut, printable
 
 
 class Session:
@@ -35,8 +37,10 @@ class Session:
     def __init__(self, loaded: LoadedConfig, process: Process):
         self.process, self.log = process, Log(process.rank, process.world_size)
         self.path = Path()
+        self.identity = Identity("", "", "")  # of the run, the same in every process
         self._loaded = loaded
         self._folder: RunFolder | None = None
+        self._held: HeldFolder | None = None  # the same folder, in every process
         self._status: Status | None = None
         self._is_new = True
         self._made: list[Path] = []  # SAVE and its parents that this start has created, innermost first
@@ -44,9 +48,10 @@ class Session:
         self._revision = ""
         self.log.say(*loaded.notes)
 
-    def open_folder(self, kind: str, existing: Path | None = None) -> None:
-        """Create the run folder, or continue in that of an earlier start."""
-        self.path = self.process.first(lambda: self._open(kind, existing))
+    def open_folder(self, kind: str, existing: Path | None = None, saved: Mapping[str, Any] | None = None) -> None:
+        """Create the run folder, or continue in that of an earlier start, whose checkpoint is `saved`."""
+        self.path, self.identity = self.process.first(lambda: self._open(kind, existing, saved or {}))
+        self._held = HeldFolder(self.path)
         with self._writing("log.txt"):
             self.log.open(self.path)
         self.log.note(f"flags: {shlex.join(self._loaded.arguments)}")
@@ -54,7 +59,7 @@ class Session:
         self.log.note(f"halfstep {self._revision}")
         self.log.note(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores")
 
-    def _open(self, kind: str, existing: Path | None) -> Path:
+    def _open(self, kind: str, existing: Path | None, saved: Mapping[str, Any]) -> tuple[Path, Identity]:
         config = self._loaded.config
         save = Path(config.SAVE)
         self._made = [folder for folder in (save, *save.parents) if not folder.exists()]
@@ -65,10 +70,12 @@ class Session:
                 f"SAVE: {save} is on a file system without locks, so that a second start of this run is not refused"
             )
         self._status = Status(self._folder.path, self.log.warn)
-        self._status.add(kind=kind)
+        known = Identity.of(saved) if existing else None
+        identity = known or Identity.new(self._folder.path)
+        self._status.add(kind=kind, run=saved["run"] if known else identity._asdict())
         if self._is_new:  # a run that is to be resumed is left as it is until all checks have passed
             self._status.set("starting")
-        return self._folder.path
+        return self._folder.path, identity
 
     def begin(self, loaded: LoadedConfig) -> None:
         """All checks have passed: take over the folder, and write the settings to config.yaml."""
@@ -107,19 +114,40 @@ class Session:
         """Say what to do next, in process 0."""
         self.log.say(*(lines if self.process.is_first else ()))
 
+    def explain(self, error: BaseException) -> BaseException:
+        """Return the error, or FolderMoved if the move of the folder is its cause."""
+        is_consequence = isinstance(error, OSError | LostProcess)
+        return self._held.error() if is_consequence and self._has_moved else error
+
+    @property
+    def _has_moved(self) -> bool:
+        return self._held is not None and not self._held.is_in_place()
+
     def end(self, error: BaseException | None) -> None:
-        """End the run, with an error in status.json. A start that did not get to `begin` leaves no new folder."""
+        """End the run, with an error in the log and status.json. A start that did not get to `begin` leaves no new folder."""
+        code, message = judge(error) if error else (0, "")
+        reason = printable(f"{type(error).__name__}: {error}")
+        if message != "":  # empty where another process prints it
+            self.log.note(f"error: {cut(message or reason)}")
         if self._folder and self._is_new and not self._has_begun:
-            shutil.rmtree(self._folder.path)  # self.path is the current folder if another process was lost meanwhile
-            with contextlib.suppress(OSError):  # another run is writing there
-                for folder in self._made:
-                    folder.rmdir()
+            self._remove_folder()
+        elif isinstance(error, FolderMoved) and self._status:
+            self._status.leave(self._held, str(error), error.code)
         elif error and self._has_begun and self._folder:
-            reason = printable(f"{type(error).__name__}: {error}")
-            self.status("failed", reason=reason, exit_code=judge(error)[0], eta_seconds=None)
+            self.status("failed", reason=reason, exit_code=code, eta_seconds=None)
+        if self._held:
+            self._held.release()
+            self._held = None
         self.log.close()
         if error is None:
             self.process.close()
+
+    def _remove_folder(self) -> None:
+        if not self._has_moved:
+            shutil.rmtree(self._folder.path)  # self.path is the current folder if another process was lost meanwhile
+        with contextlib.suppress(OSError):  # another run is writing there
+            for folder in self._made:
+                folder.rmdir()
 
 
 class RunFolder:
@@ -130,7 +158,7 @@ class RunFolder:
         self.path, self.is_new, self.has_lock = path, is_new, True
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(path / ".lock", "r+b", opener=creating)  # noqa: SIM115
+            self._lock = open(path / LOCK, "r+b", opener=creating)  # noqa: SIM115
         except OSError as error:
             raise cannot_write(str(path), error) from error
         try:
@@ -191,7 +219,7 @@ def check_name(config: Config, existing: Path | None) -> None:
         )
     if existing or not path.exists():
         return
-    if not (path.is_dir() and ((path / ".lock").exists() or not any(path.iterdir()))):
+    if not (path.is_dir() and ((path / LOCK).exists() or not any(path.iterdir()))):
         raise ConfigError(f"NAME: {path} exists, and no run made it; {other}")
     if config.START.RESUME == "auto":
         if (path / "last.pth").exists():
@@ -217,10 +245,12 @@ class Status:
             "state": "",
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "pid_ticks": start_ticks(os.getpid()),
             "started": now(),
         }
         self._lock = threading.Lock()  # the thread that saves writes too
         self._beat = threading.Thread()
+        self._moved: FolderMoved | None = None  # noticed by that thread
         self._last_write = clock()
         self._kubeflow = KubeflowProgress(os.environ, warn, clock)
 
@@ -237,17 +267,35 @@ class Status:
 
     def beat(self, **facts) -> None:
         """Show that the run is alive, at most every 10 s; a thread writes, so that a slow disk does not delay training."""
+        if self._moved:
+            raise self._moved
         if self._clock() - self._last_write >= self.SECONDS_BETWEEN_BEATS and not self._beat.is_alive():
-            self._beat = threading.Thread(target=self._write, kwargs=facts, daemon=True)
+            self._beat = threading.Thread(target=self._write_in_background, kwargs=facts, daemon=True)
             self._beat.start()
 
-    def _write(self, **facts) -> None:
+    def _write_in_background(self, **facts) -> None:
+        try:
+            self._write(**facts)
+        except FolderMoved as error:
+            self._moved = error
+
+    def leave(self, folder: HeldFolder, reason: str, code: int) -> None:
+        """Write the last state into a folder that is no longer at its path. A run that was over keeps its state."""
+        state = self._facts["state"] if "exit_code" in self._facts else "save_failed"
+        facts = {"state": state, "time": now(), "reason": reason, "exit_code": code, "eta_seconds": None}
+        self._write(folder, **facts)
+
+    def _write(self, moved_folder: HeldFolder | None = None, **facts) -> None:
         with self._lock:
             self._last_write = self._clock()
             self._facts |= {**facts, "heartbeat": now()}
             content = {key: value for key, value in self._facts.items() if value is not None}
+            text = json.dumps(content, indent=2) + "\n"
             try:
-                write_text(self._path, json.dumps(content, indent=2) + "\n")
+                if moved_folder:
+                    moved_folder.write_text(self._path.name, text)
+                else:
+                    write_text(self._path, text)
             except OSError as error:
                 self._warn(f"cannot write {self._path} ({cause_of(error)}), which should say: {content['state']}")
         self._kubeflow.tell(content)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from configs.combinations import WITHOUT_FILES
 from configs.flags import parse
 from configs.load import LoadedConfig, load, name_runs
 from configs.paddlevit.translation import RENAMED
@@ -130,11 +131,7 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
         raise ConfigError(f"{'-resume' if resumes else 'MODEL.PRETRAINED'}: {error}") from None
     if "MODEL.TYPE" in recorded:
         use = "-eval" if is_evaluated else "-resume" if resumes else "-pretrained"
-        saved = IMPLIED | (today(recorded, ("model",)) if is_evaluated else recorded)
-        former = [key for key, each in REMOVED.items() if each.role in ("data", "model", "recipe")]
-        kept = SETTINGS if is_evaluated else {*SETTINGS, *former}
-        taken = {key: saved[key] for key in saved if key in kept and key not in NOT_TAKEN[use]}
-        beneath = [_layer(f"checkpoint {path}", taken)]
+        beneath = _settings_of_run(recorded, use, given, f"checkpoint {path}")
         loaded = load(arguments, beneath=beneath, weights=_weights(given, checkpoint))
         note = f"settings: those of the run of {path}, except for what the command line says; -cfg would name others"
         return replace(loaded, notes=[note, *loaded.notes])
@@ -144,10 +141,12 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
             f"-resume auto: there is no run to continue in {where}; "
             "name another folder with -output, or a settings file with -cfg to start a run"
         )
+    if resumes and path is None:
+        from engine.checkpoint.resume import no_checkpoint_at
+
+        raise no_checkpoint_at(source)
     if resumes and not is_evaluated:
-        raise ConfigError(
-            f"-cfg is missing, and {path or source} does not hold the settings of a run; name a settings file"
-        )
+        raise ConfigError(f"-cfg is missing, and {path} does not hold the settings of a run; name a settings file")
     if not is_evaluated:
         file = find_settings_file("finetune")
         loaded = load_settings(["-cfg", file, *arguments])
@@ -158,6 +157,24 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
     except ConfigError as error:
         raise ConfigError(f"{error}; or name a settings file with -cfg") from None
     return load(arguments, needs_file=False, weights=weights)
+
+
+def _settings_of_run(recorded: dict[str, Any], use: str, given: dict[str, Text], origin: str) -> list[Layer]:
+    """Return what a checkpoint's settings give to this use of it.
+
+    A folder of images beside weights of a computed data set, such as those that come with halfstep, is an imagefolder.
+    """
+    is_evaluated = use == "-eval"
+    saved = IMPLIED | (today(recorded, ("model",)) if is_evaluated else recorded)
+    former = [key for key, each in REMOVED.items() if each.role in ("data", "model", "recipe")]
+    kept = SETTINGS if is_evaluated else {*SETTINGS, *former}
+    taken = {key: saved[key] for key in saved if key in kept and key not in NOT_TAKEN[use]}
+    names_folder = "DATA.DATA_PATH" in given and "DATA.DATASET" not in given
+    if use == "-resume" or not names_folder or taken.get("DATA.DATASET") not in WITHOUT_FILES:
+        return [_layer(origin, taken)]
+    taken.pop("DATA.SYNTHETIC_SIZE", None)
+    by_folder = _layer("for -data_path", {"DATA.DATASET": "imagefolder"})
+    return [_layer(origin, taken), by_folder]
 
 
 def override(config: Config, arguments: Sequence[str]) -> Config:

@@ -1,11 +1,15 @@
 """What the scripts share: the parser of their command lines, and whole numbers."""
 
 import argparse
+import difflib
 import os
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from configs.flags import FLAGS
 from configs.removed import REMOVED_FLAGS
+from configs.typed_names import setting_meant
 from utils.errors import ConfigError, cause_of
 from utils.files import refuse_special
 from utils.text import is_url
@@ -15,6 +19,16 @@ CHECKPOINT_HELP = f"{RUN_HELP}; or a .safetensors of scripts/export.py"
 MAX_NUMBER = 10**12
 
 
+class _LastValue(argparse.Action):
+    """Stores the value of a flag. If a flag is repeated, its last value counts, and a line says so."""
+
+    def __call__(self, parser, namespace, value, flag=None):
+        former = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, value)
+        if flag and former not in (None, self.default, value):
+            print(f"note: {flag} is given as {former} and {value}; the last one counts", file=sys.stderr)
+
+
 class Parser(argparse.ArgumentParser):
     """Shows the script's docstring with -h, and reports mistakes like any other mistake of the user."""
 
@@ -22,11 +36,21 @@ class Parser(argparse.ArgumentParser):
         form = argparse.RawDescriptionHelpFormatter
         super().__init__(description=description, formatter_class=form, allow_abbrev=False, **options)
         self.register("type", Path, local_path)
+        self.register("action", None, _LastValue)
 
     def error(self, message: str):
-        removed = REMOVED_FLAGS.keys() & {word.partition("=")[0] for word in message.split()}
-        remedies = [f"{flag} was removed; {REMOVED_FLAGS[flag]}" for flag in sorted(removed)]
-        raise ConfigError("; ".join(remedies) or f"{message}; -h shows the flags of this script")
+        words = [word.partition("=")[0] for word in message.split()]
+        remedies = [f"{flag} was removed; {REMOVED_FLAGS[flag]}" for flag in sorted(REMOVED_FLAGS.keys() & set(words))]
+        unknown = next((word for word in words if message.startswith("unrecognized") and word.startswith("-")), None)
+        near = self._suggest(unknown) if unknown else ""
+        raise ConfigError("; ".join(remedies) or f"{message}{near}; -h shows the flags of this script")
+
+    def _suggest(self, flag: str) -> str:
+        """Return '; did you mean -csv?' for a misspelt flag, or for another trainer's name of one of this script's."""
+        known, setting = self._option_string_actions, setting_meant(flag)
+        ours = next((each for group in FLAGS.values() for each, (key, _) in group.items() if key == setting), None)
+        meant = [each for each in (ours, f"-{ours}") if each in known] or difflib.get_close_matches(flag, known, 1, 0.7)
+        return f"; did you mean {meant[0]}?" if meant else ""
 
     def add_output(self, metavar: str, help: str) -> None:
         """The required path that the script writes to. -o and -out are the names it had in earlier versions."""

@@ -7,7 +7,8 @@
 
 Runs that differ only in their seed (or fold) are one group, with mean, standard deviation and number. Every group is compared
 with the first: the difference and its standard error, paired by seed where the seeds are the same. Repeat runs with
--seed 1, -seed 2 ... to learn how much is noise; of single runs no program can tell.
+-seed 1, -seed 2 ... to learn how much is noise; of single runs no program can tell. In a folder of runs the one that began first
+is the first, and copies of a run are left out.
 
 The comparison is printed as Markdown. Runs on different data are compared by top-1 on the validation images that all of them
 scored, and refused if there are none; -any_data compares their own figures, under a warning. -json prints the verdict on the

@@ -31,7 +31,15 @@ from datasets import (
     load_image_sets,
 )
 from engine.diagnose.doctor import diagnose
-from engine.diagnose.overflow import DOCTOR_FILE, OVERFLOW_FILE, Batches, make_case, prescribe, read_overflow
+from engine.diagnose.overflow import (
+    DOCTOR_FILE,
+    OVERFLOW_FILE,
+    PRESCRIPTION,
+    Batches,
+    make_case,
+    prescribe,
+    read_overflow,
+)
 from engine.precision.policy import set_matmul
 from engine.settings import load_settings
 from engine.train.loss import build_loss
@@ -42,6 +50,7 @@ from models.weights.state import merged
 from scripts.command_line import RUN_HELP, Parser
 from utils.distributed import Process, choose_device
 from utils.errors import ConfigError
+from utils.files import refuse_other_kind
 from utils.runs import weights_in, without_latest
 from utils.text import counted
 
@@ -55,6 +64,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-amp_dtype", choices=("float16", "bfloat16"), help=half_help)
     arguments = parser.parse_args(argv)
     folder, state, batches = find_run(arguments.source, arguments.batch)
+    refuse_other_kind("run", folder / DOCTOR_FILE, PRESCRIPTION, "rename it")
     config = unflatten(state["config"])
     if arguments.cfg:
         config = load_settings(["-cfg", arguments.cfg]).with_default_batch_size().config

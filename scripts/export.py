@@ -13,14 +13,13 @@
     onnx         .onnx         a graph for onnxruntime and others; pip install onnx onnxscript onnxruntime
     torch        .pt2          a graph for torch.export.load
     hf           a folder      for timm's local-dir: and hf-hub:, and of a plain ViT or DeiT also for transformers
-    paddle       .pdparams     PaddleViT's ViT or DeiT, and a JSON with class names and preprocessing
 
 The weights are the raw ones or the EMA's, whichever scored better, with adapters (MODEL.LORA) merged into them. With a
 name that ends in .pth and without -to, the whole checkpoint is written; one that is sharded (DIST.STRATEGY fsdp2) is
 merged into one file.
 
 Several checkpoints, of a run or of runs that began from the same weights, are averaged (a model soup); one that is named twice
-counts twice. Weights of other programs, such as PaddleViT's, are converted to .safetensors, .pth or .pdparams.
+counts twice. Weights of other programs, such as PaddleViT's, are converted to .safetensors or .pth.
 """
 
 import json
@@ -34,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 from utils.program import exit_code  # isort: skip
 from scripts.command_line import CHECKPOINT_HELP, Parser, check_no_input
 from utils.errors import ConfigError
+from utils.files import Kind, refuse_other_kind
+from utils.runs import is_checkpoint_of_run
 from utils.text import counted
 
 BY_ENDING = {
@@ -41,9 +42,14 @@ BY_ENDING = {
     ".pth": "checkpoint",
     ".onnx": "onnx",
     ".pt2": "torch",
-    ".pdparams": "paddle",
 }
-FORMATS = ("safetensors", "onnx", "torch", "hf", "paddle")
+KINDS = {
+    "safetensors": Kind("a .safetensors file with metadata", (b"",), b'{"__metadata__"'),
+    "checkpoint": Kind("a checkpoint", (b"PK",), b"/data.pkl"),
+    "onnx": Kind("an ONNX file of torch", (b"\x08",), b"pytorch"),
+    "torch": Kind("a .pt2 file", (b"PK",), b"archive/"),
+}
+FORMATS = ("safetensors", "onnx", "torch", "hf")
 FACTS = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version")
 NEEDED = {"config", "class_names", "data"}
 
@@ -74,7 +80,7 @@ def main(argv: list[str]) -> int:
     if to == "checkpoint":
         raise ConfigError(f"-output: {arguments.output}: a mean has no optimizer to go on with; name a .safetensors")
     parts = read_alike(sources, arguments.key)
-    check_no_input("-output", arguments.output, [part.path for part in parts])
+    check_target(arguments.output, to, [part.path for part in parts])
     print(write_mean(parts, to, arguments.output))
     return 0
 
@@ -88,6 +94,15 @@ def format_of(target: Path, to: str | None) -> str:
     raise ConfigError(f"-output: {target} must end in one of {', '.join(BY_ENDING)}; or say the format with -to")
 
 
+def check_target(target: Path, to: str, sources: list[Path]) -> None:
+    """Refuse to overwrite a source, a file of another format, or a checkpoint that a run has written."""
+    check_no_input("-output", target, sources)
+    if to in KINDS:
+        refuse_other_kind("-output", target, KINDS[to])
+    if target.exists() and is_checkpoint_of_run(target):
+        raise ConfigError(f"-output: {target} is a checkpoint of the run in {target.parent}; name another file")
+
+
 def export(source: str | Path, target: Path, key: str | None = None, to: str | None = None) -> str:
     """Write the model of one checkpoint, or the weights of another program; return a line for the summary."""
     from models.weights.files import find_file, read_record
@@ -98,7 +113,7 @@ def export(source: str | Path, target: Path, key: str | None = None, to: str | N
     if to == "checkpoint":
         return write_checkpoint(source, target, key)
     part = read_part(source, {"state_dict"} if to == "safetensors" else NEEDED, key)
-    check_no_input("-output", target, [part.path])
+    check_target(target, to, [part.path])
     epoch = f", after epoch {part.facts['epoch']}" if "epoch" in part.facts else ""
     name = f"{counted(len(part.weights), 'tensor')} of {part.facts.get('arch', 'the model')}{epoch}"
     return f"{target}: {name}, from {part.path} ({part.key}); {write(part, to, target)}"
@@ -147,7 +162,7 @@ def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
     path, checkpoint = read_checkpoint(source, {"state_dict"})
     if key:
         raise ConfigError("-ema, -raw: a .pth file contains both the weights and their moving average; leave it out")
-    check_no_input("-output", target, [path])
+    check_target(target, "checkpoint", [path])
     with staged(target) as place, open(place, "wb") as file:
         torch.save(checkpoint, file)
     epoch = f", after epoch {checkpoint['epoch'] + 1}" if "epoch" in checkpoint else ""
@@ -155,27 +170,23 @@ def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
 
 
 def convert(source: str | Path, target: Path, key: str | None) -> str:
-    """Write the weights of another program under timm's names, or PaddleViT's."""
-    import pickle
-
+    """Write the weights of another program under timm's names."""
     import torch
 
     from models.export.formats import staged
     from models.weights.files import find_file, read_state_dict
-    from models.weights.paddle import to_paddle
     from models.weights.torch_files import to_safetensors
 
     writers = {
         ".safetensors": lambda state, file: file.write(to_safetensors(state, {"format": "pt"})),
         ".pth": torch.save,
-        ".pdparams": lambda state, file: pickle.dump(to_paddle(state), file, protocol=4),
     }
     if key or target.suffix not in writers:
         raise ConfigError(
             f"{'-ema, -raw' if key else '-output'}: {source} is no checkpoint of a run, but weights of another program; they "
             f"are written as they are into {', '.join(writers)}"
         )
-    check_no_input("-output", target, [find_file(source)])
+    check_target(target, BY_ENDING[target.suffix], [find_file(source)])
     state = read_state_dict(source)
     with staged(target) as place, open(place, "wb") as file:
         writers[target.suffix](state, file)

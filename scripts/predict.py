@@ -14,17 +14,18 @@ the others are classified, and the exit code is 2.
 import argparse
 import glob
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code, exit_now  # isort: skip
 from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, check_writable
 from utils.errors import ConfigError
-from utils.files import read_names
+from utils.files import is_of_kind, read_names, refuse_other_kind
 from utils.launch import LaunchOptions, find_launched_rank
 from utils.text import counted, first_of, natural
 
@@ -41,7 +42,9 @@ def main(argv: list[str]) -> int:
     from utils.distributed import Process, choose_device, find_devices  # takes seconds
 
     def images() -> list[str]:
-        paths = find_images(arguments.images, arguments.list)
+        paths = find_images(
+            arguments.images, arguments.list, Outputs(arguments.into, arguments.attention, arguments.sheet)
+        )
         check_outputs(arguments, paths)
         return paths
 
@@ -82,7 +85,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-classes", type=Path, metavar="FILE", help="names of the classes, one a line")
     add("-flip", action="store_true", help="take the mean of the logits of each image and its mirror image")
     add("-cfg", metavar="FILE", help="settings of the model, where its weights do not say them")
-    add("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="single settings, as in MODEL.NAME=resnet50")
+    add(
+        "-opts",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="single settings, as in MODEL.NAME=resnet50",
+    )
     add = parser.add_argument_group("computing").add_argument
     add("-amp", nargs="?", const="true", metavar="false", help="half precision [as the run was trained]")
     add("-batch_size", type=at_least(1), metavar="N", help="images at once [as the run's evaluation]")
@@ -102,19 +112,60 @@ def settings_flags(arguments: argparse.Namespace) -> list[str]:
     return flags + (["-opts", *arguments.opts] if arguments.opts else [])
 
 
-def find_images(given: Iterable[str], lists: Iterable[str]) -> list[str]:
+class Outputs(NamedTuple):
+    """Where this command writes pictures. A folder that is searched for images may hold those of an earlier call."""
+
+    into: Path | None = None
+    attention: Path | None = None
+    sheet: Path | None = None
+
+    def without(self, images: list[str], root: str, is_deep: bool = True) -> list[str]:
+        """Return the images that were found in `root`, without copies and pictures of an earlier call. `is_deep`: folders
+        below `root` were searched too."""
+        if not any(self):
+            return images
+        is_source = is_deep and self.into and os.path.realpath(root) == os.path.realpath(self.into)
+        if is_source and any(os.path.samefile(os.path.dirname(each) or os.curdir, root) for each in images):
+            raise ConfigError(
+                f"-into: {root} has the images, so the next call would also classify the copies that this one makes in it; "
+                f"name another folder, such as {self.into / 'sorted'}"
+            )
+        copies, maps = _start_below(root, self.into), _start_below(root, self.attention)
+        sheets = _start_below(root, self.sheet and self.sheet.parent) + (self.sheet.stem if self.sheet else "")
+        names = {each: os.path.abspath(each) for each in images}
+        kept = [each for each in images if not names[each].startswith(copies)]
+        kept = [each for each in kept if not (names[each].startswith((maps, sheets)) and _is_ours(each))]
+        if len(kept) < len(images):
+            report(f"{root}: left out {counted(len(images) - len(kept), 'image')} that an earlier call wrote")
+        return kept
+
+
+def _start_below(root: str, folder: Path | None) -> str:
+    """Return how the paths of what `root` has in this folder start; NUL, as none does, if the folder lies elsewhere."""
+    place = os.path.relpath(os.path.realpath(folder), os.path.realpath(root)) if folder else os.pardir
+    return "\0" if place.startswith(os.pardir) else os.path.join(os.path.abspath(os.path.join(root, place)), "")
+
+
+def _is_ours(path: str) -> bool:
+    from engine.predict.output import PICTURE
+
+    return os.path.isfile(path) and is_of_kind(Path(path), PICTURE)
+
+
+def find_images(given: Iterable[str], lists: Iterable[str], outputs: Outputs) -> list[str]:
     """The images that are `given` on the command line, where @FILE is a list, then those of `lists`."""
     paths = []
     for each in given:
-        paths += read_list(each[1:]) if each.startswith("@") and not os.path.exists(each) else expand(each)
+        is_list = each.startswith("@") and not os.path.exists(each)
+        paths += read_list(each[1:], outputs) if is_list else expand(each, outputs)
     for each in lists:
-        paths += read_list(each)
+        paths += read_list(each, outputs)
     if not paths:
         raise ConfigError("no images; name files, folders, patterns such as 'photos/*.jpg', or a list with -list FILE")
     return paths
 
 
-def expand(given: str) -> list[str]:
+def expand(given: str, outputs: Outputs) -> list[str]:
     """A file, the images of a folder and below it, or what a pattern matches; 2.jpg before 10.jpg."""
     from datasets.sources.folder import FolderScan, describe_left_out
 
@@ -123,7 +174,7 @@ def expand(given: str) -> list[str]:
         images = sorted(scan.images_below(""), key=natural)
         for line in describe_left_out(Path(given), scan.left_out):
             report(line)
-        return [os.path.normpath(os.path.join(given, each)) for each in images]
+        return outputs.without([os.path.normpath(os.path.join(given, each)) for each in images], given)
     if os.path.exists(given):  # also a file whose name looks like a pattern
         return [given]
     if not glob.has_magic(given):
@@ -133,10 +184,12 @@ def expand(given: str) -> list[str]:
         raise ConfigError(f"{given}: no file matches this pattern; check the folder and the ending in it")
     if "**" in given:  # matches folders beside the files in them
         matches = [each for each in matches if not os.path.isdir(each)]
-    return [path for each in matches for path in expand(each)]
+    start = os.path.dirname(given[: re.search(r"[*?[]", given).start()])
+    matches = outputs.without(matches, start or os.curdir, "**" in given)
+    return [path for each in matches for path in expand(each, outputs)]
 
 
-def read_list(name: str) -> list[str]:
+def read_list(name: str, outputs: Outputs) -> list[str]:
     """The images that a file names, one path, folder or pattern a line, as if typed; `-` is the standard input."""
     try:
         text = sys.stdin.read() if name == STDIN else read_names(Path(name))
@@ -153,14 +206,14 @@ def read_list(name: str) -> list[str]:
         )
     if not lines:
         raise ConfigError(f"-list: {name} names no images; it must have a path a line")
-    return [path for line in lines for path in expand(line)]
+    return [path for line in lines for path in expand(line, outputs)]
 
 
 def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     """Refuse what cannot be written, or would overwrite an image, before anything is computed."""
     from datasets.transforms.decode import KNOWN_ENDINGS
     from engine.predict.maps import map_names
-    from engine.predict.output import SHEET_ENDINGS, sheet_paths
+    from engine.predict.output import DOCUMENT, PICTURE, SHEET_ENDINGS, TABLE, sheet_paths
     from models.weights.files import find_file
 
     sources = [arguments.model, find_file(arguments.model), *arguments.list, arguments.classes, arguments.cfg]
@@ -191,6 +244,8 @@ def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     for path, flag in outputs.items():
         if os.path.realpath(path) in images:
             raise ConfigError(f"{flag}: {path} is one of the images and would be overwritten; choose another place")
+        place = "folder" if flag == "-attention" else "file"
+        refuse_other_kind(flag, path, {"-csv": TABLE, "-json": DOCUMENT}.get(flag, PICTURE), f"name another {place}")
 
 
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
@@ -198,8 +253,8 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     from engine.predict.classifier import load_classifier
     from engine.predict.maps import Maps
     from engine.predict.output import Output, thumbnails
+    from engine.predict.pictures import describe_missing
     from engine.predict.predictor import Predictor
-    from utils.pictures import describe_missing
 
     given = (arguments.model, settings_flags(arguments), arguments.raw, arguments.classes)
     classifier = process.after_first(lambda: load_classifier(*given))

@@ -13,10 +13,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code  # isort: skip
+from engine.record.page import PAGE
 from engine.record.report import REPORT, write_report
 from engine.record.saved_run import SavedRun
 from scripts.command_line import RUN_HELP, Parser
 from utils.errors import ConfigError, cause_of
+from utils.files import refuse_other_kind
 
 
 def main(argv: list[str]) -> int:
@@ -28,6 +30,7 @@ def main(argv: list[str]) -> int:
     path = arguments.output or run.folder / REPORT
     if path.is_dir():
         raise ConfigError(f"-output: {path} is a folder; name a file in it, such as {path / REPORT}")
+    refuse_other_kind("-output", path, PAGE)
     try:
         write_report(run, path)
     except OSError as error:

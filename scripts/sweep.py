@@ -69,7 +69,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("-output", type=Path, metavar="FOLDER", help="folder of the sweep; every trial has its own below it")
-    add("-over", nargs="+", default=[], metavar="KEY=VALUES", help="settings to vary: KEY=A,B")
+    add("-over", nargs="+", action="extend", default=[], metavar="KEY=VALUES", help="settings to vary: KEY=A,B")
     add("-seeds", type=seeds, default=[], metavar="N,N", help="seeds of the runs; each point is trained with each")
     add("-folds", type=at_least(2), metavar="K", help="cross-validation: each point is trained on each of K folds")
     add("-table", action="store_true", help="print the table of the trials so far and start nothing")

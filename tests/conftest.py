@@ -9,6 +9,7 @@ import pytest
 from tests.support import printed
 from tests.support.configs import SMALL
 from tests.support.forks import end_server, kill_started
+from utils.program import STOPPING
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +54,7 @@ def here(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def signal_handlers():
     """Put back what a run in this process sets."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    before = {each: signal.getsignal(each) for each in STOPPING}
     yield
     for each, handler in before.items():
         signal.signal(each, handler)

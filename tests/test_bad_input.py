@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from scripts import predict, sweep
 from scripts.command_line import check_no_input
 from tests.support.configs import RESNET, SMALL
 from tests.support.printed import cases_of, same_message
@@ -49,7 +50,7 @@ def test_a_mistake_that_only_a_run_can_see_is_named_with_the_remedy_also_by_chec
 def test_a_run_starts_with_what_is_doubtful_about_it_and_no_more(person):
     told = person(exit_with=0).splitlines()  # one epoch, and one of warm-up
     (line,) = [line for line in told if line.startswith("check: ")]
-    assert_names(line, "warm-up", "TRAIN.WARMUP_EPOCHS", "TRAIN.BASE_LR")
+    assert_names(line, "warm-up", "TRAIN.WARMUP_EPOCHS")
     assert "check: " not in person("-opts", "TRAIN.WARMUP_EPOCHS=0.5", exit_with=0)
 
 
@@ -84,6 +85,15 @@ def test_no_output_is_written_over_an_input_under_another_of_its_names(tmp_path,
         check_no_input("-output", Path(name), [Path("best.pth")])
 
 
+def test_a_repeated_flag_of_a_script_adds_settings_or_is_noted(capsys):
+    assert predict.parse("RUN x.jpg -opts A=1 -opts B=2 C=3".split()).opts == ["A=1", "B=2", "C=3"]
+    assert sweep.parse("-over A=1,2 -over B=3,4".split())[0].over == ["A=1,2", "B=3,4"]
+    assert not capsys.readouterr().err
+    assert predict.parse("RUN x.jpg -top 3 -csv a.csv -top 3 -csv b.csv".split()).csv == Path("b.csv")
+    (note,) = capsys.readouterr().err.splitlines()
+    assert_names(note, "-csv", "a.csv", "b.csv")
+
+
 def test_photos_lie_in_folders_of_classes(tmp_path):
     typed(PHOTOS, *WRITERS[PHOTOS], "-output", tmp_path).done()
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.jpg"))
@@ -94,7 +104,15 @@ SCRIPTS = [
     str(path.relative_to(ROOT))
     for folder in ("scripts", "scripts/benchmarks")
     for path in sorted((ROOT / folder).glob("*.py"))
-    if path.name not in ("__init__.py", "command_line.py", "common.py", "worker.py")  # what the scripts share
+    if path.name
+    not in (
+        "__init__.py",
+        "command_line.py",
+        "timm_command.py",
+        "timm_settings.py",
+        "common.py",
+        "worker.py",
+    )  # what the scripts share
 ]
 
 

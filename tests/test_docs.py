@@ -79,3 +79,55 @@ def test_the_callback_in_contributing_runs_as_printed(tmp_path):
     assert len(strict.warn.call_args_list) == len(reports.seen) > 0
     assert f"step {reports.seen[0].step}: loss {reports.seen[0].loss:.3f}" in strict.warn.call_args_list[0].args[0]
     lenient.warn.assert_not_called()
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def section_of_readme(title: str) -> str:
+    assert f"\n## {title}\n" in README
+    return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_readme_opens_with_one_command_its_output_and_a_picture():
+    opening = README.partition("\n## ")[0]
+    command, printed = re.findall(r"```(?:bash)?\n(.*?)```", opening, re.S)
+    assert command == "bash scripts/quickstart.sh\n" and "done; best validation top-1" in printed
+    (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", opening)
+    assert 10_000 < (ROOT / picture).stat().st_size < 150_000
+    assert opening.index("git clone <URL of this repository> halfstep && cd halfstep") < opening.index("quickstart.sh")
+    assert len(README.splitlines()) <= 150
+
+
+def test_readme_names_the_test_command_and_its_time_before_the_sections():
+    opening = README.partition("\n## ")[0]
+    assert re.search(r"`bash scripts/test\.sh`[^.]+\d+ to \d+ minutes on two cores", opening)
+    assert re.search(r"`-quick`[^.]+at most \d+ minutes", opening)
+
+
+def test_readme_says_systems_limits_where_to_report_and_the_licence():
+    text = section_of_readme("Systems and limits")
+    for what in (
+        "Linux",
+        "macOS",
+        "Python 3.11",
+        "WSL2",
+        "No GPU has been measured",
+        "detection",
+        "TPUs",
+        "docs/comparison.md",
+    ):
+        assert what in text
+    problems = text.partition("**Problems**")[2]
+    for what in ("status.json", "log.txt", "python main_single_gpu.py -version", "(LICENSE)"):
+        assert what in problems
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_readme_links_every_page_of_documentation_in_small_groups():
+    groups = re.findall(r"^- \*\*([\w ]+)\*\*: (.*)$", section_of_readme("Documentation"), re.M)
+    links = [re.findall(r"\]\(([^)]+)\)", text) for _, text in groups]
+    assert [name for name, _ in groups] == ["Start", "Data", "Training", "Results", "Clusters", "Reference"]
+    assert max(map(len, links)) <= 7
+    pages = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]} - {"README.md"}
+    assert sorted(sum(links, [])) == sorted(pages), "each once"

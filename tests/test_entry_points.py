@@ -212,10 +212,11 @@ def test_a_mistake_of_several_processes_is_told_once_and_ends_with_2(small_yaml)
 
 
 @pytest.fixture
-def long_run(small_yaml, tmp_path) -> Run:
-    """A run that would take minutes, once it trains in the two processes that main_multi_gpu.py started."""
+def long_run(small_yaml, tmp_path, request) -> Run:
+    """A run that would take minutes, once it trains in the two processes that main_multi_gpu.py started. Its parameter: faults."""
     flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-epochs", "5000", "-output", str(tmp_path / "o")]
     forks = {"environment": {MARK: str(tmp_path)}, "faults": {"start_python_as_forks": []}}
+    forks["faults"] |= getattr(request, "param", {})
     started = Run("main_multi_gpu.py", *flags, "-opts", "SAVE_STEPS=1", **forks)
     wait_until(lambda: list((tmp_path / "o").glob("*/last.pth")))
     assert len(find_processes(tmp_path)) == 2
@@ -251,7 +252,10 @@ def test_killing_the_launcher_leaves_no_orphan(long_run, tmp_path):
     wait_until(lambda: not find_processes(tmp_path))
 
 
-@pytest.mark.parametrize(("send", "number"), [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGUSR1)])
+STOPS = [(os.kill, signal.SIGTERM), (os.kill, signal.SIGHUP), (os.killpg, signal.SIGUSR1)]
+
+
+@pytest.mark.parametrize(("send", "number"), STOPS)
 def test_told_to_stop_all_processes_save_and_end(long_run, tmp_path, send, number):
     """A signal to the launcher, which passes it on, or to the whole group."""
     send(long_run.processes[0].pid, number)
@@ -259,6 +263,17 @@ def test_told_to_stop_all_processes_save_and_end(long_run, tmp_path, send, numbe
     status = status_of(run_folder(tmp_path / "o"))
     state = torch.load(run_folder(tmp_path / "o") / "last.pth", weights_only=True)
     assert status["state"] == "stopped" and status["step"] == state["step"] > 0
+
+
+@pytest.mark.parametrize("long_run", [{"ignore": [signal.SIGHUP]}], indirect=True)
+def test_under_nohup_a_closed_terminal_stops_no_process(long_run, tmp_path):
+    os.killpg(long_run.processes[0].pid, signal.SIGHUP)
+    for pid in find_processes(tmp_path):
+        os.kill(pid, signal.SIGHUP)
+    step = status_of(run_folder(tmp_path / "o"))["step"]
+    wait_until(lambda: status_of(run_folder(tmp_path / "o"))["step"] > step + 1, runs=[long_run])
+    os.kill(long_run.processes[0].pid, signal.SIGTERM)
+    assert long_run.wait().returncode == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
@@ -325,8 +340,8 @@ def test_quickstart_uses_half_precision_where_it_is_faster_and_says_how_to_go_on
 def test_compiled_run_saves_clean_names_and_keeps_its_kernels(small_yaml, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it when it compiles in this process
     # One block (the last is computed for the class token only) and whole batches: every other shape is compiled anew.
-    few = ["-opts", "COMPILE=blocks", "DATA.BATCH_SIZE=359"]
-    flags = ["-cfg", str(small_yaml), "-compile", "-epochs", "1", "-output", str(tmp_path / "output"), *few]
+    few = ["-compile", "blocks", "-opts", "DATA.BATCH_SIZE=359"]
+    flags = ["-cfg", str(small_yaml), "-epochs", "1", "-output", str(tmp_path / "output"), *few]
     # Torch would compile a program for each kind of vector instructions, to see which this processor runs.
     environment = {"XDG_CACHE_HOME": str(tmp_path), "TORCHINDUCTOR_VEC_ISA_OK": "1"}
     run("main_single_gpu.py", *flags, environment=environment).done()

@@ -10,6 +10,7 @@ import main_single_gpu
 from configs.schema import Config
 from datasets.shuffle import shuffled
 from datasets.sources.digits import read_digits
+from engine.settings import load_settings
 from tests.support.refusals import refused
 from tests.support.runs import ROOT, epochs_of, run_folder, status_of
 from utils.errors import ConfigError
@@ -24,8 +25,17 @@ def test_the_weights_know_other_pictures_of_the_classes_that_they_were_trained_o
     assert main_single_gpu.main([*words, "-opts", *QUICK.split(), "DATA.SYNTHETIC_SIZE=200"]) == 0
     status = status_of(run_folder(Path("output")))
     assert status["raw"]["num_images"] == 200 and status["raw"]["top1"] > 95
+
+
+@pytest.mark.parametrize("use", [[], ["-eval"]])
+def test_weights_of_a_set_without_files_and_a_folder_are_an_imagefolder(use):
+    loaded = load_settings([*use, "-pretrained", WEIGHTS, "-data_path", "photos"])
+    assert loaded.config.DATA.DATASET == "imagefolder" and "-data_path" in loaded.origins["DATA.DATASET"]
+    assert not [each for each in loaded.notes if "SYNTHETIC_SIZE" in each]
+    assert load_settings([*use, "-pretrained", WEIGHTS]).config.DATA.DATASET == "fractals"
+    assert load_settings([*use, "-pretrained", WEIGHTS, "-dataset", "digits"]).config.DATA.DATASET == "digits"
     with refused(ConfigError, "DATA.DATA_PATH", "photos", "fractals", "-dataset imagefolder"):
-        main_single_gpu.main(["-pretrained", WEIGHTS, "-data_path", "photos"])
+        load_settings([*use, "-pretrained", WEIGHTS, "-data_path", "photos", "-dataset", "fractals"])
 
 
 @pytest.mark.usefixtures("signal_handlers")

@@ -64,14 +64,15 @@ def test_no_test_module_imports_another():
 # The files and packages of a room, from bottom to top. A file may import its own package and those before it.
 PACKAGES = {
     "datasets": (
-        "shuffle batch_order index collect types labels balance split classes bad_images transforms sources"
+        "shuffle batch_order index collect types labels balance fingerprint split classes bad_images overlap transforms sources"
         " sources.torchvision_sets loading build __init__"
     ).split(),
     "models": (
         "parts transforms compilation weights.sharded kwargs weights freeze lora vit timm_models __init__ export"
     ).split(),
     "engine": (
-        "parallel precision evaluation train checkpoint memory record diagnose settings predict session plan plan_lines"
+        "parallel precision evaluation train checkpoint memory predict.pictures record diagnose settings predict session"
+        " provenance plan plan_lines"
         " build auto_batch_size eval_run check callback_list saves run __init__"
     ).split(),
 }

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,10 +42,13 @@ def test_the_page_on_photos_leads_from_a_folder_to_predictions_by_its_commands(h
     torch.save(build_model(config, 2).state_dict(), "tiny.pth")
     folders: dict[str, str] = {}  # the page's name of each run's folder -> the one of this test
 
-    def follow(section: str, made: str = "", checks: bool = False) -> str:
-        given, said = commands(section), []
+    def follow(section: str, made: str = "", checks: bool = False, part: slice = slice(None)) -> str:
+        given, said = commands(section)[part], []
         for command in [f"{given[0]} -check"] if checks else given:
             python, program, *words = shlex.split(re.sub(RUN, lambda name: folders[name[0]], command))
+            if python == "mv":
+                subprocess.run([python, program, *words], check=True)
+                continue
             assert python == "python"
             said.append(typed(program, *words).done().stdout)
         if made:
@@ -63,8 +68,15 @@ def test_the_page_on_photos_leads_from_a_folder_to_predictions_by_its_commands(h
     more = parts(Path(folders["output/train-20260109-10-11-12"]))
     assert len(more) == 64 and {image: more[image] for image in first} == first
     draw_photos(here / "photos", "zebra", count=12)
+    shutil.copy("photos/dog/0.png", "photos/cat/IMG_0042.jpg")
     assert "2 of 3" in follow("A new class", made="output/train-20260116-10-11-12")
+    before = parts(Path(folders["output/train-20260116-10-11-12"]))
+    follow("A wrong label", made="output/train-20260123-10-11-12", part=slice(0, 2))
+    after = parts(Path(folders["output/train-20260123-10-11-12"]))
+    before["dog/IMG_0042.jpg"] = before.pop("cat/IMG_0042.jpg")
+    assert after == before
+    assert "that all have scored" in follow("A wrong label", part=slice(2, 3))
     follow("Longer")
-    state = torch.load(Path(folders["output/train-20260116-10-11-12"]) / "last.pth", weights_only=True)
+    state = torch.load(Path(folders["output/train-20260123-10-11-12"]) / "last.pth", weights_only=True)
     assert (state["epoch"], state["class_names"]) == (2, ["cat", "dog", "zebra"])
     assert "top-1" in follow("On a colleague's computer")

@@ -9,11 +9,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from utils.errors import ConfigError, not_a_file
+from utils.held_folders import check_in_place, is_in_place
 
 MOST_NAMES = 2**28  # bytes of a file with a name a line
+BYTES_THAT_TELL = 4096  # of a file, in which a kind is recognized
 SECONDS_BETWEEN_ATTEMPTS = 0.2  # to lock a file that another process has
 
 
@@ -24,6 +26,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
     `shared`: several processes may do so at once, so each writes under a name of its own. Otherwise the name is fixed:
     the next attempt replaces what a killed process left.
     """
+    check_in_place(path)
     if not shared:  # not an index, which nobody named and which takes the place of whatever has its name
         refuse_special(path)
     temporary = path.with_name(f".{path.name}{'.' + secrets.token_hex(4) if shared else ''}.tmp")
@@ -32,9 +35,11 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
         with open(temporary, "xb") as file:
             yield file
             sync(file)
+        check_in_place(path)  # writing a large file takes time
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        if is_in_place(path):
+            temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
@@ -88,9 +93,37 @@ def refuse_special(path: Path) -> None:
         raise OSError(errno.EINVAL, f"it is {kind}; name a file")
 
 
+class Kind(NamedTuple):
+    """A kind of file that a script writes. The script overwrites files of this kind only."""
+
+    name: str  # "a report of a run"
+    starts: tuple[bytes, ...]  # such a file starts with one of these
+    has: bytes = b""  # and has this in its first bytes
+
+
+def is_of_kind(path: Path, kind: Kind) -> bool:
+    """Return whether the file begins as those of this kind do."""
+    with open(path, "rb", opener=without_waiting) as file:
+        first = file.read(BYTES_THAT_TELL)
+    return first.startswith(kind.starts) and kind.has in first
+
+
+def refuse_other_kind(flag: str, path: Path, kind: Kind, remedy: str = "name another file") -> None:
+    """Raise ConfigError if the path is a file of another kind, which would be lost. An empty file is of any kind."""
+    if path.is_file() and path.stat().st_size and not is_of_kind(path, kind):
+        raise ConfigError(f"{flag}: {path} exists and is not {kind.name}; {remedy}")
+
+
 def without_waiting(path: str, flags: int) -> int:
     """An `opener` for `open` that does not wait for the writer of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+
+
+def separate(path: Path) -> None:
+    """Give a file that has several names, as in a snapshot made with hard links, a copy of its own to append to."""
+    if path.is_file() and path.stat().st_nlink > 1:
+        with open(path, "rb") as source, replacing(path) as copy:
+            shutil.copyfileobj(source, copy)
 
 
 def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (None,)) -> bytes:

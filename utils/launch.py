@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from utils.errors import ConfigError, LostProcess
+from utils.program import hangup_is_ignored
 from utils.text import counted
 
 # Each launcher's variables: rank, number of processes, rank on this machine. The first that is set wins.
@@ -358,7 +359,8 @@ def launch(
         rdzv_endpoint=nodes.first,
         max_restarts=nodes.restarts,  # torchrun would restart after any failure, a mistake in the settings too
         monitor_interval=0.1,
-        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",  # forwarded to the workers, which save
+        # Forwarded to the workers, which save.
+        signals_to_handle="SIGTERM,SIGINT,SIGQUIT,SIGUSR1" + ("" if hangup_is_ignored() else ",SIGHUP"),
         **_how_to_meet(nodes, timeout),
     )
     try:

@@ -11,10 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from utils.bar import Bar, is_terminal, without_bar
+from tqdm import tqdm
+
 from utils.errors import cause_of
-from utils.files import without_waiting
+from utils.files import separate, without_waiting
+from utils.progress import is_terminal, progress_bar
 from utils.text import printable
+
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} images{postfix}"
 
 
 class Log:
@@ -25,13 +29,15 @@ class Log:
         self._early: list[str] = []  # lines said before there is a folder
         self._files = []
         self._has_failed = False
-        self._bar: Bar | None = None
+        self._bar: tqdm | None = None
         self.on_terminal = rank == 0 and is_terminal()
         self._lock = threading.RLock()  # the thread that saves speaks too
 
     def open(self, folder: Path) -> None:
         """Write to files in this folder from here on, starting with the lines so far."""
         names = [f"log_{self._rank}.txt"] * (self._world_size > 1) + ["log.txt"] * (self._rank == 0)
+        for name in names:
+            separate(folder / name)
         how = {"buffering": 1, "encoding": "utf-8", "opener": without_waiting}
         self._files = [open(folder / name, "a", **how) for name in names]  # noqa: SIM115
         for text in self._early:
@@ -47,7 +53,7 @@ class Log:
                 self.note(line)
 
     def _print(self, line: str) -> None:
-        with without_bar():
+        with tqdm.external_write_mode() if self.on_terminal else contextlib.nullcontext():  # above the bar
             try:
                 print_anywhere(printable(line))
             except OSError:  # `| head` has seen enough, or the terminal has gone; the run goes on
@@ -95,16 +101,16 @@ class Log:
     def start_bar(self, total: int, initial: int, title: str) -> None:
         """Show a progress bar, counted in images, if this is a terminal."""
         if self.on_terminal:
-            self._bar = Bar(title, total, initial)
+            self._bar = progress_bar(title, total, initial=initial, bar_format=BAR)
 
     def move_bar(self, count: int) -> None:
         if self._bar is not None:
-            self._bar.move(count)
+            self._bar.update(count)
 
     def describe_bar(self, describe: Callable[[], str]) -> None:
-        """Set the function that returns the end of the bar, asked each second when it is drawn."""
+        """Set the end of the bar, from when it is drawn next. Without a bar, `describe` is not called."""
         if self._bar is not None:
-            self._bar.describe = describe
+            self._bar.set_postfix_str(describe(), refresh=False)
 
     def end_bar(self) -> None:
         if self._bar is not None:

@@ -1,6 +1,7 @@
 """How a program starts faster, which signals stop it, which exit code it returns, and how it ends at once."""
 
 import atexit
+import contextlib
 import ctypes
 import errno
 import gc
@@ -46,14 +47,20 @@ def restore_gc() -> None:
         gc.enable()
 
 
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since the machine did; None if the system does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def when_started() -> float:
     """When this process began, by time.monotonic(): its imports have taken seconds on a busy machine."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # since the machine's start
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):  # not on Linux
-        age = time.process_time()
-    return time.monotonic() - age
+    ticks = start_ticks(os.getpid())
+    if ticks is None:  # not on Linux
+        return time.monotonic() - time.process_time()
+    return time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def revision(folder: Path = Path(__file__).parent.parent) -> str:
@@ -98,6 +105,9 @@ def describe_environment() -> str:
 def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a program and return its exit code: its own, 2 for a user's mistake, reported without a traceback, or 1. 0 if
     the reader of its output has seen enough (`| head`)."""
+    open_closed_streams()
+    with contextlib.suppress(AttributeError, OSError):  # no stream of Python's own
+        sys.stdout.reconfigure(errors="backslashreplace")  # escapes the letters that a terminal without UTF-8 lacks
     try:
         arguments = with_one_dash(arguments)
         if "-version" in arguments:
@@ -115,6 +125,25 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
         elif message:
             print(f"error: {cut(printable(message[:MOST_READ]))}", file=sys.stderr)
         return code
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null for standard streams that were closed at the start (`2>&-`).
+
+    Otherwise the next file that the program opens gets the stream's number, and whatever prints there writes into it.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is not None:
+            continue
+        try:
+            os.fstat(number)  # an import has opened a file under this number
+        except OSError:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            os.set_inheritable(number, True)  # for processes that this one starts
+        setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def with_one_dash(arguments: list[str]) -> list[str]:
@@ -181,6 +210,10 @@ def _remedy_for(error: BaseException) -> str | None:
             f"out of memory ({how}); lower DATA.BATCH_SIZE, DATA.IMAGE_SIZE or the size of the model (MODEL.EMBED_DIM, "
             "MODEL.DEPTH), or stop other programs that use memory"
         )
+    if os.strerror(errno.EMFILE) in text:  # an OSError, or what torch makes of it
+        return (
+            "too many open files for the limit of this shell; raise it, as with ulimit -n 4096, or lower -num_workers"
+        )
     if any(each in text for each in NO_COMPILER):
         return (
             f"-compile: {text.splitlines()[0]}; install a compiler such as g++, name yours in the environment as CXX and CC, "
@@ -191,8 +224,17 @@ def _remedy_for(error: BaseException) -> str | None:
     return None
 
 
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+def hangup_is_ignored() -> bool:
+    """Return whether this program was started to outlive its terminal, as by nohup."""
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
 class StopSignal:
-    """Notes SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 (Slurm's warning); a second one ends the process at once.
+    """Notes SIGTERM, SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning) and SIGHUP (the terminal was closed); a second one ends the
+    process at once.
 
     Unless it comes within seconds: a signal to the whole group reaches a worker twice, as torchrun passes its own on.
     """
@@ -202,8 +244,9 @@ class StopSignal:
     def __init__(self):
         self.number = 0
         self._noted = 0.0
-        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(each, self._note)
+        for each in STOPPING:
+            if each != signal.SIGHUP or not hangup_is_ignored():
+                signal.signal(each, self._note)
 
     def _note(self, number: int, frame) -> None:
         if self.number and time.monotonic() - self._noted > self.SECONDS_TO_REPEAT:

@@ -53,6 +53,19 @@ def format_bytes(count: float) -> str:
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{math.ceil(count / 2**20):,} MiB"
 
 
+def format_bytes_apart(one: float, other: float) -> tuple[str, str]:
+    """Return two sizes that a message compares as texts that differ if the sizes do: 2.3 MiB and 2.0 MiB."""
+    texts = format_bytes(one), format_bytes(other)
+    if texts[0] != texts[1] or one == other:
+        return texts
+    unit, name = (2**30, "GiB") if min(one, other) >= 2**30 else (2**20, "MiB")
+    for digits in (1, 2) if min(one, other) >= unit else ():
+        texts = f"{one / unit:,.{digits}f} {name}", f"{other / unit:,.{digits}f} {name}"
+        if texts[0] != texts[1]:
+            return texts
+    return f"{math.ceil(one):,} bytes", f"{math.ceil(other):,} bytes"
+
+
 def first_of(names: Sequence[str], separator: str = ", ", limit: int = 10, total: int | None = None) -> str:
     """The first names, and how many more there are. `total`: of all names, where not all are given."""
     total = len(names) if total is None else total

@@ -1,1 +1,1 @@
-"""PaddleViT's settings files: its names and values, and its families of models."""
+"""PaddleViT's settings files: its names and values, and its DeiT."""

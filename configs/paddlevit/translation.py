@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from configs.paddlevit.deit import timm_name
 from configs.values import SETTINGS, Text, convert, is_none
 from utils.errors import ConfigError, did_you_mean
 
@@ -81,9 +82,15 @@ def _check_type(texts: dict[str, Text], origin: str) -> None:
     kind = texts.get("MODEL.TYPE", "vit")
     if not isinstance(kind, str) or kind.strip().lower() in SETTINGS["MODEL.TYPE"].choices:
         return
+    name = texts.get("MODEL.NAME", kind)
+    if found := timm_name(name):
+        raise ConfigError(
+            f"{origin}: MODEL.TYPE is {kind!r}; it must be vit or timm. timm has this model: set MODEL.TYPE: timm and "
+            f"MODEL.NAME: {found}, and remove MODEL's keys that describe layers (docs/from-paddlevit.md has the training "
+            "settings of PaddleViT's families)"
+        )
     import timm  # takes seconds, and only this error needs it
 
-    name = texts.get("MODEL.NAME", kind)
     near = did_you_mean(name.replace("-", "_"), timm.list_models()) if isinstance(name, str) else ""
     raise ConfigError(
         f"{origin}: MODEL.TYPE is {kind!r}; it must be vit or timm. For other models set MODEL.TYPE: timm and MODEL.NAME to one "

@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -21,12 +21,13 @@ from datasets.index import IndexWriteError, caches_folder
 from datasets.loading.cache_file import CacheFile, CacheLocation, CacheWriter, DamagedCacheError
 from datasets.shuffle import EpochOrder
 from datasets.transforms.crop import resize
+from datasets.transforms.decode import UPRIGHT
 from datasets.types import ImageReadError, ImageSet
-from utils.bar import shown
 from utils.errors import StoppedBySignal
 from utils.files import free_bytes, locked
 from utils.host import count_cores
-from utils.text import counted, format_bytes
+from utils.progress import shown
+from utils.text import counted, format_bytes, format_bytes_apart
 
 IS_REASON = 0  # the height of an unreadable image, of which the reason is stored
 NUM_SAMPLED = 64  # images from which the size of all is estimated
@@ -59,6 +60,8 @@ def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocatio
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
     files = hash_files(image_set, count_threads(config))
     key = {"files": files, "pixels": asdict(image_set.rules)}
+    if config.DATA.EXIF or config.DATA.DATASET in UPRIGHT:  # the caches of published data sets are as before
+        key["orientation"] = 2  # of versions before, those of XMP data were ignored, and TIFFs turned in any case
     if side := config.DATA.cache_side:  # else the interpolation has no effect
         key |= {"side": side, "interpolation": config.DATA.INTERPOLATION}
     name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"
@@ -97,6 +100,12 @@ class CachedImages(ImageSet):
 
     def key(self, index: int) -> str:
         return self._image_set.key(index)
+
+    def naming(self) -> Iterable[bytes | np.ndarray]:
+        return self._image_set.naming()
+
+    def file_sizes(self, indices: Sequence[int]) -> list[int]:
+        return self._image_set.file_sizes(indices)
 
     def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
         return self._image_set.epoch_order(seed, epoch)
@@ -217,8 +226,8 @@ def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, pr
         numbers = range(location.num_images)
         try:
             needed, free = estimate_bytes(config.DATA, image_set, pool), free_bytes(location.folder)
-            sizes = f"{counted(len(numbers), 'image')}, about {format_bytes(needed)} in {location.folder}, where "
-            sizes += f"{format_bytes(free)} are free"
+            needs, has = format_bytes_apart(needed, free)
+            sizes = f"{counted(len(numbers), 'image')}, about {needs} in {location.folder}, where {has} are free"
             if needed > free:
                 raise CacheError(f"there is no room for {sizes}")
             progress.say(f"cache: writing {sizes}")

@@ -16,10 +16,9 @@ from datasets.batch_order import Order, Piece, sample_rng
 from datasets.transforms.augment import build_augmentation
 from datasets.transforms.crop import BySize, EvalTransform, TrainTransform
 from datasets.transforms.mix import Boxes
-from datasets.transforms.on_device.rows import OperationRows
-from datasets.types import Batch, Draws, ImageDraws, ImageReadError, ImageSet
-from utils.bar import shown
+from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError
+from utils.progress import shown
 
 NUM_REPLACEMENTS = 8  # images tried in place of an unreadable one: first of its class, then as many of any class
 
@@ -29,7 +28,7 @@ class Buffers(NamedTuple):
 
     images: Tensor  # as in Batch
     targets: Tensor
-    draws: list[ImageDraws]
+    boxes: list[list[tuple[int, ...]]]  # of each image, to erase
 
 
 class Reader:
@@ -48,7 +47,7 @@ class Reader:
         images = torch.empty((count, side, side, self.data.IMAGE_CHANNELS), dtype=torch.uint8, pin_memory=pinned)
         shape, dtype = ((count, self.num_classes), torch.float32) if self.image_set.label_sets else (count, torch.int64)
         targets = torch.empty(shape, dtype=dtype, pin_memory=pinned)
-        return Buffers(images.permute(0, 3, 1, 2), targets, [ImageDraws()] * count)
+        return Buffers(images.permute(0, 3, 1, 2), targets, [[]] * count)
 
     def put_target(self, index: int, target: Tensor) -> None:
         """Write the class of an image, or its labels as 0 and 1."""
@@ -56,7 +55,7 @@ class Reader:
         if sets is None:
             target.fill_(number)
         else:
-            target.zero_()[torch.from_numpy(sets[number].astype(np.int64))] = 1
+            target.zero_()[list(sets[number])] = 1
 
     def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
         """Read the images at these positions of a piece. Returns the unreadable ones."""
@@ -77,13 +76,11 @@ class Reader:
 
 
 class TrainReader(Reader):
-    """Augments the images, or draws what the device will do with them, and replaces an unreadable one by another."""
+    """Augments the images, draws the boxes to erase, and replaces an unreadable image by another."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
-        augmentation, on_host = build_augmentation(config), config.DATA.AUGMENT_ON == "host"
-        self.transform = TrainTransform(config.DATA, augmentation if on_host else None)
-        self.operations = None if on_host or not augmentation else OperationRows(augmentation, config.DATA.IMAGE_SIZE)
+        self.transform = TrainTransform(config.DATA, build_augmentation(config))
         self.boxes = Boxes(config) if config.TRAIN.RANDOM_ERASE_PROB else None
 
     def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
@@ -91,18 +88,18 @@ class TrainReader(Reader):
         for position in positions:
             index, repeat = int(piece.indices[position]), int(piece.repeats[position])
             image, used = self._read_or_replace(piece.epoch, index, bad)
+            if piece.epoch == 0 and (noted := self.image_set.fingerprints):
+                noted.add(used, image)
             rng = sample_rng(self.seed, piece.epoch, index, repeat=repeat)
             self.transform(image, rng, buffers.images[position])
             self.put_target(used, buffers.targets[position])
-            buffers.draws[position] = ImageDraws(
-                self.boxes.row(piece, position) if self.boxes else [],
-                *(self.operations.draw(rng, position) if self.operations else ()),
-            )
+            if self.boxes:
+                buffers.boxes[position] = self.boxes.row(piece, position)
         return bad
 
     def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
-        draws = Draws.of(buffers.draws) if self.boxes or self.operations else None
-        return Batch(buffers.images, buffers.targets, piece.num_samples, bad, piece, draws)
+        boxes = np.array(buffers.boxes, np.int64) if self.boxes else None
+        return Batch(buffers.images, buffers.targets, piece.num_samples, bad, piece, boxes)
 
     def _read_or_replace(self, epoch: int, index: int, bad: list[int]) -> tuple[np.ndarray, int]:
         """The image and its index, or those of its replacement. Unreadable ones are added to `bad`."""
@@ -155,7 +152,10 @@ class EvalReader(Reader):
         for position in positions:
             index = int(piece.indices[position])
             try:
-                self.transform(self.image_set.read(index), buffers.images[position])
+                image = self.image_set.read(index)
+                if noted := self.image_set.fingerprints:
+                    noted.add(index, image)
+                self.transform(image, buffers.images[position])
             except ImageReadError:
                 bad.append(index)
             self.put_target(index, buffers.targets[position])

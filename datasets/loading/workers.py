@@ -29,7 +29,7 @@ from datasets.types import Batch, ImageSet
 from utils.distributed import Process
 from utils.errors import DataError, LostProcess
 from utils.host import SHARED_MEMORY, free_host_memory, has_streams
-from utils.program import die_with_parent
+from utils.program import STOPPING, die_with_parent
 
 MAX_ON_CPU = 8
 ENOUGH_CORES = 4  # from here on one is left to the training thread
@@ -72,8 +72,7 @@ def cores_to_read(process: Process) -> int:
 
 def saturate_gil(num_threads: int, config: Config, image_set: ImageSet) -> bool:
     """Whether so many loader threads leave too little of the GIL to the training thread."""
-    augments = config.DATA.AUGMENT_ON == "host" and config.TRAIN.augments
-    decoding = GIL_AUGMENTING if augments else GIL_READING
+    decoding = GIL_AUGMENTING if config.TRAIN.augments else GIL_READING
     return num_threads * (GIL_IN_MEMORY if image_set.in_memory else decoding) > MAX_GIL
 
 
@@ -280,10 +279,10 @@ def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
 
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Block these signals in the processes started in here; the parent gets them a little later. Ctrl-C and Slurm's
-    warnings reach every process of a run. The parent saves, for which it needs its workers, and then ends them
-    itself."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1))
+    """Block these signals in the processes started in here; the parent gets them a little later. Ctrl-C, Slurm's
+    warnings and a closed terminal reach every process of a run. The parent saves, for which it needs its workers, and then
+    ends them itself."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
     finally:

@@ -1,8 +1,10 @@
 """`imagefolder`: images in class folders, also for the other data sets with that layout."""
 
 import os
+import re
+import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from unicodedata import normalize
 
@@ -16,9 +18,12 @@ from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_roo
 from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY, PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
+from utils.runs import has_files_of_run, is_run_folder
 from utils.text import counted, first_of
 
 SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # of zip files made on a Mac, and of network disks: copies and thumbnails
+RUNS = "folders of runs"
+DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # 2024, 2024-05-01, 20240501 birthday
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
 THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
 SHAPE = Shape(
@@ -33,18 +38,40 @@ EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per cla
 def read_image_folder(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
     """`imagefolder`: train/ and val/, or one folder of class folders and None."""
     root = unwrapped(data_root(config.DATA, EXPECTS), (*TRAIN_NAMES, *VAL_NAMES))
-    parts = choose_parts(subfolders(root))
+    parts = choose_parts(classes := class_folders(root))
     if parts.train or parts.val:
         return read_split_folders(config, root, EXPECTS)
-    classes = class_folders(root)
     image_set = read_class_folders(config, root, classes, classes)
-    image_set.split = {"training": str(root)}
+    image_set.split, image_set.doubt = {"training": str(root)}, _why_no_classes(root, classes)
     return image_set, None
+
+
+def _why_no_classes(root: Path, names: list[str]) -> str:
+    """Say why these folders seem to be data sets in place of classes; empty where they do not.
+
+    A data set holds folders of images and no image. So does a class whose images are divided, for instance by date.
+    """
+    inside = {}
+    for name in names:
+        if _has_images(root / name):
+            return ""
+        inside[name] = subfolders(root / name)
+    several = [name for name, folders in inside.items() if len(folders) > 1]
+    if not several or all(DATE.match(folder) for folders in inside.values() for folder in folders):
+        return ""
+    first = root / several[0]
+    held = f"{len(inside[several[0]]):,} folders of images ({first_of(inside[several[0]], limit=4)})"
+    return (
+        f"DATA.DATA_PATH: {first} holds {held} and no image, and the other folders of {root} are like it: is -data_path "
+        f"one folder too high? Name the folder whose folders are the classes, as in -data_path {shlex.quote(str(first))}; if "
+        f"{first_of(names, limit=4)} are the classes, list them in a file: -opts DATA.CLASSES=classes.txt"
+    )
 
 
 def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageSet | None, ImageSet]:
     """The folders with the training and the validation images; classes are those of the former."""
     parts = choose_parts(subfolders(root))
+    parts = parts._replace(unread=sorted([*parts.unread, *_runs_in(root)]))
     if not parts.val or not (parts.train or config.START.EVAL):
         missing = "train" if parts.val else "val"
         hint = ""
@@ -100,8 +127,17 @@ def unwrapped(folder: Path, known: tuple[str, ...] | list[str] = ()) -> Path:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Sorted names of the folders in it, without hidden ones such as .ipynb_checkpoints."""
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not _is_skipped(entry.name))
+    """Return the sorted names of the folders in it, without those of runs and hidden ones such as .ipynb_checkpoints."""
+    return sorted(name for name in _all_folders(folder) if not is_run_folder(folder / name))
+
+
+def _all_folders(folder: Path) -> list[str]:
+    return [entry.name for entry in os.scandir(folder) if entry.is_dir() and not _is_skipped(entry.name)]
+
+
+def _runs_in(folder: Path, others: Collection[str] = ()) -> list[str]:
+    """Return the sorted names of the folders of runs in a folder. `others`: folders that are none."""
+    return sorted(name for name in {*_all_folders(folder)} - {*others} if is_run_folder(folder / name))
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -134,13 +170,23 @@ def read_class_folders(
         lambda place: _build(place, folder, depends_on),
     )
     left_out = Counter(index.facts["left_out"])
+    num_runs = left_out.pop(RUNS, 0)
     if beside := _images_in(folder):
         left_out["beside the class folders"] = beside
     classes = [normalize("NFC", name) for name in classes]
     image_set = FileImages(folder, index.text("path"), index.column("target"), classes, PixelRules.of(config.DATA))
-    image_set.index, image_set.classes_are_names = index, True
+    image_set.index, image_set.classes_are_names, image_set.is_listing = index, True, True
     image_set.notes = (*_thumbnails(folder, names), *describe_left_out(folder, left_out))
+    image_set.notes += tuple(_describe_runs(folder, _runs_in(folder, names), num_runs))
     return image_set
+
+
+def _describe_runs(root: Path, beside: list[str], num_inside: int) -> list[str]:
+    """A line on the folders of runs, whose pictures are not read: beside the class folders, and inside them."""
+    found = [f"beside the classes {first_of(beside)}"] * bool(beside)
+    found += [f"inside them {num_inside}"] * bool(num_inside)
+    total = len(beside) + num_inside
+    return [f"not read: {counted(total, 'folder')} of runs in {root} ({', '.join(found)})"] if total else []
 
 
 def _is_unchanged(index: Index, folder: Path) -> bool:
@@ -200,7 +246,13 @@ class FolderScan:
         paths, others, waiting = [], Counter(), [name]
         while waiting:
             inside = waiting.pop()
+            date = _date(self.root, inside)
             folders, files = self._list(inside)
+            if inside != name and has_files_of_run(files):
+                others[RUNS] += 1
+                continue
+            self.folders.append(inside)
+            self.dates.append(date)
             folders = [each for each in folders if self.deep and self._is_read(os.path.join(self.root, inside, each))]
             if inside == name:
                 self._refuse_repeated(name, folders)
@@ -211,6 +263,11 @@ class FolderScan:
                     paths.append(f"{below}{file}")
                 elif not file.startswith("."):
                     others[os.path.splitext(file)[1].lower() or "without ending"] += 1
+        if not paths and others.keys() == {RUNS}:
+            raise DataError(
+                f"{self.root / name}: folders of runs and no images in this folder; keep runs outside of {self.root}, in a "
+                "folder that -output names"
+            )
         if not paths:
             found = f", only files that are not read ({first_of(sorted(others))})" if others else ""
             raise DataError(
@@ -221,10 +278,8 @@ class FolderScan:
 
     def _list(self, inside: str) -> tuple[list[str], list[str]]:
         """Sorted names of the folders in one, and the names of its other files."""
-        folders, files, path = [], [], os.path.join(self.root, inside)
-        self.folders.append(inside)
-        self.dates.append(_date(self.root, inside))
-        with os.scandir(path) as entries:
+        folders, files = [], []
+        with os.scandir(os.path.join(self.root, inside)) as entries:
             for entry in entries:
                 (folders if _is_folder(entry) else files).append(entry.name)
         return sorted(folders), files
@@ -277,6 +332,11 @@ def _is_image(file: str) -> bool:
 def _images_in(folder: Path) -> int:
     """The number of images directly in a folder."""
     return sum(_is_image(entry.name) and entry.is_file() for entry in os.scandir(folder))
+
+
+def _has_images(folder: Path) -> bool:
+    """Return whether there are images directly in a folder, without listing all of them."""
+    return any(_is_image(entry.name) and entry.is_file() for entry in os.scandir(folder))
 
 
 def _is_skipped(folder: str) -> bool:

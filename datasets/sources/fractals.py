@@ -42,7 +42,7 @@ class System(NamedTuple):
 class Fractals(ImageSet):
     """Image i shows class i modulo the number of classes."""
 
-    in_memory = True
+    in_memory = names_are_numbers = True
 
     def __init__(self, count: int, num_classes: int, part: int, rules: PixelRules):
         """`part`: 0 for training, 1 for validation images, which are other pictures of the same classes."""

@@ -14,7 +14,7 @@ from datasets.transforms.decode import PixelRules, decode, kinds_of, to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError, not_a_file
 from utils.files import without_waiting
-from utils.text import format_bytes
+from utils.text import format_bytes_apart
 
 MOST_BYTES_PER_PIXEL = 8  # of a file without compression: four channels of 16 bits
 LONGEST = 4096  # characters of a path that a system opens
@@ -22,6 +22,7 @@ RETRY_AFTER = (0.5, 2.0)  # seconds: a network file system or a disk may answer 
 # Errors that another attempt would meet again: no such file, no permission, a folder or socket in its place.
 LASTING = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ELOOP}
 LASTING |= {errno.ENAMETOOLONG}
+OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE}  # too many open files: no fault of the image, which must not be replaced
 
 
 class EncodedImages(ImageSet):
@@ -44,6 +45,8 @@ class EncodedImages(ImageSet):
             try:
                 return self.open_file(index)
             except OSError as error:
+                if error.errno in OF_THE_PROCESS:
+                    raise
                 seconds = None if error.errno in LASTING else next(waits, None)
                 if seconds is None:
                     raise ImageReadError(f"{type(error).__name__}: {error}") from error
@@ -57,6 +60,7 @@ class EncodedImages(ImageSet):
 class FileImages(EncodedImages):
     """Images in files below one folder."""
 
+    is_listing = False  # of what lies in class folders below `root`
     groups: Texts | None = None  # images of one group are held out together
 
     def __init__(
@@ -86,6 +90,14 @@ class FileImages(EncodedImages):
             return f"{self._path(index)}\0missing"
         return f"{self._path(index)}\0{status.st_size}\0{status.st_mtime_ns}"
 
+    def place_of(self, folder: str) -> Path | None:
+        if not self.is_listing:
+            return None
+        links = [Path(entry.path) for entry in os.scandir(self.root) if entry.is_symlink() and entry.is_dir()]
+        # Of data without parts the folder itself is no place of images: beside the classes runs are left out.
+        is_beside = self.split.keys() == {"training"} and os.path.realpath(folder) == os.path.realpath(self.root)
+        return None if is_beside else next((each for each in (self.root, *links) if is_within(each, folder)), None)
+
     def key(self, index: int) -> str:
         return os.path.normpath(self._path(index))
 
@@ -94,6 +106,18 @@ class FileImages(EncodedImages):
 
     def split_keys(self) -> Iterator[list[bytes]]:
         return self.all_keys() if self.groups is None else self._in_chunks(self.groups)
+
+    def naming(self) -> tuple[bytes | np.ndarray, ...]:
+        return self.paths.digest(), *self._chosen()
+
+    def file_sizes(self, indices: Sequence[int]) -> list[int]:
+        found = []
+        for index in indices:
+            try:
+                found.append(os.stat(self.name(index)).st_size)
+            except OSError:
+                found.append(-1)
+        return found
 
     def _in_chunks(self, column: Texts) -> Iterator[list[bytes]]:
         """The values of the images of this set."""
@@ -114,16 +138,15 @@ class FileImages(EncodedImages):
                 raise ImageReadError(f"it is {kind}")
             size = os.fstat(file.fileno()).st_size
             if size > (most := MOST_BYTES_PER_PIXEL * self.rules.max_pixels + 2**20):
-                raise ImageReadError(
-                    f"it has {format_bytes(size)}, more than {format_bytes(most)}, which DATA.MAX_PIXELS can fill"
-                )
+                has, may_have = format_bytes_apart(size, most)
+                raise ImageReadError(f"the file has {has}; DATA.MAX_PIXELS allows at most {may_have}")
             return os.path.splitext(path)[1], file.read()
 
 
 class ArrayImages(ImageSet):
     """Images in memory: uint8 [N, H, W] or [N, H, W, 3]."""
 
-    in_memory = True
+    in_memory = names_are_numbers = True
     per_image = ("targets", "images")
 
     def __init__(self, images: np.ndarray, targets: np.ndarray, classes: list[str], rules: PixelRules, title: str):

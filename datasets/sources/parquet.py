@@ -38,8 +38,8 @@ from datasets.sources.images import EncodedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.decode import PixelRules
 from datasets.types import ImageSet
-from utils.bar import shown
 from utils.errors import DataError, needing, not_a_file
+from utils.progress import shown
 from utils.text import counted, first_of
 
 ENDING = ".parquet"
@@ -453,6 +453,16 @@ class ParquetImages(EncodedImages):
     def split_keys(self) -> Iterable[list[bytes]]:
         is_whole = self.rows is None and len(self) == len(self.names)
         return self.names.chunks() if self.has_keys and is_whole else super().split_keys()
+
+    def naming(self) -> tuple[bytes | np.ndarray, ...]:
+        names = self.names.digest() if self.has_keys else str(self._files()).encode()
+        return names, b"%d %d" % (self.first, len(self)), *self._chosen()
+
+    def file_sizes(self, indices: Sequence[int]) -> list[int]:
+        return [size for _, size in self._files()]
+
+    def _files(self) -> list[tuple[str, int]]:
+        return [(os.path.basename(file.path), file.size) for file in self.files]
 
     def _name(self, index: int) -> str:
         return os.fsdecode(self.names[self.first + self.row(index)])

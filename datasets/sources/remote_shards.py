@@ -40,7 +40,7 @@ from datasets.sources.tar import Tar
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError, cause_of
 from utils.files import free_bytes, locked, names_in, replacing, sync
-from utils.text import format_bytes, is_url
+from utils.text import format_bytes, format_bytes_apart, is_url
 
 NUM_REQUESTS = 32  # at once, for sizes
 NUM_SCANS = 4  # tars that are pulled at once for the index
@@ -324,8 +324,9 @@ class ServerFolder(ShardFolder):
         sizes = np.sort(images.table.tar_sizes[counts > 0])
         num_spanned = 2 + np.searchsorted(np.cumsum(np.sort(counts[counts > 0])), 2 * images.shuffle_buffer)
         if (needed := int(sizes[::-1][:num_spanned].sum())) > self.cache.limit:
+            needs, has = format_bytes_apart(needed, self.cache.limit)
             raise ConfigError(
-                f"DATA.REMOTE_CACHE_GB: the cache in {self.cache.folder} may hold {format_bytes(self.cache.limit)}, but "
-                f"DATA.SHUFFLE_BUFFER ({images.shuffle_buffer:,}) mixes the images of tars of {format_bytes(needed)}; raise "
+                f"DATA.REMOTE_CACHE_GB: the cache in {self.cache.folder} may hold {has}, but "
+                f"DATA.SHUFFLE_BUFFER ({images.shuffle_buffer:,}) mixes the images of tars of {needs}; raise "
                 "the one, lower the other, or set DATA.CACHE_PATH to a disk with more room"
             )

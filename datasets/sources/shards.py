@@ -36,9 +36,9 @@ from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_roo
 from datasets.sources.tar import Member, Tar
 from datasets.transforms.decode import KNOWN_ENDINGS, PixelRules
 from datasets.types import ImageSet
-from utils.bar import shown
 from utils.errors import DataError
 from utils.files import read_names
+from utils.progress import shown
 from utils.text import counted
 
 VERSION = 2  # of what the index holds
@@ -331,6 +331,12 @@ class ShardImages(EncodedImages):
 
     def all_keys(self) -> Iterable[list[bytes]]:
         return self.table.names.chunks() if self.rows is None else super().all_keys()
+
+    def naming(self) -> tuple[bytes | np.ndarray, ...]:
+        return self.table.names.digest(), *self._chosen()
+
+    def file_sizes(self, indices: Sequence[int]) -> list[int]:
+        return [int(self.table.sizes[self.row(index)]) for index in indices]
 
     def stamp(self, index: int) -> str:
         row = self.row(index)

@@ -2,18 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from random import Random
 
 import numpy as np
 import torch
 
 from configs.schema import Config
 from datasets.batch_order import Piece
-from datasets.transforms.augment import build_augmentation
 from datasets.transforms.crop import BySize
-from datasets.transforms.mix import Boxes
-from datasets.transforms.on_device.rows import OperationRows
-from datasets.types import Batch, Draws, ImageDraws, ImageSet
+from datasets.types import Batch, ImageSet
 
 DEFAULT_CLASSES = 1000
 
@@ -21,7 +17,7 @@ DEFAULT_CLASSES = 1000
 class SyntheticImages(ImageSet):
     """Targets without images, which SyntheticBatches generates on the device."""
 
-    in_memory = labels_are_numbers = True
+    in_memory = names_are_numbers = labels_are_numbers = True
 
     def makes_batches(self, config: Config, batch_size: int, rank: int, device: torch.device) -> "SyntheticBatches":
         return SyntheticBatches(config, self, batch_size, rank, device)
@@ -40,26 +36,11 @@ class SyntheticBatches:
         pixels = rng.integers(256, size=(count, side, side, config.DATA.IMAGE_CHANNELS), dtype=np.uint8)
         self.images = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
         self.targets = torch.from_numpy(image_set.targets[:count]).to(device)
-        self.draws = BySize(config, lambda sized: draw_for_device(sized, count))
 
     def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
         for piece in pieces:
             count, side = len(piece.indices), self.sides.at(piece.epoch)
-            draws = self.draws.at(piece.epoch)
-            images, draws = self.images[:count, :, :side, :side], draws and draws.part(0, count)
-            yield Batch(images, self.targets[:count], piece.num_samples, [], piece, draws)
-
-
-def draw_for_device(config: Config, count: int) -> Draws | None:
-    """What the device does to each of the images in training: it takes memory and time as with real ones."""
-    augmentation = build_augmentation(config) if config.DATA.AUGMENT_ON == "device" else None
-    if not augmentation:
-        return None
-    operations = OperationRows(augmentation, config.DATA.IMAGE_SIZE)
-    piece = Piece(0, np.arange(count), count, repeats=np.zeros(count, int))
-    boxes = Boxes(config).rows(piece) if config.TRAIN.RANDOM_ERASE_PROB else [[]] * count
-    rows = (operations.draw(Random(number), number) for number in range(count))
-    return Draws.of([ImageDraws(box, *row) for box, row in zip(boxes, rows, strict=True)])
+            yield Batch(self.images[:count, :, :side, :side], self.targets[:count], piece.num_samples, [], piece)
 
 
 def read_synthetic(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:

@@ -139,6 +139,7 @@ class TorchvisionImages(ImageSet):
     """Pillow images of a torchvision data set that exposes neither file names nor pixels."""
 
     per_image = ("targets", "places")
+    names_are_numbers = True
 
     def __init__(self, dataset: Any, places: np.ndarray, targets: np.ndarray, classes: list[str], rules: PixelRules):
         """`places` [N]: the index of each image in `dataset`."""

@@ -107,6 +107,8 @@ WEBP_COST = 1.6  # of a pixel: Pillow takes 17 to 21 bytes for one, of other for
 LEAST_WIDTH = 16  # pixels: what a row costs at least
 QUICK = 2**34  # bytes x pixels of a JPEG that takes less than a second, whatever is in it: a scan has 10 bytes
 ORIENTATION = ExifTags.Base.Orientation
+# Where a program that edits photos writes the orientation; Pillow looks there if EXIF does not say it.
+XMP, XMP_ORIENTATION = b"http://ns.adobe.com/xap/1.0/\0", re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 # What makes an image of each EXIF orientation upright.
 TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     2: lambda pixels: pixels[:, ::-1],
@@ -117,6 +119,7 @@ TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
     8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
 }
+OPPOSITE = {6: 8, 8: 6}  # the orientation that undoes another one's turn; each of the others undoes its own
 
 
 def decode(data: bytes, rules: PixelRules) -> np.ndarray:
@@ -159,8 +162,9 @@ def _decode_jpeg(data: bytes, rules: PixelRules) -> np.ndarray | None:
 
 def _decode_any(data: bytes, rules: PixelRules) -> np.ndarray:
     with _open(data, rules) as image:
-        pixels = to_array(image, rules)
-        return _upright(pixels, _orientation(data, image)) if rules.applies_exif else pixels
+        is_turned = image.format == "TIFF"  # by Pillow, as it reads the pixels
+        orientation = _orientation(data, image) if is_turned != rules.applies_exif else 1
+        return _upright(to_array(image, rules), OPPOSITE.get(orientation, orientation) if is_turned else orientation)
 
 
 class _Reads(io.BytesIO):
@@ -203,27 +207,31 @@ def _open_heif(data: bytes, rules: PixelRules) -> Image.Image:
 
 
 def _orientation(data: bytes, image: Image.Image | None = None) -> int:
-    """The EXIF orientation, 1 to 8; 1 if there is none. `image`: needed unless this is a JPEG.
+    """Return the orientation that EXIF or else XMP data says, as Pillow's exif_transpose finds it; 1 if there is none.
 
-    Of TIFF and HEIF files it is 1, because Pillow and pillow-heif have applied it.
+    `image`: needed unless this is a JPEG. Of a HEIF file it is 1, because pillow-heif has applied it.
     """
     with contextlib.suppress(Exception):  # EXIF data is often damaged, which does not harm the pixels
         if image is None or data[:2] == JPEG_START:
-            exif = _jpeg_exif(data)
-        else:
+            return _jpeg_exif(data).get(ORIENTATION, 1)
+        if image.format != "TIFF":  # which is turned, and its orientation gone, once it is loaded
             image.load()
-            exif = image.getexif()
-        return exif.get(ORIENTATION, 1)
+        return image.getexif().get(ORIENTATION, 1)
     return 1
 
 
 def _jpeg_exif(data: bytes) -> Image.Exif:
-    """Read the EXIF data from the segments before the image. Pillow would read the whole header again, where this costs 2 us."""
-    exif = Image.Exif()
+    """Read the EXIF data from the segments before the image. Pillow would read the whole header again, where this costs little."""
+    exif, parts, xmp = Image.Exif(), [], b""
     for marker, start, end in _segments(data):
         if marker == APP1 and data.startswith(EXIF, start):
-            exif.load(data[start:end])
-            break
+            parts.append(data[start + len(EXIF) : end])
+        elif marker == APP1 and data.startswith(XMP, start):
+            xmp = data[start + len(XMP) : end]
+    if parts:
+        exif.load(EXIF + b"".join(parts))
+    if ORIENTATION not in exif and (found := XMP_ORIENTATION.search(xmp)):
+        exif[ORIENTATION] = int(found[1])
     return exif
 
 

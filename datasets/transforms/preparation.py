@@ -1,4 +1,4 @@
-"""Transforms of a micro-batch on its device: augmentation, normalization, random erasing, mixup and cutmix of pairs.
+"""Transforms of a micro-batch on its device: normalization, random erasing, mixup and cutmix of pairs.
 
 They depend on seed, epoch, step, image and position in the window, never on how the window is split.
 """
@@ -13,7 +13,6 @@ from torch import Tensor
 from configs.schema import Config
 from datasets.transforms.crop import BySize, Normalize
 from datasets.transforms.mix import Mixed, Mixing, build_erasing
-from datasets.transforms.on_device.augmentation import carry_out
 from datasets.types import Batch
 from utils.host import has_streams
 
@@ -35,11 +34,10 @@ class Preparation:
         """Images [B, C, H, W] as `dtype`, else as that of `normalize`, and targets [B]. Never makes the host wait."""
         pixels = batch.images.to(self.device, non_blocking=True)
         targets = batch.targets.to(self.device, non_blocking=True)
-        piece, draws = batch.piece, batch.draws
-        if draws and draws.has_operations:
-            pixels = carry_out(pixels, draws, self.copy)
+        piece, boxes = batch.piece, None
         # Without a piece, a batch made by hand is neither erased nor mixed.
-        boxes = self.copy(draws.boxes if draws else self.erase.rows(piece)) if self.erase and piece else None
+        if self.erase and piece:
+            boxes = self.copy(self.erase.rows(piece) if batch.boxes is None else batch.boxes)
         parts = self.copy(self.mix.rows(piece)) if self.mix and piece and self.mix.is_on(piece) else None
         images = self.compute(pixels, boxes, parts, dtype or self.normalize.dtype)
         return images, targets if parts is None else self.mix.targets(targets, parts)

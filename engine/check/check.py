@@ -21,7 +21,7 @@ from engine.check.images import check_cache, check_images
 from engine.check.quick_checks import OK, WARN, WRONG, Finding, check_output, quick_checks
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
-from engine.checkpoint.resume import is_run, refuse_changes
+from engine.checkpoint.resume import changed_images, is_run, refuse_changes
 from engine.eval_run import weights_to_score
 from engine.evaluation.scores import Best
 from engine.memory.estimate import FEW, MORE, estimate, fixed_bytes, free_memory, record_forward, trained_bytes
@@ -102,7 +102,7 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
     log.say(*loaded.notes)
 
     def load_data(config: Config, saved: SavedData | None) -> ImageSets:
-        return load_image_sets(config, log.say, saved)
+        return load_image_sets(config, log.say, saved, config.SAVE)
 
     process = rows.step("device", lambda: imagine(loaded.config.DEVICE, world_size, local_size))
     if process is None:  # only the data can be looked at
@@ -228,7 +228,8 @@ def try_resume(plan: Plan, model: nn.Module, optimizer: AnyOptimizer | None, has
     ):
         lines.append(f"this run is finished already ({why}): nothing to do")
     if has_data:  # otherwise everything would differ
-        lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path)
+        images = changed_images(state, path, plan.facts, plan.train_set, plan.eval_set)
+        lines += refuse_changes(plan.config, plan.order, plan.eval_set.split, state, path, images)
         lines += describe_other_validation(plan)
     load_exactly(model, state["state_dict"], path)
     if optimizer:

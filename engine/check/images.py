@@ -17,8 +17,8 @@ from datasets.loading.cache import REMEDY, count_threads, estimate_bytes, locate
 from datasets.types import ImageReadError, ImageSet
 from engine.check.quick_checks import WARN, WRONG, Finding, nearest_existing
 from engine.evaluation.scores import FEW, interval_of
-from utils.bar import Bar
 from utils.files import free_bytes
+from utils.progress import shown
 from utils.text import counted, first_of, format_bytes
 
 LINE_EACH = ",\n"
@@ -48,6 +48,11 @@ class ScanResult:
     def index(self, number: int) -> int:
         """The place in the set of the image with this number among those that are read."""
         return number * len(self.image_set) // self.count
+
+    @property
+    def targets(self) -> np.ndarray:
+        """int [N]: the class numbers of the images that are read, or those of their sets of classes."""
+        return self.image_set.targets[np.arange(self.count, dtype=np.int64) * len(self.image_set) // self.count]
 
     def name(self, number: int) -> str:
         return self.image_set.name(self.index(number))
@@ -81,11 +86,10 @@ def scan_images(scan: ScanResult, title: str) -> Counter[str]:
     with (
         ThreadPoolExecutor() as pool,
         contextlib.closing(pool.map(scan.scan, blocks)) as results,  # starts no further block after Ctrl-C
-        Bar(title, scan.count) as bar,
     ):
-        for each, result in zip(blocks, results, strict=True):
+        pairs = zip(blocks, results, strict=True)
+        for _, result in shown(pairs, title, scan.count, size=lambda pair: len(pair[0])):
             kinds.update(result)
-            bar.move(len(each))
     return kinds
 
 
@@ -106,8 +110,8 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
             scans.append(scan)
     if kinds:
         yield Finding("kinds of files", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()))
-    if train is not None:
-        yield check_duplicates(*scans)
+    if found := check_duplicates(None if train is None else scans[0], scans[-1]):
+        yield found
 
 
 def check_counts(counts: str, val: ImageSet) -> Finding:
@@ -170,23 +174,57 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     return Finding(title, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")
 
 
-def check_duplicates(train: ScanResult, val: ScanResult) -> Finding:
-    """Validation images with the pixels of a training image."""
+def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | None:
+    """Validation images with the pixels of a training image, and images with the pixels of one of another class.
+
+    `train` is None in evaluation, of which nothing is said unless it has the latter.
+    """
+    twice, remedy = of_two_classes([val] if train is None else [train, val]), "give each of them one class"
+    if train is None:
+        return Finding("duplicates", twice, WARN, remedy) if twice else None
     known, first = np.unique(train.digests[train.readable], return_index=True)
     twins = np.flatnonzero(np.isin(val.digests, known))  # 0 is not among them
     of = f"{val.count:,} validation and {train.count:,} training images read"
     is_sample = train.is_sample or val.is_sample
     if not len(twins):
         text = f"none among {of}; others may be" if is_sample else "no validation image is also a training image"
-        return Finding("duplicates", text)
+        return Finding("duplicates", twice, WARN, remedy) if twice else Finding("duplicates", text)
     origins = np.flatnonzero(train.readable)[first[np.searchsorted(known, val.digests[twins])]]
     numbers = zip(twins.tolist(), origins.tolist(), strict=True)
     pairs = [f"{val.name(twin)} = {train.name(origin)}" for twin, origin in numbers]
     share = f"{len(twins):,} of {of if is_sample else counted(val.count, 'validation image')}"
     how = "is also a training image" if len(twins) == 1 else "are also training images"
-    text = f"{share} {how}:\n{first_of(pairs, LINE_EACH)}"
-    remedy = "remove them from one of the two sets: accuracy on them says nothing"
-    return Finding("duplicates", text, WARN, remedy)
+    text = f"{share} {how}:\n{first_of(pairs, LINE_EACH)}" + f"\n{twice}" * bool(twice)
+    remove = "remove them from one of the two sets: accuracy on them says nothing"
+    return Finding("duplicates", text, WARN, f"{remove}; {remedy}" if twice else remove)
+
+
+def of_two_classes(scans: list[ScanResult]) -> str:
+    """Name the images that have the pixels of an image of another class; empty if there are none."""
+    known: dict[str, int] = {}
+    names = [scan.image_set.target_names() for scan in scans]
+    digests = np.concatenate([scan.digests for scan in scans])
+    classes = np.concatenate(
+        [
+            np.array([known.setdefault(name, len(known)) for name in of_set])[scan.targets]
+            for scan, of_set in zip(scans, names, strict=True)
+        ]
+    )
+    order = np.lexsort((classes, digests))
+    found, kinds = digests[order], classes[order]
+    clashes = np.flatnonzero((found[1:] == found[:-1]) & (kinds[1:] != kinds[:-1]) & (found[1:] != 0)).tolist()
+    if not clashes:
+        return ""
+    titles = list(known)
+
+    def describe(place: int) -> str:
+        number = int(order[place])
+        scan, number = (scans[0], number) if number < scans[0].count else (scans[1], number - scans[0].count)
+        return f"{scan.name(number)} ({titles[kinds[place]]})"
+
+    pairs = [f"{describe(place)} = {describe(place + 1)}" for place in clashes]
+    is_one = len(pairs) == 1
+    return f"{counted(len(pairs), 'image')} {'is' if is_one else 'are'} in two classes:\n{first_of(pairs, LINE_EACH)}"
 
 
 def check_cache(config: Config, sets: dict[str, ImageSet | None]) -> Finding:

@@ -1,6 +1,7 @@
 """Checks that cost almost nothing. -check makes each of them a row; a run logs those that fail (`quick_checks`)."""
 
 import math
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from engine.plan import Plan
 from engine.train.ema import decay_at
 from engine.train.schedule import batch_factor
 from utils.distributed import Process
+from utils.errors import ConfigError
 from utils.files import free_bytes
 from utils.host import SHARED_MEMORY
-from utils.text import counted, format_bytes
+from utils.text import counted, format_bytes, format_bytes_apart
 
 OK, WARN, WRONG = "ok", "WARN", "WRONG"
 # Usual learning rates per 256 images, from fine-tuning to training from scratch; rules of thumb.
@@ -143,7 +145,8 @@ def check_warm_up(settings: Train) -> Finding:
         return Finding("warm-up", f"{text}, and {cooldown} at TRAIN.END_LR", WARN, remedy)
     if settings.WARMUP_EPOCHS < settings.NUM_EPOCHS:
         return Finding("warm-up", text)
-    return Finding("warm-up", text, WARN, "set TRAIN.WARMUP_EPOCHS lower: the rate never gets to TRAIN.BASE_LR")
+    text = f"{settings.WARMUP_EPOCHS:g} in a run of {counted(settings.NUM_EPOCHS, 'epoch')}"
+    return Finding("warm-up", text, WARN, "lower TRAIN.WARMUP_EPOCHS")  # short: every short trial says it
 
 
 def check_ema(settings: Train, num_updates: int) -> Finding:
@@ -177,12 +180,24 @@ def check_disk(config: Config, path: Path, each: int) -> Finding:
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
     need = max(count * each - sum(present.values()), 2 * each) + OTHER_FILES
     free = free_bytes(path)
+    needs, has = format_bytes_apart(need, free)
     text = (
-        f"checkpoints of {format_bytes(each)}, up to {count} at once; with logs and curves {format_bytes(need)} of "
-        f"{format_bytes(free)} free at {nearest_existing(path)}"
+        f"checkpoints of {format_bytes(each)}, up to {count} at once; with logs and curves {needs} of {has} free at "
+        f"{nearest_existing(path)}"
     )
     remedy = "make room, set -output, or lower KEEP_CHECKPOINTS"
     return Finding("disk", text, *verdict_on_space(need, free, remedy))
+
+
+def refuse_full_disk(path: Path, each: int) -> None:
+    """Raise ConfigError if not even one checkpoint of `each` bytes fits on the disk of the run's folder."""
+    disk = shutil.disk_usage(path)
+    if disk.total and each > disk.free:  # some network file systems do not know their size, and say 0
+        needs, has = format_bytes_apart(each, disk.free)
+        raise ConfigError(
+            f"SAVE: one checkpoint of this run takes {needs}, and the disk of {path} has {has} free, so that nothing "
+            "could be saved; make room there, or choose another disk with -output"
+        )
 
 
 def nearest_existing(path: Path) -> Path:
@@ -196,9 +211,10 @@ def check_shared_memory(config: Config, num_workers: int) -> Finding:
     if not num_workers or not SHARED_MEMORY.is_dir():
         return Finding(title, "not needed")
     need, free = shared_bytes(data, num_workers), free_bytes(SHARED_MEMORY)
+    needs, has = format_bytes_apart(need, free)
     text = (
-        f"{counted(num_workers, 'loader process')} with {counted(AHEAD_OF_PROCESS, 'batch')} each: "
-        f"{format_bytes(need)} of {format_bytes(free)} in {SHARED_MEMORY}"
+        f"{counted(num_workers, 'loader process')} with {counted(AHEAD_OF_PROCESS, 'batch')} each: {needs} of {has} in "
+        f"{SHARED_MEMORY}"
     )
     remedy = "enlarge it (docker run --shm-size), or lower -num_workers or -batch_size"
     return Finding(title, text, *verdict_on_space(need, free, remedy))

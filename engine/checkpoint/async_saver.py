@@ -35,6 +35,7 @@ class AsyncSaver:
         self.seconds = 0.0  # for which saving blocked training
         self.longest = 0.0  # seconds of the longest save, until it was on disk
         self.newest: dict[str, int] = {}  # finished epochs and steps of the last.pth on disk
+        self.run: dict[str, str] | None = None  # what the last.pth on disk says of its run
         self.best = Best()  # what the best.pth on disk holds
         self.on_saved: Callable[[], None] = lambda: None  # called in the writing thread after every save
 
@@ -62,6 +63,7 @@ class AsyncSaver:
             self._put(state, also, keeps_former)
             self.failure = ""
             self.newest = {"epoch": state["epoch"] + 1, "step": state["step"]}
+            self.run = state.get("run")
             if BEST in also:
                 self.best = Best(*state["progress"]["best"])
             self.on_saved()
@@ -76,6 +78,7 @@ class AsyncSaver:
         last, best = progress_in(self._path), progress_in(self._path.with_name(BEST))
         if last:
             self.newest = {"epoch": last["epoch"], "step": last["step"]}
+            self.run = last.get("run")
         self.best = Best(*best.get("best", ()))
 
     def _put(self, state: dict, also: list[str], keeps_former: bool) -> None:

@@ -16,7 +16,10 @@ from datasets import TrainData
 from models.weights.sharded import FOLDER
 from models.weights.torch_files import named_shards, read_index, read_torch
 from utils.errors import ConfigError, naming_damage
+from utils.facts import changed_facts
 from utils.files import replacing, sync, write_text
+from utils.held_folders import check_in_place
+from utils.runs import DATED, Identity, newest_first, other_copies
 
 WEIGHTS_ONLY = "weights_only"  # in a checkpoint of version 0.1.0 without the optimizer, which no run can continue from
 BAD_BATCHES_FILE = "bad_batches.jsonl"
@@ -43,18 +46,21 @@ def start_of_streak(state: dict) -> int:
 
 
 def progress_in(path: Path) -> dict[str, Any]:
-    """The finished epochs and the step of a checkpoint on the disk, and its record of the best epoch; empty if there is none."""
+    """The finished epochs, the step and the run of a checkpoint on the disk, and its record of the best epoch; empty if there
+    is none."""
     try:
         state = read_index(path)
         with naming_damage(path):
             best = state.get("progress", {}).get("best", ())
-            return {"epoch": state["epoch"] + 1, "step": state["step"], "best": [*best]}
+            facts = {"epoch": state["epoch"] + 1, "step": state["step"], "best": [*best]}
+            return facts | ({"run": state["run"]} if Identity.of(state) else {})
     except ConfigError:
         return {}
 
 
 def keep_as(path: Path, other: Path) -> None:
     """Give a finished file a second name, replacing an older file of that name. Costs no space and no time."""
+    check_in_place(other)
     temporary = other.with_name(f".{other.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:
@@ -71,6 +77,7 @@ def keep_as(path: Path, other: Path) -> None:
 
 def remove_old(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` files checkpoint-N.pth."""
+    check_in_place(folder)
     for old in numbered(folder)[keep:]:
         old.unlink(missing_ok=True)
 
@@ -80,6 +87,7 @@ def remove_unused_parts(folder: Path) -> None:
 
     Only folders that a save has made, by their names, and nothing that a link leads to.
     """
+    check_in_place(folder)
     shards = folder / FOLDER
     if shards.is_symlink() or not shards.is_dir():
         return
@@ -120,11 +128,12 @@ def read_lazily(path: Path) -> dict:
 
 
 def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """The newest valid checkpoint of the newest run, for `-resume auto`; earlier versions may have put a tag behind its date. `read` as in newest_in."""
-    name = re.compile(r"train-(\d{8}-\d\d-\d\d-\d\d)(?:-.+?)?(?:\.(\d+))?")
-    matches = ((name.fullmatch(path.name), path) for path in Path(save).glob("train-*"))
-    runs = sorted(((match[1], int(match[2] or 1), path) for match, path in matches if match), reverse=True)
-    return next((found for _, _, run in runs if (found := newest_in(run, warn, read))), None)
+    """The newest valid checkpoint of the newest run without a name of its own, for `-resume auto`. `read` as in newest_in."""
+    runs = newest_first(path for path in Path(save).glob("train-*") if DATED.fullmatch(path.name))
+    found = next((found for run in runs if (found := newest_in(run.folder, warn, read))), None)
+    for copy in other_copies(found.parent) if found else ():
+        warn(f"resume: {copy.describe()}")
+    return found
 
 
 def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
@@ -174,11 +183,8 @@ def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) 
 def changes(saved: dict, current: dict) -> dict[str, str]:
     """Settings that differ between a checkpoint and this run and that would change its course: {key: both values}."""
     now, current = today(saved), today(current)
-    different = {
-        key: f"{now[key]} -> {current[key]}"
-        for key in current
-        if key in now and now[key] != current[key] and not _may_differ(key, now[key], current[key])
-    }
+    compared = {key: value for key, value in current.items() if not _may_differ(key, now.get(key), value)}
+    different = changed_facts(now, compared)
     gone = {key: f"{value} -> removed; {REMOVED[key].remedy}" for key, value in not_translated(saved).items()}
     return different | gone
 

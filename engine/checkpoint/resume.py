@@ -1,17 +1,22 @@
 """Finds the checkpoint that a run continues from, and refuses settings that do not match it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor
 
 from configs.schema import Config
 from configs.values import AUTO_COMPILES, IMPLIED, ZERO_IS_ZERO, flatten
+from datasets import ImageSet
 from datasets.batch_order import Order
+from datasets.fingerprint import CLASSES, describe_changed_images
 from datasets.transforms.augment import REVISION
 from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint, read_lazily
 from models.weights.files import find_file
 from utils.errors import ConfigError
+from utils.facts import NUMBERS, changed_facts
 from utils.log import Log
 from utils.runs import weights_in
 from utils.text import counted
@@ -21,6 +26,7 @@ NEW_AUGMENTATION = {
     "1 -> 2": "torchvision's operations -> timm's: a policy of the same name draws others from here on, mostly stronger "
     "ones; only the version that the run began with has the former"
 }
+TRAINED_ON = "trained_on"  # the key of a checkpoint's data_facts
 WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that hold nothing but weights
 
 
@@ -30,13 +36,15 @@ def find_checkpoint(config: Config, log: Log) -> Path | None:
         return None
     found = checkpoint_at(config.START.RESUME, config.SAVE, config.START.NAME, config.START.EVAL, log.warn)
     if found is None and config.START.RESUME != "auto":
-        raise ConfigError(
-            f"-resume: no checkpoint at {config.START.RESUME}; -resume auto looks for the newest run itself"
-        )
+        raise no_checkpoint_at(config.START.RESUME)
     if found is None:
         where = Path(config.SAVE, config.START.NAME) if config.START.NAME else config.SAVE
         log.say(f"-resume auto: no run to continue in {where}, so this is a new one")
     return found
+
+
+def no_checkpoint_at(resume: str) -> ConfigError:
+    return ConfigError(f"-resume: no checkpoint at {resume}; -resume auto looks for the newest run itself")
 
 
 def checkpoint_at(
@@ -85,9 +93,10 @@ def batch_size_of(saved: dict) -> int | None:
     return saved.get("config", {}).get("DATA.BATCH_SIZE") if is_run(saved) else None
 
 
-def bad_images_of(saved: dict, num_images: int) -> list[int]:
-    """The unreadable training images that the run has found; none if it goes on with other images."""
-    known = saved.get("bad_images", []) if saved.get("config", {}).get("NUM_IMAGES") == num_images else []
+def bad_images_of(saved: dict, num_images: int, facts: Mapping[str, Any] = MappingProxyType({})) -> list[int]:
+    """The unreadable training images that the run has found; none if it goes on with other images. `facts`: of its data."""
+    is_same = saved.get("config", {}).get("NUM_IMAGES") == num_images
+    known = saved.get("bad_images", []) if is_same and not changed_facts(saved.get(TRAINED_ON, {}), facts) else []
     return [each for each in known if each in range(num_images)]
 
 
@@ -107,11 +116,38 @@ def comparable(config: Config, order: Order) -> dict:
     return flatten(config) | also | {ZERO_IS_ZERO: True, AUTO_COMPILES: True}
 
 
-def refuse_changes(config: Config, order: Order, split: dict, state: dict, path: Path) -> list[str]:
-    """Refuse to resume with settings that would change the course of the run. Returns what to say of allowed changes."""
+def changed_images(state: dict, path: Path, facts: Mapping[str, Any], train: ImageSet, val: ImageSet) -> dict[str, str]:
+    """Return {NUM_IMAGES or IMAGES: in words} if images or labels are not those that the checkpoint was trained on.
+
+    `facts`: of the data now. NUM_IMAGES: images were added, or of a part nothing more than its other number is known.
+    """
+    found = changed_facts(state.get(TRAINED_ON, {}), facts)
+    if not found or CLASSES in found:  # a class that was renamed by leave: its images have other paths
+        return {}
+    words, is_only_added = describe_changed_images(path.with_name("split.csv"), train, val)
+    if words:
+        return {"NUM_IMAGES" if is_only_added else "IMAGES": ", ".join(words)}
+    told: dict[str, list[str]] = {}
+    for what, values in found.items():
+        told.setdefault("NUM_IMAGES" if what in NUMBERS else "IMAGES", []).append(f"{what}: {values}")
+    return {key: ", ".join(each) for key, each in told.items()}
+
+
+def refuse_changes(
+    config: Config,
+    order: Order,
+    split: dict,
+    state: dict,
+    path: Path,
+    images: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
+    """Refuse to resume with settings that would change the course of the run. Returns what to say of allowed changes.
+
+    `images`: of `changed_images`.
+    """
     then, now = ({"SPLIT": each["rule"]} if each else {} for each in (state.get("split"), split))
     saved = IMPLIED | {"AUGMENTATION": 1} | state["config"] | then
-    different = changes(saved, comparable(config, order) | now)
+    different = changes(saved, comparable(config, order) | now) | images
     revisions = different.pop("AUGMENTATION", None)
     if revisions and config.TRAIN.augments:
         different["AUGMENTATION"] = NEW_AUGMENTATION.get(revisions, revisions)

@@ -21,6 +21,7 @@ from models.weights.sharded import FOLDER, SHARDS
 from utils.distributed import Process
 from utils.errors import cause_of
 from utils.files import replacing, sync_folder
+from utils.held_folders import FolderMoved, check_in_place
 from utils.log import Log
 
 PIECES = "pieces"  # key of a state to be saved: this process's rows, by the path of their tensor
@@ -35,24 +36,27 @@ class Channel:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(days=1)) if self._world_size > 1 else None
 
     def each(self, task: Callable[[], Any]) -> list:
-        """Run the task in every process. Returns all results; raises OSError if it failed in any of them."""
+        """Run the task in every process. Return all results, or raise the first error of any process: an OSError, or
+        FolderMoved."""
         answers = [self._attempt(task)] * self._world_size
         if self._group:
             dist.all_gather_object(answers, answers[0], group=self._group)
-        for _, reason in answers:
-            if reason:
-                raise OSError(reason)
+        for _, error in answers:
+            if error:
+                raise error
         return [result for result, _ in answers]
 
     def first(self, task: Callable[[], Any]) -> Any:
         """Run the task in process 0. Returns its result everywhere; raises OSError if it failed."""
         return self.each(lambda: task() if self._rank == 0 else None)[0]
 
-    def _attempt(self, task: Callable[[], Any]) -> tuple[Any, str]:
+    def _attempt(self, task: Callable[[], Any]) -> tuple[Any, Exception | None]:
         try:
-            return task(), ""
+            return task(), None
+        except FolderMoved as error:
+            return None, error
         except (OSError, RuntimeError) as error:  # torch raises RuntimeError when a disk is full
-            return None, cause_of(error)
+            return None, OSError(cause_of(error))
 
 
 class ShardedSaver(AsyncSaver):
@@ -81,6 +85,7 @@ class ShardedSaver(AsyncSaver):
 
     def _new_folder(self, step: int) -> str:
         """Create an unused folder, so that existing checkpoints stay complete until this one is."""
+        check_in_place(self._path)
         shards = self._path.parent / FOLDER
         shards.mkdir(exist_ok=True)
         taken = {each.name for each in shards.iterdir()}

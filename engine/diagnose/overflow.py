@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets import Batch, Draws, Piece, Preparation
+from datasets import Batch, Piece, Preparation
 from engine.diagnose.doctor import Case, Diagnosis, diagnose
 from engine.precision.policy import Precision
 from engine.train.counters import Report
@@ -19,11 +19,12 @@ from engine.train.trainer import Callback, Trainer
 from models.transforms import choose_transforms
 from models.weights.torch_files import read_torch
 from utils.errors import ConfigError
-from utils.files import replacing, write_text
+from utils.files import Kind, replacing, write_text
 from utils.log import Log
 from utils.seed import unchanged_random_state
 
 OVERFLOW_FILE = "overflow-batch.pth"
+PRESCRIPTION = Kind("a file of scripts/doctor.py", (b"BASE: config.yaml\nPRECISION:", b"PRECISION:"))  # DOCTOR_FILE
 DOCTOR_FILE = "doctor.yaml"
 
 
@@ -45,14 +46,13 @@ class LastUpdate(Callback):
         return Batches(self.step, rank, list(zip(self._batches, self._shares, strict=True)))
 
     def state_dict(self) -> dict:
-        """Images (uint8) and targets of all micro-batches, and on what mixing, erasing and augmentation on the device depend."""
+        """Images (uint8) and targets of all micro-batches, and the pieces, on which mixing and erasing depend."""
         return {
             "step": self.step,
             "images": torch.cat([batch.images.cpu() for batch in self._batches]),
             "targets": torch.cat([batch.targets.cpu() for batch in self._batches]),
             "sizes": [len(batch.targets) for batch in self._batches],
             "pieces": [_plain(batch.piece) for batch in self._batches],
-            "draws": [batch.draws and [torch.from_numpy(each) for each in batch.draws] for batch in self._batches],
             "shares": self._shares,
         }
 
@@ -97,12 +97,8 @@ def read_overflow(path: Path) -> Batches:
         )
     shares = state.get("shares", [size / len(targets) for size in sizes])
     pieces = state.get("pieces", [None] * len(sizes))
-    draws = state.get("draws", [None] * len(sizes))
-    split = zip(images.split(sizes), targets.split(sizes), pieces, draws, shares, strict=True)
-    batches = [
-        (Batch(*tensors, len(tensors[0]), [], _piece(plain), drawn and Draws(*(each.numpy() for each in drawn))), share)
-        for *tensors, plain, drawn, share in split
-    ]
+    split = zip(images.split(sizes), targets.split(sizes), pieces, shares, strict=True)
+    batches = [(Batch(*tensors, len(tensors[0]), [], _piece(plain)), share) for *tensors, plain, share in split]
     return Batches(state.get("step", 0), state.get("rank", 0), batches, state)
 
 

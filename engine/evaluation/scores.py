@@ -118,13 +118,15 @@ def interval_of(top1: float, num_images: int) -> str:
     return f"{low:.{digits}f} to {high:.{digits}f}%"
 
 
-def describe_scores(scores: Scores, name: str, classes: str, seconds: float) -> list[str]:
-    """Lines about one evaluation of -eval. `name`: of the weights, before their figures; `classes`: how many have images."""
+def describe_scores(scores: Scores, name: str, classes: str) -> str:
+    """Return the line of -eval about one evaluation. `name`: of the weights, before their figures; `classes`: how many have
+    images."""
     excluded = f"; {counted(scores.num_excluded, 'unreadable one')} left out" if scores.num_excluded else ""
     interval = confidence(scores.top1, scores.num_images)
     more = ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in scores.more().items())
-    return [
-        f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}",
-        f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}, top-5 {scores.top5:.3f}% of "
-        f"{counted(scores.num_images, 'image')} of {classes}{excluded}; {more}",
-    ]
+    # Of five classes or fewer every image is among the top 5.
+    top5 = "" if scores.top5 == 100 else f", top-5 {scores.top5:.3f}%"
+    return (
+        f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}{top5}, loss {scores.loss:.4f} of "
+        f"{counted(scores.num_images, 'image')} of {classes}{excluded}; {more}"
+    )

@@ -153,6 +153,9 @@ def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float)
     if half is None:
         return f"; bfloat16 is about {speedup:.1f} times as fast on this {what}: -amp" if speedup > WORTHWHILE else ""
     name = str(half).removeprefix("torch.")
+    if device.type == "cpu" and half is torch.float16:  # attention is slow in it, also where large layers are not
+        slower = f", about {1 / speedup:.1f} times slower than float32 on this one" if speedup < 0.9 else ""
+        return f"; float16 is slow on CPUs{slower}: -amp_dtype bfloat16, or leave -amp out"
     if speedup < 1:
         slower = f"about {1 / speedup:.1f} times slower than float32" if speedup < 0.9 else "no faster than float32"
         return f"; {name} is {slower} on this {what}: leave -amp out, unless it is for the memory"

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from engine.predict.classifier import Classifier
 from engine.predict.output import as_pictures, describe, numbered, write_picture
+from engine.predict.pictures import Tile, contact_sheet, fitted
 from engine.predict.predictor import Look
 from utils.errors import ConfigError
-from utils.pictures import Tile, contact_sheet, fitted
 
 MAP_SIDE = 320  # pixels of each picture beside a map
 MAP_SHARE = 0.5  # of the map's colours over the photo

@@ -4,6 +4,7 @@ import filecmp
 import io
 import itertools
 import json
+import os
 import re
 import shutil
 import sys
@@ -15,19 +16,24 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 from tqdm import tqdm
 
+from engine.predict.pictures import Tile, contact_sheet, fitted
 from engine.predict.predictor import Guess, Look, Prediction
 from utils.errors import DataError, cause_of
-from utils.files import replacing
-from utils.pictures import Tile, contact_sheet, fitted
+from utils.files import Kind, replacing
 from utils.program import nobody_reads
 from utils.text import csv_cell, csv_text, one_line
 
 UNSURE = "unsure"
 PER_CLASS = ("class", "probability")  # columns of the table
 SHEET_ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+MARK = "halfstep, scripts/predict.py"  # in each picture, so that no picture of the user's is taken for one
+TABLE = Kind("a table of scripts/predict.py", (b"\xef\xbb\xbfimage_path,",))
+DOCUMENT = Kind("a JSON file of scripts/predict.py", (b'{\n "model": {',))
+PICTURE = Kind("a picture of scripts/predict.py", (b"\x89PNG", b"\xff\xd8"), MARK.encode())
 PER_SHEET, THUMBNAIL, NUM_COLUMNS = 100, 150, 10
 
 
@@ -111,7 +117,8 @@ class ClassFolders:
 
     def add(self, path: str, name: str) -> None:
         """Copy an image, unless its copy is there already."""
-        folder, source = self._folder / self._names[name], Path(path)
+        # In UTF-8 also where Python takes the names of files for ASCII.
+        folder, source = self._folder / os.fsdecode(self._names[name].encode()), Path(path)
         self._numbers[folder / source.name] += 1
         try:
             if folder.is_symlink():
@@ -186,8 +193,11 @@ def thumbnails(batch: Look) -> list[np.ndarray]:
 
 
 def write_picture(image: Image.Image, path: Path) -> None:
-    encoded = io.BytesIO()
-    image.save(encoded, SHEET_ENDINGS[path.suffix.lower()], compress_level=4)
+    encoded, form = io.BytesIO(), SHEET_ENDINGS[path.suffix.lower()]
+    note = PngInfo()
+    note.add_text("Software", MARK)
+    options = {"pnginfo": note, "compress_level": 4} if form == "PNG" else {"comment": MARK}
+    image.save(encoded, form, **options)
     write(path, encoded.getvalue())
 
 

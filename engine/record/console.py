@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from configs.schema import Config
-from datasets import ImageSet, choose_workers
+from datasets import ImageSet, Overlap, choose_workers
 from datasets.loading.workers import cores_to_read
 from engine.evaluation.scores import TITLES, Best, Scores, format_value
 from engine.record.metrics import COLUMNS, Epoch, Row, epoch_row, peak_memory
@@ -14,12 +14,12 @@ from engine.record.timing import Timing, shares
 from engine.train.counters import EpochResult, Report
 from engine.train.forecast import Forecast
 from engine.train.trainer import Callback, Trainer
-from utils.bar import SECONDS
 from utils.distributed import Process
 from utils.log import Log
 from utils.text import counted, format_time
 
 LINES_BELOW_A_HEAD = 40
+SECONDS = 1.0  # at least, between two readings of the figures for the bar
 
 
 class Console(Callback):
@@ -36,16 +36,20 @@ class Console(Callback):
         self._log.describe_bar(lambda: self._describe(trainer))
 
     def on_update(self, trainer: Trainer) -> None:
-        """Read the figures anew for the bar where a person sees it, at most once a second: the host waits for the device then.
+        """Renew the figures of the bar where a person sees it, at most once a second: the host waits for the device then.
 
         They are those of this process's images until the next report, since the others do not take part.
         """
-        if self._report and self._log.on_terminal and self._clock() >= self._read + SECONDS:
+        if not self._log.on_terminal or self._clock() < self._read + SECONDS:
+            return
+        if self._report:
             self._report = replace(self._report, **trainer.counters.read(Process(trainer.process.device)))
-            self._read = self._clock()
+        self._read = self._clock()
+        self._log.describe_bar(lambda: self._describe(trainer))
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         self._report, self._read = report, self._clock()
+        self._log.describe_bar(lambda: self._describe(trainer))
         steps_per_epoch = trainer.data.steps_per_epoch
         self._log.detail(
             f"Epoch[{report.epoch + 1:03d}/{trainer.schedule.num_epochs:03d}], "
@@ -54,13 +58,13 @@ class Console(Callback):
         )
 
     def _describe(self, trainer: Trainer) -> str:
-        """The end of the bar; called by a thread, so it reads nothing of the device."""
+        """Return the end of the bar."""
         left, report = self._forecast.left(trainer, trainer.epoch), self._report
         parts = [f"{format_time(left)} left"] if left is not None else []
         if report:
             parts += [f"loss {report.mean_loss:.3f}", f"acc {report.accuracy:.1%}"]
             parts += [f"scale {report.loss_scale:g}"] if report.loss_scale != 1 else []
-        return ", ".join(parts) or "first update"
+        return ", ".join(parts)
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         head, report = f"----- Epoch[{trainer.epoch + 1:03d}/{trainer.schedule.num_epochs:03d}], ", result.report
@@ -169,15 +173,13 @@ class DataWaitAdvice(Callback):
 
     def _remedy(self, fraction: float) -> str | None:
         """The first remedy that applies; none for images in memory, of which the first batches alone take time."""
-        data, device = self._config.DATA, self._process.device.type
+        data = self._config.DATA
         if self._image_set.in_memory:
             return None
         # Throughput is proportional to the number of workers. 0 workers: the training process reads.
         count = self._workers.count
         needed = math.ceil(max(count, fraction) / max(1 - fraction, 1e-3))
         most = cores_to_read(self._process)
-        if needed > most and data.AUGMENT_ON == "host" and self._config.TRAIN.augments and device not in ("cpu", "mps"):
-            return f"its rate needs {counted(needed, 'worker')}; DATA.AUGMENT_ON=device takes the policy from them to the device"
         if count < most:
             cores = counted(self._process.num_cores, "core")
             return f"try -num_workers {min(needed, most)} (now {count}; each process has {cores})"
@@ -188,3 +190,17 @@ class DataWaitAdvice(Callback):
                 f"IMAGE_SIZE {size} needs"
             )
         return None
+
+
+class TrainedOnAdvice(Callback):
+    """Logs once, after the first evaluated epoch, how many validation images are training images. In every process."""
+
+    def __init__(self, overlap: Overlap, process: Process, say: Callable[[str], None]):
+        self._overlap, self._process, self._say = overlap, process, say
+
+    def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
+        if not (self._overlap and result.scores):
+            return
+        for line in self._overlap.compare(self._process):
+            self._say(line)
+        self._overlap = None

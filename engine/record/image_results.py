@@ -15,6 +15,7 @@ from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import read_checkpoint
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
+from engine.predict.pictures import describe_missing, write_picture
 from engine.record.image_sheets import draw_confusion, draw_mistakes
 from engine.record.image_tables import Names, Results, write_tables
 from engine.record.saved_run import read_object
@@ -22,8 +23,8 @@ from engine.train.counters import EpochResult
 from engine.train.trainer import Callback, Trainer
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
+from utils.held_folders import check_in_place
 from utils.log import Log
-from utils.pictures import describe_missing, write_picture
 
 RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
 
@@ -38,6 +39,7 @@ class ResultFiles:
     def write(self, results: Results, best: Best, with_pictures: bool) -> None:
         """`best`: the evaluation that these are the results of."""
         record = self._folder / RECORD
+        check_in_place(record)
         try:
             record.unlink(missing_ok=True)  # until the tables belong together again
             write_tables(self._folder, results, self._image_set)

@@ -13,12 +13,12 @@ from configs.schema import Config
 from datasets import Batch, ImageSet, Mixed, Normalize, build_preparation
 from datasets.types import ImageReadError
 from engine.evaluation.tally import ImageResults, LabelResults
+from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
 from engine.record.image_tables import Names, Results, cells
 from engine.train.counters import Report
 from engine.train.trainer import Callback, Trainer
 from utils.errors import UserError, cause_of
 from utils.log import Log
-from utils.pictures import Tile, contact_sheet, fitted, lettering, write_picture
 from utils.text import counted, first_of
 
 # 36 is even: neighbours of a training batch are mixed with each other.
@@ -73,17 +73,19 @@ def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:
         return None
 
 
-MATRIX_SIDE, LARGEST_CELL, SMALLEST_MARK = 800, 48, 3  # pixels: of the matrix at least, of a cell at most, of a mark
+MATRIX_SIDE, SMALLEST_MARK = 800, 3  # pixels: of the matrix at most, of a mark at least
+SMALLEST_CELL, LARGEST_CELL, ON_A_PHONE = 30, 48, 300  # pixels of a cell; of a matrix that a phone shows whole
 MOST_WITH_NUMBERS, NUM_NAMED = 40, 25  # classes; with more there are no counts, and so many of them are named
 NAMES_WIDTH, GAP = 130, 12
 RIGHT, WRONG = (31, 119, 180), (214, 39, 40)  # colours of cells on the diagonal and beside it
+WHITE_TEXT = 0.85  # darkness above which white can be read better than black
 
 
 def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
     """Rows are labels, columns predictions; the darker a cell, the larger its share of the images of its row."""
     letters, shown = lettering(11), names.shown(results)
     titles, has_numbers = [names[number] for number in shown.tolist()], len(shown) <= MOST_WITH_NUMBERS
-    pitch = min(LARGEST_CELL, MATRIX_SIDE / len(shown))
+    pitch = cell_size(len(shown), letters.width(str(results.counts[0].max(initial=0))))
     side = round(pitch * len(shown))
     every = 1 if has_numbers else -(-len(shown) // NUM_NAMED)
     margin = GAP + round(min(NAMES_WIDTH, max(map(letters.width, titles[::every]))))
@@ -105,7 +107,7 @@ def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
         draw.rectangle((x, y, x + size - 1, y + size - 1), fill=color)
         if has_numbers:
             middle = (x + pitch / 2, y + pitch / 2)
-            letters.draw(draw, middle, str(count), "white" if dark > 0.5 else "black", anchor="mm")
+            letters.draw(draw, middle, str(count), "white" if dark > WHITE_TEXT else "black", anchor="mm")
     for number, title in enumerate(titles[::every]):
         text, middle = letters.fit(title, NAMES_WIDTH), number * every * pitch + pitch / 2
         letters.draw(draw, (left - 6, top + middle), text, anchor="rm")
@@ -114,6 +116,12 @@ def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
         place = round(left + middle - letters.height / 2), top + side + 6
         picture.paste(turned.transpose(Image.Transpose.ROTATE_90), place)
     return picture
+
+
+def cell_size(num_classes: int, width: float) -> float:
+    """The side of a cell of a matrix, in pixels. `width`: of the largest count that a cell may hold."""
+    smallest = max(SMALLEST_CELL, width + 6)
+    return min(max(smallest, ON_A_PHONE / num_classes), LARGEST_CELL, MATRIX_SIDE / num_classes)
 
 
 TRAIN_BATCH = "train_batch.png"

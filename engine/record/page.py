@@ -9,8 +9,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from utils.files import content_of, write_text
+from engine.predict.pictures import tiles_of
+from utils.files import Kind, content_of, write_text
 
+# As `write_page` starts it, also in earlier versions: pages of other programs start otherwise.
+PAGE = Kind("a report of a run", (b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',), b"style-src")
 VOID = ("meta", "img", "source", "br")
 STYLE = Path(__file__).parent / "style.css"
 MOST_BYTES = 160_000  # of a picture that is embedded as it is
@@ -73,6 +76,32 @@ def write_page(path: Path, title: str, body: Iterable[object]) -> None:
         element("style", Markup(style)),
     )
     write_text(path, f"<!doctype html>\n{element('html', head, element('body', *body), lang='en')}\n")
+
+
+def contact_sheet(path: Path, alt: str) -> Markup | None:
+    """The images of a sheet one by one with their captions as text: as many in a row as the window has room for. None if
+    the file is no sheet whose images can be found, as those of earlier versions."""
+    try:
+        with Image.open(io.BytesIO(content_of(path, LARGEST)), formats=("PNG",)) as image:
+            tiles = tiles_of(image)
+    except (OSError, ValueError, TypeError, RecursionError, Image.DecompressionBombError):
+        return None
+    figures = [
+        element("figure", picture(*smallest(pixels), alt, "tile"), *(element("figcaption", line) for line in caption))
+        for pixels, caption in tiles
+    ]
+    has_names = any(len(caption) > 1 for _, caption in tiles)
+    return element("div", *figures, class_="tiles" if has_names else "small tiles") if figures else None
+
+
+def smallest(image: Image.Image) -> tuple[bytes, str]:
+    """The image as a file, and of which kind: PNG if that is smaller, as for drawings, else JPEG."""
+    found = []
+    for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": QUALITY, "optimize": True})):
+        target = io.BytesIO()
+        image.convert("RGB").save(target, kind, **options)
+        found.append((target.getvalue(), kind))
+    return min(found, key=lambda each: len(each[0]))
 
 
 def embedded(path: Path, alt: str, class_: str) -> Markup | None:

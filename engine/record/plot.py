@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.evaluation.scores import TITLES
+from engine.evaluation.scores import TITLES, Best
 from engine.record.saved_run import best_of
 from utils.files import replacing
 
@@ -14,7 +14,7 @@ Rows = Sequence[Mapping[str, Any]]
 Point = tuple[float, float]
 
 # Small and sharp, so that its letters can be read on a phone. Fixed margins: a layout that looks for them draws twice.
-SIZE, DPI, MARGINS = (5, 3.3), 150, {"left": 0.15, "right": 0.97, "bottom": 0.15, "top": 0.9}
+SIZE, DPI, MARGINS = (4.5, 3), 160, {"left": 0.15, "right": 0.97, "bottom": 0.15, "top": 0.9}
 MOST_MARKED = 40  # points of a curve with a mark each
 IN_THE_FOLDER = ("loss.png", "accuracy.png", "loss_scale.png")
 
@@ -37,14 +37,15 @@ class Plot(NamedTuple):
         return f"{self.title} by {self.x}: {'; '.join(ends)}"
 
 
-def plots_of(epochs: Rows, steps: Rows, metric: str) -> Iterator[Plot]:
-    """The pictures of a run, without those that have no curve. `metric`: the one that decides which epoch is best."""
-    found = best_of(epochs, metric)
+def plots_of(epochs: Rows, steps: Rows, metric: str, best: Best | None = None) -> Iterator[Plot]:
+    """The pictures of a run, without those that have no curve. `metric`: the one that decides which epoch is best.
+    `best`: that epoch, where it is known; else the best one of the rows."""
+    found = best or best_of(epochs, metric)
     for file, (title, columns) in choose_curves(epochs, metric).items():
         curves = {name: points for column, name in columns.items() if (points := points_of(epochs, column))}
         decides = next(each for each in (f"eval_{metric}", "eval_loss", "eval_top1") if each in columns)
-        best = next((point for point in points_of(epochs, decides + found.suffix) if point[0] == found.epoch), None)
-        yield from [Plot(file, title, curves, best=best)] if curves else []
+        mark = next((point for point in points_of(epochs, decides + found.suffix) if point[0] == found.epoch), None)
+        yield from [Plot(file, title, curves, best=mark)] if curves else []
     for name, title in (("lr", "learning rate"), ("grad_norm", "gradient norm")):
         points = points_of(steps, name, "step")
         yield from [Plot(f"{name}.png", title, {title: points}, "update")] if len(points) > 1 else []
@@ -95,10 +96,11 @@ def figure_of(plot: Plot, title: str):
         axes.set_xlim(min(places) - 0.5, min(places) + 0.5)
     if plot.is_scale:
         axes.set_yscale("log", base=2)
-    axes.set(xlabel=plot.x, ylabel=plot.title)
+    axes.set(xlabel=plot.x, ylabel="" if title == plot.title else plot.title)
     axes.set_title(title, fontsize="medium")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
+    if [line.get_label() for line in axes.lines] != [title]:  # else the title names the curve
+        axes.legend(frameon=False, fontsize="small")
     return figure
 
 

@@ -10,27 +10,28 @@ from pathlib import Path
 from configs.schema import RECORD
 from configs.values import of_role, to_text
 from engine.evaluation.scores import TITLES, format_value, interval_of
-from engine.record.page import Markup, element, embedded, picture, scrolling, section, table, write_page
+from engine.record.page import Markup, contact_sheet, element, embedded, picture, scrolling, section, table, write_page
 from engine.record.plot import Plot, plots_of, to_png
 from engine.record.saved_run import SavedRun, read_json, read_table, read_text, title_of, to_number
 from utils import VERSION
 from utils.errors import ConfigError, cause_of
+from utils.held_folders import FolderMoved, check_in_place
 from utils.log import Log
 from utils.text import counted, format_bytes, format_duration, redacted
 
 REPORT = "report.html"
 PICTURES = {
     "confusion.png": (
-        "What is taken for what",
-        "Rows are labels, columns predictions; what is not on the diagonal is wrong.",
+        "Confusion matrix",
+        "Rows are labels, columns are predictions. Everything off the diagonal is wrong.",
     ),
     "mistakes.png": (
-        "Mistakes it is surest of",
-        "Validation images with label, prediction and its probability. Some may be labelled wrongly.",
+        "Most confident mistakes",
+        "Validation images with their label, the prediction and the probability of each. Some labels may be wrong.",
     ),
     "train_batch.png": (
-        "What it is trained with",
-        "Training images as the model gets them, cropped, augmented and mixed.",
+        "Training images",
+        "Images of the first update as the model gets them: cropped, augmented and mixed.",
     ),
 }
 SETTING = ("setting", "value", "from")
@@ -52,8 +53,11 @@ def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
     """Write the report of a run that has just ended, and return its path; None if there is nothing to report. Nothing
     that goes wrong here may harm the run, whose weights are saved: it is said, and the exit code stays."""
     path = Path(folder) / REPORT
+    check_in_place(path)
     try:
         write_report(SavedRun.open(folder), path)
+    except FolderMoved:
+        raise
     except ConfigError as error:  # not one epoch was finished
         log.note(f"no {REPORT}: {error}")
     except OSError as error:
@@ -122,6 +126,7 @@ def facts(run: SavedRun) -> Markup:
         "Model": f"{given['MODEL.NAME']}, {counted(parameters, 'parameter')}" if parameters else "",
         "Pretrained weights": given["MODEL.PRETRAINED"],
         **{key.replace("_", " ").capitalize(): f"{about[key]:,}" for key in numbers if about.get(key)},
+        **unreadable(run),
         "Image size": f"{given['DATA.IMAGE_SIZE']} x {given['DATA.IMAGE_SIZE']}",
         "Optimizer": f"{given['TRAIN.OPTIMIZER.NAME']}, learning rate up to {rate:.3g}",
         "Precision": about.get("precision") or ("-amp" if given["AMP"] else "float32"),
@@ -134,6 +139,12 @@ def facts(run: SavedRun) -> Markup:
     return element("dl", *rows, class_="facts")
 
 
+def unreadable(run: SavedRun) -> dict[str, str]:
+    """Return the fact about validation images that cannot be read and so are not scored; {} without any."""
+    scored, found = run.best.num_images, run.about.get("validation_images", 0)
+    return {"Validation images": f"{scored:,} of {found:,}; the rest cannot be read"} if 0 < scored < found else {}
+
+
 def three_digits(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(value)))
     return f"{value:,.{digits}f}"
@@ -141,12 +152,16 @@ def three_digits(value: float) -> str:
 
 def curves(run: SavedRun) -> Markup | None:
     """The pictures that the run draws into its folder, of all that is in its tables now, and some more."""
-    found = [figure(plot) for plot in plots_of(run.epochs, run.steps, run.metric) if plot.file != "loss_scale.png"]
-    return section("Course of training", element("div", *found, class_="grid")) if found else None
+    found = [figure(plot) for plot in plots(run) if plot.file != "loss_scale.png"]
+    return section("Training curves", element("div", *found, class_="grid")) if found else None
+
+
+def plots(run: SavedRun) -> Iterator[Plot]:
+    return plots_of(run.epochs, run.steps, run.metric, run.best)
 
 
 def figure(plot: Plot) -> Markup:
-    return element("figure", picture(to_png(plot, plot.title), "png", plot.text, "sheet"))
+    return element("figure", picture(to_png(plot, plot.title), "png", plot.text, "drawing"))
 
 
 def pictures(run: SavedRun) -> dict[str, Markup]:
@@ -155,9 +170,16 @@ def pictures(run: SavedRun) -> dict[str, Markup]:
     for name, (title, text) in PICTURES.items():
         path = run.folder / name
         is_shown = path.is_file() and (has_results or name == "train_batch.png")
-        if is_shown and (sheet := embedded(path, alt=f"{title}: {text}", class_="sheet")):
-            found[name] = section(title, element("p", text, class_="soft"), scrolling(sheet, title))
+        if is_shown and (content := contact_sheet(path, title) or scrolling_picture(path, f"{title}: {text}")):
+            found[name] = section(title, element("p", text, class_="soft"), content)
     return found
+
+
+def scrolling_picture(path: Path, alt: str) -> Markup | None:
+    """A picture in its own size, in which its letters can be read; where the page is narrower, it scrolls in its frame."""
+    is_drawing = path.name == "confusion.png"
+    content = embedded(path, alt, class_="drawing" if is_drawing else "sheet")
+    return content and scrolling(content, alt.partition(":")[0])
 
 
 def class_table(run: SavedRun) -> Markup | None:
@@ -181,8 +203,8 @@ def class_table(run: SavedRun) -> Markup | None:
         notes.append(f"Results of epoch {record.get('epoch')}, the best one when these figures were written.")
     if len(shown) < len(rated):
         notes.append(f"Of {counted(len(rated), 'class')} with images; all: per_class.csv.")
-    title = "Classes, the worst first" if len(shown) == len(rated) else "The worst classes"
-    columns = ("class", "F1", "recall", "precision", "images", "most often taken for")
+    title = "Classes, lowest F1 first" if len(shown) == len(rated) else "Classes with the lowest F1"
+    columns = ("class", "F1", "recall", "precision", "images", "most often mistaken for")
     soft = [element("p", note, class_="soft") for note in notes]
     return section(title, *soft, table(columns, cells, title, numbers=range(1, 5)))
 
@@ -200,7 +222,7 @@ def scale(run: SavedRun) -> Iterator[Markup]:
         yield element("p", f"{counted(skipped, 'update')}{of} skipped, because gradients were not finite.")
     for first, last in run.left_out:
         yield element("p", f"Updates {first:,} to {last:,} were left out after a rollback; see bad_batches.jsonl.")
-    yield from (figure(plot) for plot in plots_of(run.epochs, run.steps, run.metric) if plot.file == "loss_scale.png")
+    yield from (figure(plot) for plot in plots(run) if plot.file == "loss_scale.png")
 
 
 def doctor(run: SavedRun) -> Iterator[Markup]:

@@ -25,17 +25,18 @@ from configs.yaml_files import compose, read_node
 from engine.evaluation.scores import TITLES, Best, rank_of
 from utils.errors import ConfigError, cause_of
 from utils.files import content_of
+from utils.program import start_ticks
 from utils.runs import folder_of
 from utils.text import printable
 
 # What is used of status.json, by kind; what is of another kind is as if it were not there.
 TEXTS = "state reason kind host started time heartbeat best_metric halfstep torch timm python device_name precision"
-NUMBERS = "pid signal exit_code epoch total_epochs processes parameters training_images validation_images classes images_per_update"
+NUMBERS = "pid pid_ticks signal exit_code epoch total_epochs processes parameters training_images validation_images classes images_per_update"
 KINDS = {
-    **dict.fromkeys([*TEXTS.split(), "validation_digest"], str),
+    **dict.fromkeys([*TEXTS.split(), "validation_digest", "data_path"], str),
     **dict.fromkeys(NUMBERS.split(), int),
     **dict.fromkeys([*TITLES, "eta_seconds"], int | float),
-    **{"about": dict, "best": dict, "command": list, "left_out": list},
+    **{"about": dict, "best": dict, "data": dict, "run": dict, "command": list, "left_out": list},
 }
 LARGEST = 1e39  # above float32's largest number
 ENDS = ("done", "stopped", "save_failed", "failed")
@@ -149,7 +150,8 @@ class SavedRun:
                 os.kill(pid, 0)  # sends nothing
             except (OSError, OverflowError) as error:
                 return isinstance(error, PermissionError)  # it is somebody else's
-            return True
+            # After a restart of a container or machine another process may have the number.
+            return self.status.get("pid_ticks") in (None, start_ticks(pid))
         return beat is not None and time.time() - beat < SILENT_SECONDS
 
     @property
@@ -168,7 +170,10 @@ class SavedRun:
         number = self.status.get("best", {}).get("epoch")
         on_disk = best_of([row for row in self.epochs if row["epoch"] + 1 == number], self.metric)
         found = on_disk if on_disk.epoch else best_of(self.epochs, self.metric)
-        return found._replace(num_images=found.epoch and self.about.get("validation_images") or 0)
+        # Images that cannot be read are not scored. results.json counts the scored ones, status.json all of them.
+        scored = read_object(self.folder / "results.json").get("num_images")
+        num_images = scored if isinstance(scored, int) else self.about.get("validation_images", 0)
+        return found._replace(num_images=num_images if found.epoch else 0)
 
     @property
     def seconds(self) -> float | None:

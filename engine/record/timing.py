@@ -13,6 +13,7 @@ from torch.profiler import profile, schedule, supported_activities
 from engine.train.counters import Report
 from engine.train.trainer import PHASES, Callback, Trainer
 from utils.errors import cause_of
+from utils.held_folders import check_in_place
 from utils.torch_internals import call_after_backward
 
 MAX_MARKS = 10_000  # between two reports: about 1200 updates of one micro-batch, a few MB
@@ -142,6 +143,7 @@ class Profiler(Callback):
 
     def _write(self, traced: profile) -> None:
         self._is_done, self._timing.shows_ranges = True, False
+        check_in_place(self._path)
         try:
             traced.export_chrome_trace(str(self._path))
         except OSError as error:

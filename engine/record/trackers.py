@@ -20,6 +20,7 @@ from engine.record.saved_run import read_object
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.files import write_text
+from utils.held_folders import FolderMoved, check_in_place, is_in_place
 from utils.log import Log
 from utils.text import redacted
 
@@ -30,7 +31,6 @@ LONGEST_END = 60.0  # seconds that the end of a run waits for one that still ope
 SILENT_WAIT = 2.0  # seconds at the end of which nothing is said
 ROWS_AT_ONCE = 50
 STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")  # of steps.csv, beside the shares of time
-PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")
 IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # names of environment variables
 SHORTEST_SECRET = 6  # characters; a shorter value may be part of any word
 
@@ -86,6 +86,7 @@ class Tracker:
     def remember(self) -> None:
         """Save what a resumed run has to know."""
         if self.identity:
+            check_in_place(self._file)
             self._file.parent.mkdir(exist_ok=True)
             write_text(self._file, json.dumps({"id": self.identity, **self.last}) + "\n")
 
@@ -106,6 +107,7 @@ class TensorBoard(Tracker):
         self.last = {"step": step - 1, "epoch": epoch - 1}
 
     def add(self, rows: Sequence[Row]) -> None:
+        check_in_place(self.folder)
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -113,10 +115,12 @@ class TensorBoard(Tracker):
         for row in rows:
             for name, value in row.figures.items():
                 self._writer.add_scalar(name, value, row.number)
+        self._writer.flush()  # it opens its file by its path for each write, at times of its own
 
     def end(self, ending: Ending) -> None:
         if self._writer is None:
             return
+        check_in_place(self.folder)
         import numpy
         from PIL import Image
 
@@ -234,6 +238,7 @@ class TrackerThread:
         self._tracker, self._log = tracker, log
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._is_open, self._moved = False, time.monotonic()
+        self.lost_folder: FolderMoved | None = None
         self._thread = threading.Thread(target=self._run, name=tracker.name, daemon=True)
         self._thread.start()
 
@@ -251,6 +256,8 @@ class TrackerThread:
             self._is_open = True
             while self._handle():
                 self._moved = time.monotonic()
+        except FolderMoved as error:  # the main thread says so when it ends the run
+            self.lost_folder = error
         except BaseException as error:  # libraries raise SystemExit, too
             reason = without_secrets(f"{type(error).__name__}: {error}".split("\n")[0])[:300]
             self._log.warn(f"{tracker.name}: {reason}; training continues without it")
@@ -318,6 +325,8 @@ class Trackers:
         deadline = time.monotonic() + LONGEST_END
         for each in self._threads:
             each.join(deadline)
+        if lost := next((each.lost_folder for each in self._threads if each.lost_folder), None):
+            raise lost
 
 
 @contextlib.contextmanager
@@ -335,11 +344,15 @@ def tracking(config: Config, folder: Path, process: Process, log: Log) -> Iterat
 
 def ending_of(folder: Path, has_failed: bool) -> Ending:
     """The end of a run, by its status.json and its folder."""
+    if not is_in_place(folder):  # what is there now is of another run
+        return Ending("failed", {}, ())
     status = read_object(folder / "status.json")
     state = status.get("state")
     if has_failed or state in ("failed", "save_failed") or status.get("exit_code") == 3:
         state = "failed"
     best = {key: value for key, value in (status.get("best") or {}).items() if isinstance(value, int | float)}
+    from engine.record.report import PICTURES  # imported here: a run without a tracker does not need it
+
     pictures = [folder / name for name in PICTURES if (folder / name).is_file()]
     return Ending(state if state in ("failed", "stopped") else "done", best, pictures)
 

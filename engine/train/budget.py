@@ -1,17 +1,21 @@
 """TRAIN.BUDGET: of how many updates a run is, so that it ends in time with its learning rate landed."""
 
+import json
 import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from configs.schema import to_seconds
 from engine.train.counters import EpochResult
 from engine.train.forecast import MEASURED, NOT_TYPICAL, Forecast, time_in
+from engine.train.schedule import Schedule
 from engine.train.trainer import Callback, Trainer
-from utils.errors import ConfigError
+from utils.errors import ConfigError, cause_of, naming_damage
+from utils.files import content_of, write_text
 from utils.text import counted
 
 LEAST = 13  # updates after the first choice, for the rest of the warm-up and the landing
@@ -19,6 +23,8 @@ SPARE, SPARE_PART = 1.5, 0.5  # seconds, and part of what follows the last updat
 MOST, MOST_PART = 2.5, 0.025  # seconds, or part of the budget, that are left over at most
 LOOK_AGAIN, TOLERANCE = 0.05, 0.02  # parts of the time that is left: between two looks; by which the end may be missed
 COSTS = ("update", "evaluation", "end_work", "then")  # that a checkpoint holds
+CHOICES_FILE = "budget.json"  # in the folder of a run
+MOST_BYTES = 2**20  # of that file
 
 
 class Allowance:
@@ -68,8 +74,11 @@ class Budget(Callback):
         finish: Callable[[], float] = lambda: 0.0,
         say: Callable[[str], None] = print,
         note: Callable[[str], None] = print,
+        longest_write: Callable[[], float] = lambda: 0.0,
     ):
-        """`finish`: does what the run does after its last evaluation, and returns how long that took. `say`, `note`: of the log."""
+        """`finish`: does what the run does after its last evaluation, and returns how long that took. `say`, `note`: of the log.
+        `longest_write`: seconds that it took to write a choice."""
+        self._longest_write = longest_write
         self.forecast, self.allowance, self._finish, self._say, self._note = forecast, allowance, finish, say, note
         self._clock, self.refusal = allowance.clock, None
         self._began = self._next_look = 0.0
@@ -95,13 +104,14 @@ class Budget(Callback):
 
     def choose(self, trainer: Trainer) -> int:
         now, left, forecast, schedule = self._clock(), self.allowance.left(), self.forecast, trainer.schedule
+        goes_on = schedule.choices or schedule.to_repeat
         # A run that goes on repeats what it did, until it knows how fast it is here.
-        until_measured = (NOT_TYPICAL + MEASURED) * forecast.update if schedule.choices else 0.0
+        until_measured = (NOT_TYPICAL + MEASURED) * forecast.update if goes_on else 0.0
         can_wait = not forecast.is_measured and left > until_measured + forecast.after_last_update() + self._spare()
         if now < self._next_look or can_wait or not forecast.update:
             return 0
         step = trainer.step + (trainer.process.world_size > 1)  # several processes take it over one update later
-        if not schedule.choices:
+        if not goes_on:
             try:
                 self.refuse_too_short(step, trainer.step > NOT_TYPICAL)
             except ConfigError as error:
@@ -109,16 +119,29 @@ class Budget(Callback):
                 return 0
         self._next_look = now + min(LOOK_AGAIN * max(left, 0.0), now - self._began)
         num_updates = self.fitting(step)
-        missed = forecast.seconds(step, num_updates) - forecast.seconds(step, schedule.num_updates)
-        if schedule.choices and (not missed or abs(missed) <= TOLERANCE * (left - forecast.after_last_update())):
+        if self._stays(schedule, step, num_updates, left):
             return 0
         self._say(f"budget {self.describe(step, num_updates)}")
         self._say = self._note  # corrections are for log.txt
         return num_updates
 
+    def _stays(self, schedule: Schedule, step: int, fitting: int, left: float) -> bool:
+        """Whether the run keeps its number of updates, although it has time for `fitting`."""
+        if schedule.to_repeat:
+            # The run repeats what its updates have used before, on a faster machine too. On one so slow that less than half
+            # of the updates after a choice would fit, it chooses anew: repeating until then could leave no time to land.
+            chosen_at, chosen = schedule.to_repeat[0]
+            return fitting >= (chosen_at + chosen) / 2
+        if not schedule.choices:
+            return False
+        forecast = self.forecast
+        missed = forecast.seconds(step, fitting) - forecast.seconds(step, schedule.num_updates)
+        tolerated = max(TOLERANCE * (left - forecast.after_last_update()), self._longest_write())
+        return not missed or abs(missed) <= tolerated
+
     def fitting(self, step: int) -> int:
         """The updates of the longest run that ends in time, with some to spare; one at least from this step on."""
-        target = self.allowance.left() - self._spare()
+        target = self.allowance.left() - self._spare() - self._longest_write()
         ends = range(step + 2, self.forecast.of_settings + 1)
         return step + 1 + bisect_right(ends, target, key=lambda end: self.forecast.seconds(step, end))
 
@@ -151,3 +174,101 @@ class Budget(Callback):
         often = "each evaluated" if every == 1 else f"evaluated every {every}"
         end = time_in(forecast.seconds(step, num_updates))
         return f"{self.allowance.text}: {how_many} of {per_epoch * forecast.update:.3g} s, {often}; ends {end}"
+
+
+class ChoiceRecord(Callback):
+    """Writes all choices of a run to its folder, each before an update uses it, so that a resumed run repeats it.
+
+    Works in process 0. A checkpoint has the choices made before it; this file also has the choices made since. Rejected: a
+    save for each choice, because training waits for a save of a large model.
+    """
+
+    def __init__(self, path: Path, forecast: Forecast, clock: Callable[[], float], warn: Callable[[str], None]):
+        self._path, self._forecast, self._clock, self._warn = path, forecast, clock, warn
+        self.longest = 0.0  # seconds of the longest write
+
+    def on_choice(self, trainer: Trainer) -> None:
+        self._forecast.leave_out(self.write(trainer))
+
+    def write(self, trainer: Trainer) -> float:
+        """Replace the file. Return the seconds that it took.
+
+        If that fails, the run uses the choice anyway: without it the run would end too late.
+        """
+        start = self._clock()
+        self._attempt(trainer)
+        seconds = self._clock() - start
+        self.longest = max(self.longest, seconds)
+        return seconds
+
+    def _attempt(self, trainer: Trainer) -> None:
+        schedule = trainer.schedule
+        content = basis_of(trainer) | {"choices": schedule.choices + schedule.to_repeat}
+        try:
+            write_text(self._path, json.dumps(content) + "\n")
+        except OSError as error:
+            self._warn(
+                f"cannot write {self._path} ({cause_of(error)}); if the run is killed before its next save, it chooses its "
+                "number of updates anew; training goes on"
+            )
+
+
+def basis_of(trainer: Trainer) -> dict[str, Any]:
+    """Return what a choice depends on. A run in which any of it differs does not repeat the choice."""
+    data = trainer.data
+    return {
+        "budget": trainer.config.TRAIN.BUDGET,
+        "epochs": trainer.config.TRAIN.NUM_EPOCHS,
+        "images": data.order.num_images,
+        "images_per_update": data.global_batch,
+        "updates_per_epoch": data.steps_per_epoch,
+        # A rollback adds to these, so that the choices which it discards are not repeated.
+        "left_out": [[each.start, each.stop] for each in trainer.left_out],
+    }
+
+
+def repeat_choices(path: Path, trainer: Trainer) -> list[str]:
+    """Make a run that was just resumed repeat the choices that `path` records after its checkpoint. Return lines for the log.
+
+    Collective: each process repeats them by itself, at the same step. A vote would come one update late.
+    """
+    trainer.schedule.to_repeat, lines = trainer.process.first(lambda: later_choices(path, trainer))
+    return lines
+
+
+def later_choices(path: Path, trainer: Trainer) -> tuple[list[list[int]], list[str]]:
+    """Return the choices of the file from this step on, if they are of this run, and lines for the log."""
+    otherwise = "the budget chooses anew"
+    try:
+        with naming_damage(path):
+            recorded = json.loads(content_of(path, MOST_BYTES))
+            choices = recorded.pop("choices")
+            later = [each for each in choices if each[0] >= trainer.step]
+            recorded["choices_before"] = [each for each in choices if each[0] < trainer.step]
+            here = basis_of(trainer) | {"choices_before": trainer.schedule.choices}
+            different = [name for name, value in here.items() if recorded.get(name) != value]
+            if not different:
+                check_choices(choices, trainer.config.TRAIN.NUM_EPOCHS * trainer.data.steps_per_epoch)
+    except FileNotFoundError:  # a run of an earlier version
+        return [], []
+    except ConfigError as error:
+        return [], [f"resume: {error}; {otherwise}"]
+    except OSError as error:
+        return [], [f"resume: cannot read {path} ({cause_of(error)}); {otherwise}"]
+    if not later:
+        return [], []
+    if different:
+        names = ", ".join(different).replace("_", " ")
+        return [], [f"resume: the choices in {path} are not repeated, because these differ: {names}; {otherwise}"]
+    found = counted(len(later), "choice")
+    return later, [f"resume: repeats {found} of the budget, from step {later[0][0]:,} on ({path})"]
+
+
+def check_choices(choices: list[list[int]], of_settings: int) -> None:
+    """Raise ValueError if no run can have made these choices. `of_settings`: its updates without a budget."""
+    last, num_updates = -1, of_settings
+    for step, chosen in choices:
+        is_possible = last < step < num_updates and step < chosen <= of_settings
+        if {type(step), type(chosen)} != {int} or not is_possible:
+            raise ValueError(f"{chosen} updates, chosen at step {step}")
+        last, num_updates = step, chosen

@@ -11,31 +11,24 @@ import torch
 from torch import nn
 
 from configs.schema import Config, Optimizer, Train
-from engine.train.skipping import ScheduleFreeOptimizer, SkippingOptimizer
-from models.parts import has_running_statistics
+from engine.train.skipping import SkippingOptimizer
 from models.weights.sharded import is_plain
-from utils.errors import ConfigError, did_you_mean, needing
+from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm, tree_leaves, without_compiler
 
 AnyOptimizer = torch.optim.Optimizer | SkippingOptimizer
 
 KEY = "TRAIN.OPTIMIZER"
-OURS = ("AdamW", "Adam", "SGD")  # torch's fused ones; the others are timm's and the package schedulefree's
-SCHEDULE_FREE = {name.lower(): name for name in ("AdamWScheduleFree", "RAdamScheduleFree", "SGDScheduleFree")}
+OURS = ("AdamW", "Adam", "SGD")  # torch's fused ones; the others are timm's
 # What build_optimizer passes or what decides how a step is computed; the settings are the way to these.
-TAKEN = {
-    "params": None,
-    "lr": "TRAIN.BASE_LR",
-    "weight_decay": "TRAIN.WEIGHT_DECAY",
-    "warmup_steps": "TRAIN.WARMUP_EPOCHS",
-}
+TAKEN = {"params": None, "lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY"}
 NOT_TAKEN = ("fused", "capturable", "differentiable", "foreach", "maximize", "deterministic")
 # Each number of these changes by its own gradients alone, so a process can update its rows of a weight. The others take
 # norms or means over whole weights.
 BY_ELEMENT = """adabelief adadelta adagrad adamax adamc adamwlegacy adan adanw adopt adoptc adoptw laprop lapropc lion lionc
 madgrad madgradw momentum nadam nadamc nadamlegacy nadamw nesterov nesterovw radabelief radam radamlegacy radamw rmsprop
 rmsproptf rmsproptfc rmsproptfw sgdc sgdw""".split()
-EXACT = {*OURS, *SCHEDULE_FREE, *BY_ELEMENT}
+EXACT = {*OURS, *BY_ELEMENT}
 NEEDS = {"bnb": "bitsandbytes", "fused": "apex"}
 
 
@@ -50,7 +43,7 @@ def build_optimizer(
     own = dict(model.named_parameters()) if own is None else own
     groups = parameter_groups(settings, model, own)
     if settings.OPTIMIZER.NAME not in OURS:
-        return _build_other(settings, model, groups, settings.BASE_LR if peak is None else peak)
+        return _build_other(settings, groups, settings.BASE_LR if peak is None else peak)
     # On MPS the fused kernels of older versions of torch ignore found_inf and grad_scale, so no update would be skipped.
     is_fused = next(iter(own.values())).device.type != "mps"
     optimizer = _build_ours(settings, groups, is_fused)
@@ -72,18 +65,11 @@ def _build_ours(settings: Train, groups: list[dict], is_fused: bool) -> torch.op
     return optimizer
 
 
-def _build_other(settings: Train, model: nn.Module, groups: list[dict], peak: float) -> SkippingOptimizer:
+def _build_other(settings: Train, groups: list[dict], peak: float) -> SkippingOptimizer:
     chosen = settings.OPTIMIZER
-    of_this_name = find_class(chosen)
+    find_class(chosen)  # refuses a name that there is not
     arguments = {"lr": peak} | set_arguments(chosen) | dict(chosen.KWARGS)
     with _refusing(settings):
-        if chosen.NAME in SCHEDULE_FREE:
-            if any(has_running_statistics(module) for module in model.modules()):
-                raise ConfigError(
-                    f"{KEY}.NAME is {chosen.NAME}, but the model has BatchNorm, whose running statistics are of other weights "
-                    "than those that are evaluated; use another optimizer"
-                )
-            return ScheduleFreeOptimizer(of_this_name(groups, **arguments))
         from timm.optim import create_optimizer_v2  # local: importing timm takes seconds
 
         return SkippingOptimizer(create_optimizer_v2(groups, opt=chosen.NAME, **arguments))
@@ -121,7 +107,7 @@ def set_rates(groups: list[dict], rate: float) -> None:
 
 
 def numbers_per_weight(settings: Train) -> float:
-    """Numbers that the optimizer keeps for each weight of a matrix, found by a step of a small one; schedulefree also saves the weight."""
+    """Numbers that the optimizer keeps for each weight of a matrix, found by a step of a small one."""
     weight = nn.Parameter(torch.zeros(64, 64))  # no random number is drawn
     weight.grad = torch.zeros_like(weight)
     optimizer = build_optimizer(replace(settings, LAYER_DECAY=None), nn.ParameterList([weight]))
@@ -129,7 +115,7 @@ def numbers_per_weight(settings: Train) -> float:
         optimizer.step(*[torch.zeros(())] * isinstance(optimizer, SkippingOptimizer))
     tensors = [each for each in tree_leaves(dict(optimizer.state)) if isinstance(each, torch.Tensor)]
     kept = sum(each.numel() for each in tensors if each.ndim)
-    return kept / weight.numel() + (settings.OPTIMIZER.NAME in SCHEDULE_FREE)
+    return kept / weight.numel()
 
 
 def check_state(optimizer: AnyOptimizer, state: dict) -> None:
@@ -174,13 +160,6 @@ def check_optimizer(config: Config) -> None:
             f"{name} and DIST.STRATEGY is {strategy}, which do not go together: it takes norms or means of "
             "whole weights, of which a process has some rows; use DIST.STRATEGY ddp, or AdamW"
         )
-    if chosen.NAME in SCHEDULE_FREE and train.LR_SCHEDULER.NAME != "constant":
-        raise ConfigError(
-            f"TRAIN.LR_SCHEDULER.NAME is {train.LR_SCHEDULER.NAME}, but {name}, which takes the place of a schedule: "
-            "set TRAIN.LR_SCHEDULER.NAME=constant; the warm-up stays"
-        )
-    if chosen.NAME in SCHEDULE_FREE and train.MODEL_EMA:
-        raise ConfigError(f"TRAIN.MODEL_EMA is true, but {name}, which averages the weights itself; set it to false")
     numbers_per_weight(train)  # a first step, which few constructors' arguments are checked before
 
 
@@ -188,18 +167,13 @@ def find_class(chosen: Optimizer) -> Callable:
     """The class of this name; imports timm, which takes seconds, for those that are not ours."""
     if chosen.NAME in OURS:
         return without_compiler(getattr(torch.optim, chosen.NAME))
-    if chosen.NAME in SCHEDULE_FREE:
-        with needing("schedulefree", f"{KEY}.NAME: {chosen.NAME}"):
-            import schedulefree
-        return getattr(schedulefree, SCHEDULE_FREE[chosen.NAME])
     import_timm()
     from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers
 
     known = list_optimizers()
     if chosen.NAME not in known:
-        names = [*OURS, *SCHEDULE_FREE.values(), *known]
-        near = did_you_mean(chosen.NAME, [*map(str.lower, names)])
-        _refuse(chosen.NAME, f"is none of {', '.join(OURS)}, {', '.join(SCHEDULE_FREE.values())} and timm's{near}")
+        near = did_you_mean(chosen.NAME, [*map(str.lower, OURS), *known])
+        _refuse(chosen.NAME, f"is none of {', '.join(OURS)} and timm's{near}")
     if getattr(get_optimizer_info(chosen.NAME), "second_order", False):
         _refuse(chosen.NAME, "needs second derivatives, which are not computed here; lamb and adabelief do not")
     if chosen.NAME.startswith("kron"):

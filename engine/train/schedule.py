@@ -46,15 +46,26 @@ class Schedule:
         return min((epoch + 1) * self._steps_per_epoch, self.num_updates)
 
     def choose(self, step: int, num_updates: int) -> None:
-        """From this step on the run has so many updates; at least this one."""
+        """From this step on the run has so many updates; at least this one. Drops the choices that were to be repeated."""
         assert num_updates > step
         self._anchor = step - 1, self._place(step - 1)
         self.choices.append([step, num_updates])
         self.num_updates = num_updates
+        self.to_repeat = []
+
+    def repeat(self, step: int) -> bool:
+        """Make the choice that an earlier start made at this step. Returns whether there is one."""
+        if not self.to_repeat or self.to_repeat[0][0] != step:
+            return False
+        (_, num_updates), *later = self.to_repeat
+        self.choose(step, num_updates)
+        self.to_repeat = later
+        return True
 
     def resume(self, choices: list[list[int]]) -> None:
         """Go back to what a checkpoint holds: [step, number of updates] of each choice. The same floats come out."""
         self.choices: list[list[int]] = []
+        self.to_repeat: list[list[int]] = []  # choices that an earlier start made after the checkpoint
         self._anchor = -1, -1.0
         self.num_updates = planned_updates(self._settings, self._steps_per_epoch, [])
         for step, num_updates in choices:

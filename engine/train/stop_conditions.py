@@ -13,7 +13,7 @@ DONE = "done"  # why a run ends after its last epoch
 EARLY_STOP = "early stop"  # the reason in status.json
 ADVICE = "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
 NO_PROGRESS = 4  # the exit code where RUN.MAX_TIME was up before an update: the same start again would end so too
-TIME_IS_UP = 1  # exchanged like a signal's number, and lower than theirs, so that a signal has priority
+TIME_IS_UP = 0  # in place of a signal's number, and lower than all of these, so that a signal has priority
 MOST_UPDATES = 2**48  # of a run: a greater number than any
 
 

@@ -79,6 +79,9 @@ class Callback:
         """Called before each update: of how many updates the run is to be; 0: of as many as before."""
         return 0
 
+    def on_choice(self, trainer: "Trainer") -> None:
+        """The run has another number of updates from this step on; no update has used it yet."""
+
     def close(self) -> None:
         """The run ends, for whatever reason."""
 

@@ -2,13 +2,9 @@
 
 import contextlib
 import io
-import json
 import os
-import pickle
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +12,7 @@ import torch
 from torch import Tensor
 
 from models.export import hugging_face
-from models.export.plain_vit import refuse_other_models
 from models.export.subject import Subject, WrongExport, largest_difference
-from models.weights.files import RECORD_SUFFIX, read_weights
-from models.weights.paddle import to_paddle
 from utils.errors import ConfigError, cause_of, needing
 from utils.files import refuse_special, sync_folder
 
@@ -74,25 +67,10 @@ def load_program(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
         return torch.export.load(file).module()
 
 
-def write_paddle(subject: Subject, path: Path) -> None:
-    """A pickle as paddle.save writes it, and a JSON beside it with what it has no place for."""
-    path.write_bytes(pickle.dumps(to_paddle(subject.state), protocol=4))
-    record = {"format": "PaddleViT, names of 2022"} | subject.record | {"data": subject.data}
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    path.with_suffix(RECORD_SUFFIX).write_text(text + "\n", encoding="utf-8")
-
-
 FORMATS = {
     "hf": Format("", "timm.create_model", hugging_face.write, hugging_face.load, hugging_face.refuse_old_timm),
     "onnx": Format(".onnx", "onnxruntime", write_onnx, load_onnx, need_onnx),
     "torch": Format(".pt2", "torch.export.load", write_program, load_program),
-    "paddle": Format(
-        ".pdparams",
-        "halfstep's reader of .pdparams",
-        write_paddle,
-        lambda subject, path: replace(subject, weights=read_weights(path).state, source=path).model,
-        partial(refuse_other_models, to="paddle"),
-    ),
 }
 
 
@@ -113,13 +91,9 @@ def export(subject: Subject, name: str, target: Path) -> str:
 
 
 def check_target(name: str, target: Path) -> None:
-    suffix, beside = FORMATS[name].suffix, target.with_suffix(RECORD_SUFFIX)
+    suffix = FORMATS[name].suffix
     if suffix and (target.suffix != suffix or target.is_dir()):
         raise ConfigError(f"-output: {target} must be a file that ends in {suffix}, as those of -to {name} do")
-    if name == "paddle" and beside.exists() and not target.exists():
-        raise ConfigError(
-            f"-output: {beside} is there already, and what is written beside {target} has that name; name another"
-        )
     is_named_as_file = target.suffix in {".safetensors", ".pth", ".onnx", ".pt2", ".pdparams"}
     is_taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
     if not suffix and (is_named_as_file or is_taken):

@@ -1,6 +1,5 @@
 """A folder as the Hugging Face hub has them: for timm, and of a plain ViT or distilled DeiT for transformers too."""
 
-import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.export.plain_vit import is_distilled, refuse_other_models
+from models.export.plain_vit import is_distilled, is_plain
 from models.export.subject import Subject
 from models.weights.files import read_weights
 from models.weights.metadata import RESAMPLE, USUAL
@@ -60,8 +59,7 @@ def write(subject: Subject, path: Path) -> None:
     metadata = {"format": "pt"} | {name: json.dumps(fact) for name, fact in subject.record.items()}
     (path / "model.safetensors").write_bytes(to_safetensors(subject.state, metadata))
     contents = {"config.json": timm_config(subject)}
-    with contextlib.suppress(ConfigError):  # other models are read by timm alone
-        refuse_other_models(subject, "hf")
+    if is_plain(subject):  # timm alone reads other models
         contents["config.json"] |= transformers_config(subject)
         contents["preprocessor_config.json"] = image_processor(subject)
         (path / FOR_TRANSFORMERS).write_bytes(to_safetensors(to_transformers(subject.state), {"format": "pt"}))

@@ -1,6 +1,5 @@
 """Finds a file of weights and its format, whatever it is called, and reads it under timm's names."""
 
-import json
 import zipfile
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from models.weights.names import from_google
 from models.weights.paddle import read_paddle_weights
-from models.weights.state import Weights, check_record, check_tensors, merged, record_of, refuse_bomb, weights_of
+from models.weights.state import Weights, check_record, check_tensors, merged, refuse_bomb, weights_of
 from models.weights.torch_files import (
     read_safetensors,
     read_torch,
@@ -18,7 +17,6 @@ from models.weights.torch_files import (
     record_in_torch_file,
 )
 from utils.errors import ConfigError, naming_damage, not_a_file
-from utils.files import content_of
 from utils.runs import weights_in, without_latest
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
@@ -40,7 +38,6 @@ READERS = {
     "paddle": read_paddle_weights,
 }
 GRAPHS = (".onnx", ".pt2")
-RECORD_SUFFIX = ".json"  # of what scripts/export.py writes beside a file that has no place for it
 IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")  # as the Hugging Face hub names the weights of a model
 
 
@@ -80,7 +77,6 @@ def read_weights(source: str | Path) -> Weights:
         raise ConfigError(f"{path} holds the state of an optimizer; the weights are in the .pdparams beside it")
     with naming_damage(path):  # names of another program's layers, with other shapes
         weights = READERS[format_of(path)](path)
-    weights = weights._replace(record=weights.record or _recorded_beside(path))
     check_tensors(weights.state, path)
     for name, tensor in weights.state.items():
         if not tensor.isfinite().all():
@@ -94,18 +90,9 @@ def read_weights(source: str | Path) -> Weights:
 def read_record(path: Path) -> dict:
     """What a file of ours says beside its weights, such as its class names; {} for files of other programs."""
     reader = {"torch": record_in_torch_file, "safetensors": record_in_safetensors}.get(format_of(path))
-    record = (reader(path) if reader else {}) or _recorded_beside(path)
+    record = reader(path) if reader else {}
     check_record(record, path)
     return record
-
-
-def _recorded_beside(path: Path) -> dict:
-    beside = path.with_suffix(RECORD_SUFFIX)
-    try:
-        content = json.loads(content_of(beside))
-    except (OSError, RecursionError, ValueError):
-        return {}
-    return record_of(content) if isinstance(content, dict) and "halfstep_version" in content else {}
 
 
 def format_of(path: Path) -> str:

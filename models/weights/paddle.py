@@ -119,7 +119,7 @@ def _plain(value):
     return plain
 
 
-# Newest name first: it is the one that to_paddle writes. `#` is the number of a block.
+# {timm's name: PaddleViT's names, of each of its years}. `#` is the number of a block.
 NAMES = {
     "cls_token": ("cls_token", "patch_embedding.cls_token", "embeddings.cls_token", "class_token"),
     "dist_token": ("dist_token", "distill_token"),
@@ -141,7 +141,6 @@ NAMES = {
     "head_dist": ("classifier_dist", "head_distill"),
     "pre_logits.fc": ("classifier.0",),  # a hidden layer before classifier.3, in models trained from scratch in 2021
 }
-TO_PADDLE = {timm: names[0] for timm, names in NAMES.items()}
 TO_TIMM = {name.removeprefix("encoder."): timm for timm, names in NAMES.items() for name in names}
 # Paddle keeps the weight of a Linear as [in, out], torch as [out, in]. By name, since shape cannot tell where in = out.
 LINEAR = re.compile(r"(.*\.(attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)|head|head_dist|pre_logits\.fc)\.weight")
@@ -152,7 +151,7 @@ def read_paddle_weights(path: Path) -> Weights:
     arrays, key = weights_of(read_pdparams(path), path)
     state = {}
     for paddle_name, array in arrays.items():
-        name = _translate(re.sub(r"^(transformer\.)?(encoder\.)?", "", paddle_name), TO_TIMM, path, paddle_name)
+        name = _timms_name(paddle_name, path)
         if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
             raise ConfigError(f"{path}: {paddle_name} is not an array of floating point numbers")
         array = array.T if LINEAR.fullmatch(name) else array
@@ -160,24 +159,14 @@ def read_paddle_weights(path: Path) -> Weights:
     return Weights(state, key)
 
 
-def to_paddle(state: dict[str, torch.Tensor]) -> dict:
-    """timm's weights of a ViT or DeiT as PaddleViT's main scripts of 2022 read them."""
-    arrays = {}
-    for name, tensor in state.items():
-        array = tensor.float().numpy()
-        array = np.ascontiguousarray(array.T if LINEAR.fullmatch(name) else array)
-        arrays[_translate(name, TO_PADDLE, "the model", name)] = array
-    # paddle.load takes the file for a state dict when it has this table of inner names, which nothing reads.
-    return arrays | {"StructuredToParameterName@@": {name: name for name in arrays}}
-
-
-def _translate(name: str, table: dict[str, str], where: Path | str, full_name: str) -> str:
-    """The other system's name of a tensor; `full_name`: how it is written in the file."""
-    number = re.search(r"(?<=^layers\.|^blocks\.)\d+", name)
+def _timms_name(paddle_name: str, path: Path) -> str:
+    """Return timm's name of a tensor."""
+    name = re.sub(r"^(transformer\.)?(encoder\.)?", "", paddle_name)
+    number = re.search(r"(?<=^layers\.)\d+", name)
     general = name.replace(f".{number[0]}.", ".#.", 1) if number else name
     module, _, leaf = general.rpartition(".")
-    if general in table:
-        return table[general]
-    if module not in table or leaf not in ("weight", "bias"):
-        raise ConfigError(f"{where}: {full_name} has no place in PaddleViT's ViT or DeiT; no other model is converted")
-    return f"{table[module]}.{leaf}".replace("#", number[0] if number else "")
+    if general in TO_TIMM:
+        return TO_TIMM[general]
+    if module not in TO_TIMM or leaf not in ("weight", "bias"):
+        raise ConfigError(f"{path}: {paddle_name} has no place in PaddleViT's ViT or DeiT; no other model is converted")
+    return f"{TO_TIMM[module]}.{leaf}".replace("#", number[0] if number else "")

@@ -34,6 +34,7 @@ RECORD = {
     "class_names": list,
     "split": dict,
     "validation": dict,
+    "trained_on": dict,
     "config": dict,
     "data": dict,
     "weights": str,
@@ -84,6 +85,8 @@ def check_record(record: dict, path: Path) -> None:
             raise ValueError(f"{wrong[0]} is {config.get(wrong[0])!r}"[:200])
         if config.get("MODEL.TYPE") == "vit" and _num_weights(config) > MOST_UNPACKED * _size(path) + SMALL:
             raise ValueError(f"its settings are of a ViT with {_num_weights(config):.3g} weights")
+        if wrong := [fact for fact, value in record.get("trained_on", {}).items() if not isinstance(value, int | str)]:
+            raise ValueError(f"its images: {wrong[0]}"[:200])
         if split.get("rule") in ("hash", "position"):
             part = 0 < split.get("fold", 1) <= split.get("folds", 1)
             if not (0 <= split["fraction"] <= 1 and split["seed"] >= 0 and part):

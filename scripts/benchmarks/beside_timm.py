@@ -1,9 +1,10 @@
 """Trains the same recipes with halfstep and with timm's train.py, on the same batches from the same weights, and compares.
 
-    python scripts/benchmarks/beside_timm.py -train_py pytorch-image-models/train.py
+    python scripts/benchmarks/beside_timm.py -train_py pytorch-image-models/train.py [-- ARGUMENT ...]
 
 from_timm.py makes the settings. A row has the largest relative difference of a loss and of a rate over all updates, and of the
 weights and their EMA at the end that of their norm. Exit code 1 if a loss differs by more than 1e-5. On the CPU, in minutes.
+Both get the further arguments of train.py.
 """
 
 import contextlib
@@ -56,12 +57,14 @@ class Trained(NamedTuple):
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    help = "timm's train.py, of its repository at the version that is installed"
-    parser.add_argument("-train_py", required=True, type=local_path, metavar="FILE", help=help)
+    parser.add_argument("-train_py", required=True, type=local_path, metavar="FILE", help="of timm's repository")
+    parser.add_argument("words", nargs="*", metavar="ARGUMENT", help="of train.py, for all recipes")
     arguments = parser.parse_args(argv)
     rows, largest = [], 0.0
     for name, recipe in RECIPES.items():
-        words = f"--warmup-epochs 1 --epochs 5 -b {BATCH} --num-classes 10 --device cpu {recipe}".split()
+        words = (
+            f"--warmup-epochs 1 --epochs 5 -b {BATCH} --num-classes 10 --device cpu {recipe}".split() + arguments.words
+        )
         start, batches, ours = train_ours(words)
         theirs = train_theirs(arguments.train_py, words, start, batches)
         loss = max(abs(a / b - 1) for a, b in zip(ours.losses, theirs.losses, strict=True))

@@ -2,7 +2,8 @@
 
 import functools
 import glob
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from engine.record.report import written
 from engine.record.saved_run import SavedRun, read_table, to_number
 from scripts.comparing.statistics import ImageTest
 from utils.errors import ConfigError
-from utils.runs import folder_of
+from utils.facts import FACTS_OF_IMAGES, NUMBERS, SIZES, changed_facts
+from utils.runs import Identity, folder_of, newest_first
 from utils.text import first_of
 
 # Settings without influence on what a run learns; what differs of them is shown apart. Of the data that is where it lies.
@@ -24,6 +26,9 @@ NOTED = {
     "validation_images": "validation images",
     "validation_digest": "names or labels of the validation images",
 }
+SAME_BY_FACTS = "validation_digest"  # told by the facts of the data too, where runs have them
+PATH, MISSING = "DATA.DATA_PATH", "-"
+OF_A_START = PATH, "images_per_update"  # facts that are not the same wherever and however a run is started
 # The same for runs of earlier versions, by their settings.
 DATA_SETTINGS = [key for key in of_role(DATA) if key not in (*WITHOUT_EFFECT, "DATA.FOLD")]
 
@@ -31,17 +36,25 @@ DATA_SETTINGS = [key for key in of_role(DATA) if key not in (*WITHOUT_EFFECT, "D
 def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], list[str]]:
     """The runs in these folders, folders of runs and patterns, and why others in them are left out.
 
-    What is named itself has to be a run; in a folder of runs, those without a finished epoch and evaluations are left out.
+    What is named itself has to be a run. In a folder of runs, those without a finished epoch, evaluations, and copies of
+    another run are left out.
     """
-    runs, left_out = {}, []
+    runs, left_out, originals = {}, [], {}
     for source in sources:
         for folder, is_named in _folders(source):
             try:
-                runs.setdefault(folder.resolve(), SavedRun.open(folder))
+                run = SavedRun.open(folder)
             except ConfigError as error:
                 if is_named:
                     raise
                 left_out.append(f"left out: {error}")
+                continue
+            known = Identity.of(run.status)
+            original = originals.setdefault((known.id if known else folder.resolve(), repr(run.settings)), folder)
+            if original.resolve() == folder.resolve() or is_named:
+                runs.setdefault(folder.resolve(), run)
+            else:
+                left_out.append(f"left out: {folder}: a copy of {original}; name both to compare them")
     if len(runs) < fewest:
         what = "; ".join(["only one run" if runs else "no run with a finished epoch", *left_out])
         raise ConfigError(f"{' '.join(sources)}: {what}; give two or more, or a folder that has them")
@@ -58,32 +71,52 @@ def _folders(source: str) -> Iterator[tuple[Path, bool]]:
         patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
         inside = next((files for pattern in patterns if (files := sorted(each.glob(pattern)))), [])
         folders = [file.parent for file in inside] or [each] * (each == path)  # opening it says what is missing
-        yield from ((folder, folder == path) for folder in folders)
+        # The first run is what others are compared with. A run and its copies began at the same time.
+        copies = sorted(newest_first(folders), key=lambda copy: (copy.began, not copy.is_original, copy.folder.name))
+        yield from ((copy.folder, copy.folder == path) for copy in copies)
 
 
 def other_data(runs: Sequence[SavedRun]) -> list[str]:
-    """The respects in which runs were trained or evaluated on different data, with the first two runs that differ.
+    """Return how runs differ in their data: for two runs each all that differs first between these two.
 
     Folds of one data set have different images in each part, and are compared fold by fold.
     """
-    found = []
+    noted = _noted(runs)
+    found: dict[str, str] = {}  # {what: its two values}
+    pairs: dict[tuple[Path, Path], list[str]] = {}
     facts: dict[str, dict[Any, tuple[Any, SavedRun]]] = {}
     for run in runs:
-        for what, value in _data_of(run):
-            place = run.settings["DATA.FOLD"] if "images" in what else None
+        for what, value in _data_of(run, noted):
+            place = run.settings["DATA.FOLD"] if "images" in what or "files" in what else None
             known, first = facts.setdefault(what, {}).setdefault(place, (value, run))
-            if known != value and not any(each.startswith(what) for each in found):
-                values = f"{known} and {value}: " if len(f"{known}{value}") < 80 else ""
-                found.append(f"{what} ({values}{first.folder}, {run.folder})")
-    return found
+            told = (what, *(number for number, follow in NUMBERS.items() if what in follow))
+            if changed_facts({what: known}, {what: value}) and not found.keys() & {*told}:
+                found[what] = f" ({known} and {value})" if len(f"{known}{value}") < 80 else ""
+                pairs.setdefault((first.folder, run.folder), []).append(what)
+    return [
+        f"{first_of([what + found[what] for what in names], limit=4)} of {first} and {second}"
+        for (first, second), names in pairs.items()
+    ]
 
 
-def _data_of(run: SavedRun) -> Iterator[tuple[str, Any]]:
+def _noted(runs: Sequence[SavedRun]) -> dict[str, str]:
+    """Return NOTED without a fact that the facts of the data tell better, if all runs have them."""
+    return {key: what for key, what in NOTED.items() if key != SAME_BY_FACTS or not all(map(_facts_of, runs))}
+
+
+def _facts_of(run: SavedRun) -> dict[str, Any]:
+    """Return the digests of the images, their labels and files. {} in older versions."""
+    facts = run.about.get("data", {})
+    return {fact: facts[fact] for fact in FACTS_OF_IMAGES if isinstance(facts.get(fact), str)}
+
+
+def _data_of(run: SavedRun, noted: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     settings = run.settings
     yield "DATA.DATASET", settings["DATA.DATASET"]
-    for key, what in NOTED.items():
+    for key, what in noted.items():
         if (value := run.about.get(key)) is not None:
             yield what, value
+    yield from _facts_of(run).items()
     if run.about.get("validation_digest") is None:
         for key in DATA_SETTINGS:
             yield key, settings[key]
@@ -102,7 +135,19 @@ def scored(folder: Path) -> dict[tuple[str, str], bool]:
 
 def common_images(runs: Sequence[SavedRun]) -> set[tuple[str, str]]:
     """The images that all runs have scored, with the same label in all."""
+    if not all(have_same_files(runs[0], run) for run in runs[1:]):
+        return set()
     return set.intersection(*(set(scored(run.folder)) for run in runs))
+
+
+def have_same_files(run: SavedRun, other: SavedRun) -> bool:
+    """Return whether images of the same name are the same file: in one data folder, or in a copy with the same
+    validation images. Runs of earlier versions do not tell."""
+    here, there = _facts_of(run), _facts_of(other)
+    paths = {each.about.get("data_path") for each in (run, other)}
+    return (
+        len(paths) == 1 or not (here and there) or not any("validation" in fact for fact in changed_facts(here, there))
+    )
 
 
 def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
@@ -131,14 +176,25 @@ def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, set[tup
 
 def differing(runs: Sequence[SavedRun]) -> list[str]:
     """The settings with influence on the result, and the facts of the data, whose values differ."""
-    keys = dict.fromkeys(key for run in runs for key in run.settings if key not in WITHOUT_EFFECT and key != "SEED")
-    keys |= {} if any(run.settings["DATA.FOLD"] for run in runs) else dict.fromkeys(NOTED)
-    return [key for key in keys if len({value_of(run, key) for run in runs}) > 1]
+    settings = dict.fromkeys(key for run in runs for key in run.settings if key not in WITHOUT_EFFECT and key != "SEED")
+    facts = [] if any(run.settings["DATA.FOLD"] for run in runs) else [*_noted(runs), *FACTS_OF_IMAGES]
+    keys, known, found = [*settings, *OF_A_START, *facts], {}, {}
+    for run in runs:
+        values = {key: value_of(run, key) for key in keys} | _facts_of(run)
+        values = {key: value for key, value in values.items() if value != MISSING or key in settings}
+        found |= changed_facts(known, values)
+        known = values | known
+    return [key for key in keys if key in found]
 
 
 def value_of(run: SavedRun, key: str) -> str:
     """The value as in config.yaml, of DATA.FOLD the number of folds; '-' for a setting of another version. Without credentials."""
-    value = run.settings.get(key, run.about.get(key, "-"))
+    value = run.settings.get(key, run.about.get(key, _facts_of(run).get(key, MISSING)))
+    if key == PATH:
+        value = run.about.get("data_path", value)
+    if key in FACTS_OF_IMAGES:
+        is_long = key.startswith(SIZES) and value != MISSING  # 64 numbers
+        return hashlib.sha256(value.encode()).hexdigest()[:12] if is_long else value
     if key == "DATA.FOLD" and value:
         value = value.rpartition("/")[2]
     return written(value)

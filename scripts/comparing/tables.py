@@ -23,7 +23,7 @@ def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str]) 
     parts += [_text(_answer(groups)), "## Results", _results(groups)]
     parts += ["\n".join(f"- {_text(note)}" for note in notes)] if notes else []
     if keys := list(groups[0].settings):
-        rows = [[str(group.number), *group.settings.values()] for group in groups]
+        rows = [[str(group.number), *map(_shortened, group.settings.values())] for group in groups]
         parts += ["## Settings that differ", _table(["group", *keys], rows)]
     parts += ["## Runs", _runs(groups)]
     return "\n\n".join(parts) + "\n"
@@ -161,6 +161,11 @@ def _how_to_read(groups: Sequence[Group]) -> list[str]:
             "McNemar's exact test. A small p says that these two runs differ on images like these; that of other seeds is not known"
         )
     return notes
+
+
+def _shortened(value: str) -> str:
+    """Return the first digits of a SHA-256, which are enough to tell it from another; any other value as it is."""
+    return value.strip('"')[:8] if re.fullmatch('"?[0-9a-f]{64}"?', value) else value
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

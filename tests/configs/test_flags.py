@@ -11,7 +11,7 @@ from configs.typed_names import ALIASES, NOT_HERE, suggest_flag, timm_arguments
 from configs.values import ALL_SETTINGS, START_SETTINGS, flatten, to_text
 from tests.support.configs import load_text
 from tests.support.printed import cases_of
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
 
@@ -29,8 +29,8 @@ KEYS = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items(
 def test_every_flag_sets_its_setting_with_a_blank_or_an_equals_sign(flag):
     text = EXAMPLE_VALUES.get(key := KEYS[flag], "7")
     for argv in ([flag, text], [f"{flag}={text}"]):
-        loaded = load_text("", *argv)
-        changed = {name for name, origin in loaded.origins.items() if origin != "default"}
+        loaded = load_text("AMP: true" if key == "PRECISION.DTYPE" else "", *argv)
+        changed = {name for name, origin in loaded.origins.items() if origin not in ("default", "x.yaml")}
         assert changed == {key} and loaded.origins[key] == f"flag {flag}"
         start = loaded.config.START
         value = getattr(start, key.split(".")[-1]) if key in START_SETTINGS else flatten(loaded.config)[key]
@@ -53,6 +53,31 @@ def test_opts_may_come_several_times_and_anywhere():
     assert config.MODEL.FREEZE == ("*", "!fc.*")
 
 
+@pytest.mark.parametrize(
+    ("words", "value", "names"),
+    [
+        ("-epochs 4 -epochs 3 -epochs 3", 3, ["-epochs", 4, 3]),  # as scripts/train_single.sh -epochs 3
+        ("-epochs 3 -epochs 3", 3, []),
+        ("-opts TRAIN.NUM_EPOCHS=4 SEED=1 -opts TRAIN.NUM_EPOCHS=5", 5, ["-opts", "TRAIN.NUM_EPOCHS", 4, 5]),
+        ("-opts TRAIN.NUM_EPOCHS=3 SEED=1 -epochs=3", 3, []),
+    ],
+)
+def test_the_last_value_of_a_repeated_flag_counts_with_a_note(words, value, names):
+    loaded = load_text("", *words.split())
+    assert loaded.config.TRAIN.NUM_EPOCHS == value and len(loaded.notes) == bool(names)
+    assert_names("".join(loaded.notes), *names)
+
+
+@pytest.mark.parametrize("flag", ["-amp_dtype float16", "-opts PRECISION.MODE=naive"])
+def test_a_precision_that_is_typed_needs_amp_unless_amp_false_is_typed_too(flag):
+    for amp in ("-amp false", "-opts AMP=false"):
+        (note,) = load_text("", *f"{flag} {amp}".split()).notes
+        assert_names(note, "without effect", "PRECISION", "AMP is false")
+    assert not load_text("AMP: true", *flag.split()).notes
+    with refused(ConfigError, "add -amp"):
+        load_text("AMP: false", *flag.split())
+
+
 @pytest.mark.parametrize("words", cases_of("mistakes/on_the_command_line"))
 def test_a_mistake_on_the_command_line_is_named_with_the_remedy(words):
     with refused(ConfigError, page="mistakes/on_the_command_line", case=words):
@@ -62,7 +87,7 @@ def test_a_mistake_on_the_command_line_is_named_with_the_remedy(words):
 def test_names_of_other_trainers_lead_to_settings_that_exist():
     tables = (*ALIASES.values(), *NOT_HERE.values())
     typed = [
-        name for words in tables for word in words.split() for name in word.partition("=")[0].strip("-").split("|")
+        name for words in tables for word in words.split() for name in re.split("[:=]", word)[0].strip("-").split("|")
     ]
     assert len(typed) == len(set(typed)), "one name, one answer"
     for words in ALIASES:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("here")
 def test_later_sources_win_and_each_value_says_where_it_came_from():
     write("TRAIN: {NUM_EPOCHS: 1, BASE_LR: 0.1, END_LR: 0.1, WEIGHT_DECAY: 0.1, ACCUM_ITER: 1}", "base.yaml")
     text = "BASE: base.yaml\nTRAIN: {NUM_EPOCHS: 2, BASE_LR: 0.2, END_LR: 0.2, ACCUM_ITER: 2}"
-    loaded = load_text(text, "-epochs", "3", "-accum_iter", "3", "-opts", "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=0.4")
+    loaded = load_text(text, "-accum_iter", "3", "-opts", "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=0.4")
     expected = {
         "TRAIN.SMOOTHING": (0.0, "default"),
         "TRAIN.WEIGHT_DECAY": (0.1, "base.yaml"),
@@ -111,6 +111,14 @@ def test_what_a_run_saved_of_a_removed_setting_is_refused_only_where_it_changed_
     assert unflatten(now | {"TRAIN.GONE": 3}) == load_text("").config
 
 
+def test_a_step_schedule_of_milestones_needs_no_decay_epochs():
+    text = (
+        "TRAIN: {LR_SCHEDULER: {NAME: step, DECAY_RATE: 0.5, MILESTONES: [3]}, OPTIMIZER: {NAME: SGD, MOMENTUM: 0.9}}"
+    )
+    schedule = load_text(text).config.TRAIN.LR_SCHEDULER
+    assert (schedule.MILESTONES, schedule.DECAY_RATE, schedule.AFTER_WARMUP) == ((3,), 0.5, False)
+
+
 def changed(values: dict, usual: dict) -> str:
     return str({key: value for key, value in values.items() if value != usual[key]})
 
@@ -154,7 +162,7 @@ def test_a_setting_of_another_schedule_is_unknown_to_this_one(words):
 
 def test_what_takes_effect_is_not_told_of_and_a_saved_file_loads_without_a_note():
     options = "AMP=true PRECISION.RESIDUAL=half DATA.CACHE=9"
-    options += " TRAIN.COLOR_JITTER=0.1 DATA.AUGMENT_ON=device TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"
+    options += " TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"
     options += " TRAIN.CUTMIX_MINMAX=0.2,0.8 TRAIN.MIXUP_MODE=elem TRAIN.LR_SCHEDULER.NAME=wsd"
     loaded = load_text("", "-opts", *options.split(), "TRAIN.LR_SCHEDULER.DECAY_FRACTION=0.5")
     again = load_text(to_yaml(loaded.config, loaded.origins))

@@ -23,7 +23,7 @@ def test_text_is_converted_by_the_schemas_type_in_files_and_in_opts(word):
     *sections, name = key.split(".")
     lines = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
     in_file = load_text("\n".join([*lines, f"{'  ' * len(sections)}{name}: {text}"])).config
-    in_opts = load_text("", "-opts", "TRAIN.LR_SCHEDULER.NAME=step", word).config
+    in_opts = load_text("", "-opts", "TRAIN.LR_SCHEDULER.NAME=step", "AMP=true", word).config
     for config in (in_file, in_opts):
         same_message(repr(functools.reduce(getattr, key.split("."), config)), "texts_as_values", word)
 

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pillow_heif
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 BLOCK = 8
 # Six blocks of colours, no two alike, so that every turn shows: 24 x 16 pixels.
@@ -46,6 +47,27 @@ def photo(form: str, orientation: int = 1) -> bytes:
     exif, image = Image.Exif(), Image.fromarray(PICTURE)
     exif[0x010F], exif[0x0112] = "maker", orientation
     return encoded(image.transpose(HELD[orientation]) if orientation > 1 else image, form, exif=exif)
+
+
+XMP = {
+    "attribute": '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="{}"/></x:xmpmeta>',
+    "element": "<x:xmpmeta xmlns:x='adobe:ns:meta/'><tiff:Orientation>{}</tiff:Orientation></x:xmpmeta>",
+}
+
+
+def edited_photo(form: str, orientation: int, style: str = "attribute", exif: Image.Exif | None = None) -> bytes:
+    """PICTURE as a camera stores it that is held in one of the eight ways, which only the XMP data says."""
+    image = Image.fromarray(PICTURE)
+    image = image if HELD.get(orientation) is None else image.transpose(HELD[orientation])
+    text, options = XMP[style].format(orientation), {"exif": exif} if exif else {}
+    if form == "PNG":
+        options["pnginfo"] = PngInfo()
+        options["pnginfo"].add_itxt("XML:com.adobe.xmp", text)
+    elif form == "TIFF":
+        options["tiffinfo"] = {700: text.encode()}
+    else:
+        options["xmp"] = text.encode()
+    return encoded(image, form, **options)
 
 
 def grey_16_bits(form: str) -> bytes:

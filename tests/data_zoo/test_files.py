@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simplejpeg
-from PIL import Image
+from PIL import Image, ImageOps
 
 from datasets import CacheProgress, cache_image_sets
 from datasets.sources.torchvision_sets import TorchvisionImages
@@ -15,7 +15,18 @@ from datasets.transforms import decode
 from datasets.transforms.decode import PixelRules
 from datasets.types import ImageReadError
 from scripts import make_shards
-from tests.data_zoo.files import GREY, HELD, PICTURE, animation, encoded, grey_16_bits, hidden_colours, photo
+from tests.data_zoo.files import (
+    GREY,
+    HELD,
+    PICTURE,
+    XMP,
+    animation,
+    edited_photo,
+    encoded,
+    grey_16_bits,
+    hidden_colours,
+    photo,
+)
 from tests.support.image_sets import load, settings
 from tests.support.refusals import refused
 
@@ -51,10 +62,75 @@ def assert_close(pixels: np.ndarray, wanted: np.ndarray, tolerance: int = 12) ->
 def test_a_photo_of_every_exif_orientation_is_read_upright(form, orientation, monkeypatch):
     content = photo(form, orientation)
     assert_close(read(content, applies_exif=True), PICTURE)
-    kinds = decode.kinds_of(content, PixelRules(3, applies_exif=True))
-    assert any("EXIF" in kind for kind in kinds) == (orientation > 1 and form != "TIFF")  # Pillow turns a TIFF itself
+    for applies, word in ((True, "applied"), (False, "ignored")):
+        kinds = decode.kinds_of(content, PixelRules(3, applies_exif=applies))
+        assert kinds == [f"EXIF-rotated ({word})"] * (orientation > 1)
     monkeypatch.setattr(decode, "simplejpeg", None)
     assert_close(read(content, applies_exif=True), PICTURE)
+
+
+def as_pillow_turns(content: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(content)) as image:
+        return np.array(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+@pytest.mark.parametrize("style", XMP)
+def test_an_orientation_in_xmp_alone_is_read_as_pillow_reads_it(form, style, monkeypatch):
+    for orientation in (*HELD, 9):
+        content = edited_photo(form, orientation, style)
+        assert np.array_equal(read(content, applies_exif=True), as_pillow_turns(content)), orientation
+        assert_close(read(content, applies_exif=True), PICTURE)
+        with monkeypatch.context() as patched:
+            patched.setattr(decode, "simplejpeg", None)
+            assert np.array_equal(read(content, applies_exif=True), as_pillow_turns(content)), orientation
+
+
+def test_exif_comes_before_xmp_and_all_its_segments_count():
+    for turn in (None, 0, 1, 6):
+        exif = Image.Exif()
+        exif[0x010F] = "maker"
+        if turn is not None:
+            exif[0x0112] = turn
+        content = edited_photo("JPEG", 8, exif=exif)
+        assert np.array_equal(read(content, applies_exif=True), as_pillow_turns(content)), turn
+    content = edited_photo("JPEG", 8)
+    start = content.index(b"\xff\xe1")
+    segment = content[start : start + 2 + int.from_bytes(content[start + 2 : start + 4], "big")]
+    later = content.replace(segment, segment.replace(b'"8"', b'"3"') + segment)  # the last one counts
+    assert np.array_equal(read(later, applies_exif=True), as_pillow_turns(later))
+    whole = photo("JPEG", 6)
+    start = whole.index(b"Exif\0\0")
+    end = start - 2 + int.from_bytes(whole[start - 2 : start], "big")
+    parts = [whole[start:end][:20], b"Exif\0\0" + whole[start:end][20:]]
+    segments = b"".join(b"\xff\xe1" + (len(part) + 2).to_bytes(2, "big") + part for part in parts)
+    divided = whole[: start - 4] + segments + whole[end:]
+    assert np.array_equal(read(divided, applies_exif=True), as_pillow_turns(divided))
+    assert_close(read(divided, applies_exif=True), PICTURE)
+
+
+@pytest.mark.parametrize("make", [photo, edited_photo])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+def test_an_orientation_that_is_ignored_leaves_the_pixels_as_stored(make, form):
+    for orientation in HELD:
+        lying = Image.fromarray(PICTURE)
+        lying = lying.transpose(HELD[orientation]) if orientation > 1 else lying
+        assert_close(read(make(form, orientation)), np.array(lying))
+
+
+@pytest.mark.parametrize(
+    "options", [{"compression": "tiff_lzw"}, {"compression": "tiff_adobe_deflate"}, {"save_all": True}]
+)
+def test_tiffs_of_every_layout_are_turned_only_if_asked(options):
+    for orientation in HELD:
+        exif, image = Image.Exif(), Image.fromarray(PICTURE)
+        exif[0x0112] = orientation
+        stored = image.transpose(HELD[orientation]) if orientation > 1 else image
+        more = {"append_images": [Image.new("RGB", (5, 7))]} if "save_all" in options else {}
+        content = encoded(stored, "TIFF", exif=exif, **options, **more)
+        assert np.array_equal(read(content), np.array(stored))
+        assert np.array_equal(read(content, applies_exif=True), as_pillow_turns(content))
+        assert np.array_equal(read(content, 1)[:, :, 0], np.array(stored.convert("L")))
 
 
 def test_exif_is_applied_to_a_users_photos_and_ignored_in_data_sets_with_published_figures(tmp_path):
@@ -152,13 +228,15 @@ def test_a_photo_of_108_megapixels_is_read_unless_the_setting_forbids_it(recwarn
 
 def test_a_cache_and_shards_hold_the_same_pixels_as_the_files(tmp_path):
     files = {f"{turn}.jpg": photo("JPEG", turn) for turn in HELD}
+    files |= {"turned.tif": photo("TIFF", 6), "edited.jpg": edited_photo("JPEG", 6)}
     files |= {"alpha.png": hidden_colours("RGBA", "PNG"), "16.png": grey_16_bits("PNG"), "a.heic": photo("HEIF")}
     root = folder(tmp_path / "photos", files)
-    wanted = [pixels.tolist() for pixels in read_all(load("imagefolder", root)[0])]
     flags = ["-dataset", "imagefolder", "-data_path", str(root), "-output", str(tmp_path / "shards")]
     assert make_shards.main(flags) == 0
-    in_shards = [pixels.tolist() for pixels in read_all(load("shards", tmp_path / "shards")[0])]
-    assert sorted(in_shards) == sorted(wanted)
+    for exif in ("apply", "ignore"):
+        wanted = [pixels.tolist() for pixels in read_all(load("imagefolder", root, EXIF=exif)[0])]
+        in_shards = [pixels.tolist() for pixels in read_all(load("shards", tmp_path / "shards", EXIF=exif)[0])]
+        assert sorted(in_shards) == sorted(wanted)
 
     says = CacheProgress(say=lambda line: None, warn=lambda line: None)
     for rules in ({}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": MEAN}, {}):  # no cache of other rules is used

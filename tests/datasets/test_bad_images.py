@@ -98,3 +98,8 @@ def test_a_failing_file_system_is_asked_three_times_and_for_a_missing_or_forbidd
         assert len(calls) == attempts
         if dataset == "shards":  # a stale handle stays stale
             assert len({id(tar) for tar, *_ in calls}) == attempts
+    fails, calls = failing(works, errno.EMFILE, 9)
+    monkeypatch.setattr(cls, name, fails)
+    with pytest.raises(OSError, match="as planted"):  # it says nothing of the image, which is not to be replaced
+        train.read(0)
+    assert len(calls) == 1

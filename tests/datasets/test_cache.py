@@ -161,6 +161,7 @@ def test_a_cache_is_for_the_same_pixels_only(photos):
     configs = [config_of(photos, **data) for data in given]
     keys = [str(locate_cache(each, "training", load_image_sets(each)[0]).key) for each in configs]
     assert keys[0] == keys[1] and len(set(keys)) == len(given) - 1
+    assert all("orientation" in key for key in keys), "caches of versions that did not read it from XMP are made anew"
     without_effect = config_of(photos, INTERPOLATION="bilinear")
     assert str(locate_cache(without_effect, "training", load_image_sets(without_effect)[0]).key) == keys[0]
 

@@ -95,5 +95,5 @@ def test_a_file_of_more_bytes_than_its_pixels_can_have_is_not_read(tmp_path):
     (tmp_path / "image").write_bytes(png(3) + bytes(2**20))
     assert read(tmp_path / "image", max_pixels=100).shape == (5, 6, 3)
     (tmp_path / "image").write_bytes(png(3) + bytes(2**20 + 800))
-    with refused(ImageReadError, "DATA.MAX_PIXELS"):
+    with refused(ImageReadError, "DATA.MAX_PIXELS", "1,049,451 bytes", "1,049,376 bytes"):
         read(tmp_path / "image", max_pixels=100)

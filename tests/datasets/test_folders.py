@@ -1,15 +1,20 @@
-"""Images in class folders, also in Caltech's layouts and ImageNet's, as Kaggle's archive unpacks; its tars."""
+"""Images in class folders, also in Caltech's layouts; archives of ImageNet."""
 
 import os
+import re
+import subprocess
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from tests.support.image_sets import draw, error_of, load, make_folders, shades
+from datasets import SavedData, load_image_sets
+from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
+from tests.support.modules import ROOT
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
+from utils.errors import DataError
 
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "imagefolder"])
@@ -54,6 +59,85 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path, monkeypatch):
     assert_names(error_of("imagefolder", tmp_path), "DATA.DATA_PATH", "train/bee")
 
 
+ABOVE = {"photos/cat": 3, "photos/dog": 3, "new/cat": 3, "new/dog": 3}
+
+
+@pytest.mark.parametrize("folders", [ABOVE, {"a/train/cat": 2, "a/val/cat": 2, "b/train/cat": 2, "b/val/cat": 2}])
+def test_a_path_one_folder_too_high_is_refused(tmp_path, folders):
+    make_folders(tmp_path / "data", folders)
+    first = sorted({name.split("/")[0] for name in folders})[0]
+    found = error_of("imagefolder", tmp_path / "data")
+    assert_names(found, "DATA.DATA_PATH", tmp_path / "data", f"-data_path {tmp_path / 'data' / first}", "DATA.CLASSES")
+    same_message(found, "mistakes/of_folders_above_the_data", " ".join(folders))
+
+
+def test_folders_of_folders_are_classes_where_somebody_lists_them(tmp_path):
+    make_folders(tmp_path / "data", ABOVE)
+    listed, others = tmp_path / "listed.txt", tmp_path / "others.txt"
+    listed.write_text("photos\nnew\n")
+    others.write_text("cat\ndog\n")
+    train, val = load("imagefolder", tmp_path / "data", CLASSES=str(listed))
+    assert train.classes == ["photos", "new"] and len(train) + len(val) == 12
+    assert "one folder too high" in error_of("imagefolder", tmp_path / "data", CLASSES=str(others))
+    of_run = SavedData(["new", "photos"], {})  # that a version trained which did not refuse them
+    assert load_image_sets(settings("imagefolder", tmp_path / "data"), saved=of_run)[0].classes == ["new", "photos"]
+    with pytest.raises(DataError, match="one folder too high"):
+        load_image_sets(settings("imagefolder", tmp_path / "data"), saved=SavedData(["cat", "dog"], {}))
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        {"cat/2024-05-01": 3, "cat/2024-05-02": 3, "dog/20240501": 2, "dog/2024_06": 2, "dog/1999": 1},
+        {"cat/images": 5, "dog/images": 5},
+        {"cat/indoors": 3, "cat/outdoors": 3, "dog/indoors": 3, "dog": 1},
+    ],
+    ids=["by date", "one folder each", "one with images of its own"],
+)
+def test_class_folders_may_hold_their_images_in_subfolders(tmp_path, folders):
+    make_folders(tmp_path, folders)
+    train, val = load("imagefolder", tmp_path)
+    assert train.classes == ["cat", "dog"] and len(train) + len(val) == sum(folders.values())
+
+
+RUN = ("config.yaml", ".lock", "status.json")
+
+
+def make_run(folder: Path, *names: str) -> None:
+    """A folder with these files of a run, and one of its pictures."""
+    draw(folder / "mistakes.png", 255)
+    draw(folder / "figures/loss.png", 255)
+    for name in names:
+        (folder / name).touch()
+
+
+@pytest.mark.parametrize("names", [RUN, RUN[:2], RUN[1:], RUN[::2]])
+def test_folders_of_runs_are_no_classes_and_hold_no_images(tmp_path, names):
+    make_folders(tmp_path, {"cat": 5, "dog": 5})
+    for name in ("train-20260102-03-04-05", "cat/mine", "cat/output/mine"):
+        make_run(tmp_path / name, *names)
+    train, val = load("imagefolder", tmp_path)
+    assert train.classes == ["cat", "dog"] and len(train) + len(val) == 10
+    assert {255} & {*shades(train), *shades(val)} == set()
+    same_message("\n".join(val.notes[2:]), "mistakes/of_folders_above_the_data", "runs")
+    make_folders(tmp_path / "parts", {"train/cat": 2, "train/dog": 2, "val/cat": 2})
+    for name in ("train/mine", "val/mine", "val/cat/mine", "mine"):
+        make_run(tmp_path / "parts" / name, *names)
+    train, val = load("imagefolder", tmp_path / "parts")
+    assert train.classes == ["cat", "dog"] and (len(train), len(val)) == (4, 2)
+    same_message("\n".join(val.notes[2:]), "mistakes/of_folders_above_the_data", "runs in parts")
+    make_folders(tmp_path / "one", {"photos/cat": 2, "photos/dog": 2})
+    make_run(tmp_path / "one/mine", *names)
+    assert load("imagefolder", tmp_path / "one")[0].classes == ["cat", "dog"], "beside a run is the one folder of data"
+
+
+def test_a_class_folder_with_a_file_that_runs_have_too_is_a_class(tmp_path):
+    make_folders(tmp_path, {"cat": 5, "dog": 5})
+    for name, file in zip(("cat", "dog"), RUN[::2], strict=True):
+        (tmp_path / name / file).touch()
+    assert load("imagefolder", tmp_path)[0].classes == ["cat", "dog"]
+
+
 @pytest.mark.parametrize("parent", ["", "caltech101"])
 def test_caltech101_leaves_out_the_background_unless_asked(tmp_path, parent):
     make_folders(
@@ -74,72 +158,30 @@ def test_caltech256_leaves_out_clutter_and_stray_files(tmp_path):
         assert np.bincount(train.targets).tolist() == [9, 9] and np.bincount(val.targets).tolist() == [1, 1]
 
 
-SYNSETS = ("n01440764", "n01443537", "n02108551")
-VAL_SYNSETS = ["n01443537", "n01440764", "n02108551", "n01440764"]  # of each validation image
-HEADER = "ImageId,PredictionString\n"
-
-
-def val_name(number: int) -> str:
-    return f"ILSVRC2012_val_{number + 1:08d}.JPEG"
-
-
-def write_solution(file: Path, synsets: list[str] = VAL_SYNSETS) -> None:
-    """Not in the order of the images, and one of them with two boxes."""
-    boxes = [f"{synset} 1 2 3 4 " * (1 + (number == 1)) for number, synset in enumerate(synsets)]
-    lines = [f"{Path(val_name(number)).stem},{text}\n" for number, text in enumerate(boxes)]
-    file.write_text(HEADER + "".join(reversed(lines)), "utf-8-sig")  # as a spreadsheet saves it
-
-
-def make_kaggle(root: Path) -> Path:
-    """ILSVRC/ and the table beside it; shades of the validation images count from 100."""
-    images = root / "ILSVRC" / "Data" / "CLS-LOC"
-    for shade in range(12):
-        synset = SYNSETS[shade // 4]
-        draw(images / "train" / synset / f"{synset}_{shade % 4}.JPEG", shade)
-    for number in range(len(VAL_SYNSETS)):
-        draw(images / "val" / val_name(number), 100 + number)
-    draw(images / "train" / SYNSETS[0] / "more" / "x.JPEG", 50)  # class folders have no other in them
-    (images / "val" / "readme.txt").touch()
-    write_solution(root / "LOC_val_solution.csv")
-    return images
+KAGGLE = "ILSVRC/Data/CLS-LOC"
 
 
 @pytest.mark.parametrize("folder", ["", "ILSVRC"])
-def test_kaggles_folders_are_read_where_they_lie_also_when_its_validation_images_are_in_class_folders(tmp_path, folder):
-    images = make_kaggle(tmp_path)
-    train, val = load("imagenet2012", tmp_path / folder)
-    assert train.classes == val.classes == sorted(SYNSETS)
-    assert shades(train) == list(range(12)) and train.targets.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert shades(val) == [100, 101, 102, 103] and val.targets.tolist() == [1, 0, 2, 0]
-    (images / "train").rename(tmp_path / "train elsewhere")  # not needed to evaluate
-    assert_names(error_of("imagenet2012", tmp_path / folder), "DATA.DATA_PATH", "train/")
-    train, val = load("imagenet2012", tmp_path / folder, evaluate=True)
-    assert train is None and val.targets.tolist() == [1, 0, 2, 0] and val.classes == sorted(SYNSETS)
-    (tmp_path / "train elsewhere").rename(images / "train")
-    (tmp_path / "LOC_val_solution.csv").unlink()
-    for number, synset in enumerate(VAL_SYNSETS):
-        (images / "val" / synset).mkdir(exist_ok=True)
-        (images / "val" / val_name(number)).rename(images / "val" / synset / val_name(number))
-    _, val = load("imagenet2012", tmp_path)
+def test_kaggles_archive_is_refused_with_what_to_type(tmp_path, folder):
+    (tmp_path / KAGGLE / "val").mkdir(parents=True)
+    found = error_of("imagenet2012", tmp_path / folder)
+    assert_names(found, "DATA.DATA_PATH", "docs/data.md", f"-dataset imagefolder -data_path {tmp_path / KAGGLE}")
+
+
+def test_command_of_the_docs_sorts_kaggles_validation_images(tmp_path):
+    synsets = ["n01443537", "n01440764", "n02108551", "n01440764"]  # of each validation image
+    make_folders(tmp_path / KAGGLE / "train", dict.fromkeys(sorted(set(synsets)), 4))
+    names = [f"ILSVRC2012_val_{number + 1:08d}" for number in range(len(synsets))]
+    for shade, name in enumerate(names, start=100):
+        draw(tmp_path / KAGGLE / "val" / f"{name}.JPEG", shade)
+    boxes = [" 1 2 3 4", " 1 2 3 4 n01440764 5 6 7 8", " 1 2 3 4", " 1 2 3 4"]
+    lines = [",".join(each) for each in zip(names, map(str.__add__, synsets, boxes), strict=True)]
+    (tmp_path / "LOC_val_solution.csv").write_text("\n".join(["ImageId,PredictionString", *reversed(lines)]) + "\n")
+    (command,) = re.findall(r"^awk .*(?:\n .*)*", (ROOT / "docs" / "data.md").read_text(encoding="utf-8"), re.M)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    train, val = load("imagefolder", tmp_path / KAGGLE)
+    assert train.classes == val.classes == sorted(set(synsets)) and len(train) == 12
     assert sorted(zip(shades(val), val.targets.tolist(), strict=True)) == [(100, 1), (101, 0), (102, 2), (103, 0)]
-
-
-def test_what_is_wrong_with_kaggles_table_is_named(tmp_path):
-    images, table = make_kaggle(tmp_path), tmp_path / "LOC_val_solution.csv"
-    write_solution(table, [*VAL_SYNSETS, "n01440764"])
-    _, val = load("imagenet2012", tmp_path)
-    assert_names("\n".join(val.notes), "warning", val_name(4).removesuffix(".JPEG"))
-    write_solution(table, VAL_SYNSETS[:3])
-    assert_names(error_of("imagenet2012", tmp_path), val_name(3), table)
-    write_solution(table, [*VAL_SYNSETS[:3], "n99999999"])
-    assert_names(error_of("imagenet2012", tmp_path), val_name(3), "n99999999", table)
-    wrong = {"": "line 1", "ImageId,Label\n": "line 1", f"{HEADER}\xff,n01440764\n": "no table"}
-    wrong |= {f"{HEADER}{each}\n": "line 2" for each in (",n01440764", f"{val_name(0)},", val_name(0))}
-    for text, line in wrong.items():
-        table.write_text(text, "latin-1")
-        assert_names(error_of("imagenet2012", tmp_path), table, line)
-    table.unlink()
-    assert_names(error_of("imagenet2012", tmp_path), "DATA.DATA_PATH", "LOC_val_solution.csv", images / "val")
 
 
 @pytest.mark.parametrize("is_path", [True, False])

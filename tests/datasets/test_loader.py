@@ -289,9 +289,8 @@ def test_beside_a_gpu_processes_read_where_threads_would_wait_for_pythons_lock(f
         kinds = [chosen(config, image_set, num_cores, **sizes).kind for num_cores in range(1, 20)]
         return kinds.index("processes") + 1 if "processes" in kinds else 0
 
-    on_device = replaced(policy, DATA={"AUGMENT_ON": "device"})
-    cases = [(plain, files), (policy, files), (jitter, files), (on_device, files), (small, in_memory)]
-    assert [fewest_processes(*case) for case in cases] == [6, 3, 3, 6, 1]
+    cases = [(plain, files), (policy, files), (jitter, files), (small, in_memory)]
+    assert [fewest_processes(*case) for case in cases] == [6, 3, 3, 1]
     assert chosen(plain, files, 64, CPU).kind == "threads"
     assert chosen(replaced(plain, DATA={"WORKERS": "threads"}), files, 64).kind == "threads"
     batch = 5 * 3 * 8 * 8

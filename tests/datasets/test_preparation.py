@@ -1,5 +1,6 @@
 """Preparation of a batch on its device: the same pixels as from a plain loop, in each way of computing them."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,7 +9,9 @@ from datasets import Mixed, Normalize, Piece, Preparation
 from datasets.batch_order import sample_rng
 from datasets.transforms.mix import BatchedErasing, Erasing, Mixing, build_erasing
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
-from tests.support.configs import CPU, small_config
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.loading import settings as digits
+from tests.support.loading import train_data
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.trainers import make_trainer
 
@@ -49,6 +52,17 @@ def test_what_is_erased_equals_a_plain_loop(kind, mode, channels):
     erasing = kind(config, CPU)
     assert torch.equal(erasing(images.clone(), torch.tensor(erasing.rows(piece))), wanted)
     assert 10 < (wanted != images).flatten(1).any(1).sum() < 40 and 0.9 < erasing.noise.std() < 1.1
+
+
+def test_boxes_of_the_loader_are_those_drawn_on_demand_also_in_parts():
+    config = replaced(digits(IMAGE_SIZE=16, BATCH_SIZE=16), TRAIN={"RANDOM_ERASE_PROB": 0.5, "RANDOM_ERASE_COUNT": 2})
+    prepare = Preparation(config, Normalize(config.DATA))
+    windows = train_data(config).windows(0, 1)
+    (loaded,) = next(windows).batches
+    wanted = prepare(loaded._replace(boxes=None))[0]
+    assert loaded.boxes.shape == (16, 2, 6) and torch.equal(prepare(loaded)[0], wanted)
+    assert torch.equal(torch.cat([prepare(part)[0] for part in loaded.parts(7)]), wanted)
+    assert not torch.equal(prepare(loaded._replace(boxes=np.zeros_like(loaded.boxes)))[0], wanted)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8])

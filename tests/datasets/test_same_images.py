@@ -54,9 +54,7 @@ def test_the_images_of_an_epoch_do_not_depend_on_the_split_the_workers_or_the_st
     assert_same_however_split_and_started(settings(source | data, train))
 
 
-def test_worker_processes_read_the_same_images_and_the_device_augments_alike(source):
+def test_worker_processes_read_the_same_images(source):
     data, train = CASES["3a"]
     config = settings(source | data, train)
     assert seen(config, last=2, NUM_WORKERS=2, WORKERS="processes") == seen(config, last=2)
-    on_device = settings(source | {"AUGMENT_ON": "device"}, {"AUTO_AUGMENT": "v0", **BATCH_MIXES})
-    assert seen(on_device, world_size=2, micro_batches=2, last=2) == seen(on_device, last=2)

@@ -8,7 +8,6 @@ from datasets import SavedData, build_eval_data, build_train_data, identity, loa
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
 from datasets.transforms.decode import PixelRules
-from datasets.types import LabelSets
 from engine.check.images import check_classes
 from tests.support.configs import CPU, load_text, replaced, small_config
 from tests.support.image_sets import draw, error_of, load, settings
@@ -105,7 +104,7 @@ def test_no_split_takes_all_training_images_of_a_class():
     targets = np.random.default_rng(0).choice(4, size=300)
     targets[0] = 4  # the only image of class d, which has a label of others too
     images = FileImages("/", [f"{number}.png" for number in range(300)], targets, list("abcd"), PixelRules(3))
-    images.label_sets = LabelSets.of([[0], [0, 1], [1, 2], [], [1, 3]])
+    images.label_sets = [(0,), (0, 1), (1, 2), (), (1, 3)]
     for seed in range(20):
         train, val = divide(images, new_record("hash", "here", 0.2, None) | {"seed": seed})
         assert train.count_classes().all() and val.count_classes()[:3].all()

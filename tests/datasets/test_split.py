@@ -5,6 +5,7 @@ import itertools
 import os
 import shutil
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from datasets.sources import images
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record, write_split
 from datasets.transforms.decode import PixelRules
-from tests.support.image_sets import draw, load, make_folders, make_set, samples, settings, shades, write_tar
+from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import rows, write_parquet
 from tests.support.printed import same_message
 from tests.support.refusals import assert_names, refused
@@ -72,11 +73,65 @@ def test_a_name_is_in_the_same_part_as_folder_csv_file_and_shard_however_its_uml
         f"{name[:-4]}.cls": str(number % 2).encode() for number, name in enumerate(names)
     }
     write_tar(tmp_path / "shards" / "train-0.tar", files)
+    (tmp_path / "shards" / "classes.txt").write_text("ant\nbee\n")
     wanted = parts_of("imagefolder", tmp_path / "NFC")
     assert set(wanted.values()) == {"t", "v"}
     assert parts_of("csv", tmp_path / "NFC" / "a.csv") == parts_of("shards", tmp_path / "shards") == wanted
     decomposed = parts_of("imagefolder", tmp_path / "NFD")
     assert {unicodedata.normalize("NFC", name): part for name, part in decomposed.items()} == wanted
+
+
+def in_parts(names: list[str], fraction: float = 0.2) -> tuple[dict[str, str], str]:
+    """{path below the class folder: part} of images in class folders, and what the log says."""
+    classes = sorted({name.partition("/")[0] for name in names})
+    images = FileImages("/", names, [classes.index(name.partition("/")[0]) for name in names], classes, RULES)
+    train, val = divide(images, new_record("hash", "here", fraction, None))
+    found = {key.partition("/")[2]: part for part, each in (("t", train), ("v", val)) for key in keys(each)}
+    return found, "\n".join(val.notes)
+
+
+def test_only_images_that_the_log_names_change_part_when_relabelled():
+    num_named = 0
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        of_class = dict(zip("abcd", (40, 25, 6, 3), strict=True))
+        names = [f"{name}/day {number % 3}/{name}{number}.jpg" for name, n in of_class.items() for number in range(n)]
+        before, first = in_parts(names)
+        moved = set(random.permutation(len(names))[:31].tolist())
+        after, then = in_parts(
+            [f"{random.choice(list('abcd'))}{name[1:]}" if row in moved else name for row, name in enumerate(names)]
+        )
+        assert after.keys() == before.keys()
+        changed = [name for name, part in before.items() if part != after[name]]
+        assert all(name in f"{first}\n{then}" for name in changed)
+        num_named += len(changed)
+    assert 0 < num_named < 40, "classes of three images must show what the log names"
+
+
+def test_classes_with_the_same_file_names_keep_their_shares_in_any_order():
+    classes, found = ["ant", "bee", "cat", "other", "rare"], []
+    names = [f"{name}/{number}.jpg" for name in classes[:3] for number in range(2000)]
+    names += [f"{name}/x{number}.jpg" for name in classes[3:] for number in range(2)]
+    for order in (names, names[::-1], np.random.default_rng(0).permutation(names).tolist()):
+        images = FileImages("/", order, [classes.index(each.partition("/")[0]) for each in order], classes, RULES)
+        train, val = divide(images, new_record("hash", "here", 0.1, None))
+        found.append(sorted(keys(val)))
+        shares = val.count_classes() / (train.count_classes() + val.count_classes())
+        assert shares[:3] == pytest.approx(0.1, abs=0.02) and shares[3:].tolist() == [0.5, 0.5]
+    assert found[0] == found[1] == found[2]
+
+
+def test_the_class_in_a_path_does_not_decide_a_part_wherever_it_stands(tmp_path):
+    classes = ["ant", "bee"]
+    before, after = ([f"2026/{name}/{number}.jpg" for number in range(300)] for name in classes)
+    parts = []
+    for names in (before, after):
+        images = FileImages("/", names, [0] * 300, classes, RULES)
+        parts.append([int(Path(key).stem) for key in keys(divide(images, new_record("hash", "here", 0.1, None))[1])])
+    assert parts[0] == parts[1] and len(parts[0]) > 10
+    images.labels_are_numbers = True  # then folders of that name have nothing to do with classes
+    other = divide(images, new_record("hash", "here", 0.1, None))[1]
+    assert [int(Path(key).stem) for key in keys(other)] != parts[0]
 
 
 def test_a_class_without_validation_images_is_named_and_the_start_shows_the_smallest(tmp_path):
@@ -86,6 +141,18 @@ def test_a_class_without_validation_images_is_named_and_the_start_shows_the_smal
         assert train.count_classes()[:3].tolist() == [1, 1, 1] and train.count_classes()[3]
         assert val.count_classes()[:3].tolist() == [1, 1, 0] and val.count_classes()[3]
         same_message("\n".join(val.notes), "splits", f"a fraction of {fraction}")
+
+
+def test_classes_of_one_image_each_are_told_to_need_two(tmp_path):
+    make_folders(tmp_path / "photos", {"ant": 1, "bee": 1, "cat": 1})
+    found = error_of("imagefolder", tmp_path / "photos")
+    assert_names(found, "DATA.DATA_PATH", tmp_path / "photos", "two", "docs/data.md")
+    assert "VAL_FRACTION" not in found, "no fraction holds out one of one"
+    make_folders(tmp_path / "photos", {"ant": 2})
+    assert len(load("imagefolder", tmp_path / "photos")[1]) == 1
+    make_folders(tmp_path / "parts/train", {"ant": 1, "bee": 1})
+    make_folders(tmp_path / "parts/val", {"ant": 1})
+    assert len(load("imagefolder", tmp_path / "parts")[1]) == 1
 
 
 def test_a_run_of_a_version_that_left_classes_without_validation_images_keeps_its_split(tmp_path):
@@ -98,7 +165,7 @@ def test_a_run_of_a_version_that_left_classes_without_validation_images_keeps_it
     ):
         kept = SavedData(["ant", "bee", "cat", "dog"], then | {"fraction": fraction})
         _, val = load_image_sets(settings("imagefolder", tmp_path, evaluate, VAL_FRACTION=fraction), saved=kept)
-        assert val.split == kept.split and shades(val) == held_out
+        assert val.split == kept.split and shades(val) == held_out, "by the whole name"
     _, now = load("imagefolder", tmp_path)
     assert now.count_classes().all() and not holds_out_no_more(now.split, then)
 

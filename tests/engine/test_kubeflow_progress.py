@@ -4,25 +4,25 @@ import json
 import ssl
 import subprocess
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from engine.session import KubeflowProgress, kubeflow_status
+from tests.support.forks import DEADLINE
 
-HANGS = 30.0  # seconds
 FACTS = {"total_steps": 200, "position": {"epoch": 1, "step": 90}, "eta_seconds": 120}
 FACTS |= {"best_top1": 71.25, "best_epoch": 1}
 
 
 class TrainJobServer(ThreadingHTTPServer):
-    """Answers each post by a word: a status, "hang" or "close". Notes tokens and bodies."""
+    """Answers each post by a word: a status, "hang" (no answer until `goes_on`) or "close". Notes tokens and bodies."""
 
     daemon_threads = True
 
     def __init__(self, folder, answers):
         self.answers, self.tokens, self.bodies = iter(answers), [], []
+        self.goes_on = threading.Event()
         key, certificate = str(folder / "key.pem"), str(folder / "ca.crt")
         names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
         made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]
@@ -46,7 +46,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.tokens.append(self.headers["Authorization"])
         self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         if answer == "hang":
-            time.sleep(HANGS)
+            self.server.goes_on.wait(DEADLINE)
         if isinstance(answer, int):
             self.send_response(answer)
             self.send_header("Location", "https://127.0.0.1:1/elsewhere")
@@ -68,18 +68,23 @@ def started(tmp_path):
 
     yield start
     for server in servers:
+        server.goes_on.set()
         server.shutdown()
         server.server_close()
 
 
-def test_it_hears_how_far_the_run_is_at_most_every_five_seconds_with_the_token_of_the_moment(tmp_path, started):
+def test_it_hears_how_far_the_run_is_at_most_every_five_seconds_with_the_token_of_the_moment(
+    tmp_path, started, monkeypatch
+):
+    for name in ("PATIENCE", "LAST_PATIENCE"):
+        monkeypatch.setattr(KubeflowProgress, name, DEADLINE)
     server, progress, warned, clock = started(200, 200, 200)
     progress.tell({"state": "starting"})  # nothing is known yet
     for seconds, token in ((0.0, "first"), (4.9, "first"), (5.0, "second")):
         (tmp_path / "token").write_text(token)
         clock[0] = seconds
         progress.tell(FACTS)
-        progress.thread.join(10)
+        progress.thread.join(DEADLINE)
     progress.tell(FACTS | {"exit_code": 0, "position": {"epoch": 2, "step": 200}, "eta_seconds": None})
     assert server.tokens == ["Bearer first", "Bearer second", "Bearer second"] and not warned
     status = server.bodies[0]["trainerStatus"]
@@ -97,13 +102,17 @@ def test_progress_is_a_part_of_the_steps_wherever_the_facts_name_one_and_never_m
 
 @pytest.mark.parametrize("answer", [401, 500, 302, "hang", "close"])
 def test_a_server_that_does_not_take_it_is_said_once_and_delays_no_end(started, monkeypatch, answer):
-    monkeypatch.setattr(KubeflowProgress, "PATIENCE", 1.0)
     server, progress, warned, clock = started(*[answer] * 3)
-    for clock[0] in (0.0, 10.0):
-        progress.tell(FACTS)
-        assert answer != "hang" or progress.thread.is_alive() and progress.thread.daemon, "nobody waits"
-        progress.thread.join(10)
-    start = time.monotonic()
+    monkeypatch.setattr(KubeflowProgress, "PATIENCE", 1.0)
+    progress.tell(FACTS)
+    progress.thread.join(DEADLINE)
+    monkeypatch.setattr(KubeflowProgress, "PATIENCE", DEADLINE)
+    clock[0] = 10.0
+    progress.tell(FACTS)
+    assert answer != "hang" or progress.thread.is_alive() and progress.thread.daemon, "nobody waits"
+    server.goes_on.set()
+    progress.thread.join(DEADLINE)
+    server.goes_on.clear()
     progress.tell(FACTS | {"exit_code": 0})
-    assert time.monotonic() - start < HANGS / 2
+    assert answer != "hang" or progress.thread.is_alive(), "the end waits a moment"
     assert len(warned) == 1 and "Kubeflow" in warned[0] and "first" not in warned[0]

@@ -12,8 +12,9 @@ import pytest
 
 from engine.session import RunFolder, Session
 from tests.support.configs import CPU, SMALL, load_text, small_config
+from tests.support.image_sets import make_folders
 from tests.support.refusals import refused
-from tests.support.runs import Ended, epochs_of, rows, run, status_of
+from tests.support.runs import Ended, epochs_of, rows, run, status_of, typed
 from utils.distributed import Process
 from utils.errors import ConfigError, LostProcess
 
@@ -146,3 +147,40 @@ def test_a_start_that_loses_another_process_while_it_makes_its_folder_removes_th
         session.open_folder("train")
     session.end(lost.value)
     assert sorted(path.name for path in here.iterdir()) == ["mine.txt", "x.yaml"]
+
+
+PHOTOS = SMALL.replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3")
+
+
+def train_on(data: Path, output: Path, *words: str) -> Ended:
+    """A run of one epoch on class folders."""
+    (data.parent / "photos.yaml").write_text(PHOTOS)
+    flags = ["-dataset", "imagefolder", "-data_path", data, "-output", output, "-epochs", "1", "-batch_size", "2"]
+    return typed("main_single_gpu.py", "-cfg", data.parent / "photos.yaml", *flags, *words)
+
+
+def test_an_output_inside_the_images_is_refused_and_leaves_nothing(tmp_path):
+    make_folders(tmp_path / "photos", {"cat": 4, "dog": 4})
+    make_folders(tmp_path / "elsewhere", {"owls": 4})
+    (tmp_path / "photos/owl").symlink_to(tmp_path / "elsewhere/owls")
+    make_folders(tmp_path / "parts", {"train/cat": 2, "train/dog": 2, "val/cat": 2})
+    before = sorted(tmp_path.rglob("*"))
+    places = {"photos": ("photos/cat", "photos/cat/more/o", "photos/new", "elsewhere/owls/o")}
+    places["parts"] = ("parts/train", "parts/val/o", "parts/train/dog/o")
+    for data, outputs in places.items():
+        for output in outputs:
+            train_on(tmp_path / data, tmp_path / output).refused("SAVE", tmp_path / output, "-output")
+            assert sorted({*tmp_path.rglob("*")} - {tmp_path / "photos.yaml"}) == before
+    found = rows(train_on(tmp_path / "photos", tmp_path / "photos/cat", "-check").stdout)["data"]
+    assert found[0] == "WRONG" and str(tmp_path / "photos/cat") in found[1]
+
+
+@pytest.mark.parametrize("output", ["photos", "parts", "parts/o"])
+def test_runs_beside_the_classes_are_no_class_for_the_next_run(tmp_path, output):
+    make_folders(tmp_path / "photos", {"cat": 4, "dog": 4})
+    make_folders(tmp_path / "parts", {"train/cat": 2, "train/dog": 2, "val/cat": 2})
+    data, save = tmp_path / output.split("/")[0], tmp_path / output
+    for name in ("first", "second"):
+        ended = train_on(data, save, "-name", name).done()
+        assert status_of(save / name)["about"]["classes"] == 2
+    assert "first" in ended.stdout or output == "parts/o", "and a line names the folder that is not read"

@@ -13,6 +13,7 @@ from datasets.batch_order import Order
 from datasets.shuffle import shuffled
 from engine.checkpoint.format import changes
 from engine.checkpoint.resume import comparable, refuse_changes
+from tests.support.image_sets import make_folders, noise
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder
 from utils.errors import ConfigError
@@ -89,3 +90,83 @@ def test_with_more_images_in_mid_epoch_that_epoch_begins_anew(tmp_path, start, p
     assert "Epoch[002/002], Step[0000/0013]" in more.stdout
     state = torch.load(run_folder(tmp_path / "o") / "last.pth", weights_only=True)
     assert (state["epoch"], state["step"], state["config"]["NUM_IMAGES"]) == (1, 26, 220)
+
+
+@pytest.fixture
+def flat(tmp_path) -> Path:
+    """A folder of class folders without parts, of which a run holds some out."""
+    make_folders(tmp_path / "flat", {"ant": 40, "bee": 40})
+    return tmp_path / "flat"
+
+
+def flags_of(path: Path, *allowed: str) -> list[str]:
+    words = [f"RESUME.ALLOW_CHANGED=[{','.join(allowed)}]"] * bool(allowed)
+    return ["-dataset", "imagefolder", "-data_path", str(path), "-opts", "DATA.NUM_WORKERS=0", *words]
+
+
+def test_images_moved_to_another_class_are_refused_and_named(tmp_path, start, flat):
+    (flat / "ant/day").mkdir()
+    for number in range(3):
+        (flat / f"ant/{number:02d}.JPEG").rename(flat / f"ant/day/x{number}.JPEG")
+    start(tmp_path / "o", *flags_of(flat), "-epochs", "1").done()
+    before = {path: path.read_bytes() for path in run_folder(tmp_path / "o").glob("*.pth")}
+    (flat / "ant/day").rename(flat / "bee/day")
+    start(tmp_path / "o", *flags_of(flat)).refused("3 images moved from ant to bee", "day/x0.JPEG")
+    start(tmp_path / "o", *flags_of(flat, "NUM_IMAGES")).refused("IMAGES: 3 images moved from ant to bee")
+    assert before == {path: path.read_bytes() for path in before}
+    allowed = start(tmp_path / "o", *flags_of(flat, "IMAGES")).done()
+    assert_names(allowed.stdout, "RESUME.ALLOW_CHANGED allows IMAGES: 3 images moved", "Epoch[002/002]")
+
+
+def test_images_that_are_only_added_need_leave_for_their_number_alone(tmp_path, start, flat):
+    start(tmp_path / "o", *flags_of(flat), "-epochs", "1").done()
+    for number in range(10):
+        shutil.copy(flat / "ant/00.JPEG", flat / f"ant/more{number}.JPEG")
+    start(tmp_path / "o", *flags_of(flat)).refused("NUM_IMAGES: 10 images new", "RESUME.ALLOW_CHANGED=[NUM_IMAGES]")
+    start(tmp_path / "o", *flags_of(flat, "NUM_IMAGES")).done()
+
+
+def test_other_data_of_the_same_size_and_names_is_refused(tmp_path, start, photos):
+    start(tmp_path / "o", *flags_of(photos), "-epochs", "1").done()
+    shutil.copytree(photos, tmp_path / "copy")
+    start(tmp_path / "o", *flags_of(tmp_path / "copy"), "-epochs", "1").done()
+    (tmp_path / "copy/train/ant/00.JPEG").write_bytes(b"a single file that was replaced is no other data")
+    start(tmp_path / "o", *flags_of(tmp_path / "copy"), "-epochs", "1").done()
+    for path in (tmp_path / "copy").rglob("*.JPEG"):
+        noise(30, 30).save(path, format="PNG")
+    start(tmp_path / "o", *flags_of(tmp_path / "copy")).refused("IMAGES: sizes of the training files: 64 of 64 differ")
+
+
+def test_changed_labels_in_a_list_are_refused_and_so_are_validation_images(tmp_path, start, photos):
+    for part in ("train", "val"):
+        names = [path.relative_to(photos).as_posix() for path in sorted((photos / part).rglob("*.JPEG"))]
+        lines = [f"{name},{name.split('/')[1]}" for name in names]
+        (photos / f"{part}.csv").write_text("\n".join(["image_path,target", *lines, ""]))
+    flags = ["-dataset", "csv", "-data_path", str(photos), "-opts", "DATA.NUM_WORKERS=0"]
+    start(tmp_path / "o", *flags, "-epochs", "1").done()
+    for part in ("val", "train"):
+        text = (photos / f"{part}.csv").read_text()
+        (photos / f"{part}.csv").write_text(text.replace("00.JPEG,ant", "00.JPEG,bee"))
+        assert text != (photos / f"{part}.csv").read_text()
+        names = {"val": "labels of the validation images", "train": "labels of the training images"}
+        start(tmp_path / "o", *flags).refused(
+            "IMAGES", names[part], case=f"labels in {part}.csv", page="changed_images"
+        )
+
+
+def test_a_checkpoint_without_a_record_of_its_images_resumes_as_before(tmp_path, start, flat):
+    start(tmp_path / "o", *flags_of(flat), "-epochs", "1").done()
+    (last,) = (tmp_path / "o").glob("*/last.pth")
+    state = torch.load(last, weights_only=True)
+    assert state.pop("trained_on")["training images"] == state["config"]["NUM_IMAGES"]
+    torch.save(state, last)
+    (flat / "ant/00.JPEG").rename(flat / "ant/renamed.JPEG")
+    start(tmp_path / "o", *flags_of(flat, "NUM_IMAGES")).done()
+
+
+def test_the_best_epoch_of_other_validation_images_does_not_count(tmp_path, start, photos):
+    start(tmp_path / "o", *flags_of(photos), "-epochs", "1").done()
+    for path in (photos / "val").rglob("*.JPEG"):  # of the same names and labels
+        noise(40, 20).save(path, format="PNG")
+    again = start(tmp_path / "o", *flags_of(photos, "IMAGES")).done()
+    assert_names(again.stdout, "other validation images", "does not count")

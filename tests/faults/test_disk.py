@@ -17,7 +17,7 @@ from engine.checkpoint.format import read_checkpoint
 from engine.session import RunFolder
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import run_folder
+from tests.support.runs import rows, run_folder, typed
 from utils import files
 from utils.log import Log
 
@@ -106,6 +106,27 @@ def test_checkpoints_that_find_no_room_end_no_run_and_the_old_one_stays(tmp_path
     assert (folder / "last.pth").read_bytes() == before and not list(folder.glob(".*.tmp"))
     assert start(tmp_path / "o").returncode == 0
     assert run_hash(folder) == unbroken()
+
+
+def test_a_disk_without_room_for_one_checkpoint_is_refused(tmp_path, tiny, monkeypatch):
+    usual, room = shutil.disk_usage, []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usual(path)._replace(**room[-1]))
+
+    def start(free: int, *words: str, total: int = 2**40):
+        room.append({"total": total, "free": free})
+        return typed("main_single_gpu.py", "-cfg", tiny, "-output", tmp_path / "o", "-epochs", "1", *words)
+
+    start(1000).refused("SAVE", "-output", "1,000 bytes", folder=re.compile(r"\S+/o/train-\S+"))
+    assert not (tmp_path / "o").exists()
+    assert rows(start(1000, "-check").stdout)["disk"][0] == "WRONG"
+    start(0, total=0).done()  # a file system that does not know its size
+    folder = run_folder(tmp_path / "o")
+    size = (folder / "last.pth").stat().st_size
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.name != "log.txt"}
+    start(1000, "-resume", "auto", "-epochs", "2").refused("SAVE", folder)
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.name != "log.txt"} == before
+    start(1000, "-resume", "auto").done()  # it is finished, so nothing is saved
+    start(size, "-resume", "auto", "-epochs", "2").done()
 
 
 def test_a_disk_that_is_full_to_the_last_byte_ends_no_run(small_disk, start, unbroken):

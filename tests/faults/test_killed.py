@@ -1,9 +1,11 @@
 """A run that is killed or told to stop, wherever that happens, goes on to the end that it would have had."""
 
+import functools
 import json
 import re
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,7 @@ from tests.support.runs import run_folder, status_of
 # With everything that draws random numbers or remembers something; an epoch has four updates either way.
 ALL = "TRAIN.SMOOTHING=0.1 TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.MIXUP_GROUP=4 TRAIN.RANDOM_ERASE_PROB=0.25"
 ALL += " TRAIN.REPEATED_AUG=3 DATA.TRAIN_CROP=simple DATA.VFLIP=0.5 VALIDATE_FREQ=1 SAVE_STEPS=5"
-OTHERS = f"{ALL} PRECISION.MODE=naive TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 DATA.AUGMENT_ON=device"
+OTHERS = f"{ALL} PRECISION.MODE=naive TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1"
 CONFIGURATIONS = {  # number of processes, and settings
     "plain": (1, ()),
     "one": (1, ("-opts", *ALL.split())),
@@ -23,7 +25,7 @@ CONFIGURATIONS = {  # number of processes, and settings
     "two": (2, ("-batch_size", "4", "-opts", *ALL.split())),
     "shards": (2, ("-batch_size", "4", "-opts", "DIST.STRATEGY=fsdp2", *ALL.split())),
 }
-KILLED, TERM, INT, USR1 = -signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+KILLED, TERM, INT, USR1, HUP = -signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP
 IN_THE_SECOND_EPOCH = {"signal_at": [7, signal.SIGKILL, [0, 1]]}
 # What stops it, the exit code, and the updates that are saved then: all that were begun when a signal came.
 STOPS = [
@@ -32,6 +34,9 @@ STOPS = [
     ("one", {"tell": [0, "training", INT]}, 130, 3),
     ("one", {"tell": [0, "accumulation", USR1]}, 138, 3),
     ("one", {"tell": [0, "evaluation", TERM]}, 143, 4),
+    ("one", {"tell": [0, "training", HUP]}, 129, 3),  # its terminal was closed
+    ("plain", {"ignore": [HUP], "tell": [0, "training", HUP]}, 0, 8),  # as under nohup
+    ("two", {"tell": [1, "training", HUP]}, 129, 4),
     ("two", {"tell": [1, "training", USR1]}, 138, 4),  # agreed on while the devices compute: one update later
     ("one", {"count_seconds": []}, 0, 5),
     ("plain", {"jump": [1]}, 0, 8),  # a clock that jumps a day to and fro stops nothing
@@ -94,7 +99,7 @@ def test_a_start_without_time_for_one_update_ends_with_a_code_of_its_own_and_say
     assert "RUN.MAX_TIME" in status["reason"] and "next:" not in ended.printed
 
 
-@pytest.mark.parametrize("number", [TERM, INT, USR1])
+@pytest.mark.parametrize("number", [TERM, INT, USR1, HUP])
 def test_told_to_stop_before_it_is_a_run_it_ends_and_leaves_nothing(tmp_path, start, number):
     code = start(tmp_path / "o", tell=[0, "before the settings are read", number]).returncode
     assert code in (-number, 128 + number)  # a shell calls both by the same number
@@ -107,28 +112,68 @@ def test_a_second_signal_ends_it_at_once_without_a_save(tmp_path, start):
     assert not (run_folder(tmp_path) / "last.pth").exists()
 
 
+BUDGET = ("-budget", "10s", "-epochs", "90", "-opts", "SAVE_STEPS=7", "TRAIN.END_LR=1e-6", "DATA.SYNTHETIC_SIZE=640")
+STEADY = {"pass_time": [0.1, 0.2, 30], "save_at_once": []}  # 40 updates an epoch, no matter how fast the machine is
+
+
+def rates_of(folder: Path) -> dict[str, str]:
+    """The learning rate of each update."""
+    return {row["step"]: row["lr"] for row in read_table(folder / "steps.csv")}
+
+
+def recorded(folder: Path) -> list[list[int]]:
+    """The choices of a budget that are on the disk."""
+    return json.loads((folder / "budget.json").read_text())["choices"]
+
+
 @pytest.mark.parametrize(
     ("name", "flags"), [("plain", ()), ("two", ("-batch_size", "4")), ("shards", ("-batch_size", "4"))]
 )
 def test_processes_agree_on_a_budget_and_what_it_chose_is_on_the_disk(tmp_path, start, name, flags):
-    """Killed once, and gone on with: the rates up to the kill, and a landing in time."""
-    strategy = ["DIST.STRATEGY=fsdp2"] if name == "shards" else []
-    flags = [*flags, "-budget", "40s", "-epochs", "900", "-opts", "SAVE_STEPS=5", "TRAIN.END_LR=1e-6", *strategy]
-    processes = 1 if name == "plain" else 2
-    start(tmp_path, *flags, processes=processes, count_tenths=[], signal_at=[42, signal.SIGKILL, [0, 1]])
-    folder = run_folder(tmp_path)
-    before = {row["step"]: row["lr"] for row in read_table(folder / "steps.csv")}
-    ended = start(tmp_path, *flags, processes=processes, count_tenths=[]).done()
+    """Killed as an update is about to use the first choice, and after one used the second: all have the same rate again."""
+    flags = [*flags, *BUDGET, *(["DIST.STRATEGY=fsdp2"] if name == "shards" else [])]
+    faults, rates = STEADY | {"processes": 1 if name == "plain" else 2}, {}
+    for nth, later in ((1, 0), (2, 1)):
+        ended = start(tmp_path, *flags, **faults, kill_at_choice=[nth, later])
+        assert set(ended.codes) == {KILLED}, ended.printed
+        folder = run_folder(tmp_path)
+        choices, saved = recorded(folder), read_checkpoint(folder / "last.pth")
+        assert len(choices) == nth and saved["progress"].get("choices", []) == choices[:-1]
+        assert saved["step"] <= choices[-1][0]
+        rates |= rates_of(folder)
+    ended = start(tmp_path, *flags, **faults).done()
     saved, rows = read_checkpoint(folder / "last.pth"), read_table(folder / "steps.csv")
-    choices, number = saved["progress"]["choices"], saved["step"]
-    assert saved["budget"]["used"] <= 40 and choices and choices[-1][1] == number == len(rows)
-    assert float(rows[-1]["lr"]) == pytest.approx(1e-6, rel=0.01) and float(rows[-1]["num_updates"]) == number
-    kept = [row for row in rows[:40] if row["step"] in before]
-    assert len(kept) >= 30 and all(before[row["step"]] == row["lr"] for row in kept)
-    for step, chosen in choices:
-        later = [each[0] for each in choices if each[0] > step]
-        if step not in later and step + 1 < min(later, default=number):
-            assert float(rows[step]["num_updates"]) == chosen
+    number, made = saved["step"], saved["progress"]["choices"]
+    assert rates_of(folder) | rates == rates_of(folder) and len(rates) > 30
+    assert made[:2] == choices and made == recorded(folder) and saved["budget"]["used"] <= 10
+    assert made[-1][1] == number == len(rows) and float(rows[-1]["lr"]) == pytest.approx(1e-6, rel=0.01)
+    assert all(float(rows[step]["num_updates"]) == chosen for step, chosen in made)
     assert status_of(folder)["total_steps"] == number and "train longer" not in ended.stdout
-    other = start(tmp_path, *flags, "RESUME.ALLOW_CHANGED=[GLOBAL_BATCH]", "-accum_iter", "1", processes=processes)
+    other = start(tmp_path, *flags, "RESUME.ALLOW_CHANGED=[GLOBAL_BATCH]", "-accum_iter", "1", **faults)
     other.refused("TRAIN.BUDGET", "-pretrained")
+
+
+@pytest.mark.parametrize("operation", ["open .budget.json.tmp", "replace .budget.json.tmp budget.json"])
+def test_no_update_uses_a_choice_that_is_not_on_disk(tmp_path, start, operation):
+    ended = start(tmp_path, *BUDGET, **STEADY, kill_before=[operation, 2])  # the first one is at the start
+    folder = run_folder(tmp_path)
+    before = rates_of(folder)
+    assert ended.returncode == KILLED and recorded(folder) == [] and len(before) == 13
+    start(tmp_path, *BUDGET, **STEADY).done()
+    assert rates_of(folder) | before == rates_of(folder)
+
+
+def test_a_run_that_begins_again_in_its_folder_repeats_no_choice_of_before(tmp_path, start):
+    again = functools.partial(start, tmp_path, "-name", "exp", *BUDGET, **STEADY, signal_at=[2, signal.SIGKILL, [0]])
+    path = tmp_path / "exp" / "budget.json"
+    assert again().returncode == KILLED
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"choices": [[1, 50]]}))
+    assert again().returncode == KILLED and recorded(tmp_path / "exp") == []
+
+
+def test_a_choice_that_finds_no_room_counts_and_a_warning_says_so(tmp_path, start):
+    ended = start(tmp_path, *BUDGET, **STEADY, find_no_room=["open .budget.json.tmp", 2, False]).done()
+    folder = run_folder(tmp_path)
+    assert f"warning: cannot write {folder / 'budget.json'} (disk full" in ended.printed
+    saved = read_checkpoint(folder / "last.pth")
+    assert saved["budget"]["used"] <= 10 and saved["progress"]["choices"] == recorded(folder)

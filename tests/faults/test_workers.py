@@ -36,6 +36,12 @@ def test_a_loader_process_of_one_of_two_processes_ends_both_and_is_named(tmp_pat
     assert_names(failure(tmp_path / "o"), "process 1")
 
 
+def test_a_limit_of_open_files_is_named_without_a_traceback(tmp_path, start):
+    ended = start(tmp_path / "o", *DIGITS, *PROCESSES, limit_open_files=[3])
+    assert ended.returncode == 2 and "Traceback" not in ended.printed, ended.printed
+    assert_names(ended.stderr, "error: too many open files", "ulimit -n 4096", "-num_workers")
+
+
 def test_loader_processes_of_a_killed_run_do_not_hold_its_folder(tmp_path, start):
     killed = start(tmp_path / "o", *DIGITS, *PROCESSES, "SAVE_STEPS=1", signal_at=[3, signal.SIGKILL, [0]])
     assert killed.returncode == -signal.SIGKILL

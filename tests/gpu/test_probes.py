@@ -2,21 +2,12 @@
 
 import dataclasses
 import math
-import random
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from configs.schema import Config, Data, Train
-from datasets import Draws
-from datasets.transforms.augment import build_augmentation
-from datasets.transforms.on_device.augmentation import carry_out
-from datasets.transforms.on_device.rows import OperationRows
-from datasets.transforms.preparation import copied
-from datasets.types import ImageDraws
 from engine.parallel import Replicated
 from models.transforms.class_token_block import ClassTokenBlock, ClassTokenVisionTransformer
 from tests.gpu.trainers import BATCH, first_batches, relative_error, small_trainer, train
@@ -24,7 +15,7 @@ from tests.gpu.trainers import BATCH, first_batches, relative_error, small_train
 BFLOAT16 = ("AMP=true", "PRECISION.DTYPE=bfloat16")
 # What an update can do besides computing: all of it must go on without the host.
 BUSY = """TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1.0 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true TRAIN.GRAD_CLIP=1.0
-TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 DATA.AUGMENT_ON=device DATA.WORKERS=threads DATA.NUM_WORKERS=2 DATA.DATASET=digits
+TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 DATA.WORKERS=threads DATA.NUM_WORKERS=2 DATA.DATASET=digits
 DATA.IMAGE_SIZE=32 DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=0.5 DATA.IMAGENET_STD=0.5 MODEL.PATCH_SIZE=8""".split()
 
 
@@ -88,31 +79,6 @@ def test_the_last_block_for_the_class_token_alone_gives_the_logits_and_gradients
     short = compute()
     ClassTokenBlock().revert(model)
     assert relative_error(short, compute()) < largest
-
-
-POLICIES = "rand-m9-mstd0.5-inc1 rand-m15-n4-p1-mmax20-mstd1 original augmix 3a".split()
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_augmentation_on_the_device_makes_the_pixels_of_the_host_and_never_waits(device, no_wait, policy):
-    count, side = (64, 224) if device == "cuda" else (12, 24)
-    augmentation = build_augmentation(
-        Config(DATA=Data(IMAGE_SIZE=side), TRAIN=Train(AUTO_AUGMENT=policy, COLOR_JITTER=0.3))
-    )
-    rows = OperationRows(augmentation, side)
-    draws = Draws.of([ImageDraws([], *rows.draw(random.Random(number), number)) for number in range(count)])
-    # Slopes of several directions, with noise.
-    rng = np.random.default_rng(0)
-    slopes = rng.uniform(-2, 2, (count, 3, 2, 1, 1)) * np.mgrid[0:side, 0:side]
-    pixels = (128 + slopes.sum(2) + rng.normal(0, 12, (count, 3, side, side))).clip(0, 255).astype(np.uint8)
-    images = torch.from_numpy(pixels).contiguous(memory_format=torch.channels_last).to(device)
-    no_wait(True)
-    changed = carry_out(images, draws, lambda numbers: copied(numbers, images.device))
-    no_wait(False)
-    draw, apply = augmentation.draw, augmentation.apply
-    hosts = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
-    wanted = np.stack([apply(draw(random.Random(number)), each) for number, each in enumerate(hosts)])
-    assert np.abs(changed.permute(0, 2, 3, 1).cpu().numpy().astype(int) - wanted).max() <= 1
 
 
 # Options, micro-batches of the update, largest relative error. At a loss scale of 256 no gradient overflows.

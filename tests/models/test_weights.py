@@ -2,10 +2,8 @@
 
 import json
 import os
-import pickle
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -23,7 +21,6 @@ from tests.support.weight_files import (
     CLASSES,
     DEPTH,
     HEADS,
-    PADDLE_2022,
     PADDLE_OLDEST,
     WIDTH,
     Payload,
@@ -275,7 +272,7 @@ HEAD = {"head.bias": torch.ones(1)}
     [
         ({"state_dict": Payload(os.system, "true"), "config": {}}, "m.safetensors", "code"),
         ({"state_dict": HEAD}, "m.pt", "m.pt .safetensors .pth"),
-        ({"conv1.weight": torch.ones(1, 1, 1, 1)}, "m.pdparams", "conv1.weight"),
+        ({"state_dict": HEAD}, "m.pdparams", "m.pdparams .safetensors .pth"),
         (HEAD, "best.pth", "-output best.pth"),  # over itself
     ],
 )
@@ -285,14 +282,8 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, con
     assert [each.name for each in tmp_path.iterdir()] == ["best.pth"]
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pdparams"])
-def test_paddlevits_weights_convert_and_come_back(tmp_path, weights, suffix):
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_paddlevits_weights_convert_to_timms_names(tmp_path, weights, suffix):
     source = pickled(training_file(paddle_arrays(weights, PADDLE_OLDEST)), tmp_path / "x.pdparams", 2)
     typed("scripts/export.py", source, "-o", tmp_path / f"y{suffix}").done()
     assert_same(read_state_dict(tmp_path / f"y{suffix}"), weights)
-    if suffix == ".pdparams":
-        written = pickle.loads((tmp_path / "y.pdparams").read_bytes())
-        assert set(written.pop("StructuredToParameterName@@")) == set(written)
-        expected = paddle_arrays(weights, PADDLE_2022)
-        assert written.keys() == expected.keys()
-        assert all(np.array_equal(written[name], array) for name, array in expected.items())

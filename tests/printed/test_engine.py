@@ -145,7 +145,7 @@ def test_memory_that_is_enough_and_that_is_not(tmp_path, monkeypatch):
 
 def scan_of(sides: list, digests: list[int], total: int | None = None, name: str = "train") -> ScanResult:
     """Images of these sides; those without a digest could not be read."""
-    images = ImageSet(np.zeros(total or len(sides)), ["a"])
+    images = ImageSet(np.zeros(total or len(sides), int), ["cat", "dog"])
     images.name = lambda index: f"{name}/{index}.png"
     scan = ScanResult(images, len(sides))
     scan.sides[:], scan.digests[:] = sides, digests
@@ -176,7 +176,15 @@ def test_the_rows_of_a_data_set(tmp_path):
             images.check_readable("training", scan, 0.3),
             images.check_sizes("training", scan, config),
         ]
-    pairs = {"none": (whole, bad), "none of a part": (whole, part), "two": (whole, twins), "one of a part": (part, bad)}
+    clash = scan_of([[8, 10]] * 3, [1, 1, 3], name="val")
+    clash.image_set.targets[0] = 1
+    in_classes = {"in two classes": (whole, clash), "in two classes of an evaluation": (None, clash)}
+    pairs = in_classes | {
+        "none": (whole, bad),
+        "none of a part": (whole, part),
+        "two": (whole, twins),
+        "one of a part": (part, bad),
+    }
     for name, (train, val) in pairs.items():
         rows[f"duplicates: {name}"] = images.check_duplicates(train, val)
     same_text("data_set", told(rows))
@@ -191,8 +199,10 @@ def test_scores_of_an_evaluation_and_of_the_best_epoch():
     few, many = (replace(SCORES, num_images=number, macro_f1=9.0) for number in (99, 50_000))
     few = replace(few, metric="loss")
     lines = []
-    for scores in (with_more, labels, few, many):
-        lines += [scores.describe_short(), *describe_scores(scores, "EMA " * (scores is few), "3 of 5 classes", 1.234)]
+    for scores in (with_more, labels, few, many, replace(many, top5=100.0)):
+        name = "EMA " * (scores is few)
+        lines += [scores.describe_short(), scores.describe(f"{name}Validation")]
+        lines.append(describe_scores(scores, name, "3 of 5 classes"))
     for best in (Best(), *(Best.of(each, 3, "_ema" if each is few else "") for each in (SCORES, with_more, few, many))):
         lines += [best.describe(has_ema=False), best.describe(has_ema=True)]
     same_text("scores", "\n".join(lines))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ def make_run(
     defaults = {"TRAIN.NUM_EPOCHS": len(values), "DATA.DATASET": "digits"}
     given = dict(line.split(": ", 1) for line in settings.splitlines())
     (folder / "config.yaml").write_text(yaml_of(defaults | given))
+    os.utime(folder / "config.yaml", (0, 0))  # the runs began at the same time, so that their names order them
     rows = [
         {"epoch": epoch, "train_loss": 2.0 - value / 100, "eval_loss": 1 - value / 100, f"eval_{metric}": value}
         | {"images_per_s": 100.0 + epoch, "memory_mb": 500 + epoch, "train_seconds": 10.0, "eval_seconds": 1.0}
@@ -178,12 +180,83 @@ def test_runs_on_different_data_are_refused_and_compared_only_if_asked(tmp_path,
     assert out.index("Warning") < out.index("## Results")
 
 
+def test_different_data_is_told_with_each_path_once_and_short_digests(tmp_path):
+    digests = ["1" * 64, "2" * 64]
+    for name, digest, classes in zip("ab", digests, (10, 11), strict=True):
+        about = ABOUT | {"classes": classes, "validation_digest": digest}
+        make_run(tmp_path / name, [90.0], status={"about": about})
+    out, _ = type_in(tmp_path / "a", tmp_path / "b", "-any_data")
+    (warning,) = re.findall(r"\*\*Warning.*", out)
+    assert [warning.count(str(tmp_path / name)) for name in "ab"] == [1, 1]
+    assert not re.search("1{9}|2{9}", out) and {"1" * 8, "2" * 8} <= set(re.findall(r"\w{8}", out))
+
+
 def write_predictions(run: SavedRun, right: dict[str, bool]) -> SavedRun:
     """`right`: by the names of the images, all of one label."""
     rows = "".join(f"{name},cat,{'cat' if is_right else 'dog'},0.9,0.1\n" for name, is_right in right.items())
     (run.folder / "predictions.csv").write_text(f"image,label,prediction,probability,label_probability\n{rows}")
     (run.folder / "results.json").write_text("{}")
     return run
+
+
+def about_data(path: str, **changed: str) -> dict:
+    """The facts of a run about its data in this folder."""
+    names = {
+        f"{what} of the {part} {'files' if what == 'sizes' else 'images'}": "1 2 3"
+        for part in ("training", "validation")
+        for what in ("names", "labels", "sizes")
+    }
+    return {
+        "about": ABOUT
+        | {"data_path": path, "data": names | {key.replace("_", " "): value for key, value in changed.items()}}
+    }
+
+
+def test_equal_names_of_images_of_other_data_are_not_paired(tmp_path):
+    right = {f"{number}.jpg": number >= 12 for number in range(40)}
+    runs = {
+        "a": about_data("/here"),
+        "copy": about_data("/there"),
+        "other": about_data("/there", sizes_of_the_validation_files="4 5 6"),
+        "grown": about_data("/here", names_of_the_validation_images="7"),
+    }
+    for name, status in runs.items():
+        write_predictions(make_run(tmp_path / name, [70.0], "", status), right)
+    type_in(tmp_path / "a", tmp_path / "copy", "-json", exit_with=5)
+    assert json.loads(type_in(tmp_path / "a", tmp_path / "grown", "-json", exit_with=5)[0])["images"] == 40
+    for flags in ((), ("-json",)):
+        _, err = type_in(tmp_path / "a", tmp_path / "other", *flags, exit_with=2)
+        assert_names(err, "sizes of the validation files", "-any_data")
+    out, _ = type_in(tmp_path / "a", tmp_path / "other", "-any_data")
+    assert "images, p" not in out, "no test over images that are not the same"
+    assert {"DATA.DATA_PATH", "sizes of the validation files"} <= table(out, "Settings that differ")[0].keys()
+
+
+@pytest.mark.parametrize(
+    "settings, status, column",
+    [
+        ("DATA.DATA_PATH: other", {}, "DATA.DATA_PATH"),
+        ("", about_data("/there"), "DATA.DATA_PATH"),
+        ("", {"about": ABOUT | {"images_per_update": 32}}, "images_per_update"),
+        ("", about_data("/here", labels_of_the_training_images="b"), "labels of the training images"),
+    ],
+)
+def test_what_updates_see_tells_runs_apart_beside_their_settings(tmp_path, settings, status, column):
+    same = about_data("/here") if "data" in status.get("about", {}) else {"about": ABOUT | {"images_per_update": 64}}
+    for seed in range(2):
+        make_run(tmp_path / f"a{seed}", [90.0 + seed], f"SEED: {seed}", same)
+    make_run(tmp_path / "b", [91.0], f"SEED: 2\n{settings}", status if status else same)
+    runs, _ = find_runs([str(tmp_path)])
+    groups = group_runs(runs, None)
+    assert [len(group.runs) for group in groups] == [2, 1] and list(groups[0].settings) == [column]
+
+
+def test_a_single_file_of_another_size_is_the_same_data(tmp_path):
+    for number, sizes in enumerate(("1 2 3 4", "1 2 3 9")):
+        status = about_data("/here", sizes_of_the_training_files=sizes)
+        make_run(tmp_path / f"{number}", [90.0], f"SEED: {number}", status)
+    runs, _ = find_runs([str(tmp_path)])
+    assert not other_data(runs) and len(group_runs(runs, None)) == 1
 
 
 def test_runs_of_two_weeks_are_compared_on_the_images_that_both_scored(here, tmp_path):
@@ -332,3 +405,17 @@ def test_credentials_in_a_setting_that_differs_are_not_shown(tmp_path):
         make_run(tmp_path / name, [90.0], f"MODEL.PRETRAINED: https://me:secret@server/{name}.pth")
     out, err = type_in(tmp_path)
     assert "@server/b.pth" in out and "secret" not in out + err
+
+
+def test_a_copy_of_a_run_is_no_repetition_of_it(tmp_path):
+    began = {"a": "2026-01-02T00:00:00+00:00", "b": "2026-01-01T00:00:00+00:00"}
+    of = {name: {"run": {"id": name, "name": name, "began": time, "saved": time}} for name, time in began.items()}
+    for name, run in {"a": "a", "b": "b", "b-backup": "b"}.items():
+        make_run(tmp_path / "runs" / name, [90.0], f"SEED: {'ab'.index(run)}", of[run])
+    make_run(tmp_path / "runs/b-longer", [90.0, 91.0], "SEED: 1", of["b"])
+    runs, left_out = find_runs([str(tmp_path / "runs")])
+    assert [run.folder.name for run in runs] == ["b", "b-longer", "a"], "the run that began first comes first"
+    assert len(left_out) == 1
+    assert_names(left_out[0], tmp_path / "runs/b-backup", tmp_path / "runs/b")
+    named, _ = find_runs([str(tmp_path / "runs/b-backup"), str(tmp_path / "runs/b")])
+    assert [run.folder.name for run in named] == ["b-backup", "b"]

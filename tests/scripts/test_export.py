@@ -11,13 +11,9 @@ import pytest
 import timm
 import torch
 
-from engine.predict.classifier import config_of
 from models.export.formats import FORMATS
-from models.export.plain_vit import refuse_other_models
-from models.export.subject import Subject
 from models.weights.files import read_checkpoint, read_record, read_state_dict
 from models.weights.metadata import metadata_of
-from scripts import export
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
 from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
@@ -41,7 +37,7 @@ def weights_in(path) -> dict:
     return torch.load(path, weights_only=True)["state_dict"]
 
 
-TARGETS = {"safetensors": "x.safetensors", "hf": "x", "paddle": "x.pdparams"}
+TARGETS = {"safetensors": "x.safetensors", "hf": "x"}
 
 
 @pytest.mark.parametrize("to", TARGETS)
@@ -57,10 +53,7 @@ def test_halfstep_reads_each_export_of_weights_back_to_the_last_bit_with_classes
     assert read_record(file)["class_names"] == CLASSES
     (target.parent / "x.npz").write_text("a file beside a folder of that name")
     assert_same(read_checkpoint(target, {"config", "class_names", "data"})[1]["state_dict"], weights_in(plain))
-    left = {each.name for each in target.parent.iterdir()} - {target.name, "x.npz"}
-    assert left == ({"x.json"} if to == "paddle" else set())
-    (target.parent / "x.json").write_text("5")  # of another program
-    assert ("class_names" in read_record(file)) == (to != "paddle")
+    assert {each.name for each in target.parent.iterdir()} == {target.name, "x.npz"}
 
 
 def test_timm_loads_the_folder_with_what_it_needs_to_prepare_images_and_name_classes(plain, tmp_path):
@@ -132,7 +125,7 @@ def test_graphs_give_the_models_logits_for_any_number_of_images_and_hold_class_n
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
-REFUSED = {
+NOT_PLAIN = {
     "no class token": PLAIN | {"KWARGS": {"global_pool": "avg", "class_token": False}},
     "mean of the patches": PLAIN | {"KWARGS": {"global_pool": "avg", "fc_norm": False}},
     "registers": PLAIN | {"KWARGS": {"reg_tokens": 2}},
@@ -141,11 +134,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_model_that_a_format_has_not_is_refused_before_anything_is_written(tmp_path, what):
-    source = checkpoint(tmp_path / "best.ckpt", REFUSED[what])
-    exported(source, "paddle", tmp_path / "new" / "x.pdparams").refused("-to", "paddle", REFUSED[what]["NAME"])
-    assert [each.name for each in tmp_path.iterdir()] == ["best.ckpt"]
+@pytest.mark.parametrize("what", NOT_PLAIN)
+def test_model_that_transformers_lacks_is_written_for_timm_alone(tmp_path, what):
+    source = checkpoint(tmp_path / "best.ckpt", NOT_PLAIN[what])
+    exported(source, "hf", tmp_path / "x").done()
+    assert {each.name for each in (tmp_path / "x").iterdir()} == {"README.md", "config.json", "model.safetensors"}
 
 
 def test_a_library_that_is_missing_or_too_old_is_refused_before_anything_is_written(plain, tmp_path, monkeypatch):
@@ -185,10 +178,11 @@ def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_pa
 def test_a_full_disk_leaves_no_half_file_and_keeps_the_former_one(plain, tmp_path, monkeypatch, to):
     target = tmp_path / TARGETS[to]
     if to != "hf":
-        target.write_text("former")
+        exported(plain, to, target).done()
+    former = {each: each.read_bytes() for each in tmp_path.iterdir()}
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     exported(plain, to, target).refused(target, "disk", "full")
-    assert [each.read_text() for each in tmp_path.iterdir()] == ["former"] * (to != "hf")
+    assert {each: each.read_bytes() for each in tmp_path.iterdir()} == former
 
 
 @pytest.mark.parametrize("name", ["x.onnx", "x.pt2"])
@@ -218,16 +212,6 @@ def test_an_output_without_a_class_is_called_by_its_number(tmp_path):
     exported(source, "hf", tmp_path / "x").done()
     names = json.loads((tmp_path / "x" / "config.json").read_text(encoding="utf-8"))["label_names"]
     assert names == [*CLASSES, "class 3", "class 4"]
-
-
-def test_a_model_with_another_epsilon_than_paddlevits_is_not_written_for_it(plain):
-    part = export.read_part(plain, export.NEEDED, None)
-    subject = Subject(part.weights, config_of(part.facts), CLASSES, part.facts, part.path)
-    assert "arch" not in Subject(part.weights, config_of(part.facts), CLASSES, {}, part.path).facts
-    for norm in (each for each in subject.model.modules() if isinstance(each, torch.nn.LayerNorm)):
-        norm.eps = 1e-5
-    with refused(ConfigError, "-to paddle", "1e-05"):
-        refuse_other_models(subject, "paddle")
 
 
 def test_no_image_processor_is_written_for_images_that_are_framed(tmp_path):

@@ -1,23 +1,30 @@
 """from_timm.py: what it writes for published recipes trains as timm's own objects do, and it names what differs."""
 
+import contextlib
+import os
+import shlex
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 
-from configs.load import load
+from configs.load import LoadedConfig, load
+from configs.schema import Config
 from configs.values import flatten
 from datasets.batch_order import Order
 from datasets.transforms.augment import Augmentation
+from engine.train.loss import build_loss
 from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
 from models import build_model
 from scripts import from_timm
-from tests.support.configs import meta_device, write
+from tests.support.configs import meta_device, replaced, write
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import refused
-from tests.support.runs import typed
+from tests.support.runs import ROOT, typed
 from utils.errors import ConfigError
 
 EFFICIENTNET = """--sched step --epochs 450 --decay-epochs 2.4 --decay-rate .97 --opt rmsproptf --opt-eps .001 -j 8 --warmup-lr 1e-6
@@ -30,7 +37,7 @@ RECIPES = {
     "seresnet34": "4 --sched cosine --epochs 150 --warmup-epochs 5 --lr 0.4 --reprob 0.5 --remode pixel --batch-size 256 --amp -j 4",
     "efficientnet_b2": f"2 -b 128 {EFFICIENTNET} --drop 0.3 --drop-path 0.2 --model-ema --model-ema-decay 0.9999 --lr .016",
     "mixnet_xl": f"2 -b 128 {EFFICIENTNET} --decay-rate .969 --drop 0.3 --reprob .3 --lr .016 --dist-bn reduce",
-    "resnet50": "2 -b 64 --sched cosine --epochs 200 --lr 0.05 --amp --reprob 0.6 --aa rand-m9-mstd0.5-inc1 --resplit --jsd",
+    "resnet50": "2 -b 64 --sched cosine --epochs 200 --lr 0.05 --amp --reprob 0.6 --aa rand-m9-mstd0.5-inc1",
     "resnext50_32x4d": "8 --lr 0.6 --epochs 240 --weight-decay 1e-4 --reprob 0.4 --recount 3 --aa rand-m7-mstd0.5-inc1 -b 192",
     "resnet50d": f"8 -b 256 --epochs 600 {A1} --drop-path .05 --smoothing 0 --model-kwargs zero_init_last=False",
     "deit_small_patch16_224": f"8 -b 128 --epochs 300 {VIT} --aug-repeats 3",
@@ -97,8 +104,8 @@ def test_a_published_recipe_has_timms_updates_rates_groups_and_augmentation(tmp_
     words = ["./distributed_train.sh", *f"{RECIPES[name]} --data-dir /imagenet --model {name}".split()]
     (tmp_path / "my.yaml").write_text(written(*words)[0])
     config = load(["-cfg", str(tmp_path / "my.yaml")]).config
-    given, processes = from_timm.read_arguments(words)
-    found = from_timm.Translation(given, processes).args.items()
+    given, launch = from_timm.read_arguments(words)
+    found, processes = from_timm.Translation(given, launch).args.items(), launch.processes
     args = SimpleNamespace(**{key.replace("-", "_"): None if value == [] else value for key, value in found})
     data, train = config.DATA, config.TRAIN
     order = Order(NUM_IMAGES, data.BATCH_SIZE, processes, train.ACCUM_ITER, data.DROP_LAST, 0, lambda *each: None)
@@ -133,11 +140,85 @@ def test_an_argument_becomes_the_setting_that_means_it_and_is_named_where_none_d
     """A row has arguments | the settings that they become."""
     arguments, settings = row.split("|")
     rate = [] if "--lr-base" in arguments else ["--lr", ".1"]
-    translation = from_timm.Translation(*from_timm.read_arguments([*arguments.split(), *rate]))
+    translation = from_timm.Translation(*from_timm.read_arguments([*shlex.split(arguments), *rate]))
     values = flatten(load(["-cfg", write(translation.file())]).config)
     for key, _, value in (word.partition("=") for word in settings.split()):
         assert str(values[key]).replace(" ", "") == value
     same_message("\n".join(translation.remarks), "timms_arguments", row)
+
+
+NAMES = [
+    "007",
+    "1e3",
+    "0x10",
+    "1_000",
+    "on",
+    "true",
+    "2026-01-02",
+    "1:30",
+    "-x",
+    "a: b",
+    "#x",
+    "it's",
+    '"q"',
+    "é",
+    "a b",
+]
+PATHS = [*NAMES, "null", "None", "~", " ", "auto", "Latest", "a/b c"]
+FLAGS_OF_PATHS = {"data-dir": "DATA.DATA_PATH", "class-map": "DATA.CLASSES", "output": "SAVE"}
+
+
+def started(words: list[str]) -> LoadedConfig:
+    """The settings of the run that the printed command starts."""
+    translation = from_timm.Translation(*from_timm.read_arguments(["--lr", ".1", *words]))
+    typed = shlex.split(translation.remarks[-1].partition("main_single_gpu.py -cfg my.yaml")[2])
+    return load(["-cfg", write(translation.file()), *typed])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_looks_like_a_number_stays_text(here, name):
+    loaded = started([f"--experiment={name}", f"--gp={name}", "--model-kwargs", f"act_layer={name!r}"])
+    assert loaded.config.START.NAME == name
+    assert dict(loaded.config.MODEL.KWARGS) == {"global_pool": name, "act_layer": name}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_that_looks_like_something_else_stays_a_path(here, path):
+    words = [f"--{flag}={path}" for flag in (*FLAGS_OF_PATHS, "initial-checkpoint", "resume")]
+    loaded = started(words)
+    values = flatten(loaded.config)
+    found = [*(values[key] for key in FLAGS_OF_PATHS.values()), values["MODEL.PRETRAINED"], loaded.config.START.RESUME]
+    assert [os.path.normpath(each) for each in found] == [os.path.normpath(path)] * 5
+    (args := here / "args.yaml").write_text(yaml.safe_dump({"output": path, "lr": 0.1, "resume": path}))
+    again = started([str(args)]).config
+    assert os.path.normpath(again.SAVE) == os.path.normpath(again.START.RESUME) == os.path.normpath(path)
+
+
+def test_each_argument_of_train_py_is_translated_named_or_refused():
+    plain = from_timm.Translation(*from_timm.read_arguments(["--lr", ".1"]))
+    silent = []
+    for name, argument in from_timm.ARGUMENTS.items():
+        value = {bool: [], int: ["7"], float: ["0.37"], str: ["x=1"]}[argument.kind]
+        flag = [] if name == "data" else [f"--{name}"]
+        try:
+            found = from_timm.Translation(*from_timm.read_arguments(["--lr", ".1", *flag, *value]))
+        except ConfigError as error:
+            if f"--{name}" not in str(error):
+                silent.append(name)
+        else:
+            is_named = any(f"--{name}" in each for each in found.remarks)
+            if not is_named and (found.file(), found.remarks) == (plain.file(), plain.remarks):
+                silent.append(name)
+    assert silent == []
+
+
+def test_an_args_yaml_is_overridden_by_the_arguments_beside_it(here):
+    (here / "args.yaml").write_text(
+        "lr: 0.1\nepochs: 5\namp: true\nexperiment: '007'\nmodel_kwargs: {act_layer: '1'}\n"
+    )
+    config = started(["args.yaml", "--epochs", "7"]).config
+    assert (config.TRAIN.NUM_EPOCHS, config.AMP, config.START.NAME) == (7, True, "007")
+    assert dict(config.MODEL.KWARGS) == {"act_layer": "1"}
 
 
 def test_an_args_yaml_means_what_its_command_line_does(tmp_path):
@@ -160,6 +241,45 @@ def test_an_args_yaml_means_what_its_command_line_does(tmp_path):
 @pytest.mark.parametrize("words", cases_of("mistakes/of_timms_arguments"))
 def test_an_unknown_argument_or_value_is_named_with_exit_code_2(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "args.yaml").write_text("modle: x\n")
+    for name, text in {"args": "modle: x", "1": "amp: maybe", "2": "epochs: [3]", "3": "lr_noise: [0.4, 0.9]"}.items():
+        (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
     with refused(ConfigError, page="mistakes/of_timms_arguments", case=words):
-        from_timm.main(words.split())
+        from_timm.main(shlex.split(words))
+
+
+def trained(loss: Callable, dtype: torch.dtype, loss_is_inside: bool) -> tuple[list[float], torch.Tensor]:
+    """The losses of 12 updates in this type, and the weights after them."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 32), torch.nn.GELU(), torch.nn.Linear(32, 10))
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    autocast = partial(torch.autocast, "cpu", dtype, enabled=dtype != torch.float32)
+    for _ in range(12):
+        images, targets = torch.randn(16, 3, 4, 4), torch.randint(10, (16,))
+        with autocast():
+            logits = model(images)
+        with autocast() if loss_is_inside else contextlib.nullcontext():
+            losses.append(value := loss(logits, targets))
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    return [each.item() for each in losses], torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def test_losses_equal_timms_in_float32_and_part_in_bfloat16():
+    """As docs/from-timm.md says: train.py computes the loss inside autocast, and halfstep in float32."""
+    from timm.loss import LabelSmoothingCrossEntropy
+
+    ours, theirs = build_loss(replaced(Config(), TRAIN={"SMOOTHING": 0.1})), LabelSmoothingCrossEntropy(0.1)
+
+    def apart(dtype: torch.dtype, loss_is_inside: bool) -> tuple[float, float]:
+        """The largest relative difference of a loss, and that of the weights at the end."""
+        wide = theirs if loss_is_inside else lambda logits, targets: theirs(logits.float(), targets)
+        (losses, weights), (others, other) = trained(ours, dtype, False), trained(wide, dtype, loss_is_inside)
+        loss = max(abs(one / another - 1) for one, another in zip(losses, others, strict=True))
+        return loss, ((weights - other).norm() / weights.norm()).item()
+
+    assert max(apart(torch.float32, True)) < 1e-6 and max(apart(torch.bfloat16, False)) < 1e-6
+    assert 1e-5 < min(apart(torch.bfloat16, True)) and max(apart(torch.bfloat16, True)) < 0.02
+    page = " ".join((ROOT / "docs/from-timm.md").read_text(encoding="utf-8").split())
+    assert "are the same in float32, update by update" in page
+    assert "bfloat16` they part" in page and "inside autocast" in page

@@ -18,7 +18,7 @@ from scripts import export, predict
 from tests.support.configs import small_config
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import rows_of, run, run_folder, typed
+from tests.support.runs import rows_of, run, run_folder, run_fresh, typed
 from utils.errors import UserError
 from utils.program import exit_code
 
@@ -86,7 +86,7 @@ def test_lines_tables_and_sheets_have_the_predictions_of_the_runs_own_table(trai
 def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replace_nothing(
     trained, digits, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("utils.pictures.other_fonts", lambda size: [])
+    monkeypatch.setattr("engine.predict.pictures.other_fonts", lambda size: [])
     names = ["猫", "../x", "a/b", "A_B", "d", "..", "Ä", ".", "x y", "n"]
     (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")
     for number, image in enumerate(sorted(digits.glob("[0-9]/*.png"))[::12]):
@@ -125,6 +125,34 @@ def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replac
     type_in(*words, *files, exit_with=2)  # nothing goes through a link
 
 
+def test_a_second_call_leaves_out_what_the_first_wrote_below_the_images(trained, digits, tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number, image in enumerate(sorted(digits.glob("[0-9]/*.png"))[:3]):
+        shutil.copy(image, photos / f"{number}.png")
+    outputs = ["-into", photos / "sorted", "-attention", photos / "maps", "-sheet", photos / "sheet.png"]
+    first, _ = type_in(trained, photos, *outputs)
+    after = sorted(photos.rglob("*"))
+    assert [line[0] for line in first] == [str(photos / f"{number}.png") for number in range(3)]
+    for given in (photos, f"{photos}/**/*.png", f"{photos}/*"):
+        lines, err = type_in(trained, given, *outputs)
+        assert lines == first and sorted(photos.rglob("*")) == after
+        assert_names(err, photos, *([7] if given != f"{photos}/*" else []))
+    lines, _ = type_in(trained, *sorted((photos / "sorted").glob("*")), *outputs)
+    assert len(lines) == 3, "copies that are asked for by name"
+    for folder in (photos, photos / ".." / "photos"):
+        typed("scripts/predict.py", trained, photos, "-into", folder).refused("-into", folder / "sorted")
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {}])
+def test_copies_have_utf8_names_in_any_locale(trained, digits, tmp_path, locale):
+    (tmp_path / "names.txt").write_text("\n".join(f"猫{number}" for number in range(10)), encoding="utf-8")
+    words = [trained, digits / "3", "-classes", tmp_path / "names.txt", "-into", tmp_path / "sorted"]
+    run_fresh("scripts/predict.py", *map(str, words), environment=locale).done()
+    assert all(path.name.startswith("猫") for path in (tmp_path / "sorted").iterdir())
+    assert len(list(tmp_path.glob("sorted/*/*"))) == len(list((digits / "3").iterdir()))
+
+
 def test_rows_of_a_table_are_as_long_whatever_an_image_has_of_labels():
     found = [Prediction(number, "a.png", [Guess(0, "ant", 0.75)] * number) for number in (0, 1, 2)]
     assert {line.count(",") for line in as_csv(found, has_marks=True).splitlines()} == {5}
@@ -159,15 +187,17 @@ def test_photos_are_turned_and_cropped_as_the_run_of_the_checkpoint_did(
         stored, exif = upright.transpose(Image.Transpose.ROTATE_90), Image.Exif()
     exif[0x0112] = 6
     stored.save(tmp_path / "lying.png")
-    stored.save(tmp_path / "tagged.png", exif=exif)
+    for name in ("tagged.png", "tagged.tif"):
+        stored.save(tmp_path / name, exif=exif)
     upright.save(tmp_path / "upright.png")
     del state["config"]["DATA.EXIF"]
     del state["data"]["crop_mode"]
     state["config"] |= settings
     state["data"] |= {"crop_mode": crop_mode} if crop_mode else {}
     torch.save(state, tmp_path / "run.pth")
-    tagged, same = type_in(tmp_path / "run.pth", tmp_path / "tagged.png", tmp_path / f"{as_read}.png", "-top", 3)[0]
-    assert tagged[1:] == same[1:]
+    images = [tmp_path / name for name in ("tagged.png", "tagged.tif", f"{as_read}.png")]
+    tagged, as_tiff, same = type_in(tmp_path / "run.pth", *images, "-top", 3)[0]
+    assert tagged[1:] == as_tiff[1:] == same[1:]
     assert config_of(state).DATA.CROP_MODE == (crop_mode or "center")
 
 
@@ -277,7 +307,7 @@ def found(here, monkeypatch):
 
     def find(words: str) -> list[str]:
         given, _, listed = words.replace("(nothing)", "").partition("-list ")
-        return predict.find_images(given.split(), listed.split())
+        return predict.find_images(given.split(), listed.split(), predict.Outputs())
 
     return find
 

@@ -7,19 +7,19 @@ import torch
 from torch import nn
 
 from configs.schema import Optimizer, Train
-from engine.train.optimizers import OURS, SCHEDULE_FREE, build_optimizer
+from engine.train.optimizers import OURS, build_optimizer
 from engine.train.skipping import SkippingOptimizer
 from tests.support.pretend_device import waits
 
 
 @functools.cache
 def one_of_each_class() -> list[str]:
-    """Ours, and a name for each class of timm's that is supported and of schedulefree's. Others only set arguments of these."""
+    """Ours, and a name for each class of timm's that is supported. Others only set arguments of these."""
     from timm.optim import get_optimizer_class, list_optimizers
 
     names = list_optimizers(exclude_filters=["bnb*", "fused*", "kron*", "adahessian"])
     others = [name for name in names if name not in ("adam", "adamw", "sgd", "nesterov")]
-    return [*OURS, *{get_optimizer_class(name, bind_defaults=False): name for name in others}.values(), *SCHEDULE_FREE]
+    return [*OURS, *{get_optimizer_class(name, bind_defaults=False): name for name in others}.values()]
 
 
 class Learner:

@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
+from tqdm import tqdm
 
 import datasets.sources.remote_shards
 import engine.auto_batch_size
@@ -23,16 +25,21 @@ import engine.eval_run
 import engine.memory.estimate
 import engine.record.trackers
 import engine.run
+import engine.saves
 import engine.session
 import engine.settings
-import utils.bar
 from datasets.loading.readers import Reader, TrainReader
+from engine.checkpoint.async_saver import AsyncSaver
+from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import PerImage
 from engine.record.image_results import BestResults, ResultFiles
+from engine.record.metrics import Recorder
 from engine.record.plot import Plotter
+from engine.record.trackers import Trackers
 from engine.session import Status
+from engine.train.forecast import Forecast
 from engine.train.trainer import Callback, Trainer
 from tests.support.forked_children import ForkingPopen
 from tests.support.forks import DEADLINE
@@ -40,11 +47,11 @@ from tests.support.planted_in_saves import (  # noqa: F401
     fill_disk,
     find_no_room,
     kill_at,
+    kill_before,
     list_all_operations,
     list_operations,
 )
 from tests.support.run_hash import state_hash
-from utils.bar import Bar
 from utils.program import StopSignal
 
 
@@ -59,6 +66,12 @@ def jump(days: float) -> None:
     time.time = jumping
     strftime, localtime = time.strftime, time.localtime
     time.strftime = lambda form, moment=None: strftime(form, moment or localtime(time.time()))
+
+
+def set_time_zone(name: str) -> None:
+    """No fault: the clock on the wall of this place, as in TZ=NAME."""
+    os.environ["TZ"] = name
+    time.tzset()
 
 
 def start_python_as_forks() -> None:
@@ -81,6 +94,19 @@ def limit_files(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+def limit_open_files(step: int) -> None:
+    """Let no further file be opened from this update on."""
+    update = Trainer.update
+
+    def limited(trainer, window):
+        if trainer.step == step:
+            number = max(map(int, os.listdir("/proc/self/fd")))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
+        return update(trainer, window)
+
+    Trainer.update = limited
+
+
 def impatient(seconds: float) -> None:
     """Requests to a server are repeated for so long."""
     datasets.sources.remote_shards.PATIENCE = seconds
@@ -95,6 +121,12 @@ def score(*figures: list[float]) -> None:
         return [Evaluation(Scores(loss, top1, 100.0, 359, 0), PerImage()) for top1, loss in found]
 
     engine.eval_run.evaluate = evaluate
+
+
+def ignore(*numbers: int) -> None:
+    """These signals are ignored from the start on, as nohup does with SIGHUP."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
 
 
 # What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.
@@ -122,6 +154,41 @@ def tell(rank: int, moment: str, *numbers: int) -> None:
 
     if os.environ.get("RANK", "0") == str(rank):
         setattr(owner, name, told)
+
+
+# What is called where the run's folder is moved away, and at which call of it.
+MOVES = {
+    "a save": (engine.saves.Saves, "save", 1),
+    "a rename": (os, "replace", 10),
+    "a sharded save": (ShardedSaver, "_put", 1),
+    "a sign of life": (Status, "_write", 3),
+    "a bad batch": (engine.saves, "write_bad_batches", 1),
+    "a trace": (Trainer, "update", 7),
+    "the figures": (Recorder, "close", 1),
+    "the pictures": (BestResults, "close", 1),
+    "the trackers": (Trackers, "end", 1),
+    "the report": (engine.run, "write_at_end", 1),
+}
+OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-1.pth", "status.json", "report.html")
+
+
+def move_folder(output: str, before: str, rank: int = 0) -> None:
+    """Before this is called, the run's folder is renamed to `moved`, and another run begins in a folder of the same name."""
+    owner, name, nth = MOVES[before]
+    do, calls = getattr(owner, name), [0]
+
+    def moving(*arguments, **options):
+        calls[0] += 1
+        if calls[0] == nth:
+            (folder,) = Path(output).iterdir()
+            folder.rename(folder.with_name("moved"))
+            for each in OF_ANOTHER_RUN:
+                (folder / each).parent.mkdir(parents=True, exist_ok=True)
+                (folder / each).write_text("of another run")
+        return do(*arguments, **options)
+
+    if os.environ.get("RANK", "0") == str(rank):
+        setattr(owner, name, moving)
 
 
 def signal_at(step: int, number: int, ranks: list[int], nth: int = 1) -> None:
@@ -193,15 +260,60 @@ def compute_in_float64() -> None:
 
 
 def count_seconds() -> None:
-    """RUN.MAX_TIME is measured by a clock that shows one second more at every look."""
+    """RUN.MAX_TIME is measured by a clock that shows one second more at every look. A save takes no time."""
     limit, clock = engine.callback_list.TimeLimit, itertools.count(1).__next__
-    engine.callback_list.TimeLimit = lambda seconds, start, longest_save: limit(seconds, 0, longest_save, clock)
+    engine.callback_list.TimeLimit = lambda seconds, start, longest_save: limit(seconds, 0, lambda: 0.0, clock)
 
 
-def count_tenths() -> None:
-    """TRAIN.BUDGET is measured by a clock that shows a tenth of a second more at every look."""
-    allowance, clock = engine.callback_list.Allowance, itertools.count(0.0, 0.1).__next__
+def pass_time(seconds: float, later_seconds: float, step: int) -> None:
+    """For TRAIN.BUDGET an update takes so many seconds, from this step on `later_seconds`, and nothing else takes time."""
+    now, update, allowance = [0.0], Trainer.update, engine.callback_list.Allowance
+
+    def clock() -> float:
+        return now[0]
+
+    class PassingForecast(Forecast):
+        def __init__(self, config, order, num_evaluated, start, longest_save, beat, say):
+            super().__init__(config, order, num_evaluated, 0.0, lambda: 0.0, beat, say, clock)
+
+        def on_start_scored(self, trainer, scores, seconds):
+            super().on_start_scored(trainer, scores, 0.1)
+
+    def timed(trainer, window):
+        now[0] += seconds if trainer.step < step else later_seconds
+        update(trainer, window)
+
+    Trainer.update = timed
+    engine.callback_list.Forecast = PassingForecast
     engine.callback_list.Allowance = lambda text, started, saved: allowance(text, 0.0, saved, clock)
+    engine.callback_list.time = SimpleNamespace(perf_counter=clock)
+
+
+def kill_at_choice(nth: int, later: int) -> None:
+    """kill -9 of every process as an update begins, `later` updates after the one that first uses this start's nth choice."""
+    notify, update, steps = Trainer.notify, Trainer.update, []
+
+    def noting(trainer, event, *facts):
+        steps.extend([trainer.step] if event == "on_choice" else [])
+        notify(trainer, event, *facts)
+
+    def killed(trainer, window):
+        if len(steps) >= nth and trainer.step == steps[nth - 1] + later:
+            os.kill(os.getpid(), signal.SIGKILL)
+        update(trainer, window)
+
+    Trainer.notify, Trainer.update = noting, killed
+
+
+def save_at_once() -> None:
+    """No fault: training waits until a save is on the disk, however busy the machine is."""
+    for saver in (AsyncSaver, ShardedSaver):
+
+        def save(self, state, also, save=saver.save):
+            save(self, state, also)
+            self.wait()
+
+        saver.save = save
 
 
 def take_at_once() -> None:
@@ -363,22 +475,15 @@ def keep_statuses(path: str) -> None:
     engine.session.write_text, Status.SECONDS_BETWEEN_BEATS = keep, -1.0
 
 
-def wait_for_drawings(step: int, count: int) -> None:
-    """The update `step` takes until the progress bar was drawn so many times, every hundredth of a second."""
-    utils.bar.SECONDS = 0.01
-    drawn, draw, update = [0], Bar.draw, Trainer.update
+def draw_each_update() -> None:
+    """No fault: the progress bar is drawn each time that it moves, however fast the machine is."""
+    update = tqdm.update
 
-    def counting(self) -> None:
-        draw(self)
-        drawn[0] += 1
+    def drawn(bar, count: int = 1) -> None:
+        update(bar, count)
+        bar.refresh()
 
-    def slow(self, window) -> None:
-        before, start = drawn[0], time.monotonic()
-        while self.step == step and drawn[0] < before + count and time.monotonic() < start + 60:
-            time.sleep(0.001)
-        update(self, window)
-
-    Bar.draw, Trainer.update = counting, slow
+    tqdm.update = drawn
 
 
 def die_when_shown(step: int, *patterns: str) -> None:

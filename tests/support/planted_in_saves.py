@@ -106,6 +106,16 @@ def kill_at(save: int, number: int) -> None:
     Operations(before)
 
 
+def kill_before(what: str, nth: int) -> None:
+    """kill -9 before the nth time that a run does this to files."""
+
+    def before(*place) -> None:
+        if place == (nth, what):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    AllOperations(before)
+
+
 def fill_disk(save: int, path: str) -> None:
     """Another program takes all room that is left, as this save begins."""
 

@@ -7,11 +7,12 @@ import html
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote
+
+from tests.support.forks import DEADLINE
 
 # A status to answer with; "cut": half of the body; "stall": half, then nothing; "empty": no body; "drop": no answer;
 # "early": headers without end; "elsewhere": the address of a file.
@@ -33,7 +34,7 @@ class HttpFolder(ThreadingHTTPServer):
         self.links: str = abilities.get("links", "")
         self.paths: list[str] = []  # of all requests
         self.num_faults = 0
-        self._lock = threading.Lock()
+        self._lock, self._is_over = threading.Lock(), threading.Event()
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -42,11 +43,16 @@ class HttpFolder(ThreadingHTTPServer):
         return self
 
     def __exit__(self, *error) -> None:
+        self._is_over.set()
         self.shutdown()
         self.server_close()
 
     def handle_error(self, request, client_address) -> None:
         """Clients that are killed close their connections."""
+
+    def stall(self) -> None:
+        """Wait until the server ends."""
+        self._is_over.wait(DEADLINE)
 
     def next_fault(self, path: str) -> Fault:
         with self._lock:
@@ -109,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.close_connection = True
         if fault == "stall":
-            time.sleep(5)
+            self.server.stall()
 
     def _is_known(self) -> bool:
         told = self.headers.get("Authorization", "").removeprefix("Basic ")

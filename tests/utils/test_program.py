@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.configs import SMALL
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils import VERSION, errors, program
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import locked, refuse_special, replacing
+from utils.log import Log
 from utils.program import StopSignal, exit_code, judge, revision
 from utils.seed import make_deterministic
 
@@ -163,3 +165,40 @@ def test_garbage_is_collected_again_after_the_start():
     assert not gc.isenabled()
     program.restore_gc()
     assert gc.isenabled()
+
+
+PROGRAMS = sorted(
+    path.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/*.py") if "exit_code(main" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("name", ["main_single_gpu.py", "main_multi_gpu.py", *PROGRAMS])
+def test_closed_standard_streams_harm_no_program(name):
+    words = [sys.executable, str(ROOT / name), "-version"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&-', "sh", *words], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_without_stderr_ends_with_zero_and_keeps_its_lock_clean(tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    words = [sys.executable, str(ROOT / "main_single_gpu.py"), "-cfg", str(tmp_path / "small.yaml"), "-epochs", "1"]
+    words += ["-output", str(tmp_path / "runs"), "-name", "run"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *words], stdout=subprocess.PIPE, timeout=300)
+    assert done.returncode == 0
+    assert (tmp_path / "runs/run/.lock").read_bytes() == b""
+
+
+def test_a_log_is_not_executable_and_is_not_shared_with_a_snapshot(tmp_path):
+    snapshot, log = tmp_path / "snapshot.txt", Log(rank=0)
+    log.open(tmp_path)
+    log.note("first")
+    log.close()
+    assert not (tmp_path / "log.txt").stat().st_mode & 0o111
+    os.link(tmp_path / "log.txt", snapshot)
+    before = snapshot.read_bytes()
+    log = Log(rank=0)
+    log.open(tmp_path)
+    log.note("second")
+    log.close()
+    assert snapshot.read_bytes() == before
+    assert "second" in (tmp_path / "log.txt").read_text()

@@ -13,6 +13,7 @@ from tests.data_zoo.files import animation, grey_16_bits, photo
 from tests.engine.check.small_photos import sets_of, trouble
 from tests.support.configs import replaced, small_config
 from tests.support.image_sets import noise
+from tests.support.refusals import assert_names
 
 BROKEN = b"no picture"
 
@@ -49,6 +50,23 @@ def test_validation_images_that_are_trained_on_are_named_by_pairs(photos):
     verdict, text = found_in(photos, "DATA.MAX_BAD_FRACTION=0.5")["duplicates"]
     assert verdict == WARN and "1 of 7" in text and text.count(" = ") == 1
     assert f"{photos / 'val/cat/again.bmp'} = {photos / 'train/cat/4.png'}" in text
+
+
+def test_the_same_file_in_two_classes_is_named_in_whichever_part(photos):
+    cat, dog = photos / "train/cat/4.png", photos / "train/dog/copy.png"
+    dog.write_bytes(cat.read_bytes())
+    verdict, text = found_in(photos)["duplicates"]
+    assert verdict == WARN and text.count(" = ") == 1
+    assert_names(text, f"{cat} (cat) = {dog} (dog)")
+    (photos / "val/dog/copy.png").write_bytes(cat.read_bytes())
+    verdict, text = found_in(photos)["duplicates"]
+    assert_names(text, f"{photos / 'val/dog/copy.png'} = {cat}", f"{cat} (cat) = {dog} (dog)")
+    (photos / "train/cat/again.png").write_bytes(cat.read_bytes())
+    assert found_in(photos)["duplicates"][1].count(f"{dog} (dog)") == 1, "copies of one class are no contradiction"
+    (photos / "val/cat/copy.png").write_bytes(cat.read_bytes())
+    config, _, val = sets_of(photos)
+    found = {finding.title: finding for finding in check_images(config, None, val)}
+    assert_names(found["duplicates"].text, photos / "val/cat/copy.png", photos / "val/dog/copy.png")
 
 
 def test_unusual_files_are_counted_by_kind(photos):

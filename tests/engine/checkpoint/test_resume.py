@@ -86,6 +86,24 @@ def test_a_file_of_weights_alone_as_version_0_1_0_wrote_is_scored_but_not_contin
     assert {path.name for path in new.glob("*.pth")} == {"last.pth", "previous.pth", "best.pth"}
 
 
+@pytest.mark.usefixtures("here")
+def test_a_missing_run_to_resume_is_named_without_speaking_of_settings():
+    Path("output/empty").mkdir(parents=True)
+    for name in ("output/nothere", "output/empty"):
+        found = typed("main_single_gpu.py", "-resume", name).refused("-resume", name, "-resume auto")
+        assert "-cfg" not in found.printed
+
+
+def test_a_refused_resume_says_why_in_the_log(again):
+    log, words = run_folder(again) / "log.txt", ["-resume", str(run_folder(again)), "-opts"]
+    before = log.read_text()
+    refused = typed("main_single_gpu.py", *words, "TRAIN.OPTIMIZER.NAME=SGD").refused("TRAIN.OPTIMIZER.NAME")
+    started = [line[20:] for line in log.read_text().removeprefix(before).splitlines()]
+    assert started[-len(refused.stderr.splitlines()) :] == refused.stderr.splitlines()
+    ended = typed("main_single_gpu.py", *words, "TRAIN.NUM_EPOCHS=2").done()
+    assert log.read_text().splitlines()[-1][20:] in ended.stdout.splitlines(), "a start without a mistake has none"
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("weights.safetensors", ["weights", "-last_epoch", "2"]), ("timm.pth.tar", ["timm.pth.tar"])]
 )
@@ -121,6 +139,9 @@ def test_changes_that_are_allowed_are_told_and_updates_of_other_images_begin_wit
 def test_unreadable_images_are_remembered_for_the_same_images_alone():
     saved = {"config": {"NUM_IMAGES": 5}, "bad_images": [3]}
     assert [bad_images_of(saved, 5), bad_images_of(saved, 6), bad_images_of({}, 5)] == [[3], [], []]
+    names = "names of the training images"
+    known = [bad_images_of(saved | {"trained_on": {names: "aa"}}, 5, {names: digest}) for digest in ("aa", "bb")]
+    assert known == [[3], []]
 
 
 def test_the_last_epoch_has_a_checkpoint_of_its_own(again):

@@ -78,7 +78,7 @@ def test_without_a_fault_nothing_is_named_and_the_recommended_scale_is_the_large
     case = make_case(tmp_path, nothing, scale=1024.0)
     found = diagnose(case)
     assert (found.first, found.black_list, found.is_mended) == (None, [], True)
-    assert found.prescription(small_config(tmp_path, "PRECISION.CUSTOM_BLACK_LIST=[head]").PRECISION) == {}
+    assert found.prescription(small_config(tmp_path, "AMP=true", "PRECISION.CUSTOM_BLACK_LIST=[head]").PRECISION) == {}
     for scale, breaks in ((found.best_scale, False), (found.best_scale * 8, True)):
         assert bool(diagnose(make_case(tmp_path, nothing, scale)).first) == breaks
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from configs.load import load
-from datasets.transforms import preparation
 from engine.auto_batch_size import Trial, bisect, calculate, find_batch_size, max_images, search, try_sizes
 from engine.memory.estimate import fixed_bytes
 from engine.precision.policy import Precision
@@ -142,18 +141,6 @@ def test_images_that_are_mixed_come_in_pairs_and_several_processes_try_what_they
         assert sum(each.nbytes for each in trial.ddp_buckets) == gradients
 
 
-def test_the_trial_augments_on_the_device_as_the_run_does(tmp_path, monkeypatch):
-    changed = []
-    monkeypatch.setattr(preparation, "carry_out", lambda pixels, *_: changed.append(tuple(pixels.shape)) or pixels)
-    options = (
-        "DATA.AUGMENT_ON=device TRAIN.AUTO_AUGMENT=rand-m9 TRAIN.RANDOM_ERASE_PROB=1 TRAIN.SIZE_SCHEDULE=[0:4,1:12]"
-    )
-    trial = Trial(small_config(tmp_path, *options.split()), 10, Process(CPU), StopSignal())
-    for count in (16, 8):
-        assert trial.fits(count)
-    assert changed == [(16, 1, 12, 12)] * 2 + [(8, 1, 12, 12)] * 2
-
-
 def test_an_error_that_is_about_something_else_ends_the_search(tmp_path):
     trial = Trial(small_config(tmp_path), 10, Process(CPU), StopSignal())
     trial.begin = Mock(side_effect=RuntimeError("shapes do not fit"))
@@ -203,7 +190,7 @@ def test_check_shows_the_estimate_and_where_no_image_fits_the_run_says_what_to_l
     assert verdict == "ok" and count % 8 == 0 and f"for {count} images" in found["memory"][1]
     assert found["memory"][0] == "ok" and f"for {count} images an update" in found["learning rate"][1]
     assert rows(program("-check", free=1000).stdout)["batch size"][0] == "WRONG"
-    program(free=1000).refused("DATA.BATCH_SIZE", "DATA.IMAGE_SIZE (8)", "-amp")
+    program("-amp", free=1000).refused("DATA.BATCH_SIZE", "DATA.IMAGE_SIZE (8)")
     for wrong in ("MODEL.FREEZE=[nothing]", "PRECISION.CUSTOM_BLACK_LIST=[nothing]"):
         assert rows(program("-check", "-amp", "-opts", wrong).stdout)["batch size"][0] == "WARN"
 

@@ -91,7 +91,7 @@ def test_the_speed_of_half_precision_is_measured():
     with CountProducts() as products:
         speedup = half_speedup(CPU, torch.bfloat16)
     assert 0 < speedup < float("inf") and torch.equal(torch.get_rng_state(), state)
-    assert set(products.dtypes) == {torch.float32, torch.bfloat16} and 8 <= len(products.dtypes) <= 32
+    assert set(products.dtypes) == {torch.float32, torch.bfloat16} and 4 <= len(products.dtypes) <= 32
 
 
 def test_what_else_the_machine_does_does_not_change_the_measured_speed(monkeypatch):
@@ -108,6 +108,22 @@ def test_what_else_the_machine_does_does_not_change_the_measured_speed(monkeypat
 
     monkeypatch.setattr(torch.nn.functional, "linear", product)
     assert half_speedup.__wrapped__(CPU, torch.bfloat16) == pytest.approx(2)
+
+
+def test_the_measured_speed_includes_the_gradients(monkeypatch):
+    """Many CPUs compute the output of a layer in half as fast as in float32, and its gradients ten times slower."""
+    computing = [0.0]
+
+    def product(x, weight):
+        computing[0] += 1e-3
+
+    def gradient(one, other):
+        computing[0] += 1e-3 if one.dtype is torch.float32 else 1e-2
+
+    monkeypatch.setattr(time, "thread_time", lambda: computing[0])
+    monkeypatch.setattr(torch.nn.functional, "linear", product)
+    monkeypatch.setattr(torch, "mm", gradient)
+    assert half_speedup.__wrapped__(CPU, torch.float16) == pytest.approx(3 / 21)
 
 
 @pytest.mark.parametrize("amp", [True, False])

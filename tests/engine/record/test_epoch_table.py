@@ -13,12 +13,14 @@ from datasets import load_image_sets
 from engine.evaluation.scores import Best, Scores
 from engine.record import console, metrics
 from engine.record.console import LINES_BELOW_A_HEAD, DataWaitAdvice, EpochTable
-from engine.record.metrics import Epoch, StepRows, epoch_row, peak_memory
+from engine.record.metrics import Epoch, EpochRows, Recorder, StepRows, epoch_row, peak_memory
 from engine.record.plot import Plotter, figure_of, plots_of
 from engine.train.counters import EpochResult, Report
 from scripts.maintenance import make_settings_page
 from tests.support.configs import CPU, small_config
 from tests.support.printed import same_text
+from tests.support.runs import epochs_of, rows_of
+from tests.support.trainers import Lines
 from utils.distributed import Process
 
 REPORT = Report(1, 0, 0.1, 0.5, 0.25, 0.9, 0, 0, 1.0, 1.0, 1.0)
@@ -90,6 +92,43 @@ def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path, monke
     assert (tmp_path / "steps.csv").read_text() == written
 
 
+def full_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+
+
+def test_an_epoch_that_found_no_room_is_written_at_the_end(tmp_path, monkeypatch):
+    log, trainer = Lines(), SimpleNamespace(epoch=0, step=0, process=Process(CPU))
+    trainer.config = config = small_config(tmp_path)
+    recorder = Recorder(config, tmp_path, log, SimpleNamespace(), trainer, Mock())
+    with monkeypatch.context() as full:
+        full_disk(full)
+        recorder.on_start_scored(trainer, SCORES, 1.0)
+    assert len(log.warned) == 1 and not (tmp_path / "metrics.csv").exists()
+    recorder.close()
+    assert [row["epoch"] for row in epochs_of(tmp_path)] == [-1] and len(log.warned) == 1
+    (row,) = rows_of(tmp_path / "metrics.csv")
+    assert (row["eval_top1"], row["lr"], row["grad_norm"]) == ("90.0", "", ""), "what was not measured is empty"
+    again = Recorder(config, tmp_path, log, SimpleNamespace(), trainer, Mock())
+    again.on_start_scored(trainer, SCORES, 1.0)
+    again.close()
+    assert len(epochs_of(tmp_path)) == 1, "a run that starts anew has one row before its first epoch"
+
+
+@pytest.mark.parametrize("has_budget", [False, True])
+def test_only_a_run_with_a_budget_records_its_number_of_updates(tmp_path, has_budget):
+    StepRows(tmp_path, 0, has_budget).close()
+    assert ("num_updates" in (tmp_path / "steps.csv").read_text().strip().split(",")) is has_budget
+
+
+def test_a_resumed_run_keeps_the_epochs_before_its_first(tmp_path):
+    for first, epoch in ((0, 0), (1, 1), (1, 1)):
+        rows = EpochRows(tmp_path, first)
+        rows.add({"epoch": epoch, "train_loss": 1.0, **({"eval_top1": 5.0} if epoch else {})})
+        assert rows.is_written
+    assert [row["epoch"] for row in epochs_of(tmp_path)] == [0, 1]
+    assert (tmp_path / "metrics.csv").read_text() == "epoch,train_loss,eval_top1\n0,1.0,\n1,1.0,5.0\n"
+
+
 def test_a_curve_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch):
     rows = [{"epoch": 0, "train_loss": 2.0, "eval_top1": 10.0}]
     Plotter(tmp_path, "too early", "top1").draw(rows, [], now=False)
@@ -97,10 +136,22 @@ def test_a_curve_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch)
     Plotter(tmp_path, "late enough", "top1", seconds_between=0.0).draw(rows, [], now=False)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert sorted(path.name for path in before) == ["accuracy.png", "loss.png"]
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    full_disk(monkeypatch)
     with pytest.raises(OSError, match="No space"):
         Plotter(tmp_path, "after", "top1").draw([{"epoch": 0, "train_loss": 1.0}], [], now=True)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_curves_are_drawn_a_minute_apart_and_at_the_end(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("engine.record.plot.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    plotter, rows, drawn_at = Plotter(tmp_path, "title", "top1"), epochs(10, 30), []
+    for second, now in ((59, False), (61, False), (120, False), (122, False), (123, True)):
+        clock[0] = second
+        plotter.draw(rows, [], now)
+        drawn_at += [second for _ in tmp_path.glob("loss.png")]
+        (tmp_path / "loss.png").unlink(missing_ok=True)
+    assert drawn_at == [61, 122, 123]
 
 
 def test_the_table_of_columns_in_the_documentation_is_up_to_date():
@@ -138,6 +189,13 @@ def test_epochs_are_whole_numbers_on_the_axis_and_one_alone_is_seen(number):
         ticks, (low, high) = axes.get_xticks(), axes.get_xlim()
         assert all(tick == int(tick) for tick in ticks) and any(low <= tick <= high for tick in ticks)
         assert all(line.get_marker() == "." for line in axes.lines[:2]) == (number < 40)
+        assert (high - low == 1) == (number == 1)
+
+
+@pytest.mark.parametrize(("number", "is_drawn"), [(1, False), (2, True)])
+def test_rates_and_norms_of_two_updates_make_a_curve(number, is_drawn):
+    found = drawn(epochs(10), steps=[{"step": step, "lr": 0.1, "grad_norm": 1.0} for step in range(number)])
+    assert ("lr.png" in found) is is_drawn and ("grad_norm.png" in found) is is_drawn
 
 
 @pytest.mark.parametrize(
@@ -160,19 +218,23 @@ def test_a_top_5_that_every_image_reaches_is_not_drawn(top5, is_drawn):
     assert any("top-5" in line.get_label() for line in lines) is is_drawn
 
 
-@pytest.mark.parametrize(("scales", "is_drawn"), [((4.0, 4.0, 4.0), False), ((4.0, 2.0, 2.0), True)])
+@pytest.mark.parametrize(("scales", "is_drawn"), [((4.0, 4.0, 4.0), False), ((2.0, 1.0, 1.0), True)])
 def test_a_loss_scale_that_moves_is_drawn_with_the_skipped_updates(scales, is_drawn):
     steps = [{"step": step, "loss_scale": scale, "skipped": step > 0} for step, scale in enumerate(scales)]
     found = drawn(epochs(10), steps=steps)
     assert ("loss_scale.png" in found) is is_drawn
+    assert {axes.get_yscale() for file, axes in found.items() if file != "loss_scale.png"} == {"linear"}
     if is_drawn:
-        skipped = found["loss_scale.png"].lines[1]
+        axes = found["loss_scale.png"]
+        scale, skipped = axes.lines
+        assert (axes.get_yscale(), axes.yaxis.get_transform().base) == ("log", 2), "scales are powers of two"
+        assert (scale.get_drawstyle(), list(scale.get_ydata())) == ("steps-post", list(scales))
         assert (skipped.get_label(), list(skipped.get_xdata())) == ("updates skipped", [1])
 
 
-def advice_for(tmp_path, num_workers, num_cores, percents, *options, updates=20, in_memory=False, device=CPU):
+def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, in_memory=False, device=CPU):
     """What is said at each of the reports of so many updates each."""
-    config, said = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}", *options), []
+    config, said = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}"), []
     image_set = load_image_sets(config)[0]
     image_set.in_memory = in_memory
     process = Process(device, num_cores=num_cores)
@@ -183,22 +245,25 @@ def advice_for(tmp_path, num_workers, num_cores, percents, *options, updates=20,
     return said
 
 
-POLICY = "TRAIN.COLOR_JITTER=0.4"
-WAITS = [  # workers, cores, percent of the time, settings
-    *[(1, 8, 75, ""), (4, 6, 90, ""), (0, 8, 60, ""), (0, 8, 100, ""), (8, 8, 50, ""), (0, 1, 50, "")],
-    *[(2, 16, 99, ""), (3, 8, 75, POLICY), (3, 8, 40, POLICY), (3, 8, 75, f"{POLICY} DATA.AUGMENT_ON=device")],
+WAITS = [  # workers, cores, percent of the time, device; a GPU's training takes a core
+    *[
+        (1, 8, 75, "cpu"),
+        (4, 6, 90, "cpu"),
+        (0, 8, 60, "cpu"),
+        (0, 8, 100, "cpu"),
+        (8, 8, 50, "cpu"),
+        (0, 1, 50, "cpu"),
+    ],
+    *[(2, 16, 99, "cuda"), (3, 8, 75, "cuda"), (3, 8, 40, "cuda")],
 ]
 
 
 def test_advice_is_the_remedy_that_applies_and_is_given_once(tmp_path):
     pages = {}
-    for workers, cores, percent, options in WAITS:
-        devices = ["cuda"] if cores == 16 else ["cpu", "cuda"] if options else ["cpu"]  # a GPU's training takes a core
-        for device in devices:
-            given = tmp_path, workers, cores, [percent] * 3, *options.split()
-            first, second, third = advice_for(*given, device=torch.device(device))
-            assert first == third == "", "start-up does not count"
-            pages[f"{percent}%, {workers} workers, {cores} cores, {device} {options}".strip()] = second
+    for workers, cores, percent, device in WAITS:
+        first, second, third = advice_for(tmp_path, workers, cores, [percent] * 3, device=torch.device(device))
+        assert first == third == "", "start-up does not count"
+        pages[f"{percent}%, {workers} workers, {cores} cores, {device}"] = second
     same_text("waiting_for_data", pages)
 
 

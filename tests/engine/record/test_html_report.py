@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from engine.predict.pictures import PLACES, Tile, contact_sheet, write_picture
+from engine.record.page import contact_sheet as as_tiles
 from engine.record.page import element, embedded
 from engine.record.report import describe_end, write_at_end, write_report
 from engine.record.saved_run import SavedRun
@@ -89,7 +91,7 @@ def test_a_run_ends_with_a_report_of_what_it_measured(trained):
     assert f"{run.best.value:.2f}%" in page.text and f"epoch {run.best.epoch}" in page.text
     assert {"validation_images", "validation_digest", "device_name", "parameters"} <= set(run.about)
     assert f"{run.about['parameters']:,} parameters" in page.text and "359 validation images" in page.text
-    assert {"Course of training", "Settings", "How to repeat it"} <= set(page.headings)
+    assert {"Training curves", "Settings", "How to repeat it"} <= set(page.headings)
     assert "Precision" not in page.headings, "in bfloat16 nothing happened"
     assert "learning rate up to 0.000" in page.text, "warm-up does not get to TRAIN.BASE_LR"
     path = shlex.quote(str(trained / "config.yaml"))
@@ -102,7 +104,7 @@ def test_the_script_writes_it_elsewhere(trained, tmp_path):
     assert ended.stdout.strip() == str(tmp_path / "x.html")
     (older,) = (ROOT / "tests" / "data" / "saved_runs" / "single").iterdir()  # of an earlier version
     typed(REPORT, older, "-output", tmp_path / "x.html").done()
-    assert "Course of training" in Page(tmp_path / "x.html").headings
+    assert "Training curves" in Page(tmp_path / "x.html").headings
 
 
 def test_a_run_that_was_killed_before_its_report_gets_it_when_it_is_resumed(trained, tmp_path):
@@ -149,7 +151,7 @@ def test_nothing_in_the_page_is_loaded_or_run(tmp_path):
 
 def test_sections_that_would_be_empty_are_left_out(tmp_path):
     full = page_of(write_run(tmp_path / "full", skipped=2))
-    assert {"What is taken for what", "Classes, the worst first", "Precision"} <= set(full.headings)
+    assert {"Confusion matrix", "Classes, lowest F1 first", "Precision"} <= set(full.headings)
     assert "10 updates of 109 skipped" in full.text
     for name in ("results.json", "train_batch.png", "steps.csv"):
         (tmp_path / "full" / name).unlink()
@@ -160,13 +162,13 @@ def test_sections_that_would_be_empty_are_left_out(tmp_path):
     metrics.write_text('{"epoch": 0, "train_loss": 1.0}\n')
     change_status(tmp_path / "full", about={})  # as of the first version
     few = page_of(tmp_path / "full")
-    assert few.headings == ["Course of training", "Settings", "How to repeat it"]
+    assert few.headings == ["Training curves", "Settings", "How to repeat it"]
     assert "python main_single_gpu.py -cfg" in few.text
 
 
 def test_a_thousand_classes_are_a_short_table_and_a_page_to_send(tmp_path):
     page = page_of(write_run(tmp_path, names=[f"class {number}" for number in range(1000)]))
-    assert "The worst classes" in page.headings and "class 3class 4" not in page.text
+    assert "Classes with the lowest F1" in page.headings and "class 3class 4" not in page.text
     assert (tmp_path / "report.html").stat().st_size < 400_000
 
 
@@ -178,6 +180,42 @@ def test_large_sheets_become_small_enough_to_send(tmp_path):
     assert len(content) < 700_000 and Image.open(io.BytesIO(content)).size == (1000, 1000)
     (tmp_path / "mistakes.png").write_bytes(b"no picture")
     assert embedded(tmp_path / "mistakes.png", "none", "sheet") is None
+
+
+def test_images_of_a_sheet_are_shown_one_by_one_with_captions_as_text(tmp_path):
+    shades = [np.full((30, 60, 3), shade, np.uint8) for shade in (10, 90)]
+    tiles = [Tile(shades[0], [EVIL, "cat/\udcff.jpg"]), Tile(shades[1], ["猫"]), Tile(None, ["cannot be read"])]
+    write_picture(contact_sheet(tiles, side=60), tmp_path / "mistakes.png")
+    (tmp_path / "page.html").write_text(as_tiles(tmp_path / "mistakes.png", "Mistakes"), encoding="utf-8")
+    page = Page(tmp_path / "page.html")
+    assert page.text == f"{EVIL}cat/?.jpg猫cannot be read" and len(page.all("figcaption")) == 4
+    found = [Image.open(io.BytesIO(base64.b64decode(each["src"].split(",")[1]))) for each in page.all("img")]
+    assert [each.size for each in found] == [(60, 30), (60, 30), (60, 60)]
+    assert [np.asarray(each)[10, 10].tolist() for each in found[:2]] == [[10] * 3, [90] * 3]
+
+
+@pytest.mark.parametrize(
+    "places",
+    ["[[0,0,9999,5,[]]]", "[[9,0,5,5,[]]]", "[[0,0,5,5,3]]", '[["0",0,5,5,[]]]', "[1]", "{}", "null", "[" * 9999]
+    + ["[" + ",".join(["[0,0,5,5,[]]"] * 101) + "]"],
+    ids=lambda places: places[:20],
+)
+def test_a_sheet_with_odd_places_is_shown_whole(tmp_path, places):
+    folder = write_run(tmp_path)
+    for name in ("plain", "odd"):
+        sheet = contact_sheet([Tile(np.zeros((9, 9, 3), np.uint8), ["a caption"])])
+        sheet.info[PLACES] = places if name == "odd" else sheet.info[PLACES]
+        write_picture(sheet, folder / "mistakes.png")
+        assert ("a caption" in page_of(folder).text) == (name == "plain")
+        assert len(page_of(folder).all("img")) == 7
+
+
+def test_the_best_epoch_of_the_curves_is_that_of_best_pth(tmp_path, monkeypatch):
+    marks = []
+    monkeypatch.setattr("engine.record.report.to_png", lambda plot, title: marks.append(plot.best) or b"a curve")
+    run = SavedRun.open(write_run(tmp_path))  # whose last epoch has a better score, but no best.pth
+    page_of(tmp_path)
+    assert run.best.epoch == 4 and {mark[0] for mark in marks if mark} == {4}
 
 
 def test_a_page_says_what_is_in_the_folder_and_how_the_run_ended(here):

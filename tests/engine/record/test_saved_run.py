@@ -17,6 +17,7 @@ from tests.support.printed import cases_of, content_of, same_message
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
+from utils.program import start_ticks
 
 SAVED = ROOT / "tests" / "data" / "saved_runs"
 CONFIG = """
@@ -102,6 +103,13 @@ def test_a_run_knows_whether_it_is_going_killed_or_done(folder, case):
         status |= {"pid": os.getpid() if status.pop("is_alive") else gone.pid, "heartbeat": beat}
     write_status(folder, **status)
     same_message(SavedRun.open(folder).state, "states_of_runs", case)
+
+
+def test_another_process_with_the_number_of_a_killed_run_is_not_the_run(folder):
+    write_status(folder, **HERE, pid=os.getpid(), pid_ticks=start_ticks(os.getpid()))
+    assert SavedRun.open(folder).state == "running"
+    write_status(folder, **HERE, pid=os.getpid(), pid_ticks=start_ticks(os.getpid()) - 1)
+    assert SavedRun.open(folder).state == "killed"
 
 
 def test_a_run_of_another_user_is_not_taken_for_dead(folder, monkeypatch):

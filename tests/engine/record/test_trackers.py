@@ -24,10 +24,11 @@ from engine.record.trackers import (
     figures_of,
 )
 from tests.support.configs import small_config
+from tests.support.forks import DEADLINE
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import run_hash
-from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
+from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of, wait_until
 from tests.support.tracked import mlflow_points, wandb_records, wandb_rows
 from tests.support.trainers import Lines
 from utils.errors import ConfigError
@@ -153,9 +154,9 @@ class Fake(Tracker):
         self.ending = ending
 
 
-def track(tracker: Fake) -> Lines:
+def track(tracker: Fake, log: Lines | None = None) -> Lines:
     """A run with two earlier rows and an epoch, of which an update is repeated by a rollback; its log."""
-    log = Lines()
+    log = log or Lines()
     trackers = Trackers([TrackerThread(tracker, log)])
     earlier = [{"step": 0, "loss": 2.0}, {"step": 5, "loss": 1.0}]
     trackers.begin(8, 1, earlier, [{"epoch": 0, "train_loss": 1.0}])
@@ -210,14 +211,14 @@ def test_a_tracker_that_hangs_is_dropped_at_the_end_and_warned_of_once(tmp_path,
     monkeypatch.setattr(module, "PATIENCE", 0.2)
     if place == "open":
         # Opening is waited for longer: a migration of its store must not be cut.
-        slow = Fake(tmp_path, open=1.0)
+        slow, log = Fake(tmp_path), Lines()
+        slow.open = lambda: (wait_until(lambda: log.said), monkeypatch.setattr(module, "PATIENCE", DEADLINE))[0]
         monkeypatch.setattr(module, "SILENT_WAIT", 0.1)
-        log = track(slow)
+        track(slow, log)
         assert not log.warned and slow.ending and len([line for line in log.said if "60 s" in line]) == 1
         monkeypatch.setattr(module, "LONGEST_END", 0.2)
-    start = time.monotonic()
-    log = track(Fake(tmp_path, **{place: 60.0}))
-    assert len(log.warned) == 1 and time.monotonic() - start < 30
+    log = track(Fake(tmp_path, **{place: DEADLINE}))
+    assert len(log.warned) == 1, "waited for, it would have ended without a warning"
 
 
 @pytest.mark.parametrize("case", cases_of("states_on_trackers"))

@@ -1,23 +1,29 @@
 """TRAIN.BUDGET: a run ends in time and landed, whatever the machine does meanwhile; by clocks that only the test moves."""
 
+import errno
 import itertools
+import json
+import os
 import re
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from configs.schema import to_seconds
-from engine.run import train_epoch
-from engine.train.budget import Allowance, Budget, next_time
+from engine.run import stop_if_requested, train_epoch
+from engine.train import budget
+from engine.train.budget import CHOICES_FILE, Allowance, Budget, ChoiceRecord, next_time, repeat_choices
 from engine.train.counters import EpochResult, Report
 from engine.train.forecast import Forecast
 from engine.train.schedule import Schedule
-from engine.train.stop_conditions import Stopped, why_finished
+from engine.train.stop_conditions import MOST_UPDATES, Stopped, why_finished
 from engine.train.trainer import Trainer
 from tests.support.configs import small_config
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
 
 PER_EPOCH = 22
@@ -41,12 +47,23 @@ class Lagging:
 
     world_size, last = 2, 0
 
+    def first(self, task):
+        return task()
+
     def delayed_max(self, number: int) -> int:
         number, self.last = self.last, number
         return number
 
 
-ALONE = SimpleNamespace(world_size=1, delayed_max=lambda number: number)
+ALONE = SimpleNamespace(world_size=1, delayed_max=lambda number: number, first=lambda task: task())
+
+
+ORDER = SimpleNamespace(steps_per_epoch=PER_EPOCH, num_images=64 * PER_EPOCH)
+
+
+def recorded(path: Path) -> list[list[int]]:
+    """The choices in a run's folder."""
+    return json.loads(path.read_text())["choices"]
 
 
 class Killed(Exception):
@@ -61,14 +78,16 @@ class FakeTrainer:
     def __init__(self, config, world: World, process):
         self.config, self.world, self.process, self.left_out = config, world, process, []
         self.schedule = Schedule(config.TRAIN, PER_EPOCH, 64)
-        self.data = SimpleNamespace(steps_per_epoch=PER_EPOCH, global_batch=64)
+        self.data = SimpleNamespace(steps_per_epoch=PER_EPOCH, global_batch=64, order=ORDER)
         self.epoch = self.step = self.first = 0
         self.rates: dict[int, float] = {}
-        self.dies_at = -1
+        self.dies_at, self.record = -1, None
 
     def update(self, window) -> None:
         if self.step == self.dies_at:
             raise Killed
+        if self.record:
+            assert recorded(self.record) == self.schedule.choices + self.schedule.to_repeat
         self.rates[self.step] = self.schedule(self.step)
         self.world.take(self.world.update * (5 if len(self.rates) < 3 else 1))
         self.step += 1
@@ -81,20 +100,32 @@ class FakeTrainer:
 class Run:
     """One start of a run with a budget, on such a machine, from the first update or from a checkpoint."""
 
-    def __init__(self, config, world: World, process=ALONE, saved: dict | None = None):
+    def __init__(
+        self, config, world: World, process=ALONE, saved: dict | None = None, record: Path | None = None, left_out=()
+    ):
+        """`record`: the file that the choices are written to."""
         self.world, self.lines, self.started = world, [], world.now
         self.trainer = trainer = FakeTrainer(config, world, process)
+        trainer.left_out[:] = left_out
         self.saved = saved or {"budget": {}, "choices": [], "epoch": 0, "step": 0}
+        self.saves = []
         trainer.epoch, trainer.step = self.saved["epoch"], self.saved["step"]
         trainer.schedule.resume(self.saved["choices"])
-        order, clock = SimpleNamespace(steps_per_epoch=PER_EPOCH, num_images=64 * PER_EPOCH), lambda: world.now
-        forecast = Forecast(config, order, 64, self.started, lambda: world.save, clock=clock)
+        clock = lambda: world.now  # noqa: E731
+        forecast = Forecast(config, ORDER, 64, self.started, lambda: world.save, clock=clock)
         self.allowance = Allowance(
             config.TRAIN.BUDGET, world.now, self.saved["budget"], clock, lambda: world.now + world.jumped
         )
         finish, say = lambda: world.take(world.end_work), self.lines.append
-        self.budget = Budget(forecast, self.allowance, self.saved["budget"], finish, say, say)
+        written = ChoiceRecord(record, forecast, clock, say) if record else SimpleNamespace(longest=0.0)
+        longest = lambda: written.longest  # noqa: E731
+        self.budget = Budget(forecast, self.allowance, self.saved["budget"], finish, say, say, longest)
         trainer.callbacks = [forecast, self.budget]
+        if record:
+            trainer.record = record
+            trainer.callbacks.append(written)
+            self.lines += repeat_choices(record, trainer) if saved else []
+            written.write(trainer)
         world.take(world.start)
         if not saved:
             world.take(world.evaluation)
@@ -103,6 +134,7 @@ class Run:
     def save(self) -> None:
         trainer, choices = self.trainer, [[*each] for each in self.trainer.schedule.choices]
         self.saved = {"budget": self.budget.state(), "choices": choices, "epoch": trainer.epoch, "step": trainer.step}
+        self.saves.append(self.saved)
 
     def go(self) -> "Run":
         """Train to the end, or until it is killed."""
@@ -170,9 +202,11 @@ def test_an_update_is_measured_without_evaluations_and_what_stands_at_the_end(co
     assert {re.search(r"epochs of (\S+) s", line)[1] for line in run.lines} == {"2.2"}, run.lines
 
 
-def killed(settings, world: World, step: int, saved: dict | None = None, process=ALONE) -> Run:
+def killed(
+    settings, world: World, step: int, saved: dict | None = None, process=ALONE, record: Path | None = None
+) -> Run:
     """A run that dies before this step; what is on the disk is of its last save."""
-    run = Run(settings, world, process, saved)
+    run = Run(settings, world, process, saved, record)
     run.trainer.dies_at = step
     with pytest.raises(Killed):
         run.go()
@@ -195,6 +229,156 @@ def test_a_killed_run_repeats_its_rates_until_it_chooses_and_the_time_it_lay_dea
         before = run
     assert repeated >= 20 and run.last_rate == pytest.approx(END_LR, abs=1e-7)
     assert 291 <= saved["budget"]["used"] + run.world.now - run.started <= 300
+
+
+@pytest.mark.parametrize("processes", [(ALONE, ALONE), (Lagging, Lagging), (Lagging, ALONE), (ALONE, Lagging)])
+def test_a_killed_run_repeats_the_choices_since_its_save(config, tmp_path, processes):
+    """It is killed before an update uses a choice, after it did, and some updates later."""
+    settings, load = config("5m"), comes_and_goes(9, 2)
+    first, then = ((lambda of=each: of() if of is Lagging else of) for each in processes)
+    steps = [step for step, _ in Run(settings, World(load=load), first()).go().trainer.schedule.choices]
+    unsaved = 0
+    for step in [step + later for step in steps[:8] for later in (0, 1, 6)]:
+        record = tmp_path / f"{step}.json"
+        before = killed(settings, World(load=load), step, process=first(), record=record)
+        choices = recorded(record)
+        assert choices == before.trainer.schedule.choices
+        unsaved += choices != before.saved["choices"]
+        again = killed(settings, World(update=0.3), step, before.saved, then(), record)
+        assert again.trainer.schedule.choices == choices
+        assert all(before.trainer.rates[each] == rate for each, rate in again.trainer.rates.items())
+    assert unsaved >= 8
+
+
+@pytest.mark.parametrize("process", [ALONE, Lagging])
+@pytest.mark.parametrize("step, update, repeated", [(1400, 0.05, 1400), (1400, 0.155, 1400), (1850, 0.142, 1700)])
+def test_a_run_resumed_from_an_older_checkpoint_repeats_later_choices(
+    config, tmp_path, process, step, update, repeated
+):
+    """On a faster machine, and on a slower one as long as there is enough time to land."""
+    first_process, process = (Lagging(), Lagging()) if process is Lagging else (ALONE, ALONE)
+    settings, record = config("5m"), tmp_path / CHOICES_FILE
+    first = killed(settings, World(load=comes_and_goes(17, 2)), step, process=first_process, record=record)
+    older = next(saved for saved in first.saves if saved["choices"])
+    choices = [each for each in recorded(record) if each[0] < repeated]
+    assert len(choices) - len(older["choices"]) >= 20
+    again = Run(settings, World(start=1.0, update=update), process, older, record)
+    assert_names(again.lines[0], record, "repeats", f"{recorded(record)[len(older['choices'])][0]:,}")
+    again.go()
+    assert again.trainer.schedule.choices[: len(choices)] == choices
+    alike = range(older["step"], choices[-1][0] + 1)  # the run may choose anew after the last choice that it repeats
+    assert all(first.trainer.rates[each] == again.trainer.rates[each] for each in alike)
+    assert again.last_rate == pytest.approx(END_LR, abs=1e-7)
+    assert older["budget"]["used"] + again.world.now <= 300
+
+
+def test_a_much_slower_machine_repeats_no_choice_that_would_come_too_late(config, tmp_path):
+    settings, record = config("5m"), tmp_path / CHOICES_FILE
+    first = killed(settings, World(load=comes_and_goes(17, 2)), 1200, record=record)
+    older = next(saved for saved in first.saves if saved["choices"])
+    slow = Run(settings, World(start=1.0, update=1.0), saved=older, record=record).go()
+    used = older["budget"]["used"] + slow.world.now
+    assert 285 <= used <= 300 and slow.trainer.step < 400
+    assert slow.last_rate == pytest.approx(END_LR, abs=1e-7)
+    assert recorded(record) == slow.trainer.schedule.choices
+
+
+@pytest.fixture
+def between(config, tmp_path):
+    """A run that was killed with one choice that no checkpoint has yet, and the file of that choice."""
+    run = killed(config("5m"), World(), 16, record=tmp_path / CHOICES_FILE)
+    assert (run.saved["step"], run.saved["choices"], len(recorded(tmp_path / CHOICES_FILE))) == (10, [], 1)
+    return run, tmp_path / CHOICES_FILE
+
+
+def test_a_run_whose_time_is_over_lands_instead_of_repeating_its_first_choice(config, between):
+    run, record = between
+    run.saved["budget"]["used"] = 300.0
+    last = Run(config("5m"), World(), saved=run.saved, record=record).go()
+    assert last.trainer.step <= 12 and last.last_rate == pytest.approx(END_LR, abs=1e-7)
+
+
+OTHERS = {
+    "budget": "6m",
+    "epochs": 10,
+    "images": 1,
+    "images_per_update": 32,
+    "updates_per_epoch": 9,
+    "left_out": [[3, 5]],
+}
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "choices before"])
+def test_a_choice_made_under_other_conditions_is_not_repeated(config, between, name):
+    run, record = between
+    content = json.loads(record.read_text())
+    other = {name: OTHERS[name]} if name in OTHERS else {"choices": [[5, 100], *content["choices"]]}
+    record.write_text(json.dumps(content | other))
+    again = Run(config("5m"), World(), saved=run.saved, record=record)
+    assert again.trainer.schedule.to_repeat == [] and recorded(record) == []
+    assert_names(again.lines[0], record, name.replace("_", " "))
+
+
+DAMAGED = ["", "[]", "{}", "null", "[" * 10**5, '{"choices": 7}', '{"choices": [[13]]}', '{"choices": [7]}', "\0"]
+IMPOSSIBLE = [
+    "[[13, 13]]",
+    "[[13, 1e9]]",
+    "[[13, 50], [50, 60]]",
+    "[[14, 50], [13, 60]]",
+    "[[13, 66001]]",
+    "[[13.0, 50]]",
+]
+
+
+@pytest.mark.parametrize("content", [*DAMAGED, *IMPOSSIBLE, "a folder"])
+def test_a_damaged_record_of_choices_is_said_and_the_run_chooses_anew(config, between, content):
+    run, record = between
+    if content in IMPOSSIBLE:
+        content = json.dumps(json.loads(record.read_text()) | {"choices": json.loads(content)})
+    record.unlink()
+    record.mkdir() if content == "a folder" else record.write_text(content)
+    again = Run(config("5m"), World(start=1.0), saved=run.saved, record=record)
+    assert again.trainer.schedule.to_repeat == []
+    assert_names(again.lines[0], record, "chooses anew")
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_record_beside_it(config, between):
+    run, record = between
+    record.unlink()
+    assert Run(config("5m"), World(), saved=run.saved, record=record).lines == []
+
+
+def test_a_choice_that_comes_with_a_stop_is_discarded(config, between):
+    run, record = between
+    before, trainer = record.read_text(), run.trainer
+    trainer.process = SimpleNamespace(world_size=2, delayed_max=lambda number: 15 * MOST_UPDATES + 40)
+    with pytest.raises(Stopped):
+        stop_if_requested(trainer, SimpleNamespace(number=0), 5)
+    assert record.read_text() == before and trainer.schedule.choices == json.loads(before)["choices"]
+
+
+def test_a_full_disk_is_said_and_the_run_ends_in_time(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(budget, "write_text", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    run = Run(config("5m"), World(), record=tmp_path / CHOICES_FILE)
+    run.trainer.record = None
+    assert 291 <= run.go().world.now <= 300
+    assert run.last_rate == pytest.approx(END_LR, abs=1e-7)
+    assert_names(run.lines[0], tmp_path / CHOICES_FILE, "disk full", "killed")
+
+
+@pytest.mark.parametrize("load", [lambda now: 1.0, comes_and_goes(17, 2.5)])
+def test_slow_writes_of_choices_delay_no_end_and_slow_no_update(config, tmp_path, monkeypatch, load):
+    world, write = World(load=load), budget.write_text
+
+    def slow(*given) -> None:
+        world.now += 5.0
+        write(*given)
+
+    monkeypatch.setattr(budget, "write_text", slow)
+    run = Run(config("5m"), world, record=tmp_path / CHOICES_FILE).go()
+    assert 285 <= run.world.now <= 300 and run.last_rate == pytest.approx(END_LR, abs=1e-7)
+    seconds = [float(re.search(r"epochs of (\S+) s", line)[1]) for line in run.lines]
+    assert 2.19 < min(seconds) and max(seconds) < 2.2 * max(map(load, range(300))) + 0.01, run.lines
 
 
 def test_a_run_that_goes_on_on_a_slower_machine_chooses_anew_says_so_and_lands(config):

@@ -36,7 +36,6 @@ WAITS = {
 }
 HALF = "AMP=true"
 ALL = "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true TRAIN.ACCUM_ITER=2"
-AUGMENT = "TRAIN.AUTO_AUGMENT=rand-m9-p1-mstd0.5 DATA.AUGMENT_ON=device TRAIN.COLOR_JITTER=0.3"
 MODES = {
     "float32": "",
     "float16": f"{HALF} PRECISION.DTYPE=float16",
@@ -50,7 +49,7 @@ MODES = {
     "op lists": f"{HALF} PRECISION.CUSTOM_BLACK_LIST=[softmax] PRECISION.CUSTOM_WHITE_LIST=[layer_norm]",
     "half residual": f"{HALF} PRECISION.RESIDUAL=half",
     "distillation": f"{HALF} TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=test_resnet DATA.IMAGENET_MEAN=[0.3]",
-    "many at once": f"{HALF} {ALL} {AUGMENT} PRECISION.DTYPE=float16",
+    "many at once": f"{HALF} {ALL} PRECISION.DTYPE=float16",
     "many at once, naive": f"{HALF} {ALL} PRECISION.MODE=naive",
     "many at once, naive float16": f"{HALF} {ALL} PRECISION.MODE=naive PRECISION.DTYPE=float16",
 }

@@ -16,7 +16,7 @@ from utils.torch_internals import TorchDispatchMode
 
 CHANGES = (
     "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.AUTO_AUGMENT=rand-m9 "
-    "DATA.TRAIN_CROP=simple DATA.AUGMENT_ON=device"
+    "DATA.TRAIN_CROP=simple"
 ).split()
 SCHEDULE = "TRAIN.SIZE_SCHEDULE=[0:4, 1:12]"
 FIELDS = {"PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}

@@ -74,7 +74,7 @@ def test_a_signal_goes_before_the_end_of_the_time(tmp_path):
         train(make_trainer(small_config(tmp_path), callbacks=[TimeIsUp()]), stop=stop)
     assert stopped.value.number == signal.SIGINT
     # Of what several processes ask for, the largest number is agreed on.
-    assert min(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) > TIME_IS_UP
+    assert min(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP) > TIME_IS_UP
 
 
 def test_a_run_that_gets_no_better_ends_and_is_over_until_the_limit_is_lifted(tmp_path, small_yaml):

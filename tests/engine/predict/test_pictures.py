@@ -5,7 +5,16 @@ from importlib.util import find_spec
 import numpy as np
 from PIL import Image
 
-from utils.pictures import FRAME, GAP, Tile, contact_sheet, describe_missing, lettering, other_fonts, write_picture
+from engine.predict.pictures import (
+    FRAME,
+    GAP,
+    Tile,
+    contact_sheet,
+    describe_missing,
+    lettering,
+    other_fonts,
+    write_picture,
+)
 
 # Invalid bytes of a file name, letters of several alphabets, pictures, what breaks lines, nothing.
 TEXTS = ["plain", "photos/\udcff\udc80.jpg", "Katze 猫 кошка قطة", "🐈", "two\nlines\x00\t", "", "x" * 3000]

@@ -4,13 +4,14 @@ import bisect
 import contextlib
 import functools
 import io
+import json
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from utils.files import replacing
 from utils.text import first_of
@@ -97,7 +98,9 @@ def describe_missing(texts: Iterable[str]) -> str:
 
 
 FONT_SIZE, GAP, FRAME = 11, 8, 4  # pixels
+MOST_TILES = 100  # of a sheet that is taken apart again
 NO_IMAGE = (225, 225, 225)  # in the place of one that cannot be read
+PLACES = "halfstep tiles"  # the text in a PNG that says where its images are and what their captions are
 
 
 class Tile(NamedTuple):
@@ -120,15 +123,32 @@ def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, 
     sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     letters.draw(draw, (GAP, GAP), letters.fit(title, size[0] - 2 * GAP))
+    places = []
     for number, tile in enumerate(tiles):
         row, column = divmod(number, num_columns)
         left, top = GAP + column * (width + GAP), GAP + above + row * (height + GAP)
         if tile.frame:
             draw.rectangle((left, top, left + width - 1, top + width - 1), outline=tile.frame, width=FRAME)
-        sheet.paste(*_placed(tile.pixels, side, left + FRAME, top + FRAME))
+        image, place = _placed(tile.pixels, side, left + FRAME, top + FRAME)
+        sheet.paste(image, place)
+        places.append((*place, place[0] + image.width, place[1] + image.height, list(tile.caption)))
         for line, text in enumerate(tile.caption):
             letters.draw(draw, (left, top + width + line * letters.height), letters.fit(text, width))
+    sheet.info[PLACES] = json.dumps(places)
     return sheet
+
+
+def tiles_of(sheet: Image.Image) -> list[tuple[Image.Image, list[str]]]:
+    """Return each image of a sheet with its caption, so that a page can arrange them; [] of a picture that is no sheet.
+
+    ValueError if the places that the file gives are not inside the picture.
+    """
+    found = []
+    for left, top, right, bottom, caption in json.loads(sheet.info.get(PLACES, "[]")):
+        if not (0 <= left < right <= sheet.width and 0 <= top < bottom <= sheet.height) or len(found) == MOST_TILES:
+            raise ValueError("not the places of tiles")
+        found.append((sheet.crop((left, top, right, bottom)), [str(line) for line in caption]))
+    return found
 
 
 def _placed(pixels: np.ndarray | None, side: int, left: int, top: int) -> tuple[Image.Image, tuple[int, int]]:
@@ -151,7 +171,9 @@ def fitted(pixels: np.ndarray, side: int) -> Image.Image:
 
 def write_picture(image: Image.Image, path: Path) -> None:
     """Write a PNG, which takes the place of a former one only once all of it is on the disk. OSError if there is no room."""
-    png = io.BytesIO()
-    image.save(png, "PNG", compress_level=4)
+    png, texts = io.BytesIO(), PngImagePlugin.PngInfo()
+    if PLACES in image.info:
+        texts.add_text(PLACES, image.info[PLACES], zip=True)
+    image.save(png, "PNG", compress_level=4, pnginfo=texts)
     with replacing(path) as file:
         file.write(png.getbuffer())

@@ -1,0 +1,142 @@
+"""PaddleViT's files of DeiT: timm's model of that name, if what the file says of its layers agrees."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from configs.values import BOOLS, Text, is_none, quoted
+from configs.yaml_files import Layer
+from utils.errors import ConfigError
+
+DISTILLATION = "TRAIN.DISTILLATION_TYPE"
+SECTIONS = ("MODEL.TRANS.", "MODEL.")  # where a file may say what the layers are
+OLD_NAMES = {"HIDDEN_SIZE": "EMBED_DIM", "NUM_LAYERS": "DEPTH"}  # in 2021
+
+# The values of DeiT's config.py, which its files leave out.
+DEFAULTS = {
+    "TRAIN.NUM_EPOCHS": "300",
+    "TRAIN.WARMUP_EPOCHS": "5",
+    "TRAIN.WEIGHT_DECAY": "0.05",
+    "TRAIN.BASE_LR": "5e-4",
+    "TRAIN.WARMUP_START_LR": "1e-6",
+    "TRAIN.END_LR": "0.0",
+    "TRAIN.LINEAR_SCALED_LR": "512",
+    "TRAIN.MODEL_EMA": "true",
+    "TRAIN.MODEL_EMA_DECAY": "0.99996",
+    "TRAIN.SMOOTHING": "0.1",
+    "TRAIN.COLOR_JITTER": "0.4",
+    "TRAIN.RAND_AUGMENT": "true",
+    "TRAIN.MIXUP_ALPHA": "0.8",
+    "TRAIN.CUTMIX_ALPHA": "1.0",
+    "TRAIN.RANDOM_ERASE_PROB": "0.25",
+    "DATA.IMAGENET_MEAN": "[0.485, 0.456, 0.406]",
+    "DATA.IMAGENET_STD": "[0.229, 0.224, 0.225]",
+}
+
+# {field of a file: its value in timm's model}
+FIELDS: dict[str, Callable[[Any], float]] = {
+    "PATCH_SIZE": lambda model: model.patch_embed.patch_size[0],
+    "EMBED_DIM": lambda model: model.embed_dim,
+    "DEPTH": lambda model: len(model.blocks),
+    "NUM_HEADS": lambda model: model.blocks[0].attn.num_heads,
+    "MLP_RATIO": lambda model: model.blocks[0].mlp.fc1.out_features / model.embed_dim,
+    "QKV_BIAS": lambda model: model.blocks[0].attn.qkv.bias is not None,
+}
+
+
+@dataclass(frozen=True)
+class Deit:
+    """A DeiT as PaddleViT's file describes it."""
+
+    origin: str  # the file with MODEL.TYPE
+    fields: dict[str, tuple[str, Text]]  # {field: (its key in the file, its value)}
+
+    def agree(self, name: str) -> str:
+        """Return the log line if timm's model of this name has the fields of the file. Raise ConfigError if not."""
+        import timm  # takes seconds, as torch, and only these files need it
+        import torch
+
+        name = name.partition(".")[0]  # without the tag of its weights
+        if not timm.is_model(name):
+            raise ConfigError(
+                f"MODEL.NAME is {name!r}, but timm has no such model; leave it out for {self.origin}'s own"
+            )
+        try:
+            with torch.device("meta"):
+                model = timm.create_model(name)
+        except RuntimeError:  # timm 1.0.20 reads values while it builds some of its models
+            model = timm.create_model(name)
+        for field, (key, text) in self.fields.items():
+            if not _is_same(text, found := FIELDS[field](model)):
+                raise ConfigError(
+                    f"{self.origin}: {key} is {quoted(text)}, but timm's {name} has {found}; correct MODEL.NAME, or "
+                    f"remove {key} to train timm's model"
+                )
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return (
+            f"{self.origin}: MODEL.TYPE deit is built as timm's {name}, {parameters:,} parameters with 1000 classes; "
+            f"compared with the file: {', '.join(self.fields) or 'nothing, it has no fields'}"
+        )
+
+
+def take_deit(files: list[Layer], command_line: list[Layer]) -> tuple[list[Layer], Deit | None]:
+    """Put timm's model in place of PaddleViT's DeiT in the layers of files, and PaddleViT's defaults below them.
+
+    Returns the layers and the DeiT; the layers as they are and None if the files are not of a DeiT that timm has.
+    """
+    typed = next((layer for layer in reversed(files) if "MODEL.TYPE" in layer.texts), None)
+    if not typed or _word(typed.texts["MODEL.TYPE"]) != "deit" or not (name := timm_name(_last(files, "MODEL.NAME"))):
+        return files, None
+    if _word(_last(command_line, "MODEL.TYPE")) not in ("", "timm"):
+        raise ConfigError(f"MODEL.TYPE on the command line is not timm, but {typed.origin} has deit; leave it out")
+    if not is_none(_last([*files, *command_line], DISTILLATION)):
+        name = timm_name(name.replace("_patch", "_distilled_patch")) or name
+    fields: dict[str, tuple[str, Text]] = {}
+    layers = [Layer("PaddleViT's defaults for deit", DEFAULTS)]
+    for layer in files:
+        texts = dict(layer.texts)
+        for key in layer.texts:
+            if key in ("MODEL.TYPE", "MODEL.NAME"):
+                del texts[key]
+            elif field := _field(key):
+                fields[field] = (key, texts.pop(key))
+        if layer is typed:
+            texts |= {"MODEL.TYPE": "timm", "MODEL.NAME": name}
+        layers.append(replace(layer, texts=texts))
+    return layers, Deit(typed.origin, fields)
+
+
+def timm_name(text: Text | None) -> str:
+    """Return timm's model of the name that PaddleViT writes with capitals and hyphens, or an empty text."""
+    from utils.torch_internals import import_timm  # which, like timm, takes seconds
+
+    name = _word(text).replace("-", "_")
+    return name if import_timm().is_model(name) else ""
+
+
+def _field(key: str) -> str | None:
+    """Return the one of FIELDS that a key is, or None."""
+    section = next((each for each in SECTIONS if key.startswith(each)), "")
+    name = key.removeprefix(section)
+    name = OLD_NAMES.get(name, name)
+    return name if section and name in FIELDS else None
+
+
+def _last(layers: list[Layer], key: str) -> Text:
+    """Return the text of the last layer that has the key, or an empty text."""
+    return next((layer.texts[key] for layer in reversed(layers) if key in layer.texts), "")
+
+
+def _word(text: Text | None) -> str:
+    return text.strip().lower() if isinstance(text, str) else ""
+
+
+def _is_same(text: Text, found: float) -> bool:
+    """Return whether a file's text says what was found in timm's model."""
+    word = _word(text)
+    if isinstance(found, bool):
+        return BOOLS.get(word) is found
+    try:
+        return float(word) == found
+    except ValueError:
+        return False

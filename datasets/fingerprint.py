@@ -1,0 +1,101 @@
+"""The facts by which a data set is known again: in another process, in a resumed run, and when runs are compared."""
+
+import csv
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datasets.types import ImageSet
+from utils.facts import OF_A_PART, SIZES, changed_facts
+from utils.text import counted, first_of
+
+NUM_SIZES = 64  # files of a part whose sizes are compared; those of millions would take minutes on a network disk
+MOST_LISTED = 2_000_000  # lines of split.csv that are compared one by one
+CLASSES = "classes and their order"
+
+
+def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
+    """Return {fact in words: number or digest} of the training images, if there are any, and the validation images.
+
+    Paths are relative to the data folder. This takes milliseconds for a million images: the names in an index have
+    checksums already.
+    """
+    facts: dict[str, int | str] = {
+        CLASSES: _digest([name.encode(errors="surrogateescape") + b"\0" for name in val.classes])
+    }
+    for part, image_set in (("training", train), ("validation", val)):
+        if image_set is None or not len(image_set):
+            continue
+        rows = np.unique(np.linspace(0, len(image_set) - 1, NUM_SIZES).astype(int)).tolist()
+        names, labels, sizes = (fact.format(part) for fact in OF_A_PART)
+        facts |= {
+            f"{part} images": len(image_set),
+            names: _digest(image_set.naming()),
+            labels: _digest(_labels(image_set)),
+            sizes: " ".join(map(str, image_set.file_sizes(rows))),
+        }
+    return facts
+
+
+def is_other_data(facts: Mapping[str, Any], val: ImageSet) -> bool:
+    """Return whether validation images of the same names as those of a run have other files, by the facts of the run."""
+    return any(fact.startswith(SIZES) for fact in changed_facts(facts, data_facts(None, val)))
+
+
+def _labels(image_set: ImageSet) -> Iterable[bytes | np.ndarray]:
+    """Yield content that differs for other labels, and is the same for other numbers of the same classes."""
+    meanings = image_set.target_names()
+    places = {name: place for place, name in enumerate(sorted(set(meanings)))}
+    lookup = np.array([places[name] for name in meanings], "<i4")
+    is_sorted = np.array_equal(lookup, np.arange(len(lookup)))
+    yield "\0".join(places).encode(errors="surrogateescape")
+    for start in range(0, len(image_set), 2**20):
+        targets = image_set.targets[start : start + 2**20]
+        yield np.ascontiguousarray(targets, "<i4") if is_sorted else lookup[targets]
+
+
+def _digest(content: Iterable[bytes | np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for each in content:
+        digest.update(each)
+    return digest.hexdigest()[:12]
+
+
+def describe_changed_images(file: Path, train: ImageSet, val: ImageSet) -> tuple[list[str], bool]:
+    """Return in words how the images differ from those that a run's split.csv lists, and whether some were only added.
+
+    Nothing where the file does not tell it.
+    """
+    if not file.is_file() or len(train) + len(val) > MOST_LISTED:
+        return [], False
+    with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
+        then = [row[0] for row in csv.reader(lines) if row][1:]
+    now = [key.decode(errors="surrogateescape") for part in (train, val) for keys in part.all_keys() for key in keys]
+    gone, new = Counter(then) - Counter(now), Counter(now) - Counter(then)
+    if not (gone or new):
+        return ["the same images in another order"] * (then != now), False
+    is_only_added, added = not gone, {_below(name): name for name in new}
+    moved: dict[tuple[str, str], list[str]] = {}
+    for name in list(gone):
+        if other := added.get(_below(name)):
+            moved.setdefault((_class_folder(name), _class_folder(other)), []).append(_below(name))
+            del gone[name], new[other], added[_below(name)]
+    words = [
+        f"{counted(len(names), 'image')} moved from {old} to {to} ({first_of(names, limit=3)})"
+        for (old, to), names in moved.items()
+    ]
+    for found, what in ((gone, "gone"), (new, "new")):
+        words += [f"{counted(found.total(), 'image')} {what} ({first_of(sorted(found), limit=3)})"] * bool(found)
+    return words, is_only_added
+
+
+def _class_folder(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _below(name: str) -> str:
+    return name.partition("/")[2] or name

@@ -1,0 +1,158 @@
+"""Validation images that are training images: by name and size before a run, by content in its first epoch."""
+
+import mmap
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from datasets.types import ImageReadError, ImageSet
+from utils.distributed import Process
+from utils.text import is_url
+
+MOST_TRAINED = 2_000_000  # training images up to which this is looked for: 16 MB a process, and a second at the start
+MOST_NAMES = 2_000  # validation images whose names are looked for, and the files of a few of which are compared
+FEW_FILES = 16
+MOST_READ, MOST_IN_GROUPS = 200, 50  # validation images that are read again to be sure
+MOST_ALIKE = 4  # training images that one of them is compared with
+NUM_BYTES = 256  # of an image's pixels that its fingerprint depends on: 5 us, of 3,000 that a photo takes to read
+LOOK = "remove them from one of the two sets, as accuracy on them says nothing; -check names them"
+
+
+def fingerprint(pixels: np.ndarray) -> int:
+    """Return 64 bits, never 0, that depend on the shape and on bytes spread over the image: equal for equal images."""
+    flat = pixels.reshape(-1)
+    spread = flat[:: max(1, flat.size // NUM_BYTES)].tobytes()
+    return int.from_bytes(blake2b(spread, digest_size=8, key=repr(pixels.shape).encode()).digest(), "little") | 1
+
+
+class Fingerprints:
+    """The fingerprints of the images that this process and its loader workers have read; 0 of the others.
+
+    Workers are forks, so that they write to the memory of their parent; a copy that was pickled for another start
+    method forgets.
+    """
+
+    def __init__(self, num_images: int):
+        self.values = np.frombuffer(mmap.mmap(-1, 8 * num_images), np.uint64) if num_images else np.zeros(0, np.uint64)
+
+    def __getstate__(self) -> dict:
+        return {"values": None}
+
+    def add(self, index: int, pixels: np.ndarray) -> None:
+        if self.values is not None:
+            self.values[index] = fingerprint(pixels)
+
+    def rows(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        """uint64 [N, 2]: index and fingerprint of the images that were read, or of the chosen ones."""
+        indices = np.flatnonzero(self.values if chosen is None else chosen)
+        return np.stack([indices.astype(np.uint64), self.values[indices]], axis=1)
+
+
+class Overlap:
+    """Compares the images that an epoch has read with those of its evaluation, over all processes together."""
+
+    def __init__(self, train: ImageSet, val: ImageSet):
+        self.train, self.val = train, val
+        for each in (train, val):
+            each.fingerprints = Fingerprints(len(each))
+
+    def compare(self, process: Process) -> list[str]:
+        """Return a line for the log in process 0 if there are such images. Then nothing is noted any more. Collective."""
+        scored = np.concatenate(process.join([self.val.fingerprints.rows()]))
+        trained = self.train.fingerprints
+        alike = trained.values.astype(bool) & np.isin(trained.values, scored[:, 1])
+        found = np.concatenate(process.join([trained.rows(alike)]))
+        self.train.fingerprints = self.val.fingerprints = None
+        if not (len(found) and process.is_first):
+            return []
+        by_print = defaultdict(list)
+        for index, value in found.tolist():
+            by_print[value].append(index)
+        return self._describe({index: by_print[value] for index, value in scored.tolist() if value in by_print})
+
+    def _describe(self, alike: dict[int, list[int]]) -> list[str]:
+        """Read images with the same fingerprint again, to name those that are equal. `alike`: by validation image."""
+        most = MOST_IN_GROUPS if self.train.is_read_in_groups else MOST_READ
+        sample = _spread(sorted(alike), most)
+        with ThreadPoolExecutor() as pool:
+            same = list(pool.map(lambda index: self._find(index, alike[index]), sample))
+        pairs = [(index, other) for index, other in zip(sample, same, strict=True) if other is not None]
+        if not pairs:
+            return []
+        count = len(alike) if len(pairs) == len(sample) else len(pairs)
+        names = [self.val.target_names(), self.train.target_names()]
+        first, other = pairs[0]
+        others = sum(names[0][self.val.targets[i]] != names[1][self.train.targets[j]] for i, j in pairs)
+        of_others = f", {others:,} of these {len(pairs):,} with another class there" if others else ""
+        return [
+            f"warning: {count:,} of {len(self.val):,} validation images are training images, such as "
+            f"{self.val.name(first)} = {self.train.name(other)}{of_others}; {LOOK}"
+        ]
+
+    def _find(self, index: int, others: list[int]) -> int | None:
+        """Return the first of these training images that has the pixels of a validation image."""
+        try:
+            pixels = self.val.read(index)
+            return next((i for i in others[:MOST_ALIKE] if np.array_equal(self.train.read(i), pixels)), None)
+        except ImageReadError:
+            return None
+
+
+def watches(train: ImageSet, val: ImageSet, path: str) -> bool:
+    """Return whether a run looks for such images. Those in memory are of published sets; others it may not read at will."""
+    is_of_files = not (train.in_memory or train.makes_batches or val.in_memory or is_url(path))
+    return is_of_files and len(train) <= MOST_TRAINED
+
+
+def shared_names(train: ImageSet, val: ImageSet) -> list[str]:
+    """Return a line for the log if validation images have class, name and size of training images, and some the bytes."""
+    sample = _spread(range(len(val)), MOST_NAMES)
+    if train.root is None or not sample or not os.path.isfile(val.name(sample[0])):
+        return []
+    by_name = defaultdict(list)
+    for index in sample:
+        by_name[os.path.basename(os.fsencode(val.key(index)))].append(index)
+    pairs, first = [], 0
+    for keys in train.all_keys():
+        names = [key[key.rfind(b"/") + 1 :] for key in keys]
+        if not by_name.keys().isdisjoint(names):
+            pairs += [(i, first + place) for place, name in enumerate(names) for i in by_name.get(name, ())]
+        first += len(keys)
+    pairs = [pair for pair in pairs if val.label_sets or val.targets[pair[0]] == train.targets[pair[1]]]
+    files = [(Path(val.name(i)), Path(train.name(j))) for i, j in pairs[: MOST_ALIKE * len(sample)]]
+    with ThreadPoolExecutor() as pool:
+        sizes = list(pool.map(lambda pair: tuple(map(_size, pair)), files))
+    same = [pair for pair, (one, other) in zip(files, sizes, strict=True) if one == other != 0 and pair[0] != pair[1]]
+    if not any(_are_equal(*pair) for pair in _spread(same, FEW_FILES)):
+        return []
+    of = f"{len(sample):,} validation images" + " that were compared" * (len(sample) < len(val))
+    count = len({one for one, _ in same})
+    return [
+        f"warning: {count:,} of {of} have class, name and size of a training image, such as {same[0][0]} and "
+        f"{same[0][1]}; {LOOK}"
+    ]
+
+
+def _spread(items: Sequence, most: int) -> list:
+    """Return at most so many of the items, evenly spread."""
+    count = min(len(items), most)
+    return [items[number * len(items) // count] for number in range(count)]
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    try:
+        return one.read_bytes() == other.read_bytes()
+    except OSError:
+        return False

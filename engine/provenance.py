@@ -1,0 +1,70 @@
+"""What all processes of a run must have alike: settings, images with their labels, source files."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.schema import DATA, MODEL, RECIPE, Config
+from configs.values import SETTINGS, flatten, of_role
+from utils.distributed import Process
+from utils.errors import AlreadyReportedError, ConfigError
+from utils.facts import changed_facts
+from utils.rendezvous import format_ranks
+from utils.text import first_of
+
+ROOT = Path(__file__).parent.parent
+SOURCE_FOLDERS = ("configs", "datasets", "engine", "models", "utils")
+# Settings that are paths, which may differ between machines. Images, labels and classes are compared themselves, and of
+# files of weights the names.
+PATHS = "DATA.DATA_PATH", "DATA.CLASSES"
+PATHS_OF_WEIGHTS = "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED"
+# Settings of other roles by which processes decide when to wait for each other.
+IN_STEP = ("DIST.STRATEGY", "REPORT_FREQ", "SAVE_FREQ", "SAVE_STEPS", "KEEP_CHECKPOINTS")
+
+
+def setting_facts(config: Config) -> dict[str, Any]:
+    """Return {setting: value} of all settings that every process of a run must have alike."""
+    values = flatten(config)
+    facts = {key: values[key] for key in (*of_role(DATA, MODEL, RECIPE), *IN_STEP) if key not in PATHS}
+    facts |= {key: Path(facts[key]).name for key in PATHS_OF_WEIGHTS if facts[key]}
+    facts |= {key: SETTINGS[key].alike for key in facts if facts[key] in SETTINGS[key].alike}
+    return facts | {"EVAL": config.START.EVAL}
+
+
+def source_facts() -> dict[str, str]:
+    """Return {source file: digest} of the files of halfstep that may run in a training."""
+    files = [*ROOT.glob("main_*.py"), *(file for each in SOURCE_FOLDERS for file in (ROOT / each).rglob("*.py"))]
+    found = {file.relative_to(ROOT).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}
+    return dict(sorted(found.items()))
+
+
+def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
+    """Refuse to go on unless all ranks have these facts alike. Collective.
+
+    Ranks are started one by one on several machines, each with its own command line, files and copy of the data. Each
+    would compute gradients of something else, which nothing would show later.
+    """
+    if process.rendezvous is None:
+        return
+    digest = hashlib.sha256(repr(facts).encode(errors="surrogateescape")).hexdigest()
+    if len(set(process.join([digest]))) == 1:
+        return
+    first, *others = process.join([dict(facts)])
+    found = {rank: _with_missing(first, each) for rank, each in enumerate(others, start=1)}
+    if not any(found.values()):
+        return
+    if not process.is_first:
+        raise AlreadyReportedError("the processes do not train the same")
+    ranks, hosts = [rank for rank, each in found.items() if each], process.rendezvous.hosts
+    values = [f"{key}: {each}" for key, each in found[ranks[0]].items()]
+    raise ConfigError(
+        f"{format_ranks(ranks)} of {process.world_size} ({hosts[ranks[0]]}) would not train the same as process 0 ({hosts[0]}): "
+        f"{first_of(values, '; ')}; give all of them the same settings, images and source files (paths may differ)"
+    )
+
+
+def _with_missing(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Return the differences between two records of the same version: also of facts that only one has."""
+    lacking = dict.fromkeys({*then} ^ {*now}, "missing")
+    return changed_facts(lacking | then, lacking | now)

@@ -1,0 +1,85 @@
+"""The facts by which images and labels are known again, whatever holds them and wherever they lie."""
+
+import shutil
+
+import pytest
+
+from datasets import index, load_image_sets
+from datasets.fingerprint import data_facts
+from datasets.split import identity
+from datasets.types import SavedData
+from tests.support.image_sets import load, make_folders, make_set, noise, settings, shades
+from tests.support.parquet_files import rows, write_parquet
+from utils.facts import changed_facts
+
+
+def make(dataset: str, root) -> None:
+    if dataset == "imagefolder":
+        make_folders(root / "photos", {"ant": 30, "bee": 30})
+    elif dataset == "shards":
+        make_set(root)
+    elif dataset == "parquet":
+        write_parquet(root / "train.parquet", rows(range(50)))
+    elif dataset == "csv":
+        make_folders(root, {"ant": 30, "bee": 30})
+        names = [f"{name}/{number:02d}.JPEG,{name}" for name in ("ant", "bee") for number in range(30)]
+        (root / "a.csv").write_text("\n".join(["image_path,target", *names, ""]))
+
+
+def facts_of(dataset: str, root) -> dict:
+    return data_facts(*load(dataset, root / "a.csv" if dataset == "csv" else root))
+
+
+@pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards", "parquet", "digits", "synthetic", "fractals"])
+def test_a_copy_has_the_same_facts_with_and_without_an_index_file(tmp_path, monkeypatch, dataset):
+    make(dataset, tmp_path / "here")
+    if (tmp_path / "here").exists():
+        shutil.copytree(tmp_path / "here", tmp_path / "copy")
+    here = facts_of(dataset, tmp_path / "here")
+    monkeypatch.setattr(index, "SMALL", 0)
+    for _ in range(2):  # the second time the index is read
+        assert facts_of(dataset, tmp_path / "copy") == here
+    assert len(here) == 9 and here["training images"] > here["validation images"] > 0 or dataset == "synthetic"
+
+
+def test_each_change_of_the_data_changes_its_fact(tmp_path):
+    make("csv", tmp_path)
+    text, before = (tmp_path / "a.csv").read_text(), facts_of("csv", tmp_path)
+    lines = text.splitlines()
+    changes = {
+        "labels": text.replace("ant/07.JPEG,ant", "ant/07.JPEG,bee"),
+        "names": text.replace("ant/07.JPEG,ant", "ant//07.JPEG,ant"),
+        "order": "\n".join([lines[0], *lines[:0:-1], ""]),
+        "number": "\n".join([*lines[:-1], ""]),
+    }
+    found = {}
+    for what, changed in changes.items():
+        (tmp_path / "a.csv").write_text(changed)
+        found[what] = changed_facts(before, facts_of("csv", tmp_path)).keys()
+    assert found["labels"] == {"labels of the training images"}
+    assert {"names of the training images", "names of the validation images"} <= found["names"] & found["order"]
+    assert found["number"] & {"training images", "validation images"}
+
+
+def test_labels_are_those_of_the_names_of_classes_whatever_their_numbers(tmp_path):
+    make("imagefolder", tmp_path)
+    (tmp_path / "names.txt").write_text("bee\nant\n")
+    found = [
+        data_facts(*load("imagefolder", tmp_path / "photos", CLASSES=each))
+        for each in (None, str(tmp_path / "names.txt"))
+    ]
+    assert changed_facts(*found).keys() == {"classes and their order"}
+
+
+def test_evaluation_of_other_data_with_the_same_names_scores_all_its_images(tmp_path):
+    make("imagefolder", tmp_path)
+    train, val = load("imagefolder", tmp_path / "photos")
+    kept = SavedData(val.classes, val.split, identity(val), data_facts(train, val))
+    shutil.copytree(tmp_path / "photos", tmp_path / "copy")
+    for path, is_same in (("copy", True), ("other", False)):
+        if not is_same:
+            (tmp_path / "copy").rename(tmp_path / path)
+            for number, file in enumerate(sorted((tmp_path / path).rglob("*.JPEG"))):
+                noise(20 + number, 20).save(file, format="PNG")
+        _, scored = load_image_sets(settings("imagefolder", tmp_path / path, evaluate=True), saved=kept)
+        assert (shades(scored) == shades(val)) is is_same and len(scored) == (len(val) if is_same else 60)

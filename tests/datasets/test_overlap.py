@@ -1,0 +1,143 @@
+"""A run says how many of its validation images are training images: by name and size, then by content."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from datasets import Overlap, shared_names
+from scripts import make_shards
+from tests.support.configs import CPU, SMALL
+from tests.support.image_sets import load, make_folders
+from tests.support.refusals import assert_names
+from tests.support.run_hash import run_hash
+from tests.support.runs import Ended, run, typed
+from utils.distributed import Process
+
+BY_NAME, BY_CONTENT = "have class, name and size of", "are training images"
+
+
+def draw_noise(folder: Path, *classes: str, count: int = 4, seed: int = 0, ending: str = "png") -> None:
+    """Images that are all different, and in some formats of the same size."""
+    rng = np.random.default_rng(seed)
+    for name in classes:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            Image.fromarray(rng.integers(256, size=(8, 9, 3)).astype(np.uint8)).save(
+                folder / name / f"{number}.{ending}"
+            )
+
+
+def flags_for(folder: Path, data_set: str = "imagefolder") -> list[str]:
+    (folder.parent / "small.yaml").write_text(SMALL.replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3"))
+    flags = ["-cfg", folder.parent / "small.yaml", "-dataset", data_set, "-data_path", folder, "-batch_size", "2"]
+    return [*map(str, flags), "-output", str(folder.parent / "o")]
+
+
+def train(folder: Path, *words: str, data_set: str = "imagefolder", processes: int = 1) -> Ended:
+    """A run of two epochs on the data in this folder."""
+    script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
+    return run(script, *flags_for(folder, data_set), *words, processes=processes).done()
+
+
+def told(ended: Ended, kind: str) -> list[str]:
+    return [line for line in ended.stdout.splitlines() if kind in line]
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """8 training images, and 4 to validate, of which 2 are also trained on, under other names, one of another class."""
+    draw_noise(tmp_path / "photos/train", "cat", "dog")
+    draw_noise(tmp_path / "photos/val", "cat", count=2, seed=1)
+    shutil.copy(tmp_path / "photos/train/cat/3.png", tmp_path / "photos/val/cat/copy.png")
+    (tmp_path / "photos/val/dog").mkdir()
+    Image.open(tmp_path / "photos/train/cat/1.png").save(tmp_path / "photos/val/dog/again.bmp")
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        (1, ["DATA.WORKERS=threads", "DATA.NUM_WORKERS=2"]),
+        (1, ["DATA.WORKERS=processes", "DATA.NUM_WORKERS=2"]),
+        (2, ["DATA.WORKERS=processes", "DATA.NUM_WORKERS=1", "VALIDATE_FREQ=2"]),
+        (2, ["DATA.NUM_WORKERS=0", "DATA.CACHE=disk"]),
+    ],
+)
+def test_copies_are_counted_by_content_once_whoever_reads_them(photos, processes, words):
+    options = ["-opts", "DATA.DROP_LAST=false", *words]
+    ended = train(photos, *options, processes=processes)
+    (line,) = told(ended, BY_CONTENT)
+    assert_names(line, "2 of 4", "1 of these 2", "-check")
+    assert not told(ended, BY_NAME)
+    (log,) = (photos.parent / "o").glob("train-*/log.txt")
+    assert log.read_text().count(BY_CONTENT) == 1
+    resumed = train(photos, "-resume", "auto", "-epochs", "3", *options, processes=processes)
+    assert "Epoch[003/003]" in resumed.stdout and not told(resumed, BY_CONTENT), "it was said in the first epoch"
+
+
+def test_the_same_photos_to_train_and_validate_are_told_at_the_start(photos):
+    shutil.rmtree(photos / "val")
+    shutil.copytree(photos / "train", photos / "val")
+    ended = train(photos)
+    for kind in (BY_NAME, BY_CONTENT):
+        (line,) = told(ended, kind)
+        assert_names(line, "8 of 8" if kind == BY_CONTENT else "8 of 8 validation images", photos / "val/cat/0.png")
+    lines = ended.stdout.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("Epoch["))
+    assert any(BY_NAME in line for line in lines[:first])
+
+
+@pytest.mark.parametrize("data_set", ["csv", "shards"])
+def test_images_of_lists_and_shards_are_compared_by_content(photos, data_set):
+    if data_set == "csv":
+        for part in ("train", "val"):
+            rows = [f"{path.relative_to(photos)},{path.parent.name}" for path in sorted((photos / part).rglob("*.*"))]
+            (photos / f"{part}.csv").write_text("\n".join(["image_path,target", *rows, ""]))
+        data = photos
+    else:
+        data = photos.parent / "shards"
+        assert make_shards.main(["-dataset", "imagefolder", "-data_path", str(photos), "-output", str(data)]) == 0
+    (line,) = told(train(data, "-opts", "DATA.DROP_LAST=false", data_set=data_set), BY_CONTENT)
+    assert_names(line, "2 of 4", "1 of these 2")
+
+
+def test_different_images_of_one_name_and_size_are_none(photos):
+    shutil.rmtree(photos)
+    for seed, part in enumerate(("train", "val")):
+        draw_noise(photos / part, "cat", "dog", seed=seed, ending="bmp")
+    sets = load("imagefolder", photos)
+    assert shared_names(*sets) == []
+    shutil.copy(photos / "train/cat/0.bmp", photos / "val/cat/0.bmp")
+    assert len(shared_names(*sets)) == 1
+
+
+def test_images_with_one_fingerprint_are_compared_pixel_by_pixel(tmp_path):
+    make_folders(tmp_path, {"train/cat": 1, "train/dog": 1, "val/cat": 1, "val/dog": 1})
+    blank = np.zeros((400, 400, 3), np.uint8)
+    for part in ("train", "val"):
+        Image.fromarray(blank).save(tmp_path / part / "cat/00.JPEG", "PNG")
+        blank[1, 1] = 1, 2, 3  # which the fingerprint does not see
+        Image.fromarray(blank).save(tmp_path / part / "dog/00.JPEG", "PNG")
+    train_set, val_set = load("imagefolder", tmp_path)
+    overlap = Overlap(train_set, val_set)
+    for each in (train_set, val_set):
+        for index in range(len(each)):
+            each.fingerprints.add(index, each.read(index))
+        assert len(set(each.fingerprints.values.tolist())) == 1
+    (line,) = overlap.compare(Process(CPU))
+    # The first image of "train" is blank, the others have the pixel, so both validation images equal train/dog.
+    assert_names(line, "2 of 2", tmp_path / "train/dog/00.JPEG", "1 of these 2")
+    assert train_set.fingerprints is val_set.fingerprints is None, "later epochs note nothing"
+
+
+def test_looking_for_copies_changes_no_weight(photos, monkeypatch):
+    hashes = []
+    for number in range(2):
+        ended = typed("main_single_gpu.py", *flags_for(photos), "-name", str(number)).done()
+        assert bool(told(ended, BY_CONTENT)) == (number == 0)
+        hashes.append(run_hash(photos.parent / "o" / str(number)))
+        monkeypatch.setattr("engine.callback_list.watches", lambda *given: False)
+    assert hashes[0] == hashes[1]

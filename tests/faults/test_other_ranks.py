@@ -1,0 +1,98 @@
+"""Processes that were started one by one: with other settings, images or source files than process 0 has they are refused."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.image_sets import make_folders, noise
+from tests.support.refusals import assert_names
+from tests.support.runs import ROOT, Ended, Run, as_ranks, command, run_folder
+
+CODE = ("configs", "datasets", "engine", "models", "utils")
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """Two copies of a data set, `photos` and `copy`, the second of which is to be changed."""
+    for part, count in (("train", 12), ("val", 4)):
+        make_folders(tmp_path / "photos" / part, {"ant": count, "bee": count})
+    shutil.copytree(tmp_path / "photos", tmp_path / "copy")
+    return tmp_path / "photos"
+
+
+def flags_of(tiny: Path, photos: Path, *more: str) -> list[str]:
+    given = f"-cfg {tiny} -output {photos.parent / 'o'} -epochs 1 -dataset imagefolder -data_path {photos}".split()
+    return [*given, *more, "-opts", "DATA.NUM_WORKERS=0"]
+
+
+def start_two(one: list[str], other: list[str]) -> list[Ended]:
+    """What became of both processes of a run, each with flags of its own."""
+    started = [
+        Run("main_multi_gpu.py", *flags, environment=rank)
+        for flags, rank in zip((one, other), as_ranks(2), strict=True)
+    ]
+    return [each.wait() for each in started]
+
+
+def refused_for(ended: list[Ended], *names: str) -> None:
+    assert [each.returncode for each in ended] == [2, 2], [each.printed for each in ended]
+    assert_names(ended[0].stderr, "process 1 of 2", *names)
+    assert not any("Traceback" in each.printed or "Epoch[" in each.printed for each in ended)
+
+
+@pytest.mark.parametrize("flag, setting", [("-seed 3", "SEED: 0 -> 3"), ("-batch_size 4", "DATA.BATCH_SIZE: 8 -> 4")])
+def test_a_process_with_another_setting_is_refused_before_training(tiny, photos, flag, setting):
+    refused_for(start_two(flags_of(tiny, photos), flags_of(tiny, photos, *flag.split())), setting)
+
+
+def move(copy: Path) -> list[str]:
+    (copy / "train/ant/03.JPEG").rename(copy / "train/bee/ant 03.JPEG")
+    return ["names of the training images", "labels of the training images"]
+
+
+def add(copy: Path) -> list[str]:
+    shutil.copy(copy / "val/ant/03.JPEG", copy / "val/ant/more.JPEG")
+    return ["validation images: 8 -> 9"]
+
+
+def draw_others(copy: Path) -> list[str]:
+    for number, path in enumerate(sorted(copy.rglob("*.JPEG"))):
+        noise(20 + number, 20).save(path, format="PNG")
+    return ["sizes of the training files: 24 of 24 differ", "sizes of the validation files"]
+
+
+@pytest.mark.parametrize("change", [move, add, draw_others])
+def test_a_process_with_other_images_is_refused_before_training(tiny, photos, change):
+    names = change(photos.parent / "copy")
+    refused_for(start_two(flags_of(tiny, photos), flags_of(tiny, photos.parent / "copy")), *names)
+
+
+def test_a_process_with_other_numbers_of_the_classes_is_refused(tiny, photos):
+    lists = [photos.parent / name for name in ("one.txt", "other.txt")]
+    for path, names in zip(lists, ("ant\nbee\n", "bee\nant\n"), strict=True):
+        path.write_text(names)
+    words = [["DATA.NUM_WORKERS=0", f"DATA.CLASSES={path}"] for path in lists]
+    refused_for(start_two(*([*flags_of(tiny, photos), *each] for each in words)), "classes and their order")
+
+
+def test_processes_may_have_their_images_in_different_folders(tiny, photos):
+    ended = start_two(flags_of(tiny, photos), flags_of(tiny, photos.parent / "copy", "-num_workers", "0"))
+    assert [each.returncode for each in ended] == [0, 0], [each.printed for each in ended]
+    assert (run_folder(photos.parent / "o") / "last.pth").exists()
+
+
+def test_a_process_of_another_checkout_is_refused_with_the_file(tiny, photos, tmp_path):
+    checkout = tmp_path / "checkout"
+    for name in CODE:
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "main_multi_gpu.py", checkout)
+    shutil.copy(ROOT / "main_single_gpu.py", checkout)
+    (checkout / "engine/train/loss.py").open("a").write("# an older version\n")
+    flags, (first, second) = flags_of(tiny, photos), as_ranks(2)
+    here = Run("main_multi_gpu.py", *flags, environment=first)
+    words = command(str(checkout / "main_multi_gpu.py"), *flags)
+    there = subprocess.run(words, env=os.environ | second, capture_output=True, text=True, timeout=600)
+    refused_for([here.wait(), Ended([there.returncode], there.stdout, there.stderr)], "engine/train/loss.py")

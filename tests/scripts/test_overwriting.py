@@ -1,0 +1,107 @@
+"""No script overwrites a file that it did not write: a checkpoint, a photo, a table of the user's."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.support.runs import Ended, run, run_folder, typed
+
+EXPORT = ["scripts/export.py", "{run}", "-output", "{target}", "-to"]
+PREDICT = ["scripts/predict.py", "{run}", "{photo}"]
+WRITERS = {
+    "report": ["scripts/report.py", "{run}", "-output", "{target}"],
+    "csv": [*PREDICT, "-csv", "{target}"],
+    "json": [*PREDICT, "-json", "{target}"],
+    "sheet": [*PREDICT, "-sheet", "{target}"],
+    "attention": [*PREDICT, "-attention", "{target.parent}"],
+    "doctor": ["scripts/doctor.py", "{target.parent}", "-amp_dtype", "float16"],
+    "checkpoint": EXPORT[:-1],
+    **{to: [*EXPORT, to] for to in ("safetensors", "onnx", "torch")},
+}
+OWN = {
+    "report": ["x.html"],
+    "csv": ["x.csv"],
+    "json": ["x.json"],
+    "sheet": ["x.png", "x.jpg"],
+    "attention": ["digit.png"],
+    "safetensors": ["x.safetensors", "x"],
+    "onnx": ["x.onnx"],
+    "torch": ["x.pt2"],
+    "checkpoint": ["x.pth"],
+}
+OTHERS = {
+    "report": ["last.pth", "photo.png", "metrics.csv", "page.html"],
+    "csv": ["last.pth", "metrics.csv", "predictions.csv", "config.yaml", "theirs.safetensors"],
+    "json": ["last.pth", "status.json", "results.json", "metrics.jsonl"],
+    "sheet": ["loss.png", "photo.png", "photo.jpg"],
+    "attention": ["loss.png", "photo.png"],
+    "doctor": ["doctor.yaml"],
+    "safetensors": ["last.pth", "photo.png", "theirs.safetensors"],
+    "onnx": ["text.onnx"],
+    "torch": ["text.pt2"],
+    "checkpoint": ["text.pth", "last.pth", "best.pth", "checkpoint-1.pth"],
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_yaml) -> Path:
+    output = tmp_path_factory.mktemp("trained")
+    run("main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(output), "-epochs", "1").done()
+    return run_folder(output)
+
+
+@pytest.fixture
+def folder(trained, tmp_path) -> Path:
+    """A folder with the files of a run and with a user's."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    for name in ("photo.png", "photo.jpg"):
+        Image.new("RGB", (300, 200), "green").save(tmp_path / name)
+    (tmp_path / "doctor.yaml").write_text("SEED: 5\n")
+    (tmp_path / "page.html").write_text("<!doctype html>\n<html><body>my page</body></html>\n")
+    header = b'{"weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    (tmp_path / "theirs.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    for ending in ("onnx", "pt2", "pdparams", "pth"):
+        (tmp_path / f"text.{ending}").write_text("a text of the user's")
+    return tmp_path
+
+
+def write(kind: str, run: Path, target: Path, photos: Path) -> Ended:
+    """Call the script that writes this kind of file. A map has the name of its photo."""
+    photo = photos / (f"{target.stem}.bmp" if kind == "attention" else "digit.bmp")
+    Image.new("L", (8, 8), 200).save(photo)
+    script, *words = (word.format(run=run, target=target, photo=photo) for word in WRITERS[kind])
+    return typed(script, *words)
+
+
+def contents(folder: Path) -> dict[Path, str]:
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
+
+
+def pairs(table: dict[str, list[str]]) -> list[tuple[str, str]]:
+    return [(kind, name) for kind, names in table.items() for name in names]
+
+
+@pytest.mark.parametrize(("kind", "name"), pairs(OTHERS))
+def test_a_script_refuses_to_overwrite_other_files(trained, folder, tmp_path_factory, kind, name):
+    before = contents(folder)
+    target = folder / name
+    write(kind, trained, target, tmp_path_factory.mktemp("photos")).refused(folder / name)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(("kind", "name"), pairs(OWN))
+def test_a_script_overwrites_its_own_files_and_empty_ones(trained, tmp_path, tmp_path_factory, kind, name):
+    if kind == "onnx":
+        pytest.importorskip("onnxscript")
+    photos = tmp_path_factory.mktemp("photos")
+    (tmp_path / name).touch()
+    for _ in range(2):
+        write(kind, trained, tmp_path / name, photos).done()
+        assert (tmp_path / name).stat().st_size
+        os.utime(tmp_path / name, ns=(0, 0))
+    write(kind, trained, tmp_path / name, photos).done()
+    assert (tmp_path / name).stat().st_mtime_ns

@@ -1,0 +1,15 @@
+"""The variants of scripts/maintenance/run_hashes.py train with what their names say."""
+
+import pytest
+
+from configs.load import load
+from scripts.maintenance.run_hashes import VARIANTS, words_of
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_setting_of_a_variant_has_an_effect(name, tmp_path):
+    assert load(words_of(name, tmp_path)).notes == []
+
+
+def test_no_two_variants_are_the_same():
+    assert len(set(VARIANTS.values())) == 14

@@ -1,0 +1,103 @@
+"""Folders that this process writes to: if one is moved, nothing is written to whatever takes its place."""
+
+import contextlib
+import fcntl
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from utils.errors import UserError
+
+LOCK = ".lock"  # the file in a run's folder that the run has locked
+
+
+class FolderMoved(UserError):
+    """The folder of a run is no longer at its path. No file at that path is the run's, so the run ends."""
+
+    code = 1
+
+
+class HeldFolder:
+    """An open folder, recognised by its inode and that of its lock, whatever path it has now."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._folder, self._lock = os.fstat(self._descriptor), None
+        with contextlib.suppress(OSError):  # another machine of a shared disk may see it later
+            self._lock = os.stat(path / LOCK)
+        _held.append(self)
+
+    def is_in_place(self) -> bool:
+        """Return whether the path still leads to this folder and to the lock of this run.
+
+        A lock that somebody deleted does no harm until another run makes one.
+        """
+        try:
+            if not os.path.samestat(os.stat(self.path), self._folder):
+                return False
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # the disk does not answer; whoever writes says so
+            return True
+        with contextlib.suppress(OSError):
+            return self._lock is None or os.path.samestat(os.stat(self.path / LOCK), self._lock)
+        return True
+
+    def error(self) -> FolderMoved:
+        """Return the error that says where the folder is now."""
+        place, ends = self._place(), "while this run wrote to it, so this run ends"
+        if place is None:
+            return FolderMoved(f"SAVE: {self.path} was deleted or moved {ends}; start it again")
+        if place == self.path.absolute():
+            return FolderMoved(f"SAVE: another run took over {self.path} {ends}; wait until the other one ends")
+        has_save = (place / "last.pth").exists()
+        then = f"; -resume {shlex.quote(str(place))} goes on from its last save" if has_save else ""
+        return FolderMoved(f"SAVE: {self.path} was moved to {place} {ends}{then}")
+
+    def _place(self) -> Path | None:
+        """Return the path of the folder now; None if it was deleted, or the system does not say."""
+        with contextlib.suppress(OSError):
+            if sys.platform == "darwin":
+                path = fcntl.fcntl(self._descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0").decode()
+            else:
+                path = os.readlink(f"/proc/self/fd/{self._descriptor}")
+            if os.path.samestat(os.stat(path), self._folder):
+                return Path(path)
+        return None
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a file of this folder, wherever the folder is now."""
+        temporary = f".{name}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with open(os.open(temporary, flags, 0o666, dir_fd=self._descriptor), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        os.fsync(self._descriptor)
+
+    def release(self) -> None:
+        """Forget the folder: the run is over."""
+        _held.remove(self)
+        os.close(self._descriptor)
+
+
+_held: list[HeldFolder] = []
+
+
+def is_in_place(path: Path) -> bool:
+    """Return False if the path is in a folder that was moved away from there."""
+    return _moved(path) is None
+
+
+def check_in_place(path: Path) -> None:
+    """Raise FolderMoved if the path is in a folder that was moved away from there. Call it before every write."""
+    if moved := _moved(path):
+        raise moved.error()
+
+
+def _moved(path: Path) -> HeldFolder | None:
+    around = (path, *path.parents)
+    return next((each for each in _held if each.path in around and not each.is_in_place()), None)

@@ -1,0 +1,39 @@
+"""Progress bars of tqdm, on stderr, where a person sees them."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
+
+
+def is_terminal() -> bool:
+    """Return whether a person sees stdout and stderr, on a terminal that can go back to the start of a line."""
+    return sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def progress_bar(title: str, total: int, unit: str = "images", **options) -> tqdm:
+    """Return a bar that is as wide as the terminal and that disappears at its end. `options`: further ones of tqdm."""
+    return tqdm(desc=title, total=total, unit=f" {unit}", leave=False, dynamic_ncols=True, **options)
+
+
+def shown(
+    items: Iterable[T], title: str, total: int, size: Callable[[T], int] = lambda item: 1, unit: str = "images"
+) -> Iterator[T]:
+    """Yield the items, with a bar on a terminal if that takes more than two seconds.
+
+    `size`: how much of the total one of them is.
+    """
+    if not is_terminal():
+        yield from items
+        return
+    with progress_bar(title, total, unit, delay=2.0) as bar:
+        try:
+            for item in items:
+                yield item
+                bar.update(size(item))
+        finally:
+            bar.clear()  # tqdm does not do it where a line of the log drew the bar before its two seconds were over

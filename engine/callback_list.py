@@ -19,9 +19,10 @@ from engine.record.timing import Profiler, Timing
 from engine.record.trackers import Trackers
 from engine.session import Session
 from engine.train.budget import CHOICES_FILE, Allowance, Budget, ChoiceRecord
+from engine.train.callback import Callback
 from engine.train.forecast import Forecast
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
-from engine.train.trainer import Callback, Trainer
+from engine.train.trainer import Trainer
 
 T = TypeVar("T", bound=Callback)
 

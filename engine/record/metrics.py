@@ -20,8 +20,9 @@ from engine.record.plot import Plotter
 from engine.record.saved_run import read_rows, read_table, title_of
 from engine.record.timing import Timing, shares
 from engine.record.trackers import Trackers
+from engine.train.callback import PHASES, Callback
 from engine.train.counters import EpochResult, Report
-from engine.train.trainer import PHASES, Callback, Trainer
+from engine.train.trainer import Trainer
 from utils.errors import cause_of, naming_damage
 from utils.files import write_text
 from utils.log import Log

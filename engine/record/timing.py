@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.profiler import profile, schedule, supported_activities
 
+from engine.train.callback import PHASES, Callback
 from engine.train.counters import Report
-from engine.train.trainer import PHASES, Callback, Trainer
+from engine.train.trainer import Trainer
 from utils.errors import cause_of
 from utils.held_folders import check_in_place
 from utils.torch_internals import call_after_backward

@@ -18,7 +18,7 @@ from configs.schema import Config
 from configs.values import flatten
 from engine.record.saved_run import read_object
 from utils.distributed import Process
-from utils.errors import ConfigError
+from utils.errors import ConfigError, ExitCode
 from utils.files import write_text
 from utils.held_folders import FolderMoved, check_in_place, is_in_place
 from utils.log import Log
@@ -348,7 +348,7 @@ def ending_of(folder: Path, has_failed: bool) -> Ending:
         return Ending("failed", {}, ())
     status = read_object(folder / "status.json")
     state = status.get("state")
-    if has_failed or state in ("failed", "save_failed") or status.get("exit_code") == 3:
+    if has_failed or state in ("failed", "save_failed") or status.get("exit_code") == ExitCode.NON_FINITE:
         state = "failed"
     best = {key: value for key, value in (status.get("best") or {}).items() if isinstance(value, int | float)}
     from engine.record.report import PICTURES  # imported here: a run without a tracker does not need it

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import to_seconds
+from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.forecast import MEASURED, NOT_TYPICAL, Forecast, time_in
 from engine.train.schedule import Schedule
-from engine.train.trainer import Callback, Trainer
+from engine.train.trainer import Trainer
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import content_of, write_text
 from utils.text import counted

@@ -17,8 +17,8 @@ from configs.schema import Config
 from engine.parallel import Replicated
 from engine.record.console import Console
 from engine.record.timing import MAX_MARKS, HostClock, Profiler, Timing, shares
+from engine.train.callback import PHASES, Callback
 from engine.train.counters import Counters, Report
-from engine.train.trainer import PHASES, Callback
 from tests.support.configs import CPU, small_config
 from tests.support.forks import DEADLINE
 from tests.support.refusals import assert_names

@@ -13,6 +13,7 @@ from engine.checkpoint.format import read_checkpoint
 from engine.diagnose.explain import explain
 from engine.diagnose.overflow import AutoDoctor, LastUpdate
 from engine.evaluation.evaluate import evaluate
+from engine.loop import Loop, Outcome
 from engine.precision.loss_scale import FusedLossScaler
 from engine.record.timing import Timing
 from engine.train.stop_conditions import SkipLimit
@@ -221,16 +222,16 @@ def test_in_a_whole_run_the_host_waits_for_reports_evaluations_and_saves_alone(t
     options = f"-epochs 1 -opts {HALF} PRECISION.DTYPE=float16 TRAIN.MODEL_EMA=true REPORT_FREQ=5 SAVE_STEPS=4".split()
     small_config(tmp_path)
     words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-batch_size", "128"]
-    train = engine.run.train_epochs
+    train = Loop.run
 
-    def counted(training: engine.run.Training) -> tuple[int, str]:
+    def counted(loop: Loop) -> Outcome:
         with waits() as seen:
-            ended = train(training)
+            ended = train(loop)
         found.append(seen)
         return ended
 
     found = []
-    with mock.patch.object(engine.run, "train_epochs", counted):
+    with mock.patch.object(Loop, "run", counted):
         assert engine.run.run(load([*words, *options]), Process(torch.device(DEVICE))) == 0
     # 11 updates: reports after the first, the 6th and the 11th and of the epoch; raw and EMA weights; saves after the 4th and
     # the 8th, and of the epoch, which is the best.

@@ -125,6 +125,16 @@ class Alike(NamedTuple):
     values: tuple
 
 
+class Extra(NamedTuple):
+    """The extra that a setting needs: a file or folder of extras/, which may have been deleted."""
+
+    name: str
+    without: str = ""  # what a run lacks without it, if the setting's default uses it
+
+    def is_used_by(self, value: Any) -> bool:
+        return bool(value) and value not in ("none", "off")
+
+
 class In(NamedTuple):
     """The section in which a setting of Start is written."""
 
@@ -555,7 +565,7 @@ class Start:
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
     CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
     """With CHECK, read at most this many images of each set, spread evenly over it; not set: all."""
-    EXPLAIN: Annotated[bool, In("PRECISION")] = False
+    EXPLAIN: Annotated[bool, In("PRECISION"), Extra("explain")] = False
     """Before training, report the type in which each module computes, and write precision.csv."""
     PROFILE: Annotated[int | None, Bounds(1, 10_000)] = None
     """Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""

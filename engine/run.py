@@ -28,7 +28,6 @@ from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
 from engine.checkpoint.resume import changed_images, drop_tensors, is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
-from engine.diagnose.explain import explain
 from engine.eval_run import evaluate_saved, run_evaluation
 from engine.evaluation.scores import Best
 from engine.loop import Loop
@@ -136,6 +135,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         watchers = choose_callbacks(session, plan, trainer, saver, trackers)
         trainer.callbacks = watchers.callbacks
         if config.START.EXPLAIN:
+            from extras.explain import explain
+
             explain(trainer, log, session.path)
         saves = Saves(session, plan, trainer, saver, watchers)
         outcome = Loop(session, plan, trainer, eval_data, watchers, saves, stop).run()

@@ -7,13 +7,13 @@ import pytest
 from configs.values import SETTINGS
 from tests.support.modules import ROOT, imported
 
-ROOMS = ("configs", "datasets", "engine", "models", "utils", "scripts")
+ROOMS = ("configs", "datasets", "engine", "extras", "models", "utils", "scripts")
 # Options of a constructor that is not ours live under KWARGS.
 CAPS = {"product": 31_400, "benchmarks": 1_490, "tests": 29_000, "settings": 146, "packages": 26, "small_files": 5}
 LINES_OF_A_FOLDER = 2_600
 SMALL = 80  # lines of a file that belongs into its only user
 # Each file of these folders is one of many of a kind, found by its name or in a table.
-KINDS = ("datasets/sources", "models/transforms", "scripts", "configs/paddlevit")
+KINDS = ("extras", "datasets/sources", "models/transforms", "scripts", "configs/paddlevit")
 
 
 def files(*folders: str) -> list[Path]:

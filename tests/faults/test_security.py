@@ -22,7 +22,7 @@ from utils.errors import ConfigError
 OURS = [
     path
     for path in ROOT.rglob("*.py")
-    if path.relative_to(ROOT).parts[0] in ("configs", "datasets", "engine", "models", "scripts", "utils")
+    if path.relative_to(ROOT).parts[0] in ("configs", "datasets", "engine", "extras", "models", "scripts", "utils")
     or path.parent == ROOT
 ]
 

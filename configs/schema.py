@@ -386,7 +386,7 @@ class Train:
 
     NUM_EPOCHS: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 300
     """Passes over the training images."""
-    BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE] = None
+    BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE, Extra("budget")] = None
     """The time that the run may take, over all its starts (8h, 90m), or the time of day at which it ends (07:00): it chooses its number of updates by its own speed, NUM_EPOCHS at most, and shortens the schedule in proportion, so that it ends in time at END_LR; not set: NUM_EPOCHS."""
     SIZE_SCHEDULE: Annotated[tuple[str, ...], SIZES] = ()
     """Sizes of training images, each as EPOCHS:PIXELS, the size after so many epochs: 0:128, 60:160, 80:224. Evaluation is at DATA.IMAGE_SIZE throughout; empty: training too."""

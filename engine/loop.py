@@ -90,7 +90,7 @@ class Loop:
             self.train_epochs()
             refuse_if_nothing_counted(self.trainer)
         except Stopped as stopped:
-            self.session.process.first(self.watchers.refuse_budget)
+            self.session.process.first(self.watchers.refuse)
             return self.save_and_stop(stopped, made_progress=self.trainer.step > first_step)
         except NonFinite as error:
             self.wait_for_disk()

@@ -41,7 +41,6 @@ from engine.record.report import write_at_end
 from engine.record.trackers import tracking
 from engine.saves import Saves, describe_progress
 from engine.session import Session
-from engine.train.budget import CHOICES_FILE, repeat_choices
 from engine.train.stop_conditions import (
     DONE,
     EARLY_STOP,
@@ -212,6 +211,8 @@ def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
         trainer.load_state_dict(state)
     drop_tensors(state)
     if config.TRAIN.BUDGET:
+        from extras.budget import CHOICES_FILE, repeat_choices
+
         session.log.say(*repeat_choices(path.with_name(CHOICES_FILE), trainer))
     for line in describe_other_validation(plan):
         session.log.say(line)

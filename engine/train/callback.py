@@ -7,6 +7,7 @@ from torch import Tensor
 from datasets import Batch
 from engine.evaluation.scores import Scores
 from engine.train.counters import EpochResult, Report
+from utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from engine.train.trainer import Trainer
@@ -24,6 +25,8 @@ class Callback:
     only (callback_list.py): they call no collective. Read values of tensors only in `on_report`: reading them in every
     update would synchronise host and device.
     """
+
+    refusal: ConfigError | None = None  # why it stops the run, if that is a mistake of the user
 
     def on_start_scored(self, trainer: "Trainer", scores: Scores, seconds: float) -> None:
         """Before the first update, where the weights know all classes: they were evaluated, which took so long."""

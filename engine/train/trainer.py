@@ -1,6 +1,7 @@
 """The training step, and all that changes while the model learns."""
 
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,12 @@ from models.transforms import ModelTransforms
 from models.weights.state import PREFERRED
 from utils.distributed import Process
 from utils.seed import seed_update
+
+
+class Part(Protocol):
+    """Something that keeps a state of its own in a checkpoint."""
+
+    def state(self) -> Any: ...
 
 
 @dataclass(kw_only=True)
@@ -57,6 +64,7 @@ class Trainer:
     best: Best = Best()
     not_better: int = 0  # evaluations in a row since the best one
     preferred: str | None = None  # key in a checkpoint of the better weights in the newest evaluation
+    parts: dict[str, Part] = field(default_factory=dict)  # what else is saved, under these keys of a checkpoint
     left_out: list[range] = field(default_factory=list)  # updates that a rollback leaves out
 
     def update(self, window: Window) -> None:
@@ -160,6 +168,7 @@ class Trainer:
                 "left_out": [[each.start, each.stop] for each in self.left_out],
                 **({"choices": self.schedule.choices} if self.schedule.choices else {}),
             },
+            **{key: part.state() for key, part in self.parts.items()},
         }
 
     def load_state_dict(self, state: dict) -> None:

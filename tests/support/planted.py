@@ -269,7 +269,9 @@ def count_seconds() -> None:
 
 def pass_time(seconds: float, later_seconds: float, step: int) -> None:
     """For TRAIN.BUDGET an update takes so many seconds, from this step on `later_seconds`, and nothing else takes time."""
-    now, update, allowance = [0.0], Trainer.update, engine.callback_list.Allowance
+    import extras.budget
+
+    now, update, allowance = [0.0], Trainer.update, extras.budget.Allowance
 
     def clock() -> float:
         return now[0]
@@ -287,7 +289,7 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
 
     Trainer.update = timed
     engine.callback_list.Forecast = PassingForecast
-    engine.callback_list.Allowance = lambda text, started, saved: allowance(text, 0.0, saved, clock)
+    extras.budget.Allowance = lambda text, started, saved: allowance(text, 0.0, saved, clock)
     engine.callback_list.time = SimpleNamespace(perf_counter=clock)
 
 

@@ -48,7 +48,8 @@ def test_the_revision_names_version_and_commit_and_needs_no_git(tmp_path, monkey
 
 @pytest.mark.parametrize("error", cases_of("errors"))
 def test_the_exit_code_of_an_error_and_the_line_that_tells_of_it(error):
-    same_message(repr(judge(eval(error, vars(errors)))), "errors", error)
+    code, message = judge(eval(error, vars(errors)))
+    same_message(repr((int(code), message)), "errors", error)
 
 
 def test_version_says_what_a_report_of_a_mistake_needs(monkeypatch, capsys):

@@ -15,13 +15,13 @@ import pytest
 
 from configs.schema import to_seconds
 from engine.loop import Vote, stop_if_requested, train_epoch
-from engine.train import budget
-from engine.train.budget import CHOICES_FILE, Allowance, Budget, ChoiceRecord, next_time, repeat_choices
 from engine.train.counters import EpochResult, Report
 from engine.train.forecast import Forecast
 from engine.train.schedule import Schedule
 from engine.train.stop_conditions import Stopped, why_finished
 from engine.train.trainer import Trainer
+from extras import budget
+from extras.budget import CHOICES_FILE, Allowance, Budget, ChoiceRecord, next_time, repeat_choices
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError

@@ -45,16 +45,16 @@ def resumed(tmp_path_factory, small_yaml) -> Path:
     pytest.importorskip("mlflow")
     folder = tmp_path_factory.mktemp("tracked")
     output = folder / "output"
-    flags = ["-cfg", str(small_yaml), "-output", str(output), "-track", "wandb,mlflow", "-epochs", "2"]
-    flags += ["-opts", "REPORT_FREQ=5", "SAVE_STEPS=8"]
+    flags = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "2"]
+    flags += ["-opts", "REPORT_FREQ=5", "SAVE_STEPS=8", "TRACK=wandb,mlflow"]
     environment = {"WANDB_MODE": "offline"}
     faults = {"die_when_shown": [60, *SHOWN], "draw_nothing": []}
     assert run("main_single_gpu.py", *flags, faults=faults, environment=environment).returncode == -9
     faults = {"wait_long_for_trackers": [], "draw_nothing": []}
     ended = run("main_single_gpu.py", *flags, "-resume", "auto", faults=faults, environment=environment).done()
     assert "warning" not in ended.printed, ended
-    flags[3] = str(folder / "plain")
-    assert run("main_single_gpu.py", *flags, "TRACK=none", faults={"draw_nothing": []}).returncode == 0
+    flags[3], flags[-1] = str(folder / "plain"), "TRACK=none"
+    assert run("main_single_gpu.py", *flags, faults={"draw_nothing": []}).returncode == 0
     (tracked,) = output.glob("train-*")
     assert run_hash(tracked) == run_hash(run_folder(folder / "plain")), "trackers change a weight"
     return output

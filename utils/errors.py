@@ -70,6 +70,12 @@ class LostProcess(Exception):
     """Another rank or a loader process died or hangs: printed without a traceback, exit code 1."""
 
 
+def ensure(holds: bool, message: str) -> None:
+    """Raise AssertionError if a promise of our own code is broken. Unlike `assert`, it also runs with PYTHONOPTIMIZE=1."""
+    if not holds:
+        raise AssertionError(message)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """'; did you mean A or B?' for the known names closest to a wrong one, or an empty text."""
     by_lower_case = {each.lower(): each for each in known}

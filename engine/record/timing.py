@@ -146,6 +146,9 @@ class Profiler(Callback):
         self._is_done, self._timing.shows_ranges = True, False
         check_in_place(self._path)
         try:
+            self._path.unlink(
+                missing_ok=True
+            )  # torch would write into the file of an earlier start, and its hard links
             traced.export_chrome_trace(str(self._path))
         except OSError as error:
             self._say(f"warning: cannot write {self._path} ({cause_of(error)}); training continues")

@@ -189,17 +189,9 @@ def test_a_run_without_stderr_ends_with_zero_and_keeps_its_lock_clean(tmp_path):
     assert (tmp_path / "runs/run/.lock").read_bytes() == b""
 
 
-def test_a_log_is_not_executable_and_is_not_shared_with_a_snapshot(tmp_path):
-    snapshot, log = tmp_path / "snapshot.txt", Log(rank=0)
+def test_a_log_is_not_executable(tmp_path):
+    log = Log(rank=0)
     log.open(tmp_path)
     log.note("first")
     log.close()
     assert not (tmp_path / "log.txt").stat().st_mode & 0o111
-    os.link(tmp_path / "log.txt", snapshot)
-    before = snapshot.read_bytes()
-    log = Log(rank=0)
-    log.open(tmp_path)
-    log.note("second")
-    log.close()
-    assert snapshot.read_bytes() == before
-    assert "second" in (tmp_path / "log.txt").read_text()

@@ -308,6 +308,9 @@ def test_a_run_that_ends_before_its_trace_says_so_and_one_within_it_keeps_what_t
 ):
     said, timing, path = [], Timing.on(CPU), tmp_path / "trace.json.gz"
     profiler = Profiler(100, path, timing, said.append)
+    if num_traced:
+        path.write_text("of an earlier start")
+        (tmp_path / "snapshot").hardlink_to(path)
     update(
         make_trainer(small_config(tmp_path, f"DATA.BATCH_SIZE={batch_size}"), callbacks=[timing, profiler]),
         1438 // batch_size,
@@ -315,7 +318,9 @@ def test_a_run_that_ends_before_its_trace_says_so_and_one_within_it_keeps_what_t
     profiler.close()
     assert_names(*said, *([path] if num_traced else ["PROFILE", "update 7"]))
     assert path.exists() is bool(num_traced)
-    assert not num_traced or [event["name"] for event in trace(tmp_path)].count("optimizer") == num_traced
+    if num_traced:
+        assert [event["name"] for event in trace(tmp_path)].count("optimizer") == num_traced
+        assert (tmp_path / "snapshot").read_text() == "of an earlier start"
 
 
 def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path):

@@ -27,7 +27,6 @@ from engine.plan_lines import describe_other_validation
 from engine.precision.loss_scale import Clipping
 from engine.precision.policy import set_matmul
 from engine.session import Session
-from engine.train.budget import CHOICES_FILE, repeat_choices
 from engine.train.counters import Counters
 from engine.train.ema import Ema
 from engine.train.loss import DistillationLoss, build_loss
@@ -131,23 +130,23 @@ def build_trainer(plan: Plan, model: nn.Module, data: TrainData, log: Log, teach
     if teacher:
         prepare, loss = TeacherPreparation(prepare, teacher, precision, config), DistillationLoss(loss, config.TRAIN)
     trainer = Trainer(
-        config,
-        process,
-        data,
-        model,
-        computing,
-        replica,
-        transforms,
-        precision,
-        parallel,
-        optimizer,
-        parameters,
-        Clipping(config.TRAIN, model, local),
-        schedule,
-        loss,
-        prepare,
-        ema,
-        Counters(process.device),
+        config=config,
+        process=process,
+        data=data,
+        model=model,
+        computing=computing,
+        replica=replica,
+        transforms=transforms,
+        precision=precision,
+        parallel=parallel,
+        optimizer=optimizer,
+        parameters=parameters,
+        clipping=Clipping(config.TRAIN, model, local),
+        schedule=schedule,
+        loss=loss,
+        prepare=prepare,
+        ema=ema,
+        counters=Counters(process.device),
     )
     trainer.guard = MemoryGuard(config, trainer, log)
     return trainer
@@ -171,6 +170,8 @@ def restore(plan: Plan, trainer: Trainer, log: Log) -> None:
         trainer.load_state_dict(state)
     drop_tensors(state)
     if config.TRAIN.BUDGET:
+        from extras.budget import CHOICES_FILE, repeat_choices
+
         log.say(*repeat_choices(path.with_name(CHOICES_FILE), trainer))
     for line in describe_other_validation(plan):
         log.say(line)

@@ -30,7 +30,6 @@ from engine.checkpoint.resume import (
 from engine.parallel import check_strategy
 from engine.precision.policy import Precision
 from engine.provenance import refuse_other_ranks
-from engine.record.trackers import check_trackers
 from engine.train.optimizers import check_optimizer
 from models.weights.files import find_file, read_record
 from models.weights.load import load_pretrained
@@ -38,6 +37,7 @@ from models.weights.metadata import classes_of_weights
 from models.weights.state import record_of
 from utils.distributed import Process
 from utils.errors import ConfigError
+from utils.extras import has_extra
 from utils.log import Log
 
 ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
@@ -119,12 +119,16 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
     """Return the checks of settings that need neither data nor a checkpoint, by the titles of their rows in -check."""
     if config.START.EVAL:
         return {}
-    return {
+    checks = {
         "augmentation": lambda: parse_policy(config.TRAIN),
         "strategy": lambda: check_strategy(config),
         "optimizer": lambda: check_optimizer(config),
-        "tracking": lambda: check_trackers(config),
     }
+    if config.TRACK and has_extra("trackers"):
+        from extras.trackers import check_trackers
+
+        checks["tracking"] = lambda: check_trackers(config)
+    return checks
 
 
 def begin(loaded: LoadedConfig, process: Process, log: Log) -> Beginning:

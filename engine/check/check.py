@@ -46,7 +46,6 @@ from engine.plan import ImageSets, Plan, begin, make_plan, refusals
 from engine.plan_lines import describe_batch_size, describe_evaluation, notes_on
 from engine.precision.policy import Precision, or_amp
 from engine.session import check_folder
-from engine.train.budget import Allowance, Budget
 from engine.train.forecast import END_BY_START, Forecast
 from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
@@ -255,12 +254,14 @@ def estimate_time(plan: Plan, trainer: Trainer, startup: float) -> str:
     others = os.getloadavg()[0] - time.process_time() / 60  # less this process's own work in the minute it has run
     if others + torch.get_num_threads() > 1.25 * (os.cpu_count() or 1):
         each += f"; others work on this machine (a load of {others:.1f}): it may be shorter without them"
-    if not plan.config.TRAIN.BUDGET:
-        return forecast.describe(step, forecast.seconds(step, trainer.schedule.num_updates)) + each
-    budget = Budget(forecast, Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.saved.get("budget", {})))
-    if not step:
-        budget.refuse_too_short(step)
-    return budget.describe(step, budget.fitting(step)) + each
+    if plan.config.TRAIN.BUDGET:
+        from extras.budget import Allowance, Budget
+
+        budget = Budget(forecast, Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.saved.get("budget", {})))
+        if not step:
+            budget.refuse_too_short(step)
+        return budget.describe(step, budget.fitting(step)) + each
+    return forecast.describe(step, forecast.seconds(step, trainer.schedule.num_updates)) + each
 
 
 def make_updates(plan: Plan, trainer: Trainer, forecast: Forecast) -> None:

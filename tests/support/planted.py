@@ -255,8 +255,8 @@ def run_out_of_memory(fits: int, step: int, rank: int) -> None:
 
 
 def compute_in_float64() -> None:
-    make = engine.run.make_model
-    engine.run.make_model = engine.eval_run.make_model = lambda *arguments, **options: make(
+    make = engine.build.make_model
+    engine.build.make_model = engine.eval_run.make_model = lambda *arguments, **options: make(
         *arguments, **options
     ).double()
 

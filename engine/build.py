@@ -8,12 +8,10 @@ from torch import nn
 from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import (
-    CacheProgress,
     Normalize,
     SavedData,
     TrainData,
     build_preparation,
-    cache_image_sets,
     load_image_sets,
 )
 from engine.memory.recovery import MemoryGuard
@@ -43,10 +41,17 @@ def load_data_sets(
 ) -> ImageSets:
     """The image sets, cached if DATA.CACHE is set. `signal`: number of a pending stop signal, or 0."""
     process, log = session.process, session.log
-    progress = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
-    return process.after_first(
-        lambda: cache_image_sets(config, load_image_sets(config, log.say, kept, config.SAVE), progress)
-    )
+
+    def load() -> ImageSets:
+        image_sets = load_image_sets(config, log.say, kept, config.SAVE)
+        if config.DATA.CACHE == "none":
+            return image_sets
+        from extras.cache import CacheProgress, cache_image_sets
+
+        progress = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
+        return cache_image_sets(config, image_sets, progress)
+
+    return process.after_first(load)
 
 
 def make_model(session: Session, plan: Plan) -> nn.Module:

@@ -17,7 +17,7 @@ from configs.schema import AUTO, Config
 from configs.values import to_text
 from datasets import ImageSet, SavedData, build_train_data, describe_balance, load_image_sets
 from engine.auto_batch_size import OF_SO_FEW, Trial, calculate, max_images
-from engine.check.images import check_cache, check_images
+from engine.check.images import check_images
 from engine.check.quick_checks import OK, WARN, WRONG, Finding, check_output, quick_checks
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
@@ -146,6 +146,8 @@ def check_data(rows: Rows, config: Config, train_set: ImageSet | None, eval_set:
     rows.step("data", lambda: [rows.add(finding) for finding in check_images(config, train_set, eval_set)])
     if config.DATA.CACHE != "none":
         sets = {"training": train_set, "validation": eval_set}
+        from extras.cache.check import check_cache
+
         rows.step("cache", lambda: rows.add(check_cache(config, sets)))
 
 

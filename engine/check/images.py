@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +11,11 @@ import numpy as np
 from configs.combinations import IN_THEIR_ORDER
 from configs.schema import Config
 from datasets.bad_images import num_allowed
-from datasets.index import caches_folder
-from datasets.loading.cache import REMEDY, count_threads, estimate_bytes, locate_cache, open_cache, why_not_cacheable
 from datasets.types import ImageReadError, ImageSet
-from engine.check.quick_checks import WARN, WRONG, Finding, nearest_existing
+from engine.check.quick_checks import WARN, WRONG, Finding
 from engine.evaluation.scores import FEW, interval_of
-from utils.files import free_bytes
 from utils.progress import shown
-from utils.text import counted, first_of, format_bytes
+from utils.text import counted, first_of
 
 LINE_EACH = ",\n"
 BLOCK, MAX_BLOCKS = 64, 4096  # images per task of a thread, or more so that there are not too many tasks
@@ -225,32 +221,3 @@ def of_two_classes(scans: list[ScanResult]) -> str:
     pairs = [f"{describe(place)} = {describe(place + 1)}" for place in clashes]
     is_one = len(pairs) == 1
     return f"{counted(len(pairs), 'image')} {'is' if is_one else 'are'} in two classes:\n{first_of(pairs, LINE_EACH)}"
-
-
-def check_cache(config: Config, sets: dict[str, ImageSet | None]) -> Finding:
-    """Whether DATA.CACHE is there, or has room. Never WRONG: a run without a cache continues without it.
-
-    `sets`: those of training and of validation, which share a folder.
-    """
-    lines, needed, folder = [], 0, caches_folder(config)
-    try:
-        for part, image_set in sets.items():
-            if image_set is None:
-                continue
-            if reason := why_not_cacheable(image_set):
-                lines.append(f"none of the {part} images, {reason}")
-                continue
-            location = locate_cache(config, part, image_set)
-            if file := open_cache(location, lines.append):
-                lines.append(f"{part} images: {format_bytes(len(file.data))} in {location.data}")
-                continue
-            with ThreadPoolExecutor(count_threads(config)) as pool:
-                size = estimate_bytes(config.DATA, image_set, pool)
-            lines.append(f"{part} images: about {format_bytes(size)} will be written to {location.folder}")
-            needed += size
-        with tempfile.TemporaryFile(dir=nearest_existing(folder)):
-            free = free_bytes(folder)
-    except OSError as error:
-        return Finding("cache", "\n".join([*lines, f"{folder} cannot be used ({error})"]), WARN, REMEDY)
-    text = "\n".join([*lines, *[f"{format_bytes(free)} are free there"] * bool(needed)])
-    return Finding("cache", text, *((WARN, REMEDY) if needed > free else ()))

@@ -18,11 +18,11 @@ import torch
 
 from configs.schema import Config, Data
 from datasets.index import IndexWriteError, caches_folder
-from datasets.loading.cache_file import CacheFile, CacheLocation, CacheWriter, DamagedCacheError
 from datasets.shuffle import EpochOrder
 from datasets.transforms.crop import resize
 from datasets.transforms.decode import UPRIGHT
 from datasets.types import ImageReadError, ImageSet
+from extras.cache.file import CacheFile, CacheLocation, CacheWriter, DamagedCacheError
 from utils.errors import StoppedBySignal
 from utils.files import free_bytes, locked
 from utils.host import count_cores

@@ -36,7 +36,6 @@ from models import adapt, build_model
 from models.compilation import compile_model, prepare_compiler
 from models.teacher import Teacher, use_both_heads
 from models.transforms import choose_transforms
-from models.weights.load import check_exactly
 from utils.distributed import Process
 from utils.errors import ConfigError, naming_damage
 from utils.host import keep_freed_memory
@@ -170,6 +169,8 @@ def restore(plan: Plan, trainer: Trainer, log: Log) -> None:
         log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))
     if state.get("class_weights") != plan.class_weights:
         log.warn("resume: TRAIN.CLASS_WEIGHTS: the weights are not those of the epochs before")
+    from models.weights.load import check_exactly
+
     check_exactly(trainer.model, state["state_dict"], path)
     with naming_damage(path):
         trainer.load_state_dict(state)

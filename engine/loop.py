@@ -9,7 +9,6 @@ from typing import NamedTuple
 from datasets import BadImages, EvalData, Window
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST
-from engine.eval_run import evaluate_both, evaluate_saved
 from engine.evaluation.scores import rank_of
 from engine.plan import Plan
 from engine.plan_lines import measured_classes
@@ -25,6 +24,7 @@ from engine.train.stop_conditions import (
     why_finished,
 )
 from engine.train.trainer import Trainer
+from engine.trained import evaluate_both, evaluate_saved
 from utils.errors import AFTER_SIGNAL, ExitCode, cause_of
 from utils.log import Log
 from utils.program import StopSignal

@@ -16,7 +16,7 @@ from engine.plan import Plan
 from engine.session import Session
 from engine.train.stop_conditions import NonFinite
 from engine.train.trainer import Trainer
-from models.weights.metadata import preprocessing_of
+from models.weights.state import preprocessing_of
 from utils import VERSION
 from utils.errors import cause_of, naming_damage
 

@@ -76,7 +76,7 @@ PACKAGES = {
     "engine": (
         "parallel precision evaluation train checkpoint memory predict.pictures record diagnose settings predict session"
         " provenance plan plan_lines"
-        " build auto_batch_size eval_run check callback_list saves loop run __init__"
+        " build auto_batch_size eval_run trained check callback_list saves loop run __init__"
     ).split(),
 }
 

@@ -37,7 +37,7 @@ from engine.check.quick_checks import (
     loader_processes,
     quick_checks,
 )
-from engine.eval_run import evaluate_both, weights_to_score
+from engine.eval_run import weights_to_score
 from engine.memory.estimate import MORE, estimate, free_memory
 from engine.parallel import is_sharded
 from engine.plan import ImageSets, Plan, begin, make_plan, refusals
@@ -47,6 +47,7 @@ from engine.session import check_folder
 from engine.train.forecast import END_BY_START, Forecast
 from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
+from engine.trained import evaluate_both
 from models import describe
 from utils.distributed import Process, choose_device, find_devices
 from utils.errors import UserError

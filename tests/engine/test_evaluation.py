@@ -12,13 +12,13 @@ from datasets import BadImages, Normalize, build_eval_data, load_image_sets
 from datasets.sources.images import ArrayImages
 from datasets.transforms.decode import PixelRules
 from datasets.types import ImageReadError
-from engine.eval_run import evaluate_both
 from engine.evaluation import tally as module
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.tally import Tally, average_precision
 from engine.precision.policy import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
+from engine.trained import evaluate_both
 from tests.support.configs import CPU, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, epochs_of, run, run_folder, run_fresh, status_of

@@ -567,7 +567,7 @@ class Start:
     """With CHECK, read at most this many images of each set, spread evenly over it; not set: all."""
     EXPLAIN: Annotated[bool, In("PRECISION"), Extra("explain")] = False
     """Before training, report the type in which each module computes, and write precision.csv."""
-    PROFILE: Annotated[int | None, Bounds(1, 10_000)] = None
+    PROFILE: Annotated[int | None, Bounds(1, 10_000), Extra("profiler")] = None
     """Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
     MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None
     """Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves and ends before it; not set: none."""

@@ -15,7 +15,7 @@ from engine.record.image_results import BestResults
 from engine.record.image_sheets import TrainBatch
 from engine.record.metrics import Recorder
 from engine.record.report import write_at_end
-from engine.record.timing import Profiler, Timing
+from engine.record.timing import Timing
 from engine.record.trackers import Trackers
 from engine.session import Session
 from engine.train.callback import Callback
@@ -57,7 +57,9 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
     if process.is_first and config.REPORT:
         add(TrainBatch(config, session.path, plan.classes, log))
     if process.is_first and config.START.PROFILE:
-        add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", timing, log.say))
+        from extras.profiler import Profiler
+
+        add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", log.say))
     add(Console(config, log, timing, forecast))
     doctor = None
     if process.is_first:

@@ -18,6 +18,7 @@ ASKING: dict[str, str | None] = {
     "budget": f"{TRAIN} -budget 5m",
     "explain": f"{TRAIN} -explain_precision",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
+    "profiler": f"{TRAIN} -profile 2",
 }
 
 

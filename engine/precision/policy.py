@@ -14,8 +14,6 @@ from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from engine.precision.master_weights import ComputingModel, HalfCopy, half_copy
 from models.compilation import compile_model
 from models.parts import starts_with_convolution
-from models.transforms.float8 import check_float8
-from models.transforms.op_overrides import OpOverrides
 from utils.errors import ConfigError
 from utils.host import half_speedup
 
@@ -52,6 +50,8 @@ class Precision:
         self.is_naive, self.is_float8 = (config.AMP and settings.MODE == mode for mode in ("naive", "float8"))
         self.half, self.reason = choose_half(config.AMP, settings.DTYPE, device, has_bfloat16(device))
         if self.is_float8:
+            from extras.float8 import check_float8
+
             check_float8(device)
             self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
         self._check_device()
@@ -121,6 +121,8 @@ class Precision:
     @contextlib.contextmanager
     def black_listed(self, model: torch.nn.Module, paths: Iterable[str]) -> Iterator[None]:
         """Let these modules compute in float32 meanwhile."""
+        from extras.operator_lists import OpOverrides
+
         overrides = OpOverrides(tuple(paths), (), self.device.type, self.half)
         overrides.apply(model)
         try:

@@ -17,7 +17,9 @@ TRAIN = "main_single_gpu -cfg {small} -output {output} -name asking -epochs 1"
 ASKING: dict[str, str | None] = {
     "budget": f"{TRAIN} -budget 5m",
     "explain": f"{TRAIN} -explain_precision",
+    "float8": f"{TRAIN} -amp -opts PRECISION.MODE=float8",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
+    "operator_lists": f"{TRAIN} -amp -opts PRECISION.CUSTOM_BLACK_LIST=[softmax]",
     "profiler": f"{TRAIN} -profile 2",
 }
 

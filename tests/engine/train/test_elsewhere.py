@@ -18,6 +18,7 @@ from engine.record.timing import Timing
 from engine.train.stop_conditions import SkipLimit
 from models.transforms.kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
+from tests.support.extras import needing_extra
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.run_hash import state_hash
 from tests.support.several_labels import write_digits
@@ -89,7 +90,10 @@ def test_the_device_counts_what_the_host_waits_for_and_refuses_to_mix():
         ones + here
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(mode, marks=needing_extra("operator_lists")) if mode == "op lists" else mode for mode in MODES],
+)
 @on_pretend_device
 def test_an_update_waits_for_nothing_and_computes_what_the_host_does(tmp_path, mode):
     config = small_config(tmp_path, *MODES[mode].split(), "TRAIN.WARMUP_EPOCHS=0")

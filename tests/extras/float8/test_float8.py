@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-import engine.precision.policy
+import extras.float8
 from configs.values import flatten
 from datasets import Normalize, build_preparation
 from engine.diagnose.overflow import Batches, make_case
 from engine.precision.policy import Precision
 from engine.predict.classifier import config_of
+from extras.float8 import check_float8
 from models import build_model
 from models.transforms import choose_transforms
-from models.transforms.float8 import check_float8
 from scripts.doctor import precision_of
 from tests.support.configs import CPU, small_config
 from tests.support.refusals import refused
@@ -36,7 +36,7 @@ def config(tmp_path):
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch):
     """Runs on this machine compute in float8 too."""
-    monkeypatch.setattr(engine.precision.policy, "check_float8", lambda device: None)
+    monkeypatch.setattr(extras.float8, "check_float8", lambda device: None)
 
 
 def prepared(config, num_classes=10) -> tuple[nn.Module, Precision, list[str]]:
@@ -50,7 +50,7 @@ def in_float8(model: nn.Module) -> list[str]:
 
 
 def test_a_device_without_float8_is_refused_before_data_is_read(tmp_path, small_yaml, monkeypatch):
-    monkeypatch.setattr(engine.precision.policy, "check_float8", check_float8)
+    monkeypatch.setattr(extras.float8, "check_float8", check_float8)
     monkeypatch.setitem(sys.modules, "torchao", None)  # the device is named first: it is what cannot be installed
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "output"), "-dataset", "imagefolder"]
     options = ["DATA.DATA_PATH=nowhere", "DEVICE=cpu", "PRECISION.MODE=float8"]

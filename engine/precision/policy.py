@@ -4,9 +4,6 @@ There is one path for every precision. A GradScaler checks every gradient: in fl
 and float32 the scale is 1 and it only skips non-finite updates.
 """
 
-import contextlib
-from collections.abc import Iterable, Iterator
-
 import torch
 
 from configs.schema import Config
@@ -117,18 +114,6 @@ class Precision:
         if in_training and self._config.COMPILE and not self._config.START.EVAL:
             compile_model(copied, self._config)
         return copied
-
-    @contextlib.contextmanager
-    def black_listed(self, model: torch.nn.Module, paths: Iterable[str]) -> Iterator[None]:
-        """Let these modules compute in float32 meanwhile."""
-        from extras.operator_lists import OpOverrides
-
-        overrides = OpOverrides(tuple(paths), (), self.device.type, self.half)
-        overrides.apply(model)
-        try:
-            yield
-        finally:
-            overrides.revert(model)
 
     def input_dtype(self, model: torch.nn.Module) -> torch.dtype:
         """The type in which a model that computes takes images: that of its weights, or half where autocast would cast them.

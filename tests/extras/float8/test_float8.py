@@ -10,14 +10,13 @@ from torch import nn
 import extras.float8
 from configs.values import flatten
 from datasets import Normalize, build_preparation
-from engine.diagnose.overflow import Batches, make_case
 from engine.precision.policy import Precision
 from engine.predict.classifier import config_of
 from extras.float8 import check_float8
 from models import build_model
 from models.transforms import choose_transforms
-from scripts.doctor import precision_of
 from tests.support.configs import CPU, small_config
+from tests.support.extras import needing_extra
 from tests.support.refusals import refused
 from tests.support.runs import typed
 from tests.support.trainers import cosines_to_float32, make_trainer, update
@@ -134,7 +133,11 @@ def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path):
         assert torch.equal(mine, theirs)
 
 
+@needing_extra("doctor")
 def test_doctor_and_predict_need_no_float8(config):
+    from extras.doctor.command import precision_of
+    from extras.doctor.overflow import Batches, make_case
+
     state = {"config": flatten(config), "amp_scaler": {"dtype": "torch.bfloat16", "scale": 1.0}}
     images = {"mean": [0.5], "std": [0.5], "input_size": [1, 8, 8], "crop_pct": 0.875, "interpolation": "bicubic"}
     predicting = Precision(config_of({**state, "data": images}), CPU)

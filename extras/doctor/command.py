@@ -10,14 +10,13 @@ import torch
 from configs.schema import Config
 from configs.values import unflatten
 from datasets import (
-    CacheProgress,
     Normalize,
     SavedData,
     build_preparation,
     build_train_data,
-    cache_image_sets,
     load_image_sets,
 )
+from engine.build import read_through_cache
 from engine.precision.policy import set_matmul
 from engine.settings import load_settings
 from engine.train.loss import build_loss
@@ -111,7 +110,7 @@ def next_batch(config: Config, state: dict) -> Batches:
     """The next batch of the run, which is a function of seed and step."""
     kept = SavedData(state["class_names"], state.get("split", {}))
     image_sets = load_image_sets(config, saved=kept)
-    train_set, _ = cache_image_sets(config, image_sets, CacheProgress(print, print, may_build=False))
+    train_set, _ = read_through_cache(config, image_sets, say=print, warn=print, may_build=False)
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)
     read_here = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))

@@ -16,9 +16,11 @@ TRAIN = "main_single_gpu -cfg {small} -output {output} -name asking -epochs 1"
 # The command that asks for an extra. None: nobody does, and a run without it says so.
 ASKING: dict[str, str | None] = {
     "budget": f"{TRAIN} -budget 5m",
+    "cache": f"{TRAIN} -opts DATA.CACHE=disk",
     "doctor": "scripts.doctor {output}/run",
     "explain": f"{TRAIN} -explain_precision",
     "float8": f"{TRAIN} -amp -opts PRECISION.MODE=float8",
+    "trackers": f"{TRAIN} -track mlflow",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
     "operator_lists": f"{TRAIN} -amp -opts PRECISION.CUSTOM_BLACK_LIST=[softmax]",
     "profiler": f"{TRAIN} -profile 2",

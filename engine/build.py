@@ -52,14 +52,19 @@ def load_data_sets(
 
     def load() -> ImageSets:
         image_sets = load_image_sets(config, log.say, kept, config.SAVE)
-        if config.DATA.CACHE == "none":
-            return image_sets
-        from extras.cache import CacheProgress, cache_image_sets
-
-        progress = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
-        return cache_image_sets(config, image_sets, progress)
+        may_build = process.local_rank == 0
+        return read_through_cache(config, image_sets, say=log.say, warn=log.warn, signal=signal, may_build=may_build)
 
     return process.after_first(load)
+
+
+def read_through_cache(config: Config, image_sets: ImageSets, **progress) -> ImageSets:
+    """Let the sets read their images from the cache if DATA.CACHE is set. `progress`: the fields of CacheProgress."""
+    if config.DATA.CACHE == "none":
+        return image_sets
+    from extras.cache import CacheProgress, cache_image_sets
+
+    return cache_image_sets(config, image_sets, CacheProgress(**progress))
 
 
 def prepare_torch(config: Config, process: Process, log: Log) -> None:

@@ -14,8 +14,8 @@ from configs.load import LoadedConfig
 from datasets import BadImages, EvalData, Normalize, build_eval_data
 from engine.build import load_data_sets, make_model
 from engine.checkpoint.resume import is_run
-from engine.diagnose.trace import refuse_not_finite
 from engine.evaluation.evaluate import Evaluation, evaluate
+from engine.evaluation.not_finite import refuse_not_finite
 from engine.evaluation.scores import Best, describe_scores
 from engine.evaluation.tally import are_finite
 from engine.plan import Plan, begin, make_plan

@@ -94,7 +94,8 @@ class Loop:
             return self.save_and_stop(stopped, made_progress=self.trainer.step > first_step)
         except NonFinite as error:
             self.wait_for_disk()
-            reason = f"{error}{self.saves.keep_for_doctor(self.watchers.last_update)}"
+            advice = [each.on_non_finite(self.trainer) for each in self.trainer.callbacks]
+            reason = "; ".join(filter(None, [str(error), *advice]))
             return Outcome("stopped", ExitCode.NON_FINITE, f"stopped: {reason}", reason)
         finally:
             self.saves.saver.wait()

@@ -41,6 +41,7 @@ from models.weights.state import record_of
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
+from utils.runs import Identity
 
 T = TypeVar("T")
 ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
@@ -169,7 +170,7 @@ def make_plan(
     no_images = ImageSet([], [])
     train, val = step("data", lambda: _load(begun, load_data, names), (no_images, no_images))
     of_data = data_facts(train, val) if len(val) else {}
-    where = {"RESUME": f"step {begun.saved.get('step')}"} if begun.saved else {}
+    where = {"RESUME": _describe_save(begun.saved)} if begun.saved else {}
     refuse_other_ranks(process, of_data | where)
     if loaded.config.START.EVAL:
         return Plan(**facts, eval_set=val, classes_of_weights=names, facts=of_data)
@@ -254,6 +255,13 @@ def _load(begun: Beginning, load_data: Callable[[Config, SavedData | None], Imag
     if val.classes != names and set(val.classes) <= set(names):
         renumber([val], names)
     return train, val
+
+
+def _describe_save(saved: dict) -> str:
+    """Return what tells a checkpoint from the others of this run and of other runs."""
+    run = Identity.of(saved)
+    of_run = f" of {run.name}, saved {saved['run'].get('saved')}" if run else ""
+    return f"step {saved.get('step')}{of_run}"
 
 
 def _with_batch_size(begun: Beginning, find: Callable, num_images: int, num_classes: int) -> LoadedConfig:

@@ -18,6 +18,7 @@ BEST, LAST = "best.pth", "last.pth"
 LATEST = "latest"
 FILES_OF_A_RUN = ("status.json", "config.yaml", ".lock")
 OUTPUT = "output"  # where runs are by default
+EMPTY_NAME = "a run or file has an empty name, as of a shell variable that is not set; name one"
 LARGEST = 2**26  # bytes of a status.json
 DATED = re.compile(
     r"[a-z]+-(\d{8}-\d\d-\d\d-\d\d)(-.+?)?(?:\.(\d+))?"
@@ -156,7 +157,12 @@ def has_files_of_run(names: Collection[str]) -> bool:
 
 
 def without_latest(source: str | Path, save: str = OUTPUT) -> str:
-    """The folder of the newest run in `save` in place of the word latest; anything else, and a file of that name, as it is."""
+    """The folder of the newest run in `save` in place of the word latest; anything else, and a file of that name, as it is.
+
+    Raise ConfigError for an empty name, which Path would take for the current folder.
+    """
+    if not str(source).strip():
+        raise ConfigError(EMPTY_NAME)
     if str(source) != LATEST or Path(LATEST).exists():
         return str(source)
     settings = Path(save).expanduser().glob("*/config.yaml")

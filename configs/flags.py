@@ -152,7 +152,9 @@ def parse(argv: list[str]) -> CommandLine:
     for flag, values in NEVER_EMPTY.items():
         text = getattr(known, _SETTING_OF[flag])
         if text is not None and not text.strip():
-            raise ConfigError(f"{flag} is empty, as of a shell variable that is not set; name {values}, or leave {flag} out")
+            raise ConfigError(
+                f"{flag} is empty, as of a shell variable that is not set; name {values}, or leave {flag} out"
+            )
     if rest:
         before = argv[argv.index(rest[0]) - 1]
         hint = "" if before.startswith("-") else f"; quote a value that has spaces: '{before} {rest[0]}'"

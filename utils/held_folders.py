@@ -53,7 +53,9 @@ class HeldFolder:
         if place is None:
             return FolderMoved(f"{start} was deleted or moved {ends}; start it again")
         if place == self.path.absolute():
-            return FolderMoved(f"{self._setting}: another run took over {self.path} {ends}; wait until the other one ends")
+            return FolderMoved(
+                f"{self._setting}: another run took over {self.path} {ends}; wait until the other one ends"
+            )
         has_save = (place / "last.pth").exists()
         then = f"; -resume {shlex.quote(str(place))} goes on from its last save" if has_save else ""
         return FolderMoved(f"{start} was moved to {place} {ends}{then}")

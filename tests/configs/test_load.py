@@ -200,7 +200,9 @@ def test_a_settings_file_decides_over_what_the_weights_say():
     assert (model.DROPOUT, model.DROPPATH) == (0.3, 0.2)
 
 
-@pytest.mark.parametrize("given", [{"NAME": "", "MODEL.RESUME": "auto"}, {"NAME": " ", "MODEL.RESUME": "auto"}, {"SAVE": ""}])
+@pytest.mark.parametrize(
+    "given", [{"NAME": "", "MODEL.RESUME": "auto"}, {"NAME": " ", "MODEL.RESUME": "auto"}, {"SAVE": ""}]
+)
 def test_a_variable_that_was_not_filled_into_a_file_is_refused(given):
     key = next(iter(given))
     with refused(ConfigError, key, "empty", "x.yaml"):

@@ -124,4 +124,3 @@ def test_an_empty_name_is_not_the_current_folder(trained, tmp_path, monkeypatch,
     before = contents(Path.cwd())
     typed(*(word.format(run=trained) for word in words)).refused("empty", "shell variable")
     assert contents(Path.cwd()) == before
-

@@ -58,8 +58,8 @@ def test_a_loader_thread_that_dies_ends_the_run(tmp_path, start):
 def test_shared_memory_without_room_is_warned_of_and_then_named(tmp_path, start, size, what):
     if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("a /dev/shm of its own needs root")
-    large = ["DATA.BATCH_SIZE=700", "DATA.IMAGE_SIZE=16"]
-    ended = start(tmp_path / "o", *DIGITS, *PROCESSES, *large, limit_shared_memory=[size])
+    digits = [word.replace("100", "700") for word in DIGITS]
+    ended = start(tmp_path / "o", *digits, *PROCESSES, "DATA.IMAGE_SIZE=16", limit_shared_memory=[size])
     said = ended.printed
     assert ended.returncode == 2 and "Traceback" not in said, said
     warned, named = said.index("check: shared memory: "), said.index("error: DATA.WORKERS: ")

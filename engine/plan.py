@@ -36,6 +36,7 @@ from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.extras import has_extra
 from utils.log import Log
+from utils.runs import Identity
 
 ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
 AS_BEGUN = "as this run began"  # origin of a setting
@@ -159,7 +160,7 @@ def make_plan(
     names = _classes_of_weights(begun)
     train, val = _load(begun, load_data, names)
     of_data = data_facts(train, val)
-    where = {"RESUME": f"step {begun.saved.get('step')}"} if begun.saved else {}
+    where = {"RESUME": _describe_save(begun.saved)} if begun.saved else {}
     refuse_other_ranks(process, of_data | where)
     if loaded.config.START.EVAL:
         return Plan(**facts, eval_set=val, classes_of_weights=names, facts=of_data)
@@ -248,6 +249,13 @@ def _load(begun: Beginning, load_data: Callable[[Config, SavedData | None], Imag
     if val.classes != names and set(val.classes) <= set(names):
         renumber([val], names)
     return train, val
+
+
+def _describe_save(saved: dict) -> str:
+    """Return what tells a checkpoint from the others of this run and of other runs."""
+    run = Identity.of(saved)
+    of_run = f" of {run.name}, saved {saved['run'].get('saved')}" if run else ""
+    return f"step {saved.get('step')}{of_run}"
 
 
 def _with_batch_size(begun: Beginning, find: Callable, num_images: int, num_classes: int) -> LoadedConfig:

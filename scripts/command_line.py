@@ -12,6 +12,7 @@ from configs.removed import REMOVED_FLAGS
 from configs.typed_names import setting_meant
 from utils.errors import ConfigError, cause_of
 from utils.files import refuse_special
+from utils.runs import EMPTY_NAME
 from utils.text import is_url
 
 RUN_HELP = "a run's folder (its best weights), a checkpoint in it, or latest, the newest run in output"
@@ -58,7 +59,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def local_path(text: str) -> Path:
-    """The argparse type of every path: of a URL, Path makes a folder called `s3:`."""
+    """The argparse type of every path: of a URL, Path makes a folder called `s3:`, of an empty text the current folder."""
+    if not text.strip():
+        raise ConfigError(EMPTY_NAME)
     if is_url(text):
         raise ConfigError(f"{text} is a URL; name a file or folder of this machine")
     return Path(text)

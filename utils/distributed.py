@@ -18,7 +18,7 @@ import torch.distributed as dist
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
 from utils.host import available_cores, count_cores, cpu_quota, share_of_cores
 from utils.launch import LaunchOptions, find_launched_rank
-from utils.program import die_with_parent
+from utils.program import die_with_parent, judge
 from utils.rendezvous import Rendezvous, format_ranks
 from utils.text import counted
 
@@ -163,8 +163,8 @@ class Process:
             except Exception as caught:
                 error = caught
         if self._host_group is not None:  # -check simulates one of several processes
-            facts = (str(error), error.code) if isinstance(error, UserError) else ("process 0 failed",)
-            outcome = [result, facts if error else None]
+            message = str(error) if isinstance(error, UserError) else "process 0 failed"
+            outcome = [result, (message, judge(error)[0]) if error else None]
             dist.broadcast_object_list(outcome, src=0, group=self._host_group)
             if not self.is_first:
                 result, error = outcome[0], outcome[1] and AlreadyReportedError(*outcome[1])

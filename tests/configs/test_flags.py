@@ -39,7 +39,7 @@ def test_every_flag_sets_its_setting_with_a_blank_or_an_equals_sign(flag):
 
 def test_flags_override_when_they_were_given_not_when_they_are_truthy():
     text = "AMP: true\nNAME: a\nMODEL: {PRETRAINED: x.pth}\nTRAIN: {LAST_EPOCH: 5}\nDATA: {NUM_WORKERS: 4}"
-    argv = ["-last_epoch", "0", "-num_workers=0", "-pretrained", "", "-name=", "-amp", "false"]
+    argv = ["-last_epoch", "0", "-num_workers=0", "-pretrained", "none", "-name=", "-amp", "false"]
     config = load_text(text, *argv).config
     assert (config.START.LAST_EPOCH, config.DATA.NUM_WORKERS) == (0, 0)
     assert (config.MODEL.PRETRAINED, config.START.NAME, config.AMP) == (None, "", False)

@@ -60,6 +60,15 @@ def test_all_processes_of_a_moved_run_end(tmp_path, start, flags, moment, rank):
     assert status_of(tmp_path / "moved")["state"] == "save_failed"
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_moved_before_its_first_update_says_so_too(tmp_path, start, processes):
+    move = [str(tmp_path), "the start", 0, False]
+    ended = start(tmp_path, "-name", "exp", processes=processes, move_folder=move)
+    assert set(ended.codes) == {1}, ended.printed
+    assert [path.name for path in tmp_path.iterdir()] == ["moved"]
+    assert status_of(tmp_path / "moved")["state"] == "save_failed"
+
+
 @pytest.fixture
 def held(tmp_path) -> Iterator[HeldFolder]:
     """The folder of a run."""

@@ -109,3 +109,22 @@ def test_a_script_overwrites_its_own_files_and_empty_ones(trained, tmp_path, tmp
         os.utime(tmp_path / name, ns=(0, 0))
     write(kind, trained, tmp_path / name, photos).done()
     assert (tmp_path / name).stat().st_mtime_ns
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["scripts/compare.py", "{run}", ""],
+        ["scripts/report.py", ""],
+        ["scripts/report.py", "{run}", "-output", " "],
+        ["scripts/doctor.py", ""],
+        ["scripts/export.py", "", "-output", "x.safetensors"],
+        ["scripts/predict.py", "", "photo.png"],
+    ],
+)
+def test_an_empty_name_is_not_the_current_folder(trained, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(shutil.copytree(trained, tmp_path / "here"))
+    Image.new("RGB", (30, 20), "green").save("photo.png")
+    before = contents(Path.cwd())
+    typed(*(word.format(run=trained) for word in words)).refused("empty", "shell variable")
+    assert contents(Path.cwd()) == before

@@ -160,6 +160,7 @@ def tell(rank: int, moment: str, *numbers: int) -> None:
 
 # What is called where the run's folder is moved away, and at which call of it.
 MOVES = {
+    "the start": (engine.run, "quick_checks", 1),
     "a save": (engine.saves.Saves, "save", 1),
     "a rename": (os, "replace", 10),
     "a sharded save": (ShardedSaver, "_put", 1),
@@ -174,7 +175,7 @@ MOVES = {
 OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-1.pth", "status.json", "report.html")
 
 
-def move_folder(output: str, before: str, rank: int = 0) -> None:
+def move_folder(output: str, before: str, rank: int = 0, is_replaced: bool = True) -> None:
     """Before this is called, the run's folder is renamed to `moved`, and another run begins in a folder of the same name."""
     owner, name, nth = MOVES[before]
     owner = pydoc.locate(owner) if isinstance(owner, str) else owner  # of an extra, which may be missing
@@ -185,7 +186,7 @@ def move_folder(output: str, before: str, rank: int = 0) -> None:
         if calls[0] == nth:
             (folder,) = Path(output).iterdir()
             folder.rename(folder.with_name("moved"))
-            for each in OF_ANOTHER_RUN:
+            for each in OF_ANOTHER_RUN if is_replaced else ():
                 (folder / each).parent.mkdir(parents=True, exist_ok=True)
                 (folder / each).write_text("of another run")
         return do(*arguments, **options)

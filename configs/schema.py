@@ -125,6 +125,16 @@ class Alike(NamedTuple):
     values: tuple
 
 
+class Extra(NamedTuple):
+    """The extra that a setting needs: a file or folder of extras/, which may have been deleted."""
+
+    name: str
+    without: str = ""  # what a run lacks without it, if the setting's default uses it
+
+    def is_used_by(self, value: Any) -> bool:
+        return bool(value) and value not in ("none", "off")
+
+
 class In(NamedTuple):
     """The section in which a setting of Start is written."""
 
@@ -376,7 +386,7 @@ class Train:
 
     NUM_EPOCHS: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 300
     """Passes over the training images."""
-    BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE] = None
+    BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE, Extra("budget")] = None
     """The time that the run may take, over all its starts (8h, 90m), or the time of day at which it ends (07:00): it chooses its number of updates by its own speed, NUM_EPOCHS at most, and shortens the schedule in proportion, so that it ends in time at END_LR; not set: NUM_EPOCHS."""
     SIZE_SCHEDULE: Annotated[tuple[str, ...], SIZES] = ()
     """Sizes of training images, each as EPOCHS:PIXELS, the size after so many epochs: 0:128, 60:160, 80:224. Evaluation is at DATA.IMAGE_SIZE throughout; empty: training too."""
@@ -555,7 +565,7 @@ class Start:
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
     CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
     """With CHECK, read at most this many images of each set, spread evenly over it; not set: all."""
-    EXPLAIN: Annotated[bool, In("PRECISION")] = False
+    EXPLAIN: Annotated[bool, In("PRECISION"), Extra("explain")] = False
     """Before training, report the type in which each module computes, and write precision.csv."""
     PROFILE: Annotated[int | None, Bounds(1, 10_000)] = None
     """Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""

@@ -27,6 +27,7 @@ from configs.schema import (
     Arguments,
     Bounds,
     Config,
+    Extra,
     Form,
     In,
     Start,
@@ -76,6 +77,11 @@ class Setting:
     def alike(self) -> tuple:
         """Its values that have the same result."""
         return next((mark.values for mark in self.marks if isinstance(mark, Alike)), ())
+
+    @property
+    def extra(self) -> Extra | None:
+        """The extra without which it cannot be used."""
+        return next((mark for mark in self.marks if isinstance(mark, Extra)), None)
 
     @property
     def is_open(self) -> bool:

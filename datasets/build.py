@@ -17,7 +17,7 @@ from datasets.sources import find_source
 from datasets.split import describe_split, split, warn_of_other_parts
 from datasets.types import ImageSet, SavedData
 from utils.distributed import Process
-from utils.errors import ConfigError, DataError
+from utils.errors import ConfigError, DataError, ensure
 from utils.text import counted
 
 NUM_SMALLEST = 3  # classes that are named
@@ -40,9 +40,8 @@ def load_image_sets(
     except DataError as error:
         raise (output and _output_in_data(data.DATA_PATH, output, error)) or error from None
     whole = train if val is None else val
-    assert whole.split.get("training") or config.START.EVAL, (
-        f"{name}: `split` of its sets must say where they come from"
-    )
+    has_origin = bool(whole.split.get("training")) or config.START.EVAL
+    ensure(has_origin, f"{name}: `split` of its sets must say where they come from")
     if whole.doubt and not _are_listed(config, saved, whole.classes):
         raise DataError(whole.doubt)
     for part in filter(None, (train, val)):

@@ -19,8 +19,9 @@ from engine.memory.estimate import estimate, free_memory
 from engine.memory.recovery import MemoryGuard, release, shortage
 from engine.plan import Beginning, plan_of
 from engine.precision.policy import Precision, or_amp
+from engine.train.micro_batches import Guard
 from engine.train.teacher import random_teacher
-from engine.train.trainer import Guard, Trainer
+from engine.train.trainer import Trainer
 from models import adapt, build_model
 from models.transforms import choose_transforms
 from utils.distributed import Process

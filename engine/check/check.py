@@ -36,7 +36,6 @@ from engine.plan_lines import (
 )
 from engine.precision.policy import Precision, or_amp
 from engine.session import check_name, new_folder
-from engine.train.budget import Allowance, Budget
 from engine.train.forecast import END_BY_START, Forecast
 from engine.train.optimizers import AnyOptimizer, build_optimizer, check_state
 from engine.train.schedule import planned_updates
@@ -319,6 +318,8 @@ def estimate_time(plan: Plan, model: nn.Module) -> str:
     if not config.TRAIN.BUDGET:
         told = forecast.describe(step, forecast.seconds(step, plan.num_updates))
     else:
+        from extras.budget import Allowance, Budget
+
         budget = Budget(forecast, Allowance(config.TRAIN.BUDGET, time.monotonic(), plan.saved.get("budget", {})))
         if not step:
             budget.refuse_too_short(step)

@@ -20,10 +20,11 @@ from engine.record.plot import Plotter
 from engine.record.saved_run import read_rows, read_table, title_of
 from engine.record.timing import Timing, shares
 from engine.record.trackers import Trackers
+from engine.train.callback import PHASES, Callback
 from engine.train.counters import EpochResult, Report
-from engine.train.trainer import PHASES, Callback, Trainer
+from engine.train.trainer import Trainer
 from utils.errors import cause_of, naming_damage
-from utils.files import write_text
+from utils.files import LineFile, write_text
 from utils.log import Log
 from utils.text import csv_text
 
@@ -193,11 +194,11 @@ class StepRows:
                 if int(row["step"]) < first_step
             ]
         write_text(path, "\n".join([",".join(self._columns), *map(self._line, self.rows), ""]))
-        self._file = open(path, "a", buffering=1)  # noqa: SIM115
+        self._file = LineFile(path)
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
-        print(self._line(row), file=self._file)
+        self._file.write(f"{self._line(row)}\n")
 
     def _line(self, row: Row) -> str:
         """Unknown values are empty."""

@@ -18,8 +18,8 @@ from configs.schema import Config
 from configs.values import flatten
 from engine.record.saved_run import read_object
 from utils.distributed import Process
-from utils.errors import ConfigError
-from utils.files import write_text
+from utils.errors import ConfigError, ExitCode
+from utils.files import has_other_names, write_text
 from utils.held_folders import FolderMoved, check_in_place, is_in_place
 from utils.log import Log
 from utils.text import redacted
@@ -107,27 +107,37 @@ class TensorBoard(Tracker):
         self.last = {"step": step - 1, "epoch": epoch - 1}
 
     def add(self, rows: Sequence[Row]) -> None:
+        writer = self._open_writer()
+        for row in rows:
+            for name, value in row.figures.items():
+                writer.add_scalar(name, value, row.number)
+        writer.flush()  # it opens its file by its path for each write, at times of its own
+
+    def _open_writer(self) -> Any:
+        """Return the writer. It begins a new file where the newest one has a hard link, as in a snapshot by `cp -al`."""
         check_in_place(self.folder)
+        folder = self.folder / "tensorboard"
+        newest = max(folder.glob("events.*"), key=lambda path: path.stat().st_mtime_ns, default=None)
+        if self._writer and newest and has_other_names(newest):
+            self._writer.close()
+            self._writer, self._first_step = None, None
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._first_step)
-        for row in rows:
-            for name, value in row.figures.items():
-                self._writer.add_scalar(name, value, row.number)
-        self._writer.flush()  # it opens its file by its path for each write, at times of its own
+            self._writer = SummaryWriter(str(folder), purge_step=self._first_step)
+        return self._writer
 
     def end(self, ending: Ending) -> None:
         if self._writer is None:
             return
-        check_in_place(self.folder)
+        writer = self._open_writer()
         import numpy
         from PIL import Image
 
         for path in ending.pictures:
             with Image.open(path, formats=("PNG",)) as picture:
-                self._writer.add_image(path.stem, numpy.asarray(picture.convert("RGB")), dataformats="HWC")
-        self._writer.close()
+                writer.add_image(path.stem, numpy.asarray(picture.convert("RGB")), dataformats="HWC")
+        writer.close()
 
 
 class Wandb(Tracker):
@@ -348,7 +358,7 @@ def ending_of(folder: Path, has_failed: bool) -> Ending:
         return Ending("failed", {}, ())
     status = read_object(folder / "status.json")
     state = status.get("state")
-    if has_failed or state in ("failed", "save_failed") or status.get("exit_code") == 3:
+    if has_failed or state in ("failed", "save_failed") or status.get("exit_code") == ExitCode.NON_FINITE:
         state = "failed"
     best = {key: value for key, value in (status.get("best") or {}).items() if isinstance(value, int | float)}
     from engine.record.report import PICTURES  # imported here: a run without a tracker does not need it

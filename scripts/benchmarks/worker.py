@@ -17,8 +17,10 @@ import torch
 
 from configs.schema import Config
 from engine.settings import load_settings
-from utils.errors import ConfigError, UserError
+from utils.errors import ConfigError, UserError, ensure
 from utils.host import synchronize
+
+NOT_FINITE = "what was measured computes values that are not finite"
 
 
 def main(argv: list[str]) -> None:
@@ -125,7 +127,7 @@ class TrainerWorker(LoaderWorker):
         for _ in range(steps):
             self.trainer.update(next(self.windows))
         self.trainer.report()  # waits for the device
-        assert torch.isfinite(self.trainer.counters.totals).all()
+        ensure(bool(torch.isfinite(self.trainer.counters.totals).all()), NOT_FINITE)
 
 
 class TimmWorker(LoaderWorker):
@@ -159,7 +161,7 @@ class TimmWorker(LoaderWorker):
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            assert math.isfinite(loss.item())
+            ensure(math.isfinite(loss.item()), NOT_FINITE)
 
 
 ROLES = {"step": TrainerWorker, "timm": TimmWorker, "loader": LoaderWorker}

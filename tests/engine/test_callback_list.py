@@ -12,7 +12,7 @@ from engine.record.image_results import BestResults
 from engine.record.image_sheets import TrainBatch
 from engine.record.metrics import Recorder
 from engine.run import run
-from engine.train.trainer import Callback
+from engine.train.callback import Callback
 from tests.support.configs import CPU, small_config
 from tests.support.modules import ROOT
 from tests.support.runs import run_folder

@@ -13,7 +13,6 @@ from datasets.types import ImageSet
 from engine.check import check, images, quick_checks
 from engine.check.images import ScanResult
 from engine.diagnose.doctor import Diagnosis, Row, Vanishing
-from engine.diagnose.explain import COLUMNS, collapse
 from engine.diagnose.overflow import advice
 from engine.diagnose.trace import Location
 from engine.evaluation.scores import Best, Scores, describe_scores
@@ -24,7 +23,7 @@ from engine.train.stop_conditions import why_finished
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.printed import same_text
 from utils.distributed import Process
-from utils.text import align, counted
+from utils.text import counted
 
 CORE, MLP = Location("blocks.1.attn", "logits (q·k)"), Location("blocks.1.mlp.fc1")
 ROWS = [Row(CORE, "float16", 131008.0, 64.0, 0.25), Row(MLP, "float16 float32", 3.5, 70000.0, None)]
@@ -52,13 +51,6 @@ def test_what_the_doctor_finds_prescribes_and_advises(tmp_path):
         last = advice(found, "run/doctor.yaml" if found.first and found.is_mended else None)
         pages[name] = "\n".join([*found.lines(), *written, last])
     same_text("doctor", pages)
-
-
-def test_like_modules_are_a_row_of_explain_precision():
-    cells = ("Linear", "bfloat16", "float32", "bfloat16", "float32", "addmm")
-    rows = [(f"blocks.{number}.attn.qkv", *cells) for number in (0, 1, 2, 4, 6, 7)]
-    rows += [("blocks.3.attn.qkv", *cells[:-1], "mm"), ("head", *cells), ("stages.0.1.x", *cells)]
-    same_text("explain_precision", "\n".join(align([COLUMNS, *collapse(rows)])))
 
 
 def told(findings: dict) -> dict[str, str]:

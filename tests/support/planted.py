@@ -34,13 +34,15 @@ from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import PerImage
+from engine.loop import Loop, Outcome
 from engine.record.image_results import BestResults, ResultFiles
 from engine.record.metrics import Recorder
 from engine.record.plot import Plotter
 from engine.record.trackers import Trackers
 from engine.session import Status
+from engine.train.callback import Callback
 from engine.train.forecast import Forecast
-from engine.train.trainer import Callback, Trainer
+from engine.train.trainer import Trainer
 from tests.support.forked_children import ForkingPopen
 from tests.support.forks import DEADLINE
 from tests.support.planted_in_saves import (  # noqa: F401
@@ -267,7 +269,9 @@ def count_seconds() -> None:
 
 def pass_time(seconds: float, later_seconds: float, step: int) -> None:
     """For TRAIN.BUDGET an update takes so many seconds, from this step on `later_seconds`, and nothing else takes time."""
-    now, update, allowance = [0.0], Trainer.update, engine.callback_list.Allowance
+    import extras.budget
+
+    now, update, allowance = [0.0], Trainer.update, extras.budget.Allowance
 
     def clock() -> float:
         return now[0]
@@ -285,7 +289,7 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
 
     Trainer.update = timed
     engine.callback_list.Forecast = PassingForecast
-    engine.callback_list.Allowance = lambda text, started, saved: allowance(text, 0.0, saved, clock)
+    extras.budget.Allowance = lambda text, started, saved: allowance(text, 0.0, saved, clock)
     engine.callback_list.time = SimpleNamespace(perf_counter=clock)
 
 
@@ -359,16 +363,16 @@ def poison(what: str, ranks: list[int], steps: list[int]) -> None:
 
 def note_weights(path: str) -> None:
     """Each process writes the hash of what it ends with to PATH.RANK."""
-    train = engine.run.train_epochs
+    train = Loop.run
 
-    def noting(training):
-        ended = train(training)
-        weights = dict(training.trainer.model.state_dict())
+    def noting(loop: Loop) -> Outcome:
+        outcome = train(loop)
+        weights = dict(loop.trainer.model.state_dict())
         assert all(torch.isfinite(tensor).all() for tensor in weights.values())
-        Path(f"{path}.{training.session.process.rank}").write_text(state_hash(weights))
-        return ended
+        Path(f"{path}.{loop.session.process.rank}").write_text(state_hash(weights))
+        return outcome
 
-    engine.run.train_epochs = noting
+    Loop.run = noting
 
 
 def kill_worker(step: int, rank: int = 0) -> None:

@@ -625,7 +625,9 @@ class Config:
     """Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it."""
     REPORT: Annotated[bool, RECORD] = True
     """Draw what went wrong (confusion.png, mistakes.png) and what the model is trained on (train_batch.png), and write report.html; tables of the same are written in any case."""
-    TRACK: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD] = ("tensorboard",)
+    TRACK: Annotated[
+        tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD, Extra("trackers", "no TensorBoard")
+    ] = ("tensorboard",)
     """Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. docs/tracking.md"""
 
     @property

@@ -32,7 +32,6 @@ from engine.checkpoint.resume import (
 from engine.parallel import check_strategy
 from engine.precision.policy import Precision
 from engine.provenance import refuse_other_ranks
-from engine.record.trackers import check_trackers
 from engine.train.optimizers import check_optimizer
 from models.weights.files import find_file, read_record
 from models.weights.load import load_pretrained
@@ -40,6 +39,7 @@ from models.weights.metadata import classes_of_weights
 from models.weights.state import record_of
 from utils.distributed import Process
 from utils.errors import ConfigError
+from utils.extras import has_extra
 from utils.log import Log
 
 T = TypeVar("T")
@@ -151,7 +151,10 @@ def refusals(config: Config) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield "augmentation", lambda: parse_policy(config.TRAIN)
         yield "strategy", lambda: check_strategy(config)
         yield "optimizer", lambda: check_optimizer(config)
-        yield "tracking", lambda: check_trackers(config)
+        if config.TRACK and has_extra("trackers"):
+            from extras.trackers import check_trackers
+
+            yield "tracking", lambda: check_trackers(config)
 
 
 def make_plan(

@@ -9,7 +9,7 @@ import numpy as np
 from configs.load import LoadedConfig
 from configs.values import IMPLIED, SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
-from datasets import describe_balance, holds_out_no_more
+from datasets import describe_balance, holds_out_no_more, trained_by_other_folders
 from datasets.split import KEYS
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.evaluation.scores import TITLES, Best, format_value
@@ -106,12 +106,27 @@ def warn_of_overlap(plan: Plan) -> list[str]:
     if plan.kept or not (common or is_same_data):
         return []
     if holds_out_no_more(here, there):
-        return _warn_of_renamed_folders(plan)
+        return _warn_of_other_folders(plan) if KEYS in here else _warn_of_renamed_folders(plan)
     setting, source = plan.source
     text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
     return [
         f"warning: {setting}: the validation images ({text}) may be among those that {source} was trained on "
         f"({other or 'it does not say which it held out'})"
+    ]
+
+
+def _warn_of_other_folders(plan: Plan) -> list[str]:
+    """A warning where other folders are called as classes than in the run of the weights, and so are not hashed."""
+    val, (setting, source) = plan.eval_set, plan.source
+    before = plan.record.get("class_names", ())
+    found = trained_by_other_folders(val, before, plan.record["split"]).tolist()
+    if not found:
+        return []
+    changed = first_of(sorted({*before} ^ {*val.classes}))
+    return [
+        f"warning: {setting}: {source} was trained on {len(found):,} of {len(val):,} validation images if it had the same "
+        f"images, such as {val.key(found[0])}: folders that are called as a class do not count in the hash of a name, and "
+        f"these classes are new or gone: {changed}; give the data parts of its own, as split.csv of that run has them"
     ]
 
 

@@ -4,6 +4,7 @@ The files to read, in this order: this one, plan.py, build.py, loop.py, train/tr
 evaluation/evaluate.py and saves.py. docs/architecture.md has a picture of them.
 """
 
+import contextlib
 import os
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,6 @@ from engine.provenance import refuse_other_ranks, setting_facts, source_facts
 from engine.record.image_results import BestResults
 from engine.record.next_steps import after_failure, after_training
 from engine.record.report import write_at_end
-from engine.record.trackers import tracking
 from engine.saves import Saves, describe_progress
 from engine.session import Session
 from engine.train.stop_conditions import (
@@ -52,6 +52,7 @@ from models.compilation import prepare_compiler
 from models.weights.load import check_exactly
 from utils.distributed import Process
 from utils.errors import LostProcess, naming_damage
+from utils.extras import has_extra
 from utils.host import name_of
 from utils.program import StopSignal, judge
 from utils.seed import make_deterministic
@@ -130,7 +131,12 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     if process.is_first:
         write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
     saver = make_saver(config, session.path, process, log)
-    with tracking(config, session.path, process, log) as trackers:
+    tracking = contextlib.nullcontext()
+    if config.TRACK and has_extra("trackers"):
+        from extras.trackers import track
+
+        tracking = track(config, session.path, process, log)
+    with tracking as trackers:
         watchers = choose_callbacks(session, plan, trainer, saver, trackers)
         trainer.callbacks = watchers.callbacks
         if config.START.EXPLAIN:

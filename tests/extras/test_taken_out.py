@@ -17,6 +17,7 @@ TRAIN = "main_single_gpu -cfg {small} -output {output} -name asking -epochs 1"
 ASKING: dict[str, str | None] = {
     "budget": f"{TRAIN} -budget 5m",
     "explain": f"{TRAIN} -explain_precision",
+    "trackers": f"{TRAIN} -track mlflow",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
 }
 

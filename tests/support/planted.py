@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import json
 import os
+import pydoc
 import resource
 import signal
 import socket
@@ -23,7 +24,6 @@ import engine.build
 import engine.callback_list
 import engine.eval_run
 import engine.memory.estimate
-import engine.record.trackers
 import engine.run
 import engine.saves
 import engine.session
@@ -38,7 +38,6 @@ from engine.loop import Loop, Outcome
 from engine.record.image_results import BestResults, ResultFiles
 from engine.record.metrics import Recorder
 from engine.record.plot import Plotter
-from engine.record.trackers import Trackers
 from engine.session import Status
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast
@@ -168,7 +167,7 @@ MOVES = {
     "a trace": (Trainer, "update", 7),
     "the figures": (Recorder, "close", 1),
     "the pictures": (BestResults, "close", 1),
-    "the trackers": (Trackers, "end", 1),
+    "the trackers": ("extras.trackers.Trackers", "end", 1),
     "the report": (engine.run, "write_at_end", 1),
 }
 OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-1.pth", "status.json", "report.html")
@@ -177,6 +176,7 @@ OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-
 def move_folder(output: str, before: str, rank: int = 0) -> None:
     """Before this is called, the run's folder is renamed to `moved`, and another run begins in a folder of the same name."""
     owner, name, nth = MOVES[before]
+    owner = pydoc.locate(owner) if isinstance(owner, str) else owner  # of an extra, which may be missing
     do, calls = getattr(owner, name), [0]
 
     def moving(*arguments, **options):
@@ -506,4 +506,6 @@ def die_when_shown(step: int, *patterns: str) -> None:
 
 def wait_long_for_trackers() -> None:
     """No fault: the end of a run waits until its trackers have ended, however busy the machine is."""
-    engine.record.trackers.PATIENCE = engine.record.trackers.LONGEST_END = DEADLINE
+    import extras.trackers
+
+    extras.trackers.PATIENCE = extras.trackers.LONGEST_END = DEADLINE

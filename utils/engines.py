@@ -165,11 +165,12 @@ def elastic_settings(nodes: Nodes, timeout: float) -> dict[str, Any]:
     from utils.torch_internals import end_restarts_after
 
     end_restarts_after(lambda failures: root_cause(failures) in FINAL)
-    # In a store that torchrun's agents share a node that comes later waits in vain for an address (torch 2.14).
+    # With a store that torchrun's agents share, a node that comes later waits in vain for an address (torch 2.14).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    # Up to 60 s pass before a lost node is missed and those that are left do not wait for others.
-    # A node that was missed once is never seen again, and the next begins a run of its own. Having waited for others it has
-    # been silent for 10 s, on a busy machine longer: torchrun's 3 beats of 5 s are few. More frequent beats keep others out.
+    # join_timeout: nodes may notice after `timeout` that another was lost, and wait for it for up to 60 s more.
+    # keep_alive_max_attempt: a node that waited for others sent no heartbeat for 10 s, on a busy machine for longer. After
+    # torchrun's 3 heartbeats of 5 s it may count as lost. It is never taken in again then, and begins a run of its own.
+    # More frequent heartbeats would keep other nodes out.
     configs = {"join_timeout": max(600, timeout + 60), "last_call_timeout": 10, "keep_alive_max_attempt": 5}
     configs |= nodes.timing
     if nodes.rank is not None:
@@ -204,12 +205,13 @@ def meet_nodes(nodes: Nodes, timeout: float) -> "TCPStore":
     contradiction = _contradiction(store, nodes)
     if contradiction:
         store.set("wrong", contradiction)
-    if contradiction or store.add("arrived", 1) == nodes.least:
-        store.set("met", "")
+    places = [f"node {rank}" for rank in range(nodes.least)]
+    if contradiction or store.check(places):
+        store.set("met", "")  # so that nobody waits any longer
     try:
         store.wait(["met"], timedelta(seconds=timeout))
     except DistStoreError as error:
-        missing = [rank for rank in range(nodes.least) if not store.check([f"node {rank}"])]
+        missing = [rank for rank, place in enumerate(places) if not store.check([place])]
         where = ", ".join(nodes.hosts[rank] if nodes.hosts[1:] else str(rank) for rank in missing)
         raise LostProcess(
             f"{nodes.engine}: of {counted(nodes.least, 'node')} these did not come to {nodes.first} within {timeout:g} s "

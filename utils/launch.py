@@ -1,6 +1,6 @@
-"""Which process of a run this one is, and how torchrun starts the processes of this machine.
+"""Finds out which process of a run this one is, and starts the processes of this machine through torchrun.
 
-Only torchrun is handled here. utils/launchers.py knows the other launchers, utils/engines.py runs on several nodes.
+utils/launchers.py knows the launchers other than torchrun; utils/engines.py starts a run on several nodes.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ NODE_VARIABLES = {"PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SLURM
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What the settings say about a run's processes. None: use the launcher's value."""
+    """The settings of a run's processes. None: use the launcher's value."""
 
     url: str | None = None
     world_size: int | None = None
@@ -40,10 +40,10 @@ class LaunchedRank:
     launcher: str  # as messages name it
     rank: int
     world_size: int
-    local_rank: int | None = None  # None: the launcher does not say; it is counted when the processes meet
+    local_rank: int | None = None  # None: unknown, it is counted when the processes meet
     host: str = ""  # where process 0 listens; "": torch finds the store by torchrun's variables
     port: int = 0
-    local_size: int | None = None  # processes on this machine; None: the launcher does not say
+    local_size: int | None = None  # processes on this machine; None: unknown
     restart_count: int = 0  # of torchrun
     most: int = 0  # processes that the run may have, if nodes may come and go
 

@@ -1,4 +1,4 @@
-"""Which process of a run this one is under srun, mpirun, other programs that set RANK, or by the command line."""
+"""Recognizes srun, mpirun, a program that set RANK, and the flags, and finds out where process 0 is."""
 
 import re
 import socket
@@ -21,7 +21,7 @@ SLURM, OPEN_MPI, MPI, VARIABLES = "Slurm (srun)", "Open MPI", "MPI (PMI)", "RANK
 
 
 def ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """Return what each launcher says. An srun that started mpirun numbers differently, and does not count."""
+    """Return what each launcher says. If srun started mpirun, only the numbers of mpirun count."""
     by_mpi = [rank for rank in (open_mpi(environment), mpi(environment)) if rank]
     innermost = by_mpi or [slurm(environment)]
     return [rank for rank in (*innermost, variables(environment)) if rank]
@@ -60,7 +60,7 @@ def variables(environment: Mapping[str, str]) -> LaunchedRank | None:
 
 
 def rank_by_flags(options: LaunchOptions, launched: LaunchedRank | None) -> LaunchedRank:
-    """Return the rank that the flags give; the launcher's numbers fill in what they leave out."""
+    """Return the rank that the flags give. What they leave out is taken from the launcher."""
     rank, world_size, url = options.rank, options.world_size, options.url
     if launched:
         rank = launched.rank if rank is None else rank
@@ -81,7 +81,7 @@ def choose_rank(
 ) -> LaunchedRank | None:
     """Return the rank on which all launchers and flags agree, with the address of process 0.
 
-    None if there is only one process, which shall start the others itself.
+    Return None if a launcher started one process, and -ngpus asks it to start the others.
     """
     launched = ranks[0]
     for other in ranks[1:]:

@@ -9,9 +9,11 @@ import threading
 from dataclasses import replace
 
 import pytest
+from torch.distributed import TCPStore
 
 from configs.load import load
 from tests.support.forks import ROOT
+from tests.support.modules import imported_at_the_top
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import free_port
@@ -46,6 +48,18 @@ def test_every_launchers_and_engines_variables_are_read(words):
         assert launched.parent_is_launcher == (launched.launcher in ("torchrun", "Open MPI"))
         assert rank_in_environment(environment) == launched.rank, "one process alone reports a mistake"
     same_message(f"{launched or nodes_of(environment)}", "launchers", words)
+
+
+def test_starts_by_torchrun_or_no_launcher_import_nothing_for_the_others():
+    """A run of one process imports neither of them, and nothing to meet other processes."""
+    ask = f"import sys; from utils.launch import *; find_launched_rank({{}}); find_launched_rank({TORCHELASTIC})"
+    ask += "; print({'utils.launchers', 'utils.engines'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+    names = imported_at_the_top(ROOT / "main_multi_gpu.py") | imported_at_the_top(ROOT / "utils/rendezvous.py")
+    assert not {"utils.launchers", "utils.engines"} & names
+    names = imported_at_the_top(ROOT / "main_single_gpu.py") | imported_at_the_top(ROOT / "utils/distributed.py")
+    assert not {"utils.launch", "utils.rendezvous"} & names
 
 
 def test_each_start_by_torchrun_is_told_from_those_before_it():
@@ -147,6 +161,16 @@ def test_nodes_that_contradict_each_other_are_refused_on_all_of_them(monkeypatch
     else:
         meet("c", second)
         assert isinstance(found["c"], LostProcess), "a node was started again before the others have ended"
+
+
+def test_a_node_that_starts_again_while_it_waits_counts_once():
+    nodes = Nodes("dstack", 3, 3, 1, ("127.0.0.1",), free_port())
+    first = TCPStore("127.0.0.1", nodes.port, is_master=True, wait_for_workers=False)
+    for _ in range(nodes.least):
+        with pytest.raises(LostProcess) as refusal:
+            meet_nodes(nodes, 0.5)
+        assert_names(str(refusal.value), "0, 2")
+    assert not first.check(["node 0"])
 
 
 @pytest.mark.usefixtures("signal_handlers")

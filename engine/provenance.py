@@ -12,8 +12,7 @@ from models.weights.files import find_file
 from utils.distributed import Process
 from utils.errors import AlreadyReportedError, ConfigError
 from utils.facts import changed_facts
-from utils.rendezvous import format_ranks
-from utils.text import first_of
+from utils.text import first_of, format_ranks
 
 ROOT = Path(__file__).parent.parent
 SOURCE_FOLDERS = ("configs", "datasets", "engine", "models", "utils")

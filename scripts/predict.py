@@ -26,7 +26,7 @@ from utils.program import exit_code, exit_now  # isort: skip
 from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, check_writable
 from utils.errors import ConfigError
 from utils.files import is_of_kind, read_names, refuse_other_kind
-from utils.launch import LaunchOptions, find_launched_rank
+from utils.launch import find_launched_rank
 from utils.text import counted, first_of, natural
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
         check_outputs(arguments, paths)
         return paths
 
-    if find_launched_rank(os.environ, LaunchOptions()):
-        process = Process.start(arguments.device, os.environ)
+    if launched := find_launched_rank(os.environ):
+        process = Process.start(arguments.device, launched)
         code = predict(arguments, process.first(images), process)
         process.close()
         return code

@@ -28,7 +28,7 @@ SYNTHETIC = "DATA.DATASET=synthetic DATA.IMAGE_SIZE=64 DATA.BATCH_SIZE=64 MODEL.
 
 
 def cuda_trainer(config) -> Trainer:
-    process = Process.start("cuda", {})
+    process = Process.start("cuda")
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
     model = build_model(config, len(train_set.classes)).to(process.device)
@@ -174,7 +174,7 @@ def test_the_batch_that_is_found_trains_and_leaves_a_tenth_of_the_memory(tmp_pat
     try:
         options = ("DATA.DATASET=synthetic", "DATA.IMAGE_SIZE=64", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=4")
         config = small_config(tmp_path, *options, f"AMP={amp}", "TRAIN.MODEL_EMA=true", "DATA.BATCH_SIZE=auto")
-        trial = Trial(config, 1000, Process.start("cuda", {}), StopSignal())
+        trial = Trial(config, 1000, Process.start("cuda"), StopSignal())
         found = search(trial, withheld=limit // 10, limit=10**5)
         del trial
         release(device)

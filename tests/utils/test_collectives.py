@@ -14,8 +14,9 @@ import json, os, sys
 import torch
 from utils.distributed import Process
 from utils.errors import AlreadyReportedError, ConfigError
+from utils.launch import find_launched_rank
 
-process = Process.start("cpu", os.environ)
+process = Process.start("cpu", find_launched_rank(os.environ))
 rank, last = process.rank, process.rank == process.world_size - 1
 floats, count = torch.full((2,), 1.0 + rank), torch.tensor(7 * rank)
 process.spread([floats, count])

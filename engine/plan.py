@@ -15,11 +15,10 @@ from torch import nn
 
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
-from configs.values import AUTO_THEN, IMPLIED, RESIDUAL, flatten
+from configs.values import flatten
 from datasets import ImageSet, SavedData, build_order, class_weights, identity, parse_policy, renumber
 from datasets.batch_order import Order
 from datasets.fingerprint import data_facts
-from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
     TRAINED_ON,
     batch_size_of,
@@ -46,7 +45,6 @@ T = TypeVar("T")
 ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
 # Takes one step of a plan: its title, what computes its value, and the value to go on with if that is a user's mistake.
 Step = Callable[[str, Callable[[], T], T], T]
-AS_BEGUN = "as this run began"  # origin of a setting
 
 
 def or_end(title: str, task: Callable[[], T], otherwise: T) -> T:
@@ -134,14 +132,14 @@ def begin(loaded: LoadedConfig, process: Process, log: Log, step: Step = or_end)
     for title, refuse in refusals(config):
         step(title, refuse, None)
     checkpoint = step(what, lambda: process.first(lambda: _find(config, log)), None)
-    read = partial(_read, checkpoint, config, compares=process.local_rank == 0)  # once on each machine
+    # One process of each machine compares the checksums.
+    read = partial(read_saved, checkpoint, lazily=not config.START.EVAL, compares=process.local_rank == 0)
     saved = step(what, lambda: process.after_first(read), {})
     record = step(what, lambda: _record(source_of(config, checkpoint)[1], saved), {})
     kept = None
     if "class_names" in record and (is_run(saved) or config.START.EVAL):
         about = (record.get(key, {}) for key in ("split", "validation", TRAINED_ON))
         kept = SavedData(list(record["class_names"]), *about)
-    loaded = _as_begun(loaded, record.get("config") if kept else None)
     return Beginning(loaded, process, precision, checkpoint, saved, record, kept)
 
 
@@ -213,31 +211,10 @@ def _find(config: Config, log: Log) -> Path | None:
     return found
 
 
-def _read(checkpoint: Path | None, config: Config, compares: bool) -> dict:
-    saved = read_saved(checkpoint, not config.START.EVAL, compares)
-    if saved.get(WEIGHTS_ONLY) and not config.START.EVAL:
-        raise ConfigError(
-            f"-resume: {checkpoint} holds weights only; resume from the last.pth of its run, "
-            "or start a new run from them with -pretrained"
-        )
-    return saved
-
-
 def _record(source: str | None, saved: dict) -> dict:
     """{} for files of other programs."""
     path = find_file(source) if source and not saved else None
     return read_record(path) if path else record_of(saved)
-
-
-def _as_begun(loaded: LoadedConfig, began: dict | None) -> LoadedConfig:
-    """Set what a run of an older version began without as it behaved then."""
-    for key, value in IMPLIED.items() if began else ():
-        # A run that was resumed by a newer version has them in its checkpoint.
-        if began.get(key, value) == value and loaded.origins[key] == "default":
-            loaded = loaded.with_value(key, value, AS_BEGUN)
-    if began and (began.get(RESIDUAL), loaded.config.PRECISION.RESIDUAL) == (AUTO_THEN, AUTO):
-        loaded = loaded.with_value(RESIDUAL, AUTO_THEN, AS_BEGUN)
-    return loaded
 
 
 def _classes_of_weights(begun: Beginning) -> list[str]:
@@ -257,7 +234,7 @@ def _load(begun: Beginning, load_data: Callable[[Config, SavedData | None], Imag
 
 
 def _with_batch_size(begun: Beginning, find: Callable, num_images: int, num_classes: int) -> LoadedConfig:
-    number, how = batch_size_of(begun.saved), AS_BEGUN
+    number, how = batch_size_of(begun.saved), "as this run began"
     if number is None:
         number, how = find(begun, num_images, num_classes)
     return begun.loaded.with_batch_size(number, how)

@@ -2,18 +2,16 @@
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from configs.load import LoadedConfig
-from configs.values import IMPLIED, SETTINGS, convert, flatten, plain, to_text
+from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets import describe_balance, holds_out_no_more
-from datasets.split import KEYS
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.evaluation.scores import TITLES, Best, format_value
-from engine.plan import AS_BEGUN, Plan
+from engine.plan import Plan
 from engine.train.schedule import batch_factor
 from models.weights.load import differences
 from models.weights.metadata import ARCHITECTURE
@@ -30,7 +28,7 @@ def describe_training(plan: Plan, model: str) -> list[str]:
     if plan.config.TRAIN.SIZE_SCHEDULE:
         sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
         lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}")
-    lines += describe_balance(plan.config, plan.train_set, plan.class_weights) + _describe_as_begun(plan)
+    lines += describe_balance(plan.config, plan.train_set, plan.class_weights)
     return [*lines, *compare_with_weights(plan), *warn_of_overlap(plan)]
 
 
@@ -67,8 +65,8 @@ def _origin(key: str, origins: dict[str, str]) -> str:
 
 def describe_evaluation(plan: Plan) -> list[str]:
     """Lines about an evaluation: which classes occur, and settings that are not the checkpoint's."""
-    lines, number = _describe_as_begun(plan), np.count_nonzero(plan.eval_set.count_classes())
-    names = plan.classes_of_weights
+    lines, names = [], plan.classes_of_weights
+    number = np.count_nonzero(plan.eval_set.count_classes())
     if number < len(plan.classes) and (plan.kept or names == plan.classes):
         lines.append(f"{number} of the checkpoint's {len(plan.classes)} classes occur")
     if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
@@ -77,7 +75,7 @@ def describe_evaluation(plan: Plan) -> list[str]:
             "are taken for the same in this order"
         )
     lines += [f"warning: {each}" for each in differences(plan.record, flatten(plan.config), ARCHITECTURE)]
-    return [*lines, *compare_with_weights(plan), *(_warn_of_renamed_folders(plan) if plan.kept else [])]
+    return [*lines, *compare_with_weights(plan)]
 
 
 def measured_classes(plan: Plan) -> str:
@@ -91,22 +89,13 @@ def describe_batch_size(plan: Plan) -> str:
     return f"{counted(plan.config.DATA.BATCH_SIZE, 'image')}, {how}"
 
 
-def _describe_as_begun(plan: Plan) -> list[str]:
-    origins = plan.loaded.origins
-    values = flatten(plan.config)
-    values = ", ".join(f"{key} {to_text(values[key])}" for key in IMPLIED if origins[key] == AS_BEGUN)
-    return [f"as when the run of this checkpoint began: {values}"] if values else []
-
-
 def warn_of_overlap(plan: Plan) -> list[str]:
     """A warning where images to validate on may be among those that the pretrained weights were trained on."""
     common = set(plan.record.get("class_names", ())) & set(plan.classes)
     here, there = plan.eval_set.split, plan.record.get("split", {})
     is_same_data = "training" in here and here["training"] == there.get("training")
-    if plan.kept or not (common or is_same_data):
+    if plan.kept or not (common or is_same_data) or holds_out_no_more(here, there):
         return []
-    if holds_out_no_more(here, there):
-        return _warn_of_renamed_folders(plan)
     setting, source = plan.source
     text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
     return [
@@ -115,39 +104,22 @@ def warn_of_overlap(plan: Plan) -> list[str]:
     ]
 
 
-def _warn_of_renamed_folders(plan: Plan) -> list[str]:
-    """A warning where classes may be old ones by another name, and so their images held out by another hash."""
-    here, before = plan.eval_set, set(plan.record.get("class_names", ()))
-    if KEYS in here.split:
-        return []
-    gone, new = sorted(before - set(here.classes)), set(here.classes) - before
-    if not gone or not new or here.split["rule"] != "hash" or "group_by" in here.split:
-        return []
-    new = first_of(sorted(new & {folder for index in range(len(here)) for folder in Path(here.key(index)).parts[:-1]}))
-    return [
-        f"warning: the checkpoint knows {first_of(gone)} and the data has {new} instead; if a folder was renamed, the "
-        f"accuracy of {new} is too good: a hash of folder and name holds images out, so some were trained on before"
-    ] * bool(new)
-
-
 def describe_other_validation(plan: Plan) -> list[str]:
     """Lines if the run to continue was validated on other images or by another metric: its best epoch does not count."""
-    then, now, best = plan.saved.get("validation"), plan.validation, Best(*plan.saved["progress"]["best"])
-    others = [fact for fact in changed_facts(plan.saved.get(TRAINED_ON, {}), plan.facts) if "validation" in fact]
-    if then is None or (then == now and not others):
+    then, now, best = plan.saved["validation"], plan.validation, Best(*plan.saved["progress"]["best"])
+    others = [fact for fact in changed_facts(plan.saved[TRAINED_ON], plan.facts) if "validation" in fact]
+    if then == now and not others:
         if not best.epoch or best.metric == plan.config.TRAIN.BEST_METRIC:
             return []
         return [
             f"resume: TRAIN.BEST_METRIC is {plan.config.TRAIN.BEST_METRIC}, so the best epoch so far, {best.epoch} by "
             f"{TITLES[best.metric]}, does not count: the next one becomes best.pth"
         ]
-    renamed = _warn_of_renamed_folders(plan)
     if not best.epoch:
-        return renamed
+        return []
     return [
-        f"resume: other validation images ({then.get('num_images')} then, {now['num_images']} now), so the best epoch so "
-        f"far, {best.epoch} with {format_value(best.metric, best.value)}, does not count: the next one becomes best.pth",
-        *renamed,
+        f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so "
+        f"far, {best.epoch} with {format_value(best.metric, best.value)}, does not count: the next one becomes best.pth"
     ]
 
 

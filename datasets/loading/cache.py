@@ -21,7 +21,6 @@ from datasets.index import IndexWriteError, caches_folder
 from datasets.loading.cache_file import CacheFile, CacheLocation, CacheWriter, DamagedCacheError
 from datasets.shuffle import EpochOrder
 from datasets.transforms.crop import resize
-from datasets.transforms.decode import UPRIGHT
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 from utils.files import free_bytes, locked
@@ -60,8 +59,6 @@ def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocatio
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
     files = hash_files(image_set, count_threads(config))
     key = {"files": files, "pixels": asdict(image_set.rules)}
-    if config.DATA.EXIF or config.DATA.DATASET in UPRIGHT:  # the caches of published data sets are as before
-        key["orientation"] = 2  # of versions before, those of XMP data were ignored, and TIFFs turned in any case
     if side := config.DATA.cache_side:  # else the interpolation has no effect
         key |= {"side": side, "interpolation": config.DATA.INTERPOLATION}
     name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"

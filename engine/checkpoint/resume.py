@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from configs.combinations import CHANGEABLE
 from configs.schema import Config
 from configs.values import IMPLIED, flatten
 from datasets import ImageSet
@@ -19,7 +20,7 @@ from utils.errors import ConfigError
 from utils.facts import NUMBERS, changed_facts
 from utils.log import Log
 from utils.runs import weights_in
-from utils.text import counted
+from utils.text import counted, first_of
 
 TRAINED_ON = "trained_on"  # the key of a checkpoint's data_facts
 WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that hold nothing but weights
@@ -140,6 +141,11 @@ def refuse_changes(
 
     `images`: of `changed_images`.
     """
+    if unknown := [key for key in state["config"] if key not in CHANGEABLE]:
+        raise ConfigError(
+            f"-resume: {path} has settings that this version of halfstep does not know: {first_of(unknown)}; continue with the "
+            "version that began the run, or start a new run from its weights with -pretrained"
+        )
     then, now = ({"SPLIT": each["rule"]} if each else {} for each in (state.get("split"), split))
     saved = IMPLIED | state["config"] | then
     different = changes(saved, comparable(config, order) | now) | images

@@ -71,6 +71,8 @@ def check_kinds(content: dict, path: Path) -> None:
         check_record(content, path)
     if is_ours and "progress" in content:
         wrong = OF_A_RUN - content.keys()
+        if not content.get("config"):
+            wrong.add("config")
         wrong |= {name for name, kind in PROGRESS.items() if not isinstance(content["progress"].get(name), kind)}
         best = () if wrong else content["progress"]["best"]
         if wrong or len(best) != len(BEST) or not all(map(isinstance, best, BEST)):

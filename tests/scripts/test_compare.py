@@ -52,7 +52,7 @@ def folder(tmp_path):
     """Two rates with three seeds each; the last epoch is not the best."""
     for rate, values in OF_RATE.items():
         for seed, value in enumerate(values):
-            settings = f"SEED: {seed}\nTRAIN.BASE_LR: {rate}\nSAVE: {tmp_path}\nTAG: x{seed}"
+            settings = f"SEED: {seed}\nTRAIN.BASE_LR: {rate}\nSAVE: {tmp_path}/{seed}"
             make_run(tmp_path / "runs" / f"{rate}-{seed}", [50.0, value, value - 1], settings)
     return tmp_path / "runs"
 

@@ -120,6 +120,12 @@ def test_changes_that_are_allowed_are_told_and_updates_of_other_images_begin_wit
         refuse_changes(config, order(), {}, state, Path("last.pth"))
 
 
+def test_resume_refuses_setting_that_this_version_does_not_know():
+    state = {"epoch": 1, "step": 30, "config": comparable(Config(), order()) | {"DATA.FOLDS": 5}, "progress": {}}
+    with refused(ConfigError, "last.pth", "DATA.FOLDS", "-pretrained"):
+        refuse_changes(Config(), order(), {}, state, Path("last.pth"))
+
+
 def test_unreadable_images_are_remembered_for_the_same_images_alone():
     saved = {"config": {"NUM_IMAGES": 5}, "bad_images": [3]}
     assert [bad_images_of(saved, 5), bad_images_of(saved, 6), bad_images_of({}, 5)] == [[3], [], []]

@@ -33,6 +33,7 @@ from configs.values import (
 )
 from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
+from utils.extras import find_missing, has_extra, how_to_get_back
 from utils.program import when_started
 from utils.runs import LATEST, other_copies, without_latest
 
@@ -113,6 +114,7 @@ def load(
     notes += _drop_vit_fields(values, origins, [layer.origin for layer in layers])
     _unset_rates(values)
     check_combinations(values, origins)
+    notes += _missing_extras(values, origins)
     if deit:
         notes.insert(0, deit.agree(values["MODEL.NAME"]))
     config = build(values)
@@ -166,6 +168,20 @@ def _why_no_setting(key: str, text: Text) -> str:
         allowed = describe_allowed(ALL_SETTINGS[parent])
         return f"{parent} is a section here, which contains {key}; it must be {allowed}"
     return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, *RENAMED, 'BASE'])}"
+
+
+def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """A note for each extra that is missing although the defaults use it; an error for one that somebody asks for."""
+    notes = []
+    for key, setting in ALL_SETTINGS.items():
+        extra = setting.extra
+        if extra is None or not extra.is_used_by(values[key]) or has_extra(extra.name):
+            continue
+        missing = find_missing(extra.name)
+        if values[key] != setting.default:
+            raise ConfigError(f"{key}, {to_text(values[key])} ({origins[key]}): {how_to_get_back(missing)}")
+        notes.append(f"extras/{missing} is missing: {extra.without}")
+    return notes
 
 
 def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:

@@ -125,6 +125,16 @@ class Alike(NamedTuple):
     values: tuple
 
 
+class Extra(NamedTuple):
+    """The extra that a setting needs: a file or folder of extras/, which may have been deleted."""
+
+    name: str
+    without: str = ""  # what a run lacks without it, if the setting's default uses it
+
+    def is_used_by(self, value: Any) -> bool:
+        return bool(value) and value not in ("none", "off")
+
+
 class In(NamedTuple):
     """The section in which a setting of Start is written."""
 
@@ -226,7 +236,9 @@ class Data:
     """Larger images count as unreadable: a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0), MAY_CHANGE] = 0.01
     """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported. Three are always tolerated, unless this is 0."""
-    CACHE: Annotated[int | Literal["none", "disk"], Bounds(1, 100_000), RECIPE, Alike(("none", "disk"))] = "none"
+    CACHE: Annotated[
+        int | Literal["none", "disk"], Bounds(1, 100_000), RECIPE, Alike(("none", "disk")), Extra("cache")
+    ] = "none"
     """Cache decoded images on disk, also for later runs, so that reading them again is cheap: disk, or a number of pixels, to which the short side of larger images is reduced before."""
     CACHE_PATH: Annotated[str | None, LOCAL, MACHINE] = None
     """Folder of the disk cache, of shards from a server, and of indexes of data in a read-only folder; not set: `cache` in SAVE."""
@@ -376,7 +388,7 @@ class Train:
 
     NUM_EPOCHS: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 300
     """Passes over the training images."""
-    BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE] = None
+    BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE, Extra("budget")] = None
     """The time that the run may take, over all its starts (8h, 90m), or the time of day at which it ends (07:00): it chooses its number of updates by its own speed, NUM_EPOCHS at most, and shortens the schedule in proportion, so that it ends in time at END_LR; not set: NUM_EPOCHS."""
     SIZE_SCHEDULE: Annotated[tuple[str, ...], SIZES] = ()
     """Sizes of training images, each as EPOCHS:PIXELS, the size after so many epochs: 0:128, 60:160, 80:224. Evaluation is at DATA.IMAGE_SIZE throughout; empty: training too."""
@@ -555,7 +567,7 @@ class Start:
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
     CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
     """With CHECK, read at most this many images of each set, spread evenly over it; not set: all."""
-    EXPLAIN: Annotated[bool, In("PRECISION")] = False
+    EXPLAIN: Annotated[bool, In("PRECISION"), Extra("explain")] = False
     """Before training, report the type in which each module computes, and write precision.csv."""
     PROFILE: Annotated[int | None, Bounds(1, 10_000)] = None
     """Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
@@ -615,7 +627,9 @@ class Config:
     """Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it."""
     REPORT: Annotated[bool, RECORD] = True
     """Draw what went wrong (confusion.png, mistakes.png) and what the model is trained on (train_batch.png), and write report.html; tables of the same are written in any case."""
-    TRACK: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD] = ("tensorboard",)
+    TRACK: Annotated[
+        tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD, Extra("trackers", "no TensorBoard")
+    ] = ("tensorboard",)
     """Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. docs/tracking.md"""
 
     @property

@@ -13,15 +13,14 @@ from engine.plan import Plan
 from engine.record.console import Console, DataWaitAdvice, TrainedOnAdvice
 from engine.record.image_results import BestResults
 from engine.record.image_sheets import TrainBatch
-from engine.record.metrics import Recorder
+from engine.record.metrics import Recorder, RowReader
 from engine.record.report import write_at_end
 from engine.record.timing import Profiler, Timing
-from engine.record.trackers import Trackers
 from engine.session import Session
-from engine.train.budget import CHOICES_FILE, Allowance, Budget, ChoiceRecord
+from engine.train.callback import Callback
 from engine.train.forecast import Forecast
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
-from engine.train.trainer import Callback, Trainer
+from engine.train.trainer import Trainer
 
 T = TypeVar("T", bound=Callback)
 
@@ -33,15 +32,17 @@ class Watchers(NamedTuple):
     last_update: LastUpdate
     results: BestResults
     bad_images: BadImages
-    budget: Budget | None = None  # in process 0
 
-    def refuse_budget(self) -> None:
-        """ConfigError if the budget turned out to be too short."""
-        if self.budget and self.budget.refusal:
-            raise self.budget.refusal
+    def refuse(self) -> None:
+        """Raise the user's mistake for which a callback stops the run, if there is one."""
+        for callback in self.callbacks:
+            if callback.refusal:
+                raise callback.refusal
 
 
-def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, trackers: Trackers) -> Watchers:
+def choose_callbacks(
+    session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, trackers: RowReader | None
+) -> Watchers:
     """The callbacks of every process, and those of process 0 only. A new one is one line here. A callback that reads
     what another one found takes it as an argument, so it can only be made and called after it."""
     config, process, log, callbacks = plan.config, session.process, session.log, []
@@ -59,7 +60,7 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
     if process.is_first and config.START.PROFILE:
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", timing, log.say))
     add(Console(config, log, timing, forecast))
-    doctor = budget = None
+    doctor = None
     if process.is_first:
         # Its last pictures are those of the callbacks above, which close before it does.
         recorder = add(Recorder(config, session.path, log, timing, trainer, trackers))
@@ -69,7 +70,7 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
         if config.TRAIN.BUDGET:
-            saved = plan.saved.get("budget", {})
+            from extras.budget import budget_callbacks
 
             def finish() -> float:
                 recorder.draw()  # the first time takes longer
@@ -80,10 +81,7 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
                     write_at_end(session.path, log)
                 return time.perf_counter() - start
 
-            allowance = Allowance(config.TRAIN.BUDGET, started, saved)
-            record = add(ChoiceRecord(session.path / CHOICES_FILE, forecast, allowance.clock, log.warn))
-            record.write(trainer)  # also over the record of a start that was killed before its first save
-            budget = add(Budget(forecast, allowance, saved, finish, log.say, log.note, lambda: record.longest))
+            callbacks += budget_callbacks(session, plan, trainer, forecast, finish)
     known = bad_images_of(plan.saved, len(plan.train_set), plan.facts)
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)
@@ -91,4 +89,4 @@ def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: Asyn
     if trainer.epoch == 0 and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
     add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, doctor.get_advice if doctor else lambda: ""))
-    return Watchers(callbacks, last_update, results, bad_images, budget)
+    return Watchers(callbacks, last_update, results, bad_images)

@@ -1,10 +1,10 @@
-"""One run from settings to result, in the order of execution."""
+"""One run from settings to result, in the order of execution.
+
+The files to read, in this order: this one, plan.py, build.py, loop.py, train/trainer.py, ../datasets/loading/readers.py,
+evaluation/evaluate.py and saves.py. docs/architecture.md has a picture of them.
+"""
 
 import contextlib
-import os
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -14,64 +14,47 @@ from datasets import (
     BadImages,
     EvalData,
     ImageSet,
-    Window,
     build_eval_data,
-    build_train_data,
     shared_names,
     watches,
     write_split,
 )
 from engine.auto_batch_size import find_batch_size
-from engine.build import build_trainer, load_data_sets, make_model, make_teacher
-from engine.callback_list import Watchers, choose_callbacks
+from engine.build import build, load_data_sets, prepare_torch, restore
+from engine.callback_list import choose_callbacks
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
-from engine.checkpoint.resume import changed_images, drop_tensors, is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
-from engine.diagnose.explain import explain
-from engine.eval_run import evaluate_both, evaluate_saved, run_evaluation
-from engine.evaluation.scores import Best, rank_of
+from engine.eval_run import evaluate_saved, run_evaluation
+from engine.evaluation.scores import Best
+from engine.loop import Loop
 from engine.memory.estimate import checkpoint_bytes
-from engine.plan import Plan, begin, make_plan
-from engine.plan_lines import describe_other_validation, describe_training, measured_classes
+from engine.plan import Plan, begin, make_plan, refusals
+from engine.plan_lines import describe_training
 from engine.provenance import refuse_other_ranks, setting_facts, source_facts
 from engine.record.image_results import BestResults
 from engine.record.next_steps import after_failure, after_training
 from engine.record.report import write_at_end
-from engine.record.trackers import tracking
 from engine.saves import Saves, describe_progress
 from engine.session import Session
-from engine.train.budget import CHOICES_FILE, repeat_choices
-from engine.train.counters import EpochResult, Report
 from engine.train.stop_conditions import (
     DONE,
     EARLY_STOP,
-    MOST_UPDATES,
-    NO_PROGRESS,
-    TIME_IS_UP,
-    NonFinite,
-    Stopped,
-    refuse_if_nothing_counted,
     why_finished,
 )
 from engine.train.trainer import Trainer
 from models import describe
-from models.compilation import prepare_compiler
-from models.weights.load import check_exactly
 from utils.distributed import Process
-from utils.errors import LostProcess, naming_damage
+from utils.errors import LostProcess
+from utils.extras import has_extra
 from utils.host import name_of
-from utils.log import Log
 from utils.program import StopSignal, judge
-from utils.seed import make_deterministic
-from utils.text import counted, format_duration, printable
-from utils.torch_internals import import_compiler
+from utils.text import counted, printable
 
 
 def run(loaded: LoadedConfig, process: Process) -> int:
-    """Train or evaluate as the settings say. Returns the exit code: 0, 1 (the last save failed),
-    3 (too many updates with non-finite gradients), 4 (no time for an update) or 128 + signal."""
+    """Train or evaluate as the settings say. Returns an ExitCode, or 128 + the signal that stopped the run."""
     loaded = loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded
     session = Session(loaded, process)
     if process.world_size > 1:
@@ -80,11 +63,7 @@ def run(loaded: LoadedConfig, process: Process) -> int:
             session.log.warn(
                 f"{counted(unused, 'visible device')} without a process: start as many processes as devices"
             )
-    if loaded.config.DETERMINISTIC:
-        make_deterministic()
-    if loaded.config.COMPILE and not loaded.config.START.EVAL:
-        session.log.say(*prepare_compiler(os.environ, process.num_cores))
-        import_compiler()
+    prepare_torch(loaded.config, process, session.log)
     try:
         if process.rendezvous:
             refuse_other_ranks(process, setting_facts(loaded.config) | source_facts())
@@ -104,6 +83,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     process, log, stop = session.process, session.log, StopSignal()
 
     # Plan: every fact is settled before anything is built, and what can be refused is, before there is a folder.
+    for refuse in refusals(loaded.config).values():
+        refuse()
     begun = begin(loaded, process, log)
     session.open_folder("train", existing=begun.folder, saved=begun.saved)
     # Images come from the source that DATA.DATASET names: datasets/sources/__init__.py has one line for each.
@@ -115,25 +96,22 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         log.say(*process.first(lambda: shared_names(plan.train_set, plan.eval_set)))
 
     # Build.
-    model = make_model(session, plan)
-    about_model = describe(model, config.MODEL)
-    train_data = build_train_data(config, plan.train_set, process, plan.order)
     eval_data = build_eval_data(config, plan.eval_set, process)
     BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)
-    trainer = build_trainer(plan, model, train_data, log, make_teacher(session, plan))
-    log.say(*describe_training(plan, about_model))
-    for finding in quick_checks(plan, model, session.path):
+    trainer = build(plan, log)
+    log.say(*describe_training(plan, describe(trainer.model, config.MODEL)))
+    for finding in quick_checks(plan, trainer.model, session.path):
         if finding.verdict != OK:
             log.say(f"check: {finding.title}: {finding.text}; {finding.remedy}")
 
     # Continue where a checkpoint ends.
     if plan.checkpoint:
-        restore(session, plan, trainer)
+        restore(plan, trainer, log)
     session.describe(**describe_setup(plan, trainer))
     if why := why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better):
         return leave_finished(session, plan, trainer, eval_data, why)
 
-    process.first(lambda: refuse_full_disk(session.path, checkpoint_bytes(config.TRAIN, model)))
+    process.first(lambda: refuse_full_disk(session.path, checkpoint_bytes(config.TRAIN, trainer.model)))
 
     # Train: all checks have passed, so the folder becomes this run's.
     log.say(f"writing to {session.path}")
@@ -141,203 +119,26 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     if process.is_first:
         write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
     saver = make_saver(config, session.path, process, log)
-    with tracking(config, session.path, process, log) as trackers:
+    tracking = contextlib.nullcontext()
+    if config.TRACK and has_extra("trackers"):
+        from extras.trackers import track
+
+        tracking = track(config, session.path, process, log)
+    with tracking as trackers:
         watchers = choose_callbacks(session, plan, trainer, saver, trackers)
         trainer.callbacks = watchers.callbacks
         if config.START.EXPLAIN:
+            from extras.explain import explain
+
             explain(trainer, log, session.path)
         saves = Saves(session, plan, trainer, saver, watchers)
-        code, state = train_epochs(Training(session, plan, trainer, eval_data, watchers, saves, stop))
+        outcome = Loop(session, plan, trainer, eval_data, watchers, saves, stop).run()
 
     # Show.
-    if config.REPORT and process.is_first and code < 128:  # whoever sent a signal wants the program to end
+    if config.REPORT and process.is_first and not outcome.signal:  # whoever sent a signal wants the program to end
         write_at_end(session.path, log)
-    session.advise(after_training(config, process, session.path, plan.eval_set, state))
-    return code
-
-
-@dataclass(frozen=True)
-class Training:
-    """The parts of a run that its loop over epochs works with."""
-
-    session: Session
-    plan: Plan
-    trainer: Trainer
-    eval_data: EvalData
-    watchers: Watchers
-    saves: Saves
-    stop: StopSignal
-    start: float = field(default_factory=time.perf_counter)
-
-    @property
-    def why_finished(self) -> str:
-        trainer = self.trainer
-        return why_finished(self.plan.config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better)
-
-
-def train_epochs(training: Training) -> tuple[int, str]:
-    """Train to the last epoch, or until something stops the run. Returns the exit code, and how the run ended."""
-    saves, trainer, first_step = training.saves, training.trainer, training.trainer.step
-    log, max_bad = training.session.log, training.plan.config.DATA.MAX_BAD_FRACTION
-    bad_images = BadImages(training.plan.eval_set, max_bad, log.warn)  # each reported once in a run
-    try:
-        if training.plan.scores_start:
-            score_start(training, bad_images)
-        while not training.why_finished:
-            try:
-                windows = trainer.data.windows(trainer.step, training.plan.num_updates, trainer.left_out)
-                with contextlib.closing(windows):
-                    while not training.why_finished:
-                        one_epoch(training, windows, bad_images)
-            except NonFinite as error:
-                # SkipLimit raised it at a report: back to last.pth or previous.pth, once in a run.
-                if not saves.roll_back(error):
-                    raise
-        wait_for_disk(training)
-        refuse_if_nothing_counted(trainer)
-    except Stopped as stopped:
-        training.session.process.first(training.watchers.refuse_budget)
-        if stopped.number == TIME_IS_UP and trainer.step == first_step:
-            limit = training.plan.config.START.MAX_TIME
-            reason = f"not one update fits into RUN.MAX_TIME, {limit}; raise it"
-            return end(training, "stopped", f"stopped: {reason}", NO_PROGRESS, reason=reason)
-        return save_and_stop(training, stopped.number)
-    except NonFinite as error:
-        wait_for_disk(training)
-        reason = f"{error}{saves.keep_for_doctor(training.watchers.last_update)}"
-        return end(training, "stopped", f"stopped: {reason}", 3, reason=reason)
-    finally:
-        saves.saver.wait()
-    best = training.session.path / BEST
-    training.watchers.results.complete(lambda: evaluate_saved(best, trainer, training.eval_data, bad_images))
-    why = training.why_finished
-    return end(training, "done", why, 0, reason=None if why == DONE else EARLY_STOP)
-
-
-def score_start(training: Training, bad_images: BadImages) -> None:
-    """Score the weights that the run starts from, as its epoch 0: what training has to make better."""
-    start, saves = time.perf_counter(), training.saves
-    saves.before = evaluate_both(training.trainer, training.eval_data, bad_images)[""].scores
-    training.trainer.notify("on_start_scored", saves.before, time.perf_counter() - start)
-    training.session.log.say(f"before training: {saves.before.describe_short()}")
-    saves.show("training", before=saves.before.figures())
-
-
-def one_epoch(training: Training, windows: Iterator[Window], bad_images: BadImages) -> None:
-    """Train, evaluate and save one epoch, or the rest of one."""
-    trainer, saves, config = training.trainer, training.saves, training.plan.config
-    number, first_step, start = trainer.epoch + 1, trainer.step, time.perf_counter()
-
-    report = train_epoch(trainer, windows, training.session.log, training.stop, saves.save)
-    trained, is_last = time.perf_counter(), number == trainer.schedule.num_epochs
-
-    found, suffix, is_best = {}, "", False
-    if number % config.VALIDATE_FREQ == 0 or is_last:
-        found = evaluate_both(trainer, training.eval_data, bad_images)
-    evaluated, scores = time.perf_counter(), {suffix: each.scores for suffix, each in found.items()}
-    if scores:
-        suffix, is_best = saves.judge(scores, number)
-
-    num_images = (trainer.step - first_step) * trainer.data.global_batch
-    images = found[suffix].images.gather(trainer.process) if is_best else None
-    result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images)
-    trainer.notify("on_epoch_end", result)
-    trainer.end_epoch()
-
-    also = [BEST] if is_best else []
-    if config.KEEP_CHECKPOINTS and (number % config.SAVE_FREQ == 0 or is_last):
-        also.append(f"checkpoint-{number}.pth")
-    saves.save(metric=scores[suffix].value if scores else None, also=also)
-
-
-def train_epoch(
-    trainer: Trainer, windows: Iterator[Window], log: Log, stop: StopSignal, save: Callable[[], None]
-) -> Report:
-    """Train to the end of the epoch. Returns its report. Calls `save` every SAVE_STEPS updates."""
-    config, schedule, first = trainer.config, trainer.schedule, trainer.epoch * trainer.data.steps_per_epoch
-    title = f"epoch {trainer.epoch + 1}/{schedule.num_epochs}"
-    images = trainer.data.global_batch
-    log.start_bar((schedule.end_of(trainer.epoch) - first) * images, (trainer.step - first) * images, title)
-    trainer.notify("on_epoch_start")
-    try:
-        while (index := trainer.step - first) < schedule.end_of(trainer.epoch) - first:
-            stop_if_requested(trainer, stop, updates_left=schedule.end_of(trainer.epoch) - trainer.step)
-            is_last = trainer.step == schedule.end_of(trainer.epoch) - 1
-            if any(trainer.step in each for each in trainer.left_out):
-                trainer.leave_out()
-            else:
-                trainer.update(next(windows))
-                if index % config.REPORT_FREQ == 0 or is_last:
-                    trainer.notify("on_report", trainer.report())
-            log.move_bar(images)
-            if config.SAVE_STEPS and trainer.step % config.SAVE_STEPS == 0 and not is_last:
-                save()
-    finally:
-        log.end_bar()
-    return trainer.report()
-
-
-def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
-    """Stop because of a signal or a callback, or give the run another number of updates, all processes after the same update."""
-    is_requested = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
-    num_updates = max([each.choose(trainer) for each in trainer.callbacks], default=0)
-    # One number says both, as processes exchange one: the reason to stop before the updates, of which process 0 alone knows.
-    # A reason to stop is its number and 1, because 0 means to go on.
-    reason = 1 + (stop.number or TIME_IS_UP) if stop.number or is_requested else 0
-    reason, num_updates = divmod(trainer.process.delayed_max(reason * MOST_UPDATES + num_updates), MOST_UPDATES)
-    if reason:
-        raise Stopped(reason - 1)
-    if num_updates:
-        trainer.schedule.choose(trainer.step, num_updates)
-    if num_updates or trainer.schedule.repeat(trainer.step):
-        trainer.notify("on_choice")
-
-
-def save_and_stop(training: Training, number: int) -> tuple[int, str]:
-    """End because of a signal or the time limit."""
-    training.saves.save()
-    wait_for_disk(training)
-    if number == TIME_IS_UP:
-        limit = training.plan.config.START.MAX_TIME
-        why, facts, code = f"RUN.MAX_TIME, {limit}, is nearly up", {"reason": "time limit"}, 0
-    else:
-        why, facts, code = f"told to stop (signal {number})", {"signal": number}, 128 + number
-    saved = "" if training.saves.failure else ", saved"
-    return end(training, "stopped", f"{why} after step {training.trainer.step}{saved}", code, **facts)
-
-
-def wait_for_disk(training: Training) -> None:
-    """Wait for the last save (a best.pth that could not be written is taken back), and note how long saving blocked."""
-    saves, session = training.saves, training.session
-    saves.settle()
-    if session.process.is_first:
-        share = saves.saver.seconds / (time.perf_counter() - training.start)
-        session.log.note(f"checkpointing blocked training for {saves.saver.seconds:.3f} s, {share:.3%} of the run")
-
-
-def end(training: Training, state: str, what: str, code: int, **facts) -> tuple[int, str]:
-    """Close the callbacks; say in status.json and in one line what is on the disk. Returns the exit code, and how the run
-    ended: as in status.json, or EARLY_STOP, or failed."""
-    saves, folder = training.saves, training.session.path
-    for callback in training.trainer.callbacks:
-        callback.close()
-    if saves.failure:
-        state, code = "save_failed", code or 1
-        has_one = (folder / "last.pth").exists()
-        then = "then -resume auto goes on from the save before" if has_one else "there is no save to go on from"
-        what += f", not saved ({saves.failure}; {then})"
-        facts["reason"] = "; ".join(filter(None, (facts.get("reason"), f"not saved: {saves.failure}")))
-    saves.show(state, exit_code=code, eta_seconds=None, **facts)
-    lasted = format_duration(time.perf_counter() - training.start)
-    files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
-    things = ", ".join(name for name, file in files.items() if (folder / file).exists())
-    best = training.trainer.best
-    over = f", over {measured_classes(training.plan)}" if best.epoch else ""
-    training.session.log.say(f"{what}; {saves.describe_best()}{over}; {lasted}; {things}: {folder}")
-    if saves.before and best.epoch and not rank_of(best.metric, best.value, best.loss) > saves.before.rank:
-        before = saves.before.describe_short()
-        training.session.log.warn(f"no epoch was better than the start; before training: {before}")
-    return code, EARLY_STOP if facts.get("reason") == EARLY_STOP else "failed" if code in (3, NO_PROGRESS) else state
+    session.advise(after_training(config, process, session.path, plan.eval_set, outcome.next_step))
+    return outcome.code
 
 
 def describe_setup(plan: Plan, trainer: Trainer) -> dict[str, str | int]:
@@ -384,28 +185,3 @@ def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: Ev
     state = EARLY_STOP if is_early else "done"
     session.advise(after_training(plan.config, session.process, session.path, plan.eval_set, state))
     return 0
-
-
-def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
-    """Continue from a checkpoint: from its whole state, or from the weights and epoch of another system."""
-    config, path, state = plan.config, plan.checkpoint, plan.saved
-    if not is_run(state):
-        trainer.epoch = config.START.LAST_EPOCH or state.get("epoch", -1) + 1
-        trainer.step = trainer.epoch * trainer.data.steps_per_epoch
-        session.log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
-        return
-    with naming_damage(path):
-        images = changed_images(state, path, plan.facts, plan.train_set, plan.eval_set)
-        session.log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))
-    if state.get("class_weights") != plan.class_weights:
-        session.log.warn("resume: TRAIN.CLASS_WEIGHTS: the weights are not those of the epochs before")
-    check_exactly(trainer.model, state["state_dict"], path)
-    with naming_damage(path):
-        trainer.load_state_dict(state)
-    drop_tensors(state)
-    if config.TRAIN.BUDGET:
-        session.log.say(*repeat_choices(path.with_name(CHOICES_FILE), trainer))
-    for line in describe_other_validation(plan):
-        session.log.say(line)
-        trainer.best, trainer.not_better = Best(), 0
-    session.log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")

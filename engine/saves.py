@@ -48,8 +48,6 @@ class Saves:
         trainer, parallel = self.trainer, self.trainer.parallel
         state = trainer.state_dict() | describe_run(self.plan, trainer, metric, list(self.watchers.bad_images.indices))
         state["run"] = self.session.identity.saved_now()
-        if self.watchers.budget:
-            state["budget"] = self.watchers.budget.state()
         if parallel.is_sharded:
             rest, pieces = parallel.split_for_save(state)
             self.saver.save({**rest, PIECES: pieces}, list(also))

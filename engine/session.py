@@ -15,7 +15,6 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 
@@ -23,7 +22,7 @@ from configs.load import LoadedConfig, to_yaml
 from configs.schema import Config
 from utils.distributed import Process
 from utils.errors import ConfigError, LostProcess, cause_of
-from utils.files import creating, write_text
+from utils.files import check_writable, creating, write_text
 from utils.held_folders import LOCK, FolderMoved, HeldFolder
 from utils.log import Log
 from utils.program import OF_THE_DISK, judge, restore_gc, revision, start_ticks
@@ -229,6 +228,18 @@ def check_name(config: Config, existing: Path | None) -> None:
     raise ConfigError(f"NAME: {path} exists; {goes_on}{other}")
 
 
+def check_folder(config: Config, existing: Path | None) -> Path:
+    """Return the folder that a run would use, `existing` or a new one, without creating it. Raise ConfigError if it cannot be
+    written to."""
+    check_name(config, existing)
+    folder = existing or Path(config.SAVE)
+    try:
+        check_writable(folder)
+    except OSError as error:
+        raise cannot_write(str(folder), error) from error
+    return existing or new_folder(config, "train")
+
+
 def _names_a_run_to_evaluate(config: Config) -> bool:
     return config.START.EVAL and config.START.RESUME == "auto"
 
@@ -252,7 +263,11 @@ class Status:
         self._beat = threading.Thread()
         self._moved: FolderMoved | None = None  # noticed by that thread
         self._last_write = clock()
-        self._kubeflow = KubeflowProgress(os.environ, warn, clock)
+        self._watchers: list[Callable[[Mapping[str, Any]], None]] = []  # who else is told the facts of each state
+        if os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
+            from extras.kubeflow import KubeflowProgress
+
+            self._watchers.append(KubeflowProgress(os.environ, warn, clock).tell)
 
     def add(self, **facts) -> None:
         """Facts for the next state."""
@@ -298,67 +313,8 @@ class Status:
                     write_text(self._path, text)
             except OSError as error:
                 self._warn(f"cannot write {self._path} ({cause_of(error)}), which should say: {content['state']}")
-        self._kubeflow.tell(content)
-
-
-class KubeflowProgress:
-    """Posts the facts of status.json to the server that a TrainJob of Kubeflow names; a thread does, and nothing waits."""
-
-    VARIABLES = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN")
-    SECONDS_BETWEEN = 5.0
-    PATIENCE, LAST_PATIENCE = 5.0, 1.5  # seconds for an answer; for the last post at the end of a run
-
-    def __init__(self, environment: Mapping[str, str], warn: Callable[[str], None], clock: Callable[[], float]):
-        self._url, self._certificate, self._token = map(environment.get, self.VARIABLES)
-        self._warn, self._clock, self._next, self._has_failed = warn, clock, 0.0, False
-        self.thread = threading.Thread()
-
-    def tell(self, facts: Mapping[str, Any]) -> None:
-        """Post the facts, unless that was done a moment ago; those of the end are posted anyway."""
-        if not self._url or not facts.get("total_steps"):
-            return
-        is_last = "exit_code" in facts
-        if not is_last and (self.thread.is_alive() or self._clock() < self._next):
-            return
-        self._next = self._clock() + self.SECONDS_BETWEEN
-        self.thread = threading.Thread(target=self._post, args=(kubeflow_status(facts),), daemon=True)
-        self.thread.start()
-        if is_last:
-            self.thread.join(self.LAST_PATIENCE)
-
-    def _post(self, content: dict) -> None:
-        import http.client  # urllib would take the token along where a server sends it
-        import ssl
-
-        try:
-            address, token = urlsplit(self._url), Path(self._token).read_text().strip()  # which changes every hour
-            options = {"timeout": self.PATIENCE, "context": ssl.create_default_context(cafile=self._certificate)}
-            connection = http.client.HTTPSConnection(address.hostname, address.port, **options)
-            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-            with contextlib.closing(connection):
-                connection.request("POST", address.path, json.dumps(content), headers)
-                answer = connection.getresponse()
-            if answer.status != 200:
-                raise OSError(f"it answers {answer.status}")
-        except Exception as error:
-            if not self._has_failed:
-                self._warn(
-                    f"Kubeflow does not take the progress of this run ({type(error).__name__}: {error}); training goes on"
-                )
-            self._has_failed = True
-
-
-def kubeflow_status(facts: Mapping[str, Any]) -> dict:
-    """What Kubeflow shows of a TrainJob, by the facts of status.json."""
-    step, total = facts.get("position", facts).get("step", 0), facts["total_steps"]
-    names = [name for name in ("best_top1", "best_epoch") if facts.get(name) is not None]
-    status = {
-        "progressPercentage": min(100 * step // total, 100),
-        "estimatedRemainingSeconds": facts.get("eta_seconds"),
-        "metrics": [{"name": name, "value": f"{facts[name]:g}"} for name in names],
-        "lastUpdatedTime": now(),
-    }
-    return {"trainerStatus": {name: value for name, value in status.items() if value is not None}}
+        for tell in self._watchers:
+            tell(content)
 
 
 def now() -> str:

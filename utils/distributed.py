@@ -6,7 +6,7 @@ With one process every method returns its input, so that no caller asks how many
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -68,7 +68,7 @@ class Process:
     num_cores: int = field(default_factory=lambda: count_cores())  # its share of this machine's
     most: int = 0  # processes that the run may have, if nodes may come and go
     _host_group: Any = None  # gloo: host-side collectives must not wait for a device
-    _vote: tuple = field(default=(None, None))
+    _vote: tuple[dist.Work, torch.Tensor] | None = None  # the vote in flight, and its numbers
 
     @classmethod
     def start(
@@ -162,7 +162,7 @@ class Process:
                 result = task() if self.is_first else None
             except Exception as caught:
                 error = caught
-        if self._host_group is not None:  # -check imagines a process without the others
+        if self._host_group is not None:  # -check simulates one of several processes
             facts = (str(error), error.code) if isinstance(error, UserError) else ("process 0 failed",)
             outcome = [result, facts if error else None]
             dist.broadcast_object_list(outcome, src=0, group=self._host_group)
@@ -247,29 +247,36 @@ class Process:
 
     def host_min(self, number: int) -> int:
         """The minimum over all ranks. Hosts wait for each other, but for no device."""
-        if self.world_size == 1:
+        if self._host_group is None:  # one process, or one that -check simulates
             return number
         vote = torch.tensor([number])
         dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._host_group)
         return int(vote)
 
-    def delayed_max(self, number: int) -> int:
-        """The maximum over all ranks of the numbers given in the *previous* call.
+    def delayed_max(self, numbers: Sequence[int]) -> list[int]:
+        """The maximum of each number over all ranks, of those given in the *previous* call; zeros in the first call.
 
-        One call late, so that hosts exchange it while their devices compute and nobody waits.
+        One call late, so that hosts exchange them while their devices compute and nobody waits.
         """
         if self.world_size == 1:
-            return number
-        work, votes = self._vote
-        if work is not None:
-            work.wait()
-        vote = torch.tensor([number])
+            return list(numbers)
+        largest = self._wait_for_vote() or [0] * len(numbers)
+        vote = torch.tensor(numbers)
         self._vote = (dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._host_group, async_op=True), vote)
-        return int(votes) if work is not None else 0
+        return largest
+
+    def _wait_for_vote(self) -> list[int]:
+        """The result of the vote in flight; empty if there is none."""
+        if self._vote is None:
+            return []
+        work, numbers = self._vote
+        self._vote = None
+        work.wait()
+        return numbers.tolist()
 
     def close(self) -> None:
         """Leave the process group in good order."""
         if self.world_size > 1:
-            self.delayed_max(0)  # waits for the vote in flight
-            self._vote[0].wait()
+            self._wait_for_vote()
+            dist.barrier(group=self._host_group)
             dist.destroy_process_group()

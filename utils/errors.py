@@ -7,6 +7,7 @@ import functools
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from enum import IntEnum
 
 # CUDA and XPU have an exception class; libraries, MPS and the CPU's allocator only say so in the message.
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator")
@@ -22,10 +23,23 @@ KINDS = {
 }
 
 
+class ExitCode(IntEnum):
+    """The exit codes of a run. One that a signal stopped exits with AFTER_SIGNAL + the signal's number."""
+
+    DONE = 0
+    FAILED = 1  # a fault of the program or of the machine, or the last save failed
+    REFUSED = 2  # what the user can fix
+    NON_FINITE = 3  # too many updates with non-finite gradients
+    NO_PROGRESS = 4  # RUN.MAX_TIME was up before the first update: the same start again would end so too
+
+
+AFTER_SIGNAL = 128
+
+
 class UserError(Exception):
     """What the user can fix: printed without a traceback, and the program exits with this code."""
 
-    code = 2
+    code = ExitCode.REFUSED
 
 
 class ConfigError(UserError):
@@ -49,11 +63,17 @@ class StoppedBySignal(UserError):
 
     def __init__(self, number: int, when: str):
         super().__init__(f"told to stop (signal {number}) {when}; the next start goes on from there")
-        self.code = 128 + number
+        self.code = AFTER_SIGNAL + number
 
 
 class LostProcess(Exception):
     """Another rank or a loader process died or hangs: printed without a traceback, exit code 1."""
+
+
+def ensure(holds: bool, message: str) -> None:
+    """Raise AssertionError if a promise of our own code is broken. Unlike `assert`, it also runs with PYTHONOPTIMIZE=1."""
+    if not holds:
+        raise AssertionError(message)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -6,6 +6,8 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,11 +121,62 @@ def without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
-def separate(path: Path) -> None:
-    """Give a file that has several names, as in a snapshot made with hard links, a copy of its own to append to."""
-    if path.is_file() and path.stat().st_nlink > 1:
-        with open(path, "rb") as source, replacing(path) as copy:
-            shutil.copyfileobj(source, copy)
+def has_other_names(file: int | Path) -> bool:
+    """Return whether a file, which may be an open descriptor, has further hard links, as in a snapshot by `cp -al`."""
+    status = os.stat(file)
+    return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
+
+
+class LineFile:
+    """A text file that a run appends lines to. A hard link that someone makes of it keeps the content of that moment.
+
+    Each write checks whether the file has further names. If so, a copy takes the place of its own name and gets the lines.
+    Lines that cannot be written, as on a full disk, are kept for the next write.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = self._open(path)
+        self._unwritten = b""
+
+    @staticmethod
+    def _open(path: Path) -> IO[bytes]:
+        return open(path, "ab", buffering=0, opener=without_waiting)
+
+    def write(self, lines: str) -> None:
+        """Append whole lines at once. OSError if that is not possible."""
+        self._unwritten += lines.encode()
+        # In a folder that was moved or taken by another run, a copy would replace a file of that run.
+        if has_other_names(self._file.fileno()) and is_in_place(self.path) and _is_at(self._file, self.path):
+            self._separate()
+        while self._unwritten:
+            count = self._file.write(self._unwritten)
+            if count is None:  # a pipe that is full
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(self.path))
+            self._unwritten = self._unwritten[count:]
+
+    def _separate(self) -> None:
+        """Go on in a copy that replaces this name of the file."""
+        copied = None
+        try:
+            with open(self.path, "rb") as source, replacing(self.path) as copy:
+                os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
+                shutil.copyfileobj(source, copy)
+                copied = self._open(Path(copy.name))  # before it has the name: no error may come in between
+        finally:
+            if copied is not None:
+                if _is_at(copied, self.path):
+                    self._file, copied = copied, self._file
+                copied.close()
+
+    def close(self) -> None:
+        """Close the file. OSError if lines could not be written."""
+        try:
+            if self._unwritten:
+                self.write("")
+        finally:
+            self._unwritten = b""
+            self._file.close()
 
 
 def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (None,)) -> bytes:
@@ -174,5 +227,18 @@ def sync_folder(folder: Path) -> None:
 
 def free_bytes(folder: Path) -> int:
     """Bytes that can be written to a folder, which may not exist yet."""
-    folder = folder.absolute()
-    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+    return shutil.disk_usage(nearest_existing(folder)).free
+
+
+def nearest_existing(folder: Path) -> Path:
+    """Return the folder itself, or its nearest parent that exists."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+
+
+def check_writable(folder: Path) -> None:
+    """Raise OSError if no file can be created in the folder, or in its nearest existing parent."""
+    try:
+        with tempfile.TemporaryFile(dir=nearest_existing(folder)):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from utils.errors import cause_of
-from utils.files import separate, without_waiting
+from utils.files import LineFile
 from utils.progress import is_terminal, progress_bar
 from utils.text import printable
 
@@ -27,7 +27,7 @@ class Log:
     def __init__(self, rank: int, world_size: int = 1):
         self._rank, self._world_size = rank, world_size
         self._early: list[str] = []  # lines said before there is a folder
-        self._files = []
+        self._files: list[LineFile] = []
         self._has_failed = False
         self._bar: tqdm | None = None
         self.on_terminal = rank == 0 and is_terminal()
@@ -36,10 +36,7 @@ class Log:
     def open(self, folder: Path) -> None:
         """Write to files in this folder from here on, starting with the lines so far."""
         names = [f"log_{self._rank}.txt"] * (self._world_size > 1) + ["log.txt"] * (self._rank == 0)
-        for name in names:
-            separate(folder / name)
-        how = {"buffering": 1, "encoding": "utf-8", "opener": without_waiting}
-        self._files = [open(folder / name, "a", **how) for name in names]  # noqa: SIM115
+        self._files = [LineFile(folder / name) for name in names]
         for text in self._early:
             self._write_stamped(text)
         self._early = []
@@ -86,11 +83,11 @@ class Log:
             if not self._files:
                 self._early.append(text)
             for file in self._files:
-                with self._warn_once(file.name):  # the disk is full; Python keeps the line until there is room
+                with self._warn_once(file.path):  # the disk is full; the line is kept until there is room
                     file.write(text)
 
     @contextlib.contextmanager
-    def _warn_once(self, path: str) -> Iterator[None]:
+    def _warn_once(self, path: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -120,7 +117,7 @@ class Log:
     def close(self) -> None:
         self.end_bar()
         for file in self._files:
-            with self._warn_once(file.name):
+            with self._warn_once(file.path):
                 file.close()
         self._files = []
 

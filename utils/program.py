@@ -20,7 +20,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from utils import VERSION
-from utils.errors import NO_COMPILER, OUT_OF_MEMORY, AlreadyReportedError, LostProcess, UserError, cause_of
+from utils.errors import (
+    AFTER_SIGNAL,
+    NO_COMPILER,
+    OUT_OF_MEMORY,
+    AlreadyReportedError,
+    ExitCode,
+    LostProcess,
+    UserError,
+    cause_of,
+)
+from utils.extras import find_missing, how_to_get_back
 from utils.text import cut, printable
 
 MOST_READ = 100_000  # characters of an error's message, of which the first are shown
@@ -161,16 +171,30 @@ def judge(error: BaseException) -> tuple[int, str | None]:
     if isinstance(error, UserError):
         return error.code, str(error)
     if isinstance(error, LostProcess):
-        return 1, str(error)
+        return ExitCode.FAILED, str(error)
     if isinstance(error, KeyboardInterrupt):
-        return 128 + signal.SIGINT, ""
+        return AFTER_SIGNAL + signal.SIGINT, ""
+    if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
+        return ExitCode.REFUSED, how_to_get_back(missing)
     if isinstance(error, OSError) and error.errno in OF_A_NAME:
-        return UserError.code, f"{error.filename}: {cause_of(error)}; name another file or folder, or allow to read it"
+        return (
+            ExitCode.REFUSED,
+            f"{error.filename}: {cause_of(error)}; name another file or folder, or allow to read it",
+        )
     if isinstance(error, OSError) and error.errno in OF_THE_DISK:
         place = f"{error.filename}: " if error.filename else ""
-        return 1, f"{place}{cause_of(error)}; a file could not be read or written, start again when the disk can"
+        return (
+            ExitCode.FAILED,
+            f"{place}{cause_of(error)}; a file could not be read or written, start again when the disk can",
+        )
     message = _remedy_for(error)
-    return UserError.code if message else 1, message
+    return ExitCode.REFUSED if message else ExitCode.FAILED, message
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """The extra that could not be imported because it was deleted."""
+    room, _, name = (error.name or "").partition(".")
+    return find_missing(name.partition(".")[0]) if room == "extras" and name else None
 
 
 def nobody_reads() -> bool:
@@ -250,7 +274,7 @@ class StopSignal:
 
     def _note(self, number: int, frame) -> None:
         if self.number and time.monotonic() - self._noted > self.SECONDS_TO_REPEAT:
-            os._exit(128 + number)
+            os._exit(AFTER_SIGNAL + number)
         if not self.number:
             self.number, self._noted = number, time.monotonic()
 

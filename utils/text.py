@@ -15,8 +15,13 @@ UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u200e\u200f\u2028-\u20
 
 
 def printable(text: str) -> str:
-    """Safe to print: control characters but tab and newline are written as \\x1b, as Python does; no credentials of URLs."""
-    return redacted(UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text))
+    """Return the text as it is safe to print: with control characters escaped, without credentials in URLs."""
+    return redacted(escape_controls(text))
+
+
+def escape_controls(text: str) -> str:
+    """Write control characters, except tab and newline, as Python does: \\x1b."""
+    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(name: str) -> str:

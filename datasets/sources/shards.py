@@ -36,7 +36,7 @@ from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_roo
 from datasets.sources.tar import Member, Tar
 from datasets.transforms.decode import KNOWN_ENDINGS, PixelRules
 from datasets.types import ImageSet
-from utils.errors import DataError
+from utils.errors import DataError, ensure
 from utils.files import read_names
 from utils.progress import shown
 from utils.text import counted
@@ -361,7 +361,8 @@ class ShardImages(EncodedImages):
         """
         starts = self.table.starts
         if self.rows is not None:
-            assert (self.rows[1:] >= self.rows[:-1]).all(), "samples stay tar by tar"
+            is_sorted = bool((self.rows[1:] >= self.rows[:-1]).all())
+            ensure(is_sorted, "the samples of a part must stay in the order of its tars")
             starts = np.searchsorted(self.rows, starts)
         return GroupedShuffle(starts, self.shuffle_buffer, seed, epoch)
 

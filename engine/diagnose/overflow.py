@@ -13,9 +13,10 @@ from configs.schema import Config
 from datasets import Batch, Piece, Preparation
 from engine.diagnose.doctor import Case, Diagnosis, diagnose
 from engine.precision.policy import Precision
+from engine.train.callback import Callback
 from engine.train.counters import Report
 from engine.train.loss import Loss
-from engine.train.trainer import Callback, Trainer
+from engine.train.trainer import Trainer
 from models.transforms import choose_transforms
 from models.weights.torch_files import read_torch
 from utils.errors import ConfigError

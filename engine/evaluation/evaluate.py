@@ -13,6 +13,7 @@ from engine.evaluation.tally import PerImage, Tally, sum_dtype, widen
 from engine.precision.policy import Precision
 from models.parts import statistics_of
 from utils.distributed import Process
+from utils.errors import ensure
 
 
 class Evaluation(NamedTuple):
@@ -61,6 +62,7 @@ def evaluate(
         model.train(was_training)
     found = [Evaluation(tally.result(process), tally.per_image) for tally in tallies]
     for scores, images in found:
-        assert scores.num_images + scores.num_excluded == data.num_samples, (scores, data.num_samples)
+        num_seen = scores.num_images + scores.num_excluded
+        ensure(num_seen == data.num_samples, f"the evaluation saw {num_seen:,} images of {data.num_samples:,}")
         images.indices = data.share[~np.isin(data.share, bad)]
     return found

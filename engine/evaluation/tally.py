@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from engine.evaluation.scores import Scores
 from utils.distributed import Process
+from utils.errors import ensure
 
 
 class Tally:
@@ -147,13 +148,13 @@ class PerImage:
     def _classes(self) -> tuple[np.ndarray, ...]:
         """The columns of ImageResults for the images of this process."""
         rows = torch.cat(self._rows).cpu().numpy() if self._rows else np.zeros((0, 4), np.float32)
-        assert len(rows) == len(self.indices), (len(rows), len(self.indices))
+        ensure(len(rows) == len(self.indices), f"{len(rows)} results of {len(self.indices)} images")
         labels, predictions = rows[:, :2].T.astype(np.int64)
         return self.indices, labels, predictions, rows[:, 3], rows[:, 2]
 
     def _labels(self, scores: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, ...]:
         """The columns of LabelResults for the images of this process."""
-        assert len(scores) == len(self.indices), (len(scores), len(self.indices))
+        ensure(len(scores) == len(self.indices), f"{len(scores)} results of {len(self.indices)} images")
         kept = scores > 0
         if scores.shape[1] > MOST_PREDICTED:
             kept &= scores >= np.partition(scores, -MOST_PREDICTED, axis=1)[:, -MOST_PREDICTED, None]

@@ -13,7 +13,8 @@ from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import Batch, Window
 from engine.parallel import is_sharded
-from engine.train.trainer import Guard, MicroBatches, Trainer, cut
+from engine.train.micro_batches import Guard, MicroBatches, cut
+from engine.train.trainer import Trainer
 from models.parts import unchanged_buffers
 from utils.errors import OUT_OF_MEMORY, ConfigError
 from utils.log import Log

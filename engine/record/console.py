@@ -11,9 +11,10 @@ from datasets.loading.workers import cores_to_read
 from engine.evaluation.scores import TITLES, Best, Scores, format_value
 from engine.record.metrics import COLUMNS, Epoch, Row, epoch_row, peak_memory
 from engine.record.timing import Timing, shares
+from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.forecast import Forecast
-from engine.train.trainer import Callback, Trainer
+from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.log import Log
 from utils.text import counted, format_time

@@ -19,8 +19,9 @@ from engine.predict.pictures import describe_missing, write_picture
 from engine.record.image_sheets import draw_confusion, draw_mistakes
 from engine.record.image_tables import Names, Results, write_tables
 from engine.record.saved_run import read_object
+from engine.train.callback import Callback
 from engine.train.counters import EpochResult
-from engine.train.trainer import Callback, Trainer
+from engine.train.trainer import Trainer
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.held_folders import check_in_place

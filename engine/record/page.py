@@ -11,6 +11,7 @@ from PIL import Image
 
 from engine.predict.pictures import tiles_of
 from utils.files import Kind, content_of, write_text
+from utils.text import escape_controls
 
 # The first bytes that `write_page` writes. Pages of other programs start otherwise.
 PAGE = Kind("a report of a run", (b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',), b"style-src")
@@ -26,10 +27,13 @@ class Markup(str):
 
 
 def escaped(value: object) -> Markup:
-    """A value as text of a page. Halves of surrogate pairs, which names of files can have, become question marks."""
+    """Return a value as text of a page, with control characters escaped.
+
+    Halves of surrogate pairs, which names of files can have, become question marks.
+    """
     if isinstance(value, Markup):
         return value
-    return Markup(html.escape(str(value).encode("utf-8", "replace").decode()))
+    return Markup(html.escape(escape_controls(str(value).encode("utf-8", "replace").decode())))
 
 
 def element(name: str, /, *children: object, **attributes: object) -> Markup:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.profiler import profile, schedule, supported_activities
 
+from engine.train.callback import PHASES, Callback
 from engine.train.counters import Report
-from engine.train.trainer import PHASES, Callback, Trainer
+from engine.train.trainer import Trainer
 from utils.errors import cause_of
 from utils.held_folders import check_in_place
 from utils.torch_internals import call_after_backward
@@ -145,6 +146,9 @@ class Profiler(Callback):
         self._is_done, self._timing.shows_ranges = True, False
         check_in_place(self._path)
         try:
+            self._path.unlink(
+                missing_ok=True
+            )  # torch would write into the file of an earlier start, and its hard links
             traced.export_chrome_trace(str(self._path))
         except OSError as error:
             self._say(f"warning: cannot write {self._path} ({cause_of(error)}); training continues")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from configs.schema import Train
 from engine.parallel import Parallel
+from utils.errors import ensure
 from utils.torch_internals import foreach_add_, foreach_mul_, foreach_sub, without_compiler
 
 WARM_UP = 9  # with the warm-up the average covers about the last ninth of all updates, until the decay is reached
@@ -46,7 +47,8 @@ class FusedLerp:
 
     def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):
         for mean, value in zip(means, values, strict=True):
-            assert mean.stride() == value.stride()  # the kernel sees memory, not indices
+            # The kernel sees memory, not indices.
+            ensure(mean.stride() == value.stride(), "a weight and its moving average differ in their memory layout")
             mean.grad = value
         self._sgd = without_compiler(torch.optim.SGD)(means, weight_decay=1.0, maximize=True, fused=True)
 

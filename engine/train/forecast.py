@@ -8,8 +8,9 @@ from collections.abc import Callable
 from configs.schema import Config, to_seconds
 from datasets.batch_order import Order
 from engine.evaluation.scores import Scores
+from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
-from engine.train.trainer import Callback, Trainer
+from engine.train.trainer import Trainer
 from utils.text import counted, format_duration
 
 NOT_TYPICAL, MEASURED = 3, 10  # first updates of a start, which are slower; those that are needed to know their time

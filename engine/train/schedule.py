@@ -3,6 +3,7 @@
 import math
 
 from configs.schema import Train
+from utils.errors import ensure
 
 
 def batch_factor(settings: Train, global_batch: int) -> float:
@@ -47,7 +48,7 @@ class Schedule:
 
     def choose(self, step: int, num_updates: int) -> None:
         """From this step on the run has so many updates; at least this one. Drops the choices that were to be repeated."""
-        assert num_updates > step
+        ensure(num_updates > step, f"a run of {num_updates} updates cannot contain update {step}")
         self._anchor = step - 1, self._place(step - 1)
         self.choices.append([step, num_updates])
         self.num_updates = num_updates

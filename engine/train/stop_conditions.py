@@ -5,16 +5,14 @@ from collections.abc import Callable
 
 from configs.schema import Train
 from datasets import BadImages, Batch
+from engine.train.callback import Callback
 from engine.train.counters import Report
-from engine.train.trainer import Callback, Trainer
+from engine.train.trainer import Trainer
 from utils.text import counted
 
 DONE = "done"  # why a run ends after its last epoch
 EARLY_STOP = "early stop"  # the reason in status.json
 ADVICE = "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
-NO_PROGRESS = 4  # the exit code where RUN.MAX_TIME was up before an update: the same start again would end so too
-TIME_IS_UP = 0  # in place of a signal's number, and lower than all of these, so that a signal has priority
-MOST_UPDATES = 2**48  # of a run: a greater number than any
 
 
 class NonFinite(Exception):
@@ -36,10 +34,11 @@ def refuse_if_nothing_counted(trainer: Trainer) -> None:
 
 
 class Stopped(Exception):
-    """A signal or the time limit (TIME_IS_UP) stops the run; raised in all processes after the same step."""
+    """A signal or a callback stops the run. It is raised in all processes after the same step."""
 
-    def __init__(self, number: int):
-        self.number = number
+    def __init__(self, signal: int):
+        """`signal`: its number; 0: the time is up."""
+        self.signal = signal
 
 
 def why_finished(settings: Train, num_epochs: int, epoch: int, not_better: int) -> str:

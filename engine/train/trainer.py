@@ -1,23 +1,23 @@
-"""The training step, what changes while the model learns, and the callbacks that watch it."""
+"""The training step, and all that changes while the model learns."""
 
-import contextlib
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window
-from engine.evaluation.scores import Best, Scores
+from engine.evaluation.scores import Best
 from engine.parallel import Parallel
 from engine.precision.loss_scale import Clipping
 from engine.precision.master_weights import ComputingModel
 from engine.precision.policy import Precision
-from engine.train.counters import Counters, EpochResult, Report
+from engine.train.callback import Callback
+from engine.train.counters import Counters, Report
 from engine.train.ema import Ema
 from engine.train.loss import Loss, hits
+from engine.train.micro_batches import Guard
 from engine.train.optimizers import AnyOptimizer, load_state, set_rates
 from engine.train.schedule import Schedule
 from models.transforms import ModelTransforms
@@ -25,86 +25,14 @@ from models.weights.state import PREFERRED
 from utils.distributed import Process
 from utils.seed import seed_update
 
-# The phases of an update, in order; "data" to "other" repeat for each micro-batch. "copy" is what is left of the way to the
-# device (where it has streams, loading/workers.py has copied ahead), normalising and mixing; "communication" is the part of
-# the backward that only waits for the all-reduce.
-PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
 
-MicroBatches = Iterator[tuple[Batch, bool]]  # each with whether it is the last one of this process in the window
+class Part(Protocol):
+    """Something that keeps a state of its own in a checkpoint."""
 
-
-class Callback:
-    """Watches the training: it changes no weights, but may end the run. The base class ignores every event.
-
-    The trainer calls its callbacks in list order. Each process has its own list, and most callbacks are in that of process 0
-    only (callback_list.py): they call no collective. Read values of tensors only in `on_report`: reading them in every
-    update would synchronise host and device.
-    """
-
-    def on_start_scored(self, trainer: "Trainer", scores: Scores, seconds: float) -> None:
-        """Before the first update, where the weights know all classes: they were evaluated, which took so long."""
-
-    def on_epoch_start(self, trainer: "Trainer") -> None:
-        """Epoch `trainer.epoch` begins, or continues after a resume."""
-
-    def on_window(self, trainer: "Trainer") -> None:
-        """An update begins, or is repeated with smaller micro-batches."""
-
-    def on_phase(self, trainer: "Trainer", name: str) -> None:
-        """A phase of the update begins and lasts until the next one."""
-
-    def on_loss(self, trainer: "Trainer", loss: Tensor, is_last: bool) -> None:
-        """The backward of a micro-batch follows; `is_last`: it synchronises the gradients."""
-
-    def on_micro_batch(self, trainer: "Trainer", batch: Batch, share: float) -> None:
-        """Forward and backward of a micro-batch are done; `share`: its weight in the loss of the update."""
-
-    def on_update(self, trainer: "Trainer") -> None:
-        """An update is done or skipped; `trainer.step` already includes it."""
-
-    def on_report(self, trainer: "Trainer", report: Report) -> None:
-        """The counters were read: after the first update of an epoch, every REPORT_FREQ updates, and after the last."""
-
-    def on_epoch_end(self, trainer: "Trainer", result: EpochResult) -> None:
-        """The epoch is trained, and evaluated if due; `trainer.epoch` does not include it yet."""
-
-    def on_rollback(self, trainer: "Trainer") -> None:
-        """The trainer returned to an earlier state."""
-
-    def should_stop(self, trainer: "Trainer", updates_left: int) -> bool:
-        """Called before each update: whether the run must save and end. `updates_left`: in this epoch."""
-        return False
-
-    def choose(self, trainer: "Trainer") -> int:
-        """Called before each update: of how many updates the run is to be; 0: of as many as before."""
-        return 0
-
-    def on_choice(self, trainer: "Trainer") -> None:
-        """The run has another number of updates from this step on; no update has used it yet."""
-
-    def close(self) -> None:
-        """The run ends, for whatever reason."""
+    def state(self) -> Any: ...
 
 
-class Guard:
-    """Every batch of the loader is a micro-batch, and nothing is repeated.
-
-    A subclass may yield further attempts: the trainer restarts the window for each.
-    """
-
-    def attempts(self, window: Window) -> Iterator[AbstractContextManager[MicroBatches]]:
-        yield contextlib.nullcontext(cut(window, window.batches))
-
-
-def cut(window: Window, batches: Iterable[Batch], max_images: int | None = None) -> MicroBatches:
-    """Micro-batches of at most `max_images` images; None: as the loader delivers them."""
-    for number, batch in enumerate(batches, start=1):
-        parts = [batch] if max_images is None else batch.parts(max_images)
-        for part in parts:
-            yield part, number == window.num_batches and part is parts[-1]
-
-
-@dataclass
+@dataclass(kw_only=True)
 class Trainer:
     """Model, optimizer, precision, EMA and counters of one process; `update` is one training step.
 
@@ -136,6 +64,7 @@ class Trainer:
     best: Best = Best()
     not_better: int = 0  # evaluations in a row since the best one
     preferred: str | None = None  # key in a checkpoint of the better weights in the newest evaluation
+    parts: dict[str, Part] = field(default_factory=dict)  # what else is saved, under these keys of a checkpoint
     left_out: list[range] = field(default_factory=list)  # updates that a rollback leaves out
 
     def update(self, window: Window) -> None:
@@ -239,6 +168,7 @@ class Trainer:
                 "left_out": [[each.start, each.stop] for each in self.left_out],
                 **({"choices": self.schedule.choices} if self.schedule.choices else {}),
             },
+            **{key: part.state() for key, part in self.parts.items()},
         }
 
     def load_state_dict(self, state: dict) -> None:

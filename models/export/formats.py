@@ -81,13 +81,20 @@ def export(subject: Subject, name: str, target: Path) -> str:
     chosen.refuse(subject)
     with staged(target) as path:
         chosen.write(subject, path)
-        try:
+        with naming_wrong_export(name, chosen.loaded_by, target):
             difference, bound = largest_difference(subject, chosen.load(subject, path))
-        except WrongExport as error:
-            raise WrongExport(
-                f"-to {name}: loaded again by {chosen.loaded_by}, {error}; {target} is not written. Choose another format"
-            ) from None
     return f"loaded again by {chosen.loaded_by}, largest difference of logits {difference:.1e} (at most {bound:.1e})"
+
+
+@contextlib.contextmanager
+def naming_wrong_export(name: str, loaded_by: str, target: Path) -> Iterator[None]:
+    """Say in a WrongExport which format and file it is about, and what to do."""
+    try:
+        yield
+    except WrongExport as error:
+        raise WrongExport(
+            f"-to {name}: loaded again by {loaded_by}, {error}; {target} is not written. Choose another format"
+        ) from None
 
 
 def check_target(name: str, target: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.export.plain_vit import is_distilled, is_plain
-from models.export.subject import Subject
+from models.export.subject import Subject, check_weights
 from models.weights.files import read_weights
 from models.weights.metadata import RESAMPLE, USUAL
 from models.weights.names import TRANSFORMERS_KINDS, to_transformers
@@ -76,8 +76,7 @@ def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
     import timm
 
     if (path / FOR_TRANSFORMERS).exists():
-        found, expected = read_weights(path / FOR_TRANSFORMERS).state, subject.state
-        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+        check_weights(read_weights(path / FOR_TRANSFORMERS).state, subject.state)
     with torch.random.fork_rng(devices=[]):
         return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 

@@ -1,7 +1,7 @@
 """What is exported: a trained model in float32, its classes, how its images are prepared; and the comparison of its logits."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -81,6 +81,16 @@ class WrongExport(UserError):
     """An export computes something else than its model. No mistake of the user, who can only choose another format."""
 
     code = 1
+
+
+def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise WrongExport unless the weights that were read again equal the model's, to the last bit."""
+    if found.keys() != expected.keys() or not all(_equals(found[name], expected[name]) for name in expected):
+        raise WrongExport("its weights are not those of the model")
+
+
+def _equals(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def batches(subject: Subject) -> Iterator[Tensor]:

@@ -17,8 +17,10 @@ import torch
 
 from configs.schema import Config
 from engine.settings import load_settings
-from utils.errors import ConfigError, UserError
+from utils.errors import ConfigError, UserError, ensure
 from utils.host import synchronize
+
+NOT_FINITE = "what was measured computes values that are not finite"
 
 
 def main(argv: list[str]) -> None:
@@ -59,7 +61,8 @@ class LoaderWorker:
     num_ahead = 0  # updates whose images may lie ready when a turn begins: they are not timed
 
     def __init__(self, argv: list[str]):
-        from datasets import CacheProgress, build_train_data, cache_image_sets, choose_workers, load_image_sets
+        from datasets import build_train_data, choose_workers, load_image_sets
+        from extras.cache import CacheProgress, cache_image_sets
         from utils.distributed import Process
 
         self.config = config = load_settings(argv).with_default_batch_size().config
@@ -125,7 +128,7 @@ class TrainerWorker(LoaderWorker):
         for _ in range(steps):
             self.trainer.update(next(self.windows))
         self.trainer.report()  # waits for the device
-        assert torch.isfinite(self.trainer.counters.totals).all()
+        ensure(bool(torch.isfinite(self.trainer.counters.totals).all()), NOT_FINITE)
 
 
 class TimmWorker(LoaderWorker):
@@ -159,7 +162,7 @@ class TimmWorker(LoaderWorker):
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            assert math.isfinite(loss.item())
+            ensure(math.isfinite(loss.item()), NOT_FINITE)
 
 
 ROLES = {"step": TrainerWorker, "timm": TimmWorker, "loader": LoaderWorker}

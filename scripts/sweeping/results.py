@@ -9,12 +9,11 @@ from engine.evaluation.scores import TITLES
 from engine.record.saved_run import read_status, read_table
 from scripts.comparing.statistics import spread
 from scripts.sweeping.plan import Plan, describe
-from utils.errors import ConfigError, cause_of
+from utils.errors import ConfigError, ExitCode, cause_of
 from utils.files import locked, write_text
 from utils.text import counted, csv_text, markdown_table
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
-NON_FINITE = 3  # exit code of a run
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Result:
     @property
     def is_final(self) -> bool:
         """Whether another start of the run would change nothing: it is done, or went wrong where it would again."""
-        return self.state == DONE or (self.state == FAILED and self.exit_code == NON_FINITE)
+        return self.state == DONE or (self.state == FAILED and self.exit_code == ExitCode.NON_FINITE)
 
 
 def read_result(folder: Path) -> Result:

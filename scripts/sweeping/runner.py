@@ -13,8 +13,8 @@ from pathlib import Path
 from engine.evaluation.scores import TITLES, format_value
 from engine.record.saved_run import read_status
 from scripts.sweeping.plan import Plan, Trial
-from scripts.sweeping.results import DONE, FAILED, NON_FINITE, STOPPED, WAITING, is_locked, read_result, write_trials
-from utils.errors import ConfigError, cause_of
+from scripts.sweeping.results import DONE, FAILED, STOPPED, WAITING, is_locked, read_result, write_trials
+from utils.errors import ConfigError, ExitCode, cause_of
 from utils.files import creating
 from utils.program import StopSignal, die_with_parent
 from utils.text import counted, format_time
@@ -69,7 +69,7 @@ class Runner:
         if self.stop.number:
             return 128 + self.stop.number
         codes = {0 if each.state == DONE else each.exit_code or 1 for each in self.results.values()}
-        return max(codes) if codes <= {0, NON_FINITE} else 1
+        return max(codes) if codes <= {0, ExitCode.NON_FINITE} else 1
 
     def _run(self, trial: Trial) -> int:
         """Run the trial and return its exit code; told to stop, it saves and ends."""

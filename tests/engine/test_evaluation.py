@@ -20,7 +20,8 @@ from engine.precision.policy import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
 from tests.support.configs import CPU, small_config
-from tests.support.runs import epochs_of, run, run_folder, status_of
+from tests.support.refusals import assert_names
+from tests.support.runs import ROOT, epochs_of, run, run_folder, run_fresh, status_of
 from tests.support.several_labels import write_digits
 from tests.support.threads import Threads
 from tests.support.trainers import make_trainer, train
@@ -88,6 +89,28 @@ def test_loss_top1_and_top5_of_the_readable_images_are_those_of_counting_by_hand
     assert (scores.top1, scores.top5, scores.loss) == pytest.approx((top1, top5, loss), rel=1e-5)
     assert (scores.num_images, scores.num_excluded) == (37 - len(unreadable), len(unreadable))
     assert top1 < top5 and (top5 < 100 or num_classes <= 5)
+
+
+# Loses the first image of each batch of an evaluation.
+LOSES_IMAGES = """
+import sys
+from engine.evaluation.tally import Tally
+from main_single_gpu import main
+from utils.program import exit_code
+
+add = Tally.add
+Tally.add = lambda tally, logits, targets, *more: add(tally, logits[1:], targets[1:], *more)
+sys.exit(exit_code(main, sys.argv[1:]))
+"""
+
+
+def test_lost_image_ends_an_evaluation_even_without_asserts(tmp_path, small_yaml):
+    (tmp_path / "loses.py").write_text(LOSES_IMAGES)
+    words = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-epochs", "1"]
+    environment = {"PYTHONOPTIMIZE": "1", "PYTHONPATH": str(ROOT)}
+    ended = run_fresh(str(tmp_path / "loses.py"), *words, environment=environment)
+    assert ended.returncode == 1, ended
+    assert_names(ended.stderr, "AssertionError", "images of 359")
 
 
 @pytest.mark.parametrize("training", [True, False])

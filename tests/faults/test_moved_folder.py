@@ -10,7 +10,7 @@ from engine.checkpoint.format import keep_as, remove_old
 from tests.support.planted import OF_ANOTHER_RUN
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import Ended, status_of
-from utils.files import replacing, write_text
+from utils.files import LineFile, replacing, write_text
 from utils.held_folders import FolderMoved, HeldFolder, check_in_place
 
 FAST = ("-name", "exp", "-opts", "VALIDATE_FREQ=1", "SAVE_STEPS=2")
@@ -99,6 +99,16 @@ def test_a_folder_moved_during_a_write_gets_no_file(held):
         held.path.mkdir()
         (held.path / ".last.pth.tmp").write_text("of another run")
     assert [path.name for path in held.path.iterdir()] == [".last.pth.tmp"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_log_with_a_hard_link_is_not_replaced_in_a_folder_that_was(held, change):
+    log, snapshot = LineFile(held.path / "log.txt"), held.path.parents[1] / "snapshot.txt"
+    snapshot.hardlink_to(held.path / "log.txt")
+    CHANGES[change](held.path)
+    log.write("a line\n")
+    log.close()
+    assert snapshot.read_text() == "a line\n"
 
 
 def test_a_lock_that_somebody_deleted_ends_no_run(held):

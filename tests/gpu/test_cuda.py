@@ -12,7 +12,8 @@ from engine.checkpoint.async_saver import HostCopy
 from engine.memory.recovery import MemoryGuard, release
 from engine.plan import plan_of
 from engine.record.timing import Timing
-from engine.train.trainer import PHASES, Trainer
+from engine.train.callback import PHASES
+from engine.train.trainer import Trainer
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.run_hash import run_hash

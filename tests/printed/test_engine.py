@@ -13,7 +13,6 @@ from datasets.types import ImageSet
 from engine.check import check, images, quick_checks
 from engine.check.images import ScanResult
 from engine.diagnose.doctor import Diagnosis, Row, Vanishing
-from engine.diagnose.explain import COLUMNS, collapse
 from engine.diagnose.overflow import advice
 from engine.diagnose.trace import Location
 from engine.evaluation.scores import Best, Scores, describe_scores
@@ -24,7 +23,7 @@ from engine.train.stop_conditions import why_finished
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.printed import same_text
 from utils.distributed import Process
-from utils.text import align, counted
+from utils.text import counted
 
 CORE, MLP = Location("blocks.1.attn", "logits (q·k)"), Location("blocks.1.mlp.fc1")
 ROWS = [Row(CORE, "float16", 131008.0, 64.0, 0.25), Row(MLP, "float16 float32", 3.5, 70000.0, None)]
@@ -52,13 +51,6 @@ def test_what_the_doctor_finds_prescribes_and_advises(tmp_path):
         last = advice(found, "run/doctor.yaml" if found.first and found.is_mended else None)
         pages[name] = "\n".join([*found.lines(), *written, last])
     same_text("doctor", pages)
-
-
-def test_like_modules_are_a_row_of_explain_precision():
-    cells = ("Linear", "bfloat16", "float32", "bfloat16", "float32", "addmm")
-    rows = [(f"blocks.{number}.attn.qkv", *cells) for number in (0, 1, 2, 4, 6, 7)]
-    rows += [("blocks.3.attn.qkv", *cells[:-1], "mm"), ("head", *cells), ("stages.0.1.x", *cells)]
-    same_text("explain_precision", "\n".join(align([COLUMNS, *collapse(rows)])))
 
 
 def told(findings: dict) -> dict[str, str]:
@@ -119,27 +111,23 @@ def test_the_quick_checks(tmp_path, monkeypatch):
             quick_checks.check_shared_memory(config, 1 if name == "too little" else 4),
         ]
     rows["no loader process"] = quick_checks.check_shared_memory(config, 0)
-    (tmp_path / "file").touch()
-    rows["output"] = [quick_checks.check_output(str(tmp_path / name)) for name in ("new/folder", "file/folder")]
     same_text("quick_checks", told(rows))
 
 
 def test_memory_that_is_enough_and_that_is_not(tmp_path, monkeypatch):
-    model, rows = torch.nn.Linear(1, 1), {}
+    rows = {}
     config = small_config(tmp_path, "DATA.BATCH_SIZE=1", "AMP=true")
-    monkeypatch.setattr(check, "fixed_bytes", lambda *given: 2**29)
     monkeypatch.setattr(check, "estimate", lambda *given: MemoryEstimate(2**29, 2**28))
     for name, (free, size, sharing) in {
         "enough": (2**30, 1, 1),
         "hardly": (int(2**29 * 1.6), 1, 1),
         "of several processes": (2**32, 6, 2),
         "for no image": (2**29, 32, 1),
-        "for no weights": (2**28, 32, 1),
     }.items():
-        given = replaced(config, DATA={"BATCH_SIZE": size}), model, None, free, Process(CPU, local_size=sharing)
+        given = replaced(config, DATA={"BATCH_SIZE": size}), 10, None, free, Process(CPU, local_size=sharing)
         rows[name] = check.check_memory(*given)
     monkeypatch.setattr(check, "estimate", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError))
-    rows["for no batch"] = check.check_memory(config, model, None, 2**30, Process(CPU))
+    rows["for no batch"] = check.check_memory(config, 10, None, 2**30, Process(CPU))
     same_text("memory", told(rows))
 
 

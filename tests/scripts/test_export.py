@@ -17,7 +17,7 @@ from models.weights.metadata import metadata_of
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
 from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import Ended, run, typed
+from tests.support.runs import ROOT, Ended, run, run_fresh, typed
 from tests.support.weight_files import assert_same, saved, vit
 from utils.errors import ConfigError
 
@@ -172,6 +172,35 @@ def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_pa
     assert ended.returncode == 1
     assert_names(ended.stderr, "-to", "torch", tmp_path / "x.pt2")
     assert not any(tmp_path.iterdir())
+
+
+# Writes other weights than the model's, in both formats, and prints the exit codes.
+WRONG_WEIGHTS = """
+import sys
+from models.export import hugging_face
+from models.weights import torch_files
+from scripts.export import main
+from utils.program import exit_code
+
+def shifted(write):
+    return lambda weights, *more: write({name: each + 1 for name, each in weights.items()}, *more)
+
+hugging_face.to_transformers = shifted(hugging_face.to_transformers)
+torch_files.to_safetensors = shifted(torch_files.to_safetensors)
+source, *targets = sys.argv[1:]
+print([exit_code(main, [source, "-to", to, "-output", target]) for to, target in zip(targets[::2], targets[1::2])])
+"""
+
+
+def test_export_of_wrong_weights_is_refused_even_without_asserts(plain, tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG_WEIGHTS)
+    words = [word for to, name in TARGETS.items() for word in (to, str(tmp_path / "new" / name))]
+    environment = {"PYTHONOPTIMIZE": "1", "PYTHONPATH": str(ROOT)}
+    ended = run_fresh(str(tmp_path / "wrong.py"), str(plain), *words, environment=environment)
+    assert ended.stdout.splitlines()[-1:] == ["[1, 1]"], ended
+    for to, name in TARGETS.items():
+        assert_names(ended.stderr, f"-to {to}", "its weights are not those of the model", tmp_path / "new" / name)
+    assert "Traceback" not in ended.stderr and not any((tmp_path / "new").iterdir())
 
 
 @pytest.mark.parametrize("to", TARGETS)

@@ -21,6 +21,25 @@ def imported(path: Path, also_names: bool = False) -> set[str]:
     return names
 
 
+def imported_at_the_top(path: Path) -> set[str]:
+    """Full names of the modules that a file imports when it is imported itself."""
+    names = set()
+    nodes = list(ast.parse(path.read_text()).body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_for_types(node):
+            nodes += ast.iter_child_nodes(node)
+    return names
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
 def is_module_of_ours(node: ast.ImportFrom, alias: ast.alias) -> bool:
     """from utils import errors"""
     place = ROOT / node.module.replace(".", "/") / alias.name

@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import json
 import os
+import pydoc
 import resource
 import signal
 import socket
@@ -23,7 +24,6 @@ import engine.build
 import engine.callback_list
 import engine.eval_run
 import engine.memory.estimate
-import engine.record.trackers
 import engine.run
 import engine.saves
 import engine.session
@@ -34,13 +34,14 @@ from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import PerImage
+from engine.loop import Loop, Outcome
 from engine.record.image_results import BestResults, ResultFiles
 from engine.record.metrics import Recorder
 from engine.record.plot import Plotter
-from engine.record.trackers import Trackers
 from engine.session import Status
+from engine.train.callback import Callback
 from engine.train.forecast import Forecast
-from engine.train.trainer import Callback, Trainer
+from engine.train.trainer import Trainer
 from tests.support.forked_children import ForkingPopen
 from tests.support.forks import DEADLINE
 from tests.support.planted_in_saves import (  # noqa: F401
@@ -133,7 +134,7 @@ def ignore(*numbers: int) -> None:
 MOMENTS = {
     "before the settings are read": (engine.settings, "load_settings", 1),
     "batch size": (engine.auto_batch_size, "calculate", 1),
-    "start-up": (engine.run, "build_train_data", 1),
+    "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
     "evaluation": (engine.eval_run, "evaluate", 1),
@@ -166,7 +167,7 @@ MOVES = {
     "a trace": (Trainer, "update", 7),
     "the figures": (Recorder, "close", 1),
     "the pictures": (BestResults, "close", 1),
-    "the trackers": (Trackers, "end", 1),
+    "the trackers": ("extras.trackers.Trackers", "end", 1),
     "the report": (engine.run, "write_at_end", 1),
 }
 OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-1.pth", "status.json", "report.html")
@@ -175,6 +176,7 @@ OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-
 def move_folder(output: str, before: str, rank: int = 0) -> None:
     """Before this is called, the run's folder is renamed to `moved`, and another run begins in a folder of the same name."""
     owner, name, nth = MOVES[before]
+    owner = pydoc.locate(owner) if isinstance(owner, str) else owner  # of an extra, which may be missing
     do, calls = getattr(owner, name), [0]
 
     def moving(*arguments, **options):
@@ -253,8 +255,8 @@ def run_out_of_memory(fits: int, step: int, rank: int) -> None:
 
 
 def compute_in_float64() -> None:
-    make = engine.run.make_model
-    engine.run.make_model = engine.eval_run.make_model = lambda *arguments, **options: make(
+    make = engine.build.make_model
+    engine.build.make_model = engine.eval_run.make_model = lambda *arguments, **options: make(
         *arguments, **options
     ).double()
 
@@ -267,7 +269,9 @@ def count_seconds() -> None:
 
 def pass_time(seconds: float, later_seconds: float, step: int) -> None:
     """For TRAIN.BUDGET an update takes so many seconds, from this step on `later_seconds`, and nothing else takes time."""
-    now, update, allowance = [0.0], Trainer.update, engine.callback_list.Allowance
+    import extras.budget
+
+    now, update, allowance = [0.0], Trainer.update, extras.budget.Allowance
 
     def clock() -> float:
         return now[0]
@@ -285,7 +289,7 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
 
     Trainer.update = timed
     engine.callback_list.Forecast = PassingForecast
-    engine.callback_list.Allowance = lambda text, started, saved: allowance(text, 0.0, saved, clock)
+    extras.budget.Allowance = lambda text, started, saved: allowance(text, 0.0, saved, clock)
     engine.callback_list.time = SimpleNamespace(perf_counter=clock)
 
 
@@ -359,16 +363,16 @@ def poison(what: str, ranks: list[int], steps: list[int]) -> None:
 
 def note_weights(path: str) -> None:
     """Each process writes the hash of what it ends with to PATH.RANK."""
-    train = engine.run.train_epochs
+    train = Loop.run
 
-    def noting(training):
-        ended = train(training)
-        weights = dict(training.trainer.model.state_dict())
+    def noting(loop: Loop) -> Outcome:
+        outcome = train(loop)
+        weights = dict(loop.trainer.model.state_dict())
         assert all(torch.isfinite(tensor).all() for tensor in weights.values())
-        Path(f"{path}.{training.session.process.rank}").write_text(state_hash(weights))
-        return ended
+        Path(f"{path}.{loop.session.process.rank}").write_text(state_hash(weights))
+        return outcome
 
-    engine.run.train_epochs = noting
+    Loop.run = noting
 
 
 def kill_worker(step: int, rank: int = 0) -> None:
@@ -502,4 +506,6 @@ def die_when_shown(step: int, *patterns: str) -> None:
 
 def wait_long_for_trackers() -> None:
     """No fault: the end of a run waits until its trackers have ended, however busy the machine is."""
-    engine.record.trackers.PATIENCE = engine.record.trackers.LONGEST_END = DEADLINE
+    import extras.trackers
+
+    extras.trackers.PATIENCE = extras.trackers.LONGEST_END = DEADLINE

@@ -10,12 +10,13 @@ from torch.nn.functional import cosine_similarity
 from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
 from engine.build import build_trainer
+from engine.loop import train_epoch
 from engine.plan import plan_of
 from engine.precision.loss_scale import LossScaler
-from engine.run import train_epoch
+from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.teacher import random_teacher
-from engine.train.trainer import Callback, Trainer
+from engine.train.trainer import Trainer
 from models import adapt, build_model
 from tests.support.configs import CPU
 from utils.distributed import Process
@@ -105,4 +106,5 @@ def train(
 ) -> Report:
     """The rest of the trainer's epoch, without a log."""
     windows = windows or trainer.data.windows(trainer.step, trainer.data.steps_per_epoch * (trainer.epoch + 1))
-    return train_epoch(trainer, windows, Log(1), stop or StopSignal(), save)
+    report, _ = train_epoch(trainer, windows, Log(1), stop or StopSignal(), save)
+    return report

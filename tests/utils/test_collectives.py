@@ -45,7 +45,7 @@ found = {
     "join": process.join([rank, f"of {rank}"]),
     "all_true": [process.all_true(True), process.all_true(rank != 0), process.all_true(not last)],
     "host_min": process.host_min(-rank),
-    "delayed_max": [process.delayed_max(number) for number in (rank, 10 * rank, 0, 0)],
+    "delayed_max": [process.delayed_max([number, -number]) for number in (rank, 10 * rank, 0, 0)],
     "first": process.first(lambda: f"made by {rank}"),
     "failure": failure,
     "after_first": process.after_first(note),
@@ -72,7 +72,7 @@ def test_collectives_give_the_values_of_all_processes(tmp_path, world_size):
         "join": [each for rank in ranks for each in (rank, f"of {rank}")],
         "all_true": [True, False, False],
         "host_min": -top,
-        "delayed_max": [0, top, 10 * top, 0],
+        "delayed_max": [[0, 0], [top, 0], [10 * top, 0], [0, 0]],
         "first": "made by 0",
     }
     assert {name: first[name] for name in expected} == expected
@@ -92,7 +92,7 @@ def test_collectives_of_one_process_return_its_input():
     process.spread([rows])
     assert process.sum(rows) is rows and process.max(rows) is rows
     assert rows.tolist() == [0, 1, 2, 3]
-    assert process.join([5]) == [5] and process.host_min(-3) == -3 and process.delayed_max(9) == 9
+    assert process.join([5]) == [5] and process.host_min(-3) == -3 and process.delayed_max([9, 0]) == [9, 0]
     assert process.all_true(True) and not process.all_true(False)
     assert process.first(lambda: "a") == "a" and process.after_first(lambda: "b") == "b"
     process.close()

@@ -134,6 +134,17 @@ def test_names_of_classes_and_files_and_settings_are_text(tmp_path, text):
     same_message(element("p", text), "texts_in_a_report", text)
 
 
+def test_control_characters_of_names_are_escaped(tmp_path):
+    name = "owl\x1b[2J\x07\x9b31m\u202e"
+    folder = write_run(tmp_path / name, names=[name, "dog", "cat"])
+    write_picture(contact_sheet([Tile(None, [f"photos/{name}.jpg"])]), folder / "mistakes.png")
+    text, shown = page_of(folder).text, r"owl\x1b[2J\x07\x9b31m\u202e"
+    assert f"photos/{shown}.jpg" in text and text.count(shown) >= 4
+    assert not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", (folder / "report.html").read_text(encoding="utf-8")
+    )
+
+
 def test_nothing_in_the_page_is_loaded_or_run(tmp_path):
     page = page_of(write_run(tmp_path / "run", names=[f"class {number}" for number in range(40)], skipped=2))
     (policy,) = (each["content"] for each in page.all("meta") if each.get("http-equiv") == "Content-Security-Policy")

@@ -17,8 +17,8 @@ from configs.schema import Config
 from engine.parallel import Replicated
 from engine.record.console import Console
 from engine.record.timing import MAX_MARKS, HostClock, Profiler, Timing, shares
+from engine.train.callback import PHASES, Callback
 from engine.train.counters import Counters, Report
-from engine.train.trainer import PHASES, Callback
 from tests.support.configs import CPU, small_config
 from tests.support.forks import DEADLINE
 from tests.support.refusals import assert_names
@@ -308,6 +308,9 @@ def test_a_run_that_ends_before_its_trace_says_so_and_one_within_it_keeps_what_t
 ):
     said, timing, path = [], Timing.on(CPU), tmp_path / "trace.json.gz"
     profiler = Profiler(100, path, timing, said.append)
+    if num_traced:
+        path.write_text("of an earlier start")
+        (tmp_path / "snapshot").hardlink_to(path)
     update(
         make_trainer(small_config(tmp_path, f"DATA.BATCH_SIZE={batch_size}"), callbacks=[timing, profiler]),
         1438 // batch_size,
@@ -315,7 +318,9 @@ def test_a_run_that_ends_before_its_trace_says_so_and_one_within_it_keeps_what_t
     profiler.close()
     assert_names(*said, *([path] if num_traced else ["PROFILE", "update 7"]))
     assert path.exists() is bool(num_traced)
-    assert not num_traced or [event["name"] for event in trace(tmp_path)].count("optimizer") == num_traced
+    if num_traced:
+        assert [event["name"] for event in trace(tmp_path)].count("optimizer") == num_traced
+        assert (tmp_path / "snapshot").read_text() == "of an earlier start"
 
 
 def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path):

@@ -14,14 +14,14 @@ from unittest.mock import Mock
 import pytest
 
 from configs.schema import to_seconds
-from engine.run import stop_if_requested, train_epoch
-from engine.train import budget
-from engine.train.budget import CHOICES_FILE, Allowance, Budget, ChoiceRecord, next_time, repeat_choices
+from engine.loop import Vote, stop_if_requested, train_epoch
 from engine.train.counters import EpochResult, Report
 from engine.train.forecast import Forecast
 from engine.train.schedule import Schedule
-from engine.train.stop_conditions import MOST_UPDATES, Stopped, why_finished
+from engine.train.stop_conditions import Stopped, why_finished
 from engine.train.trainer import Trainer
+from extras import budget
+from extras.budget import CHOICES_FILE, Allowance, Budget, ChoiceRecord, next_time, repeat_choices
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
@@ -45,17 +45,17 @@ class World:
 class Lagging:
     """Two processes, of which process 0 votes; they hear of it one update later."""
 
-    world_size, last = 2, 0
+    world_size, last = 2, Vote()
 
     def first(self, task):
         return task()
 
-    def delayed_max(self, number: int) -> int:
-        number, self.last = self.last, number
-        return number
+    def delayed_max(self, vote: Vote) -> Vote:
+        vote, self.last = self.last, vote
+        return vote
 
 
-ALONE = SimpleNamespace(world_size=1, delayed_max=lambda number: number, first=lambda task: task())
+ALONE = SimpleNamespace(world_size=1, delayed_max=lambda vote: vote, first=lambda task: task())
 
 
 ORDER = SimpleNamespace(steps_per_epoch=PER_EPOCH, num_images=64 * PER_EPOCH)
@@ -141,7 +141,9 @@ class Run:
         log = SimpleNamespace(**dict.fromkeys(("start_bar", "move_bar", "end_bar"), lambda *_: None))
         trainer, frequency = self.trainer, self.trainer.config.VALIDATE_FREQ
         while not why_finished(trainer.config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, 0):
-            train_epoch(trainer, itertools.repeat(None), log, SimpleNamespace(number=0), self.save)
+            train_epoch(
+                trainer, itertools.repeat(SimpleNamespace(num_samples=64)), log, SimpleNamespace(number=0), self.save
+            )
             number = trainer.epoch + 1
             scores = {"": None} if number % frequency == 0 or number == trainer.schedule.num_epochs else {}
             self.world.take(self.world.evaluation if scores else 0)
@@ -351,7 +353,7 @@ def test_a_checkpoint_of_an_earlier_version_has_no_record_beside_it(config, betw
 def test_a_choice_that_comes_with_a_stop_is_discarded(config, between):
     run, record = between
     before, trainer = record.read_text(), run.trainer
-    trainer.process = SimpleNamespace(world_size=2, delayed_max=lambda number: 15 * MOST_UPDATES + 40)
+    trainer.process = SimpleNamespace(world_size=2, delayed_max=lambda vote: Vote(signal=15, num_updates=40))
     with pytest.raises(Stopped):
         stop_if_requested(trainer, SimpleNamespace(number=0), 5)
     assert record.read_text() == before and trainer.schedule.choices == json.loads(before)["choices"]

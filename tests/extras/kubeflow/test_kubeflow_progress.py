@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from engine.session import KubeflowProgress, kubeflow_status
+from extras.kubeflow import KubeflowProgress, kubeflow_status
 from tests.support.forks import DEADLINE
 
 FACTS = {"total_steps": 200, "position": {"epoch": 1, "step": 90}, "eta_seconds": 120}

@@ -1,6 +1,8 @@
 """W&B and MLflow: a run on them through kill -9 and resume, and what a broken tracker costs the run."""
 
 import json
+import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -10,19 +12,19 @@ import pytest
 import yaml
 from PIL import Image
 
-from engine.record import trackers as module
-from engine.record.trackers import (
+import extras.trackers as module
+from extras.trackers import (
     Ending,
     Row,
-    TensorBoard,
     Tracker,
     Trackers,
     TrackerThread,
-    Wandb,
     check_trackers,
     ending_of,
     figures_of,
 )
+from extras.trackers.tensorboard import TensorBoard
+from extras.trackers.wandb import Wandb
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE
 from tests.support.printed import cases_of, same_message
@@ -110,6 +112,23 @@ def test_tensorboard_forgets_what_is_repeated_and_shows_pictures_as_they_are(tmp
     tracker.end(Ending("done", {}, [tmp_path / "loss.png"]))
     assert [(each.step, each.value) for each in board.Reload().Scalars("loss")] == [(0, 1.0), (1, 2.0), (2, 2.0)]
     assert [(each.width, each.height) for each in board.Images("loss")] == [(30, 20)]
+
+
+def test_tensorboard_adds_nothing_to_a_hard_link_of_its_file(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker, snapshot = TensorBoard("", small_config(tmp_path), tmp_path), tmp_path / "snapshot"
+    tracker.go_back(0, epoch=0)
+    tracker.add([Row("step", 0, {"loss": 1.0})])
+    shutil.copytree(tmp_path / "tensorboard", snapshot, copy_function=os.link)
+    before = [path.read_bytes() for path in snapshot.iterdir()]
+    for number in (1, 2):
+        tracker.add([Row("step", number, {"loss": 1.0})])
+    tracker.end(Ending("done", {}, []))
+    assert [path.read_bytes() for path in snapshot.iterdir()] == before
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [each.step for each in board.Scalars("loss")] == [0, 1, 2]
 
 
 def test_mlflow_has_every_row_of_a_killed_and_resumed_run_as_in_its_tables(resumed, folder):

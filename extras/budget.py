@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import to_seconds
+from engine.plan import Plan
+from engine.session import Session
+from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.forecast import MEASURED, NOT_TYPICAL, Forecast, time_in
 from engine.train.schedule import Schedule
-from engine.train.trainer import Callback, Trainer
+from engine.train.trainer import Trainer
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import content_of, write_text
 from utils.text import counted
@@ -25,6 +28,20 @@ LOOK_AGAIN, TOLERANCE = 0.05, 0.02  # parts of the time that is left: between tw
 COSTS = ("update", "evaluation", "end_work", "then")  # that a checkpoint holds
 CHOICES_FILE = "budget.json"  # in the folder of a run
 MOST_BYTES = 2**20  # of that file
+
+
+def budget_callbacks(
+    session: Session, plan: Plan, trainer: Trainer, forecast: Forecast, finish: Callable[[], float]
+) -> list[Callback]:
+    """The callbacks of a run with a budget, in process 0. For `finish` see Budget."""
+    log, saved = session.log, plan.saved.get("budget", {})
+    allowance = Allowance(plan.config.TRAIN.BUDGET, plan.loaded.started, saved)
+
+    record = ChoiceRecord(session.path / CHOICES_FILE, forecast, allowance.clock, log.warn)
+    record.write(trainer)  # also over the record of a start that was killed before its first save
+    budget = Budget(forecast, allowance, saved, finish, log.say, log.note, lambda: record.longest)
+    trainer.parts["budget"] = budget
+    return [record, budget]
 
 
 class Allowance:

@@ -1,0 +1,277 @@
+"""The loop over epochs: trains, evaluates and saves each of them, and ends the run."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from datasets import BadImages, EvalData, Window
+from engine.callback_list import Watchers
+from engine.checkpoint.async_saver import BEST
+from engine.eval_run import evaluate_both, evaluate_saved
+from engine.evaluation.scores import rank_of
+from engine.plan import Plan
+from engine.plan_lines import measured_classes
+from engine.saves import Saves
+from engine.session import Session
+from engine.train.counters import EpochResult, Report
+from engine.train.stop_conditions import (
+    DONE,
+    EARLY_STOP,
+    NonFinite,
+    Stopped,
+    refuse_if_nothing_counted,
+    why_finished,
+)
+from engine.train.trainer import Trainer
+from utils.errors import AFTER_SIGNAL, ExitCode, cause_of
+from utils.log import Log
+from utils.program import StopSignal
+from utils.text import format_duration
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the training ended."""
+
+    state: str  # in status.json
+    code: int  # the exit code
+    sentence: str  # for the log
+    reason: str | None = None  # in status.json
+    signal: int | None = None  # in status.json: the number of the signal that stopped the run
+
+    @property
+    def next_step(self) -> str:
+        """The state, for which engine/record/next_steps.py knows what to do next."""
+        if self.reason == EARLY_STOP:
+            return EARLY_STOP
+        return "failed" if self.code in (ExitCode.NON_FINITE, ExitCode.NO_PROGRESS) else self.state
+
+
+class Vote(NamedTuple):
+    """What a process asks for before an update. The largest number of all processes counts; 0 asks for nothing."""
+
+    signal: int = 0  # its number: save and end
+    time_is_up: int = 0  # 1: save and end, because of RUN.MAX_TIME or a callback
+    num_updates: int = 0  # the run is to have so many updates
+
+
+@dataclass
+class Loop:
+    """Trains from the trainer's epoch to the last one. All processes call its methods after the same update."""
+
+    session: Session
+    plan: Plan
+    trainer: Trainer
+    eval_data: EvalData
+    watchers: Watchers
+    saves: Saves
+    stop: StopSignal
+    start: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self):
+        config, log = self.plan.config, self.session.log
+        # One object for all evaluations, so that the log names each unreadable image once.
+        self.bad_images = BadImages(self.plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
+
+    def run(self) -> Outcome:
+        """Train until the last epoch is done or something stops the run. Returns how it ended."""
+        try:
+            outcome = self.train()
+        except Exception:
+            self.close_after_error()
+            raise
+        return self.end(outcome)
+
+    def train(self) -> Outcome:
+        first_step = self.trainer.step
+        try:
+            self.train_epochs()
+            refuse_if_nothing_counted(self.trainer)
+        except Stopped as stopped:
+            self.session.process.first(self.watchers.refuse)
+            return self.save_and_stop(stopped, made_progress=self.trainer.step > first_step)
+        except NonFinite as error:
+            self.wait_for_disk()
+            reason = f"{error}{self.saves.keep_for_doctor(self.watchers.last_update)}"
+            return Outcome("stopped", ExitCode.NON_FINITE, f"stopped: {reason}", reason)
+        finally:
+            self.saves.saver.wait()
+        best = self.session.path / BEST
+        results = self.watchers.results
+        results.complete(lambda: evaluate_saved(best, self.trainer, self.eval_data, self.bad_images))
+        why = self.why_finished
+        return Outcome("done", ExitCode.DONE, why, reason=None if why == DONE else EARLY_STOP)
+
+    @property
+    def why_finished(self) -> str:
+        """Why no further epoch is to be trained; empty if one is."""
+        trainer = self.trainer
+        return why_finished(self.plan.config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better)
+
+    def train_epochs(self) -> None:
+        """Train the epochs that are left. After too many non-finite gradients in a row, go back once and leave them out."""
+        trainer = self.trainer
+        if self.plan.scores_start:
+            self.score_start()
+        while not self.why_finished:
+            # Up to the last update that the settings allow. A budget may end the run before, and then closes them.
+            windows = trainer.data.windows(trainer.step, self.plan.num_updates, trainer.left_out)
+            try:
+                with contextlib.closing(windows):
+                    while not self.why_finished:
+                        self.one_epoch(windows)
+            except NonFinite as error:  # raised by SkipLimit
+                if not self.saves.roll_back(error):
+                    raise
+        self.wait_for_disk()
+
+    def score_start(self) -> None:
+        """Evaluate the weights that the run starts from, as its epoch 0: what training has to make better."""
+        start, saves = time.perf_counter(), self.saves
+        saves.before = evaluate_both(self.trainer, self.eval_data, self.bad_images)[""].scores
+        self.trainer.notify("on_start_scored", saves.before, time.perf_counter() - start)
+        self.session.log.say(f"before training: {saves.before.describe_short()}")
+        saves.show("training", before=saves.before.figures())
+
+    def one_epoch(self, windows: Iterator[Window]) -> None:
+        """Train, evaluate and save one epoch, or the rest of one."""
+        trainer, saves, config = self.trainer, self.saves, self.plan.config
+        number, start = trainer.epoch + 1, time.perf_counter()
+
+        report, num_images = train_epoch(trainer, windows, self.session.log, self.stop, saves.save)
+        trained, is_last = time.perf_counter(), number == trainer.schedule.num_epochs
+
+        found, suffix, is_best = {}, "", False
+        if number % config.VALIDATE_FREQ == 0 or is_last:
+            found = evaluate_both(trainer, self.eval_data, self.bad_images)
+        evaluated, scores = time.perf_counter(), {suffix: each.scores for suffix, each in found.items()}
+        if scores:
+            suffix, is_best = saves.judge(scores, number)
+
+        images = found[suffix].images.gather(trainer.process) if is_best else None
+        result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images)
+        trainer.notify("on_epoch_end", result)
+        trainer.end_epoch()
+
+        also = [BEST] if is_best else []
+        if config.KEEP_CHECKPOINTS and (number % config.SAVE_FREQ == 0 or is_last):
+            also.append(f"checkpoint-{number}.pth")
+        saves.save(metric=scores[suffix].value if scores else None, also=also)
+
+    def save_and_stop(self, stopped: Stopped, made_progress: bool) -> Outcome:
+        """End because of a signal or because the time is up."""
+        limit = self.plan.config.START.MAX_TIME
+        if not stopped.signal and not made_progress:
+            reason = f"not one update fits into RUN.MAX_TIME, {limit}; raise it"
+            return Outcome("stopped", ExitCode.NO_PROGRESS, f"stopped: {reason}", reason)
+        self.saves.save()
+        self.wait_for_disk()
+        done = f"after step {self.trainer.step}" + ("" if self.saves.failure else ", saved")
+        if stopped.signal:
+            code, why = AFTER_SIGNAL + stopped.signal, f"told to stop (signal {stopped.signal})"
+            return Outcome("stopped", code, f"{why} {done}", signal=stopped.signal)
+        return Outcome("stopped", ExitCode.DONE, f"RUN.MAX_TIME, {limit}, is nearly up {done}", "time limit")
+
+    def wait_for_disk(self) -> None:
+        """Wait for the last save (a best.pth that could not be written is taken back), and note how long saving blocked."""
+        saves, session = self.saves, self.session
+        saves.settle()
+        if session.process.is_first:
+            share = saves.saver.seconds / (time.perf_counter() - self.start)
+            session.log.note(f"checkpointing blocked training for {saves.saver.seconds:.3f} s, {share:.3%} of the run")
+
+    def end(self, outcome: Outcome) -> Outcome:
+        """Close the callbacks; say in status.json and in one line what is on the disk."""
+        for callback in self.trainer.callbacks:
+            callback.close()
+        if self.saves.failure:
+            outcome = self.not_saved(outcome)
+        facts = {
+            "exit_code": int(outcome.code),
+            "reason": outcome.reason,
+            "signal": outcome.signal,
+            "eta_seconds": None,
+        }
+        self.saves.show(outcome.state, **facts)
+        self.say_end(outcome.sentence)
+        return outcome
+
+    def not_saved(self, outcome: Outcome) -> Outcome:
+        """The same outcome, but the last save failed."""
+        failure = self.saves.failure
+        has_one = (self.session.path / "last.pth").exists()
+        then = "then -resume auto goes on from the save before" if has_one else "there is no save to go on from"
+        return Outcome(
+            state="save_failed",
+            code=outcome.code or ExitCode.FAILED,
+            sentence=f"{outcome.sentence}, not saved ({failure}; {then})",
+            reason="; ".join(filter(None, (outcome.reason, f"not saved: {failure}"))),
+            signal=outcome.signal,
+        )
+
+    def say_end(self, sentence: str) -> None:
+        """The last line about the training: how it ended, its best epoch, its time and its files."""
+        log, folder, best, before = self.session.log, self.session.path, self.trainer.best, self.saves.before
+        lasted = format_duration(time.perf_counter() - self.start)
+        files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
+        things = ", ".join(name for name, file in files.items() if (folder / file).exists())
+        over = f", over {measured_classes(self.plan)}" if best.epoch else ""
+        log.say(f"{sentence}; {self.saves.describe_best()}{over}; {lasted}; {things}: {folder}")
+        if before and best.epoch and not rank_of(best.metric, best.value, best.loss) > before.rank:
+            log.warn(f"no epoch was better than the start; before training: {before.describe_short()}")
+
+    def close_after_error(self) -> None:
+        """Let each callback write what it has. The error that ended the training is what the user has to know."""
+        for callback in self.trainer.callbacks:
+            try:
+                callback.close()
+            except Exception as error:
+                self.session.log.note(f"{type(callback).__name__} could not end: {cause_of(error)}")
+
+
+def train_epoch(
+    trainer: Trainer, windows: Iterator[Window], log: Log, stop: StopSignal, save: Callable[[], None]
+) -> tuple[Report, int]:
+    """Train to the end of the epoch. Returns its report, and how many images it trained on.
+
+    Calls `save` every SAVE_STEPS updates.
+    """
+    config, schedule, first = trainer.config, trainer.schedule, trainer.epoch * trainer.data.steps_per_epoch
+    title, num_images = f"epoch {trainer.epoch + 1}/{schedule.num_epochs}", 0
+    per_update = trainer.data.global_batch
+    log.start_bar((schedule.end_of(trainer.epoch) - first) * per_update, (trainer.step - first) * per_update, title)
+    trainer.notify("on_epoch_start")
+    try:
+        while (index := trainer.step - first) < schedule.end_of(trainer.epoch) - first:
+            stop_if_requested(trainer, stop, updates_left=schedule.end_of(trainer.epoch) - trainer.step)
+            is_last = trainer.step == schedule.end_of(trainer.epoch) - 1
+            if any(trainer.step in each for each in trainer.left_out):
+                trainer.leave_out()
+            else:
+                window = next(windows)
+                trainer.update(window)
+                num_images += window.num_samples
+                if index % config.REPORT_FREQ == 0 or is_last:
+                    trainer.notify("on_report", trainer.report())
+            log.move_bar(per_update)
+            if config.SAVE_STEPS and trainer.step % config.SAVE_STEPS == 0 and not is_last:
+                save()
+    finally:
+        log.end_bar()
+    return trainer.report(), num_images
+
+
+def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
+    """Stop, or give the run another number of updates, if a signal or a callback asks for it. All processes do so after the
+    same update."""
+    asks_to_stop = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
+    num_updates = max([each.choose(trainer) for each in trainer.callbacks], default=0)
+    vote = Vote(*trainer.process.delayed_max(Vote(stop.number, int(asks_to_stop), num_updates)))
+    if vote.signal or vote.time_is_up:
+        raise Stopped(vote.signal)
+    if vote.num_updates:
+        trainer.schedule.choose(trainer.step, vote.num_updates)
+    if vote.num_updates or trainer.schedule.repeat(trainer.step):
+        trainer.notify("on_choice")

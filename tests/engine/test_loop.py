@@ -1,0 +1,55 @@
+"""The loop over epochs: what it counts, and what it does when an error ends it."""
+
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from engine.loop import Loop, train_epoch
+from tests.support.configs import small_config
+from tests.support.trainers import Lines, make_trainer
+from utils.log import Log
+
+
+def make_loop(callbacks: list[Mock]) -> Loop:
+    config = SimpleNamespace(DATA=SimpleNamespace(MAX_BAD_FRACTION=0.0))
+    return Loop(
+        session=SimpleNamespace(log=Lines()),
+        plan=SimpleNamespace(config=config, eval_set=[]),
+        trainer=SimpleNamespace(callbacks=callbacks, step=0),
+        eval_data=None,
+        watchers=None,
+        saves=None,
+        stop=None,
+    )
+
+
+def test_callbacks_close_after_an_error_and_do_not_hide_it(monkeypatch):
+    callbacks = [Mock(), Mock(), Mock()]
+    callbacks[1].close.side_effect = OSError("no pictures")
+    loop = make_loop(callbacks)
+    monkeypatch.setattr(Loop, "train", Mock(side_effect=RuntimeError("the cause")))
+    with pytest.raises(RuntimeError, match="the cause"):
+        loop.run()
+    assert [each.close.call_count for each in callbacks] == [1, 1, 1]
+    assert "no pictures" in loop.session.log.noted[0]
+
+
+def test_an_interrupt_closes_nothing(monkeypatch):
+    """Whoever presses Ctrl-C a second time does not want to wait for pictures."""
+    callback = Mock()
+    monkeypatch.setattr(Loop, "train", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        make_loop([callback]).run()
+    assert callback.close.call_count == 0
+
+
+def test_updates_that_are_left_out_add_no_images(tmp_path):
+    trainer = make_trainer(small_config(tmp_path))
+    per_epoch, per_update = trainer.data.steps_per_epoch, trainer.data.global_batch
+    trainer.left_out = [range(1, 4)]
+    windows = trainer.data.windows(0, per_epoch, trainer.left_out)
+    _, num_images = train_epoch(trainer, windows, Log(1), SimpleNamespace(number=0), Mock())
+    windows.close()
+    assert num_images == (per_epoch - 3) * per_update
+    assert next(windows, None) is None and trainer.step == per_epoch

@@ -1,0 +1,16 @@
+"""-check says what fits into a budget."""
+
+import re
+import time
+
+from engine.check.quick_checks import WRONG
+from tests.engine.check.small_photos import trouble
+
+
+def test_a_budget_pays_for_the_start_of_the_program_too(check, monkeypatch):
+    now = time.clock_gettime
+    monkeypatch.setattr("utils.program.time.clock_gettime", lambda clock: now(clock) + 200)  # its imports took so long
+    found = check("-budget", "3m")
+    assert trouble(found) == {"time": WRONG}
+    assert int(re.search(r"about (\d+)m", found["time"][1])[1]) >= 5  # with the report, a third of it
+    assert trouble(check("-budget", "1h")) == {}

@@ -1,0 +1,86 @@
+"""Each extra can be deleted: all else works without it, and whoever asks for it is told how to get it back."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.values import ALL_SETTINGS
+from tests.support.forks import ROOT
+from tests.support.modules import imported, imported_at_the_top
+from tests.support.refusals import assert_names
+from tests.support.runs import run
+from utils.extras import FOLDER, first_file, needs_of
+
+ROOMS = ("configs", "datasets", "engine", "models", "scripts", "utils", "weights", "tests")
+TRAIN = "main_single_gpu -cfg {small} -output {output} -name asking -epochs 1"
+# The command that asks for an extra. None: nobody does, and a run without it says so.
+ASKING: dict[str, str | None] = {
+    "budget": f"{TRAIN} -budget 5m",
+    "cache": f"{TRAIN} -opts DATA.CACHE=disk",
+    "explain": f"{TRAIN} -explain_precision",
+    "trackers": f"{TRAIN} -track mlflow",
+    "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
+}
+
+
+def extras() -> list[str]:
+    names = {path.stem for path in FOLDER.glob("*.py")} | {path.parent.name for path in FOLDER.glob("*/__init__.py")}
+    return sorted(names - {"__init__"})
+
+
+def without(name: str, folder: Path) -> Path:
+    """A copy of the program, made of links, in which an extra and those that need it are missing."""
+    gone = {name} | {each for each in extras() if name in needs_of(first_file(each))}
+    for path in [*ROOT.glob("main_*.py"), *(ROOT / room for room in ROOMS)]:
+        (folder / path.name).symlink_to(path)
+    (folder / "extras").mkdir()
+    for path in FOLDER.iterdir():
+        if path.stem not in gone and path.name != "__pycache__":
+            (folder / "extras" / path.name).symlink_to(path)
+    return folder
+
+
+def test_every_extra_is_tried():
+    assert extras() == sorted(ASKING)
+
+
+@pytest.mark.parametrize("name", extras())
+def test_all_else_works_without_it(name, tmp_path, small_yaml):
+    root, asking = without(name, tmp_path), ASKING[name]
+    words = asking.split() if asking else []
+    ended = run("tests/support/programs/taken_out.py", str(root), str(small_yaml), *words).done()
+    if asking:
+        assert_names(ended.stderr, f"extras/{name} is missing", "git checkout")
+
+
+def test_kubeflow_without_its_extra(tmp_path, small_yaml):
+    words = f"{TRAIN} -epochs 1".split()
+    environment = {"KUBEFLOW_TRAINER_SERVER_URL": "https://127.0.0.1:1/status"}
+    root = without("kubeflow", tmp_path)
+    program = "tests/support/programs/taken_out.py"
+    ended = run(program, str(root), str(small_yaml), *words, environment=environment)
+    assert_names(ended.stderr, "extras/kubeflow is missing")
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: str(path.relative_to(FOLDER)))
+def test_an_extra_imports_others_only_if_it_says_so(path):
+    name = path.relative_to(FOLDER).parts[0].removesuffix(".py")
+    if name == "__init__":
+        return
+    allowed = {name, *needs_of(first_file(name))}
+    used = {module.split(".")[1] for module in imported(path) if module.startswith("extras.")}
+    assert used <= allowed, f"{path}: {used - allowed} are missing in NEEDS"
+
+
+def test_the_program_imports_extras_only_where_they_are_used():
+    rooms = ("configs", "datasets", "engine", "models", "scripts", "utils")
+    for path in [*ROOT.glob("main_*.py"), *(path for room in rooms for path in (ROOT / room).rglob("*.py"))]:
+        early = [module for module in imported_at_the_top(path) if module.split(".")[0] == "extras"]
+        assert not early, (
+            f"{path.relative_to(ROOT)} imports {early} at its top: import it inside the `if` of its setting"
+        )
+
+
+def test_the_marks_in_the_schema_name_extras():
+    marked = {setting.extra.name for setting in ALL_SETTINGS.values() if setting.extra}
+    assert marked and marked <= {*extras()}

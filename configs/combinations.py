@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.removed import REMOVED
 from configs.schema import AUTO
-from configs.values import BOOLS, SETTINGS, to_text
+from configs.values import SETTINGS, to_text
 from utils.errors import ConfigError, did_you_mean
 from utils.text import is_url, problem_of
 
@@ -101,7 +101,7 @@ def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
     problem = f"must be true, blocks or max-autotune-no-cudagraphs with {named(accumulated)}: CUDA graphs do not add gradients"
     yield values[key] in CUDA_GRAPH_MODES and values[accumulated] > 1, key, problem
     key = "RESUME.ALLOW_CHANGED"
-    unknown = [name for name in values[key] if name not in CHANGEABLE and name.lower() not in BOOLS]
+    unknown = [name for name in values[key] if name not in CHANGEABLE]
     near = did_you_mean(unknown[0], CHANGEABLE) if unknown else ""
     yield bool(unknown), key, f"must be names of settings, {', '.join(NO_SETTINGS)}{near}"
 

@@ -8,25 +8,27 @@ from configs import flags
 from configs.arguments import add_argument
 from configs.combinations import check_combinations, several_labels_key
 from configs.paddlevit.deit import take_deit
-from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, translate
+from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, REPLACED, translate
 from configs.removed import REMOVED, translate_removed
 from configs.schema import AUTO, VIT_FIELDS, Config, Only
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,
+    OPTIMIZER_VALUES,
+    RATES,
     SECTIONS,
     SETTINGS,
+    TORCH_OPTIMIZERS,
     Text,
     build,
     convert,
     describe_allowed,
     flatten,
     is_none,
-    of_optimizer,
     quoted,
     to_text,
     unflatten,
-    without_rates,
+    usual_optimizer_values,
 )
 from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
@@ -80,13 +82,14 @@ def load(
     origins = dict.fromkeys(ALL_SETTINGS, "default")
     notes = [*command_line.notes]
     layers = [*files, *command_line.layers]
-    former: dict[str, Text] = {}
+    context: dict[str, Text] = {}
+    removed = REPLACED | REMOVED
     for layer in layers:
         texts, lines = translate(layer.texts, layer.origin)
         notes += lines
-        former |= texts  # a layer may have only one of several former settings that go together
-        today = translate_removed(texts, former, layer.origin)
-        texts = {key: text for key, text in texts.items() if key not in REMOVED} | today
+        context |= texts  # a layer may have only one of several removed settings that go together
+        replacements = translate_removed(texts, context, layer.origin, removed=removed)
+        texts = {key: text for key, text in texts.items() if key not in removed} | replacements
         for key, text in texts.items():
             if section := next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), None):
                 values[section] = add_argument(values[section], section, key, text, layer.origin)
@@ -108,7 +111,7 @@ def load(
     _fit_labels(values, origins)
     _settle_optimizer(values, origins)
     notes += _drop_vit_fields(values, origins, [layer.origin for layer in layers])
-    values |= without_rates(values)
+    _unset_rates(values)
     check_combinations(values, origins)
     notes += _missing_extras(values, origins)
     if deit:
@@ -210,13 +213,28 @@ def _is_typed(key: str, origins: dict[str, str]) -> bool:
 
 
 def _settle_optimizer(values: dict[str, Any], origins: dict[str, str]) -> None:
-    """One spelling for each optimizer, whatever case it was typed in: torch's own, small letters for the others. Where nobody
-    says it, what it uses, and when step begins."""
+    """Choose one spelling for each optimizer: torch's own for AdamW, Adam and SGD, small letters for the others.
+
+    For an optimizer that is not torch's, the values of torch's optimizers count as not set if one place sets EPS, BETAS
+    and MOMENTUM together: PaddleViT's files always have all three. The schedule step starts counting at the beginning,
+    unless that is set.
+    """
     key = "TRAIN.OPTIMIZER.NAME"
-    values[key] = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}.get(values[key].lower(), values[key].lower())
-    values |= of_optimizer(values, origins) if values[key].islower() else {}
+    spelling = {name.lower(): name for name in TORCH_OPTIMIZERS}
+    values[key] = spelling.get(values[key].lower(), values[key].lower())
+    are_together = len({origins[each] for each in OPTIMIZER_VALUES}) == 1
+    are_all_set = all(values[each] not in (None, ()) for each in OPTIMIZER_VALUES)
+    if values[key] not in TORCH_OPTIMIZERS and are_together and are_all_set:
+        values |= {each: SETTINGS[each].default for each in usual_optimizer_values(values)}
     if values["TRAIN.LR_SCHEDULER.NAME"] == "step" and origins["TRAIN.LR_SCHEDULER.AFTER_WARMUP"] == "default":
         values["TRAIN.LR_SCHEDULER.AFTER_WARMUP"] = False
+
+
+def _unset_rates(values: dict[str, Any]) -> None:
+    """Use one spelling for the rates of a ViT that is built from fields: a rate of 0 is not set."""
+    for key in RATES if values["MODEL.TYPE"] == "vit" else ():
+        if values[key] == 0:
+            values[key] = None
 
 
 def _fit_channels(values: dict[str, Any]) -> None:

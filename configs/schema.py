@@ -579,7 +579,7 @@ class Start:
     MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None
     """Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves and ends before it; not set: none."""
     ALLOW_CHANGED: Annotated[tuple[str, ...], In("RESUME")] = ()
-    """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION. (Before lists: true, which allows all.)"""
+    """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION."""
     LAST_EPOCH: Annotated[int, Bounds(0, 1_000_000), In("TRAIN")] = 0
     """Last finished epoch, 1-based: where training continues with weights of another system."""
     NGPUS: Annotated[int | None, Bounds(1, 1_000)] = None
@@ -592,8 +592,8 @@ class Start:
     """Rank of this process, from 0; not set: from the launcher."""
 
     def allows(self, name: str) -> bool:
-        """Whether a resumed run may have another value of this setting, or GLOBAL_BATCH and so on."""
-        return any(each == name or each.lower() in ("true", "yes", "on") for each in self.ALLOW_CHANGED)
+        """Return whether a resumed run may have another value of this setting, or GLOBAL_BATCH and so on."""
+        return name in self.ALLOW_CHANGED
 
 
 @dataclass(frozen=True)

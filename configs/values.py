@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
@@ -178,60 +177,42 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-# The rates that a timm model may have of its own, and what marks saved settings in which 0 means 0.
-RATES, ZERO_IS_ZERO = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH"), "ZERO_IS_ZERO"
+# The rates that a timm model may have of its own.
+RATES = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH")
 
-# What auto meant of the residual stream when a run began, and what marks saved settings in which it asks for COMPILE.
-RESIDUAL, AUTO_THEN, AUTO_COMPILES = "PRECISION.RESIDUAL", "bfloat16", "AUTO_COMPILES"
+# How runs behaved before a setting existed, where that is not its default: {full key: value}. No release so far has
+# added a setting.
+IMPLIED: dict[str, Any] = {}
 
-
-def as_trained(saved: dict[str, Any]) -> dict[str, Any]:
-    """Saved settings of a run that began when a rate of 0 still meant that of the timm model, and auto something else, in
-    today's words."""
-    if saved.get("AMP") and saved.get(RESIDUAL) == schema.AUTO and AUTO_COMPILES not in saved:
-        saved = saved | {RESIDUAL: AUTO_THEN}
-    if saved.get("MODEL.TYPE") != "timm" or ZERO_IS_ZERO in saved:
-        return saved | without_rates(saved)
-    return {key: None if key in RATES and value == 0 else value for key, value in saved.items()}
-
-
-def without_rates(values: dict[str, Any]) -> dict[str, None]:
-    """One spelling for the rates of 0 of a ViT that is built from fields: not set."""
-    return {key: None for key in RATES if values.get("MODEL.TYPE") == "vit" and values.get(key) == 0}
-
-
-# What runs did before there was the setting, where that is not its default.
-IMPLIED = {
-    "DATA.EXIF": "ignore",
-    RESIDUAL: "float32",
-    "TRAIN.MIXUP_GROUP": None,
-    "TRAIN.MODEL_EMA_WARMUP": False,
+# The values of torch's own optimizers, which mean the same as no value there.
+OPTIMIZER_VALUES = {
+    "TRAIN.OPTIMIZER.EPS": 1e-8,
+    "TRAIN.OPTIMIZER.BETAS": (0.9, 0.999),
+    "TRAIN.OPTIMIZER.MOMENTUM": 0.9,
 }
+TORCH_OPTIMIZERS = ("AdamW", "Adam", "SGD")
 
 
 def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Saved settings with today's in place of those that were removed; `refused`: roles of those that must have one."""
+    """Return saved settings in today's words: one spelling for equal values, and replacements for removed settings.
+
+    `refused`: roles of removed settings that need a replacement.
+    """
     translated = translate_removed(saved, saved, "the checkpoint", refused)
     left = {key: value for key, value in saved.items() if key not in REMOVED} | not_translated(saved)
     left |= {key: plain(convert(SETTINGS[key], text, "the checkpoint")) for key, text in translated.items()}
-    return left | {key: plain(value) for key, value in of_optimizer(left).items()}
+    if left.get("TRAIN.OPTIMIZER.NAME") in TORCH_OPTIMIZERS:
+        left |= {key: plain(SETTINGS[key].default) for key in usual_optimizer_values(left)}
+    return left
 
 
-def of_optimizer(values: Mapping[str, Any], origins: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """EPS, BETAS and MOMENTUM that are not what they seem in settings or in what a run saved: {full key: not set}.
-
-    For torch's optimizers their own values mean nothing else. For others, who wrote down all three at once meant none of
-    them: runs did, whatever the optimizer, and PaddleViT's files do.
-    """
-    own = {"TRAIN.OPTIMIZER.EPS": 1e-8, "TRAIN.OPTIMIZER.BETAS": (0.9, 0.999), "TRAIN.OPTIMIZER.MOMENTUM": 0.9}
-    is_torchs = values.get("TRAIN.OPTIMIZER.NAME") in ("AdamW", "Adam", "SGD")
-    is_all = all(values.get(key) not in (None, (), []) for key in own) and len({origins.get(key) for key in own}) == 1
-    unset = [key for key in own if key in values and plain(values[key]) == plain(own[key])]
-    return {key: SETTINGS[key].default for key in unset if is_torchs or is_all}
+def usual_optimizer_values(values: Mapping[str, Any]) -> list[str]:
+    """Return the keys of OPTIMIZER_VALUES that have exactly these values."""
+    return [key for key, usual in OPTIMIZER_VALUES.items() if key in values and plain(values[key]) == plain(usual)]
 
 
 def wrong_in(saved: dict[str, Any]) -> list[str]:
-    """The names in a result of `flatten` of any version, or of what is saved with it, whose values are not of their kinds."""
+    """Return the names in a result of `flatten`, or of what is saved with it, whose values are of another kind."""
     counts = {name: saved.get(name, 1) for name in ("GLOBAL_BATCH", "NUM_IMAGES")}
     wrong = [name for name, count in counts.items() if type(count) is not int or count < 1]
     for key, value in today(saved).items():

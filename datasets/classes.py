@@ -148,17 +148,15 @@ def _look_joined(classes: list[str]) -> list[str]:
 
 def _numbers(part: ImageSet, classes: list[str]) -> list[int]:
     """For each class of this part its number among `classes`, or -1."""
-    if part.labels_are_numbers:
-        if not _are_numbers(classes):
-            return [number if number < len(classes) else -1 for number in range(len(part.classes))]
-        classes = [name.removesuffix(".0") for name in classes]
+    if part.labels_are_numbers and not _are_numbers(classes):
+        return [number if number < len(classes) else -1 for number in range(len(part.classes))]
     known = {normalize("NFC", name): number for number, name in enumerate(classes)}
     return [known.get(normalize("NFC", name), -1) for name in part.classes]
 
 
 def _are_numbers(classes: list[str]) -> bool:
-    """Whether the names are numbers; an older version read the labels of a CSV file as 1.0."""
-    return all(name.removesuffix(".0").isdecimal() for name in classes)
+    """Return whether all names are numbers."""
+    return all(name.isdecimal() for name in classes)
 
 
 def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], list[str]]:

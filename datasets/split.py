@@ -18,15 +18,10 @@ from utils.errors import ConfigError
 from utils.files import replacing
 from utils.text import counted, csv_text, first_of
 
-SEED = 0  # that decides which images are held out; runs of earlier versions could have another
+SEED = 0  # decides which images are held out
 DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" and "none" are the data's own
-EACH_CLASS = "each_class"  # of a record by hash: each class has validation images; runs of before go on without
-# Of a record by hash: the key of an image is its name without the class folder, so that an image that is moved to another
-# class stays in its part. Runs of before go on with the whole name, and values of DATA.GROUP_BY are hashed as they are.
-KEYS, WITHOUT_CLASS = "keys", "without_class"
-CLASS_FOLDERS = (
-    "class_folders"  # of a record by hash: these folders do not count, where they are not called as the classes
-)
+# The key of a list in a record by hash: folders that do not count in the keys, if they are not called as the classes.
+CLASS_FOLDERS = "class_folders"
 HASH_BYTES = 8
 NUM_NAMED = 10  # of the images whose part follows from their class
 PARTS, COLUMNS = ("train", "val"), {"row": "<u4", "target": "<i4"}  # of the index in which a split is stored
@@ -45,10 +40,9 @@ def hold_out(image_set: ImageSet, fraction: float, title: str, fold: Fold | None
 def new_record(rule: str, title: str, fraction: float, fold: Fold | None) -> dict:
     """The record of a split by a rule of DRAWN. A `fold` overrides `fraction`."""
     record = {"rule": rule, "training": title, "validation": title, "fraction": fraction, "seed": SEED}
-    record |= {KEYS: WITHOUT_CLASS} if rule == "hash" else {}
     if fold:
         return record | {"fraction": 1 / fold.total, "folds": fold.total, "fold": fold.number}
-    return record | ({EACH_CLASS: True} if rule == "hash" else {})
+    return record
 
 
 def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int, int]]) -> np.ndarray:
@@ -91,15 +85,12 @@ def _by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
     counts, num_drawn = image_set.count_classes(), image_set.count_classes(drawn)
     kept_whole, lacking = np.flatnonzero((counts > 0) & (num_drawn == counts)), (counts > 1) & (num_drawn == 0)
     held_out, together = drawn, hashes
-    if KEYS in record and (len(kept_whole) or lacking.any()):  # images of two classes may have the same key
+    if _hashes_names(record) and (len(kept_whole) or lacking.any()):  # images of two classes may have the same key
         together = hashes_of(image_set.split_keys(), seed)
     if len(kept_whole):
         held_out = drawn & ~np.isin(together, together[image_set.with_any(kept_whole)])
-    if record.get(EACH_CLASS):
-        lowest = fraction > 0 and _lowest_of_each_class(image_set, hashes, together, held_out, kept_whole)
-        held_out = held_out | lowest
-    elif fraction and not held_out.any():  # as before there was the key in a record
-        held_out = _lowest_of_each_class(image_set, hashes, together, held_out)
+    if fraction > 0:
+        held_out = held_out | _lowest_of_each_class(image_set, hashes, together, held_out, kept_whole)
     for moved, part, why in (
         (drawn & ~held_out, "in training", "all images of their class would be held out"),
         (held_out & ~drawn, "held out", "their class would have no validation image"),
@@ -146,30 +137,21 @@ def _by_fold(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
 def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
     """Training and validation images of a set without a validation part; in evaluation all its images.
 
-    `saved`: what the checkpoint that is continued or evaluated says. Before its version had a record, images were
-    drawn by position. Evaluation of a run on the data that it was trained on scores what that run held out.
+    `saved`: what the checkpoint that is continued or evaluated says. Evaluation of a run on the data that it was trained
+    on scores what that run held out.
     """
-    record, title = saved.split if saved else {}, image_set.split["training"]
+    title = image_set.split["training"]
     if config.START.EVAL:
+        record = saved.split if saved else {}
         if record.get("rule") in DRAWN and (parts := _held_out_then(config, image_set, saved)):
             return parts
         image_set.split = {"rule": "none", "validation": title}
         if record:
             image_set.notes += ("accuracy on images that the run was trained on says nothing: leave those out",)
-        elif saved:
-            image_set.notes += (
-                f"warning: the checkpoint is of a version that did not record its split; if it was trained on {title}, "
-                "most of these images are training images",
-            )
         return None, image_set
-    rule = "position" if saved and record.get("rule", "position") == "position" else "hash"
-    drawn = new_record(rule, title, config.DATA.VAL_FRACTION, config.DATA.fold)
-    for key in (EACH_CLASS, KEYS) if saved else ():  # a run goes on with the images of its version
-        if key not in record:
-            drawn.pop(key, None)
-    if rule == "hash" and config.DATA.GROUP_BY:
+    drawn = new_record("hash", title, config.DATA.VAL_FRACTION, config.DATA.fold)
+    if config.DATA.GROUP_BY:
         drawn["group_by"] = config.DATA.GROUP_BY
-        drawn.pop(KEYS, None)
     return divide(image_set, _with_class_folders(image_set, drawn, saved) if saved else drawn)
 
 
@@ -203,7 +185,7 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
     if here["rule"] not in DRAWN:
         names = [Path(each["validation"]).name for each in (here, there) if each]
         return not there or (here["rule"] == there["rule"] and names[0] == names[1])
-    keys = {*here, "folds", "fold"} - {"training", "validation", "fraction", CLASS_FOLDERS}
+    keys = {*here, "folds", "fold", "group_by"} - {"training", "validation", "fraction", CLASS_FOLDERS}
     same = all(there.get(key) == here.get(key) for key in keys)
     return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)
 
@@ -227,8 +209,8 @@ def describe_split(config: Config, val: ImageSet) -> str:
     rule, validation = record["rule"], record["validation"]
     if rule in DRAWN:
         how = f"a hash of each {record.get('group_by', 'name')}" if rule == "hash" else "position in each class"
-        how += " without its class folder" * (KEYS in record)
-        share = f"DATA.VAL_FRACTION {record['fraction']:g}" + ", and the lowest of each class" * (EACH_CLASS in record)
+        how += " without its class folder" * _hashes_names(record)
+        share = f"DATA.VAL_FRACTION {record['fraction']:g}" + ", and the lowest of each class" * (rule == "hash")
         if "folds" in record:
             share = f"DATA.FOLD {record['fold']}/{record['folds']}"
         validation = f"held out of {validation} by {how} ({share})"
@@ -275,7 +257,7 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     index, whole = image_set.index, image_set.rows is None
     known_by = [
         index.id if index else "",
-        *(record.get(each) for each in ("rule", "fraction", "seed", EACH_CLASS, KEYS)),
+        *(record.get(each) for each in ("rule", "fraction", "seed", "group_by")),
     ]
     known_by.append(hashlib.sha256(b"\0".join(sorted(class_folders))).hexdigest())
     ending = "split"
@@ -298,6 +280,14 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
         part.notes += tuple(drawn.facts["notes"])
         parts.append(part)
     return tuple(parts)
+
+
+def _hashes_names(record: dict) -> bool:
+    """Return whether a record holds images out by a hash of their names, and not by position or by DATA.GROUP_BY.
+
+    A name is hashed without its class folder, so that an image that is moved to another class stays in its part.
+    """
+    return record["rule"] == "hash" and "group_by" not in record
 
 
 def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] = frozenset()) -> np.ndarray:
@@ -335,7 +325,7 @@ def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
     Whatever the source, a folder that is called as a class is one. Of labels that are numbers none is: folders that
     have nothing to do with classes have numbers too.
     """
-    if KEYS not in record or image_set.labels_are_numbers:
+    if not _hashes_names(record) or image_set.labels_are_numbers:
         return set()
     names = record.get(CLASS_FOLDERS, image_set.classes)
     return {_composed(name.encode(errors="surrogateescape")) for name in names}
@@ -346,7 +336,7 @@ def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> 
 
     In a list the label of an image can change without its folder. A class that was renamed has two names.
     """
-    if KEYS not in record or image_set.is_listing:
+    if not _hashes_names(record) or image_set.is_listing:
         return record
     then, now = {*saved.split.get(CLASS_FOLDERS, saved.classes)}, {*image_set.classes}
     if then == now or not saved.classes:

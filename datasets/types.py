@@ -176,9 +176,9 @@ class SavedData(NamedTuple):
     """The record of its data in a checkpoint that is continued or evaluated."""
 
     classes: list[str]  # in the order of their numbers
-    split: dict  # ImageSet.split; empty in checkpoints of versions that kept none
+    split: dict  # ImageSet.split; empty if a file of weights does not say it
     validation: dict = {}  # datasets.split.identity of the validation images
-    facts: dict = {}  # datasets.fingerprint.data_facts; empty in checkpoints of versions that kept none
+    facts: dict = {}  # datasets.fingerprint.data_facts; empty in files of weights, which scripts/export.py writes
 
 
 class Batch(NamedTuple):

@@ -13,11 +13,10 @@ from torch import nn
 
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
-from configs.values import AUTO_THEN, IMPLIED, RESIDUAL, flatten
+from configs.values import flatten
 from datasets import ImageSet, SavedData, build_order, class_weights, identity, parse_policy, renumber
 from datasets.batch_order import Order
 from datasets.fingerprint import data_facts
-from engine.checkpoint.format import WEIGHTS_ONLY
 from engine.checkpoint.resume import (
     TRAINED_ON,
     batch_size_of,
@@ -39,7 +38,6 @@ from utils.log import Log
 from utils.runs import Identity
 
 ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
-AS_BEGUN = "as this run began"  # origin of a setting
 
 
 @dataclass(frozen=True)
@@ -136,14 +134,14 @@ def begin(loaded: LoadedConfig, process: Process, log: Log) -> Beginning:
     config = loaded.config
     precision = Precision(config, process.device)
     checkpoint = process.first(lambda: _find(config, log))
-    read = partial(_read, checkpoint, config, compares=process.local_rank == 0)  # once on each machine
+    # One process of each machine compares the checksums.
+    read = partial(read_saved, checkpoint, lazily=not config.START.EVAL, compares=process.local_rank == 0)
     saved = process.after_first(read)
     record = _record(source_of(config, checkpoint)[1], saved)
     kept = None
     if "class_names" in record and (is_run(saved) or config.START.EVAL):
         about = (record.get(key, {}) for key in ("split", "validation", TRAINED_ON))
         kept = SavedData(list(record["class_names"]), *about)
-    loaded = _as_begun(loaded, record.get("config") if kept else None)
     return Beginning(loaded, process, precision, checkpoint, saved, record, kept)
 
 
@@ -200,16 +198,6 @@ def _find(config: Config, log: Log) -> Path | None:
     return found
 
 
-def _read(checkpoint: Path | None, config: Config, compares: bool) -> dict:
-    saved = read_saved(checkpoint, not config.START.EVAL, compares)
-    if saved.get(WEIGHTS_ONLY) and not config.START.EVAL:
-        raise ConfigError(
-            f"-resume: {checkpoint} holds weights only; resume from the last.pth of its run, "
-            "or start a new run from them with -pretrained"
-        )
-    return saved
-
-
 def _record(source: str | None, saved: dict) -> dict:
     """What the weights say of their run; {} for files of other programs."""
     if saved or not source:
@@ -218,17 +206,6 @@ def _record(source: str | None, saved: dict) -> dict:
 
     path = find_file(source)
     return read_record(path) if path else {}
-
-
-def _as_begun(loaded: LoadedConfig, began: dict | None) -> LoadedConfig:
-    """Set what a run of an older version began without as it behaved then."""
-    for key, value in IMPLIED.items() if began else ():
-        # A run that was resumed by a newer version has them in its checkpoint.
-        if began.get(key, value) == value and loaded.origins[key] == "default":
-            loaded = loaded.with_value(key, value, AS_BEGUN)
-    if began and (began.get(RESIDUAL), loaded.config.PRECISION.RESIDUAL) == (AUTO_THEN, AUTO):
-        loaded = loaded.with_value(RESIDUAL, AUTO_THEN, AS_BEGUN)
-    return loaded
 
 
 def _classes_of_weights(begun: Beginning) -> list[str]:
@@ -259,7 +236,7 @@ def _describe_save(saved: dict) -> str:
 
 
 def _with_batch_size(begun: Beginning, find: Callable, num_images: int, num_classes: int) -> LoadedConfig:
-    number, how = batch_size_of(begun.saved), AS_BEGUN
+    number, how = batch_size_of(begun.saved), "as this run began"
     if number is None:
         number, how = find(begun, num_images, num_classes)
     return begun.loaded.with_batch_size(number, how)

@@ -2,18 +2,16 @@
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from configs.load import LoadedConfig
-from configs.values import IMPLIED, SETTINGS, convert, flatten, plain, to_text
+from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets import describe_balance, holds_out_no_more
-from datasets.split import KEYS
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.evaluation.scores import TITLES, Best, format_value
-from engine.plan import AS_BEGUN, Plan
+from engine.plan import Plan
 from engine.train.schedule import batch_factor
 from utils.facts import changed_facts
 from utils.text import align, counted, first_of
@@ -25,7 +23,6 @@ def describe_training(plan: Plan, model: str) -> list[str]:
     if plan.config.TRAIN.SIZE_SCHEDULE:
         sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
         lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}")
-    lines += _describe_as_begun(plan)
     return lines + [line for note in notes_on(plan).values() for line in note]
 
 
@@ -75,8 +72,8 @@ def describe_evaluation(plan: Plan) -> list[str]:
     from models.weights.metadata import ARCHITECTURE
     from models.weights.timm_tags import is_imagenet_by_other_names
 
-    lines, number = _describe_as_begun(plan), np.count_nonzero(plan.eval_set.count_classes())
-    names = plan.classes_of_weights
+    lines, names = [], plan.classes_of_weights
+    number = np.count_nonzero(plan.eval_set.count_classes())
     if number < len(plan.classes) and (plan.kept or names == plan.classes):
         lines.append(f"{number} of the checkpoint's {len(plan.classes)} classes occur")
     if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
@@ -85,7 +82,7 @@ def describe_evaluation(plan: Plan) -> list[str]:
             "are taken for the same in this order"
         )
     lines += [f"warning: {each}" for each in differences(plan.record, flatten(plan.config), ARCHITECTURE)]
-    return [*lines, *compare_with_weights(plan), *(_warn_of_renamed_folders(plan) if plan.kept else [])]
+    return [*lines, *compare_with_weights(plan)]
 
 
 def measured_classes(plan: Plan) -> str:
@@ -100,13 +97,6 @@ def describe_batch_size(plan: Plan) -> list[str]:
     return [f"{counted(plan.config.DATA.BATCH_SIZE, 'image')}, {how}"] if origin.startswith("auto (") else []
 
 
-def _describe_as_begun(plan: Plan) -> list[str]:
-    origins = plan.loaded.origins
-    values = flatten(plan.config)
-    values = ", ".join(f"{key} {to_text(values[key])}" for key in IMPLIED if origins[key] == AS_BEGUN)
-    return [f"as when the run of this checkpoint began: {values}"] if values else []
-
-
 def warn_of_overlap(plan: Plan) -> list[str]:
     """A warning where images to validate on may be among those that the pretrained weights were trained on."""
     common = set(plan.record.get("class_names", ())) & set(plan.classes)
@@ -115,8 +105,8 @@ def warn_of_overlap(plan: Plan) -> list[str]:
     if plan.kept or not (common or is_same_data):
         return []
     if holds_out_no_more(here, there):
-        if KEYS not in here:
-            return _warn_of_renamed_folders(plan)
+        if not plan.eval_set.class_folders:
+            return []
         from datasets.relabelled import warn_of_other_folders  # local: for weights of a run alone
 
         return warn_of_other_folders(plan.eval_set, plan.record.get("class_names", ()), there, ": ".join(plan.source))
@@ -128,39 +118,22 @@ def warn_of_overlap(plan: Plan) -> list[str]:
     ]
 
 
-def _warn_of_renamed_folders(plan: Plan) -> list[str]:
-    """A warning where classes may be old ones by another name, and so their images held out by another hash."""
-    here, before = plan.eval_set, set(plan.record.get("class_names", ()))
-    if KEYS in here.split:
-        return []
-    gone, new = sorted(before - set(here.classes)), set(here.classes) - before
-    if not gone or not new or here.split["rule"] != "hash" or "group_by" in here.split:
-        return []
-    new = first_of(sorted(new & {folder for index in range(len(here)) for folder in Path(here.key(index)).parts[:-1]}))
-    return [
-        f"warning: the checkpoint knows {first_of(gone)} and the data has {new} instead; if a folder was renamed, the "
-        f"accuracy of {new} is too good: a hash of folder and name holds images out, so some were trained on before"
-    ] * bool(new)
-
-
 def describe_other_validation(plan: Plan) -> list[str]:
     """Lines if the run to continue was validated on other images or by another metric: its best epoch does not count."""
-    then, now, best = plan.saved.get("validation"), plan.validation, Best(*plan.saved["progress"]["best"])
-    others = [fact for fact in changed_facts(plan.saved.get(TRAINED_ON, {}), plan.facts) if "validation" in fact]
-    if then is None or (then == now and not others):
+    then, now, best = plan.saved["validation"], plan.validation, Best(*plan.saved["progress"]["best"])
+    others = [fact for fact in changed_facts(plan.saved[TRAINED_ON], plan.facts) if "validation" in fact]
+    if then == now and not others:
         if not best.epoch or best.metric == plan.config.TRAIN.BEST_METRIC:
             return []
         return [
             f"resume: TRAIN.BEST_METRIC is {plan.config.TRAIN.BEST_METRIC}, so the best epoch so far, {best.epoch} by "
             f"{TITLES[best.metric]}, does not count: the next one becomes best.pth"
         ]
-    renamed = _warn_of_renamed_folders(plan)
     if not best.epoch:
-        return renamed
+        return []
     return [
-        f"resume: other validation images ({then.get('num_images')} then, {now['num_images']} now), so the best epoch so "
-        f"far, {best.epoch} with {format_value(best.metric, best.value)}, does not count: the next one becomes best.pth",
-        *renamed,
+        f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so "
+        f"far, {best.epoch} with {format_value(best.metric, best.value)}, does not count: the next one becomes best.pth"
     ]
 
 

@@ -9,7 +9,7 @@ from configs.combinations import WITHOUT_FILES
 from configs.flags import parse
 from configs.load import LoadedConfig, load, name_runs
 from configs.paddlevit.translation import RENAMED
-from configs.removed import REMOVED
+from configs.removed import DECISIVE_ROLES, REMOVED
 from configs.schema import MACHINE, VIT_FIELDS, Config
 from configs.values import ALL_SETTINGS, IMPLIED, SETTINGS, Text, convert, flatten, is_none, of_role, to_text, today
 from configs.yaml_files import Layer, Quoted, find_settings_file, read_layers
@@ -17,7 +17,7 @@ from utils.errors import ConfigError
 
 # What is not taken over from a run: an evaluation, or a new run from its weights, has its own machine and folder, and a
 # new run its own classes and its own way to adapt the weights. A cache is the machine's too, whatever size its images have.
-OWN = {*of_role(MACHINE), "SAVE", "MODEL.PRETRAINED", "DATA.CACHE", "DATA.CACHE_SIDE"}
+OWN = {*of_role(MACHINE), "SAVE", "MODEL.PRETRAINED", "DATA.CACHE"}
 ADAPTED = {"MODEL.NUM_CLASSES", "MODEL.FREEZE", *(key for key in SETTINGS if key.startswith("MODEL.LORA."))}
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
 # Whoever sets one of these says which model it is.
@@ -166,8 +166,8 @@ def _settings_of_run(recorded: dict[str, Any], use: str, given: dict[str, Text],
     """
     is_evaluated = use == "-eval"
     saved = IMPLIED | (today(recorded, ("model",)) if is_evaluated else recorded)
-    former = [key for key, each in REMOVED.items() if each.role in ("data", "model", "recipe")]
-    kept = SETTINGS if is_evaluated else {*SETTINGS, *former}
+    removed = [key for key, each in REMOVED.items() if each.role in DECISIVE_ROLES]
+    kept = SETTINGS if is_evaluated else {*SETTINGS, *removed}
     taken = {key: saved[key] for key in saved if key in kept and key not in NOT_TAKEN[use]}
     names_folder = "DATA.DATA_PATH" in given and "DATA.DATASET" not in given
     if use == "-resume" or not names_folder or taken.get("DATA.DATASET") not in WITHOUT_FILES:

@@ -266,7 +266,7 @@ def later_choices(path: Path, trainer: Trainer) -> tuple[list[list[int]], list[s
             different = [name for name, value in here.items() if recorded.get(name) != value]
             if not different:
                 check_choices(choices, trainer.config.TRAIN.NUM_EPOCHS * trainer.data.steps_per_epoch)
-    except FileNotFoundError:  # a run of an earlier version
+    except FileNotFoundError:  # the checkpoint is in another folder
         return [], []
     except ConfigError as error:
         return [], [f"resume: {error}; {otherwise}"]

@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {meant[0]}?" if meant else ""
 
     def add_output(self, metavar: str, help: str) -> None:
-        """The required path that the script writes to. -o and -out are the names it had in earlier versions."""
+        """Add the required path that the script writes to. -o and -out are short names of the flag."""
         self.add_argument("-output", "-o", "-out", required=True, type=Path, metavar=metavar, help=help)
 
 

@@ -28,7 +28,7 @@ from utils.errors import ConfigError
 from utils.files import locked
 from utils.held_folders import HeldFolder
 
-OURS = "-h --help -output -over -seeds -folds -optuna -jobs -table -trial".split()
+OURS = "-h --help -output -over -seeds -folds -table -trial".split()
 # Of a task of srun: they would be taken for the ranks of a run that starts its processes itself (-ngpus).
 SLURM_RANKS = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
 

@@ -13,8 +13,8 @@ FACTS_OF_IMAGES = [fact for facts in NUMBERS.values() for fact in facts]
 def changed_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Return {fact: both values in words} of the facts that differ between two records.
 
-    A fact that only one of them has is not compared: records of other versions have other facts. Of a part with another
-    number of images nothing else is told, as all its digests follow from that.
+    A fact that only one of them has is not compared. If a part has another number of images, only that is returned,
+    because all its digests follow from it.
     """
     found = {key: _describe(key, then[key], now[key]) for key in now if key in then and then[key] != now[key]}
     follow = {fact for number in NUMBERS.keys() & found.keys() for fact in NUMBERS[number]}

@@ -20,9 +20,8 @@ FILES_OF_A_RUN = ("status.json", "config.yaml", ".lock")
 OUTPUT = "output"  # where runs are by default
 EMPTY_NAME = "a run or file has an empty name, as of a shell variable that is not set; name one"
 LARGEST = 2**26  # bytes of a status.json
-DATED = re.compile(
-    r"[a-z]+-(\d{8}-\d\d-\d\d-\d\d)(-.+?)?(?:\.(\d+))?"
-)  # versions up to 0.1.0 put a tag behind the date
+# train-DATE, and train-DATE.2 of the same second. A copy of a run often has a suffix: train-DATE-backup.
+DATED = re.compile(r"[a-z]+-(\d{8}-\d\d-\d\d-\d\d)(-.+?)?(?:\.(\d+))?")
 
 
 class Identity(NamedTuple):
@@ -38,7 +37,7 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, record: Any) -> "Identity | None":
-        """Return the identity in the content of status.json or of a checkpoint; None if a version without wrote it."""
+        """Return the identity in the content of status.json or of a checkpoint; None if it has none or is damaged."""
         known = record.get("run") if isinstance(record, dict) else None
         found = [known.get(name) for name in cls._fields] if isinstance(known, dict) else [None]
         return cls(*found) if all(isinstance(each, str) for each in found) else None
@@ -73,8 +72,8 @@ class RunCopy(NamedTuple):
             id=known.id if known else str(folder),
             name=known.name if known else "",
             is_original=known is not None and known.name == folder.name,
-            began=_time_of(folder, (known.began if known else None, status.get("started"))),
-            saved=_time_of(folder, (status["run"].get("saved") if known else None, status.get("time"))),
+            began=_time_of(folder, known.began if known else None),
+            saved=_time_of(folder, status["run"].get("saved") if known else None),
             step=step if isinstance(step, int) else 0,
             number=int(dated[3] or 1) if dated else 0,
         )
@@ -89,12 +88,14 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _time_of(folder: Path, texts: Iterable[Any]) -> float:
-    """Return the time of the first of these texts that is one. For folders of versions that noted none: the date in the
-    folder's name, by the clock of this machine, else the date of the settings, else 0."""
-    for text in texts:
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            return datetime.fromisoformat(text).timestamp()
+def _time_of(folder: Path, text: Any) -> float:
+    """Return the time in a text, in seconds since 1970.
+
+    Without a time, because status.json is missing or damaged: the date in the folder's name, by the clock of this
+    machine, else the date of config.yaml, else 0.
+    """
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        return datetime.fromisoformat(text).timestamp()
     if dated := DATED.fullmatch(folder.name):
         with contextlib.suppress(ValueError, OverflowError):
             return time.mktime(time.strptime(dated[1], "%Y%m%d-%H-%M-%S"))

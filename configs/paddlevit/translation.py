@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from configs.paddlevit.deit import timm_name
+from configs.removed import Removed, Texts, plain_word
 from configs.values import SETTINGS, Text, convert, is_none
 from utils.errors import ConfigError, did_you_mean
 
@@ -44,6 +46,45 @@ IGNORED = {
     "MODEL.PATCH_GRID": "the number of patches follows from IMAGE_SIZE and PATCH_SIZE",
     "TRAIN.MODEL_EMA_FORCE_CPU": "the EMA weights are kept on the model's device",
     "TRAIN.RANDOM_ERASE_SPLIT": "random erasing handles each image separately, so there is nothing to split",
+}
+
+
+def _head_size(context: Texts) -> dict[str, Any] | None:
+    """Return {} for the only head size that there is: the width divided by the number of heads."""
+    names = ("EMBED_DIM", "NUM_HEADS", "ATTN_HEAD_SIZE")
+    width, heads, size = (plain_word(context.get(f"MODEL.{name}")) for name in names)
+    are_whole = all(each.isdigit() for each in (width, heads, size))
+    return {} if are_whole and int(heads) * int(size) == int(width) else None
+
+
+def _rand_augment(context: Texts) -> dict[str, Any]:
+    """Return the policy with the numbers of PaddleViT's RandAugment."""
+    switch, policy = "TRAIN.RAND_AUGMENT", "TRAIN.AUTO_AUGMENT"
+    if switch not in context:
+        return {}
+    if plain_word(context[switch]) != "true":
+        return {policy: context.get(policy, "none")}
+    magnitude, number = context.get(f"{switch}_MAGNITUDE", 9), context.get(f"{switch}_LAYERS", 2)
+    try:
+        return {policy: f"rand-m{float(magnitude):g}-n{int(number)}-mstd0.5-inc1"}
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"{switch}_MAGNITUDE is {magnitude!r}, and {switch}_LAYERS {number!r}; both are numbers"
+        ) from None
+
+
+# PaddleViT's keys that other settings replace. Values that no setting replaces are refused.
+_RAND_AUGMENT = Removed((), "set TRAIN.AUTO_AUGMENT=rand-m9-n2-mstd0.5-inc1", replace=_rand_augment)
+REPLACED = {
+    "MODEL.ATTN_HEAD_SIZE": Removed(
+        ("none",),
+        "a head is MODEL.EMBED_DIM / MODEL.NUM_HEADS wide, the only size that timm's VisionTransformer has; change these",
+        replace=_head_size,
+    ),
+    "TRAIN.RAND_AUGMENT": _RAND_AUGMENT,
+    "TRAIN.RAND_AUGMENT_LAYERS": _RAND_AUGMENT,
+    "TRAIN.RAND_AUGMENT_MAGNITUDE": _RAND_AUGMENT,
+    "TAG": Removed(("", "default"), "-name (NAME) gives the run's folder its whole name"),
 }
 
 

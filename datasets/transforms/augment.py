@@ -17,7 +17,7 @@ from datasets.transforms.pixels import Operation, Plan, carry_out
 from datasets.transforms.random_operations import MOST, Options, RandomOperation, choose, trivial_augment
 from utils.errors import ConfigError, did_you_mean
 
-REVISION = 2  # of what is drawn and done for given settings; 1: torchvision's operations, with its own draws
+REVISION = 2  # increases whenever the same settings draw or do something else; a resumed run compares it
 
 # {name of a policy: its parameters with their defaults}
 POLICIES: dict[str, dict[str, float]] = {
@@ -26,7 +26,6 @@ POLICIES: dict[str, dict[str, float]] = {
     "augmix": {"m": 3, "w": 3, "d": 0, "a": 1.0, "mstd": math.inf},
     "ta_wide": {},
 }
-REMOVED_POLICIES = ("cifar10", "svhn")
 # What papers call them.
 PAPERS = {
     "autoaugment": "original",
@@ -65,8 +64,6 @@ def parse_policy(train: Train) -> Policy | None:
     if not train.AUTO_AUGMENT:
         return None
     name, *parts = train.AUTO_AUGMENT.lower().split("-")
-    if name in REMOVED_POLICIES:  # refused here and not as text: an evaluation of such a run draws nothing
-        raise ConfigError(f"TRAIN.AUTO_AUGMENT is {name}, which was removed; set ta_wide, or original")
     if name not in POLICIES:
         plain = name.replace("_", "")
         raise ConfigError(
@@ -90,7 +87,6 @@ def _number(name: str, part: str, text: str) -> tuple[str, float]:
         also = f", or t with {', '.join(CHOICES)}" if name == "rand" else ""
         whole = ", ".join(key for key in WHOLE if key in known)
         also += f"; {whole} are whole numbers" if whole else ""
-        also += "; b was removed, leave it out" if part[0] == "b" else ""
         raise ConfigError(f"TRAIN.AUTO_AUGMENT: {part!r} in {text!r} is invalid; {name} {takes}{also}")
     return match[1], float(match[2])
 

@@ -21,7 +21,6 @@ from utils.files import replacing, sync, write_text
 from utils.held_folders import check_in_place
 from utils.runs import DATED, Identity, newest_first, other_copies
 
-WEIGHTS_ONLY = "weights_only"  # in a checkpoint of version 0.1.0 without the optimizer, which no run can continue from
 BAD_BATCHES_FILE = "bad_batches.jsonl"
 PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # of a folder in shards/
 
@@ -140,8 +139,7 @@ def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dic
     """The newest valid checkpoint of a run. `read`: raises ConfigError for a file that is not valid."""
 
     def is_whole(path: Path) -> bool:
-        if read(path).get(WEIGHTS_ONLY):
-            raise ConfigError(f"{path} holds weights only")
+        read(path)
         return True
 
     numbers = numbered(run) if run.is_dir() else []

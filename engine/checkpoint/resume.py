@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from configs.combinations import CHANGEABLE
 from configs.schema import Config
-from configs.values import AUTO_COMPILES, IMPLIED, ZERO_IS_ZERO, flatten
+from configs.values import IMPLIED, flatten
 from datasets import ImageSet
 from datasets.batch_order import Order
 from datasets.fingerprint import CLASSES, describe_changed_images
@@ -18,13 +19,8 @@ from utils.errors import ConfigError
 from utils.facts import NUMBERS, changed_facts
 from utils.log import Log
 from utils.runs import weights_in
-from utils.text import counted
+from utils.text import counted, first_of
 
-# What a new revision of policies and colour jitter means for a run. Before the second, checkpoints held none.
-NEW_AUGMENTATION = {
-    "1 -> 2": "torchvision's operations -> timm's: a policy of the same name draws others from here on, mostly stronger "
-    "ones; only the version that the run began with has the former"
-}
 TRAINED_ON = "trained_on"  # the key of a checkpoint's data_facts
 WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that hold nothing but weights
 
@@ -114,7 +110,7 @@ def global_batch_to_keep(config: Config, saved: dict) -> int | None:
 def comparable(config: Config, order: Order) -> dict:
     """The settings as a checkpoint stores them, with the global batch, the number of images and AUGMENTATION."""
     also = {"GLOBAL_BATCH": order.global_batch, "NUM_IMAGES": order.num_images, "AUGMENTATION": REVISION}
-    return flatten(config) | also | {ZERO_IS_ZERO: True, AUTO_COMPILES: True}
+    return flatten(config) | also
 
 
 def changed_images(state: dict, path: Path, facts: Mapping[str, Any], train: ImageSet, val: ImageSet) -> dict[str, str]:
@@ -146,12 +142,17 @@ def refuse_changes(
 
     `images`: of `changed_images`.
     """
+    if unknown := [key for key in state["config"] if key not in CHANGEABLE]:
+        raise ConfigError(
+            f"-resume: {path} has settings that this version of halfstep does not know: {first_of(unknown)}; continue with the "
+            "version that began the run, or start a new run from its weights with -pretrained"
+        )
     then, now = ({"SPLIT": each["rule"]} if each else {} for each in (state.get("split"), split))
-    saved = IMPLIED | {"AUGMENTATION": 1} | state["config"] | then
+    saved = IMPLIED | state["config"] | then
     different = changes(saved, comparable(config, order) | now) | images
     revisions = different.pop("AUGMENTATION", None)
     if revisions and config.TRAIN.augments:
-        different["AUGMENTATION"] = NEW_AUGMENTATION.get(revisions, revisions)
+        different["AUGMENTATION"] = f"revision {revisions}: the same settings change images differently from here on"
     refused = {key: values for key, values in different.items() if not config.START.allows(key)}
     if refused:
         names = [*(name for name in config.START.ALLOW_CHANGED if name == "CLASS_NAMES"), *different]

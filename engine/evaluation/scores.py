@@ -76,7 +76,7 @@ def format_value(metric: str, value: float) -> str:
 
 
 class Best(NamedTuple):
-    """The best evaluation of a run so far. Checkpoints of earlier versions have only the first two."""
+    """The best evaluation of a run so far."""
 
     value: float = -1.0  # of the metric that decides
     epoch: int = 0  # 0: none yet

@@ -83,7 +83,7 @@ def config_of(state: dict, path: str | Path = "the checkpoint") -> Config:
             "DATA.IMAGE_SIZE": side,
             "DATA.IMAGE_CHANNELS": channels,
             "DATA.CROP_PCT": data["crop_pct"],
-            "DATA.CROP_MODE": data.get("crop_mode", "center"),  # older checkpoints have none
+            "DATA.CROP_MODE": data["crop_mode"],
             "DATA.INTERPOLATION": data["interpolation"],
             "DATA.IMAGENET_MEAN": list(data["mean"]),
             "DATA.IMAGENET_STD": list(data["std"]),

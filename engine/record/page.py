@@ -13,7 +13,7 @@ from engine.predict.pictures import tiles_of
 from utils.files import Kind, content_of, write_text
 from utils.text import escape_controls
 
-# As `write_page` starts it, also in earlier versions: pages of other programs start otherwise.
+# The first bytes that `write_page` writes. Pages of other programs start otherwise.
 PAGE = Kind("a report of a run", (b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',), b"style-src")
 VOID = ("meta", "img", "source", "br")
 STYLE = Path(__file__).parent / "style.css"
@@ -83,8 +83,10 @@ def write_page(path: Path, title: str, body: Iterable[object]) -> None:
 
 
 def contact_sheet(path: Path, alt: str) -> Markup | None:
-    """The images of a sheet one by one with their captions as text: as many in a row as the window has room for. None if
-    the file is no sheet whose images can be found, as those of earlier versions."""
+    """Return the images of a sheet one by one with their captions as text, as many in a row as fit into the window.
+
+    Return None if the file is not a sheet.
+    """
     try:
         with Image.open(io.BytesIO(content_of(path, LARGEST)), formats=("PNG",)) as image:
             tiles = tiles_of(image)

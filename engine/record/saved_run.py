@@ -20,7 +20,7 @@ import yaml
 
 from configs.arguments import add_argument
 from configs.schema import Arguments
-from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, START_SETTINGS, convert, plain, today, without_rates
+from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, convert, plain, today
 from configs.yaml_files import compose, read_node
 from engine.evaluation.scores import TITLES, Best, rank_of
 from utils.errors import ConfigError, cause_of
@@ -53,7 +53,7 @@ def title_of(settings: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The settings, state and figures of a training run that has finished an epoch, of this or an older version.
+    """The settings, state and figures of a training run that has finished an epoch.
 
     It may have been killed or still be going: the figures are those that are in the folder now.
     """
@@ -61,7 +61,7 @@ class SavedRun:
     folder: Path
     settings: dict[str, Any]  # {full key: plain value}; all of them, see `read_settings`
     origins: dict[str, str]  # {full key: 'flag -epochs', 'configs/x.yaml', 'default' ...}
-    status: dict[str, Any]  # status.json; {} in folders of early versions
+    status: dict[str, Any]  # status.json; {} without that file
     epochs: list[dict[str, Any]]  # rows of metrics.jsonl; `epoch` counts from 0, accuracies are in percent
     before: dict[str, Any] = field(default_factory=dict)  # one of the weights it started from, if they were scored
 
@@ -80,7 +80,7 @@ class SavedRun:
         rows = read_rows(folder / "metrics.jsonl")
         epochs = [row for row in rows if row["epoch"] >= 0]
         status = read_status(folder)
-        if settings.pop("EVAL", False) or status.get("kind") == "eval":
+        if status.get("kind") == "eval":
             raise ConfigError(
                 f"{folder}: an evaluation (-eval), which has no epochs; give the folder of a training run"
             )
@@ -130,7 +130,7 @@ class SavedRun:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The facts that the run noted of itself: device, versions, numbers of images. {} in older versions."""
+        """The facts that the run noted of itself: device, versions, numbers of images. {} without status.json."""
         return self.status.get("about", {})
 
     @property
@@ -144,7 +144,7 @@ class SavedRun:
         return "running" if self._is_alive() else "killed"
 
     def _is_alive(self) -> bool:
-        pid, beat = self.status.get("pid"), to_time(self.status.get("heartbeat") or self.status.get("time"))
+        pid, beat = self.status.get("pid"), to_time(self.status.get("heartbeat"))
         if self.status.get("host") == socket.gethostname() and isinstance(pid, int) and pid > 0:
             try:
                 os.kill(pid, 0)  # sends nothing
@@ -177,7 +177,7 @@ class SavedRun:
 
     @property
     def seconds(self) -> float | None:
-        """How long its epochs took in all, in all starts together; None for a run of a version that did not note it."""
+        """How long its epochs took in all, in all starts together; None if a row of metrics.jsonl lacks that."""
         parts = [row.get(f"{part}_seconds") for row in self.epochs for part in ("train", "eval")]
         return None if None in parts else sum(parts)
 
@@ -211,9 +211,9 @@ def read_text(path: Path) -> str:
 
 
 def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """{full key: value} of all settings, and {full key: origin}, from the config.yaml of a run of any version.
+    """Return {full key: value} of all settings, and {full key: origin}, from the config.yaml of a run.
 
-    A setting that the file lacks is as runs of its version behaved; one that exists no more stays a text.
+    A setting that does not exist stays a text.
     """
     source = read_text(path)
     try:
@@ -226,10 +226,6 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     origins = dict.fromkeys(values, "default")
     lines = source.split("\n")
     for key, node in _leaves(root):
-        if key in START_SETTINGS:  # which versions up to 0.1.0 saved; only what kind of run it was is of interest
-            if key == "EVAL" and isinstance(node, yaml.ScalarNode) and node.value == "true":
-                values[key] = True
-            continue
         section = next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), key)
         try:
             text = read_node(node)
@@ -238,14 +234,14 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
                 values[section] = dict(add_argument(arguments, section, key, text, str(path)))
             else:
                 values[key] = plain(convert(SETTINGS[key], text, str(path))) if key in SETTINGS else text
-        except (ValueError, ConfigError) as error:  # of another version, or edited by hand
+        except (ValueError, ConfigError) as error:  # edited by hand
             if key in SETTINGS and SETTINGS[key].kind is not str:
                 raise ConfigError(f"{error}; restore the file, which the run itself wrote") from None
             values[key] = node.value if isinstance(node, yaml.ScalarNode) else "?"
         line = lines[node.end_mark.line] if node.end_mark.line < len(lines) else ""
         comment = line[node.end_mark.column :].partition("# ")[2].strip()
         origins[section] = comment or "config.yaml"
-    values = today(values) | without_rates(values)
+    values = today(values)
     return values, dict.fromkeys(values, "config.yaml") | origins
 
 

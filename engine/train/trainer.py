@@ -183,8 +183,8 @@ class Trainer:
         self.epoch, self.step = state["epoch"] + 1, state["step"]
         progress = state["progress"]
         self.best, self.preferred = Best(*progress["best"]), state.get(PREFERRED)
-        self.not_better = progress.get("not_better", 0)  # not in checkpoints of earlier versions
-        self.left_out = [range(*each) for each in progress.get("left_out", [])]
+        self.not_better = progress["not_better"]
+        self.left_out = [range(*each) for each in progress["left_out"]]
         self.schedule.resume(progress.get("choices", []))
         self.counters.load_state_dict(progress, self.process)
         if not self.data.order.has_updates_of(state.get("config", {})):

@@ -20,7 +20,6 @@ from configs.schema import Config, Data
 from datasets.index import IndexWriteError, caches_folder
 from datasets.shuffle import EpochOrder
 from datasets.transforms.crop import resize
-from datasets.transforms.decode import UPRIGHT
 from datasets.types import ImageReadError, ImageSet
 from extras.cache.file import CacheFile, CacheLocation, CacheWriter, DamagedCacheError
 from utils.errors import StoppedBySignal
@@ -61,8 +60,6 @@ def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocatio
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
     files = hash_files(image_set, count_threads(config))
     key = {"files": files, "pixels": asdict(image_set.rules)}
-    if config.DATA.EXIF or config.DATA.DATASET in UPRIGHT:  # the caches of published data sets are as before
-        key["orientation"] = 2  # of versions before, those of XMP data were ignored, and TIFFs turned in any case
     if side := config.DATA.cache_side:  # else the interpolation has no effect
         key |= {"side": side, "interpolation": config.DATA.INTERPOLATION}
     name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"

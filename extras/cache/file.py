@@ -19,7 +19,7 @@ import numpy as np
 from datasets.index import ENDING, IndexWriter, Place, Shape, open_index
 from utils.files import sync, without_waiting
 
-VERSION = 4  # of what is in both files
+VERSION = 5  # of the content of both files and of the key
 ENTRY = np.dtype([("start", "<u8"), ("length", "<u8"), ("height", "<u4"), ("width", "<u4"), ("checksum", "<u4")])
 COLUMNS = {name: ENTRY[name].str for name in ENTRY.names}
 SHAPE = Shape(COLUMNS, [" ".join(COLUMNS)], {"size": int})
@@ -65,7 +65,7 @@ class CacheLocation:
         """Remove other caches of this data set. A run that reads one goes on with it: files stay as long as they are open."""
         older = set(self.folder.glob(f"{self.data_set}-{'[0-9a-f]' * 16}.data")) - {self.data}
         for data in older:
-            for ending in (ENDING, ".part", ".data"):  # .part: of unfinished ones of former versions
+            for ending in (ENDING, ".data"):
                 data.with_suffix(ending).unlink(missing_ok=True)
         return sorted(each.name for each in older)
 

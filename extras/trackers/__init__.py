@@ -63,8 +63,8 @@ class Tracker:
         self._file = folder / "tracking" / f"{name}.json"
         saved = read_object(self._file)
         self.identity: str | None = saved.get("id")
-        # Rows up to these numbers are not sent again. Of a run that an earlier version sent they are not known: None.
-        self.last = {axis: saved.get(axis, None if self.identity else -1) for axis in ("step", "epoch")}
+        # Rows up to these numbers are not sent again.
+        self.last = {axis: saved.get(axis, -1) for axis in ("step", "epoch")}
 
     def open(self) -> str:
         """Import the library and connect. Returns where the run can be seen."""
@@ -75,8 +75,6 @@ class Tracker:
 
     def go_back(self, step: int, epoch: int) -> None:
         """Begin at this update, or repeat from it on after a rollback. Most trackers cannot take a figure back."""
-        if None in self.last.values():
-            self.last = {"step": step - 1, "epoch": epoch - 1}
 
     def end(self, ending: Ending) -> None:
         raise NotImplementedError

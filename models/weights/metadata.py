@@ -39,9 +39,8 @@ def metadata_of(source: str) -> WeightsMetadata:
         return WeightsMetadata(f"{name} (timm)", image_settings(pretrained_cfg(source)), model_settings(name))
     record = read_record(path)
     config = record.get("config", {})
-    if "MODEL.TYPE" in config:  # of ours; before there was the setting, the centre was cropped
-        config = {"DATA.CROP_MODE": "center"} | config
-        translate_removed(config, config, str(path), ("model",))  # a model that is built no more is refused
+    if "MODEL.TYPE" in config:  # a run of halfstep
+        translate_removed(config, config, str(path), ("model",))  # refuse a model that halfstep does not build any more
         parts = ({key: config[key] for key in keys if key in config} for keys in (PREPROCESSING, ARCHITECTURE))
         return WeightsMetadata(str(path), *parts)
     try:

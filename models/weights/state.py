@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Data
-from configs.values import SETTINGS, as_trained, wrong_in
+from configs.values import SETTINGS, wrong_in
 from models.weights.sharded import FOLDER, is_plain
 from utils.errors import ConfigError, naming_damage
 from utils.text import format_bytes
@@ -55,8 +55,8 @@ CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args"
 }
 
 # What a run needs to go on, and in its `progress`.
-OF_A_RUN = {"epoch", "step", "state_dict", "optimizer", "amp_scaler"}
-PROGRESS = {"best": list, "skips_in_a_row": Tensor, "totals": Tensor}
+OF_A_RUN = {"epoch", "step", "state_dict", "optimizer", "amp_scaler", "config", "validation", "trained_on"}
+PROGRESS = {"best": list, "not_better": int, "left_out": list, "skips_in_a_row": Tensor, "totals": Tensor}
 BEST = (float | int, int, float | int, str, int, str)  # engine.evaluation.scores.Best
 
 
@@ -70,11 +70,13 @@ def check_kinds(content: dict, path: Path) -> None:
         raise ConfigError(f"{path}: damaged (step is {content['step']})")
     if is_ours:
         check_record(content, path)
-    if is_ours and "progress" in content and not content.get("weights_only"):
+    if is_ours and "progress" in content:
         wrong = OF_A_RUN - content.keys()
+        if not content.get("config"):
+            wrong.add("config")
         wrong |= {name for name, kind in PROGRESS.items() if not isinstance(content["progress"].get(name), kind)}
         best = () if wrong else content["progress"]["best"]
-        if wrong or len(best) > len(BEST) or not all(map(isinstance, best, BEST)):
+        if wrong or len(best) != len(BEST) or not all(map(isinstance, best, BEST)):
             raise ConfigError(f"{path}: damaged (without {', '.join(sorted(wrong)) or 'its best epoch'})")
 
 
@@ -125,7 +127,7 @@ def record_of(content: dict) -> dict:
     record = {name: plain[name] for name, kind in RECORD.items() if isinstance(plain.get(name), kind)}
     if not all(isinstance(name, str) for name in record.get("class_names", ())):
         del record["class_names"]
-    return record | ({"config": as_trained(record["config"])} if "config" in record else {})
+    return record
 
 
 # A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from configs.values import as_trained
 from models.weights.sharded import SHARDS, join, shard_names
 from models.weights.state import (
     RECORD,
@@ -60,7 +59,6 @@ def _read_torch_file(path: Path, from_disk: bool, compares: bool = True):
                     content = torch.load(file, map_location="cpu", weights_only=True)
         if isinstance(content, dict):
             check_kinds(content, path)
-            content |= {"config": as_trained(content["config"])} if isinstance(content.get("config"), dict) else {}
         return content
     except ConfigError:
         raise

@@ -29,7 +29,7 @@ NOTED = {
 SAME_BY_FACTS = "validation_digest"  # told by the facts of the data too, where runs have them
 PATH, MISSING = "DATA.DATA_PATH", "-"
 OF_A_START = PATH, "images_per_update"  # facts that are not the same wherever and however a run is started
-# The same for runs of earlier versions, by their settings.
+# The same for runs whose status.json is missing, by their settings.
 DATA_SETTINGS = [key for key in of_role(DATA) if key not in (*WITHOUT_EFFECT, "DATA.FOLD")]
 
 
@@ -105,7 +105,7 @@ def _noted(runs: Sequence[SavedRun]) -> dict[str, str]:
 
 
 def _facts_of(run: SavedRun) -> dict[str, Any]:
-    """Return the digests of the images, their labels and files. {} in older versions."""
+    """Return the digests of the images, their labels and files. {} without status.json."""
     facts = run.about.get("data", {})
     return {fact: facts[fact] for fact in FACTS_OF_IMAGES if isinstance(facts.get(fact), str)}
 
@@ -142,7 +142,7 @@ def common_images(runs: Sequence[SavedRun]) -> set[tuple[str, str]]:
 
 def have_same_files(run: SavedRun, other: SavedRun) -> bool:
     """Return whether images of the same name are the same file: in one data folder, or in a copy with the same
-    validation images. Runs of earlier versions do not tell."""
+    validation images. Without status.json that is not known, and they count as the same."""
     here, there = _facts_of(run), _facts_of(other)
     paths = {each.about.get("data_path") for each in (run, other)}
     return (
@@ -188,7 +188,7 @@ def differing(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def value_of(run: SavedRun, key: str) -> str:
-    """The value as in config.yaml, of DATA.FOLD the number of folds; '-' for a setting of another version. Without credentials."""
+    """Return the value as in config.yaml, without credentials; of DATA.FOLD the number of folds. '-' if the run has none."""
     value = run.settings.get(key, run.about.get(key, _facts_of(run).get(key, MISSING)))
     if key == PATH:
         value = run.about.get("data_path", value)

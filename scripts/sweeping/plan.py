@@ -218,11 +218,8 @@ def read_plan(folder: Path) -> Plan | None:
         return None
     try:
         facts = json.loads(read_text(folder / FILE))
-        if (version := facts.pop("version")) == 1:  # of halfstep 0.1.0, whose plan also names its folder
-            facts.pop("folder")
-        elif version != VERSION:
+        if facts.pop("version") != VERSION:
             raise ValueError("it is of another version of halfstep")
-        facts.pop("optuna", None)  # of a former version, which saved each point that optuna proposed
         plan = Plan(**facts)
         if not plan.is_whole():
             raise ValueError("its values are not of a sweep")

@@ -4,13 +4,10 @@ import dataclasses
 import runpy
 
 import pytest
-import yaml
 
 from configs.load import load, to_yaml
-from configs.removed import REMOVED, Removed
-from configs.values import SETTINGS, flatten, unflatten
+from configs.values import SETTINGS, flatten
 from configs.yaml_files import Layer
-from engine.checkpoint.format import changes
 from models import build_model
 from tests.support.configs import load_text, write, yaml_of
 from tests.support.printed import cases_of, same_message
@@ -57,7 +54,7 @@ TOGETHER = """
 -compile max-autotune-no-cudagraphs -accum_iter 2 -opts TRAIN.CLIP_MODE=agc DIST.STRATEGY=fsdp2
 -compile reduce-overhead -image_size 16 -opts MODEL.PATCH_SIZE=16 MODEL.FREEZE=[*,!head]
 -dataset csv -data_path photos -opts DATA.COLUMNS=[a,b] DATA.SAMPLER=balanced RESUME.ALLOW_CHANGED=[TRAIN.BASE_LR,SPLIT]
--dataset shards -data_path s3://bucket/photos -opts MODEL.TYPE=timm MODEL.NAME=resnet18 RESUME.ALLOW_CHANGED=true
+-dataset shards -data_path s3://bucket/photos -opts MODEL.TYPE=timm MODEL.NAME=resnet18 RESUME.ALLOW_CHANGED=[IMAGES]
 """
 
 
@@ -88,64 +85,12 @@ def test_the_settings_page_is_what_its_script_makes():
     assert all(f"| `{key.rpartition('.')[2]}` |" in page for key in SETTINGS)
 
 
-@pytest.mark.parametrize("key", REMOVED)
-def test_a_removed_setting_loads_with_values_that_mean_what_every_run_does_and_is_refused_with_the_remedy(key):
-    accepted = REMOVED[key].accepted
-    assert " " in REMOVED[key].remedy and not any(" " in text for text in accepted)
-    for text in [accepted] if isinstance(accepted, str) else accepted:
-        loaded = load_text(yaml_of({key: text}))
-        assert loaded.config == load_text("").config and key not in to_yaml(loaded.config, loaded.origins)
-    if not REMOVED[key].becomes:
-        with refused(ConfigError, key, "'other'", REMOVED[key].remedy):
-            load_text(yaml_of({key: "other"}))
-
-
-@pytest.mark.parametrize(("role", "is_refused"), [("recipe", True), ("machine", False)])
-def test_what_a_run_saved_of_a_removed_setting_is_refused_only_where_it_changed_the_course(
-    monkeypatch, role, is_refused
-):
-    monkeypatch.setitem(REMOVED, "TRAIN.GONE", Removed("0", "set another", role))
-    now = flatten(load_text("").config)
-    different = changes(now | {"TRAIN.GONE": 3}, now)
-    assert list(different) == (["TRAIN.GONE"] if is_refused else [])
-    assert unflatten(now | {"TRAIN.GONE": 3}) == load_text("").config
-
-
 def test_a_step_schedule_of_milestones_needs_no_decay_epochs():
     text = (
         "TRAIN: {LR_SCHEDULER: {NAME: step, DECAY_RATE: 0.5, MILESTONES: [3]}, OPTIMIZER: {NAME: SGD, MOMENTUM: 0.9}}"
     )
     schedule = load_text(text).config.TRAIN.LR_SCHEDULER
     assert (schedule.MILESTONES, schedule.DECAY_RATE, schedule.AFTER_WARMUP) == ((3,), 0.5, False)
-
-
-def changed(values: dict, usual: dict) -> str:
-    return str({key: value for key, value in values.items() if value != usual[key]})
-
-
-@pytest.mark.parametrize("text", cases_of("settings_of_earlier_versions"))
-def test_what_an_earlier_version_called_otherwise_is_read_in_files_and_checkpoints(text):
-    found = changed(flatten(load_text(text).config), flatten(load_text("").config))
-    same_message(found, "settings_of_earlier_versions", text)
-    (name, given), *others = yaml.safe_load(text).items()
-    inside = {f"{name}.{each}": given[each] for each in given} if isinstance(given, dict) else {name: given}
-    found = changed(flatten(unflatten(inside | dict(others))), flatten(unflatten({})))
-    same_message(found, "settings_of_earlier_versions", text)
-
-
-@pytest.mark.parametrize("text", cases_of("mistakes/of_earlier_versions"))
-def test_what_nothing_of_today_stands_for_is_refused_as_removed_before_this_version(text):
-    with refused(ConfigError, page="mistakes/of_earlier_versions", case=text):
-        load_text(text)
-
-
-def test_former_settings_of_a_file_and_of_the_command_line_are_read_together():
-    for file, word, policy in (
-        ("{RAND_AUGMENT: true, AUTO_AUGMENT: true}", "RAND_AUGMENT_MAGNITUDE=7", "rand-m7-n2-mstd0.5-inc1"),
-        ("{RAND_AUGMENT: true, RAND_AUGMENT_LAYERS: 3}", "RAND_AUGMENT_LAYERS=2", "rand-m9-n2-mstd0.5-inc1"),
-        ("{RAND_AUGMENT: true}", "AUTO_AUGMENT=3a", "3a"),
-    ):
-        assert load_text(f"TRAIN: {file}", "-opts", f"TRAIN.{word}").config.TRAIN.AUTO_AUGMENT == policy
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/without_effect"))

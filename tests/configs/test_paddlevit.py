@@ -7,7 +7,11 @@ import pytest
 
 from configs.load import load
 from configs.schema import Config
+from configs.values import flatten
 from tests.support.configs import load_text, write
+from tests.support.printed import cases_of, same_message
+from tests.support.refusals import refused
+from utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -43,6 +47,31 @@ def test_paddlevits_other_words_for_values_are_understood_and_named():
     assert loaded.config.TRAIN.LR_SCHEDULER.NAME == "cosine"
     assert loaded.config.TRAIN.LR_SCHEDULER.MILESTONES == (30, 60, 90)
     assert sum(" is read as " in note for note in loaded.notes) == 4
+
+
+@pytest.mark.parametrize("text", cases_of("settings_of_paddlevit"))
+def test_setting_of_paddlevit_is_replaced_by_ours(text):
+    usual = flatten(load_text("").config)
+    found = {key: value for key, value in flatten(load_text(text).config).items() if value != usual[key]}
+    same_message(str(found), "settings_of_paddlevit", text)
+
+
+@pytest.mark.parametrize("text", cases_of("mistakes/of_paddlevits_settings"))
+def test_setting_of_paddlevit_without_replacement_is_refused(text):
+    with refused(ConfigError, page="mistakes/of_paddlevits_settings", case=text):
+        load_text(text)
+
+
+@pytest.mark.parametrize(
+    ("file", "word", "policy"),
+    [
+        ("{RAND_AUGMENT: true, AUTO_AUGMENT: true}", "RAND_AUGMENT_MAGNITUDE=7", "rand-m7-n2-mstd0.5-inc1"),
+        ("{RAND_AUGMENT: true, RAND_AUGMENT_LAYERS: 3}", "RAND_AUGMENT_LAYERS=2", "rand-m9-n2-mstd0.5-inc1"),
+        ("{RAND_AUGMENT: true}", "AUTO_AUGMENT=3a", "3a"),
+    ],
+)
+def test_rand_augment_of_file_and_command_line_are_combined(file, word, policy):
+    assert load_text(f"TRAIN: {file}", "-opts", f"TRAIN.{word}").config.TRAIN.AUTO_AUGMENT == policy
 
 
 def test_a_command_out_of_paddlevits_history_is_understood():

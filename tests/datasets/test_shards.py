@@ -166,7 +166,6 @@ def scanned(monkeypatch) -> list[str]:
 
 def test_the_index_of_another_tar_and_one_that_points_out_of_its_tar_are_not_believed(tmp_path, scanned):
     tar = write_tar(tmp_path / "train-0.tar", samples(0, 3))
-    (tmp_path / "train-0.idx.npz").write_bytes(b"PK\x03\x04")  # of version 0.1.0
     names, stat, checksum = [b"a.png", b"b.png", b"c.png"], tar.stat(), shards.checksum_of(Tar(tar))
     described = [
         (ShardTar("train-1.tar", stat.st_size, stat.st_mtime_ns), Shard(*np.zeros((3, 3), np.int64), names, b"")),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Fold
-from datasets import ImageSet, SavedData, holds_out_no_more, identity, load_image_sets, types
+from datasets import ImageSet, SavedData, identity, load_image_sets, types
 from datasets.relabelled import trained_by_other_folders
 from datasets.sources import images
 from datasets.sources.images import FileImages
@@ -208,35 +208,6 @@ def test_classes_of_one_image_each_are_told_to_need_two(tmp_path):
     assert len(load("imagefolder", tmp_path / "parts")[1]) == 1
 
 
-def test_a_run_of_a_version_that_left_classes_without_validation_images_keeps_its_split(tmp_path):
-    make_folders(tmp_path, {"ant": 24, "bee": 4, "cat": 2, "dog": 3})
-    then = {"rule": "hash", "training": str(tmp_path), "validation": str(tmp_path), "fraction": 0.1, "seed": 0}
-    for fraction, evaluate, held_out in (
-        (0.1, False, [0, 26, 28]),
-        (0.1, True, [0, 26, 28]),
-        (1e-6, False, [0, 26, 28, 30]),
-    ):
-        kept = SavedData(["ant", "bee", "cat", "dog"], then | {"fraction": fraction})
-        _, val = load_image_sets(settings("imagefolder", tmp_path, evaluate, VAL_FRACTION=fraction), saved=kept)
-        assert val.split == kept.split and shades(val) == held_out, "by the whole name"
-    _, now = load("imagefolder", tmp_path)
-    assert now.count_classes().all() and not holds_out_no_more(now.split, then)
-
-
-def test_a_run_of_a_version_without_a_record_keeps_its_split_by_position(tmp_path):
-    make_folders(tmp_path, {"ant": 20, "bee": 20})
-    kept = SavedData(["ant", "bee"], {})
-    train, val = load_image_sets(settings("imagefolder", tmp_path), saved=kept)
-    assert val.split["rule"] == "position" and shades(val) == [3, 11, 27, 30]
-    again = load_image_sets(settings("imagefolder", tmp_path), saved=SavedData(["ant", "bee"], val.split))[1]
-    assert shades(again) == shades(val)
-    _, by_hash = load("imagefolder", tmp_path)
-    assert by_hash.split["rule"] == "hash"
-    assert shades(load_image_sets(settings("imagefolder", tmp_path), saved=SavedData([], by_hash.split))[1]) == shades(
-        by_hash
-    )
-
-
 def test_by_position_each_class_gives_its_fraction_but_keeps_an_image():
     targets = np.repeat(np.arange(5), [1, 2, 3, 10, 40])
     images = FileImages("/", [f"{number}.png" for number in range(56)], targets, list("abcde"), RULES)
@@ -256,8 +227,6 @@ def test_evaluation_scores_all_images_of_a_folder_without_parts(tmp_path, datase
     path = tmp_path / "train.csv" if dataset == "csv" else tmp_path
     train, val = load(dataset, path, evaluate=True)
     assert train is None and len(val) == 20 and not any("warning" in note for note in val.notes)
-    _, of_an_old_run = load_image_sets(settings(dataset, path, evaluate=True), saved=SavedData(["0", "1"], {}))
-    assert len(of_an_old_run) == 20 and any("warning" in note for note in of_an_old_run.notes)
     another = SavedData(["0", "1"], {"rule": "hash", "training": "elsewhere", "fraction": 0.1, "seed": 0})
     assert len(load_image_sets(settings(dataset, path, evaluate=True), saved=another)[1]) == 20
 
@@ -286,11 +255,9 @@ def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp
     train, val = load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "7", "a", "d"], {}))
     assert train.targets.tolist() == [number % 3 for number in range(30)] and val.classes == ["c", "7", "a", "d"]
     assert [note for note in val.notes if "0 is c" in note and "2 is a" in note]
-    for end in ("", ".0"):  # names that are numbers, also as older versions read them
-        kept = SavedData([f"{name}{end}" for name in "120"], {})
-        train, val = load_image_sets(settings("shards", tmp_path), saved=kept)
-        assert not [note for note in val.notes if " is " in note]
-        assert [train.classes[n] for n in train.targets] == [f"{number % 3}{end}" for number in range(30)]
+    train, val = load_image_sets(settings("shards", tmp_path), saved=SavedData(["1", "2", "0"], {}))
+    assert not [note for note in val.notes if " is " in note]
+    assert [train.classes[n] for n in train.targets] == [f"{number % 3}" for number in range(30)]
     with refused(DataError, "DATA.DATA_PATH", "2"):
         load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "b"], {}))
 

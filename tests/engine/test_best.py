@@ -119,23 +119,26 @@ def test_weights_of_other_programs_are_scored_by_the_name_of_those_that_are_take
     assert name.strip() == ("EMA" if len(names) == 2 else "")
 
 
+OTHER_FOLD = "RESUME.ALLOW_CHANGED=[DATA.FOLD,NUM_IMAGES,IMAGES]"
+
+
 def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored, tmp_path, small_yaml):
     given = f"-cfg {small_yaml} -output {tmp_path}/o -resume auto -batch_size 160 -check".split()
 
     def check(part):
-        words = [f"DATA.FOLD={part}", "TRAIN.NUM_EPOCHS=2", "RESUME.ALLOW_CHANGED=true"]
+        words = [f"DATA.FOLD={part}", "TRAIN.NUM_EPOCHS=2", OTHER_FOLD]
         return rows(run("main_single_gpu.py", *given, "-opts", *words).stdout)["resume"][1]
 
     _, folder = scored([90, 0.1], words=["TRAIN.NUM_EPOCHS=1"])
     state = read(folder / "last.pth")
     assert "best.pth" in check("1/5") and "best.pth" not in check("0/5")
     # Before the first evaluation there is no best epoch that other images could end.
-    torch.save(state | {"progress": state["progress"] | {"best": [-1.0, 0]}}, folder / "last.pth")
+    torch.save(state | {"progress": state["progress"] | {"best": [*Best()]}}, folder / "last.pth")
     assert "best.pth" not in check("1/5")
     torch.save(state, folder / "last.pth")
     shutil.copytree(tmp_path / "o", tmp_path / "before")
     for part, epoch in (("0/5", 1), ("1/5", 2)):
-        words = ["TRAIN.NUM_EPOCHS=2", "RESUME.ALLOW_CHANGED=true", f"DATA.FOLD={part}"]
+        words = ["TRAIN.NUM_EPOCHS=2", OTHER_FOLD, f"DATA.FOLD={part}"]
         shutil.rmtree(tmp_path / "o")
         shutil.copytree(tmp_path / "before", tmp_path / "o")
         lines, folder = scored([50, 1.0], words=words)

@@ -8,10 +8,8 @@ import torch
 import yaml
 
 from configs.schema import Config, Data, Model
-from configs.values import RATES, ZERO_IS_ZERO, unflatten
 from models import build_model, describe
 from models.freeze import freeze
-from models.weights.state import record_of
 from tests.support.configs import meta_device
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import refused
@@ -79,13 +77,6 @@ def test_a_rate_of_0_is_0_and_one_that_is_not_set_is_the_models_own_which_is_sai
     rates = [getattr(each, "drop_prob", getattr(each, "p", 0)) or 0 for each in built.modules()]
     largest = max(*rates, getattr(built, "drop_rate", 0))
     same_message(f"at most {largest:g}: {describe(built, config.MODEL)}", "rates_of_timm_models", model)
-
-
-def test_a_run_that_began_when_a_rate_of_0_was_the_models_own_goes_on_with_that():
-    rates = dict.fromkeys(RATES, 0.0)
-    for kind, marked, wanted in (("timm", {}, None), ("timm", {ZERO_IS_ZERO: True}, 0.0), ("vit", {}, None)):
-        record = record_of({"config": {"MODEL.TYPE": kind, **rates, **marked}})["config"]
-        assert [record[key] for key in RATES] == [wanted] * 3 and unflatten(record).MODEL.DROPPATH == wanted
 
 
 def test_parameters_are_counted():

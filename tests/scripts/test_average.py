@@ -81,8 +81,6 @@ def test_unlike_models_and_wrong_flags_are_refused_and_nothing_is_written(run, t
         ([one, other("heads", model={"NUM_HEADS": 2})], [one, "heads.ckpt", "architecture"]),
         ([one, other("classes", classes=NUMBERS[::-1])], [one, "classes.ckpt", "classes"]),
         ([one, other("crop", data={"CROP_PCT": 1.0})], [one, "crop.ckpt", "preparation"]),
-        ([one, one, "-last", 3], ["-last", "checkpoint-*.pth"]),
-        ([one, one, "-weights", 3, 1], ["-weights", "A A A B"]),
     ]:
         typed(EXPORT, *words, "-output", tmp_path / "x.safetensors").refused(*names)
     typed(EXPORT, one, one, "-output", tmp_path / "x.pth").refused()

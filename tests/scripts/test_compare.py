@@ -19,7 +19,7 @@ from scripts.comparing.tables import to_markdown
 from tests.support.configs import yaml_of
 from tests.support.printed import cases_of, content_of, same_message, same_text
 from tests.support.refusals import assert_names
-from tests.support.runs import ROOT, typed
+from tests.support.runs import typed
 
 ABOUT = {"classes": 10, "training_images": 80, "validation_images": 20, "validation_digest": "aa"}
 
@@ -52,7 +52,7 @@ def folder(tmp_path):
     """Two rates with three seeds each; the last epoch is not the best."""
     for rate, values in OF_RATE.items():
         for seed, value in enumerate(values):
-            settings = f"SEED: {seed}\nTRAIN.BASE_LR: {rate}\nSAVE: {tmp_path}\nTAG: x{seed}"
+            settings = f"SEED: {seed}\nTRAIN.BASE_LR: {rate}\nSAVE: {tmp_path}/{seed}"
             make_run(tmp_path / "runs" / f"{rate}-{seed}", [50.0, value, value - 1], settings)
     return tmp_path / "runs"
 
@@ -324,23 +324,12 @@ def test_the_interval_of_two_runs_on_the_same_images_is_walds_with_half_an_image
 
 @pytest.mark.parametrize("settings", cases_of("data_told_apart"))
 def test_data_of_runs_that_noted_nothing_of_it_are_told_apart_by_their_settings_once(tmp_path, settings):
-    def old(name: str, lines: str) -> SavedRun:
+    def without_facts(name: str, lines: str) -> SavedRun:
         return make_run(tmp_path / name, [90.0], lines, {"about": {}})
 
-    others = [old(name, content_of(settings)) for name in "bc"]
-    told = other_data([old("a", "DATA.DATA_PATH: /disk/set"), *others])
+    others = [without_facts(name, content_of(settings)) for name in "bc"]
+    told = other_data([without_facts("a", "DATA.DATA_PATH: /disk/set"), *others])
     same_message("; ".join(told) or "(nothing)", "data_told_apart", settings)
-
-
-def test_runs_of_earlier_versions_are_told_apart_by_their_settings(tmp_path):
-    for kind in ("single", "mixed"):
-        shutil.copytree(ROOT / "tests/data/saved_runs" / kind, tmp_path / kind)
-    _, err = type_in(tmp_path / "single", tmp_path / "mixed", exit_with=2)
-    assert_names(err, "-any_data", "single", "mixed")
-    shutil.copytree(tmp_path / "single", tmp_path / "again")
-    out, _ = type_in(tmp_path / "single", tmp_path / "again")
-    assert [row["runs"] for row in table(out, "Results")] == ["2"]
-    assert "repetition" in out, "both have one seed"
 
 
 def test_in_a_folder_of_runs_those_without_an_epoch_are_left_out_but_named_ones_are_refused(folder):

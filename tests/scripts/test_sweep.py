@@ -334,14 +334,6 @@ def test_a_full_disk_harms_no_trial(tmp_path, start, pretended, monkeypatch):
 PLAN = {"version": 2, "over": {"TRAIN.BASE_LR": "1e-3,2e-3"}, "seeds": [], "points": [{"TRAIN.BASE_LR": "1e-3"}]}
 
 
-def test_a_sweep_in_which_optuna_proposed_points_ends_with_those_that_it_has(tmp_path, small_yaml, start, pretended):
-    (tmp_path / "sweep").mkdir()
-    facts = PLAN | {"flags": ["-cfg", str(small_yaml)], "over": {"TRAIN.BASE_LR": "1e-4..1e-2:log"}, "optuna": 20}
-    facts |= {"version": 1, "folder": "sweep"}
-    (tmp_path / "sweep/sweep.json").write_text(json.dumps(facts))
-    assert "BASE_LR=1e-3" in best_row(start()) and len(pretended.started) == 1
-
-
 @pytest.mark.parametrize("change", cases_of("mistakes/in_a_plan"))
 def test_a_plan_of_a_sweep_with_other_values_is_one_line(tmp_path, small_yaml, start, change):
     plan = json.dumps(PLAN | {"flags": ["-cfg", str(small_yaml)]})

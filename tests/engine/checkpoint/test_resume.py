@@ -71,22 +71,6 @@ def test_resume_auto_takes_the_checkpoint_before_a_damaged_one(again):
     assert run_hash(last.parent) == before
 
 
-def test_a_file_of_weights_alone_as_version_0_1_0_wrote_is_scored_but_not_continued(again):
-    folder = run_folder(again)
-    state = read(folder / "best.pth")
-    del state["optimizer"]
-    torch.save(state | {"weights_only": True}, weights := again.parent / "best.pth")
-    start(again, "-resume", str(weights)).refused(weights, "last.pth", "-pretrained")
-    assert start(again, "-eval", "-resume", str(weights)).returncode == 0
-    for path in folder.glob("*.pth"):
-        path.unlink()
-    weights.rename(folder / "best.pth")
-    anew = start(again, "-resume", "auto", "-opts", "KEEP_CHECKPOINTS=0").done()
-    assert_names(anew.stdout, folder / "best.pth")
-    (new,) = set(again.glob("train-*")) - {folder}
-    assert {path.name for path in new.glob("*.pth")} == {"last.pth", "previous.pth", "best.pth"}
-
-
 @pytest.mark.usefixtures("here")
 def test_a_missing_run_to_resume_is_named_without_speaking_of_settings():
     Path("output/empty").mkdir(parents=True)
@@ -135,6 +119,12 @@ def test_changes_that_are_allowed_are_told_and_updates_of_other_images_begin_wit
     state["progress"]["choices"] = [[20, 40]]
     with contextlib.nullcontext() if "GLOBAL_BATCH" not in changed else refused(ConfigError, "TRAIN.BUDGET"):
         refuse_changes(config, order(), {}, state, Path("last.pth"))
+
+
+def test_resume_refuses_setting_that_this_version_does_not_know():
+    state = {"epoch": 1, "step": 30, "config": comparable(Config(), order()) | {"DATA.FOLDS": 5}, "progress": {}}
+    with refused(ConfigError, "last.pth", "DATA.FOLDS", "-pretrained"):
+        refuse_changes(Config(), order(), {}, state, Path("last.pth"))
 
 
 def test_unreadable_images_are_remembered_for_the_same_images_alone():
@@ -210,15 +200,13 @@ def test_numbered_checkpoints_are_ordered_by_their_number(tmp_path):
 
 
 def test_resume_auto_takes_the_newest_run_by_its_name(tmp_path):
-    """Clocks jump, so that dates of files say nothing. Runs of earlier versions have a tag behind their date."""
-    newest, tagged = "train-20260103-00-00-00", "train-20260104-00-00-00-mine"
-    for name in (newest, "train-20260102-23-59-59", "eval-20260105-00-00-00", "thesis"):
+    """Clocks jump, so that dates of files say nothing."""
+    newest, named = "train-20260103-00-00-00", "train-20260104-00-00-00-mine"
+    for name in (newest, named, "train-20260102-23-59-59", "eval-20260105-00-00-00", "thesis"):
         save(tmp_path / name, "last.pth")
     for number in (2, 3, 10):  # as many runs as began in one second
         save(tmp_path / f"{newest}.{number}", "last.pth")
     assert find_newest(str(tmp_path), pytest.fail) == tmp_path / f"{newest}.10" / "last.pth"
-    save(tmp_path / tagged, "last.pth")
-    assert find_newest(str(tmp_path), pytest.fail) == tmp_path / tagged / "last.pth"
     assert find_newest(str(tmp_path / "nothing"), pytest.fail) is None
 
 

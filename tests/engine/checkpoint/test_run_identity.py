@@ -91,10 +91,6 @@ ORDERS = {
         "y": {"run": record("b", "2026-01-03T00:00:00+00:00"), "step": 1},
         "x": {"run": record("b", EARLY), "step": 9},
     },
-    "of older versions by the time of the state": {
-        "train-20260101-00-00-00": {"time": "2026-01-03T00:00:00+0000"},
-        "named": {"time": "2026-01-02T00:00:00+00:00"},
-    },
     "without a time by the name": {"train-20260103-00-00-00.10": {}, "train-20260103-00-00-00.9": {}},
     "damaged": {"a": {"run": record("a", EARLY)}, "train-20260101-00-00-00": {"run": 1, "time": 5, "step": "x"}},
 }

@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import save_file
 from timm.data import ImageNetInfo
 
-from engine.predict.classifier import Classifier, config_of, load_classifier
+from engine.predict.classifier import Classifier, load_classifier
 from engine.predict.maps import Maps
-from tests.support.checkpoints import checkpoint
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.printed import cases_of
 from tests.support.refusals import refused
@@ -54,13 +53,6 @@ def test_classifiers_as_large_as_imagenets_have_its_names_and_others_numbers(tmp
     assert load_classifier(tmp_path / "1000").classes == ImageNetInfo().label_descriptions()
     assert load_classifier(tmp_path / "11821").classes == ImageNetInfo("imagenet-12k").label_descriptions()
     assert load_classifier(tmp_path / "7").classes == [f"class {number}" for number in range(7)]
-
-
-def test_a_checkpoint_that_does_not_say_how_images_are_cropped_cuts_out_their_centre(tmp_path):
-    state = torch.load(checkpoint(tmp_path / "best.pth"))
-    state["data"]["crop_mode"], whole = "squash", state["data"]
-    state["data"] = {name: value for name, value in whole.items() if name != "crop_mode"}
-    assert [config_of(state | {"data": each}).DATA.CROP_MODE for each in (whole, state["data"])] == ["squash", "center"]
 
 
 def test_names_are_taken_from_a_file_with_a_line_for_each_class(tmp_path):

@@ -23,7 +23,7 @@ from engine.record.report import describe_end, write_at_end, write_report
 from engine.record.saved_run import SavedRun
 from tests.support.configs import SMALL
 from tests.support.printed import cases_of, same_message, same_text
-from tests.support.runs import ROOT, run, run_folder, status_of, typed
+from tests.support.runs import run, run_folder, status_of, typed
 from tests.support.saved_runs import write_json, write_run
 
 REPORT = "scripts/report.py"
@@ -102,9 +102,6 @@ def test_the_script_writes_it_elsewhere(trained, tmp_path):
     ended = typed(REPORT, trained, "-output", tmp_path / "x.html").done()
     assert Page(tmp_path / "x.html").headings == Page(trained / "report.html").headings
     assert ended.stdout.strip() == str(tmp_path / "x.html")
-    (older,) = (ROOT / "tests" / "data" / "saved_runs" / "single").iterdir()  # of an earlier version
-    typed(REPORT, older, "-output", tmp_path / "x.html").done()
-    assert "Training curves" in Page(tmp_path / "x.html").headings
 
 
 def test_a_run_that_was_killed_before_its_report_gets_it_when_it_is_resumed(trained, tmp_path):

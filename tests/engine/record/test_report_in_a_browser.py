@@ -52,7 +52,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory) -> Path:
-    """A report with long names wherever there can be one, and with sheets of an earlier version."""
+    """A report with long names wherever there can be one, and with a picture in place of a sheet."""
     folder = tmp_path_factory.mktemp("wide")
     names = ["x" * 300, "a long name " * 20, *(f"class {number}" for number in range(10))]
     write_run(folder, names=names, skipped=2, device_name="y" * 200)

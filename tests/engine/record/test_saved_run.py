@@ -1,4 +1,4 @@
-"""A run's folder is read as it is: finished, killed, still going, of an older version; what is no run is refused."""
+"""A run's folder is read as it is: finished, killed, still going; what is no run is refused."""
 
 import json
 import os
@@ -19,9 +19,7 @@ from tests.support.runs import ROOT
 from utils.errors import ConfigError
 from utils.program import start_ticks
 
-SAVED = ROOT / "tests" / "data" / "saved_runs"
 CONFIG = """
-EVAL: false                                   # default
 TRAIN:
     NUM_EPOCHS: 3                             # flag -epochs
     BASE_LR: 0.002                            # configs/a # b.yaml
@@ -32,7 +30,6 @@ TRAIN:
             amsgrad: true                     # -opts
 MODEL:
     NAME: "a # b"                             # configs/x.yaml
-    DROPPATH: 0.0                             # -opts
 """
 ROWS = [
     {"epoch": 0, "eval_top1": 50.0, "eval_loss": 1.0, "eval_top1_ema": 20.0, "eval_loss_ema": 2.0},
@@ -65,9 +62,7 @@ def test_settings_have_their_types_and_the_origins_of_the_file(folder):
         "TRAIN.GONE": ("7", "old.yaml"),
         "TRAIN.OPTIMIZER.KWARGS": ({"amsgrad": True}, "-opts"),
         "MODEL.NAME": ("a # b", "configs/x.yaml"),
-        "MODEL.DROPPATH": (None, "-opts"),  # of a ViT the same as 0
         "DATA.CROP_SCALE": ([0.08, 1.0], "default"),
-        "DATA.EXIF": ("ignore", "default"),  # what runs did before there was the setting
     }
     assert {key: (run.settings[key], run.origins[key]) for key in expected} == expected
 
@@ -118,8 +113,6 @@ def test_a_run_of_another_user_is_not_taken_for_dead(folder, monkeypatch):
     assert SavedRun.open(folder).state == "running"
     monkeypatch.setattr(os, "kill", mock.Mock(side_effect=ProcessLookupError))
     assert SavedRun.open(folder).state == "killed"
-    write_status(folder, **ELSEWHERE, time=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
-    assert SavedRun.open(folder).state == "running", "of a version that knew no heartbeat"
 
 
 def test_seconds_are_those_of_the_epochs_of_all_starts(folder):
@@ -139,14 +132,6 @@ def test_skipped_updates_memory_epochs_and_what_was_left_out_are_those_of_the_wh
     assert run.left_out == [(1, 2), (8, 9)] and run.planned_epochs == 3
     (folder / "config.yaml").write_text(CONFIG.replace("    NUM_EPOCHS: 3 ", "    BUDGET: 8h\n    NUM_EPOCHS: 3 "))
     assert SavedRun.open(folder).planned_epochs == 7, "a budget chose it"
-
-
-@pytest.mark.parametrize("kind", ("single", "mixed", "sharded"))
-def test_folders_of_earlier_versions_are_read(kind):
-    (folder,) = (SAVED / kind).iterdir()
-    run = SavedRun.open(folder)
-    assert run.state == "unknown" and run.best.epoch and run.steps
-    assert run.origins["TRAIN.NUM_EPOCHS"] == ("digits.yaml" if kind == "mixed" else "tiny.yaml")
 
 
 @pytest.mark.parametrize("file", cases_of("mistakes/in_a_runs_folder"))

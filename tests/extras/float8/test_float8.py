@@ -139,7 +139,8 @@ def test_doctor_and_predict_need_no_float8(config):
     from extras.doctor.overflow import Batches, make_case
 
     state = {"config": flatten(config), "amp_scaler": {"dtype": "torch.bfloat16", "scale": 1.0}}
-    images = {"mean": [0.5], "std": [0.5], "input_size": [1, 8, 8], "crop_pct": 0.875, "interpolation": "bicubic"}
+    images = {"mean": [0.5], "std": [0.5], "input_size": [1, 8, 8], "crop_pct": 0.875, "crop_mode": "center"}
+    images["interpolation"] = "bicubic"
     predicting = Precision(config_of({**state, "data": images}), CPU)
     model, own, _ = prepared(config)
     choose_transforms(config, CPU, own.half).revert(model)

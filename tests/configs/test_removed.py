@@ -1,0 +1,93 @@
+"""A setting, a value or a flag that a release removes is refused with its replacement. The rows here are made up."""
+
+import pytest
+
+from configs.load import to_yaml
+from configs.removed import REMOVED, REMOVED_FLAGS, REMOVED_VALUES, Removed
+from configs.values import IMPLIED, flatten, unflatten
+from engine.checkpoint.format import changes
+from scripts.command_line import Parser
+from tests.support.configs import load_text, write, yaml_of
+from tests.support.refusals import refused
+from tests.support.runs import typed
+from utils.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("here")
+GONE = "TRAIN.GONE"
+
+
+@pytest.fixture
+def gone(monkeypatch):
+    """TRAIN.GONE, of which 0 changes nothing, and 5 is TRAIN.SMOOTHING=0.5."""
+
+    def replace(texts):
+        return {"TRAIN.SMOOTHING": "0.5"} if str(texts[GONE]) == "5" else None
+
+    monkeypatch.setitem(REMOVED, GONE, Removed(("0", "none"), "set TRAIN.SMOOTHING", replace=replace))
+
+
+@pytest.mark.usefixtures("gone")
+def test_removed_setting_without_effect_loads_and_is_not_saved():
+    for text in ("0", "0.0", "null", "None"):
+        loaded = load_text(yaml_of({GONE: text}))
+        assert loaded.config == load_text("").config
+        assert GONE not in to_yaml(loaded.config, loaded.origins)
+
+
+@pytest.mark.usefixtures("gone")
+def test_removed_setting_is_replaced_in_file_flag_and_checkpoint():
+    expected = load_text("TRAIN: {SMOOTHING: 0.5}").config
+    assert load_text(yaml_of({GONE: "5"})).config == expected
+    assert load_text("", "-opts", f"{GONE}=5").config == expected
+    assert unflatten(flatten(load_text("").config) | {GONE: 5}) == expected
+
+
+@pytest.mark.usefixtures("gone")
+def test_removed_setting_is_refused_with_its_replacement():
+    with refused(ConfigError, "x.yaml", GONE, "TRAIN.SMOOTHING"):
+        load_text(yaml_of({GONE: "3"}))
+    with refused(ConfigError, "-opts", GONE, "TRAIN.SMOOTHING"):
+        load_text("", "-opts", f"{GONE}=3")
+
+
+@pytest.mark.parametrize(("role", "is_refused"), [("recipe", True), ("machine", False)])
+def test_resume_refuses_removed_setting_that_decided_result(monkeypatch, role, is_refused):
+    monkeypatch.setitem(REMOVED, GONE, Removed(("0",), "set another", role))
+    now = flatten(load_text("").config)
+    assert list(changes(now | {GONE: 3}, now)) == ([GONE] if is_refused else [])
+    assert changes(now | {GONE: 0.0}, now) == {}
+
+
+def test_evaluation_refuses_removed_setting_of_model_only(monkeypatch):
+    now = flatten(load_text("").config)
+    monkeypatch.setitem(REMOVED, GONE, Removed(("0",), "set another", "recipe"))
+    assert unflatten(now | {GONE: 3}) == load_text("").config
+    monkeypatch.setitem(REMOVED, GONE, Removed(("0",), "set another", "model"))
+    with refused(ConfigError, "the checkpoint", GONE):
+        unflatten(now | {GONE: 3})
+
+
+def test_removed_value_is_refused_with_its_replacement(monkeypatch):
+    monkeypatch.setitem(REMOVED_VALUES, ("TRAIN.LOSS", "gone"), "set ce")
+    with refused(ConfigError, "x.yaml", "TRAIN.LOSS", "'gone'", "set ce"):
+        load_text("TRAIN: {LOSS: gone}")
+
+
+def test_removed_flag_of_script_is_refused_with_its_replacement(monkeypatch):
+    monkeypatch.setitem(REMOVED_FLAGS, "-gone", "give -output twice")
+    with refused(ConfigError, "-gone", "-output"):
+        Parser("a script").parse_args(["-gone", "3"])
+
+
+def test_run_without_newer_setting_is_read_as_it_behaved(monkeypatch):
+    monkeypatch.setitem(IMPLIED, "TRAIN.SMOOTHING", 0.3)
+    saved = flatten(load_text("").config)
+    assert unflatten(saved).TRAIN.SMOOTHING == 0.0
+    del saved["TRAIN.SMOOTHING"]
+    assert unflatten(saved).TRAIN.SMOOTHING == 0.3
+
+
+@pytest.mark.usefixtures("gone")
+def test_run_with_removed_setting_in_its_file_exits_with_2():
+    write(yaml_of({GONE: "3"}))
+    typed("main_single_gpu.py", "-cfg", "x.yaml").refused("x.yaml", GONE, "TRAIN.SMOOTHING")

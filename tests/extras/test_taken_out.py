@@ -18,6 +18,7 @@ ASKING: dict[str, str | None] = {
     "budget": f"{TRAIN} -budget 5m",
     "cache": f"{TRAIN} -opts DATA.CACHE=disk",
     "explain": f"{TRAIN} -explain_precision",
+    "timm_arguments": "scripts.from_timm --model resnet50",
     "trackers": f"{TRAIN} -track mlflow",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
 }

@@ -15,6 +15,7 @@ ROOMS = ("configs", "datasets", "engine", "models", "scripts", "utils", "weights
 TRAIN = "main_single_gpu -cfg {small} -output {output} -name asking -epochs 1"
 # The command that asks for an extra. None: nobody does, and a run without it says so.
 ASKING: dict[str, str | None] = {
+    "attention_maps": "scripts.predict {output}/run {output}/run/loss.png -attention {output}/maps",
     "budget": f"{TRAIN} -budget 5m",
     "cache": f"{TRAIN} -opts DATA.CACHE=disk",
     "explain": f"{TRAIN} -explain_precision",

@@ -10,7 +10,7 @@ from datasets.classes import renumber
 from datasets.loading.readers import EvalData, TrainData, Window
 from datasets.loading.workers import choose_workers
 from datasets.overlap import Overlap, shared_names, watches
-from datasets.split import holds_out_no_more, identity, trained_by_other_folders, write_split
+from datasets.split import holds_out_no_more, identity, write_split
 from datasets.transforms.augment import parse_policy
 from datasets.transforms.crop import Normalize
 from datasets.transforms.mix import Mixed, dominant_class

@@ -86,13 +86,13 @@ def _by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
     log, which name the images whose part follows from their class.
     """
     notes, fraction, seed = [], record["fraction"], record["seed"]
-    hashes = _hashes(image_set.split_keys(), seed, class_folders)
-    drawn = _drawn(hashes, record)
+    hashes = hashes_of(image_set.split_keys(), seed, class_folders)
+    drawn = is_drawn(hashes, record)
     counts, num_drawn = image_set.count_classes(), image_set.count_classes(drawn)
     kept_whole, lacking = np.flatnonzero((counts > 0) & (num_drawn == counts)), (counts > 1) & (num_drawn == 0)
     held_out, together = drawn, hashes
     if KEYS in record and (len(kept_whole) or lacking.any()):  # images of two classes may have the same key
-        together = _hashes(image_set.split_keys(), seed)
+        together = hashes_of(image_set.split_keys(), seed)
     if len(kept_whole):
         held_out = drawn & ~np.isin(together, together[image_set.with_any(kept_whole)])
     if record.get(EACH_CLASS):
@@ -114,7 +114,7 @@ def _by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
     return held_out, notes
 
 
-def _drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
+def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
     """Return bool [N]: the hashes of images that are held out, whatever their classes."""
     if "folds" not in record:
         return hashes < int(record["fraction"] * 2 ** (8 * HASH_BYTES))
@@ -130,7 +130,7 @@ def _by_fold(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
     """
     number, total, seed = record["fold"], record["folds"], record["seed"]
     if record["rule"] == "hash":
-        held_out = _drawn(_hashes(image_set.split_keys(), seed, class_folders), record)
+        held_out = is_drawn(hashes_of(image_set.split_keys(), seed, class_folders), record)
     else:
         bounds = number / total, (number + 1) / total
         held_out = _by_position(image_set, seed, lambda count: tuple(round(count * share) for share in bounds))
@@ -261,7 +261,7 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     """Training and validation images by a record, both in the order of the set. Of an indexed set, that is looked up."""
-    class_folders = _class_folders(image_set, record)
+    class_folders = class_folders_of(image_set, record)
 
     def build(path: Path | None) -> Index:
         choose = _by_fold if "folds" in record else _by_hash if record["rule"] == "hash" else _by_fraction
@@ -300,7 +300,7 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     return tuple(parts)
 
 
-def _hashes(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] = frozenset()) -> np.ndarray:
+def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] = frozenset()) -> np.ndarray:
     """Return uint64 of each key, a name without the first of its folders that is among `class_folders`.
 
     Names are compared as Unicode does: a Mac writes umlauts as two characters.
@@ -329,7 +329,7 @@ def _without_first(class_folders: Set[bytes], name: bytes) -> bytes:
     return b"/".join([*folders[:place], *folders[place + 1 :], file])
 
 
-def _class_folders(image_set: ImageSet, record: dict) -> Set[bytes]:
+def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
     """Return the names of folders that do not count in the keys of this record.
 
     Whatever the source, a folder that is called as a class is one. Of labels that are numbers none is: folders that
@@ -353,17 +353,6 @@ def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> 
         return record
     new, gone = now - {*saved.classes}, {*saved.classes} - now
     return record | {CLASS_FOLDERS: sorted(then | new if len(new) == len(gone) == 1 else then)}
-
-
-def trained_by_other_folders(val: ImageSet, former: Sequence[str], record: dict) -> np.ndarray:
-    """Return the indices of validation images that a run with the classes `former` and this record had in training,
-    because other folders are called as classes now."""
-    if val.is_listing or not val.class_folders:
-        return np.zeros(0, np.int64)
-    seed = record["seed"]
-    then = _hashes(val.split_keys(), seed, _class_folders(val, {CLASS_FOLDERS: former} | record))
-    now = _hashes(val.split_keys(), seed, val.class_folders)
-    return np.flatnonzero((then != now) & ~_drawn(then, record))
 
 
 def _composed(name: bytes) -> bytes:

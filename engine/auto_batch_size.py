@@ -1,14 +1,12 @@
 """DATA.BATCH_SIZE auto: finds the largest batch that fits, by trials on a GPU, by estimate elsewhere."""
 
 import contextlib
-import copy
 import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from configs.schema import Config
 from configs.values import SETTINGS
@@ -23,7 +21,6 @@ from engine.train.micro_batches import Guard
 from engine.train.teacher import random_teacher
 from engine.train.trainer import Trainer
 from models import adapt, build_model
-from models.transforms import choose_transforms
 from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
 from utils.log import Log
@@ -39,16 +36,17 @@ UPDATES = 10  # of an epoch, at least: with fewer a small set hardly trains, how
 OF_SO_FEW = f"with more an epoch would have fewer than {UPDATES} updates"
 
 
-def find_batch_size(begun: Beginning, num_images: int, num_classes: int, stop: StopSignal) -> tuple[int, str]:
+def find_batch_size(
+    begun: Beginning, num_images: int, num_classes: int, stop: StopSignal | None = None
+) -> tuple[int, str]:
     """Find one batch size for all processes. Returns it, and how it was found. `num_images`: training images."""
     config, process = begun.config, begun.process
     start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
     if can_run_out(process.device):
         found, how = try_sizes(Trial(config, num_classes, process, stop), limit)
     else:
-        model = adapt(build_model(config, num_classes), config)
-        found, how = calculate(config, model, begun.precision, process, limit)
-    agreed = process.host_min(-stop.number or found)
+        found, how = calculate(config, num_classes, begun.precision, process, limit)
+    agreed = process.host_min(-stop.number if stop and stop.number else found)
     if agreed < 0:
         raise StoppedBySignal(-agreed, "while the largest batch was looked for")
     if agreed == 0:
@@ -92,16 +90,14 @@ def refuse(config: Config, how: str, device: torch.device) -> None:
     )
 
 
-def calculate(config: Config, model: nn.Module, precision: Precision, process: Process, limit: int) -> tuple[int, str]:
+def calculate(config: Config, num_classes: int, precision: Precision, process: Process, limit: int) -> tuple[int, str]:
     """Estimate from forwards of 2 and 3 images; 0 if nothing fits."""
     on_device, free = can_run_out(process.device), free_memory(process.device)
     margin, sharing = (DEVICE_MARGIN, 1) if on_device else (HOST_MARGIN, process.local_size)
     shared = f" for {sharing} processes" if sharing > 1 else ""
     how = f"calculated from 2 and 3 images, with {margin:.0%} of {format_bytes(free)}{shared} left free"
-    model = copy.deepcopy(model)  # the transforms change it
-    choose_transforms(config, process.device, precision.half).apply(model)
     try:
-        fitting = estimate(config, model, precision).fitting((1 - margin) * free / sharing)
+        fitting = estimate(config, num_classes, precision, process).fitting((1 - margin) * free / sharing)
     except torch.OutOfMemoryError:
         return 0, how
     return rounded(min(fitting, limit), config), how

@@ -12,15 +12,8 @@ import numpy as np
 import pytest
 
 from configs.schema import Fold
-from datasets import (
-    ImageSet,
-    SavedData,
-    holds_out_no_more,
-    identity,
-    load_image_sets,
-    trained_by_other_folders,
-    types,
-)
+from datasets import ImageSet, SavedData, holds_out_no_more, identity, load_image_sets, types
+from datasets.relabelled import trained_by_other_folders
 from datasets.sources import images
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record, write_split

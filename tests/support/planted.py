@@ -133,7 +133,7 @@ def ignore(*numbers: int) -> None:
 MOMENTS = {
     "before the settings are read": (engine.settings, "load_settings", 1),
     "batch size": (engine.auto_batch_size, "calculate", 1),
-    "start-up": (engine.run, "build_train_data", 1),
+    "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
     "evaluation": (engine.eval_run, "evaluate", 1),
@@ -254,8 +254,8 @@ def run_out_of_memory(fits: int, step: int, rank: int) -> None:
 
 
 def compute_in_float64() -> None:
-    make = engine.run.make_model
-    engine.run.make_model = engine.eval_run.make_model = lambda *arguments, **options: make(
+    make = engine.build.make_model
+    engine.build.make_model = engine.eval_run.make_model = lambda *arguments, **options: make(
         *arguments, **options
     ).double()
 

@@ -1,4 +1,4 @@
-"""-check reads every image: what cannot be read, labels, classes, duplicates, sizes, and the cache."""
+"""-check reads every image: unreadable ones, labels, classes, duplicates and sizes."""
 
 import re
 from dataclasses import replace

@@ -1,3 +1,3 @@
-"""A few photographs, and -check as it is typed."""
+"""A few photographs."""
 
-from tests.engine.check.conftest import check, photos  # noqa: F401
+from tests.engine.check.conftest import photos  # noqa: F401

@@ -1,35 +1,32 @@
-"""-check says whether a cache is there, or has room."""
+"""-check tells the size of a cache, or where it is."""
 
 from datasets import load_image_sets
-from engine.check.quick_checks import OK, WARN, Finding
 from extras.cache import CacheProgress, cache_image_sets
-from extras.cache.check import check_cache
 from tests.engine.check.small_photos import sets_of
 from tests.support.configs import replaced, small_config
+from tests.support.refusals import assert_names
 
 
-def test_a_cache_is_there_will_be_made_or_cannot_be(photos, tmp_path, monkeypatch):
+def test_check_tells_the_size_of_a_cache_or_where_it_is(photos, tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     config, *sets = sets_of(photos, "DATA.CACHE=disk", f"DATA.CACHE_PATH={folder}")
 
-    def found(given=config, sets=sets) -> Finding:
-        return check_cache(given, dict(zip(("training", "validation"), sets, strict=True)))
+    def told(given=config, sets=sets) -> str:
+        lines: list[str] = []
+        progress = CacheProgress(lines.append, lambda line: lines.append(f"warning: {line}"), is_check=True)
+        cache_image_sets(given, sets, progress)
+        return "\n".join(lines)
 
-    before = found()
-    assert before.verdict == OK and not folder.exists()
-    assert "training images: about 1 MiB will be written to" in before.text and "iB are free" in before.text
+    assert_names(told(), "12 images, about 1 MiB in", "6 images, about 1 MiB in", "are free")
+    assert not folder.exists()
     with monkeypatch.context() as patch:
-        patch.setattr("extras.cache.check.free_bytes", lambda place: 100)
-        patch.setattr("extras.cache.check.estimate_bytes", lambda *given: 60)  # of each of the two parts
-        assert found().verdict == WARN and "DATA.CACHE=256" in found().remedy
+        patch.setattr("extras.cache.free_bytes", lambda place: 100)
+        patch.setattr("extras.cache.estimate_bytes", lambda *given: 101)
+        assert told().count("warning: ") == 2 and "DATA.CACHE=256" in told()
     cache_image_sets(config, sets, CacheProgress(print, print))
-    after = found()
-    assert after.verdict == OK and f"training images: 1 MiB in {folder}" in after.text and "will be" not in after.text
-    (index,) = folder.glob("*training*.index")
-    index.write_bytes(b"")
-    assert str(index) in found().text and "training images: about" in found().text
+    assert f"12 training images, 1 MiB, in {folder}" in told() and "about" not in told()
     (tmp_path / "file").write_text("")
-    below_a_file = found(replaced(config, DATA={"CACHE_PATH": f"{tmp_path}/file/cache"}))
-    assert below_a_file.verdict == WARN and "DATA.CACHE_PATH" in below_a_file.remedy
+    below_a_file = told(replaced(config, DATA={"CACHE_PATH": f"{tmp_path}/file/cache"}))
+    assert_names(below_a_file, "warning", "DATA.CACHE_PATH", f"{tmp_path}/file/cache")
     digits = load_image_sets(small_config(tmp_path, "DATA.CACHE=disk"))
-    assert "none of the training images, which are in memory already" in found(sets=digits).text
+    assert "which are in memory already" in told(sets=digits)

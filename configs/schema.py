@@ -630,7 +630,9 @@ class Config:
     """Compile with torch.compile: faster on GPUs, after a minute or more; blocks: each block by itself, in less time."""
     DETERMINISTIC: bool = False
     """Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it."""
-    REPORT: Annotated[bool, RECORD] = True
+    REPORT: Annotated[
+        bool, RECORD, Extra("report", "no report.html, no curves, and no tables and pictures of images")
+    ] = True
     """Draw what went wrong (confusion.png, mistakes.png) and what the model is trained on (train_batch.png), and write report.html; tables of the same are written in any case."""
     TRACK: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD, Extra("trackers", "no TensorBoard")

@@ -1,7 +1,7 @@
 """The callbacks of a run, in the order in which they are called."""
 
 import time
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from configs.schema import to_seconds
 from datasets import BadImages, Overlap, watches
@@ -9,10 +9,7 @@ from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
 from engine.plan import Plan
 from engine.record.console import Console, DataWaitAdvice, TrainedOnAdvice
-from engine.record.image_results import BestResults
-from engine.record.image_sheets import TrainBatch
 from engine.record.metrics import Recorder, RowReader
-from engine.record.report import write_at_end
 from engine.record.timing import Timing
 from engine.session import Session
 from engine.train.callback import Callback
@@ -21,6 +18,9 @@ from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Trainer
 from utils.extras import has_extra
 
+if TYPE_CHECKING:
+    from extras.report import RunReport
+
 T = TypeVar("T", bound=Callback)
 
 
@@ -28,7 +28,7 @@ class Watchers(NamedTuple):
     """The callbacks of a run in the order in which they are called, and those that the loop over epochs asks."""
 
     callbacks: list[Callback]
-    results: BestResults
+    report: "RunReport | None"  # None: the extra is missing
     bad_images: BadImages
 
     def refuse(self) -> None:
@@ -36,6 +36,15 @@ class Watchers(NamedTuple):
         for callback in self.callbacks:
             if callback.refusal:
                 raise callback.refusal
+
+
+def make_report(session: Session, plan: Plan, trainer: Trainer) -> "RunReport | None":
+    """Return the writer of tables, pictures and report.html; None if that extra is missing, which the log says."""
+    if not has_extra("report"):
+        return None
+    from extras.report import RunReport  # extra: report
+
+    return RunReport(session, plan, trainer)
 
 
 def choose_callbacks(
@@ -52,17 +61,17 @@ def choose_callbacks(
     timing = add(Timing.on(process.device))
     started, num_evaluated = plan.loaded.started, len(plan.eval_set)
     forecast = add(Forecast(config, plan.order, num_evaluated, started, lambda: saver.longest, session.beat, log.say))
-    results = add(BestResults(config, session.path, plan.eval_set, log, trainer))
-    if process.is_first and config.REPORT:
-        add(TrainBatch(config, session.path, plan.classes, log))
+    report = make_report(session, plan, trainer)
+    callbacks += report.callbacks if report else []
     if process.is_first and config.START.PROFILE:
         from extras.profiler import Profiler
 
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", log.say))
     add(Console(config, log, timing, forecast))
     if process.is_first:
-        # Its last pictures are those of the callbacks above, which close before it does.
-        recorder = add(Recorder(config, session.path, log, timing, trainer, trackers))
+        # It closes after the callbacks of the report, so its curves are the last pictures that a run draws.
+        curves = report.curves if report else None
+        recorder = add(Recorder(session.path, log, timing, trainer, trackers, curves))
         add(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
@@ -72,10 +81,10 @@ def choose_callbacks(
             def finish() -> float:
                 recorder.draw()  # the first time takes longer
                 start = time.perf_counter()
-                results.close()
-                recorder.draw()
-                if config.REPORT:
-                    write_at_end(session.path, log)
+                if report:
+                    report.results.close()
+                    recorder.draw()
+                    report.write_page()
                 return time.perf_counter() - start
 
             callbacks += budget_callbacks(session, plan, trainer, forecast, finish)
@@ -94,4 +103,4 @@ def choose_callbacks(
     if trainer.epoch == 0 and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
     add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, get_advice))
-    return Watchers(callbacks, results, bad_images)
+    return Watchers(callbacks, report, bad_images)

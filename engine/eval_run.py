@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -14,14 +13,13 @@ from configs.load import LoadedConfig
 from datasets import BadImages, EvalData, Normalize, build_eval_data
 from engine.build import load_data_sets, make_model
 from engine.checkpoint.resume import is_run
-from engine.evaluation.evaluate import Evaluation, evaluate
+from engine.evaluation.evaluate import evaluate
 from engine.evaluation.not_finite import refuse_not_finite
-from engine.evaluation.scores import Best, describe_scores
+from engine.evaluation.scores import describe_scores
 from engine.evaluation.tally import are_finite
 from engine.plan import Plan, begin, make_plan
 from engine.plan_lines import describe_evaluation, measured_classes
 from engine.precision.policy import set_matmul
-from engine.record.image_results import ResultFiles
 from engine.record.next_steps import after_evaluation
 from engine.session import Session
 from models import build_model, describe
@@ -30,6 +28,7 @@ from models.weights.files import find_file
 from models.weights.load import load_exactly
 from models.weights.state import merged
 from utils.errors import naming_damage
+from utils.extras import has_extra
 from utils.host import keep_freed_memory
 from utils.text import counted
 
@@ -67,7 +66,10 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
         log.say(describe_scores(scores, name, measured_classes(plan)))
         transforms.revert(model)  # the next weights may be loaded into it
-    leave_results(session, plan, found)
+    if has_extra("report"):
+        from extras.report.image_results import leave_results  # extra: report
+
+        leave_results(session, plan, found)
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     session.status("done", exit_code=0, **figures)
     weights = find_file(plan.source[1]) if plan.kept else None
@@ -91,17 +93,6 @@ def refuse_outputs(
         if len(images) and not are_finite(forward()).all():
             break
     refuse_not_finite(str(plan.source[1]), model, transforms, forward)
-
-
-def leave_results(session: Session, plan: Plan, found: dict[str, Evaluation]) -> None:
-    """Tables and pictures of the weights that score best. A collective."""
-    metric = plan.config.TRAIN.BEST_METRIC
-    scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
-    name, best = max(scores.items(), key=lambda item: item[1].rank)
-    images = found[name].images.gather(session.process)
-    if session.process.is_first:
-        files = ResultFiles(session.path, plan.eval_set, session.log)
-        files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)
 
 
 def weights_to_score(plan: Plan, make_model: Callable[[], nn.Module]) -> Iterator[tuple[str, nn.Module]]:

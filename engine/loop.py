@@ -100,8 +100,8 @@ class Loop:
         finally:
             self.saves.saver.wait()
         best = self.session.path / BEST
-        results = self.watchers.results
-        results.complete(lambda: evaluate_saved(best, self.trainer, self.eval_data, self.bad_images))
+        if report := self.watchers.report:
+            report.results.complete(lambda: evaluate_saved(best, self.trainer, self.eval_data, self.bad_images))
         why = self.why_finished
         return Outcome("done", ExitCode.DONE, why, reason=None if why == DONE else EARLY_STOP)
 

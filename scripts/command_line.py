@@ -9,7 +9,6 @@ from pathlib import Path
 
 from configs.flags import FLAGS
 from configs.removed import REMOVED_FLAGS
-from configs.typed_names import setting_meant
 from utils.errors import ConfigError, cause_of
 from utils.files import refuse_special
 from utils.runs import EMPTY_NAME
@@ -48,6 +47,8 @@ class Parser(argparse.ArgumentParser):
 
     def _suggest(self, flag: str) -> str:
         """Return '; did you mean -csv?' for a misspelt flag, or for another trainer's name of one of this script's."""
+        from configs.typed_names import setting_meant  # local: only a mistake needs it
+
         known, setting = self._option_string_actions, setting_meant(flag)
         ours = next((each for group in FLAGS.values() for each, (key, _) in group.items() if key == setting), None)
         meant = [each for each in (ours, f"-{ours}") if each in known] or difflib.get_close_matches(flag, known, 1, 0.7)

@@ -18,7 +18,6 @@ WRITERS = {
     "csv": [*PREDICT, "-csv", "{target}"],
     "json": [*PREDICT, "-json", "{target}"],
     "sheet": [*PREDICT, "-sheet", "{target}"],
-    "attention": [*PREDICT, "-attention", "{target.parent}"],
     "doctor": ["scripts/doctor.py", "{target.parent}", "-amp_dtype", "float16"],
     "checkpoint": EXPORT[:-1],
     **{to: [*EXPORT, to] for to in ("safetensors", "onnx", "torch")},
@@ -28,7 +27,6 @@ OWN = {
     "csv": ["x.csv"],
     "json": ["x.json"],
     "sheet": ["x.png", "x.jpg"],
-    "attention": ["digit.png"],
     "safetensors": ["x.safetensors", "x"],
     "onnx": ["x.onnx"],
     "torch": ["x.pt2"],
@@ -39,7 +37,6 @@ OTHERS = {
     "csv": ["last.pth", "metrics.csv", "predictions.csv", "config.yaml", "theirs.safetensors"],
     "json": ["last.pth", "status.json", "results.json", "metrics.jsonl"],
     "sheet": ["loss.png", "photo.png", "photo.jpg"],
-    "attention": ["loss.png", "photo.png"],
     "doctor": ["doctor.yaml"],
     "safetensors": ["last.pth", "photo.png", "theirs.safetensors"],
     "onnx": ["text.onnx"],
@@ -71,8 +68,8 @@ def folder(trained, tmp_path) -> Path:
 
 
 def write(kind: str, run: Path, target: Path, photos: Path) -> Ended:
-    """Call the script that writes this kind of file. A map has the name of its photo."""
-    photo = photos / (f"{target.stem}.bmp" if kind == "attention" else "digit.bmp")
+    """Call the script that writes this kind of file."""
+    photo = photos / "digit.bmp"
     Image.new("L", (8, 8), 200).save(photo)
     script, *words = (word.format(run=run, target=target, photo=photo) for word in WRITERS[kind])
     return typed(script, *words)

@@ -36,9 +36,7 @@ from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import PerImage
 from engine.loop import Loop, Outcome
-from engine.record.image_results import BestResults, ResultFiles
 from engine.record.metrics import Recorder
-from engine.record.plot import Plotter
 from engine.session import Status
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast
@@ -54,6 +52,7 @@ from tests.support.planted_in_saves import (  # noqa: F401
     list_operations,
 )
 from tests.support.run_hash import state_hash
+from utils.extras import has_extra
 from utils.program import StopSignal
 
 
@@ -168,9 +167,9 @@ MOVES = {
     "a bad batch": (engine.saves, "write_bad_batches", 1),
     "a trace": (Trainer, "update", 7),
     "the figures": (Recorder, "close", 1),
-    "the pictures": (BestResults, "close", 1),
+    "the pictures": ("extras.report.image_results.BestResults", "close", 1),
     "the trackers": ("extras.trackers.Trackers", "end", 1),
-    "the report": (engine.run, "write_at_end", 1),
+    "the report": ("extras.report.report", "write_at_end", 1),
 }
 OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-1.pth", "status.json", "report.html")
 
@@ -420,11 +419,17 @@ def enter_network(name: str) -> None:
 
 def draw_nothing() -> None:
     """Pictures, and the tables of images, take longer than these runs."""
+    if not has_extra("report"):
+        return
+    from extras.report.image_results import BestResults, ResultFiles
+
     draw_no_curves()
     ResultFiles.write = BestResults.complete = lambda *arguments, **options: None
 
 
 def draw_no_curves() -> None:
+    from extras.report.plot import Plotter
+
     Plotter.draw = lambda *arguments, **options: None
 
 
@@ -443,6 +448,8 @@ def mislabel(*numbers: int) -> None:
 
 def kill_before_results() -> None:
     """kill -9 as the run is about to write what its images got: best.pth and last.pth are on the disk."""
+    from extras.report.image_results import ResultFiles
+
     ResultFiles.write = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 
 

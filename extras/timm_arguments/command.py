@@ -9,9 +9,9 @@ from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.typed_names import Argument, timm_arguments
 from configs.values import BOOLS, FLOAT, INT, Text
 from configs.yaml_files import Quoted, read_file
+from extras.timm_arguments.arguments import Argument, timm_arguments
 from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 

@@ -19,6 +19,8 @@ from datasets.transforms.augment import Augmentation
 from engine.train.loss import build_loss
 from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
+from extras.timm_arguments.command import ARGUMENTS, read_arguments
+from extras.timm_arguments.translation import Translation
 from models import build_model
 from scripts import from_timm
 from tests.support.configs import meta_device, replaced, write
@@ -104,8 +106,8 @@ def test_a_published_recipe_has_timms_updates_rates_groups_and_augmentation(tmp_
     words = ["./distributed_train.sh", *f"{RECIPES[name]} --data-dir /imagenet --model {name}".split()]
     (tmp_path / "my.yaml").write_text(written(*words)[0])
     config = load(["-cfg", str(tmp_path / "my.yaml")]).config
-    given, launch = from_timm.read_arguments(words)
-    found, processes = from_timm.Translation(given, launch).args.items(), launch.processes
+    given, launch = read_arguments(words)
+    found, processes = Translation(given, launch).args.items(), launch.processes
     args = SimpleNamespace(**{key.replace("-", "_"): None if value == [] else value for key, value in found})
     data, train = config.DATA, config.TRAIN
     order = Order(NUM_IMAGES, data.BATCH_SIZE, processes, train.ACCUM_ITER, data.DROP_LAST, 0, lambda *each: None)
@@ -140,7 +142,7 @@ def test_an_argument_becomes_the_setting_that_means_it_and_is_named_where_none_d
     """A row has arguments | the settings that they become."""
     arguments, settings = row.split("|")
     rate = [] if "--lr-base" in arguments else ["--lr", ".1"]
-    translation = from_timm.Translation(*from_timm.read_arguments([*shlex.split(arguments), *rate]))
+    translation = Translation(*read_arguments([*shlex.split(arguments), *rate]))
     values = flatten(load(["-cfg", write(translation.file())]).config)
     for key, _, value in (word.partition("=") for word in settings.split()):
         assert str(values[key]).replace(" ", "") == value
@@ -170,7 +172,7 @@ FLAGS_OF_PATHS = {"data-dir": "DATA.DATA_PATH", "class-map": "DATA.CLASSES", "ou
 
 def started(words: list[str]) -> LoadedConfig:
     """The settings of the run that the printed command starts."""
-    translation = from_timm.Translation(*from_timm.read_arguments(["--lr", ".1", *words]))
+    translation = Translation(*read_arguments(["--lr", ".1", *words]))
     typed = shlex.split(translation.remarks[-1].partition("main_single_gpu.py -cfg my.yaml")[2])
     return load(["-cfg", write(translation.file()), *typed])
 
@@ -195,13 +197,13 @@ def test_a_path_that_looks_like_something_else_stays_a_path(here, path):
 
 
 def test_each_argument_of_train_py_is_translated_named_or_refused():
-    plain = from_timm.Translation(*from_timm.read_arguments(["--lr", ".1"]))
+    plain = Translation(*read_arguments(["--lr", ".1"]))
     silent = []
-    for name, argument in from_timm.ARGUMENTS.items():
+    for name, argument in ARGUMENTS.items():
         value = {bool: [], int: ["7"], float: ["0.37"], str: ["x=1"]}[argument.kind]
         flag = [] if name == "data" else [f"--{name}"]
         try:
-            found = from_timm.Translation(*from_timm.read_arguments(["--lr", ".1", *flag, *value]))
+            found = Translation(*read_arguments(["--lr", ".1", *flag, *value]))
         except ConfigError as error:
             if f"--{name}" not in str(error):
                 silent.append(name)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.record.report import write_report
 from engine.record.saved_run import SavedRun
+from extras.report.report import write_report
 from tests.engine.check.small_photos import CLEAN
 from tests.support.browser import Browser, find_browser
 from tests.support.image_sets import draw_photos

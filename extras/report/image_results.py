@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ from configs.schema import Config
 from datasets import ImageSet
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import read_checkpoint
+from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
-from engine.predict.pictures import describe_missing, write_picture
-from engine.record.image_sheets import draw_confusion, draw_mistakes
-from engine.record.image_tables import Names, Results, write_tables
+from engine.plan import Plan
 from engine.record.saved_run import read_object
+from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
+from extras.report.image_tables import Names, Results, write_tables
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.held_folders import check_in_place
@@ -47,6 +49,8 @@ class ResultFiles:
             facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
             write_text(record, to_json(facts))
             if with_pictures:
+                from engine.predict.pictures import describe_missing
+
                 self._draw(results)
                 if missing := describe_missing(self._image_set.classes):
                     self._log.say(missing)
@@ -57,6 +61,9 @@ class ResultFiles:
             self._has_failed = True
 
     def _draw(self, results: Results) -> None:
+        from engine.predict.pictures import write_picture  # local: only pictures need it
+        from extras.report.image_sheets import draw_confusion, draw_mistakes
+
         if isinstance(results, ImageResults):
             names = Names(self._image_set.classes)
             write_picture(draw_confusion(results, names), self._folder / CONFUSION_PICTURE)
@@ -131,3 +138,14 @@ class BestResults(Callback):
         best = self._trainer.best
         if self._trainer.process.is_first and best in self._held and not self._files.are_of(best, with_pictures):
             self._files.write(self._held[best], best, with_pictures)
+
+
+def leave_results(session: Session, plan: Plan, found: dict[str, Evaluation]) -> None:
+    """Tables and pictures of the weights that score best. A collective."""
+    metric = plan.config.TRAIN.BEST_METRIC
+    scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
+    name, best = max(scores.items(), key=lambda item: item[1].rank)
+    images = found[name].images.gather(session.process)
+    if session.process.is_first:
+        files = ResultFiles(session.path, plan.eval_set, session.log)
+        files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)

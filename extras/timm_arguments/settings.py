@@ -7,7 +7,7 @@ from configs.load import LoadedConfig
 from configs.schema import Only
 from configs.values import SETTINGS, Text, flatten, is_none
 from configs.yaml_files import Layer, Quoted
-from scripts.timm_command import ARGUMENTS, KWARGS
+from extras.timm_arguments.command import ARGUMENTS, KWARGS
 from utils.errors import ConfigError
 
 # Arguments that halfstep does not have, and without which it trains the same.

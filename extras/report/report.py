@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.schema import RECORD
-from configs.values import of_role, to_text
+from configs.values import of_role
 from engine.evaluation.scores import TITLES, format_value, interval_of
-from engine.record.page import Markup, contact_sheet, element, embedded, picture, scrolling, section, table, write_page
-from engine.record.plot import Plot, plots_of, to_png
-from engine.record.saved_run import SavedRun, read_json, read_table, read_text, title_of, to_number
+from engine.record.saved_run import PICTURES, SavedRun, read_json, read_table, read_text, title_of, to_number, written
+from extras.report.page import Markup, contact_sheet, element, embedded, picture, scrolling, section, table, write_page
+from extras.report.plot import Plot, plots_of, to_png
 from utils import VERSION
 from utils.errors import ConfigError, cause_of
 from utils.held_folders import FolderMoved, check_in_place
@@ -20,7 +20,7 @@ from utils.log import Log
 from utils.text import counted, format_bytes, format_duration, redacted
 
 REPORT = "report.html"
-PICTURES = {
+CAPTIONS = {
     "confusion.png": (
         "Confusion matrix",
         "Rows are labels, columns are predictions. Everything off the diagonal is wrong.",
@@ -167,7 +167,8 @@ def figure(plot: Plot) -> Markup:
 def pictures(run: SavedRun) -> dict[str, Markup]:
     """{file: its section}, of the pictures in the folder. Those of an evaluation only where they are of one."""
     found, has_results = {}, bool(read_json(run.folder / "results.json"))
-    for name, (title, text) in PICTURES.items():
+    for name in PICTURES:
+        title, text = CAPTIONS[name]
         path = run.folder / name
         is_shown = path.is_file() and (has_results or name == "train_batch.png")
         if is_shown and (content := contact_sheet(path, title) or scrolling_picture(path, f"{title}: {text}")):
@@ -254,13 +255,6 @@ def settings(run: SavedRun) -> Markup:
         *(parts if given else [element("p", f"As in {files}.")]),
         element("details", element("summary", f"All {len(rows)} settings"), everything),
     )
-
-
-def written(value: object) -> str:
-    """A value as in config.yaml, without credentials."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {to_text(each)}" for name, each in value.items()) or "{}"
-    return redacted(to_text(value))
 
 
 def repeat(run: SavedRun) -> Markup:

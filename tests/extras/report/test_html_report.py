@@ -17,10 +17,10 @@ import pytest
 from PIL import Image
 
 from engine.predict.pictures import PLACES, Tile, contact_sheet, write_picture
-from engine.record.page import contact_sheet as as_tiles
-from engine.record.page import element, embedded
-from engine.record.report import describe_end, write_at_end, write_report
 from engine.record.saved_run import SavedRun
+from extras.report.page import contact_sheet as as_tiles
+from extras.report.page import element, embedded
+from extras.report.report import describe_end, write_at_end, write_report
 from tests.support.configs import SMALL
 from tests.support.printed import cases_of, same_message, same_text
 from tests.support.runs import run, run_folder, status_of, typed
@@ -73,7 +73,7 @@ def change_status(folder: Path, **facts) -> None:
 @pytest.fixture(autouse=True)
 def quick_curves(monkeypatch):
     """Curves take most of the time of a page, and other tests look at them."""
-    monkeypatch.setattr("engine.record.report.to_png", lambda plot, title: b"a curve")
+    monkeypatch.setattr("extras.report.report.to_png", lambda plot, title: b"a curve")
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def test_a_sheet_with_odd_places_is_shown_whole(tmp_path, places):
 
 def test_the_best_epoch_of_the_curves_is_that_of_best_pth(tmp_path, monkeypatch):
     marks = []
-    monkeypatch.setattr("engine.record.report.to_png", lambda plot, title: marks.append(plot.best) or b"a curve")
+    monkeypatch.setattr("extras.report.report.to_png", lambda plot, title: marks.append(plot.best) or b"a curve")
     run = SavedRun.open(write_run(tmp_path))  # whose last epoch has a better score, but no best.pth
     page_of(tmp_path)
     assert run.best.epoch == 4 and {mark[0] for mark in marks if mark} == {4}
@@ -269,6 +269,6 @@ def test_what_goes_wrong_with_the_report_is_a_warning_of_the_run(tmp_path, monke
     assert write_at_end(tmp_path, no_epoch := Mock()) is None
     no_epoch.warn.assert_not_called()
     assert not list(folder.glob(".*.tmp"))
-    monkeypatch.setattr("engine.record.report.curves", lambda run: 1 / 0)
+    monkeypatch.setattr("extras.report.report.curves", lambda run: 1 / 0)
     assert write_at_end(folder, ours := Mock()) is None
     ours.warn.assert_called_once()

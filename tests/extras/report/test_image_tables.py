@@ -14,8 +14,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-import engine.record.image_results
-import engine.session
+import extras.report.image_results
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import ArrayImages
 from datasets.transforms.decode import PixelRules
@@ -24,12 +23,12 @@ from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults, Tally
 from engine.precision.policy import Precision
-from engine.record import image_sheets
-from engine.record import image_tables as module
-from engine.record.image_results import BestResults, ResultFiles
-from engine.record.image_sheets import TrainBatch, draw_confusion, draw_mistakes
-from engine.record.image_tables import Names, write_tables
 from engine.train.counters import EpochResult
+from extras.report import image_sheets
+from extras.report import image_tables as module
+from extras.report.image_results import BestResults, ResultFiles
+from extras.report.image_sheets import TrainBatch, draw_confusion, draw_mistakes
+from extras.report.image_tables import Names, write_tables
 from tests.support.configs import CPU, small_config
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
@@ -235,7 +234,7 @@ def test_while_tables_are_written_no_record_says_whose_they_are(tmp_path, monkey
     for other in (Best(50.0, 2), Best(50.0, 1, 0.5), Best(50.0, 1, 0.0, "_ema"), Best(50.0, 1, 0.0, "", 9)):
         assert not files.are_of(other, with_pictures=False)
     assert not files.are_of(Best(50.0, 1), with_pictures=True)
-    monkeypatch.setattr(engine.record.image_results, "describe_missing", lambda names: f"no font has {names[0]}")
+    monkeypatch.setattr("engine.predict.pictures.describe_missing", lambda names: f"no font has {names[0]}")
     files.write(results, Best(50.0, 1), with_pictures=True)
     assert files.are_of(Best(50.0, 1), with_pictures=True) and log.said == ["no font has a"]
     trainer = SimpleNamespace(process=Process(CPU), best=Best(60.0, 2))
@@ -245,7 +244,7 @@ def test_while_tables_are_written_no_record_says_whose_they_are(tmp_path, monkey
     trainer.best = Best(60.0, 2)  # best.pth of the third found no room
     best.close()
     assert files.are_of(Best(60.0, 2), with_pictures=False)
-    monkeypatch.setattr(engine.record.image_results, "write_tables", Mock(side_effect=OSError("no room")))
+    monkeypatch.setattr(extras.report.image_results, "write_tables", Mock(side_effect=OSError("no room")))
     files.write(results, Best(60.0, 2), with_pictures=False)
     assert not files.are_of(Best(50.0, 1), with_pictures=False)
 
@@ -254,7 +253,7 @@ def test_the_best_results_are_written_once_a_minute_at_most_and_take_no_more_tha
     tmp_path, monkeypatch
 ):
     now, written, trainer = [0.0], [], SimpleNamespace(best=Best(), process=Process(CPU))
-    monkeypatch.setattr("engine.record.image_results.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("extras.report.image_results.time.monotonic", lambda: now[0])
 
     def write(files, images, best, with_pictures) -> None:
         written.append((now[0], images, best.epoch, with_pictures))

@@ -9,7 +9,7 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torchvision.ops import Permute
 
-from engine.predict.maps import GradientMaps, Rollout, attention_layers, map_names, overlaid
+from extras.attention_maps import GradientMaps, Rollout, attention_layers, map_names, overlaid
 
 SMALL = {"img_size": 16, "patch_size": 4, "in_chans": 1, "embed_dim": 12, "depth": 3, "num_heads": 3, "num_classes": 5}
 KINDS = {

@@ -14,10 +14,10 @@ from datasets import Batch, ImageSet, Mixed, Normalize, build_preparation
 from datasets.types import ImageReadError
 from engine.evaluation.tally import ImageResults, LabelResults
 from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
-from engine.record.image_tables import Names, Results, cells
 from engine.train.callback import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
+from extras.report.image_tables import Names, Results, cells
 from utils.errors import UserError, cause_of
 from utils.log import Log
 from utils.text import counted, first_of

@@ -4,7 +4,6 @@ import argparse
 import re
 from dataclasses import dataclass
 
-from configs.typed_names import suggest_flag
 from configs.values import ALL_SETTINGS, to_text
 from configs.yaml_files import Layer
 from utils.errors import ConfigError
@@ -180,6 +179,8 @@ def _check_names(argv: list[str]) -> None:
         name = argument.partition("=")[0]
         is_flag = name.startswith("-") and not re.match(r"-\.?[0-9]", name)
         if is_flag and name not in (*flags, *_HELP, *_LOCAL_RANK):
+            from configs.typed_names import suggest_flag
+
             raise ConfigError(f"unknown flag {name}{suggest_flag(name, flags)}; -h lists the flags")
 
 

@@ -7,20 +7,19 @@ from configs.schema import to_seconds
 from datasets import BadImages, Overlap, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
-from engine.diagnose.overflow import AutoDoctor, LastUpdate
-from engine.parallel import is_sharded
 from engine.plan import Plan
 from engine.record.console import Console, DataWaitAdvice, TrainedOnAdvice
 from engine.record.image_results import BestResults
 from engine.record.image_sheets import TrainBatch
 from engine.record.metrics import Recorder, RowReader
 from engine.record.report import write_at_end
-from engine.record.timing import Profiler, Timing
+from engine.record.timing import Timing
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Trainer
+from utils.extras import has_extra
 
 T = TypeVar("T", bound=Callback)
 
@@ -29,7 +28,6 @@ class Watchers(NamedTuple):
     """The callbacks of a run in the order in which they are called, and those that the loop over epochs asks."""
 
     callbacks: list[Callback]
-    last_update: LastUpdate
     results: BestResults
     bad_images: BadImages
 
@@ -51,22 +49,21 @@ def choose_callbacks(
         callbacks.append(callback)
         return callback
 
-    timing, last_update = add(Timing.on(process.device)), add(LastUpdate())
+    timing = add(Timing.on(process.device))
     started, num_evaluated = plan.loaded.started, len(plan.eval_set)
     forecast = add(Forecast(config, plan.order, num_evaluated, started, lambda: saver.longest, session.beat, log.say))
     results = add(BestResults(config, session.path, plan.eval_set, log, trainer))
     if process.is_first and config.REPORT:
         add(TrainBatch(config, session.path, plan.classes, log))
     if process.is_first and config.START.PROFILE:
-        add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", timing, log.say))
+        from extras.profiler import Profiler
+
+        add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", log.say))
     add(Console(config, log, timing, forecast))
-    doctor = None
     if process.is_first:
         # Its last pictures are those of the callbacks above, which close before it does.
         recorder = add(Recorder(config, session.path, log, timing, trainer, trackers))
         add(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
-        if not is_sharded(config, process):  # it needs a copy of the whole model
-            doctor = add(AutoDoctor(config, session.path, log, last_update))
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
         if config.TRAIN.BUDGET:
@@ -82,11 +79,19 @@ def choose_callbacks(
                 return time.perf_counter() - start
 
             callbacks += budget_callbacks(session, plan, trainer, forecast, finish)
+    get_advice = None
+    if has_extra("doctor"):
+        from extras.doctor.in_runs import doctor_callbacks
+
+        found, get_advice = doctor_callbacks(session, plan)
+        callbacks += found
+    else:
+        log.say("extras/doctor is missing: updates that overflow are not examined")
     known = bad_images_of(plan.saved, len(plan.train_set), plan.facts)
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
     if trainer.epoch == 0 and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
-    add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, doctor.get_advice if doctor else lambda: ""))
-    return Watchers(callbacks, last_update, results, bad_images)
+    add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, get_advice))
+    return Watchers(callbacks, results, bad_images)

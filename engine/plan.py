@@ -31,9 +31,6 @@ from engine.parallel import check_strategy
 from engine.precision.policy import Precision
 from engine.provenance import refuse_other_ranks
 from engine.train.optimizers import check_optimizer
-from models.weights.files import find_file, read_record
-from models.weights.load import load_pretrained
-from models.weights.metadata import classes_of_weights
 from models.weights.state import record_of
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -113,6 +110,8 @@ class Plan(Beginning):
         setting, source = self.source
         if is_run(self.saved) or not source:
             return []
+        from models.weights.load import load_pretrained
+
         return load_pretrained(model, source, setting, self.config.START.EVAL, self.classes, flatten(self.config))
 
 
@@ -212,9 +211,13 @@ def _read(checkpoint: Path | None, config: Config, compares: bool) -> dict:
 
 
 def _record(source: str | None, saved: dict) -> dict:
-    """{} for files of other programs."""
-    path = find_file(source) if source and not saved else None
-    return read_record(path) if path else record_of(saved)
+    """What the weights say of their run; {} for files of other programs."""
+    if saved or not source:
+        return record_of(saved)
+    from models.weights.files import find_file, read_record
+
+    path = find_file(source)
+    return read_record(path) if path else {}
 
 
 def _as_begun(loaded: LoadedConfig, began: dict | None) -> LoadedConfig:
@@ -231,8 +234,12 @@ def _as_begun(loaded: LoadedConfig, began: dict | None) -> LoadedConfig:
 def _classes_of_weights(begun: Beginning) -> list[str]:
     """Class names of another program's weights that are evaluated, where these say them."""
     _, source = begun.source
+    if begun.kept or not (begun.config.START.EVAL and source):
+        return []
+    from models.weights.metadata import classes_of_weights
+
     try:
-        return classes_of_weights(source) if begun.config.START.EVAL and source and not begun.kept else []
+        return classes_of_weights(source)
     except ConfigError:  # load_weights says why they cannot be read
         return []
 

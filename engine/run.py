@@ -26,7 +26,6 @@ from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
 from engine.checkpoint.sharded_saver import make_saver
-from engine.eval_run import evaluate_saved, run_evaluation
 from engine.evaluation.scores import Best
 from engine.loop import Loop
 from engine.memory.estimate import checkpoint_bytes
@@ -44,6 +43,7 @@ from engine.train.stop_conditions import (
     why_finished,
 )
 from engine.train.trainer import Trainer
+from engine.trained import evaluate_saved
 from models import describe
 from utils.distributed import Process
 from utils.errors import LostProcess
@@ -67,7 +67,12 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     try:
         if process.rendezvous:
             refuse_other_ranks(process, setting_facts(loaded.config) | source_facts())
-        code = run_evaluation(session, loaded) if loaded.config.START.EVAL else run_training(session, loaded)
+        if loaded.config.START.EVAL:
+            from engine.eval_run import run_evaluation
+
+            code = run_evaluation(session, loaded)
+        else:
+            code = run_training(session, loaded)
     except BaseException as error:
         explained = session.explain(process.name_lost_ranks(error))
         is_ours = isinstance(explained, LostProcess) or judge(explained)[1] is None

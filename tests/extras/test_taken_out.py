@@ -17,10 +17,16 @@ TRAIN = "main_single_gpu -cfg {small} -output {output} -name asking -epochs 1"
 ASKING: dict[str, str | None] = {
     "budget": f"{TRAIN} -budget 5m",
     "cache": f"{TRAIN} -opts DATA.CACHE=disk",
+    "doctor": "scripts.doctor {output}/run",
     "explain": f"{TRAIN} -explain_precision",
+    "float8": f"{TRAIN} -amp -opts PRECISION.MODE=float8",
     "trackers": f"{TRAIN} -track mlflow",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
+    "operator_lists": f"{TRAIN} -amp -opts PRECISION.CUSTOM_BLACK_LIST=[softmax]",
+    "profiler": f"{TRAIN} -profile 2",
 }
+# Every run uses these, so a run without one says in its log that it is missing.
+IN_EVERY_RUN = ("doctor",)
 
 
 def extras() -> list[str]:
@@ -30,7 +36,9 @@ def extras() -> list[str]:
 
 def without(name: str, folder: Path) -> Path:
     """A copy of the program, made of links, in which an extra and those that need it are missing."""
-    gone = {name} | {each for each in extras() if name in needs_of(first_file(each))}
+    gone = {name}
+    while needing := {each for each in extras() if gone & {*needs_of(first_file(each))}} - gone:
+        gone |= needing
     for path in [*ROOT.glob("main_*.py"), *(ROOT / room for room in ROOMS)]:
         (folder / path.name).symlink_to(path)
     (folder / "extras").mkdir()
@@ -51,6 +59,7 @@ def test_all_else_works_without_it(name, tmp_path, small_yaml):
     ended = run("tests/support/programs/taken_out.py", str(root), str(small_yaml), *words).done()
     if asking:
         assert_names(ended.stderr, f"extras/{name} is missing", "git checkout")
+    assert (f"extras/{name} is missing: " in ended.stdout) is (name in IN_EVERY_RUN)
 
 
 def test_kubeflow_without_its_extra(tmp_path, small_yaml):

@@ -51,6 +51,7 @@ from scripts.sweeping import runner
 from scripts.sweeping.plan import read_plan
 from scripts.sweeping.results import read_result
 from tests.support.configs import small_config
+from tests.support.extras import needing_extra
 from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
@@ -131,6 +132,7 @@ def test_a_run_of_which_no_update_counted_is_not_done(tmp_path, start, trained):
     assert "best validation top-1 0.00%" in ended.stdout
 
 
+@needing_extra("doctor")
 @pytest.mark.parametrize("factor", [1e30, float("nan")])
 def test_weights_without_finite_outputs_are_named_with_the_first_layer_by_evaluation_and_prediction(
     tmp_path, tiny, start, trained, factor

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.format import keep_as, remove_old
+from tests.support.extras import needing_extra
 from tests.support.planted import OF_ANOTHER_RUN
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import Ended, status_of
@@ -44,7 +45,7 @@ def test_a_moved_run_says_save_failed_in_its_own_folder(tmp_path, start, moment)
         ("the pictures", []),
         ("the trackers", ["TRACK=tensorboard"]),
         ("the report", ["REPORT=true"]),
-        ("a trace", ["PROFILE=1"]),
+        pytest.param("a trace", ["PROFILE=1"], marks=needing_extra("profiler")),
     ],
 )
 def test_nothing_that_a_run_writes_reaches_the_run_in_its_place(tmp_path, start, moment, flags):

@@ -16,6 +16,7 @@ from engine.train.callback import PHASES
 from engine.train.trainer import Trainer
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
+from tests.support.extras import needing_extra
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, run, run_folder
 from tests.support.trainers import Reports, cosines_to_float32, train, update
@@ -66,6 +67,7 @@ def test_amp_is_float16_by_default_and_amp_and_recomputed_blocks_take_less_memor
     assert again == pytest.approx(loss, rel=1e-3)
 
 
+@needing_extra("float8")
 def test_float8_computes_near_float32_at_any_batch_size(tmp_path):
     pytest.importorskip("torchao")
     if torch.cuda.get_device_capability() < (8, 9):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.support.extras import needing_extra
 from tests.support.runs import Ended, run, run_folder, typed
 
 EXPORT = ["scripts/export.py", "{run}", "-output", "{target}", "-to"]
@@ -85,7 +86,10 @@ def pairs(table: dict[str, list[str]]) -> list[tuple[str, str]]:
     return [(kind, name) for kind, names in table.items() for name in names]
 
 
-@pytest.mark.parametrize(("kind", "name"), pairs(OTHERS))
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [pytest.param(*pair, marks=needing_extra("doctor")) if pair[0] == "doctor" else pair for pair in pairs(OTHERS)],
+)
 def test_a_script_refuses_to_overwrite_other_files(trained, folder, tmp_path_factory, kind, name):
     before = contents(folder)
     target = folder / name

@@ -28,6 +28,7 @@ import engine.run
 import engine.saves
 import engine.session
 import engine.settings
+import engine.trained
 from datasets.loading.readers import Reader, TrainReader
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.sharded_saver import ShardedSaver
@@ -121,7 +122,7 @@ def score(*figures: list[float]) -> None:
         found = [next(remaining) for _ in models]
         return [Evaluation(Scores(loss, top1, 100.0, 359, 0), PerImage()) for top1, loss in found]
 
-    engine.eval_run.evaluate = evaluate
+    engine.eval_run.evaluate = engine.trained.evaluate = evaluate
 
 
 def ignore(*numbers: int) -> None:
@@ -137,7 +138,7 @@ MOMENTS = {
     "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
-    "evaluation": (engine.eval_run, "evaluate", 1),
+    "evaluation": (engine.trained, "evaluate", 1),
 }
 
 

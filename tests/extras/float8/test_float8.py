@@ -7,17 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-import engine.precision.policy
+import extras.float8
 from configs.values import flatten
 from datasets import Normalize, build_preparation
-from engine.diagnose.overflow import Batches, make_case
 from engine.precision.policy import Precision
 from engine.predict.classifier import config_of
+from extras.float8 import check_float8
 from models import build_model
 from models.transforms import choose_transforms
-from models.transforms.float8 import check_float8
-from scripts.doctor import precision_of
 from tests.support.configs import CPU, small_config
+from tests.support.extras import needing_extra
 from tests.support.refusals import refused
 from tests.support.runs import typed
 from tests.support.trainers import cosines_to_float32, make_trainer, update
@@ -36,7 +35,7 @@ def config(tmp_path):
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch):
     """Runs on this machine compute in float8 too."""
-    monkeypatch.setattr(engine.precision.policy, "check_float8", lambda device: None)
+    monkeypatch.setattr(extras.float8, "check_float8", lambda device: None)
 
 
 def prepared(config, num_classes=10) -> tuple[nn.Module, Precision, list[str]]:
@@ -50,7 +49,7 @@ def in_float8(model: nn.Module) -> list[str]:
 
 
 def test_a_device_without_float8_is_refused_before_data_is_read(tmp_path, small_yaml, monkeypatch):
-    monkeypatch.setattr(engine.precision.policy, "check_float8", check_float8)
+    monkeypatch.setattr(extras.float8, "check_float8", check_float8)
     monkeypatch.setitem(sys.modules, "torchao", None)  # the device is named first: it is what cannot be installed
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "output"), "-dataset", "imagefolder"]
     options = ["DATA.DATA_PATH=nowhere", "DEVICE=cpu", "PRECISION.MODE=float8"]
@@ -134,7 +133,11 @@ def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path):
         assert torch.equal(mine, theirs)
 
 
+@needing_extra("doctor")
 def test_doctor_and_predict_need_no_float8(config):
+    from extras.doctor.command import precision_of
+    from extras.doctor.overflow import Batches, make_case
+
     state = {"config": flatten(config), "amp_scaler": {"dtype": "torch.bfloat16", "scale": 1.0}}
     images = {"mean": [0.5], "std": [0.5], "input_size": [1, 8, 8], "crop_pct": 0.875, "interpolation": "bicubic"}
     predicting = Precision(config_of({**state, "data": images}), CPU)

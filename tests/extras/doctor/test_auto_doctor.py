@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from configs.load import load
-from engine.diagnose import overflow
-from engine.diagnose.doctor import Diagnosis, best_scale, replay
-from engine.diagnose.overflow import AutoDoctor, LastUpdate, make_case
+from extras.doctor import diagnosis
+from extras.doctor.diagnosis import Diagnosis, best_scale, replay
+from extras.doctor.in_runs import AutoDoctor, LastUpdate
+from extras.doctor.overflow import Batches, make_case
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.printed import cases_of, same_message
@@ -146,7 +147,8 @@ def test_a_replay_has_the_dropout_of_the_update_that_failed(tmp_path):
     config = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16", "MODEL.DROPOUT=0.5")
     last = LastUpdate()
     trainer = update(make_trainer(config, callbacks=[last]), 3)
-    case = make_case(config, trainer.model, trainer.prepare, last.batches(0), 1.0, trainer.loss)
+    batches = Batches(last.step, 0, last.batches())
+    case = make_case(config, trainer.model, trainer.prepare, batches, 1.0, trainer.loss)
     assert case.seed == (config.SEED, 2, 0)
     seen = []
     case.loss = lambda logits, targets: seen.append(logits.detach()) or logits.sum()
@@ -176,7 +178,7 @@ def test_the_recommended_scale_is_between_1_and_2_to_the_24(case):
 def test_a_streak_after_a_rollback_is_examined_anew(tmp_path, monkeypatch):
     config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"DTYPE": "float16"})
     last, log, found = LastUpdate(), Lines(), []
-    monkeypatch.setattr(overflow, "diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found)))
+    monkeypatch.setattr(diagnosis, "diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found)))
     doctor = AutoDoctor(config, tmp_path, log, last)
     trainer = make_trainer(config, callbacks=[last])
     report = train(trainer)

@@ -8,8 +8,10 @@ import torch
 import yaml
 from torch import nn
 
+from extras.operator_lists import OpOverrides
 from models import build_model
-from models.transforms.op_overrides import OpOverrides
+from models.transforms import ModelTransforms
+from models.transforms.kernels import GpuKernels
 from tests.support.configs import replaced, small_config
 from tests.support.printed import cases_of
 from tests.support.refusals import refused
@@ -232,3 +234,26 @@ def test_float64_stays_as_under_autocast(lists):
     OpOverrides(*lists, "cpu", HALF).apply(model)
     with torch.autocast("cpu", dtype=HALF):
         assert model(torch.zeros(1, 2, dtype=torch.float64)).dtype is torch.float64
+
+
+FIRST_LAYER = {
+    "conv2d black": (("conv2d",), (), FLOAT),
+    "patch_embed.proj white, patch_embed black": (("patch_embed",), ("patch_embed.proj",), HALF),
+    "matmul_v2 black": (("matmul_v2",), (), HALF),
+}
+
+
+@pytest.mark.parametrize("is_listed_first", [True, False])
+@pytest.mark.parametrize("lists", FIRST_LAYER)
+def test_first_layer_follows_its_list_with_gpu_kernels(tmp_path, lists, is_listed_first):
+    """Before, as in a run, or after, as the doctor tries black lists."""
+    black, white, dtype = FIRST_LAYER[lists]
+    model = build_model(small_config(tmp_path), 10)
+    transforms = [OpOverrides(black, white, "cpu", HALF), GpuKernels()]
+    ModelTransforms(tuple(transforms if is_listed_first else reversed(transforms))).apply(model)
+    seen = []
+    model.patch_embed.proj.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with torch.autocast("cpu", dtype=HALF):
+        model(torch.randn(2, 1, 8, 8)).sum().backward()
+    assert seen == [dtype]
+    assert dict(model.named_parameters())["patch_embed.proj.weight"].grad.dtype is torch.float32

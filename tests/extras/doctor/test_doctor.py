@@ -11,13 +11,14 @@ import torch
 
 from configs.load import load
 from datasets import Normalize, Preparation, build_train_data, load_image_sets
-from engine.diagnose.doctor import Case, diagnose
-from engine.diagnose.overflow import LastUpdate, read_overflow, save_overflow
 from engine.precision.policy import Precision
 from engine.train.loss import CrossEntropy
+from extras.doctor.command import precision_of
+from extras.doctor.diagnosis import Case, diagnose
+from extras.doctor.in_runs import LastUpdate
+from extras.doctor.overflow import read_overflow, save_overflow
 from models import build_model
 from models.transforms import choose_transforms
-from scripts import doctor
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.printed import cases_of
 from tests.support.refusals import assert_names
@@ -190,7 +191,7 @@ def test_every_process_keeps_its_batch_in_a_file_of_its_own(tmp_path):
     last = LastUpdate()
     update(make_trainer(small_config(tmp_path), callbacks=[last]))
     for rank in range(3):
-        save_overflow(tmp_path, rank, last, {})
+        save_overflow(tmp_path, rank, last.state_dict(), {})
     assert {read_overflow(path).rank for path in tmp_path.glob("overflow-*.pth")} == {0, 1, 2}
 
 
@@ -211,7 +212,7 @@ def saved(tmp_path) -> Path:
 
 def test_another_half_type_than_the_runs_has_a_scale_of_its_own(tmp_path):
     config, state = small_config(tmp_path), {"amp_scaler": {"dtype": "torch.bfloat16", "scale": 2.0}}
-    scales = [doctor.precision_of(config, state, half)[1] for half in (None, "bfloat16", "float16")]
+    scales = [precision_of(config, state, half)[1] for half in (None, "bfloat16", "float16")]
     assert scales == [2.0, 2.0, config.PRECISION.INIT_LOSS_SCALING]
 
 

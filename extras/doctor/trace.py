@@ -4,14 +4,13 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from models.transforms import ModelTransforms
-from utils.errors import ConfigError
 from utils.torch_internals import tree_leaves, tree_map
 
 # They compute no new numbers; their outputs were examined before.
@@ -174,22 +173,16 @@ class Trace(TorchFunctionMode):
         return found
 
 
-def refuse_not_finite(
-    source: str, model: nn.Module, transforms: ModelTransforms, forward: Callable[[], Any]
-) -> NoReturn:
-    """Raise ConfigError for weights whose outputs are not finite, with the first place in the model where one is not.
+def first_not_finite(model: nn.Module, transforms: ModelTransforms, forward: Callable[[], Any]) -> Location | None:
+    """Return the first place in the model whose output is not finite. None: each is finite.
 
-    `source`: where the weights are from; `transforms`: those of the model; `forward`: computes such outputs once more.
+    `transforms`: those of the model, some of which are reverted; `forward`: computes the outputs once more.
     """
     transforms.bypassing_modules().revert(model)
     trace = Trace(model)
     with torch.no_grad(), trace.watching():
         forward()
-    where = f", first of {trace.first_forward}" if trace.first_forward else ""
-    raise ConfigError(
-        f"{source}: the model's outputs are not finite{where}, so they say nothing; the weights are damaged or from a "
-        "training that diverged, or too large for half precision: leave out -amp, or add -amp_dtype bfloat16"
-    )
+    return trace.first_forward
 
 
 def larger(one: float, other: float) -> float:

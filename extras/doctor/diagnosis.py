@@ -3,7 +3,7 @@
 import contextlib
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from configs.schema import Precision as Settings
 from datasets import Mixed
-from engine.diagnose.trace import Location, Trace
 from engine.precision.policy import Precision
+from extras.doctor.trace import Location, Trace
+from extras.operator_lists import OpOverrides
 from models.parts import unchanged_buffers
 from models.transforms import ModelTransforms
 from utils.seed import seed_update
@@ -192,7 +193,7 @@ def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = No
     trace = Trace(model, reference)
     model.train()
     seed_update(*case.seed)
-    with unchanged_buffers(model), case.precision.black_listed(model, floats):
+    with unchanged_buffers(model), black_listed(case, floats):
         for images, targets, share in case.batches:
             with case.precision.autocast() if in_half else contextlib.nullcontext(), trace.watching():
                 logits = model(images)
@@ -200,6 +201,17 @@ def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = No
                 (case.loss(logits, targets) * (share * scale)).backward()
     model.zero_grad(set_to_none=True)
     return trace
+
+
+@contextlib.contextmanager
+def black_listed(case: Case, paths: list[str]) -> Iterator[None]:
+    """Let these modules compute in float32 meanwhile."""
+    overrides = OpOverrides(tuple(paths), (), case.precision.device.type, case.precision.half)
+    overrides.apply(case.model)
+    try:
+        yield
+    finally:
+        overrides.revert(case.model)
 
 
 def best_scale(exact: Trace, trace: Trace, half: torch.dtype) -> float:

@@ -1,6 +1,5 @@
-"""What a run does when updates overflow: keeps the last one's batches, examines them once, writes doctor.yaml, saves them."""
+"""The batches of an update that overflowed: their file, their replay, and the file of settings that help."""
 
-import copy
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,51 +10,17 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets import Batch, Piece, Preparation
-from engine.diagnose.doctor import Case, Diagnosis, diagnose
 from engine.precision.policy import Precision
-from engine.train.callback import Callback
-from engine.train.counters import Report
 from engine.train.loss import Loss
-from engine.train.trainer import Trainer
+from extras.doctor.diagnosis import Case, Diagnosis
 from models.transforms import choose_transforms
 from models.weights.torch_files import read_torch
 from utils.errors import ConfigError
 from utils.files import Kind, replacing, write_text
-from utils.log import Log
-from utils.seed import unchanged_random_state
 
 OVERFLOW_FILE = "overflow-batch.pth"
 PRESCRIPTION = Kind("a file of scripts/doctor.py", (b"BASE: config.yaml\nPRECISION:", b"PRECISION:"))  # DOCTOR_FILE
 DOCTOR_FILE = "doctor.yaml"
-
-
-class LastUpdate(Callback):
-    """Keeps the batches of the last update: references to the loader's tensors, no copies."""
-
-    def __init__(self):
-        self.step, self._batches, self._shares = 0, [], []
-
-    def on_window(self, trainer: Trainer) -> None:
-        self.step, self._batches, self._shares = trainer.step, [], []
-
-    def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
-        self._batches.append(batch)
-        self._shares.append(share)
-
-    def batches(self, rank: int) -> "Batches":
-        """Its batches, ready to be replayed."""
-        return Batches(self.step, rank, list(zip(self._batches, self._shares, strict=True)))
-
-    def state_dict(self) -> dict:
-        """Images (uint8) and targets of all micro-batches, and the pieces, on which mixing and erasing depend."""
-        return {
-            "step": self.step,
-            "images": torch.cat([batch.images.cpu() for batch in self._batches]),
-            "targets": torch.cat([batch.targets.cpu() for batch in self._batches]),
-            "sizes": [len(batch.targets) for batch in self._batches],
-            "pieces": [_plain(batch.piece) for batch in self._batches],
-            "shares": self._shares,
-        }
 
 
 @dataclass
@@ -73,11 +38,14 @@ def name_of(rank: int) -> str:
     return OVERFLOW_FILE if rank == 0 else f"overflow-batch-{rank}.pth"
 
 
-def save_overflow(folder: Path, rank: int, last_update: LastUpdate, facts: dict) -> str:
-    """Write the batch of this process; process 0 adds `facts`. Returns advice how to use it."""
+def save_overflow(folder: Path, rank: int, last_update: dict, facts: dict) -> str:
+    """Write the batch of this process; process 0 adds `facts`. Returns advice how to use it.
+
+    `last_update`: the state_dict of LastUpdate.
+    """
     path = folder / name_of(rank)
     with replacing(path) as file:
-        torch.save({**last_update.state_dict(), "rank": rank, **(facts if rank == 0 else {})}, file)
+        torch.save({**last_update, "rank": rank, **(facts if rank == 0 else {})}, file)
     return f"to see where it breaks: python scripts/doctor.py {shlex.quote(str(folder))}"
 
 
@@ -101,11 +69,6 @@ def read_overflow(path: Path) -> Batches:
     split = zip(images.split(sizes), targets.split(sizes), pieces, shares, strict=True)
     batches = [(Batch(*tensors, len(tensors[0]), [], _piece(plain)), share) for *tensors, plain, share in split]
     return Batches(state.get("step", 0), state.get("rank", 0), batches, state)
-
-
-def _plain(piece: Piece) -> dict:
-    """A piece as plain values, which a checkpoint may contain."""
-    return {**piece._asdict(), "indices": piece.indices.tolist(), "repeats": piece.repeats.tolist()}
 
 
 def _piece(plain: dict | None) -> Piece | None:
@@ -147,54 +110,6 @@ def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
     text = "\n".join([*base, "PRECISION:", *settings]) + "\n"
     write_text(folder / DOCTOR_FILE, text)
     return text
-
-
-class AutoDoctor(Callback):
-    """Examines the last update once, on a copy, after `SKIPS` consecutive skipped updates."""
-
-    SKIPS = 10
-
-    def __init__(self, config: Config, folder: Path, log: Log, last_update: LastUpdate):
-        self._config, self._folder, self._log, self._last_update = config, folder, log, last_update
-        self._advice: str | None = None  # None: not examined yet
-
-    def get_advice(self) -> str:
-        """Finding and remedy; empty without one."""
-        return self._advice or ""
-
-    def on_report(self, trainer: Trainer, report: Report) -> None:
-        enough = min(self.SKIPS, self._config.PRECISION.MAX_CONSECUTIVE_SKIPS)
-        if self._advice is None and report.skips_in_a_row >= enough:
-            self._advice = self._examine(trainer)
-
-    def on_rollback(self, trainer: Trainer) -> None:
-        self._advice = None
-
-    def _examine(self, trainer: Trainer) -> str:
-        """Returns finding and remedy; empty if the doctor fails."""
-        log, config, device = self._log, self._config, trainer.process.device
-        update = self._last_update.batches(trainer.process.rank)
-        try:
-            with unchanged_random_state(device):
-                model, scale = copy.deepcopy(trainer.model), trainer.precision.scaler.get_scale()
-                trainer.transforms.revert(model)
-                found = diagnose(make_case(config, model, trainer.prepare, update, scale, trainer.loss))
-            is_written = bool(prescribe(found, config, self._folder))
-        except Exception as error:  # out of memory, a full disk, an untraceable operation: no reason to end a run
-            log.warn(
-                f"the doctor cannot look at step {update.step} ({type(error).__name__}: {error}); training continues "
-                "without it"
-            )
-            return ""
-        log.say(
-            f"doctor: updates are skipped, the last one at step {update.step}. In a replay of it: {found.finding()}"
-        )
-        path = shlex.quote(str(self._folder / DOCTOR_FILE))
-        if is_written:
-            settings = ", ".join(f"{name}: {value}" for name, value in found.prescription(config.PRECISION).items())
-            outcome = "a replay with them is finite" if found.is_mended else "a replay with them still breaks"
-            log.say(f"doctor: {settings}; {outcome}; written for -cfg to {path}")
-        return advice(found, path if is_written and found.is_mended else None)
 
 
 def advice(found: Diagnosis, path: str | None) -> str:

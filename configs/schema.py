@@ -426,7 +426,7 @@ class Train:
     """For bce: targets above this, after smoothing and mixing, become 1, the others 0; not set: they stay as they are."""
     CLASS_WEIGHTS: str | None = None
     """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; none: all 1."""
-    DISTILLATION_TYPE: Literal["none", "soft", "hard"] = "none"
+    DISTILLATION_TYPE: Annotated[Literal["none", "soft", "hard"], Extra("distillation")] = "none"
     """Learn from a teacher too: soft, its probabilities of the classes; hard, the class it chooses."""
     DISTILLATION_ALPHA: Annotated[float, Bounds(0.0, 1.0), Only("DISTILLATION_TYPE", ("soft", "hard"))] = 0.5
     """Weight of the teacher in the loss; that of the labels is 1 - this."""

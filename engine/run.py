@@ -21,7 +21,7 @@ from datasets import (
     write_split,
 )
 from engine.auto_batch_size import find_batch_size
-from engine.build import build_trainer, load_data_sets, make_model, make_teacher
+from engine.build import build_trainer, load_data_sets, make_model, make_wrappers
 from engine.callback_list import choose_callbacks
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
 from engine.checkpoint.async_saver import BEST
@@ -109,7 +109,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     train_data = build_train_data(config, plan.train_set, process, plan.order)
     eval_data = build_eval_data(config, plan.eval_set, process)
     BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)
-    trainer = build_trainer(plan, model, train_data, log, make_teacher(session, plan))
+    wrappers = make_wrappers(config, process, log, plan.num_classes, plan.classes)
+    trainer = build_trainer(plan, model, train_data, log, wrappers)
     log.say(*describe_training(plan, about_model))
     for finding in quick_checks(plan, model, session.path):
         if finding.verdict != OK:

@@ -40,7 +40,6 @@ from engine.train.forecast import END_BY_START, Forecast
 from engine.train.optimizers import AnyOptimizer, build_optimizer, check_state
 from engine.train.schedule import planned_updates
 from engine.train.stop_conditions import why_finished
-from engine.train.teacher import load_teacher
 from models import adapt, build_model, describe
 from models.compilation import parts_to_compile
 from models.transforms import choose_transforms
@@ -195,6 +194,8 @@ def check_model(rows: Rows, plan: Plan, model: nn.Module, has_data: bool) -> Non
     plain = build_model(config, plan.num_classes) if config.MODEL.LORA.RANK else model  # as before its adapters
     rows.report("pretrained", lambda: plan.load_weights(plain) + warn_of_overlap(plan))
     if config.TRAIN.DISTILLATION_TYPE != "none" and has_data:
+        from extras.distillation.sources import load_teacher  # extra: distillation
+
         rows.report("teacher", lambda: load_teacher(config, plan.classes, plan.num_classes)[1])
     rows.report("preprocessing", lambda: compare_with_weights(plan))
     rows.report("precision", lambda: describe_precision(plan, model))

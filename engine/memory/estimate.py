@@ -14,7 +14,6 @@ from datasets import Normalize
 from engine.precision.policy import Precision
 from engine.train.loss import build_loss
 from engine.train.optimizers import OURS, numbers_per_weight
-from engine.train.teacher import random_teacher
 from models.transforms.base import has_blocks
 from utils.host import free_host_memory
 
@@ -58,9 +57,12 @@ def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
 
 def teacher_bytes(config: Config, precision: Precision) -> int:
     """Weights of the teacher, if there is one; what it computes is freed before the student begins."""
+    if config.TRAIN.DISTILLATION_TYPE == "none":
+        return 0
+    from extras.distillation.sources import random_teacher  # extra: distillation
+
     teacher = random_teacher(config, config.MODEL.NUM_CLASSES or 1)
-    weights = teacher.model.state_dict().values() if teacher else ()
-    return sum(tensor.nbytes for tensor in weights) // (2 if precision.half else 1)
+    return sum(tensor.nbytes for tensor in teacher.model.state_dict().values()) // (2 if precision.half else 1)
 
 
 def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: int) -> int:

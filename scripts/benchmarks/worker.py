@@ -110,9 +110,8 @@ class TrainerWorker(LoaderWorker):
     """A Trainer and its data."""
 
     def __init__(self, argv: list[str]):
-        from engine.build import build_trainer
+        from engine.build import build_trainer, make_wrappers
         from engine.plan import plan_of
-        from engine.train.teacher import random_teacher
         from models import adapt, build_model
         from utils.log import Log
 
@@ -120,8 +119,8 @@ class TrainerWorker(LoaderWorker):
         torch.manual_seed(self.config.SEED)
         model = adapt(build_model(self.config, self.num_classes), self.config)
         plan = plan_of(self.config, self.process, self.data.image_set)
-        teacher = random_teacher(self.config, self.num_classes)
-        self.trainer = build_trainer(plan, model.to(self.device), self.data, Log(0), teacher)
+        wrappers = make_wrappers(self.config, self.process, Log(0), self.num_classes)
+        self.trainer = build_trainer(plan, model.to(self.device), self.data, Log(0), wrappers)
 
     def update(self, steps: int) -> None:
         for _ in range(steps):

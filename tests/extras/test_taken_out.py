@@ -16,6 +16,7 @@ TRAIN = "main_single_gpu -cfg {small} -output {output} -name asking -epochs 1"
 # The command that asks for an extra. None: nobody does, and a run without it says so.
 ASKING: dict[str, str | None] = {
     "budget": f"{TRAIN} -budget 5m",
+    "distillation": f"{TRAIN} -opts TRAIN.DISTILLATION_TYPE=soft",
     "explain": f"{TRAIN} -explain_precision",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
 }

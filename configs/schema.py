@@ -283,7 +283,7 @@ class Lora:
 
     role: ClassVar[str] = RECIPE
 
-    RANK: Annotated[int, Bounds(0, 100_000)] = 0
+    RANK: Annotated[int, Bounds(0, 100_000), Extra("lora")] = 0
     """Rank of the adapters; 0: none, all weights are trained."""
     ALPHA: Annotated[float, Bounds(1e-6, 1e6), Only("RANK")] = 16.0
     """What an adapter adds is multiplied by ALPHA / RANK."""

@@ -71,7 +71,7 @@ PACKAGES = {
         " sources.torchvision_sets loading build __init__"
     ).split(),
     "models": (
-        "parts transforms compilation weights.sharded kwargs weights freeze lora vit timm_models __init__ export"
+        "parts transforms compilation weights.sharded kwargs weights freeze vit timm_models __init__ export"
     ).split(),
     "engine": (
         "parallel precision evaluation train checkpoint memory predict.pictures record diagnose settings predict session"

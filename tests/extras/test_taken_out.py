@@ -19,6 +19,7 @@ ASKING: dict[str, str | None] = {
     "distillation": f"{TRAIN} -opts TRAIN.DISTILLATION_TYPE=soft",
     "explain": f"{TRAIN} -explain_precision",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
+    "lora": f"{TRAIN} -opts MODEL.LORA.RANK=4",
 }
 
 

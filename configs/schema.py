@@ -130,9 +130,13 @@ class Extra(NamedTuple):
 
     name: str
     without: str = ""  # what a run lacks without it, if the setting's default uses it
+    values: tuple = ()  # that need it; none: all that switch something on
+    but: tuple = ()  # values that do not need it
 
     def is_used_by(self, value: Any) -> bool:
-        return bool(value) and value not in ("none", "off")
+        if self.values:
+            return value in self.values
+        return bool(value) and value not in ("none", "off", *self.but)
 
 
 class In(NamedTuple):
@@ -332,13 +336,16 @@ class Model:
     LORA: Lora = Lora()
 
 
+TORCHS_OPTIMIZERS = ("AdamW", "Adam", "SGD")  # by TRAIN.OPTIMIZER.NAME; the others are timm's
+
+
 @dataclass(frozen=True)
 class Optimizer:
     """The optimizer."""
 
     role: ClassVar[str] = RECIPE
 
-    NAME: str = "AdamW"
+    NAME: Annotated[str, Extra("optimizers", but=TORCHS_OPTIMIZERS)] = "AdamW"
     """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; also any name of timm.optim.list_optimizers(), such as lamb, lion, muon, nadamw or adafactor. In any case of letters."""
     EPS: Annotated[float | None, Bounds(0.0, 1_000.0)] = None
     """Adam's epsilon; not set, of this and the next two: what the optimizer has by itself (AdamW and Adam 1e-8)."""

@@ -23,6 +23,7 @@ from configs.schema import (
     RECIPE,
     RECORD,
     START,
+    TORCHS_OPTIMIZERS,
     Alike,
     Arguments,
     Bounds,
@@ -224,7 +225,7 @@ def of_optimizer(values: Mapping[str, Any], origins: Mapping[str, str] = Mapping
     them: runs did, whatever the optimizer, and PaddleViT's files do.
     """
     own = {"TRAIN.OPTIMIZER.EPS": 1e-8, "TRAIN.OPTIMIZER.BETAS": (0.9, 0.999), "TRAIN.OPTIMIZER.MOMENTUM": 0.9}
-    is_torchs = values.get("TRAIN.OPTIMIZER.NAME") in ("AdamW", "Adam", "SGD")
+    is_torchs = values.get("TRAIN.OPTIMIZER.NAME") in TORCHS_OPTIMIZERS
     is_all = all(values.get(key) not in (None, (), []) for key in own) and len({origins.get(key) for key in own}) == 1
     unset = [key for key in own if key in values and plain(values[key]) == plain(own[key])]
     return {key: SETTINGS[key].default for key in unset if is_torchs or is_all}

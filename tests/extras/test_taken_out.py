@@ -20,6 +20,7 @@ ASKING: dict[str, str | None] = {
     "explain": f"{TRAIN} -explain_precision",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
     "lora": f"{TRAIN} -opts MODEL.LORA.RANK=4",
+    "optimizers": f"{TRAIN} -opts TRAIN.OPTIMIZER.NAME=lamb",
 }
 
 

@@ -184,7 +184,9 @@ class Data:
     """Name of the data set; docs/data.md lists them with their folder layouts."""
     DATA_PATH: Annotated[str, MAY_CHANGE] = "/dataset/imagenet/"
     """Folder of the data set (for csv: folder or file; for shards also a URL: docs/data.md, "Shards on a server")."""
-    BATCH_SIZE: Annotated[int | Literal["auto"], Bounds(1, 1_000_000), RECIPE, MAY_CHANGE] = 256
+    BATCH_SIZE: Annotated[
+        int | Literal["auto"], Bounds(1, 1_000_000), RECIPE, MAY_CHANGE, Extra("memory", values=(AUTO,))
+    ] = 256
     """Images per process and micro-batch; one update sees BATCH_SIZE x processes x TRAIN.ACCUM_ITER. auto: as many as fit the device, found by trial at the start."""
     BATCH_SIZE_EVAL: Annotated[int | None, Bounds(1, 1_000_000), MACHINE] = None
     """Images per process in evaluation; not set: BATCH_SIZE."""

@@ -16,7 +16,6 @@ from datasets import (
     cache_image_sets,
     load_image_sets,
 )
-from engine.memory.recovery import MemoryGuard
 from engine.parallel import choose_parallel, is_sharded
 from engine.plan import ImageSets, Plan
 from engine.precision.loss_scale import Clipping
@@ -24,6 +23,7 @@ from engine.precision.policy import set_matmul
 from engine.session import Session
 from engine.train.counters import Counters
 from engine.train.ema import Ema
+from engine.train.guards import choose_guard
 from engine.train.loss import StepWrapper, build_loss
 from engine.train.optimizers import build_optimizer
 from engine.train.schedule import Schedule
@@ -131,5 +131,5 @@ def build_trainer(
         ema=ema,
         counters=Counters(process.device),
     )
-    trainer.guard = MemoryGuard(config, trainer, log)
+    trainer.guard = choose_guard(config, trainer, log)
     return trainer

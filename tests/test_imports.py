@@ -74,9 +74,9 @@ PACKAGES = {
         "parts transforms compilation weights.sharded kwargs weights freeze vit timm_models __init__ export"
     ).split(),
     "engine": (
-        "parallel precision evaluation train checkpoint memory predict.pictures record diagnose settings predict session"
+        "parallel precision evaluation train checkpoint predict.pictures record diagnose settings predict session"
         " provenance plan plan_lines"
-        " build auto_batch_size eval_run check callback_list saves loop run __init__"
+        " build trial eval_run check callback_list saves loop run __init__"
     ).split(),
 }
 

@@ -16,15 +16,14 @@ from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import to_text
 from datasets import ImageSet, SavedData, build_train_data, describe_balance, load_image_sets
-from engine.auto_batch_size import OF_SO_FEW, Trial, calculate, max_images
 from engine.check.images import check_cache, check_images
+from engine.check.memory import FEW, MORE, estimate, fixed_bytes, free_memory, record_forward
 from engine.check.quick_checks import OK, WARN, WRONG, Finding, check_output, quick_checks
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
 from engine.checkpoint.resume import changed_images, is_run, refuse_changes
 from engine.eval_run import weights_to_score
 from engine.evaluation.scores import Best
-from engine.memory.estimate import FEW, MORE, estimate, fixed_bytes, free_memory, record_forward, trained_bytes
 from engine.parallel import gathered_blocks, is_sharded
 from engine.plan import Beginning, ImageSets, Plan, begin, make_plan
 from engine.plan_lines import (
@@ -37,9 +36,10 @@ from engine.plan_lines import (
 from engine.precision.policy import Precision, or_amp
 from engine.session import check_name, new_folder
 from engine.train.forecast import END_BY_START, Forecast
-from engine.train.optimizers import AnyOptimizer, build_optimizer, check_state
+from engine.train.optimizers import AnyOptimizer, build_optimizer, check_state, trained_bytes
 from engine.train.schedule import planned_updates
 from engine.train.stop_conditions import why_finished
+from engine.trial import build_trial, trial_config
 from models import adapt, build_model, describe
 from models.compilation import parts_to_compile
 from models.transforms import choose_transforms
@@ -126,6 +126,8 @@ def imagine(setting: str, world_size: int | None, local_size: int | None) -> Pro
 
 def guess_batch_size(begun: Beginning, num_images: int, num_classes: int) -> tuple[int, str]:
     """The estimate of a run, without its trials."""
+    from extras.memory.batch_size import OF_SO_FEW, calculate, max_images  # extra: memory
+
     config, process = begun.config, begun.process
     if not (num_images and begun.precision):
         return 1, UNKNOWN
@@ -296,11 +298,11 @@ def estimate_time(plan: Plan, model: nn.Module) -> str:
         num_forward = min(4 * num_forward, config.DATA.BATCH_SIZE)
     most = int(num_forward * SECONDS / (3 * seconds))  # images of a step that is not too long
     built = time.perf_counter()
-    trial = Trial(replace(config, TRAIN=replace(config.TRAIN, ACCUM_ITER=1)), plan.num_classes, process)
     data = replace(config.DATA, BATCH_SIZE=max(FEW, min(config.DATA.BATCH_SIZE, most) // FEW * FEW))
-    train_data = build_train_data(replace(trial.config, DATA=data), plan.train_set, process)
-    trial.begin(replace(trial.config, DATA=data), train_data)
-    trainer, num_images = trial.trainer, 0
+    tried = replace(config, DATA=data, TRAIN=replace(config.TRAIN, ACCUM_ITER=1))
+    tried = trial_config(tried, plan.num_classes)
+    train_data = build_train_data(tried, plan.train_set, process)
+    trainer, num_images = build_trial(tried, process.device, train_data), 0
     with contextlib.closing(train_data.windows(0, MOST_UPDATES)) as windows:
         trainer.update(next(windows))  # the first takes longer
         trainer.report()

@@ -109,6 +109,15 @@ def numbers_per_weight(settings: Train) -> float:
     return kept / weight.numel()
 
 
+def optimizer_bytes(settings: Train, model: nn.Module) -> int:
+    """Adam keeps two numbers per trained weight, SGD one if it has momentum."""
+    return int(numbers_per_weight(settings) * trained_bytes(model))
+
+
+def trained_bytes(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+
+
 def check_state(optimizer: AnyOptimizer, state: dict) -> None:
     """Refuse a saved optimizer of other parameter groups, which torch tells apart by number and size alone."""
     both = state["param_groups"], optimizer.param_groups

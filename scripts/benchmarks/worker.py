@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
 
 def reason_of(error: Exception) -> str:
     """Why this case cannot be measured; an error that nobody foresaw is also printed whole."""
-    from engine.memory.recovery import shortage
+    from extras.memory.guard import shortage
 
     if shortage(error):
         return "out of memory"

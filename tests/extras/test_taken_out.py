@@ -20,8 +20,11 @@ ASKING: dict[str, str | None] = {
     "explain": f"{TRAIN} -explain_precision",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
     "lora": f"{TRAIN} -opts MODEL.LORA.RANK=4",
+    "memory": f"{TRAIN} -batch_size auto",
     "optimizers": f"{TRAIN} -opts TRAIN.OPTIMIZER.NAME=lamb",
 }
+
+ON_BY_DEFAULT = {"memory"}  # a run without one of these says so
 
 
 def extras() -> list[str]:
@@ -52,6 +55,8 @@ def test_all_else_works_without_it(name, tmp_path, small_yaml):
     ended = run("tests/support/programs/taken_out.py", str(root), str(small_yaml), *words).done()
     if asking:
         assert_names(ended.stderr, f"extras/{name} is missing", "git checkout")
+    if name in ON_BY_DEFAULT:
+        assert_names(ended.stdout, f"extras/{name} is missing")
 
 
 def test_kubeflow_without_its_extra(tmp_path, small_yaml):

@@ -9,6 +9,7 @@ import torch
 from datasets import build_order
 from engine.check import quick_checks
 from engine.check.check import check_memory
+from engine.check.memory import fixed_bytes, saved_bytes
 from engine.check.quick_checks import (
     OK,
     WARN,
@@ -19,7 +20,6 @@ from engine.check.quick_checks import (
     check_shared_memory,
     loader_processes,
 )
-from engine.memory.estimate import fixed_bytes, saved_bytes
 from engine.precision.policy import Precision
 from models import build_model
 from tests.engine.check.small_photos import sets_of

@@ -13,8 +13,8 @@ from torch.nn import functional
 from configs.schema import Arguments, Config
 from configs.values import flatten
 from datasets import Normalize
+from engine.check.memory import fixed_bytes
 from engine.checkpoint.resume import comparable
-from engine.memory.estimate import fixed_bytes
 from engine.precision.policy import Precision
 from engine.train.loss import hits
 from extras.distillation.sources import find_teacher, load_teacher, random_teacher

@@ -12,8 +12,8 @@ import yaml
 from configs.load import load
 from configs.schema import Arguments, Optimizer, Train
 from configs.values import flatten, unflatten
+from engine.check.memory import fixed_bytes
 from engine.checkpoint.format import changes
-from engine.memory.estimate import fixed_bytes
 from engine.precision.policy import Precision
 from engine.train.optimizers import (
     build_optimizer,

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from configs.schema import Config, Train
+from configs.schema import Config
 from datasets import Normalize
 from engine.precision.policy import Precision
 from engine.train.loss import build_loss
-from engine.train.optimizers import OURS, numbers_per_weight
+from engine.train.optimizers import OURS, optimizer_bytes, trained_bytes
 from models.transforms.base import has_blocks
 from utils.host import free_host_memory
 
@@ -145,21 +145,6 @@ class SavedTensors:
         if recomputes and self._inputs:
             return self.by_block[0] + sum(self._inputs) + self.largest_block
         return self.by_block.total()
-
-
-def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
-    """Bytes of weights, EMA and optimizer."""
-    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-    return weights * (2 if settings.MODEL_EMA else 1) + optimizer_bytes(settings, model)
-
-
-def optimizer_bytes(settings: Train, model: nn.Module) -> int:
-    """Adam keeps two numbers per trained weight, SGD one if it has momentum."""
-    return int(numbers_per_weight(settings) * trained_bytes(model))
-
-
-def trained_bytes(model: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
 def free_memory(device: torch.device) -> int:

@@ -14,13 +14,12 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import TrainData, build_train_data
 from datasets.sources.synthetic import read_synthetic
-from engine.build import build_trainer, make_wrappers
-from engine.memory.estimate import estimate, free_memory
-from engine.memory.recovery import MemoryGuard, release, shortage
-from engine.plan import Beginning, plan_of
+from engine.check.memory import estimate, free_memory
+from engine.plan import Beginning
 from engine.precision.policy import Precision, or_amp
-from engine.train.micro_batches import Guard
 from engine.train.trainer import Trainer
+from engine.trial import build_trial, trial_config
+from extras.memory.guard import MemoryGuard, release, shortage
 from models import adapt, build_model
 from models.transforms import choose_transforms
 from utils.distributed import Process
@@ -133,12 +132,7 @@ class Trial:
     """A throw-away trainer like that of the run, with random weights and images."""
 
     def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal | None = None):
-        # The second micro-batch runs with the gradients of the first in memory; a third would not need more.
-        train = replace(config.TRAIN, ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2), REPEATED_AUG=1)
-        if config.TRAIN.SIZE_SCHEDULE:
-            train = replace(train, SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
-        model = replace(config.MODEL, NUM_CLASSES=num_classes)
-        self.config = replace(config, COMPILE=False, TRAIN=train, MODEL=model)
+        self.config = trial_config(config, num_classes)
         self.device, self.stop = process.device, stop
         self.has_others, self.probes = process.world_size > 1, process.world_size > 1 and not config.COMPILE
         self.trainer: Trainer | None = None
@@ -177,13 +171,9 @@ class Trial:
                 self.trainer.update(window)
 
     def begin(self, config: Config, train_data: TrainData) -> None:
-        model = adapt(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
-        silent = Log(rank=1)
-        # A precision of its own, since its updates move the loss scale; and nothing repeats an update that fails.
-        plan = plan_of(config, Process(self.device), train_data.image_set)
-        wrappers = make_wrappers(config, plan.process, silent, config.MODEL.NUM_CLASSES)
-        trainer = build_trainer(plan, model, train_data, silent, wrappers)
-        trainer.guard = ProbeOnly(config, trainer, silent) if self.probes else Guard()
+        trainer = build_trial(config, self.device, train_data)
+        if self.probes:
+            trainer.guard = ProbeOnly(config, trainer, Log(rank=1))
         if self.has_others:
             self.ddp_buckets = [torch.empty_like(each) for each in trainer.parameters]
         self.trainer = trainer

@@ -38,14 +38,19 @@ def _argument(text: Text, level: int = 0) -> Any:
         raise ValueError("lists in a list are written [[1, 2], [3, 4]]")
     if stripped[:1] in ("[", "{", "'", '"'):  # typed behind -opts; in a file these are lists and quoted texts already
         return _argument(read_node(compose(stripped, "a value")), level + 1)
-    if stripped in ("", "~", "null", "Null", "NULL", "None"):
+    return _plain(stripped)
+
+
+def _plain(text: str) -> Any:
+    """The value of a text without quotes and brackets."""
+    if text in ("", "~", "null", "Null", "NULL", "None"):
         return None
-    if stripped.lower() in ("true", "false"):
-        return stripped.lower() == "true"
-    if INT.fullmatch(stripped):
-        return int(stripped)
-    if not FLOAT.fullmatch(stripped):
-        return stripped
-    if math.isinf(float(stripped)):
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if INT.fullmatch(text):
+        return int(text)
+    if not FLOAT.fullmatch(text):
+        return text
+    if math.isinf(float(text)):
         raise ValueError("out of bounds")
-    return float(stripped)
+    return float(text)

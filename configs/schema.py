@@ -242,7 +242,9 @@ class Data:
     """Larger images count as unreadable: a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0), MAY_CHANGE] = 0.01
     """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported. Three are always tolerated, unless this is 0."""
-    CACHE: Annotated[int | Literal["none", "disk"], Bounds(1, 100_000), RECIPE, Alike(("none", "disk"))] = "none"
+    CACHE: Annotated[
+        int | Literal["none", "disk"], Bounds(1, 100_000), RECIPE, Alike(("none", "disk")), Extra("cache")
+    ] = "none"
     """Cache decoded images on disk, also for later runs, so that reading them again is cheap: disk, or a number of pixels, to which the short side of larger images is reduced before."""
     CACHE_PATH: Annotated[str | None, LOCAL, MACHINE] = None
     """Folder of the disk cache, of shards from a server, and of indexes of data in a read-only folder; not set: `cache` in SAVE."""
@@ -634,7 +636,9 @@ class Config:
     """Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it."""
     REPORT: Annotated[bool, RECORD] = True
     """Draw what went wrong (confusion.png, mistakes.png) and what the model is trained on (train_batch.png), and write report.html; tables of the same are written in any case."""
-    TRACK: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD] = ("tensorboard",)
+    TRACK: Annotated[
+        tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD, Extra("trackers", "no TensorBoard")
+    ] = ("tensorboard",)
     """Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. docs/tracking.md"""
 
     @property

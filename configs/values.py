@@ -327,16 +327,24 @@ def _convert_one(setting: Setting, text: Text) -> Any:
         return Arguments()
     if not isinstance(text, str) or setting.is_open:
         raise ValueError("a list instead of one value, or a value in place of a section")
-    if is_none(text) and "none" in (*setting.choices, *setting.special):
-        return "none"
-    is_blank = text.isspace() and setting.optional and setting.kind is str  # spaces can separate labels
-    if is_none(text) and not is_blank and (setting.optional or setting.kind is str) and not setting.is_list:
-        return None if setting.optional else ""
+    if is_none(text):
+        if "none" in (*setting.choices, *setting.special):
+            return "none"
+        is_blank = text.isspace() and setting.optional and setting.kind is str  # spaces can separate labels
+        if (setting.optional or setting.kind is str) and not (setting.is_list or is_blank):
+            return None if setting.optional else ""
+    return _convert_word(setting, text)
+
+
+def _convert_word(setting: Setting, text: str) -> Any:
+    """The value of a text that is not one of the words for "not set"."""
     word = text.strip().lower()
     if word in setting.special:
         return word
-    if setting.choices or setting.kind is bool:
-        return ({str(choice).lower(): choice for choice in setting.choices} or BOOLS)[word]
+    if setting.choices:
+        return {str(choice).lower(): choice for choice in setting.choices}[word]
+    if setting.kind is bool:
+        return BOOLS[word]
     if setting.kind is str:
         if "\0" in text:
             raise ValueError("paths and names must not contain it")

@@ -7,7 +7,6 @@ from datasets.balance import class_weights, describe_balance
 from datasets.batch_order import Piece
 from datasets.build import build_eval_data, build_order, build_train_data, load_image_sets
 from datasets.classes import renumber
-from datasets.loading.cache import CacheProgress, cache_image_sets
 from datasets.loading.readers import EvalData, TrainData, Window
 from datasets.loading.workers import choose_workers
 from datasets.overlap import Overlap, shared_names, watches

@@ -1,7 +1,7 @@
 """Builds image sets from the settings, and the batches of one process from those."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from unicodedata import normalize
 
@@ -31,37 +31,16 @@ def load_image_sets(
     `saved`: of the checkpoint that is continued or evaluated; both sets get its classes in its order. `output`: the folder
     that a run writes to.
     """
-    data, name = config.DATA, config.DATA.DATASET
-    read = find_source(name)
-    try:
-        train, val = read(config, say)
-    except OSError as error:
-        raise DataError(f"DATA.DATA_PATH: {data.DATA_PATH} cannot be read ({error})") from error
-    except DataError as error:
-        raise (output and _output_in_data(data.DATA_PATH, output, error)) or error from None
+    data = config.DATA
+    train, val = _read(config, say, output)
     whole = train if val is None else val
-    has_origin = bool(whole.split.get("training")) or config.START.EVAL
-    ensure(has_origin, f"{name}: `split` of its sets must say where they come from")
     if whole.doubt and not _are_listed(config, saved, whole.classes):
         raise DataError(whole.doubt)
-    for part in filter(None, (train, val)):
-        if output and (place := part.place_of(output)):
-            raise ConfigError(
-                f"SAVE: {output} lies in {place}, where a run reads all images, its own pictures too; choose a folder "
-                "outside with -output"
-            )
+    _refuse_output_inside(filter(None, (train, val)), output)
     if val is None:
         train, val = split(config, train, saved)
-    elif data.FOLD and not config.START.EVAL and "folds" not in val.split:
-        raise ConfigError(
-            f"DATA.FOLD is {data.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
-            "leave it out, or divide one part with it: -data_path names the folder or file of that part alone"
-        )
-    elif data.VAL_FRACTION not in (Data.VAL_FRACTION, val.split.get("fraction")) and not (
-        data.FOLD or config.START.EVAL
-    ):
-        text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g}, because {name} has parts of its own"
-        val.notes = (f"warning: without effect: {text}", *val.notes)
+    elif not config.START.EVAL:
+        _check_own_parts(config, val)
     if config.START.EVAL:
         val.notes = (*val.notes, *warn_of_other_parts(val, saved))
         train, val = None, val if data.CLASSES else without_new_classes(val, saved)
@@ -75,6 +54,46 @@ def load_image_sets(
         _check_num_classes(config, image_set)
     val.notes = (describe_split(config, val), *_describe_smallest(train, val), *notes, *val.notes)
     return train, val
+
+
+def _read(config: Config, say: Callable[[str], None], output: str | None) -> tuple[ImageSet | None, ImageSet | None]:
+    """The sets as their source has them; no validation set where one is to be held out of the training images."""
+    data, name = config.DATA, config.DATA.DATASET
+    read = find_source(name)
+    try:
+        train, val = read(config, say)
+    except OSError as error:
+        raise DataError(f"DATA.DATA_PATH: {data.DATA_PATH} cannot be read ({error})") from error
+    except DataError as error:
+        raise (output and _output_in_data(data.DATA_PATH, output, error)) or error from None
+    whole = train if val is None else val
+    has_origin = bool(whole.split.get("training")) or config.START.EVAL
+    ensure(has_origin, f"{name}: `split` of its sets must say where they come from")
+    return train, val
+
+
+def _refuse_output_inside(parts: Iterable[ImageSet], output: str | None) -> None:
+    """Refuse a folder to write to that lies where images are read."""
+    for part in parts:
+        if output and (place := part.place_of(output)):
+            raise ConfigError(
+                f"SAVE: {output} lies in {place}, where a run reads all images, its own pictures too; choose a folder "
+                "outside with -output"
+            )
+
+
+def _check_own_parts(config: Config, val: ImageSet) -> None:
+    """Refuse folds of a data set that has validation images of its own; a note where DATA.VAL_FRACTION has no effect."""
+    data, name = config.DATA, config.DATA.DATASET
+    if data.FOLD:
+        if "folds" not in val.split:
+            raise ConfigError(
+                f"DATA.FOLD is {data.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
+                "leave it out, or divide one part with it: -data_path names the folder or file of that part alone"
+            )
+    elif data.VAL_FRACTION not in (Data.VAL_FRACTION, val.split.get("fraction")):
+        text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g}, because {name} has parts of its own"
+        val.notes = (f"warning: without effect: {text}", *val.notes)
 
 
 def _output_in_data(path: str, output: str, error: DataError) -> ConfigError | None:

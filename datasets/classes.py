@@ -24,40 +24,13 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
     Labels that are numbers keep them, and are given names. Classes with names get the number of their name: in
     DATA.CLASSES, then in the checkpoint that is continued or evaluated.
     """
-    notes, first = [], parts[0]
+    first, notes = parts[0], []
     if config.DATA.CLASSES:
-        # None repeats, as images are found by them.
-        classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
-        where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
-        _refuse_others(parts, classes, where, "add them to the file", may_lack=True)
-        renumber(parts, classes)
-        for part in parts:
-            part.labels_are_numbers = False
-        notes += _without_images(config, parts)
-    elif not saved and first.classes_are_names and all(name.isdecimal() for name in first.classes):
-        by_value = sorted(first.classes, key=lambda name: (int(name), name))
-        if by_value != first.classes:
-            notes.append(f"class names are numbers, so they are in the order of their values: {first_of(by_value)}")
-            renumber(parts, by_value)
+        notes += _number_by_list(config, parts)
+    elif not saved:
+        notes += _number_by_value(parts)
     if saved and saved.classes:
-        classes = saved.classes
-        new, gone = _differences(parts, classes)
-        is_renamed = len(new) == len(gone) == 1 and not first.labels_are_numbers
-        if is_renamed and config.START.allows("CLASS_NAMES"):
-            classes = [new[0] if name == gone[0] else name for name in classes]
-            notes.append(f"class {gone[0]} is called {new[0]} from here on (RESUME.ALLOW_CHANGED)")
-        where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
-        remedy = "start a new run from its weights with -pretrained"
-        if config.START.EVAL:
-            remedy = (
-                "evaluate images of its classes alone; added ones are left out only where none of its own is missing"
-            )
-        remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]" if is_renamed else ""
-        _refuse_others(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
-        if first.labels_are_numbers and not _are_numbers(classes):
-            meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
-            notes.append(f"the labels are numbers, taken for those of the checkpoint's classes: {meaning}")
-        renumber(parts, classes)
+        notes += _number_by_checkpoint(config, parts, saved.classes)
     if first.folder_names and not (saved or config.DATA.CLASSES):
         names = first_of(first.folder_names)
         notes.append(f"the labels are numbers, whose classes are called as their folders: {names}")
@@ -66,6 +39,52 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
     notes += _name_alike(first.classes) if first.classes_are_names else []
     is_table = config.DATA.DATASET == "csv" and first.classes_are_names and not first.label_sets
     return notes + (_look_joined(first.classes) if is_table else [])
+
+
+def _number_by_list(config: Config, parts: list[ImageSet]) -> list[str]:
+    """Number the classes as DATA.CLASSES lists them. Returns lines for the log."""
+    # None repeats, as images are found by them.
+    classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
+    where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
+    _refuse_others(parts, classes, where, "add them to the file", may_lack=True)
+    renumber(parts, classes)
+    for part in parts:
+        part.labels_are_numbers = False
+    return _without_images(config, parts)
+
+
+def _number_by_value(parts: list[ImageSet]) -> list[str]:
+    """Put classes whose names are numbers into the order of their values: 9 before 10. Returns lines for the log."""
+    names = parts[0].classes
+    if not parts[0].classes_are_names or not all(name.isdecimal() for name in names):
+        return []
+    by_value = sorted(names, key=lambda name: (int(name), name))
+    if by_value == names:
+        return []
+    renumber(parts, by_value)
+    return [f"class names are numbers, so they are in the order of their values: {first_of(by_value)}"]
+
+
+def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[str]) -> list[str]:
+    """Number the classes as the checkpoint does that is continued or evaluated. Returns lines for the log."""
+    notes, first = [], parts[0]
+    new, gone = _differences(parts, classes)
+    is_renamed = len(new) == len(gone) == 1 and not first.labels_are_numbers
+    if is_renamed and config.START.allows("CLASS_NAMES"):
+        classes = [new[0] if name == gone[0] else name for name in classes]
+        notes.append(f"class {gone[0]} is called {new[0]} from here on (RESUME.ALLOW_CHANGED)")
+    where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
+    remedy = "start a new run from its weights with -pretrained"
+    if config.START.EVAL:
+        remedy = "evaluate images of its classes alone; added ones are left out only where none of its own is missing"
+    if is_renamed:
+        remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
+    _refuse_others(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
+    if first.labels_are_numbers and not _are_numbers(classes):
+        meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
+        notes.append(f"the labels are numbers, taken for those of the checkpoint's classes: {meaning}")
+    renumber(parts, classes)
+    return notes
 
 
 def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:

@@ -24,6 +24,9 @@ EACH_CLASS = "each_class"  # of a record by hash: each class has validation imag
 # Of a record by hash: the key of an image is its name without the class folder, so that an image that is moved to another
 # class stays in its part. Runs of before go on with the whole name, and values of DATA.GROUP_BY are hashed as they are.
 KEYS, WITHOUT_CLASS = "keys", "without_class"
+CLASS_FOLDERS = (
+    "class_folders"  # of a record by hash: these folders do not count, where they are not called as the classes
+)
 HASH_BYTES = 8
 NUM_NAMED = 10  # of the images whose part follows from their class
 PARTS, COLUMNS = ("train", "val"), {"row": "<u4", "target": "<i4"}  # of the index in which a split is stored
@@ -62,7 +65,7 @@ def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int
     return held_out
 
 
-def _by_fraction(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[str]]:
+def _by_fraction(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
     """bool [N]: of each class the fraction by position; no lines for the log.
 
     Every class keeps an image for training, and gives one to validation if it has two and the fraction is not 0.
@@ -74,7 +77,7 @@ def _by_fraction(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[st
     return _by_position(image_set, record["seed"], share), []
 
 
-def _by_hash(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[str]]:
+def _by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
     """Return bool [N]: the images whose key has a hash below the fraction, and the one with the lowest hash of each class.
 
     So an image that was trained on stays in training, whatever is added: one with a lower hash only sends the former
@@ -83,13 +86,13 @@ def _by_hash(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[str]]:
     log, which name the images whose part follows from their class.
     """
     notes, fraction, seed = [], record["fraction"], record["seed"]
-    hashes = _hashes(image_set.split_keys(), seed, _class_folders(image_set, record))
-    drawn = hashes < int(fraction * 2 ** (8 * HASH_BYTES))
+    hashes = hashes_of(image_set.split_keys(), seed, class_folders)
+    drawn = is_drawn(hashes, record)
     counts, num_drawn = image_set.count_classes(), image_set.count_classes(drawn)
     kept_whole, lacking = np.flatnonzero((counts > 0) & (num_drawn == counts)), (counts > 1) & (num_drawn == 0)
     held_out, together = drawn, hashes
     if KEYS in record and (len(kept_whole) or lacking.any()):  # images of two classes may have the same key
-        together = _hashes(image_set.split_keys(), seed)
+        together = hashes_of(image_set.split_keys(), seed)
     if len(kept_whole):
         held_out = drawn & ~np.isin(together, together[image_set.with_any(kept_whole)])
     if record.get(EACH_CLASS):
@@ -111,19 +114,25 @@ def _by_hash(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[str]]:
     return held_out, notes
 
 
-def _by_fold(image_set: ImageSet, record: dict) -> tuple[np.ndarray, list[str]]:
+def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
+    """Return bool [N]: the hashes of images that are held out, whatever their classes."""
+    if "folds" not in record:
+        return hashes < int(record["fraction"] * 2 ** (8 * HASH_BYTES))
+    total = record["folds"]
+    bounds = np.array([int(each / total * 2 ** (8 * HASH_BYTES)) for each in range(1, total)], np.uint64)
+    return np.searchsorted(bounds, hashes, side="right") == record["fold"]
+
+
+def _by_fold(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
     """bool [N]: the images of this fold; and lines for the log. Each image is in one fold, whatever a class lacks then.
 
     Fold 0 holds out what a fraction of 1 / folds does, but for classes of a few images.
     """
     number, total, seed = record["fold"], record["folds"], record["seed"]
-    shares = [each / total for each in range(total + 1)]
     if record["rule"] == "hash":
-        bounds = np.array([int(share * 2 ** (8 * HASH_BYTES)) for share in shares[1:-1]], np.uint64)
-        hashes = _hashes(image_set.split_keys(), seed, _class_folders(image_set, record))
-        held_out = np.searchsorted(bounds, hashes, side="right") == number
+        held_out = is_drawn(hashes_of(image_set.split_keys(), seed, class_folders), record)
     else:
-        bounds = shares[number : number + 2]
+        bounds = number / total, (number + 1) / total
         held_out = _by_position(image_set, seed, lambda count: tuple(round(count * share) for share in bounds))
     notes, counts = [], image_set.count_classes()
     for chosen, lack in ((held_out, "validation"), (~held_out, "training")):
@@ -161,7 +170,7 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
     if rule == "hash" and config.DATA.GROUP_BY:
         drawn["group_by"] = config.DATA.GROUP_BY
         drawn.pop(KEYS, None)
-    return divide(image_set, drawn)
+    return divide(image_set, _with_class_folders(image_set, drawn, saved) if saved else drawn)
 
 
 def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[ImageSet, ImageSet] | None:
@@ -172,6 +181,7 @@ def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tup
         raise ConfigError(
             f"DATA.GROUP_BY is {group}, but the images of {title} were held out with {record.get('group_by')}; set it to that"
         )
+    record = _with_class_folders(image_set, record, saved)
     parts = divide(image_set, record | {"training": title, "validation": title})
     is_copy = identity(parts[1]) == saved.validation and not is_other_data(saved.facts, parts[1])
     return parts if is_same or is_copy else None
@@ -193,7 +203,7 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
     if here["rule"] not in DRAWN:
         names = [Path(each["validation"]).name for each in (here, there) if each]
         return not there or (here["rule"] == there["rule"] and names[0] == names[1])
-    keys = {*here, "folds", "fold"} - {"training", "validation", "fraction"}
+    keys = {*here, "folds", "fold"} - {"training", "validation", "fraction", CLASS_FOLDERS}
     same = all(there.get(key) == here.get(key) for key in keys)
     return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)
 
@@ -251,10 +261,11 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     """Training and validation images by a record, both in the order of the set. Of an indexed set, that is looked up."""
+    class_folders = class_folders_of(image_set, record)
 
     def build(path: Path | None) -> Index:
         choose = _by_fold if "folds" in record else _by_hash if record["rule"] == "hash" else _by_fraction
-        held_out, notes = choose(image_set, record)
+        held_out, notes = choose(image_set, record, class_folders)
         writer = IndexWriter(path, SHAPE.columns)
         for part, chosen in zip(PARTS, (~held_out, held_out), strict=True):
             writer.add(f"{part}.row", rows := np.flatnonzero(chosen))
@@ -266,7 +277,7 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
         index.id if index else "",
         *(record.get(each) for each in ("rule", "fraction", "seed", EACH_CLASS, KEYS)),
     ]
-    known_by.append(hashlib.sha256(b"\0".join(sorted(_class_folders(image_set, record)))).hexdigest())
+    known_by.append(hashlib.sha256(b"\0".join(sorted(class_folders))).hexdigest())
     ending = "split"
     if "folds" in record:  # each fold has a file, since runs of several folds may go on at once
         known_by += [record["folds"], record["fold"]]
@@ -283,12 +294,13 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     for name in PARTS:
         part = image_set.take(drawn.column(f"{name}.row"))
         part.targets, part.split = drawn.column(f"{name}.target"), record
+        part.class_folders = class_folders
         part.notes += tuple(drawn.facts["notes"])
         parts.append(part)
     return tuple(parts)
 
 
-def _hashes(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] = frozenset()) -> np.ndarray:
+def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] = frozenset()) -> np.ndarray:
     """Return uint64 of each key, a name without the first of its folders that is among `class_folders`.
 
     Names are compared as Unicode does: a Mac writes umlauts as two characters.
@@ -317,14 +329,30 @@ def _without_first(class_folders: Set[bytes], name: bytes) -> bytes:
     return b"/".join([*folders[:place], *folders[place + 1 :], file])
 
 
-def _class_folders(image_set: ImageSet, record: dict) -> Set[bytes]:
+def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
     """Return the names of folders that do not count in the keys of this record.
 
     Whatever the source, a folder that is called as a class is one. Of labels that are numbers none is: folders that
     have nothing to do with classes have numbers too.
     """
-    names = image_set.classes if KEYS in record and not image_set.labels_are_numbers else []
+    if KEYS not in record or image_set.labels_are_numbers:
+        return set()
+    names = record.get(CLASS_FOLDERS, image_set.classes)
     return {_composed(name.encode(errors="surrogateescape")) for name in names}
+
+
+def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
+    """Return the record of a run that goes on or is evaluated, with its class folders if they are not called as the classes.
+
+    In a list the label of an image can change without its folder. A class that was renamed has two names.
+    """
+    if KEYS not in record or image_set.is_listing:
+        return record
+    then, now = {*saved.split.get(CLASS_FOLDERS, saved.classes)}, {*image_set.classes}
+    if then == now or not saved.classes:
+        return record
+    new, gone = now - {*saved.classes}, {*saved.classes} - now
+    return record | {CLASS_FOLDERS: sorted(then | new if len(new) == len(gone) == 1 else then)}
 
 
 def _composed(name: bytes) -> bytes:

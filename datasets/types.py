@@ -2,7 +2,7 @@
 
 import copy
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +33,11 @@ class ImageSet:
     rows: np.ndarray | None = None  # of a part: which rows of the columns that `take` leaves whole; None: all
     index: Index | None = None  # where the columns of the set are, if they are in one
     root: Path | None = None  # the folder of its files, if they are known
+    is_listing = False  # of what lies in class folders below `root`, so that a label is a folder
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
     label_sets: list[tuple[int, ...]] | None = None  # each the numbers of some classes; images share them
     labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
+    class_folders: Set[bytes] = frozenset()  # of a part: the names of folders that do not count in what is hashed
     left_out: dict[str, int] = {}  # images of classes that an evaluated checkpoint does not know
     folder_names: Sequence[str] = ()  # for labels that are numbers, of each class the folder that all its images are in
     fingerprints: Any = None  # datasets.overlap.Fingerprints, while it is compared with another set

@@ -1,5 +1,6 @@
-"""Builds what a plan says: the data with its cache, the model, and the trainer with its parts."""
+"""Builds what a plan says: the data with its cache, the model, and the trainer with its parts and state."""
 
+import os
 from collections.abc import Callable, Sequence
 
 import torch
@@ -8,16 +9,18 @@ from torch import nn
 from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import (
-    CacheProgress,
     Normalize,
     SavedData,
     TrainData,
     build_preparation,
-    cache_image_sets,
+    build_train_data,
     load_image_sets,
 )
+from engine.checkpoint.resume import changed_images, drop_tensors, is_run, refuse_changes
+from engine.evaluation.scores import Best
 from engine.parallel import choose_parallel, is_sharded
 from engine.plan import ImageSets, Plan
+from engine.plan_lines import describe_other_validation
 from engine.precision.loss_scale import Clipping
 from engine.precision.policy import set_matmul
 from engine.session import Session
@@ -29,12 +32,15 @@ from engine.train.optimizers import build_optimizer
 from engine.train.schedule import Schedule
 from engine.train.trainer import Trainer
 from models import adapt, build_model
-from models.compilation import compile_model
+from models.compilation import compile_model, prepare_compiler
 from models.transforms import choose_transforms
+from models.weights.load import check_exactly
 from utils.distributed import Process
-from utils.errors import ConfigError
+from utils.errors import ConfigError, naming_damage
 from utils.host import keep_freed_memory
 from utils.log import Log
+from utils.seed import make_deterministic
+from utils.torch_internals import import_compiler
 
 
 def load_data_sets(
@@ -42,15 +48,39 @@ def load_data_sets(
 ) -> ImageSets:
     """The image sets, cached if DATA.CACHE is set. `signal`: number of a pending stop signal, or 0."""
     process, log = session.process, session.log
-    progress = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
-    return process.after_first(
-        lambda: cache_image_sets(config, load_image_sets(config, log.say, kept, config.SAVE), progress)
-    )
+
+    def load() -> ImageSets:
+        image_sets = load_image_sets(config, log.say, kept, config.SAVE)
+        if config.DATA.CACHE == "none":
+            return image_sets
+        from extras.cache import CacheProgress, cache_image_sets
+
+        progress = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
+        return cache_image_sets(config, image_sets, progress)
+
+    return process.after_first(load)
 
 
-def make_model(session: Session, plan: Plan) -> nn.Module:
+def prepare_torch(config: Config, process: Process, log: Log) -> None:
+    """Set up torch for DETERMINISTIC and COMPILE, before it computes anything."""
+    if config.DETERMINISTIC:
+        make_deterministic()
+    if config.COMPILE and not config.START.EVAL:
+        log.say(*prepare_compiler(os.environ, process.num_cores))
+        import_compiler()
+
+
+def build(plan: Plan, log: Log) -> Trainer:
+    """Build the trainer of a run at step 0, with its model, its data and what wraps its steps."""
+    model = make_model(plan, log)
+    data = build_train_data(plan.config, plan.train_set, plan.process, plan.order)
+    wrappers = make_wrappers(plan.config, plan.process, log, plan.num_classes, plan.classes)
+    return build_trainer(plan, model, data, log, wrappers)
+
+
+def make_model(plan: Plan, log: Log) -> nn.Module:
     """The model on this process's device, with its initial weights unless the run resumes."""
-    process, log, config = session.process, session.log, plan.config
+    process, config = plan.process, plan.config
     torch.manual_seed(config.SEED)
     model = build_model(config, plan.num_classes)
     log.say(*process.after_first(lambda: plan.load_weights(model)))
@@ -133,3 +163,30 @@ def build_trainer(
     )
     trainer.guard = choose_guard(config, trainer, log)
     return trainer
+
+
+def restore(plan: Plan, trainer: Trainer, log: Log) -> None:
+    """Continue from a checkpoint: from its whole state, or from the weights and epoch of another system."""
+    config, path, state = plan.config, plan.checkpoint, plan.saved
+    if not is_run(state):
+        trainer.epoch = config.START.LAST_EPOCH or state.get("epoch", -1) + 1
+        trainer.step = trainer.epoch * trainer.data.steps_per_epoch
+        log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
+        return
+    with naming_damage(path):
+        images = changed_images(state, path, plan.facts, plan.train_set, plan.eval_set)
+        log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))
+    if state.get("class_weights") != plan.class_weights:
+        log.warn("resume: TRAIN.CLASS_WEIGHTS: the weights are not those of the epochs before")
+    check_exactly(trainer.model, state["state_dict"], path)
+    with naming_damage(path):
+        trainer.load_state_dict(state)
+    drop_tensors(state)
+    if config.TRAIN.BUDGET:
+        from extras.budget import CHOICES_FILE, repeat_choices
+
+        log.say(*repeat_choices(path.with_name(CHOICES_FILE), trainer))
+    for line in describe_other_validation(plan):
+        log.say(line)
+        trainer.best, trainer.not_better = Best(), 0
+    log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")

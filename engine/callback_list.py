@@ -13,10 +13,9 @@ from engine.plan import Plan
 from engine.record.console import Console, DataWaitAdvice, TrainedOnAdvice
 from engine.record.image_results import BestResults
 from engine.record.image_sheets import TrainBatch
-from engine.record.metrics import Recorder
+from engine.record.metrics import Recorder, RowReader
 from engine.record.report import write_at_end
 from engine.record.timing import Profiler, Timing
-from engine.record.trackers import Trackers
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast
@@ -41,7 +40,9 @@ class Watchers(NamedTuple):
                 raise callback.refusal
 
 
-def choose_callbacks(session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, trackers: Trackers) -> Watchers:
+def choose_callbacks(
+    session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, trackers: RowReader | None
+) -> Watchers:
     """The callbacks of every process, and those of process 0 only. A new one is one line here. A callback that reads
     what another one found takes it as an argument, so it can only be made and called after it."""
     config, process, log, callbacks = plan.config, session.process, session.log, []

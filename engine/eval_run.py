@@ -54,7 +54,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     normalize = Normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     found, transforms = {}, choose_transforms(config, process.device, precision.half)
-    for name, model in weights_to_score(plan, partial(make_model, session, plan)):
+    for name, model in weights_to_score(plan, partial(make_model, plan, log)):
         if not found:
             log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
         log.say(*transforms.apply(model.to(process.device)))

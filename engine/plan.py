@@ -1,14 +1,12 @@
 """The plan of a run: every fact that is settled before anything is built.
 
-A run executes it; -check (engine/check/check.py, which the entries call in place of a run) prints its problems.
+A run executes it. -check (engine/check/check.py, which the entries call in place of a run) makes the same plan.
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 from unicodedata import normalize
 
 from torch import nn
@@ -32,7 +30,6 @@ from engine.checkpoint.resume import (
 from engine.parallel import check_strategy
 from engine.precision.policy import Precision
 from engine.provenance import refuse_other_ranks
-from engine.record.trackers import check_trackers
 from engine.train.optimizers import check_optimizer
 from models.weights.files import find_file, read_record
 from models.weights.load import load_pretrained
@@ -40,18 +37,12 @@ from models.weights.metadata import classes_of_weights
 from models.weights.state import record_of
 from utils.distributed import Process
 from utils.errors import ConfigError
+from utils.extras import has_extra
 from utils.log import Log
+from utils.program import StopSignal
 
-T = TypeVar("T")
 ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
-# Takes one step of a plan: its title, what computes its value, and the value to go on with if that is a user's mistake.
-Step = Callable[[str, Callable[[], T], T], T]
 AS_BEGUN = "as this run began"  # origin of a setting
-
-
-def or_end(title: str, task: Callable[[], T], otherwise: T) -> T:
-    """The step of a run: a mistake ends it. That of -check makes it a row, and goes on."""
-    return task()
 
 
 @dataclass(frozen=True)
@@ -92,7 +83,6 @@ class Plan(Beginning):
     validation: dict = field(default_factory=dict)  # what tells these validation images from others
     facts: dict = field(default_factory=dict)  # of the data: see datasets.fingerprint
     classes_of_weights: list[str] = field(default_factory=list)  # of another program's weights that are evaluated
-    made: float = field(default_factory=time.monotonic)
 
     @property
     def classes(self) -> list[str]:
@@ -126,17 +116,30 @@ class Plan(Beginning):
         return load_pretrained(model, source, setting, self.config.START.EVAL, self.classes, flatten(self.config))
 
 
-def begin(loaded: LoadedConfig, process: Process, log: Log, step: Step = or_end) -> Beginning:
-    """Refuse what needs no data to be refused, and read the checkpoint. Collective."""
+def refusals(config: Config) -> dict[str, Callable[[], object]]:
+    """Return the checks of settings that need neither data nor a checkpoint, by the titles of their rows in -check."""
+    if config.START.EVAL:
+        return {}
+    checks = {
+        "augmentation": lambda: parse_policy(config.TRAIN),
+        "strategy": lambda: check_strategy(config),
+        "optimizer": lambda: check_optimizer(config),
+    }
+    if config.TRACK and has_extra("trackers"):
+        from extras.trackers import check_trackers
+
+        checks["tracking"] = lambda: check_trackers(config)
+    return checks
+
+
+def begin(loaded: LoadedConfig, process: Process, log: Log) -> Beginning:
+    """Choose the precision, and read the checkpoint. Collective."""
     config = loaded.config
-    what = "weights" if config.START.EVAL else "resume"
-    precision = step("precision", lambda: Precision(config, process.device), None)
-    for title, refuse in refusals(config):
-        step(title, refuse, None)
-    checkpoint = step(what, lambda: process.first(lambda: _find(config, log)), None)
+    precision = Precision(config, process.device)
+    checkpoint = process.first(lambda: _find(config, log))
     read = partial(_read, checkpoint, config, compares=process.local_rank == 0)  # once on each machine
-    saved = step(what, lambda: process.after_first(read), {})
-    record = step(what, lambda: _record(source_of(config, checkpoint)[1], saved), {})
+    saved = process.after_first(read)
+    record = _record(source_of(config, checkpoint)[1], saved)
     kept = None
     if "class_names" in record and (is_run(saved) or config.START.EVAL):
         about = (record.get(key, {}) for key in ("split", "validation", TRAINED_ON))
@@ -145,41 +148,23 @@ def begin(loaded: LoadedConfig, process: Process, log: Log, step: Step = or_end)
     return Beginning(loaded, process, precision, checkpoint, saved, record, kept)
 
 
-def refusals(config: Config) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Checks that refuse settings that are not supported, by the title of -check's row."""
-    if not config.START.EVAL:
-        yield "augmentation", lambda: parse_policy(config.TRAIN)
-        yield "strategy", lambda: check_strategy(config)
-        yield "optimizer", lambda: check_optimizer(config)
-        yield "tracking", lambda: check_trackers(config)
-
-
 def make_plan(
     begun: Beginning,
     load_data: Callable[[Config, SavedData | None], ImageSets],
-    find_batch_size: Callable[[Beginning, int, int], tuple[int, str]] | None = None,
-    step: Step = or_end,
+    stop: StopSignal | None = None,
 ) -> Plan:
-    """Settle what depends on the data. Collective.
-
-    `find_batch_size`: for DATA.BATCH_SIZE auto; (begun, images, classes) -> (size, how it was found).
-    """
+    """Settle what depends on the data. Collective. `stop`: a signal also ends the search of a batch size."""
     facts, process, loaded = vars(begun), begun.process, begun.loaded
     names = _classes_of_weights(begun)
-    no_images = ImageSet([], [])
-    train, val = step("data", lambda: _load(begun, load_data, names), (no_images, no_images))
-    of_data = data_facts(train, val) if len(val) else {}
+    train, val = _load(begun, load_data, names)
+    of_data = data_facts(train, val)
     where = {"RESUME": f"step {begun.saved.get('step')}"} if begun.saved else {}
     refuse_other_ranks(process, of_data | where)
     if loaded.config.START.EVAL:
         return Plan(**facts, eval_set=val, classes_of_weights=names, facts=of_data)
     if loaded.config.DATA.BATCH_SIZE == AUTO:
         num_classes = loaded.config.MODEL.NUM_CLASSES or len(val.classes)
-        loaded = step(
-            "batch size",
-            lambda: _with_batch_size(begun, find_batch_size, len(train), num_classes),
-            loaded.with_batch_size(1, "unknown"),
-        )
+        loaded = _with_batch_size(begun, len(train), num_classes, stop)
     config = loaded.config
     # With fewer nodes than may come an update has the images of all, so that these decide nothing.
     in_step = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.most)
@@ -189,8 +174,8 @@ def make_plan(
         train_set=train,
         eval_set=val,
         facts=of_data,
-        order=step("repeats", lambda: build_order(config, train, process.world_size, global_batch), None),
-        class_weights=step("balance", lambda: class_weights(config, train) if len(train) else None, None),
+        order=build_order(config, train, process.world_size, global_batch),
+        class_weights=class_weights(config, train),
         validation=process.first(lambda: identity(val)),  # one process alone goes through millions of names
     )
 
@@ -256,8 +241,10 @@ def _load(begun: Beginning, load_data: Callable[[Config, SavedData | None], Imag
     return train, val
 
 
-def _with_batch_size(begun: Beginning, find: Callable, num_images: int, num_classes: int) -> LoadedConfig:
+def _with_batch_size(begun: Beginning, num_images: int, num_classes: int, stop: StopSignal | None) -> LoadedConfig:
     number, how = batch_size_of(begun.saved), AS_BEGUN
     if number is None:
-        number, how = find(begun, num_images, num_classes)
+        from extras.memory.batch_size import find_batch_size  # extra: memory
+
+        number, how = find_batch_size(begun, num_images, num_classes, stop)
     return begun.loaded.with_batch_size(number, how)

@@ -24,14 +24,21 @@ from utils.text import align, counted, first_of
 
 def describe_training(plan: Plan, model: str) -> list[str]:
     """The lines that a run logs before it trains. `model`: what is known of it besides its name."""
-    lines = align(list(_most_important(plan, model)))
-    if plan.loaded.origins["DATA.BATCH_SIZE"].startswith("auto ("):
-        lines.insert(0, f"batch size: {describe_batch_size(plan)}")
+    lines = [*(f"batch size: {how}" for how in describe_batch_size(plan)), *align(list(_most_important(plan, model)))]
     if plan.config.TRAIN.SIZE_SCHEDULE:
         sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
         lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}")
-    lines += describe_balance(plan.config, plan.train_set, plan.class_weights) + _describe_as_begun(plan)
-    return [*lines, *compare_with_weights(plan), *warn_of_overlap(plan)]
+    lines += _describe_as_begun(plan)
+    return lines + [line for note in notes_on(plan).values() for line in note]
+
+
+def notes_on(plan: Plan) -> dict[str, list[str]]:
+    """Return lines about unusual facts of a training, by the titles of their rows in -check."""
+    return {
+        "balance": describe_balance(plan.config, plan.train_set, plan.class_weights),
+        "preprocessing": compare_with_weights(plan),
+        "overlap": warn_of_overlap(plan),
+    }
 
 
 def _most_important(plan: Plan, model: str) -> Iterator[tuple[str, str]]:
@@ -86,9 +93,10 @@ def measured_classes(plan: Plan) -> str:
     return total if number == len(plan.classes) else f"{number} of {total}"
 
 
-def describe_batch_size(plan: Plan) -> str:
-    how = plan.loaded.origins["DATA.BATCH_SIZE"].partition(": ")[2]
-    return f"{counted(plan.config.DATA.BATCH_SIZE, 'image')}, {how}"
+def describe_batch_size(plan: Plan) -> list[str]:
+    """Return a line about the batch size if DATA.BATCH_SIZE auto has found it."""
+    origin, _, how = plan.loaded.origins["DATA.BATCH_SIZE"].partition(": ")
+    return [f"{counted(plan.config.DATA.BATCH_SIZE, 'image')}, {how}"] if origin.startswith("auto (") else []
 
 
 def _describe_as_begun(plan: Plan) -> list[str]:
@@ -106,7 +114,11 @@ def warn_of_overlap(plan: Plan) -> list[str]:
     if plan.kept or not (common or is_same_data):
         return []
     if holds_out_no_more(here, there):
-        return _warn_of_renamed_folders(plan)
+        if KEYS not in here:
+            return _warn_of_renamed_folders(plan)
+        from datasets.relabelled import warn_of_other_folders  # local: for weights of a run alone
+
+        return warn_of_other_folders(plan.eval_set, plan.record.get("class_names", ()), there, ": ".join(plan.source))
     setting, source = plan.source
     text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
     return [

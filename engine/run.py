@@ -4,7 +4,7 @@ The files to read, in this order: this one, plan.py, build.py, loop.py, train/tr
 evaluation/evaluate.py and saves.py. docs/architecture.md has a picture of them.
 """
 
-import os
+import contextlib
 from functools import partial
 from pathlib import Path
 
@@ -15,28 +15,25 @@ from datasets import (
     EvalData,
     ImageSet,
     build_eval_data,
-    build_train_data,
     shared_names,
     watches,
     write_split,
 )
-from engine.build import build_trainer, load_data_sets, make_model, make_wrappers
+from engine.build import build, load_data_sets, prepare_torch, restore
 from engine.callback_list import choose_callbacks
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import checkpoint_bytes, progress_in
-from engine.checkpoint.resume import changed_images, drop_tensors, is_run, refuse_changes
 from engine.checkpoint.sharded_saver import make_saver
 from engine.eval_run import evaluate_saved, run_evaluation
 from engine.evaluation.scores import Best
 from engine.loop import Loop
-from engine.plan import Plan, begin, make_plan
-from engine.plan_lines import describe_other_validation, describe_training
+from engine.plan import Plan, begin, make_plan, refusals
+from engine.plan_lines import describe_training
 from engine.provenance import refuse_other_ranks, setting_facts, source_facts
 from engine.record.image_results import BestResults
 from engine.record.next_steps import after_failure, after_training
 from engine.record.report import write_at_end
-from engine.record.trackers import tracking
 from engine.saves import Saves, describe_progress
 from engine.session import Session
 from engine.train.stop_conditions import (
@@ -46,15 +43,12 @@ from engine.train.stop_conditions import (
 )
 from engine.train.trainer import Trainer
 from models import describe
-from models.compilation import prepare_compiler
-from models.weights.load import check_exactly
 from utils.distributed import Process
-from utils.errors import LostProcess, naming_damage
+from utils.errors import LostProcess
+from utils.extras import has_extra
 from utils.host import name_of
 from utils.program import StopSignal, judge
-from utils.seed import make_deterministic
 from utils.text import counted, printable
-from utils.torch_internals import import_compiler
 
 
 def run(loaded: LoadedConfig, process: Process) -> int:
@@ -67,11 +61,7 @@ def run(loaded: LoadedConfig, process: Process) -> int:
             session.log.warn(
                 f"{counted(unused, 'visible device')} without a process: start as many processes as devices"
             )
-    if loaded.config.DETERMINISTIC:
-        make_deterministic()
-    if loaded.config.COMPILE and not loaded.config.START.EVAL:
-        session.log.say(*prepare_compiler(os.environ, process.num_cores))
-        import_compiler()
+    prepare_torch(loaded.config, process, session.log)
     try:
         if process.rendezvous:
             refuse_other_ranks(process, setting_facts(loaded.config) | source_facts())
@@ -91,43 +81,35 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     process, log, stop = session.process, session.log, StopSignal()
 
     # Plan: every fact is settled before anything is built, and what can be refused is, before there is a folder.
+    for refuse in refusals(loaded.config).values():
+        refuse()
     begun = begin(loaded, process, log)
     session.open_folder("train", existing=begun.folder, saved=begun.saved)
     # Images come from the source that DATA.DATASET names: datasets/sources/__init__.py has one line for each.
     load_data = partial(load_data_sets, session=session, signal=lambda: stop.number)
-
-    def find_batch_size(*facts) -> tuple[int, str]:
-        from extras.memory.batch_size import find_batch_size  # extra: memory
-
-        return find_batch_size(*facts, stop)
-
-    plan = make_plan(begun, load_data, find_batch_size)
+    plan = make_plan(begun, load_data, stop)
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
     log.say(*plan.eval_set.notes)
     if watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
         log.say(*process.first(lambda: shared_names(plan.train_set, plan.eval_set)))
 
     # Build.
-    model = make_model(session, plan)
-    about_model = describe(model, config.MODEL)
-    train_data = build_train_data(config, plan.train_set, process, plan.order)
     eval_data = build_eval_data(config, plan.eval_set, process)
     BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)
-    wrappers = make_wrappers(config, process, log, plan.num_classes, plan.classes)
-    trainer = build_trainer(plan, model, train_data, log, wrappers)
-    log.say(*describe_training(plan, about_model))
-    for finding in quick_checks(plan, model, session.path):
+    trainer = build(plan, log)
+    log.say(*describe_training(plan, describe(trainer.model, config.MODEL)))
+    for finding in quick_checks(plan, trainer.model, session.path):
         if finding.verdict != OK:
             log.say(f"check: {finding.title}: {finding.text}; {finding.remedy}")
 
     # Continue where a checkpoint ends.
     if plan.checkpoint:
-        restore(session, plan, trainer)
+        restore(plan, trainer, log)
     session.describe(**describe_setup(plan, trainer))
     if why := why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better):
         return leave_finished(session, plan, trainer, eval_data, why)
 
-    process.first(lambda: refuse_full_disk(session.path, checkpoint_bytes(config.TRAIN, model)))
+    process.first(lambda: refuse_full_disk(session.path, checkpoint_bytes(config.TRAIN, trainer.model)))
 
     # Train: all checks have passed, so the folder becomes this run's.
     log.say(f"writing to {session.path}")
@@ -135,7 +117,12 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     if process.is_first:
         write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
     saver = make_saver(config, session.path, process, log)
-    with tracking(config, session.path, process, log) as trackers:
+    tracking = contextlib.nullcontext()
+    if config.TRACK and has_extra("trackers"):
+        from extras.trackers import track
+
+        tracking = track(config, session.path, process, log)
+    with tracking as trackers:
         watchers = choose_callbacks(session, plan, trainer, saver, trackers)
         trainer.callbacks = watchers.callbacks
         if config.START.EXPLAIN:
@@ -196,30 +183,3 @@ def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: Ev
     state = EARLY_STOP if is_early else "done"
     session.advise(after_training(plan.config, session.process, session.path, plan.eval_set, state))
     return 0
-
-
-def restore(session: Session, plan: Plan, trainer: Trainer) -> None:
-    """Continue from a checkpoint: from its whole state, or from the weights and epoch of another system."""
-    config, path, state = plan.config, plan.checkpoint, plan.saved
-    if not is_run(state):
-        trainer.epoch = config.START.LAST_EPOCH or state.get("epoch", -1) + 1
-        trainer.step = trainer.epoch * trainer.data.steps_per_epoch
-        session.log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
-        return
-    with naming_damage(path):
-        images = changed_images(state, path, plan.facts, plan.train_set, plan.eval_set)
-        session.log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))
-    if state.get("class_weights") != plan.class_weights:
-        session.log.warn("resume: TRAIN.CLASS_WEIGHTS: the weights are not those of the epochs before")
-    check_exactly(trainer.model, state["state_dict"], path)
-    with naming_damage(path):
-        trainer.load_state_dict(state)
-    drop_tensors(state)
-    if config.TRAIN.BUDGET:
-        from extras.budget import CHOICES_FILE, repeat_choices
-
-        session.log.say(*repeat_choices(path.with_name(CHOICES_FILE), trainer))
-    for line in describe_other_validation(plan):
-        session.log.say(line)
-        trainer.best, trainer.not_better = Best(), 0
-    session.log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")

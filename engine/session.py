@@ -22,7 +22,7 @@ from configs.load import LoadedConfig, to_yaml
 from configs.schema import Config
 from utils.distributed import Process
 from utils.errors import ConfigError, LostProcess, cause_of
-from utils.files import creating, write_text
+from utils.files import check_writable, creating, write_text
 from utils.held_folders import LOCK, FolderMoved, HeldFolder
 from utils.log import Log
 from utils.program import OF_THE_DISK, judge, restore_gc, revision, start_ticks
@@ -226,6 +226,18 @@ def check_name(config: Config, existing: Path | None) -> None:
         return
     goes_on = f"-resume {path} goes on with that run; for a new one " if (path / "last.pth").exists() else ""
     raise ConfigError(f"NAME: {path} exists; {goes_on}{other}")
+
+
+def check_folder(config: Config, existing: Path | None) -> Path:
+    """Return the folder that a run would use, `existing` or a new one, without creating it. Raise ConfigError if it cannot be
+    written to."""
+    check_name(config, existing)
+    folder = existing or Path(config.SAVE)
+    try:
+        check_writable(folder)
+    except OSError as error:
+        raise cannot_write(str(folder), error) from error
+    return existing or new_folder(config, "train")
 
 
 def _names_a_run_to_evaluate(config: Config) -> bool:

@@ -22,12 +22,10 @@ import torch
 from configs.schema import Config
 from configs.values import unflatten
 from datasets import (
-    CacheProgress,
     Normalize,
     SavedData,
     build_preparation,
     build_train_data,
-    cache_image_sets,
     load_image_sets,
 )
 from engine.diagnose.doctor import diagnose
@@ -131,7 +129,11 @@ def next_batch(config: Config, state: dict) -> Batches:
     """The next batch of the run, which is a function of seed and step."""
     kept = SavedData(state["class_names"], state.get("split", {}))
     image_sets = load_image_sets(config, saved=kept)
-    train_set, _ = cache_image_sets(config, image_sets, CacheProgress(print, print, may_build=False))
+    if config.DATA.CACHE != "none":
+        from extras.cache import CacheProgress, cache_image_sets
+
+        image_sets = cache_image_sets(config, image_sets, CacheProgress(print, print, may_build=False))
+    train_set, _ = image_sets
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)
     read_here = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))

@@ -211,9 +211,21 @@ def read_list(name: str, outputs: Outputs) -> list[str]:
 
 def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     """Refuse what cannot be written, or would overwrite an image, before anything is computed."""
+    from engine.predict.output import DOCUMENT, PICTURE, TABLE
+
+    outputs = files_to_write(arguments, len(paths)) | maps_to_write(arguments, paths)
+    images = {os.path.realpath(path) for path in paths} if outputs else set()
+    for path, flag in outputs.items():
+        if os.path.realpath(path) in images:
+            raise ConfigError(f"{flag}: {path} is one of the images and would be overwritten; choose another place")
+        place = "folder" if flag == "-attention" else "file"
+        refuse_other_kind(flag, path, {"-csv": TABLE, "-json": DOCUMENT}.get(flag, PICTURE), f"name another {place}")
+
+
+def files_to_write(arguments: argparse.Namespace, num_images: int) -> dict[Path, str]:
+    """{file: its flag} of the tables and sheets, whose names are checked."""
     from datasets.transforms.decode import KNOWN_ENDINGS
-    from engine.predict.maps import map_names
-    from engine.predict.output import DOCUMENT, PICTURE, SHEET_ENDINGS, TABLE, sheet_paths
+    from engine.predict.output import SHEET_ENDINGS, sheet_paths
     from models.weights.files import find_file
 
     sources = [arguments.model, find_file(arguments.model), *arguments.list, arguments.classes, arguments.cfg]
@@ -230,7 +242,12 @@ def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
             raise ConfigError(f"-sheet: {path} must end in {', '.join(SHEET_ENDINGS)}, the formats that are written")
         if path in outputs:
             raise ConfigError(f"{flag}: {path} is written by {outputs[path]} too; name another file")
-        outputs |= {each: flag for each in (sheet_paths(path, len(paths)) if flag == "-sheet" else [path])}
+        outputs |= {each: flag for each in (sheet_paths(path, num_images) if flag == "-sheet" else [path])}
+    return outputs
+
+
+def maps_to_write(arguments: argparse.Namespace, paths: list[str]) -> dict[Path, str]:
+    """{file: its flag} of the attention maps. Makes the folders of -attention and -into."""
     for flag, folder in (("-attention", arguments.attention), ("-into", arguments.into)):
         if not folder:
             continue
@@ -239,13 +256,11 @@ def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
         except OSError as error:
             raise ConfigError(f"{flag}: the folder {folder} cannot be made ({error}); choose another") from None
         check_writable(flag, folder / "map.png")
-        outputs |= {folder / name: flag for name in map_names(paths)} if flag == "-attention" else {}
-    images = {os.path.realpath(path) for path in paths} if outputs else set()
-    for path, flag in outputs.items():
-        if os.path.realpath(path) in images:
-            raise ConfigError(f"{flag}: {path} is one of the images and would be overwritten; choose another place")
-        place = "folder" if flag == "-attention" else "file"
-        refuse_other_kind(flag, path, {"-csv": TABLE, "-json": DOCUMENT}.get(flag, PICTURE), f"name another {place}")
+    if not arguments.attention:
+        return {}
+    from engine.predict.maps import map_names
+
+    return {arguments.attention / name: "-attention" for name in map_names(paths)}
 
 
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:

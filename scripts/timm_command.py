@@ -85,6 +85,12 @@ def read_launch(words: list[str]) -> tuple[Launch, list[str]]:
             "--nproc_per_node PROCESSES, or python for one process"
         )
     nodes, per_node = (_count(launcher, option) for option in COUNTS)
+    world_size = next((each for each in variables if each.startswith("WORLD_SIZE=")), "WORLD_SIZE=1")
+    if nodes * per_node == 1 and world_size != "WORLD_SIZE=1":
+        raise ConfigError(
+            f"{world_size}: train.py is one of several processes then, which halfstep starts by torchrun; put in place of "
+            "the variables torchrun --nnodes NODES --nproc_per_node PROCESSES"
+        )
     if script.endswith(".sh"):
         if not rest or not rest[0].isdecimal():
             raise ConfigError(f"{script}: its first argument must be the number of processes, such as {script} 4")
@@ -118,6 +124,11 @@ def _is_command(word: str) -> bool:
     pieces = word.split()
     starts = bool(pieces) and (_is_launcher(pieces[0]) or pieces[0].endswith(SCRIPTS))
     return len(pieces) > 1 and (starts or any(re.match("--?[A-Za-z]", piece) for piece in pieces))
+
+
+def _is_argument(word: str) -> bool:
+    """Whether a word is an argument of train.py, with or without =VALUE."""
+    return word.startswith("--") and _name(word[2:].partition("=")[0]) in ARGUMENTS
 
 
 def _parser(description: str) -> Parser:
@@ -191,6 +202,8 @@ def _checked(name: str, argument: Argument, text: str) -> str | None:
         text.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"--{name} is {text!r}; it must be UTF-8 text") from None
+    if inside := next(filter(_is_argument, text.split()[1:]), None):
+        raise ConfigError(f"--{name} is {text!r}, which has the argument {inside} in it; end the quotes before that")
     if text or argument.is_list or name in MAY_BE_EMPTY:
         return text
     if argument.default is None and name not in NEVER_EMPTY:

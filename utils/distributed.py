@@ -162,7 +162,7 @@ class Process:
                 result = task() if self.is_first else None
             except Exception as caught:
                 error = caught
-        if self._host_group is not None:  # -check imagines a process without the others
+        if self._host_group is not None:  # -check simulates one of several processes
             facts = (str(error), error.code) if isinstance(error, UserError) else ("process 0 failed",)
             outcome = [result, facts if error else None]
             dist.broadcast_object_list(outcome, src=0, group=self._host_group)
@@ -247,7 +247,7 @@ class Process:
 
     def host_min(self, number: int) -> int:
         """The minimum over all ranks. Hosts wait for each other, but for no device."""
-        if self.world_size == 1:
+        if self._host_group is None:  # one process, or one that -check simulates
             return number
         vote = torch.tensor([number])
         dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._host_group)

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -226,5 +227,18 @@ def sync_folder(folder: Path) -> None:
 
 def free_bytes(folder: Path) -> int:
     """Bytes that can be written to a folder, which may not exist yet."""
-    folder = folder.absolute()
-    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+    return shutil.disk_usage(nearest_existing(folder)).free
+
+
+def nearest_existing(folder: Path) -> Path:
+    """Return the folder itself, or its nearest parent that exists."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+
+
+def check_writable(folder: Path) -> None:
+    """Raise OSError if no file can be created in the folder, or in its nearest existing parent."""
+    try:
+        with tempfile.TemporaryFile(dir=nearest_existing(folder)):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from error

@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 from unicodedata import normalize
 
 import numpy as np
@@ -25,6 +26,8 @@ SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # of zip files made on a Mac, and of ne
 RUNS = "folders of runs"
 DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # 2024, 2024-05-01, 20240501 birthday
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
+MOST_STRAY = 20  # images beside the folders of a data set
+MOST_DATA_SETS = 100  # folders among which data sets are looked for: more are classes
 THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
 SHAPE = Shape(
     {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"},
@@ -43,28 +46,76 @@ def read_image_folder(config: Config, say: Callable = print) -> tuple[ImageSet |
         return read_split_folders(config, root, EXPECTS)
     image_set = read_class_folders(config, root, classes, classes)
     image_set.split, image_set.doubt = {"training": str(root)}, _why_no_classes(root, classes)
+    image_set.notes += () if image_set.doubt else _name_data_sets(config, root, classes)
     return image_set, None
 
 
-def _why_no_classes(root: Path, names: list[str]) -> str:
-    """Say why these folders seem to be data sets in place of classes; empty where they do not.
+class Content(NamedTuple):
+    """The folders of a class folder, and how many images lie beside them."""
 
-    A data set holds folders of images and no image. So does a class whose images are divided, for instance by date.
-    """
+    folders: list[str]
+    num_images: int  # at most MOST_STRAY + 1
+
+    @classmethod
+    def of(cls, folder: Path) -> "Content":
+        folders, num_images = [], 0
+        for entry in os.scandir(folder):
+            if _is_image(entry.name) and entry.is_file():
+                num_images += 1
+                if num_images > MOST_STRAY:  # a class, whatever else is in it
+                    break
+            elif _is_folder(entry) and not _is_skipped(entry.name) and not is_run_folder(entry.path):
+                folders.append(entry.name)
+        return cls(sorted(folders), num_images)
+
+    @property
+    def is_class(self) -> bool:
+        """Whether there are more than stray images in it."""
+        return self.num_images > MOST_STRAY or self.num_images >= max(len(self.folders), 1)
+
+    @property
+    def is_data_set(self) -> bool:
+        """Whether it holds folders of images and hardly an image. So does a class that is divided, but by date."""
+        return not self.is_class and len(self.folders) > 1 and not all(map(DATE.match, self.folders))
+
+    def describe(self) -> str:
+        beside = counted(self.num_images, "image") if self.num_images else "no image"
+        return f"{len(self.folders):,} folders of images ({first_of(self.folders, limit=4)}) and {beside}"
+
+
+def _why_no_classes(root: Path, names: list[str]) -> str:
+    """Say why these folders seem to be data sets in place of classes; empty where they do not."""
     inside = {}
     for name in names:
-        if _has_images(root / name):
+        inside[name] = Content.of(root / name)
+        if inside[name].is_class:
             return ""
-        inside[name] = subfolders(root / name)
-    several = [name for name, folders in inside.items() if len(folders) > 1]
-    if not several or all(DATE.match(folder) for folders in inside.values() for folder in folders):
+    several = [name for name, content in inside.items() if len(content.folders) > 1]
+    if not several or all(DATE.match(folder) for content in inside.values() for folder in content.folders):
         return ""
     first = root / several[0]
-    held = f"{len(inside[several[0]]):,} folders of images ({first_of(inside[several[0]], limit=4)})"
     return (
-        f"DATA.DATA_PATH: {first} holds {held} and no image, and the other folders of {root} are like it: is -data_path "
-        f"one folder too high? Name the folder whose folders are the classes, as in -data_path {shlex.quote(str(first))}; if "
-        f"{first_of(names, limit=4)} are the classes, list them in a file: -opts DATA.CLASSES=classes.txt"
+        f"DATA.DATA_PATH: {first} holds {inside[several[0]].describe()}, and the other folders of {root} are like it: is "
+        f"-data_path one folder too high? Name the folder whose folders are the classes, as in -data_path "
+        f"{shlex.quote(str(first))}; if {first_of(names, limit=4)} are the classes, list them in a file: "
+        "-opts DATA.CLASSES=classes.txt"
+    )
+
+
+def _name_data_sets(config: Config, root: Path, names: list[str]) -> tuple[str, ...]:
+    """Warn of a folder that is read as one class and seems to be a data set; where DATA.CLASSES lists the classes, do not."""
+    if config.DATA.CLASSES or len(names) > MOST_DATA_SETS:
+        return ()
+    inside = {name: Content.of(root / name) for name in names}
+    found = [name for name in names if inside[name].is_data_set]
+    if not found:
+        return ()
+    content = inside[found[0]]
+    others = f" (as {first_of(found[1:], limit=4)})" if found[1:] else ""
+    return (
+        f"warning: {root / found[0]} holds {content.describe()}, and is read as one class{others}; if "
+        f"{first_of(content.folders, limit=4)} are the classes, the folder that is read is one too high; if not, list the "
+        "classes in a file: -opts DATA.CLASSES=classes.txt",
     )
 
 
@@ -91,6 +142,8 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
     )
     val = read_class_folders(config, val_folder, val_classes, classes or val_classes)
     val.notes = (*parts.notes(config, root), *(train.notes if train else ()), *val.notes)
+    if train:
+        val.notes += _name_data_sets(config, train_folder, classes)
     val.split = own_split(train_folder, val_folder)
     return train, val
 
@@ -332,11 +385,6 @@ def _is_image(file: str) -> bool:
 def _images_in(folder: Path) -> int:
     """The number of images directly in a folder."""
     return sum(_is_image(entry.name) and entry.is_file() for entry in os.scandir(folder))
-
-
-def _has_images(folder: Path) -> bool:
-    """Return whether there are images directly in a folder, without listing all of them."""
-    return any(_is_image(entry.name) and entry.is_file() for entry in os.scandir(folder))
 
 
 def _is_skipped(folder: str) -> bool:

@@ -60,7 +60,6 @@ class EncodedImages(ImageSet):
 class FileImages(EncodedImages):
     """Images in files below one folder."""
 
-    is_listing = False  # of what lies in class folders below `root`
     groups: Texts | None = None  # images of one group are held out together
 
     def __init__(

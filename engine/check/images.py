@@ -1,10 +1,11 @@
-"""Checks of a data set before a run, which read its images: classes, sizes, unreadable images, duplicates, the cache."""
+"""Checks of a data set before a run, which read its images: classes, sizes, unreadable images, duplicates."""
 
 import contextlib
+import functools
 import hashlib
-import tempfile
+import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,14 +13,11 @@ import numpy as np
 from configs.combinations import IN_THEIR_ORDER
 from configs.schema import Config
 from datasets.bad_images import num_allowed
-from datasets.index import caches_folder
-from datasets.loading.cache import REMEDY, count_threads, estimate_bytes, locate_cache, open_cache, why_not_cacheable
 from datasets.types import ImageReadError, ImageSet
-from engine.check.quick_checks import WARN, WRONG, Finding, nearest_existing
+from engine.check.quick_checks import WARN, WRONG, Finding
 from engine.evaluation.scores import FEW, interval_of
-from utils.files import free_bytes
 from utils.progress import shown
-from utils.text import counted, first_of, format_bytes
+from utils.text import counted, first_of
 
 LINE_EACH = ",\n"
 BLOCK, MAX_BLOCKS = 64, 4096  # images per task of a thread, or more so that there are not too many tasks
@@ -49,10 +47,13 @@ class ScanResult:
         """The place in the set of the image with this number among those that are read."""
         return number * len(self.image_set) // self.count
 
-    @property
-    def targets(self) -> np.ndarray:
-        """int [N]: the class numbers of the images that are read, or those of their sets of classes."""
-        return self.image_set.targets[np.arange(self.count, dtype=np.int64) * len(self.image_set) // self.count]
+    def class_name(self, number: int) -> str:
+        """The name of the image's class, or of all its classes."""
+        return self._target_names[self.image_set.targets[self.index(number)]]
+
+    @functools.cached_property
+    def _target_names(self) -> list[str]:
+        return self.image_set.target_names()
 
     def name(self, number: int) -> str:
         return self.image_set.name(self.index(number))
@@ -179,78 +180,44 @@ def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | Non
 
     `train` is None in evaluation, of which nothing is said unless it has the latter.
     """
-    twice, remedy = of_two_classes([val] if train is None else [train, val]), "give each of them one class"
+    twins, clashes = [], []
+    for group in same_pixels([val] if train is None else [train, val]):
+        in_training = [number for scan, number in group if scan is train]
+        twins += [(number, in_training[0]) for scan, number in group if scan is val and in_training]
+        by_class = {}
+        for scan, number in group:
+            name = scan.class_name(number)
+            by_class.setdefault(name, f"{scan.name(number)} ({name})")
+        clashes += [f"{one} = {other}" for one, other in itertools.pairwise(by_class.values())]
+    texts, remedies = [], []
+    if train:
+        is_sample = train.is_sample or val.is_sample
+        of = f"{val.count:,} validation and {train.count:,} training images read"
+    if twins:
+        share = f"{len(twins):,} of {of if is_sample else counted(val.count, 'validation image')}"
+        how = "is also a training image" if len(twins) == 1 else "are also training images"
+        pairs = [f"{val.name(twin)} = {train.name(origin)}" for twin, origin in sorted(twins)]
+        texts.append(f"{share} {how}:\n{first_of(pairs, LINE_EACH)}")
+        remedies.append("remove them from one of the two sets: accuracy on them says nothing")
+    if clashes:
+        are = "is" if len(clashes) == 1 else "are"
+        texts.append(f"{counted(len(clashes), 'image')} {are} in two classes:\n{first_of(clashes, LINE_EACH)}")
+        remedies.append("give each of them one class")
+    if texts:
+        return Finding("duplicates", "\n".join(texts), WARN, "; ".join(remedies))
     if train is None:
-        return Finding("duplicates", twice, WARN, remedy) if twice else None
-    known, first = np.unique(train.digests[train.readable], return_index=True)
-    twins = np.flatnonzero(np.isin(val.digests, known))  # 0 is not among them
-    of = f"{val.count:,} validation and {train.count:,} training images read"
-    is_sample = train.is_sample or val.is_sample
-    if not len(twins):
-        text = f"none among {of}; others may be" if is_sample else "no validation image is also a training image"
-        return Finding("duplicates", twice, WARN, remedy) if twice else Finding("duplicates", text)
-    origins = np.flatnonzero(train.readable)[first[np.searchsorted(known, val.digests[twins])]]
-    numbers = zip(twins.tolist(), origins.tolist(), strict=True)
-    pairs = [f"{val.name(twin)} = {train.name(origin)}" for twin, origin in numbers]
-    share = f"{len(twins):,} of {of if is_sample else counted(val.count, 'validation image')}"
-    how = "is also a training image" if len(twins) == 1 else "are also training images"
-    text = f"{share} {how}:\n{first_of(pairs, LINE_EACH)}" + f"\n{twice}" * bool(twice)
-    remove = "remove them from one of the two sets: accuracy on them says nothing"
-    return Finding("duplicates", text, WARN, f"{remove}; {remedy}" if twice else remove)
-
-
-def of_two_classes(scans: list[ScanResult]) -> str:
-    """Name the images that have the pixels of an image of another class; empty if there are none."""
-    known: dict[str, int] = {}
-    names = [scan.image_set.target_names() for scan in scans]
-    digests = np.concatenate([scan.digests for scan in scans])
-    classes = np.concatenate(
-        [
-            np.array([known.setdefault(name, len(known)) for name in of_set])[scan.targets]
-            for scan, of_set in zip(scans, names, strict=True)
-        ]
+        return None
+    return Finding(
+        "duplicates", f"none among {of}; others may be" if is_sample else "no validation image is also a training image"
     )
-    order = np.lexsort((classes, digests))
-    found, kinds = digests[order], classes[order]
-    clashes = np.flatnonzero((found[1:] == found[:-1]) & (kinds[1:] != kinds[:-1]) & (found[1:] != 0)).tolist()
-    if not clashes:
-        return ""
-    titles = list(known)
-
-    def describe(place: int) -> str:
-        number = int(order[place])
-        scan, number = (scans[0], number) if number < scans[0].count else (scans[1], number - scans[0].count)
-        return f"{scan.name(number)} ({titles[kinds[place]]})"
-
-    pairs = [f"{describe(place)} = {describe(place + 1)}" for place in clashes]
-    is_one = len(pairs) == 1
-    return f"{counted(len(pairs), 'image')} {'is' if is_one else 'are'} in two classes:\n{first_of(pairs, LINE_EACH)}"
 
 
-def check_cache(config: Config, sets: dict[str, ImageSet | None]) -> Finding:
-    """Whether DATA.CACHE is there, or has room. Never WRONG: a run without a cache continues without it.
-
-    `sets`: those of training and of validation, which share a folder.
-    """
-    lines, needed, folder = [], 0, caches_folder(config)
-    try:
-        for part, image_set in sets.items():
-            if image_set is None:
-                continue
-            if reason := why_not_cacheable(image_set):
-                lines.append(f"none of the {part} images, {reason}")
-                continue
-            location = locate_cache(config, part, image_set)
-            if file := open_cache(location, lines.append):
-                lines.append(f"{part} images: {format_bytes(len(file.data))} in {location.data}")
-                continue
-            with ThreadPoolExecutor(count_threads(config)) as pool:
-                size = estimate_bytes(config.DATA, image_set, pool)
-            lines.append(f"{part} images: about {format_bytes(size)} will be written to {location.folder}")
-            needed += size
-        with tempfile.TemporaryFile(dir=nearest_existing(folder)):
-            free = free_bytes(folder)
-    except OSError as error:
-        return Finding("cache", "\n".join([*lines, f"{folder} cannot be used ({error})"]), WARN, REMEDY)
-    text = "\n".join([*lines, *[f"{format_bytes(free)} are free there"] * bool(needed)])
-    return Finding("cache", text, *((WARN, REMEDY) if needed > free else ()))
+def same_pixels(scans: list[ScanResult]) -> Iterable[list[tuple[ScanResult, int]]]:
+    """Return groups of images with the same pixels, each image as its scan and its number there."""
+    digests, counts = np.unique(np.concatenate([scan.digests[scan.readable] for scan in scans]), return_counts=True)
+    repeated = digests[counts > 1]
+    groups: dict[int, list[tuple[ScanResult, int]]] = {digest: [] for digest in repeated.tolist()}
+    for scan in scans:
+        for number in np.flatnonzero(np.isin(scan.digests, repeated)).tolist():
+            groups[int(scan.digests[number])].append((scan, number))
+    return groups.values()

@@ -11,10 +11,14 @@ from torch import nn
 
 from configs.schema import Config
 from datasets import Normalize
+from engine.parallel import gathered_blocks, is_sharded
 from engine.precision.policy import Precision
 from engine.train.loss import build_loss
 from engine.train.optimizers import OURS, optimizer_bytes, trained_bytes
+from models import adapt, build_model
+from models.transforms import choose_transforms
 from models.transforms.base import has_blocks
+from utils.distributed import Process
 from utils.host import free_host_memory
 
 FEW, MORE = 2, 3  # images; BatchNorm refuses a single one
@@ -33,13 +37,21 @@ class MemoryEstimate:
         return max(int((limit - self.fixed) / max(self.per_image, 1)), 0)
 
 
-def estimate(config: Config, model: nn.Module, precision: Precision, fixed: int | None = None) -> MemoryEstimate:
-    """Estimate from two forwards; moves the model to its device. `fixed`: bytes without images, if known."""
-    few, more = (saved_bytes(config, model.to(precision.device), precision, count) for count in (FEW, MORE))
+def estimate(config: Config, num_classes: int, precision: Precision, process: Process) -> MemoryEstimate:
+    """Estimate the step of one process from forwards of two and three images through a model with random weights."""
+    model = adapt(build_model(config, num_classes), config)
+    choose_transforms(config, process.device, precision.half).apply(model)
+    fixed = fixed_bytes(config, model, precision)
+    if is_sharded(config, process):
+        # Besides its shards a process holds two whole blocks, the current and the next one, with their gradients.
+        largest = max(sum(each.nbytes for each in block.parameters()) for block in gathered_blocks(model))
+        fixed = fixed // process.world_size + 4 * largest
+        if config.TRAIN.ACCUM_ITER > 1:  # gradients are reduced and scattered only after the last micro-batch
+            fixed += trained_bytes(model)
+    few, more = (saved_bytes(config, model.to(process.device), precision, count) for count in (FEW, MORE))
     kept_per_image = (more - few) / (MORE - FEW)
     # Autocast's half copies of weights are saved too, and do not grow with the batch.
     constant = max(few - FEW * kept_per_image, 0)
-    fixed = fixed_bytes(config, model, precision) if fixed is None else fixed
     return MemoryEstimate(fixed + constant, WORKING * kept_per_image)
 
 

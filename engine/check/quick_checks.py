@@ -2,7 +2,6 @@
 
 import math
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from engine.train.ema import decay_at
 from engine.train.schedule import batch_factor
 from utils.distributed import Process
 from utils.errors import ConfigError
-from utils.files import free_bytes
+from utils.files import free_bytes, nearest_existing
 from utils.host import SHARED_MEMORY
 from utils.text import counted, format_bytes, format_bytes_apart
 
@@ -52,26 +51,17 @@ class Finding:
 
 
 def quick_checks(plan: Plan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
-    """All quick checks that the facts at hand allow. `path`: the run folder, if it can be written to."""
-    config, image_set = plan.config, plan.eval_set if plan.train_set is None else plan.train_set
-    if plan.order:
-        yield from check_schedule(config.TRAIN, plan.order)
-        yield from check_fine_tuning(config, plan.order.global_batch)
-    if not config.START.EVAL:
-        yield check_warm_up(config.TRAIN)
-    if len(image_set):
-        yield check_shared_memory(config, loader_processes(config, image_set, plan.process))
-    if path and model and not config.START.EVAL:
+    """Yield all quick checks of a training. In -check `model` or `path`, the run's folder, is None if it is wrong."""
+    config, order = plan.config, plan.order
+    yield check_updates(order)
+    yield check_rate(config.TRAIN, order.global_batch)
+    if config.TRAIN.MODEL_EMA:
+        yield check_ema(config.TRAIN, plan.num_updates)
+    yield from check_fine_tuning(config, order.global_batch)
+    yield check_warm_up(config.TRAIN)
+    yield check_shared_memory(config, loader_processes(config, plan.train_set, plan.process))
+    if model and path:
         yield check_disk(config, path, checkpoint_bytes(config.TRAIN, model))
-
-
-def check_schedule(settings: Train, order: Order) -> list[Finding]:
-    """Check what depends on the updates; of an order without images, as -check has for wrong data, only the rate."""
-    rate = check_rate(settings, order.global_batch)
-    if not order.num_images:
-        return [rate]
-    ema = [check_ema(settings, settings.NUM_EPOCHS * order.steps_per_epoch)] if settings.MODEL_EMA else []
-    return [check_updates(order), rate, *ema]
 
 
 def check_updates(order: Order) -> Finding:
@@ -161,17 +151,6 @@ def check_ema(settings: Train, num_updates: int) -> Finding:
     return Finding("EMA", text, WARN, "set TRAIN.MODEL_EMA_WARMUP=true, or lower TRAIN.MODEL_EMA_DECAY")
 
 
-def check_output(save: str) -> Finding:
-    """Check that a run folder can be created there."""
-    try:
-        folder = nearest_existing(Path(save))
-        with tempfile.TemporaryFile(dir=folder):
-            return Finding("output", f"{folder} can be written to")
-    except OSError as error:
-        remedy = "choose another folder with -output"
-        return Finding("output", f"SAVE: cannot write to {save} ({error.strerror})", WRONG, remedy)
-
-
 def check_disk(config: Config, path: Path, each: int) -> Finding:
     """Check that all files of a run fit on the disk of `path`: checkpoints of `each` bytes."""
     numbered = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
@@ -198,11 +177,6 @@ def refuse_full_disk(path: Path, each: int) -> None:
             f"SAVE: one checkpoint of this run takes {needs}, and the disk of {path} has {has} free, so that nothing "
             "could be saved; make room there, or choose another disk with -output"
         )
-
-
-def nearest_existing(path: Path) -> Path:
-    """The folder itself, or its nearest parent that exists."""
-    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
 
 
 def check_shared_memory(config: Config, num_workers: int) -> Finding:

@@ -7,9 +7,9 @@ import contextlib
 import json
 import math
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -19,7 +19,6 @@ from engine.evaluation.scores import Scores
 from engine.record.plot import Plotter
 from engine.record.saved_run import read_rows, read_table, title_of
 from engine.record.timing import Timing, shares
-from engine.record.trackers import Trackers
 from engine.train.callback import PHASES, Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
@@ -208,10 +207,20 @@ class StepRows:
         self._file.close()
 
 
+class RowReader(Protocol):
+    """Gets each row of steps.csv ("step") and metrics.csv ("epoch"): the trackers."""
+
+    def begin(self, step: int, epoch: int, steps: Sequence[Mapping], epochs: Sequence[Mapping]) -> None: ...
+
+    def add(self, axis: str, row: Mapping[str, float | None]) -> None: ...
+
+
 class Recorder(Callback):
     """Writes the figures of a run, in process 0. A full disk does not end a run: rows are kept for the next write."""
 
-    def __init__(self, config: Config, folder: Path, log: Log, timing: Timing, trainer: Trainer, trackers: Trackers):
+    def __init__(
+        self, config: Config, folder: Path, log: Log, timing: Timing, trainer: Trainer, trackers: RowReader | None
+    ):
         self._folder, self._log, self._timing, self._trackers = folder, log, timing, trackers
         self._plotter = Plotter(folder, title_of(flatten(config)), config.TRAIN.BEST_METRIC)
         self._open(trainer)
@@ -219,7 +228,8 @@ class Recorder(Callback):
     def _open(self, trainer: Trainer) -> None:
         self._epochs = EpochRows(self._folder, trainer.epoch if trainer.step else -1)
         self._steps = StepRows(self._folder, trainer.step, trainer.config.TRAIN.BUDGET is not None)
-        self._trackers.begin(trainer.step, trainer.epoch, self._steps.rows, self._epochs.rows)
+        if self._trackers:
+            self._trackers.begin(trainer.step, trainer.epoch, self._steps.rows, self._epochs.rows)
 
     def on_rollback(self, trainer: Trainer) -> None:
         self.close()
@@ -232,14 +242,16 @@ class Recorder(Callback):
     def on_report(self, trainer: Trainer, report: Report) -> None:
         times = {f"{name}_pct": report.shares.get(name) for name in PHASES}
         row = {name: times[name] if name in times else getattr(report, name) for name in STEP_COLUMNS}
-        self._trackers.add("step", row)
+        if self._trackers:
+            self._trackers.add("step", row)
         with self._warn_on_os_error():
             self._steps.add(row)
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         times = shares(self._timing.epoch_seconds, trainer.process.device)
         row = epoch_row(Epoch(trainer, result, times))
-        self._trackers.add("epoch", row)
+        if self._trackers:
+            self._trackers.add("epoch", row)
         with self._warn_on_os_error():
             self._epochs.add(row)
             self._plotter.draw(self._epochs.rows, self._steps.rows, now=False)

@@ -1,27 +1,25 @@
 """DATA.BATCH_SIZE auto: finds the largest batch that fits, by trials on a GPU, by estimate elsewhere."""
 
 import contextlib
-import copy
 import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import TrainData, build_train_data
 from datasets.sources.synthetic import read_synthetic
+from engine.build import build_trainer, make_wrappers
 from engine.check.memory import estimate, free_memory
-from engine.plan import Beginning
+from engine.plan import Beginning, plan_of
 from engine.precision.policy import Precision, or_amp
+from engine.train.micro_batches import Guard
 from engine.train.trainer import Trainer
-from engine.trial import build_trial, trial_config
 from extras.memory.guard import MemoryGuard, release, shortage
 from models import adapt, build_model
-from models.transforms import choose_transforms
 from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
 from utils.log import Log
@@ -37,16 +35,17 @@ UPDATES = 10  # of an epoch, at least: with fewer a small set hardly trains, how
 OF_SO_FEW = f"with more an epoch would have fewer than {UPDATES} updates"
 
 
-def find_batch_size(begun: Beginning, num_images: int, num_classes: int, stop: StopSignal) -> tuple[int, str]:
+def find_batch_size(
+    begun: Beginning, num_images: int, num_classes: int, stop: StopSignal | None = None
+) -> tuple[int, str]:
     """Find one batch size for all processes. Returns it, and how it was found. `num_images`: training images."""
     config, process = begun.config, begun.process
     start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
     if can_run_out(process.device):
         found, how = try_sizes(Trial(config, num_classes, process, stop), limit)
     else:
-        model = adapt(build_model(config, num_classes), config)
-        found, how = calculate(config, model, begun.precision, process, limit)
-    agreed = process.host_min(-stop.number or found)
+        found, how = calculate(config, num_classes, begun.precision, process, limit)
+    agreed = process.host_min(-stop.number if stop and stop.number else found)
     if agreed < 0:
         raise StoppedBySignal(-agreed, "while the largest batch was looked for")
     if agreed == 0:
@@ -90,16 +89,14 @@ def refuse(config: Config, how: str, device: torch.device) -> None:
     )
 
 
-def calculate(config: Config, model: nn.Module, precision: Precision, process: Process, limit: int) -> tuple[int, str]:
+def calculate(config: Config, num_classes: int, precision: Precision, process: Process, limit: int) -> tuple[int, str]:
     """Estimate from forwards of 2 and 3 images; 0 if nothing fits."""
     on_device, free = can_run_out(process.device), free_memory(process.device)
     margin, sharing = (DEVICE_MARGIN, 1) if on_device else (HOST_MARGIN, process.local_size)
     shared = f" for {sharing} processes" if sharing > 1 else ""
     how = f"calculated from 2 and 3 images, with {margin:.0%} of {format_bytes(free)}{shared} left free"
-    model = copy.deepcopy(model)  # the transforms change it
-    choose_transforms(config, process.device, precision.half).apply(model)
     try:
-        fitting = estimate(config, model, precision).fitting((1 - margin) * free / sharing)
+        fitting = estimate(config, num_classes, precision, process).fitting((1 - margin) * free / sharing)
     except torch.OutOfMemoryError:
         return 0, how
     return rounded(min(fitting, limit), config), how
@@ -132,7 +129,12 @@ class Trial:
     """A throw-away trainer like that of the run, with random weights and images."""
 
     def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal | None = None):
-        self.config = trial_config(config, num_classes)
+        # The second micro-batch runs with the gradients of the first in memory; a third would not need more.
+        train = replace(config.TRAIN, ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2), REPEATED_AUG=1)
+        if config.TRAIN.SIZE_SCHEDULE:
+            train = replace(train, SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
+        model = replace(config.MODEL, NUM_CLASSES=num_classes)
+        self.config = replace(config, COMPILE=False, TRAIN=train, MODEL=model)
         self.device, self.stop = process.device, stop
         self.has_others, self.probes = process.world_size > 1, process.world_size > 1 and not config.COMPILE
         self.trainer: Trainer | None = None
@@ -171,9 +173,13 @@ class Trial:
                 self.trainer.update(window)
 
     def begin(self, config: Config, train_data: TrainData) -> None:
-        trainer = build_trial(config, self.device, train_data)
-        if self.probes:
-            trainer.guard = ProbeOnly(config, trainer, Log(rank=1))
+        model = adapt(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
+        silent = Log(rank=1)
+        # A precision of its own, since its updates move the loss scale; and nothing repeats an update that fails.
+        plan = plan_of(config, Process(self.device), train_data.image_set)
+        wrappers = make_wrappers(config, plan.process, silent, config.MODEL.NUM_CLASSES)
+        trainer = build_trainer(plan, model, train_data, silent, wrappers)
+        trainer.guard = ProbeOnly(config, trainer, silent) if self.probes else Guard()
         if self.has_others:
             self.ddp_buckets = [torch.empty_like(each) for each in trainer.parameters]
         self.trainer = trainer

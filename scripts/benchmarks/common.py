@@ -166,46 +166,54 @@ def take_turns(
 
     `products` names the type of the matrix products that are timed by some of them, once their memory was read.
     """
-    measured: dict[str, Measured] = {}
-    reasons: dict[str, str] = {}
-    steps: dict[str, int] = {}
-    first = next(iter(workers), None)
-
-    def attempt(do: Callable[[str], None]) -> None:
-        for name in workers:
-            try:
-                if name not in reasons:
-                    do(name)
-            except Refused as error:
-                measured.pop(name, None)
-                reasons[name] = str(error)
-
-    def set_up(name: str) -> None:
-        images = workers[name].facts()["images"]
-        steps[name] = turns.steps_of(workers[name])
-        measured[name] = Measured(images)
-
-    def take_turn(name: str) -> None:
-        measured[name].seconds.append(workers[name].iterate(steps[name]))
-        print(f"{name}: {measured[name].images_per_second[-1]:.1f} images/s", file=sys.stderr, flush=True)
-        if first in measured:
-            measured[name].base.append(measured[first].seconds[-1])
-
-    def finish(name: str) -> None:
-        each, worker = measured[name], workers[name]
-        each.memory = worker.peak_memory()
-        if product := (products or {}).get(name):
-            each.peak, each.forward_flops = worker.peak(product)
-
+    rounds = Rounds(workers, turns, products or {})
     for worker in workers.values():
         worker.start()
-    attempt(set_up)
+    rounds.attempt(rounds.set_up)
     for _ in range(turns.rounds):
-        attempt(take_turn)
-    attempt(finish)
+        rounds.attempt(rounds.take_turn)
+    rounds.attempt(rounds.finish)
     for worker in workers.values():
         worker.close()
-    return measured, reasons
+    return rounds.measured, rounds.reasons
+
+
+class Rounds:
+    """What several cases measure in turns. A case that is refused takes no further turn."""
+
+    def __init__(self, workers: dict[str, StepWorker], turns: Turns, products: dict[str, str]):
+        self.workers, self.turns, self.products = workers, turns, products
+        self.first = next(iter(workers), None)  # the others are compared with it
+        self.measured: dict[str, Measured] = {}
+        self.reasons: dict[str, str] = {}  # why a case has no figures
+        self.steps: dict[str, int] = {}
+
+    def attempt(self, do: Callable[[str], None]) -> None:
+        for name in self.workers:
+            try:
+                if name not in self.reasons:
+                    do(name)
+            except Refused as error:
+                self.measured.pop(name, None)
+                self.reasons[name] = str(error)
+
+    def set_up(self, name: str) -> None:
+        images = self.workers[name].facts()["images"]
+        self.steps[name] = self.turns.steps_of(self.workers[name])
+        self.measured[name] = Measured(images)
+
+    def take_turn(self, name: str) -> None:
+        each = self.measured[name]
+        each.seconds.append(self.workers[name].iterate(self.steps[name]))
+        print(f"{name}: {each.images_per_second[-1]:.1f} images/s", file=sys.stderr, flush=True)
+        if self.first in self.measured:
+            each.base.append(self.measured[self.first].seconds[-1])
+
+    def finish(self, name: str) -> None:
+        each, worker = self.measured[name], self.workers[name]
+        each.memory = worker.peak_memory()
+        if product := self.products.get(name):
+            each.peak, each.forward_flops = worker.peak(product)
 
 
 def compare(workers: dict[str, StepWorker], turns: Turns) -> dict[str, Measured]:

@@ -61,7 +61,8 @@ class LoaderWorker:
     num_ahead = 0  # updates whose images may lie ready when a turn begins: they are not timed
 
     def __init__(self, argv: list[str]):
-        from datasets import CacheProgress, build_train_data, cache_image_sets, choose_workers, load_image_sets
+        from datasets import build_train_data, choose_workers, load_image_sets
+        from extras.cache import CacheProgress, cache_image_sets
         from utils.distributed import Process
 
         self.config = config = load_settings(argv).with_default_batch_size().config

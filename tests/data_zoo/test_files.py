@@ -9,7 +9,6 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps
 
-from datasets import CacheProgress, cache_image_sets
 from datasets.sources.torchvision_sets import TorchvisionImages
 from datasets.transforms import decode
 from datasets.transforms.decode import PixelRules
@@ -226,7 +225,7 @@ def test_a_photo_of_108_megapixels_is_read_unless_the_setting_forbids_it(recwarn
         read(content, 1, max_pixels=100_000_000)
 
 
-def test_a_cache_and_shards_hold_the_same_pixels_as_the_files(tmp_path):
+def test_shards_hold_the_same_pixels_as_the_files(tmp_path):
     files = {f"{turn}.jpg": photo("JPEG", turn) for turn in HELD}
     files |= {"turned.tif": photo("TIFF", 6), "edited.jpg": edited_photo("JPEG", 6)}
     files |= {"alpha.png": hidden_colours("RGBA", "PNG"), "16.png": grey_16_bits("PNG"), "a.heic": photo("HEIF")}
@@ -238,9 +237,16 @@ def test_a_cache_and_shards_hold_the_same_pixels_as_the_files(tmp_path):
         in_shards = [pixels.tolist() for pixels in read_all(load("shards", tmp_path / "shards", EXIF=exif)[0])]
         assert sorted(in_shards) == sorted(wanted)
 
-    says = CacheProgress(say=lambda line: None, warn=lambda line: None)
+
+def test_a_cache_holds_the_same_pixels_as_the_files(tmp_path):
+    cache = pytest.importorskip("extras.cache")
+    files = {f"{turn}.jpg": photo("JPEG", turn) for turn in HELD}
+    files |= {"turned.tif": photo("TIFF", 6), "edited.jpg": edited_photo("JPEG", 6)}
+    files |= {"alpha.png": hidden_colours("RGBA", "PNG"), "16.png": grey_16_bits("PNG"), "a.heic": photo("HEIF")}
+    root = folder(tmp_path / "photos", files)
+    says = cache.CacheProgress(say=lambda line: None, warn=lambda line: None)
     for rules in ({}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": MEAN}, {}):  # no cache of other rules is used
         config = settings("imagefolder", root, CACHE="disk", CACHE_PATH=str(tmp_path / "cache"), **rules)
         from_files = load("imagefolder", root, **rules)
-        cached = cache_image_sets(config, from_files, says)[0]
+        cached = cache.cache_image_sets(config, from_files, says)[0]
         assert [each.tolist() for each in read_all(cached)] == [each.tolist() for each in read_all(from_files[0])]

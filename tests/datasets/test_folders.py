@@ -62,7 +62,10 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path, monkeypatch):
 ABOVE = {"photos/cat": 3, "photos/dog": 3, "new/cat": 3, "new/dog": 3}
 
 
-@pytest.mark.parametrize("folders", [ABOVE, {"a/train/cat": 2, "a/val/cat": 2, "b/train/cat": 2, "b/val/cat": 2}])
+@pytest.mark.parametrize(
+    "folders",
+    [ABOVE, {**ABOVE, "new": 1}, {"a/train/cat": 2, "a/val/cat": 2, "b/train/cat": 2, "b/val/cat": 2}],
+)
 def test_a_path_one_folder_too_high_is_refused(tmp_path, folders):
     make_folders(tmp_path / "data", folders)
     first = sorted({name.split("/")[0] for name in folders})[0]
@@ -83,6 +86,23 @@ def test_folders_of_folders_are_classes_where_somebody_lists_them(tmp_path):
     assert load_image_sets(settings("imagefolder", tmp_path / "data"), saved=of_run)[0].classes == ["new", "photos"]
     with pytest.raises(DataError, match="one folder too high"):
         load_image_sets(settings("imagefolder", tmp_path / "data"), saved=SavedData(["cat", "dog"], {}))
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        {"photos/cat": 3, "photos/dog": 3, "new": 4},
+        {f"{part}/{name}": 3 for part in ("train", "val") for name in ABOVE},
+    ],
+    ids=["beside a flat folder", "in train and val"],
+)
+def test_a_data_set_read_as_a_class_is_warned_of(tmp_path, folders):
+    make_folders(tmp_path / "data", folders)
+    (tmp_path / "listed.txt").write_text("photos\nnew\n")
+    (found,) = [note for note in load("imagefolder", tmp_path / "data")[1].notes if note.startswith("warning")]
+    assert_names(found, "photos", "cat", "dog", "DATA.CLASSES")
+    listed = load("imagefolder", tmp_path / "data", CLASSES=str(tmp_path / "listed.txt"))[1]
+    assert not [note for note in listed.notes if "read as one class" in note]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import csv
 import itertools
 import os
+import re
 import shutil
 import unicodedata
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 
 from configs.schema import Fold
 from datasets import ImageSet, SavedData, holds_out_no_more, identity, load_image_sets, types
+from datasets.relabelled import trained_by_other_folders
 from datasets.sources import images
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record, write_split
 from datasets.transforms.decode import PixelRules
+from tests.support.configs import replaced
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import rows, write_parquet
 from tests.support.printed import same_message
@@ -132,6 +135,56 @@ def test_the_class_in_a_path_does_not_decide_a_part_wherever_it_stands(tmp_path)
     images.labels_are_numbers = True  # then folders of that name have nothing to do with classes
     other = divide(images, new_record("hash", "here", 0.1, None))[1]
     assert [int(Path(key).stem) for key in keys(other)] != parts[0]
+
+
+@pytest.fixture
+def relabelled(tmp_path) -> tuple[Path, str]:
+    """A CSV file of ants, bees and cats, and what it says after all bees were labelled ant, in their folder."""
+    names = [f"{name}/{name}{number}.png" for name in ("ant", "bee", "cat") for number in range(60)]
+    for name in names:
+        draw(tmp_path / name)
+    file = tmp_path / "a.csv"
+    file.write_text("image_path,target\n" + "".join(f"{name},{name[:3]}\n" for name in names))
+    return file, file.read_text().replace(",bee", ",ant")
+
+
+def test_labels_that_change_in_a_list_move_no_image_of_a_run_that_is_evaluated(relabelled):
+    file, changed = relabelled
+    train, val = load("csv", file)
+    kept, before = SavedData(val.classes, val.split, identity(val)), {val.key(index) for index in range(len(val))}
+    file.write_text(changed)
+    _, scored = load_image_sets(settings("csv", file, evaluate=True), saved=kept)
+    assert {scored.key(index) for index in range(len(scored))} == before
+    _, anew = load("csv", file)
+    others = {anew.key(index) for index in range(len(anew))} - before
+    found = trained_by_other_folders(anew, kept.classes, kept.split).tolist()
+    assert others and {anew.key(index) for index in found} == others
+
+
+def test_a_class_renamed_in_a_list_moves_no_image_in_any_resume(relabelled):
+    file, _ = relabelled
+    _, val = load("csv", file)
+    before = {val.key(index) for index in range(len(val))}
+    for name in ("fox", "gnu"):
+        kept = SavedData(val.classes, val.split, identity(val))
+        file.write_text(re.sub(r",(cat|fox)\n", f",{name}\n", file.read_text()))
+        config = replaced(settings("csv", file), START={"ALLOW_CHANGED": ("CLASS_NAMES",)})
+        for _ in range(2):
+            _, val = load_image_sets(config, saved=kept)
+            assert {val.key(index) for index in range(len(val))} == before
+            kept = SavedData(val.classes, val.split, identity(val))
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_a_run_from_weights_counts_what_they_were_trained_on_by_other_class_names(tmp_path, small_yaml, relabelled):
+    file, changed = relabelled
+    flags = ["-cfg", small_yaml, "-dataset", "csv", "-data_path", file, "-epochs", "1"]
+    typed("main_single_gpu.py", *flags, "-output", tmp_path / "output").done()
+    weights = ["-pretrained", run_folder(tmp_path / "output") / "best.pth", "-output", tmp_path / "new"]
+    assert "was trained on" not in typed("main_single_gpu.py", *flags, *weights).done().stdout
+    file.write_text(changed)
+    said = typed("main_single_gpu.py", *flags, *weights).done().stdout
+    assert_names(next(line for line in said.splitlines() if "was trained on" in line), "warning", "bee", "split.csv")
 
 
 def test_a_class_without_validation_images_is_named_and_the_start_shows_the_smallest(tmp_path):

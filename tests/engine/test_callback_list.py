@@ -42,7 +42,7 @@ def test_the_recorder_closes_after_the_callbacks_whose_last_pictures_it_hands_on
         close = kind.close
         return mock.patch.object(kind, "close", lambda self: (close(self), closed.append(kind)))
 
-    deterministic = mock.patch("engine.run.make_deterministic")
+    deterministic = mock.patch("engine.build.make_deterministic")
     with noting(BestResults), noting(TrainBatch), noting(Recorder), deterministic as made:
         words += ["-batch_size", "128", "-opts", "REPORT=true", "DETERMINISTIC=true"]
         assert run(load(words), Process(CPU)) == 0 and made.called

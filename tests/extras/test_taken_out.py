@@ -16,8 +16,10 @@ TRAIN = "main_single_gpu -cfg {small} -output {output} -name asking -epochs 1"
 # The command that asks for an extra. None: nobody does, and a run without it says so.
 ASKING: dict[str, str | None] = {
     "budget": f"{TRAIN} -budget 5m",
+    "cache": f"{TRAIN} -opts DATA.CACHE=disk",
     "distillation": f"{TRAIN} -opts TRAIN.DISTILLATION_TYPE=soft",
     "explain": f"{TRAIN} -explain_precision",
+    "trackers": f"{TRAIN} -track mlflow",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
     "lora": f"{TRAIN} -opts MODEL.LORA.RANK=4",
     "memory": f"{TRAIN} -batch_size auto",

@@ -5,6 +5,7 @@ import importlib
 import itertools
 import json
 import os
+import pydoc
 import resource
 import signal
 import socket
@@ -23,7 +24,6 @@ import engine.build
 import engine.callback_list
 import engine.check.memory
 import engine.eval_run
-import engine.record.trackers
 import engine.run
 import engine.saves
 import engine.session
@@ -38,7 +38,6 @@ from engine.loop import Loop, Outcome
 from engine.record.image_results import BestResults, ResultFiles
 from engine.record.metrics import Recorder
 from engine.record.plot import Plotter
-from engine.record.trackers import Trackers
 from engine.session import Status
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast
@@ -135,7 +134,7 @@ def ignore(*numbers: int) -> None:
 MOMENTS = {
     "before the settings are read": (engine.settings, "load_settings", 1),
     "batch size": ("extras.memory.batch_size", "calculate", 1),
-    "start-up": (engine.run, "build_train_data", 1),
+    "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
     "evaluation": (engine.eval_run, "evaluate", 1),
@@ -169,7 +168,7 @@ MOVES = {
     "a trace": (Trainer, "update", 7),
     "the figures": (Recorder, "close", 1),
     "the pictures": (BestResults, "close", 1),
-    "the trackers": (Trackers, "end", 1),
+    "the trackers": ("extras.trackers.Trackers", "end", 1),
     "the report": (engine.run, "write_at_end", 1),
 }
 OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-1.pth", "status.json", "report.html")
@@ -178,6 +177,7 @@ OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-
 def move_folder(output: str, before: str, rank: int = 0) -> None:
     """Before this is called, the run's folder is renamed to `moved`, and another run begins in a folder of the same name."""
     owner, name, nth = MOVES[before]
+    owner = pydoc.locate(owner) if isinstance(owner, str) else owner  # of an extra, which may be missing
     do, calls = getattr(owner, name), [0]
 
     def moving(*arguments, **options):
@@ -256,8 +256,8 @@ def run_out_of_memory(fits: int, step: int, rank: int) -> None:
 
 
 def compute_in_float64() -> None:
-    make = engine.run.make_model
-    engine.run.make_model = engine.eval_run.make_model = lambda *arguments, **options: make(
+    make = engine.build.make_model
+    engine.build.make_model = engine.eval_run.make_model = lambda *arguments, **options: make(
         *arguments, **options
     ).double()
 
@@ -507,4 +507,6 @@ def die_when_shown(step: int, *patterns: str) -> None:
 
 def wait_long_for_trackers() -> None:
     """No fault: the end of a run waits until its trackers have ended, however busy the machine is."""
-    engine.record.trackers.PATIENCE = engine.record.trackers.LONGEST_END = DEADLINE
+    import extras.trackers
+
+    extras.trackers.PATIENCE = extras.trackers.LONGEST_END = DEADLINE

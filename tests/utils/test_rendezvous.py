@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.check.check import imagine
+from engine.check.check import simulated_process
 from tests.support.configs import CPU
 from tests.support.forks import DEADLINE
 from tests.support.refusals import assert_names, refused
@@ -23,7 +23,7 @@ from utils.rendezvous import Rendezvous
 def test_a_process_that_is_shown_one_device_takes_it_unless_torchrun_showed_all(monkeypatch):
     monkeypatch.setattr(distributed, "find_devices", lambda setting: ("cuda", 1))
     assert distributed.choose_device("auto", 3, "Slurm") == torch.device("cuda", 0)
-    assert imagine("auto", world_size=1, local_size=1).device == torch.device("cuda", 0)
+    assert simulated_process("auto", world_size=1, local_size=1).device == torch.device("cuda", 0)
     with refused(ConfigError, "-ngpus", "process 4", "cuda"):
         distributed.choose_device("auto", 3, "torchrun")
 

@@ -1,4 +1,4 @@
-"""-check reads every image: what cannot be read, labels, classes, duplicates, sizes, and the cache."""
+"""-check reads every image: unreadable ones, labels, classes, duplicates and sizes."""
 
 import re
 from dataclasses import replace
@@ -6,12 +6,10 @@ from dataclasses import replace
 from PIL import Image
 
 from configs.schema import Start
-from datasets import CacheProgress, cache_image_sets, load_image_sets
-from engine.check.images import ScanResult, check_cache, check_images
-from engine.check.quick_checks import OK, WARN, WRONG, Finding
+from engine.check.images import ScanResult, check_images
+from engine.check.quick_checks import OK, WARN, WRONG
 from tests.data_zoo.files import animation, grey_16_bits, photo
 from tests.engine.check.small_photos import sets_of, trouble
-from tests.support.configs import replaced, small_config
 from tests.support.image_sets import noise
 from tests.support.refusals import assert_names
 
@@ -97,30 +95,3 @@ def test_of_a_sample_each_row_says_so(photos):
     (photos / "train/cat/0.png").write_bytes(BROKEN)
     verdict, text = found_in(photos, "DATA.MAX_BAD_FRACTION=0", most=1)["training images"]
     assert verdict == WRONG and str(photos / "train/cat/0.png") in text and "1 of 1 read (100.00%)" in text
-
-
-def test_a_cache_is_there_will_be_made_or_cannot_be(photos, tmp_path, monkeypatch):
-    folder = tmp_path / "cache"
-    config, *sets = sets_of(photos, "DATA.CACHE=disk", f"DATA.CACHE_PATH={folder}")
-
-    def found(given=config, sets=sets) -> Finding:
-        return check_cache(given, dict(zip(("training", "validation"), sets, strict=True)))
-
-    before = found()
-    assert before.verdict == OK and not folder.exists()
-    assert "training images: about 1 MiB will be written to" in before.text and "iB are free" in before.text
-    with monkeypatch.context() as patch:
-        patch.setattr("engine.check.images.free_bytes", lambda place: 100)
-        patch.setattr("engine.check.images.estimate_bytes", lambda *given: 60)  # of each of the two parts
-        assert found().verdict == WARN and "DATA.CACHE=256" in found().remedy
-    cache_image_sets(config, sets, CacheProgress(print, print))
-    after = found()
-    assert after.verdict == OK and f"training images: 1 MiB in {folder}" in after.text and "will be" not in after.text
-    (index,) = folder.glob("*training*.index")
-    index.write_bytes(b"")
-    assert str(index) in found().text and "training images: about" in found().text
-    (tmp_path / "file").write_text("")
-    below_a_file = found(replaced(config, DATA={"CACHE_PATH": f"{tmp_path}/file/cache"}))
-    assert below_a_file.verdict == WARN and "DATA.CACHE_PATH" in below_a_file.remedy
-    digits = load_image_sets(small_config(tmp_path, "DATA.CACHE=disk"))
-    assert "none of the training images, which are in memory already" in found(sets=digits).text

@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from configs.values import flatten
+from engine.check import check as check_program
 from engine.check import quick_checks
 from engine.check.quick_checks import OK, WARN, WRONG
+from engine.train.trainer import Trainer
 from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
 from tests.support.configs import RESNET, replaced, small_config
+from tests.support.planted import run_out
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, typed
@@ -36,6 +39,36 @@ def test_a_mistake_in_the_settings_is_told_in_its_own_row(check, flags):
     same_message(told or "(nothing)", "mistakes/in_the_check", flags)
 
 
+def test_check_names_all_mistakes_that_do_not_depend_on_each_other(check, photos):
+    (photos / "train/dog/1.png").write_bytes(b"no picture")
+    options = ["TRAIN.OPTIMIZER.NAME=adamm", "TRAIN.AUTO_AUGMENT=rnd", "DATA.MAX_BAD_FRACTION=0", "MODEL.FREEZE=[x]"]
+    found = trouble(check("-output", "/proc/halfstep", "-opts", *options))
+    wrong = {row for row, verdict in found.items() if verdict == WRONG}
+    assert wrong == {"optimizer", "augmentation", "training images", "output", "model"}
+    assert set(trouble(check("-data_path", "nowhere", "-resume", "no.pth"))) == {"data", "checkpoint"}
+
+
+def test_check_makes_updates_of_the_run_and_evaluates_a_batch(check, monkeypatch):
+    trained, evaluated, build, update = [], [], check_program.build, Trainer.update
+
+    def build_and_limit(plan, log):
+        trainer = build(plan, log)
+        trainer.model.register_forward_pre_hook(
+            lambda model, given: None if model.training else evaluated.append(len(given[0]))
+        )
+        run_out(trainer, fits=2, step=0)
+        return trainer
+
+    monkeypatch.setattr(check_program, "build", build_and_limit)
+    monkeypatch.setattr(
+        Trainer, "update", lambda self, window: (trained.append(window.num_samples), update(self, window))
+    )
+    found = check("-opts", "DATA.BATCH_SIZE_EVAL=5")
+    assert set(trained) == {4} and set(evaluated) == {5}
+    assert trouble(found) == {"time": WARN}
+    assert_names(found["time"][1], "out of memory", "-batch_size 2 -accum_iter 2")
+
+
 def test_a_device_that_is_not_there_keeps_the_data_from_being_looked_at_no_more_than_other_mistakes(check):
     if torch.cuda.is_available():
         pytest.skip("it is there")
@@ -52,10 +85,10 @@ def test_weights_to_start_from_are_tried(check, tmp_path):
     other, same, head = saved("other.pth", 2, 3), saved("same.pth", 2, 2), saved("head.pth", 3, 2)
     gentle = ["-opts", "TRAIN.BASE_LR=1e-6"]
     found = check("-pretrained", other, *gentle)
-    assert trouble(found) == {"pretrained": WRONG} and "blocks.2." in found["pretrained"][1]
+    assert trouble(found) == {"model": WRONG} and "blocks.2." in found["model"][1]
     found = check("-pretrained", head, *gentle)
     assert trouble(found) == {}
-    assert_names(found["pretrained"][1], "3 classes")
+    assert_names(found["model"][1], "3 classes")
     assert trouble(check("-resume", same)) == {}
     for flag, name in (("-pretrained", "MODEL.PRETRAINED"), ("-resume", "-resume")):
         found = check("-eval", flag, head)
@@ -81,7 +114,7 @@ def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path, small_yaml)
     ):
         found = rows(typed("main_single_gpu.py", *flags, "-resume", "auto", "-check", *words.split()).stdout)
         assert found[row][0] == verdict and all(part in found[row][1] for part in parts), words
-        assert "pretrained" not in found
+        assert "MODEL.PRETRAINED" not in found.get("model", "")
     assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == before
 
 
@@ -129,12 +162,12 @@ def test_what_a_data_set_has_to_say_is_a_row(check, photos):
     assert check(*given)["data"][0] == WRONG
 
 
-def test_what_is_compiled_is_looked_for_in_the_model(check):
+def test_check_compiles_as_a_run_does(check, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: compiled.append(self))
     options = ["-opts", "COMPILE=blocks"]
-    verdict, told = check(*options)["compile"]
-    assert verdict == OK
-    assert_names(told, "COMPILE blocks", 2)
-    verdict, told = check(*options, *RESNET.split(), "DATA.IMAGE_SIZE=32")["compile"]
+    assert trouble(check(*options)) == {} and len(compiled) == 2
+    verdict, told = check(*options, *RESNET.split(), "DATA.IMAGE_SIZE=32")["model"]
     assert verdict == WRONG
     assert_names(told, "COMPILE", "blocks")
 

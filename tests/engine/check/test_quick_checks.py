@@ -1,6 +1,7 @@
 """Learning rate, disk, output, memory and shared memory, each weighed against what is there."""
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,17 +10,17 @@ import torch
 from datasets import build_order
 from engine.check import quick_checks
 from engine.check.check import check_memory
-from engine.check.memory import fixed_bytes, saved_bytes
+from engine.check.memory import estimate, fixed_bytes, saved_bytes
 from engine.check.quick_checks import (
     OK,
     WARN,
     WRONG,
     check_disk,
     check_fine_tuning,
-    check_schedule,
     check_shared_memory,
     loader_processes,
 )
+from engine.plan import plan_of
 from engine.precision.policy import Precision
 from models import build_model
 from tests.engine.check.small_photos import sets_of
@@ -80,7 +81,8 @@ def test_only_loader_processes_take_shared_memory_and_those_of_all_training_proc
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_the_decay_of_an_ema_is_of_interest_only_where_there_is_one(photos, is_kept):
     config, train, _ = sets_of(photos, "TRAIN.MODEL_EMA_WARMUP=false", f"TRAIN.MODEL_EMA={is_kept}")
-    findings = check_schedule(config.TRAIN, build_order(config, train, world_size=1))
+    plan = replace(plan_of(config, Process(CPU), train), order=build_order(config, train, world_size=1))
+    findings = quick_checks.quick_checks(plan, None, None)
     assert ("EMA" in [finding.title for finding in findings]) is is_kept
 
 
@@ -101,8 +103,9 @@ def test_memory_is_weighed_against_what_is_free(tmp_path):
     model.requires_grad_(True)
     few, more, most = (saved_bytes(config, model, precision, count) for count in (2, 4, 8))
     assert most - more == 2 * (more - few) > 0
-    need = 4 * weights + 64 * 1.2 * (more - few) / 2
-    found = [check_memory(config, model, precision, int(need * share), Process(CPU)) for share in (0.6, 1.0, 1.2)]
+    step = estimate(config, 10, precision, Process(CPU))
+    need = step.fixed + 64 * step.per_image
+    found = [check_memory(config, 10, precision, int(need * share), Process(CPU)) for share in (0.6, 1.0, 1.2)]
     assert [finding.verdict for finding in found] == [WRONG, WARN, OK]
 
 
@@ -111,11 +114,10 @@ def test_memory_of_shards_is_a_part_of_the_weights_and_two_whole_blocks(tmp_path
     precision, model = Precision(config, CPU), build_model(config, 10)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     block = sum(parameter.nbytes for parameter in model.blocks[0].parameters())
-    process = Process(CPU, world_size=4, local_size=1)
+    whole = estimate(config, 10, precision, Process(CPU)).fixed - 4 * weights  # which no process can share
     for accumulated, need in ((1, weights + 4 * block), (2, 2 * weights + 4 * block)):  # 4 * weights / 4 processes
         options = replaced(config, TRAIN={"ACCUM_ITER": accumulated})
-        found = [check_memory(options, model, precision, int(need / 1.5) + one, process).text for one in (-1, 1)]
-        assert ["without activations" in line for line in found] == [True, False]
+        assert estimate(options, 10, precision, Process(CPU, world_size=4)).fixed == need + whole
 
 
 def test_what_a_layer_keeps_for_its_backward_is_counted_once(tmp_path):

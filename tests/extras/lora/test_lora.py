@@ -118,7 +118,7 @@ def finished(tmp_path_factory, small_yaml):
 def test_a_check_loads_the_weights_before_it_adds_adapters(finished):
     flags, folder = finished
     ended = typed("main_single_gpu.py", *flags, "-check", "-pretrained", folder / "last.pth")
-    assert rows(ended.stdout)["pretrained"][0] == OK
+    assert rows(ended.stdout)["model"][0] == OK
 
 
 @pytest.mark.usefixtures("signal_handlers")

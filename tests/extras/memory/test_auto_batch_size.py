@@ -67,8 +67,7 @@ def test_a_run_says_what_it_found_saves_it_and_never_searches_again(program, tmp
 
 def calculated(config, monkeypatch, process=None, free=40 * MIB) -> int:
     monkeypatch.setattr("engine.check.memory.free_host_memory", lambda: free)
-    model, precision = build_model(config, 10), Precision(config, CPU)
-    return calculate(config, model, precision, process or Process(CPU), 10**6)[0]
+    return calculate(config, 10, Precision(config, CPU), process or Process(CPU), 10**6)[0]
 
 
 def test_what_is_calculated_leaves_its_margin(tmp_path, monkeypatch):
@@ -189,10 +188,10 @@ def test_check_shows_the_estimate_and_where_no_image_fits_the_run_says_what_to_l
     count = int(re.match(r"(\d+) images", told)[1])
     assert verdict == "ok" and count % 8 == 0 and f"for {count} images" in found["memory"][1]
     assert found["memory"][0] == "ok" and f"for {count} images an update" in found["learning rate"][1]
-    assert rows(program("-check", free=1000).stdout)["batch size"][0] == "WRONG"
+    assert rows(program("-check", free=1000).stdout)["plan"][0] == "WRONG"
     program("-amp", free=1000).refused("DATA.BATCH_SIZE", "DATA.IMAGE_SIZE (8)")
     for wrong in ("MODEL.FREEZE=[nothing]", "PRECISION.CUSTOM_BLACK_LIST=[nothing]"):
-        assert rows(program("-check", "-amp", "-opts", wrong).stdout)["batch size"][0] == "WARN"
+        assert "batch size" not in rows(program("-check", "-amp", "-opts", wrong).stdout)
 
 
 def test_told_to_stop_while_it_looks_nothing_is_trained(program, tmp_path):

@@ -3,11 +3,9 @@
 import contextlib
 import importlib.util
 import json
-import logging
 import os
 import queue
 import re
-import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +17,7 @@ from configs.values import flatten
 from engine.record.saved_run import read_object
 from utils.distributed import Process
 from utils.errors import ConfigError, ExitCode
-from utils.files import has_other_names, write_text
+from utils.files import write_text
 from utils.held_folders import FolderMoved, check_in_place, is_in_place
 from utils.log import Log
 from utils.text import redacted
@@ -91,146 +89,15 @@ class Tracker:
             write_text(self._file, json.dumps({"id": self.identity, **self.last}) + "\n")
 
 
-class TensorBoard(Tracker):
-    """Files in the run's folder. Figures of earlier starts from the first update of this one on are dropped."""
-
-    _writer = None
-    _first_step = 0
-
-    def open(self) -> str:
-        return ""  # its import takes a second of processor time, which the first row pays and not the start
-
-    def go_back(self, step: int, epoch: int) -> None:
-        if self._writer:
-            self._writer.close()
-        self._writer, self._first_step = None, step
-        self.last = {"step": step - 1, "epoch": epoch - 1}
-
-    def add(self, rows: Sequence[Row]) -> None:
-        writer = self._open_writer()
-        for row in rows:
-            for name, value in row.figures.items():
-                writer.add_scalar(name, value, row.number)
-        writer.flush()  # it opens its file by its path for each write, at times of its own
-
-    def _open_writer(self) -> Any:
-        """Return the writer. It begins a new file where the newest one has a hard link, as in a snapshot by `cp -al`."""
-        check_in_place(self.folder)
-        folder = self.folder / "tensorboard"
-        newest = max(folder.glob("events.*"), key=lambda path: path.stat().st_mtime_ns, default=None)
-        if self._writer and newest and has_other_names(newest):
-            self._writer.close()
-            self._writer, self._first_step = None, None
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(folder), purge_step=self._first_step)
-        return self._writer
-
-    def end(self, ending: Ending) -> None:
-        if self._writer is None:
-            return
-        writer = self._open_writer()
-        import numpy
-        from PIL import Image
-
-        for path in ending.pictures:
-            with Image.open(path, formats=("PNG",)) as picture:
-                writer.add_image(path.stem, numpy.asarray(picture.convert("RGB")), dataformats="HWC")
-        writer.close()
-
-
-class Wandb(Tracker):
-    """Weights & Biases; project, entity, mode and key are its own environment variables and files."""
-
-    # Which figure is the horizontal axis of which; W&B's own count of calls would go on after a resume.
-    AXES = {"epoch": ("train/*", "eval/*", "run/*"), "step": ("step/*", "time/*")}
-
-    def open(self) -> str:
-        import wandb
-
-        self._wandb, self.identity = wandb, self.identity or secrets.token_hex(4)
-        self._file.parent.mkdir(exist_ok=True)
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=self.identity,
-            resume="allow",
-            name=os.environ.get("WANDB_NAME", self.folder.name),
-            dir=str(self._file.parent),
-            config=self.settings,
-            settings=wandb.Settings(console="off", silent=True, save_code=False, disable_git=True, init_timeout=30.0),
-            allow_val_change=True,
-        )
-        for axis, names in self.AXES.items():
-            self._run.define_metric(axis, hidden=True)
-            for name in names:
-                self._run.define_metric(name, step_metric=axis)
-        if not self._run.offline:
-            return self._run.url
-        # kill -9 may lose the file of the start before, so this one has all rows
-        self.last = dict.fromkeys(self.last, -1)
-        return f"offline; `wandb sync {Path(self._run.dir).parent}` uploads the run"
-
-    def add(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            self._run.log({"epoch" if row.axis == "epoch" else "step": row.number, **row.figures})
-
-    def end(self, ending: Ending) -> None:
-        for path in ending.pictures:
-            self._run.log({path.stem: self._wandb.Image(str(path))})
-        self._run.summary.update({f"best/{name}": value for name, value in ending.best.items()})
-        self._run.finish(exit_code=int(ending.state == "failed"))
-
-
-class Mlflow(Tracker):
-    """MLflow; server and experiment are its own environment variables, without them a folder beside the runs."""
-
-    STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-
-    def open(self) -> str:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses a folder otherwise
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # to another server than the one that the user named
-        import mlflow
-        from mlflow import entities
-
-        logging.getLogger("urllib3").setLevel(logging.ERROR)  # each of its retries would be a warning
-        self._entities = entities
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or (self.folder.absolute().parent / "mlruns").as_uri()
-        self._client = mlflow.MlflowClient(uri)
-        if self.identity:
-            self._client.update_run(self.identity, status="RUNNING")
-        else:
-            self.identity = self._create()
-        self._client.log_artifact(self.identity, str(self.folder / "config.yaml"))
-        return f"run {self.identity} in {uri}"
-
-    def _create(self) -> str:
-        """Create the run with its settings, which cannot change later."""
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        experiment = self._client.get_experiment_by_name(name)
-        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
-        tags = {"folder": str(self.folder.absolute())}
-        identity = self._client.create_run(number, run_name=self.folder.name, tags=tags).info.run_id
-        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in self.settings.items()}
-        self._client.log_batch(identity, params=[self._entities.Param(*item) for item in texts.items()])
-        return identity
-
-    def add(self, rows: Sequence[Row]) -> None:
-        self._log((name, value, row.number) for row in rows for name, value in row.figures.items())
-
-    def _log(self, points: Iterable[tuple[str, float, int]]) -> None:
-        now = int(1000 * time.time())
-        metrics = [self._entities.Metric(name, float(value), now, number) for name, value, number in points]
-        self._client.log_batch(self.identity, metrics=metrics)
-
-    def end(self, ending: Ending) -> None:
-        for path in ending.pictures:
-            self._client.log_artifact(self.identity, str(path))
-        self._log((f"best/{name}", value, ending.best["epoch"]) for name, value in ending.best.items())
-        self._client.set_terminated(self.identity, self.STATES[ending.state])
-
-
-TRACKERS = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
+def make_tracker(name: str, config: Config, folder: Path) -> Tracker:
+    """The tracker of this name; the code of the others is not imported."""
+    if name == "tensorboard":
+        from extras.trackers.tensorboard import TensorBoard as kind
+    elif name == "wandb":
+        from extras.trackers.wandb import Wandb as kind
+    else:
+        from extras.trackers.mlflow import Mlflow as kind
+    return kind(name, config, folder)
 
 
 def check_trackers(config: Config) -> None:
@@ -340,10 +207,10 @@ class Trackers:
 
 
 @contextlib.contextmanager
-def tracking(config: Config, folder: Path, process: Process, log: Log) -> Iterator[Trackers]:
+def track(config: Config, folder: Path, process: Process, log: Log) -> Iterator[Trackers]:
     """The trackers of TRACK; at the end of the block they learn how the run ended."""
     names = dict.fromkeys(config.TRACK) if process.is_first else ()
-    trackers = Trackers(TrackerThread(TRACKERS[name](name, config, folder), log) for name in names)
+    trackers = Trackers(TrackerThread(make_tracker(name, config, folder), log) for name in names)
     has_failed = True
     try:
         yield trackers

@@ -17,14 +17,14 @@ import pytest
 import torch
 from PIL import Image
 
+import extras.cache as cache_module
 from configs.schema import Config
-from datasets import CacheProgress, build_train_data, cache_image_sets, load_image_sets
+from datasets import build_train_data, load_image_sets
 from datasets.index import IndexWriter, Place
-from datasets.loading import cache as cache_module
-from datasets.loading import cache_file
-from datasets.loading.cache import CachedImages, locate_cache
-from datasets.loading.cache_file import CacheFile, CacheLocation, CacheWriter
 from datasets.types import ImageReadError, ImageSet
+from extras.cache import CachedImages, CacheProgress, cache_image_sets, locate_cache
+from extras.cache import file as cache_file
+from extras.cache.file import CacheFile, CacheLocation, CacheWriter
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE
 from tests.support.image_sets import make_set, noise, settings

@@ -18,13 +18,13 @@ import torch
 
 from configs.schema import Config, Data
 from datasets.index import IndexWriteError, caches_folder
-from datasets.loading.cache_file import CacheFile, CacheLocation, CacheWriter, DamagedCacheError
 from datasets.shuffle import EpochOrder
 from datasets.transforms.crop import resize
 from datasets.transforms.decode import UPRIGHT
 from datasets.types import ImageReadError, ImageSet
+from extras.cache.file import CacheFile, CacheLocation, CacheWriter, DamagedCacheError
 from utils.errors import StoppedBySignal
-from utils.files import free_bytes, locked
+from utils.files import check_writable, free_bytes, locked
 from utils.host import count_cores
 from utils.progress import shown
 from utils.text import counted, format_bytes, format_bytes_apart
@@ -48,6 +48,7 @@ class CacheProgress:
     warn: Callable[[str], None]
     signal: Callable[[], int] = lambda: 0  # the number of the signal to stop on; 0: none has arrived
     may_build: bool = True
+    is_check: bool = False  # describe a missing cache instead of building it
 
     def check(self) -> None:
         """Raise StoppedBySignal if a signal has arrived."""
@@ -155,7 +156,11 @@ def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: C
     location = locate_cache(config, part, image_set)
     try:
         cache = open_cache(location)
-        if cache is None and progress.may_build:
+        if cache is None and progress.is_check:
+            check_writable(location.folder)
+            with ThreadPoolExecutor(count_threads(config), "cache") as pool:
+                progress.say(f"cache: a run writes {check_room(config, location, image_set, pool)}")
+        elif cache is None and progress.may_build:
             cache = _build_or_wait(config, location, image_set, progress)
     except (CacheError, OSError) as error:
         progress.warn(f"DATA.CACHE: {error}; continuing without a cache of the {part} images. {REMEDY}")
@@ -225,12 +230,7 @@ def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, pr
     with contextlib.closing(CacheWriter(location)) as writer, ThreadPoolExecutor(num_threads, "cache") as pool:
         numbers = range(location.num_images)
         try:
-            needed, free = estimate_bytes(config.DATA, image_set, pool), free_bytes(location.folder)
-            needs, has = format_bytes_apart(needed, free)
-            sizes = f"{counted(len(numbers), 'image')}, about {needs} in {location.folder}, where {has} are free"
-            if needed > free:
-                raise CacheError(f"there is no room for {sizes}")
-            progress.say(f"cache: writing {sizes}")
+            progress.say(f"cache: writing {check_room(config, location, image_set, pool)}")
             started = (pool.submit(encode, config.DATA, image_set, number) for number in numbers)
             waiting = deque(itertools.islice(started, num_threads * IMAGES_AHEAD_PER_THREAD))
             for _ in shown(numbers, "cache", len(numbers)):
@@ -242,6 +242,16 @@ def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, pr
             raise CacheError(f"{location.data} cannot be written ({error})") from error
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def check_room(config: Config, location: CacheLocation, image_set: ImageSet, pool: ThreadPoolExecutor) -> str:
+    """Describe the size of the cache and the free space. Raise CacheError if it does not fit."""
+    needed, free = estimate_bytes(config.DATA, image_set, pool), free_bytes(location.folder)
+    needs, has = format_bytes_apart(needed, free)
+    sizes = f"{counted(len(image_set), 'image')}, about {needs} in {location.folder}, where {has} are free"
+    if needed > free:
+        raise CacheError(f"there is no room for {sizes}")
+    return sizes
 
 
 def estimate_bytes(data: Data, image_set: ImageSet, pool: ThreadPoolExecutor) -> int:

@@ -12,19 +12,19 @@ import pytest
 import yaml
 from PIL import Image
 
-from engine.record import trackers as module
-from engine.record.trackers import (
+import extras.trackers as module
+from extras.trackers import (
     Ending,
     Row,
-    TensorBoard,
     Tracker,
     Trackers,
     TrackerThread,
-    Wandb,
     check_trackers,
     ending_of,
     figures_of,
 )
+from extras.trackers.tensorboard import TensorBoard
+from extras.trackers.wandb import Wandb
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE
 from tests.support.printed import cases_of, same_message

@@ -1,0 +1,33 @@
+"""Images that change part because the labels of a list change, and the folders of its images do not."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from datasets.split import CLASS_FOLDERS, class_folders_of, hashes_of, is_drawn
+from datasets.types import ImageSet
+from utils.text import first_of
+
+
+def trained_by_other_folders(val: ImageSet, former: Sequence[str], record: dict) -> np.ndarray:
+    """Return the indices of validation images that a run with the classes `former` and this record had in training,
+    because other folders are called as classes now."""
+    if val.is_listing or not val.class_folders:
+        return np.zeros(0, np.int64)
+    seed = record["seed"]
+    then = hashes_of(val.split_keys(), seed, class_folders_of(val, {CLASS_FOLDERS: former} | record))
+    now = hashes_of(val.split_keys(), seed, val.class_folders)
+    return np.flatnonzero((then != now) & ~is_drawn(then, record))
+
+
+def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, weights: str) -> list[str]:
+    """Warn of images that `weights`, a setting and its value, were trained on."""
+    found = trained_by_other_folders(val, former, record).tolist()
+    if not found:
+        return []
+    changed = first_of(sorted({*former} ^ {*val.classes}))
+    return [
+        f"warning: {weights} was trained on {len(found):,} of {len(val):,} validation images if it had the same images, "
+        f"such as {val.key(found[0])}: folders that are called as a class do not count in the hash of a name, and these "
+        f"classes are new or gone: {changed}; give the data parts of its own, as split.csv of that run has them"
+    ]

@@ -1,0 +1,57 @@
+"""MLflow."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Sequence
+
+from extras.trackers import PROJECT, Ending, Row, Tracker
+
+
+class Mlflow(Tracker):
+    """MLflow; server and experiment are its own environment variables, without them a folder beside the runs."""
+
+    STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+
+    def open(self) -> str:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses a folder otherwise
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # to another server than the one that the user named
+        import mlflow
+        from mlflow import entities
+
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # each of its retries would be a warning
+        self._entities = entities
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or (self.folder.absolute().parent / "mlruns").as_uri()
+        self._client = mlflow.MlflowClient(uri)
+        if self.identity:
+            self._client.update_run(self.identity, status="RUNNING")
+        else:
+            self.identity = self._create()
+        self._client.log_artifact(self.identity, str(self.folder / "config.yaml"))
+        return f"run {self.identity} in {uri}"
+
+    def _create(self) -> str:
+        """Create the run with its settings, which cannot change later."""
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = self._client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        tags = {"folder": str(self.folder.absolute())}
+        identity = self._client.create_run(number, run_name=self.folder.name, tags=tags).info.run_id
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in self.settings.items()}
+        self._client.log_batch(identity, params=[self._entities.Param(*item) for item in texts.items()])
+        return identity
+
+    def add(self, rows: Sequence[Row]) -> None:
+        self._log((name, value, row.number) for row in rows for name, value in row.figures.items())
+
+    def _log(self, points: Iterable[tuple[str, float, int]]) -> None:
+        now = int(1000 * time.time())
+        metrics = [self._entities.Metric(name, float(value), now, number) for name, value, number in points]
+        self._client.log_batch(self.identity, metrics=metrics)
+
+    def end(self, ending: Ending) -> None:
+        for path in ending.pictures:
+            self._client.log_artifact(self.identity, str(path))
+        self._log((f"best/{name}", value, ending.best["epoch"]) for name, value in ending.best.items())
+        self._client.set_terminated(self.identity, self.STATES[ending.state])

@@ -1,0 +1,57 @@
+"""TensorBoard: files in the run's folder."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from extras.trackers import Ending, Row, Tracker
+from utils.files import has_other_names
+from utils.held_folders import check_in_place
+
+
+class TensorBoard(Tracker):
+    """Files in the run's folder. Figures of earlier starts from the first update of this one on are dropped."""
+
+    _writer = None
+    _first_step = 0
+
+    def open(self) -> str:
+        return ""  # its import takes a second of processor time, which the first row pays and not the start
+
+    def go_back(self, step: int, epoch: int) -> None:
+        if self._writer:
+            self._writer.close()
+        self._writer, self._first_step = None, step
+        self.last = {"step": step - 1, "epoch": epoch - 1}
+
+    def add(self, rows: Sequence[Row]) -> None:
+        writer = self._open_writer()
+        for row in rows:
+            for name, value in row.figures.items():
+                writer.add_scalar(name, value, row.number)
+        writer.flush()  # it opens its file by its path for each write, at times of its own
+
+    def _open_writer(self) -> Any:
+        """Return the writer. It begins a new file where the newest one has a hard link, as in a snapshot by `cp -al`."""
+        check_in_place(self.folder)
+        folder = self.folder / "tensorboard"
+        newest = max(folder.glob("events.*"), key=lambda path: path.stat().st_mtime_ns, default=None)
+        if self._writer and newest and has_other_names(newest):
+            self._writer.close()
+            self._writer, self._first_step = None, None
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(folder), purge_step=self._first_step)
+        return self._writer
+
+    def end(self, ending: Ending) -> None:
+        if self._writer is None:
+            return
+        writer = self._open_writer()
+        import numpy
+        from PIL import Image
+
+        for path in ending.pictures:
+            with Image.open(path, formats=("PNG",)) as picture:
+                writer.add_image(path.stem, numpy.asarray(picture.convert("RGB")), dataformats="HWC")
+        writer.close()

@@ -1,0 +1,3 @@
+"""A few photographs."""
+
+from tests.engine.check.conftest import photos  # noqa: F401

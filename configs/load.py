@@ -10,7 +10,7 @@ from configs.combinations import check_combinations, several_labels_key
 from configs.paddlevit.deit import take_deit
 from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, REPLACED, translate
 from configs.removed import REMOVED, translate_removed
-from configs.schema import AUTO, VIT_FIELDS, Config, Only
+from configs.schema import AUTO, TORCH_OPTIMIZERS, VIT_FIELDS, Config, Only
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,
@@ -18,7 +18,6 @@ from configs.values import (
     RATES,
     SECTIONS,
     SETTINGS,
-    TORCH_OPTIMIZERS,
     Text,
     build,
     convert,

@@ -131,11 +131,12 @@ class Extra(NamedTuple):
     name: str
     without: str = ""  # what a run lacks without it, if the setting's default uses it
     values: tuple = ()  # that need it; none: all that switch something on
+    but: tuple = ()  # values that do not need it
 
     def is_used_by(self, value: Any) -> bool:
         if self.values:
             return value in self.values
-        return bool(value) and value not in ("none", "off")
+        return bool(value) and value not in ("none", "off", *self.but)
 
 
 class In(NamedTuple):
@@ -183,7 +184,9 @@ class Data:
     """Name of the data set; docs/data.md lists them with their folder layouts."""
     DATA_PATH: Annotated[str, MAY_CHANGE] = "/dataset/imagenet/"
     """Folder of the data set (for csv: folder or file; for shards also a URL: docs/data.md, "Shards on a server")."""
-    BATCH_SIZE: Annotated[int | Literal["auto"], Bounds(1, 1_000_000), RECIPE, MAY_CHANGE] = 256
+    BATCH_SIZE: Annotated[
+        int | Literal["auto"], Bounds(1, 1_000_000), RECIPE, MAY_CHANGE, Extra("memory", values=(AUTO,))
+    ] = 256
     """Images per process and micro-batch; one update sees BATCH_SIZE x processes x TRAIN.ACCUM_ITER. auto: as many as fit the device, found by trial at the start."""
     BATCH_SIZE_EVAL: Annotated[int | None, Bounds(1, 1_000_000), MACHINE] = None
     """Images per process in evaluation; not set: BATCH_SIZE."""
@@ -288,7 +291,7 @@ class Lora:
 
     role: ClassVar[str] = RECIPE
 
-    RANK: Annotated[int, Bounds(0, 100_000)] = 0
+    RANK: Annotated[int, Bounds(0, 100_000), Extra("lora")] = 0
     """Rank of the adapters; 0: none, all weights are trained."""
     ALPHA: Annotated[float, Bounds(1e-6, 1e6), Only("RANK")] = 16.0
     """What an adapter adds is multiplied by ALPHA / RANK."""
@@ -337,13 +340,16 @@ class Model:
     LORA: Lora = Lora()
 
 
+TORCH_OPTIMIZERS = ("AdamW", "Adam", "SGD")  # by TRAIN.OPTIMIZER.NAME; the others are timm's
+
+
 @dataclass(frozen=True)
 class Optimizer:
     """The optimizer."""
 
     role: ClassVar[str] = RECIPE
 
-    NAME: str = "AdamW"
+    NAME: Annotated[str, Extra("optimizers", but=TORCH_OPTIMIZERS)] = "AdamW"
     """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; also any name of timm.optim.list_optimizers(), such as lamb, lion, muon, nadamw or adafactor. In any case of letters."""
     EPS: Annotated[float | None, Bounds(0.0, 1_000.0)] = None
     """Adam's epsilon; not set, of this and the next two: what the optimizer has by itself (AdamW and Adam 1e-8)."""
@@ -431,7 +437,7 @@ class Train:
     """For bce: targets above this, after smoothing and mixing, become 1, the others 0; not set: they stay as they are."""
     CLASS_WEIGHTS: str | None = None
     """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; none: all 1."""
-    DISTILLATION_TYPE: Literal["none", "soft", "hard"] = "none"
+    DISTILLATION_TYPE: Annotated[Literal["none", "soft", "hard"], Extra("distillation")] = "none"
     """Learn from a teacher too: soft, its probabilities of the classes; hard, the class it chooses."""
     DISTILLATION_ALPHA: Annotated[float, Bounds(0.0, 1.0), Only("DISTILLATION_TYPE", ("soft", "hard"))] = 0.5
     """Weight of the teacher in the loss; that of the labels is 1 - this."""

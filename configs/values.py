@@ -22,6 +22,7 @@ from configs.schema import (
     RECIPE,
     RECORD,
     START,
+    TORCH_OPTIMIZERS,
     Alike,
     Arguments,
     Bounds,
@@ -190,7 +191,6 @@ OPTIMIZER_VALUES = {
     "TRAIN.OPTIMIZER.BETAS": (0.9, 0.999),
     "TRAIN.OPTIMIZER.MOMENTUM": 0.9,
 }
-TORCH_OPTIMIZERS = ("AdamW", "Adam", "SGD")
 
 
 def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any]:

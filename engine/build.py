@@ -1,7 +1,7 @@
-"""Builds what a plan says: the data with its cache, the model, the teacher, and the trainer with its parts and state."""
+"""Builds what a plan says: the data with its cache, the model, and the trainer with its parts and state."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -18,7 +18,6 @@ from datasets import (
 )
 from engine.checkpoint.resume import changed_images, drop_tensors, is_run, refuse_changes
 from engine.evaluation.scores import Best
-from engine.memory.recovery import MemoryGuard
 from engine.parallel import choose_parallel, is_sharded
 from engine.plan import ImageSets, Plan
 from engine.plan_lines import describe_other_validation
@@ -27,14 +26,13 @@ from engine.precision.policy import set_matmul
 from engine.session import Session
 from engine.train.counters import Counters
 from engine.train.ema import Ema
-from engine.train.loss import DistillationLoss, build_loss
+from engine.train.guards import choose_guard
+from engine.train.loss import StepWrapper, build_loss
 from engine.train.optimizers import build_optimizer
 from engine.train.schedule import Schedule
-from engine.train.teacher import TeacherPreparation, load_teacher
 from engine.train.trainer import Trainer
 from models import adapt, build_model
 from models.compilation import compile_model, prepare_compiler
-from models.teacher import Teacher, use_both_heads
 from models.transforms import choose_transforms
 from utils.distributed import Process
 from utils.errors import ConfigError, naming_damage
@@ -77,10 +75,11 @@ def prepare_torch(config: Config, process: Process, log: Log) -> None:
 
 
 def build(plan: Plan, log: Log) -> Trainer:
-    """Build the trainer of a run at step 0, with its model, data and teacher."""
+    """Build the trainer of a run at step 0, with its model, its data and what wraps its steps."""
     model = make_model(plan, log)
     data = build_train_data(plan.config, plan.train_set, plan.process, plan.order)
-    return build_trainer(plan, model, data, log, make_teacher(plan, log))
+    wrappers = make_wrappers(plan.config, plan.process, log, plan.num_classes, plan.classes)
+    return build_trainer(plan, model, data, log, wrappers)
 
 
 def make_model(plan: Plan, log: Log) -> nn.Module:
@@ -94,18 +93,27 @@ def make_model(plan: Plan, log: Log) -> nn.Module:
     return model if is_sharded(config, process) and not config.START.EVAL else model.to(process.device)
 
 
-def make_teacher(plan: Plan, log: Log) -> Teacher | None:
-    """The teacher of a distillation; every process has the whole of it."""
-    if plan.config.TRAIN.DISTILLATION_TYPE == "none":
-        return None
-    teacher, lines = plan.process.after_first(lambda: load_teacher(plan.config, plan.classes, plan.num_classes))
-    log.say(*lines, f"teacher: {plan.config.TRAIN.TEACHER_MODEL}, {teacher.describe()}")
-    return teacher
+def make_wrappers(
+    config: Config, process: Process, log: Log, num_classes: int, classes: Sequence[str] | None = None
+) -> list[StepWrapper]:
+    """Return what wraps the preparation and the loss of a step; each one wraps those before it. Collective.
+
+    `classes`: names of the data's classes; None for trials, for which random weights will do.
+    """
+    wrappers: list[StepWrapper] = []
+    if config.TRAIN.DISTILLATION_TYPE != "none":
+        from extras.distillation.step import make_distillation  # extra: distillation
+
+        wrappers.append(make_distillation(config, process, log, num_classes, classes))
+    return wrappers
 
 
-def build_trainer(plan: Plan, model: nn.Module, data: TrainData, log: Log, teacher: Teacher | None = None) -> Trainer:
+def build_trainer(
+    plan: Plan, model: nn.Module, data: TrainData, log: Log, wrappers: Sequence[StepWrapper] = ()
+) -> Trainer:
     """A trainer for this model at step 0. The model is on its device, unless fsdp2 moves it there block by block."""
-    use_both_heads(model, teacher is not None)  # before it is copied
+    for wrapper in wrappers:
+        wrapper.change_model(model)
     config, process, precision = plan.config, plan.process, plan.precision
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
@@ -136,8 +144,8 @@ def build_trainer(plan: Plan, model: nn.Module, data: TrainData, log: Log, teach
     normalize = Normalize(config.DATA, parameters[0].dtype).to(process.device)
     prepare = build_preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
     loss = build_loss(config, plan.class_weights, process.device)
-    if teacher:
-        prepare, loss = TeacherPreparation(prepare, teacher, precision, config), DistillationLoss(loss, config.TRAIN)
+    for wrapper in wrappers:
+        prepare, loss = wrapper.wrap(prepare, loss, precision)
     trainer = Trainer(
         config=config,
         process=process,
@@ -157,7 +165,7 @@ def build_trainer(plan: Plan, model: nn.Module, data: TrainData, log: Log, teach
         ema=ema,
         counters=Counters(process.device),
     )
-    trainer.guard = MemoryGuard(config, trainer, log)
+    trainer.guard = choose_guard(config, trainer, log)
     return trainer
 
 

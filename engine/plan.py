@@ -35,6 +35,7 @@ from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.extras import has_extra
 from utils.log import Log
+from utils.program import StopSignal
 from utils.runs import Identity
 
 ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
@@ -148,12 +149,9 @@ def begin(loaded: LoadedConfig, process: Process, log: Log) -> Beginning:
 def make_plan(
     begun: Beginning,
     load_data: Callable[[Config, SavedData | None], ImageSets],
-    find_batch_size: Callable[[Beginning, int, int], tuple[int, str]] | None = None,
+    stop: StopSignal | None = None,
 ) -> Plan:
-    """Settle what depends on the data. Collective.
-
-    `find_batch_size`: for DATA.BATCH_SIZE auto; (begun, images, classes) -> (size, how it was found).
-    """
+    """Settle what depends on the data. Collective. `stop`: a signal also ends the search of a batch size."""
     facts, process, loaded = vars(begun), begun.process, begun.loaded
     names = _classes_of_weights(begun)
     train, val = _load(begun, load_data, names)
@@ -164,7 +162,7 @@ def make_plan(
         return Plan(**facts, eval_set=val, classes_of_weights=names, facts=of_data)
     if loaded.config.DATA.BATCH_SIZE == AUTO:
         num_classes = loaded.config.MODEL.NUM_CLASSES or len(val.classes)
-        loaded = _with_batch_size(begun, find_batch_size, len(train), num_classes)
+        loaded = _with_batch_size(begun, len(train), num_classes, stop)
     config = loaded.config
     # With fewer nodes than may come an update has the images of all, so that these decide nothing.
     in_step = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.most)
@@ -235,8 +233,10 @@ def _describe_save(saved: dict) -> str:
     return f"step {saved.get('step')}{of_run}"
 
 
-def _with_batch_size(begun: Beginning, find: Callable, num_images: int, num_classes: int) -> LoadedConfig:
+def _with_batch_size(begun: Beginning, num_images: int, num_classes: int, stop: StopSignal | None) -> LoadedConfig:
     number, how = batch_size_of(begun.saved), "as this run began"
     if number is None:
-        number, how = find(begun, num_images, num_classes)
+        from extras.memory.batch_size import find_batch_size  # extra: memory
+
+        number, how = find_batch_size(begun, num_images, num_classes, stop)
     return begun.loaded.with_batch_size(number, how)

@@ -19,16 +19,14 @@ from datasets import (
     watches,
     write_split,
 )
-from engine.auto_batch_size import find_batch_size
 from engine.build import build, load_data_sets, prepare_torch, restore
 from engine.callback_list import choose_callbacks, make_report
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
 from engine.checkpoint.async_saver import BEST
-from engine.checkpoint.format import progress_in
+from engine.checkpoint.format import checkpoint_bytes, progress_in
 from engine.checkpoint.sharded_saver import make_saver
 from engine.evaluation.scores import Best
 from engine.loop import Loop
-from engine.memory.estimate import checkpoint_bytes
 from engine.plan import Plan, begin, make_plan, refusals
 from engine.plan_lines import describe_training
 from engine.provenance import refuse_other_ranks, setting_facts, source_facts
@@ -92,7 +90,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     session.open_folder("train", existing=begun.folder, saved=begun.saved)
     # Images come from the source that DATA.DATASET names: datasets/sources/__init__.py has one line for each.
     load_data = partial(load_data_sets, session=session, signal=lambda: stop.number)
-    plan = make_plan(begun, load_data, partial(find_batch_size, stop=stop))
+    plan = make_plan(begun, load_data, stop)
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
     log.say(*plan.eval_set.notes)
     if watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):

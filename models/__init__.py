@@ -4,7 +4,6 @@ from torch import nn
 
 from configs.schema import Config, Model
 from models.freeze import freeze
-from models.lora import adapt as adapt
 from models.timm_models import build_timm, describe_own_rates
 from models.vit import build_vit
 from utils.torch_internals import import_timm
@@ -17,6 +16,18 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     model = build(config, num_classes)
     freeze(model, config.MODEL.FREEZE)
     return model
+
+
+def adapt(model: nn.Module, config: Config) -> nn.Module:
+    """The model as it is trained: with adapters, if MODEL.LORA asks for them.
+
+    Not for evaluation: what reads weights merges the adapters into them (models/weights/state.py).
+    """
+    if not config.MODEL.LORA.RANK or config.START.EVAL:
+        return model
+    from extras.lora import add_adapters  # extra: lora
+
+    return add_adapters(model, config.MODEL.LORA)
 
 
 def describe(model: nn.Module, trained: Model | None = None) -> str:

@@ -71,12 +71,12 @@ PACKAGES = {
         " sources.torchvision_sets loading build __init__"
     ).split(),
     "models": (
-        "parts transforms compilation weights.sharded kwargs weights freeze lora vit timm_models __init__ export"
+        "parts transforms compilation weights.sharded kwargs weights freeze vit timm_models __init__ export"
     ).split(),
     "engine": (
-        "parallel precision evaluation train checkpoint memory record settings predict session"
+        "parallel precision evaluation train checkpoint record settings predict session"
         " provenance plan plan_lines"
-        " build auto_batch_size eval_run trained check callback_list saves loop run __init__"
+        " build eval_run trained check callback_list saves loop run __init__"
     ).split(),
 }
 

@@ -25,9 +25,9 @@ from datasets import (
     build_eval_data,
     load_image_sets,
 )
-from engine.auto_batch_size import find_batch_size
 from engine.build import build, make_model, prepare_torch, read_through_cache, restore
 from engine.check.images import check_images
+from engine.check.memory import MORE, estimate, free_memory
 from engine.check.quick_checks import (
     OK,
     WARN,
@@ -38,7 +38,6 @@ from engine.check.quick_checks import (
     quick_checks,
 )
 from engine.eval_run import weights_to_score
-from engine.memory.estimate import MORE, estimate, free_memory
 from engine.parallel import is_sharded
 from engine.plan import ImageSets, Plan, begin, make_plan, refusals
 from engine.plan_lines import describe_batch_size, describe_evaluation, notes_on
@@ -136,7 +135,7 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
         with table.section("checkpoint"):
             begun = begin(loaded, process, table)
         with table.section("plan"):
-            plan = make_plan(begun, load_data, find_batch_size)
+            plan = make_plan(begun, load_data)
     startup = time.monotonic() - loaded.started
     if begun is None:
         with suppress(UserError):

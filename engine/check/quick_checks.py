@@ -12,7 +12,7 @@ from configs.schema import Config, Train
 from datasets import choose_workers
 from datasets.batch_order import Order
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
-from engine.memory.estimate import checkpoint_bytes
+from engine.checkpoint.format import checkpoint_bytes
 from engine.plan import Plan
 from engine.train.ema import decay_at
 from engine.train.schedule import batch_factor

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from configs.removed import REMOVED, not_translated
+from configs.schema import Train
 from configs.values import SETTINGS, today
 from datasets import TrainData
+from engine.train.optimizers import optimizer_bytes
 from models.weights.sharded import FOLDER
 from models.weights.torch_files import named_shards, read_index, read_torch
 from utils.errors import ConfigError, naming_damage
@@ -37,6 +40,12 @@ def save_checkpoint(path: Path, state: dict, also: Iterable[str] = (), keeps_for
             keep_as(Path(file.name), path.with_name(name))
         if keeps_former and path.exists():
             keep_as(path, path.with_name("previous.pth"))
+
+
+def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
+    """Bytes of weights, EMA and optimizer."""
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    return weights * (2 if settings.MODEL_EMA else 1) + optimizer_bytes(settings, model)
 
 
 def start_of_streak(state: dict) -> int:

@@ -12,7 +12,7 @@ from configs.schema import Precision, Train
 from engine.parallel import Parallel
 from utils.torch_internals import found_inf, found_infs, scale_and_growth, set_found_inf
 
-Optimizer = Any  # torch's own, or a SkippingOptimizer, which takes what was found
+Optimizer = Any  # torch's own, or extras/optimizers' SkippingOptimizer, which takes what was found
 SMALLEST_UNIT = 1e-3  # AGC takes the norm of a unit's weights as at least this, so that one of zeros can learn
 
 

@@ -1,19 +1,21 @@
-"""The training loss: of labels, smoothed, mixed or weighted, and of a distillation; averaged over the images.
+"""The training loss: of labels, smoothed, mixed or weighted, averaged over the images; and how others wrap it.
 
 The sum is divided by the number of images, never by the sum of their weights: so the loss of an update does not depend on
 how it is split into micro-batches.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from configs.schema import Config, Train
-from datasets import Mixed, dominant_class
+from datasets import Mixed, Preparation, dominant_class
 from engine.evaluation.tally import widen
+from engine.precision.policy import Precision
 
 Loss = Callable[[Tensor, Tensor | Mixed], Tensor]  # (logits [B, classes], targets) -> mean over the images
 
@@ -88,42 +90,28 @@ class BinaryCrossEntropy:
 LOSSES = {"cross_entropy": CrossEntropy, "bce": BinaryCrossEntropy}  # by TRAIN.LOSS
 
 
-class DistillationTargets(NamedTuple):
-    """Targets of a distillation: the labels, and the logits that the teacher has for the images."""
+@dataclass(frozen=True)
+class ExtendedTargets:
+    """The labels of images, to which a StepWrapper adds what its loss needs beside them."""
 
     labels: Tensor | Mixed
-    logits: Tensor  # [B, classes] of the teacher
 
 
-class DistillationLoss:
-    """(1 - ALPHA) x the loss of the labels + ALPHA x that of the teacher, as timm's and DeiT's.
+class StepWrapper(Protocol):
+    """Changes the targets that a step gets, and their loss: a distillation adds the logits of a teacher."""
 
-    A student with two heads learns the labels with the first and the teacher with the second. `soft` is the divergence of
-    the classes' probabilities at temperature TAU, times TAU^2, averaged over the images (DeiT also divides by the number of
-    classes); `hard` is the cross entropy with the class that the teacher chooses.
-    """
+    def change_model(self, model: nn.Module) -> None:
+        """Change what the model returns in training. It is not yet copied or compiled."""
 
-    def __init__(self, base: Loss, settings: Train):
-        self._base, self._type = base, settings.DISTILLATION_TYPE
-        self._alpha, self._tau = settings.DISTILLATION_ALPHA, settings.DISTILLATION_TAU
-
-    def __call__(self, outputs: Tensor | tuple[Tensor, Tensor], targets: DistillationTargets) -> Tensor:
-        first, second = outputs if isinstance(outputs, tuple) else (outputs, outputs)
-        student, teacher = widen(second), widen(targets.logits)
-        if self._type == "hard":
-            taught = functional.cross_entropy(student, teacher.argmax(1))
-        else:
-            student, teacher = (functional.log_softmax(each / self._tau, 1) for each in (student, teacher))
-            divergence = functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
-            taught = divergence * self._tau**2
-        return (1 - self._alpha) * self._base(first, targets.labels) + self._alpha * taught
+    def wrap(self, prepare: Preparation, loss: Loss, precision: Precision) -> tuple[Preparation, Loss]:
+        """Return the preparation and the loss that a step uses in place of these."""
 
 
-def hits(logits: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | DistillationTargets) -> Tensor:
+def hits(logits: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | ExtendedTargets) -> Tensor:
     """bool [B]: whether the highest logit is that of the image's class; of several labels, of one of them."""
     if isinstance(logits, tuple):  # of two heads, whose mean classifies
         logits = logits[0] + logits[1]
-    if isinstance(targets, DistillationTargets):
+    if isinstance(targets, ExtendedTargets):
         targets = targets.labels
     best, classes = logits.argmax(1), dominant_class(targets)
     return best.eq(classes) if classes.ndim == 1 else classes.gather(1, best[:, None])[:, 0] > 0

@@ -5,31 +5,23 @@ import fnmatch
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 
-from configs.schema import Config, Optimizer, Train
-from engine.train.skipping import SkippingOptimizer
+from configs.schema import TORCH_OPTIMIZERS, Config, Optimizer, Train
 from models.weights.sharded import is_plain
 from utils.errors import ConfigError, did_you_mean
-from utils.torch_internals import import_timm, tree_leaves, without_compiler
+from utils.torch_internals import tree_leaves, without_compiler
 
-AnyOptimizer = torch.optim.Optimizer | SkippingOptimizer
+AnyOptimizer = Any  # torch.optim.Optimizer, or extras/optimizers' SkippingOptimizer, whose step gets what was found
 
 KEY = "TRAIN.OPTIMIZER"
-OURS = ("AdamW", "Adam", "SGD")  # torch's fused ones; the others are timm's
+OURS = TORCH_OPTIMIZERS  # fused; the others are timm's
 # What build_optimizer passes or what decides how a step is computed; the settings are the way to these.
 TAKEN = {"params": None, "lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY"}
 NOT_TAKEN = ("fused", "capturable", "differentiable", "foreach", "maximize", "deterministic")
-# Each number of these changes by its own gradients alone, so a process can update its rows of a weight. The others take
-# norms or means over whole weights.
-BY_ELEMENT = """adabelief adadelta adagrad adamax adamc adamwlegacy adan adanw adopt adoptc adoptw laprop lapropc lion lionc
-madgrad madgradw momentum nadam nadamc nadamlegacy nadamw nesterov nesterovw radabelief radam radamlegacy radamw rmsprop
-rmsproptf rmsproptfc rmsproptfw sgdc sgdw""".split()
-EXACT = {*OURS, *BY_ELEMENT}
-NEEDS = {"bnb": "bitsandbytes", "fused": "apex"}
 
 
 def build_optimizer(
@@ -43,18 +35,24 @@ def build_optimizer(
     own = dict(model.named_parameters()) if own is None else own
     groups = parameter_groups(settings, model, own)
     if settings.OPTIMIZER.NAME not in OURS:
-        return _build_other(settings, groups, settings.BASE_LR if peak is None else peak)
+        from extras.optimizers.of_timm import build_timms  # extra: optimizers
+
+        return build_timms(settings, groups, settings.BASE_LR if peak is None else peak)
     # On MPS the fused kernels of older versions of torch ignore found_inf and grad_scale, so no update would be skipped.
     is_fused = next(iter(own.values())).device.type != "mps"
     optimizer = _build_ours(settings, groups, is_fused)
-    return optimizer if is_fused else SkippingOptimizer(optimizer)
+    if is_fused:
+        return optimizer
+    from extras.optimizers.skipping import SkippingOptimizer  # extra: optimizers
+
+    return SkippingOptimizer(optimizer)
 
 
 def _build_ours(settings: Train, groups: list[dict], is_fused: bool) -> torch.optim.Optimizer:
     """One of torch's fused optimizers: they are faster, and their kernels skip an update."""
     chosen = settings.OPTIMIZER
     arguments = {"lr": settings.BASE_LR, "fused": is_fused} | dict(chosen.KWARGS)
-    with _refusing(settings):
+    with refusing_arguments(settings):
         if chosen.NAME != "SGD":
             return find_class(chosen)(groups, **set_arguments(chosen, "EPS", "BETAS") | arguments)
         optimizer = find_class(chosen)(groups, **{"momentum": 0.9} | set_arguments(chosen, "MOMENTUM") | arguments)
@@ -63,16 +61,6 @@ def _build_ours(settings: Train, groups: list[dict], is_fused: bool) -> torch.op
             # torch allocates it in the first update, and leaves it uninitialised if that one is skipped.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
-
-
-def _build_other(settings: Train, groups: list[dict], peak: float) -> SkippingOptimizer:
-    chosen = settings.OPTIMIZER
-    find_class(chosen)  # refuses a name that there is not
-    arguments = {"lr": peak} | set_arguments(chosen) | dict(chosen.KWARGS)
-    with _refusing(settings):
-        from timm.optim import create_optimizer_v2  # local: importing timm takes seconds
-
-        return SkippingOptimizer(create_optimizer_v2(groups, opt=chosen.NAME, **arguments))
 
 
 def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parameter]) -> list[dict]:
@@ -111,11 +99,23 @@ def numbers_per_weight(settings: Train) -> float:
     weight = nn.Parameter(torch.zeros(64, 64))  # no random number is drawn
     weight.grad = torch.zeros_like(weight)
     optimizer = build_optimizer(replace(settings, LAYER_DECAY=None), nn.ParameterList([weight]))
-    with _refusing(settings):  # timm's constructors check few values
-        optimizer.step(*[torch.zeros(())] * isinstance(optimizer, SkippingOptimizer))
+    with refusing_arguments(settings):  # timm's constructors check few values
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.step()
+        else:
+            optimizer.step(torch.zeros(()))
     tensors = [each for each in tree_leaves(dict(optimizer.state)) if isinstance(each, torch.Tensor)]
     kept = sum(each.numel() for each in tensors if each.ndim)
     return kept / weight.numel()
+
+
+def optimizer_bytes(settings: Train, model: nn.Module) -> int:
+    """Adam keeps two numbers per trained weight, SGD one if it has momentum."""
+    return int(numbers_per_weight(settings) * trained_bytes(model))
+
+
+def trained_bytes(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
 def check_state(optimizer: AnyOptimizer, state: dict) -> None:
@@ -135,7 +135,7 @@ def load_state(optimizer: AnyOptimizer, state: dict, name: str) -> None:
     check_state(optimizer, state)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True) if name in EXACT else ():
+    for number, parameter in zip(numbers, parameters, strict=True) if changes_by_element(name) else ():
         for what, kept in state["state"].get(number, {}).items():
             if isinstance(kept, torch.Tensor) and not (is_plain(kept) and kept.shape in (parameter.shape, ())):
                 raise ValueError(f"the optimizer's {what} of weight {number}")
@@ -155,7 +155,7 @@ def check_optimizer(config: Config) -> None:
     chosen, train, strategy = config.TRAIN.OPTIMIZER, config.TRAIN, config.DIST.STRATEGY
     check_arguments(chosen, find_class(chosen))
     name = f"{KEY}.NAME is {chosen.NAME}"
-    if strategy == "fsdp2" and chosen.NAME not in EXACT:
+    if strategy == "fsdp2" and not changes_by_element(chosen.NAME):
         raise ConfigError(
             f"{name} and DIST.STRATEGY is {strategy}, which do not go together: it takes norms or means of "
             "whole weights, of which a process has some rows; use DIST.STRATEGY ddp, or AdamW"
@@ -163,27 +163,22 @@ def check_optimizer(config: Config) -> None:
     numbers_per_weight(train)  # a first step, which few constructors' arguments are checked before
 
 
+def changes_by_element(name: str) -> bool:
+    """Whether each number of a weight changes by its own gradients alone, so that a process can update its rows of it."""
+    if name in OURS:
+        return True
+    from extras.optimizers.of_timm import BY_ELEMENT  # extra: optimizers
+
+    return name in BY_ELEMENT
+
+
 def find_class(chosen: Optimizer) -> Callable:
     """The class of this name; imports timm, which takes seconds, for those that are not ours."""
     if chosen.NAME in OURS:
         return without_compiler(getattr(torch.optim, chosen.NAME))
-    import_timm()
-    from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers
+    from extras.optimizers.of_timm import find_timms  # extra: optimizers
 
-    known = list_optimizers()
-    if chosen.NAME not in known:
-        near = did_you_mean(chosen.NAME, [*map(str.lower, OURS), *known])
-        _refuse(chosen.NAME, f"is none of {', '.join(OURS)} and timm's{near}")
-    if getattr(get_optimizer_info(chosen.NAME), "second_order", False):
-        _refuse(chosen.NAME, "needs second derivatives, which are not computed here; lamb and adabelief do not")
-    if chosen.NAME.startswith("kron"):
-        # Its preconditioners are updated with random numbers of each process, so the weights of processes would part.
-        _refuse(chosen.NAME, "is not supported: it draws other random numbers in each process; muon is the nearest")
-    try:
-        return get_optimizer_class(chosen.NAME)
-    except (ImportError, AssertionError):
-        package = next(each for start, each in NEEDS.items() if chosen.NAME.startswith(start))
-        _refuse(chosen.NAME, f"needs a CUDA device and the package {package}: pip install {package}")
+    return find_timms(chosen.NAME)
 
 
 def check_arguments(chosen: Optimizer, cls: Callable) -> None:
@@ -211,7 +206,7 @@ def set_arguments(chosen: Optimizer, *names: str) -> dict:
 
 
 @contextlib.contextmanager
-def _refusing(settings: Train) -> Iterator[None]:
+def refusing_arguments(settings: Train) -> Iterator[None]:
     """A failure of the constructor or of a first step is the user's mistake if it got arguments from the settings."""
     try:
         yield
@@ -230,7 +225,3 @@ def _refusing(settings: Train) -> Iterator[None]:
             raise
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise ConfigError(f"{KEY}.KWARGS: {chosen.NAME} does not work with {values} ({reason})") from None
-
-
-def _refuse(name: str, why: str) -> NoReturn:
-    raise ConfigError(f"{KEY}.NAME: {name} {why}")

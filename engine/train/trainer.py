@@ -70,7 +70,7 @@ class Trainer:
     def update(self, window: Window) -> None:
         """One update from the images of a window; this process computes its share of them in micro-batches."""
         set_rates(self.optimizer.param_groups, self.schedule(self.step))
-        # A second one only if the first ran out of memory (with several processes: memory/recovery.py).
+        # A second one only if the first ran out of memory (with several processes: guards.py).
         for attempt in self.guard.attempts(window):
             with attempt as micro_batches:
                 seed_update(self.config.SEED, self.step, self.process.rank)

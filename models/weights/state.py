@@ -196,28 +196,16 @@ def refusal(path: Path, what: str) -> ConfigError:
     )
 
 
-BASE = ".base_layer."  # where peft keeps the layer beside an adapter
+BASE_LAYER = ".base_layer."  # where peft keeps the layer beside an adapter
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
     """The weights with any adapters merged into them. `settings`: those of their run."""
-    if not any(BASE in name for name in state):
+    if not any(BASE_LAYER in name for name in state):
         return state
-    alpha = settings.get("MODEL.LORA.ALPHA")
-    if alpha is None:
-        raise ConfigError("its adapters (LoRA) are without the settings of their run; use the run's checkpoint")
-    plain = {}
-    for name, tensor in state.items():
-        layer = name.partition(BASE)[0]
-        down, up = (state.get(f"{layer}.lora_{letter}.default.weight") for letter in "AB")
-        if name == f"{layer}{BASE}weight" and down is not None and up is not None:
-            if (*up.shape[:-1], *down.shape[1:]) != tensor.shape:
-                raise ConfigError(f"{layer}: its adapter (LoRA) is not of its shape")
-            product = up.double() @ down.double()
-            tensor = (tensor.double() + alpha / len(down) * product).to(tensor.dtype)
-        if ".lora_" not in name:
-            plain[name.replace(BASE, ".")] = tensor
-    return plain
+    from extras.lora import merge_adapters  # extra: lora
+
+    return merge_adapters(state, settings)
 
 
 def average(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

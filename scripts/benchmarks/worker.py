@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
 
 def reason_of(error: Exception) -> str:
     """Why this case cannot be measured; an error that nobody foresaw is also printed whole."""
-    from engine.memory.recovery import shortage
+    from extras.memory.guard import shortage
 
     if shortage(error):
         return "out of memory"
@@ -111,9 +111,8 @@ class TrainerWorker(LoaderWorker):
     """A Trainer and its data."""
 
     def __init__(self, argv: list[str]):
-        from engine.build import build_trainer
+        from engine.build import build_trainer, make_wrappers
         from engine.plan import plan_of
-        from engine.train.teacher import random_teacher
         from models import adapt, build_model
         from utils.log import Log
 
@@ -121,8 +120,8 @@ class TrainerWorker(LoaderWorker):
         torch.manual_seed(self.config.SEED)
         model = adapt(build_model(self.config, self.num_classes), self.config)
         plan = plan_of(self.config, self.process, self.data.image_set)
-        teacher = random_teacher(self.config, self.num_classes)
-        self.trainer = build_trainer(plan, model.to(self.device), self.data, Log(0), teacher)
+        wrappers = make_wrappers(self.config, self.process, Log(0), self.num_classes)
+        self.trainer = build_trainer(plan, model.to(self.device), self.data, Log(0), wrappers)
 
     def update(self, steps: int) -> None:
         for _ in range(steps):

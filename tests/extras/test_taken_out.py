@@ -20,6 +20,7 @@ ASKING: dict[str, str | None] = {
     "budget": f"{TRAIN} -budget 5m",
     "cache": f"{TRAIN} -opts DATA.CACHE=disk",
     "doctor": "scripts.doctor {output}/run",
+    "distillation": f"{TRAIN} -opts TRAIN.DISTILLATION_TYPE=soft",
     "explain": f"{TRAIN} -explain_precision",
     "float8": f"{TRAIN} -amp -opts PRECISION.MODE=float8",
     "report": "scripts.report {output}/run",
@@ -28,9 +29,12 @@ ASKING: dict[str, str | None] = {
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
     "operator_lists": f"{TRAIN} -amp -opts PRECISION.CUSTOM_BLACK_LIST=[softmax]",
     "profiler": f"{TRAIN} -profile 2",
+    "lora": f"{TRAIN} -opts MODEL.LORA.RANK=4",
+    "memory": f"{TRAIN} -batch_size auto",
+    "optimizers": f"{TRAIN} -opts TRAIN.OPTIMIZER.NAME=lamb",
 }
 # Every run uses these, so a run without one says in its log that it is missing.
-IN_EVERY_RUN = ("doctor",)
+IN_EVERY_RUN = ("doctor", "memory")
 
 
 def extras() -> list[str]:

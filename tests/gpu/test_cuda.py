@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from datasets import build_train_data, load_image_sets
-from engine.auto_batch_size import Trial, search
 from engine.build import build_trainer
 from engine.checkpoint.async_saver import HostCopy
-from engine.memory.recovery import MemoryGuard, release
 from engine.plan import plan_of
 from engine.record.timing import Timing
 from engine.train.callback import PHASES
 from engine.train.trainer import Trainer
+from extras.memory.batch_size import Trial, search
+from extras.memory.guard import MemoryGuard, release
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.extras import needing_extra

@@ -17,8 +17,8 @@ from torch import nn
 from configs.load import load
 from configs.schema import Config
 from datasets import BadImages, build_eval_data, load_image_sets
+from engine.check.memory import saved_bytes
 from engine.evaluation.evaluate import evaluate
-from engine.memory.estimate import saved_bytes
 from engine.parallel import choose_parallel
 from engine.precision.policy import Precision
 from models import build_model

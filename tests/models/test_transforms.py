@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import nn
 
-from engine.memory.estimate import saved_bytes
+from engine.check.memory import saved_bytes
 from engine.precision.policy import Precision
 from models import build_model
 from models.transforms import ModelTransforms, choose_transforms

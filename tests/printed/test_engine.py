@@ -12,8 +12,8 @@ from datasets.batch_order import Order
 from datasets.types import ImageSet
 from engine.check import check, images, quick_checks
 from engine.check.images import ScanResult
+from engine.check.memory import MemoryEstimate
 from engine.evaluation.scores import Best, Scores, describe_scores
-from engine.memory.estimate import MemoryEstimate
 from engine.record.next_steps import after_evaluation, after_failure, after_training
 from engine.train.forecast import Forecast
 from engine.train.stop_conditions import why_finished

@@ -1,6 +1,7 @@
 """Faults that are planted in a run before it starts, each a function: see tests/support/forks.py."""
 
 import ctypes
+import importlib
 import itertools
 import json
 import os
@@ -19,11 +20,10 @@ import torch
 from tqdm import tqdm
 
 import datasets.sources.remote_shards
-import engine.auto_batch_size
 import engine.build
 import engine.callback_list
+import engine.check.memory
 import engine.eval_run
-import engine.memory.estimate
 import engine.run
 import engine.saves
 import engine.session
@@ -133,7 +133,7 @@ def ignore(*numbers: int) -> None:
 # What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.
 MOMENTS = {
     "before the settings are read": (engine.settings, "load_settings", 1),
-    "batch size": (engine.auto_batch_size, "calculate", 1),
+    "batch size": ("extras.memory.batch_size", "calculate", 1),
     "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
@@ -144,6 +144,7 @@ MOMENTS = {
 def tell(rank: int, moment: str, *numbers: int) -> None:
     """At this moment the process of this rank gets these signals, one after the other."""
     owner, name, nth = MOMENTS[moment]
+    owner = importlib.import_module(owner) if isinstance(owner, str) else owner
     do, calls = getattr(owner, name), [0]
 
     def told(*arguments, **options):
@@ -226,7 +227,7 @@ def hold(folder: str, steps: list[int]) -> None:
 
 def limit_free_memory(size: int) -> None:
     """Let so many bytes be free."""
-    engine.memory.estimate.free_host_memory = lambda: size
+    engine.check.memory.free_host_memory = lambda: size
 
 
 def run_out(trainer: Trainer, fits: int, step: int) -> None:

@@ -9,13 +9,12 @@ from torch.nn.functional import cosine_similarity
 
 from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
-from engine.build import build_trainer
+from engine.build import build_trainer, make_wrappers
 from engine.loop import train_epoch
 from engine.plan import plan_of
 from engine.precision.loss_scale import LossScaler
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
-from engine.train.teacher import random_teacher
 from engine.train.trainer import Trainer
 from models import adapt, build_model
 from tests.support.configs import CPU
@@ -56,7 +55,8 @@ def make_trainer(
     data = build_train_data(config, train_set, Process(device))
     model = (model.double() if double else model).to(device)
     plan = plan_of(config, Process(device), train_set)
-    trainer = build_trainer(plan, model, data, Log(0), random_teacher(config, 10))
+    wrappers = make_wrappers(config, plan.process, Log(0), 10)
+    trainer = build_trainer(plan, model, data, Log(0), wrappers)
     trainer.callbacks = list(callbacks)
     return trainer
 

@@ -5,8 +5,9 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from configs.load import load
-from engine.memory.estimate import checkpoint_bytes, trained_bytes
+from engine.checkpoint.format import checkpoint_bytes
 from engine.parallel import check_strategy
+from engine.train.optimizers import trained_bytes
 from models import build_model
 from models.weights.sharded import Parts, span
 from tests.support.configs import SMALL, meta_device, small_config

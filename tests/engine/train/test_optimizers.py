@@ -1,132 +1,21 @@
-"""Optimizers other than AdamW, Adam and SGD: skipped updates, resuming, waits of the host, groups of weights, what is refused."""
+"""Optimizers: their arguments, groups of weights with rates of their own, and resuming."""
 
-import copy
 import dataclasses
-import functools
-import io
-from unittest.mock import Mock
 
 import pytest
 import torch
-import yaml
 
-from configs.load import load
-from configs.schema import Arguments, Optimizer, Train
-from configs.values import flatten, unflatten
-from engine.checkpoint.format import changes
 from engine.checkpoint.resume import comparable, refuse_changes
 from engine.train.optimizers import (
-    BY_ELEMENT,
     build_optimizer,
-    check_optimizer,
-    numbers_per_weight,
     parameter_groups,
     set_rates,
 )
-from tests.support.configs import CPU, meta_device, small_config
-from tests.support.optimizers import Learner, one_of_each_class
-from tests.support.pretend_device import DEVICE, on_pretend_device
-from tests.support.printed import cases_of
-from tests.support.refusals import refused
-from tests.support.run_hash import state_hash
+from tests.support.configs import meta_device, small_config
 from tests.support.trainers import make_trainer
 from utils.errors import ConfigError
-from utils.torch_internals import TorchDispatchMode, tree_leaves
-
-# Some weights are updated or not by what the host reads of them: for each weight, in every update. (mars does in older versions of timm.)
-READING = ("adamp", "sgdp", "cadamp", "csgdp", "novograd", "novogradw", "novogradc", "mars", "cmars")
-
-
-@on_pretend_device
-def test_a_skipped_update_changes_nothing_of_any_optimizer_and_the_host_waits_for_no_work_of_the_device():
-    for name in one_of_each_class():
-        learner, plain = Learner(name, DEVICE), Learner(name, DEVICE)
-        plain.optimizer = getattr(plain.optimizer, "inner", plain.optimizer)
-        learner.step(9, overflows=True).step(0)  # a skipped one before there is any state
-        after = state_hash(learner.state())
-        assert state_hash(learner.step(10, overflows=True).state()) == after, name
-        seen = learner.step(11, overflows=True).step(1).waits
-        # Of the update before, whether it was skipped: to count the steps on the host.
-        assert name in READING or (seen.keys() <= {"event"} and seen.get("event", 0) <= 1), (name, seen)
-        assert state_hash(learner.state()) == state_hash(plain.step(0).step(1).state()) != after, name
-
-
-class Kernels(TorchDispatchMode):
-    """Counts the operations that compute on the device."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        is_there = any(getattr(each, "device", CPU) != CPU for each in tree_leaves((args, kwargs or {})))
-        self.count += is_there and func.overloadpacket.__name__ not in ("empty_like", "detach", "view")
-        return func(*args, **(kwargs or {}))
-
-
-@on_pretend_device
-def test_updates_take_few_kernels_on_a_gpu_and_that_they_can_be_skipped_adds_five_however_many_weights_there_are():
-    for name in ("lion", "lamb", "nadamw"):
-        weights = torch.nn.ParameterList(torch.ones(2, 3) for _ in range(30)).to(DEVICE)
-        optimizer, found = build_optimizer(Train(OPTIMIZER=Optimizer(NAME=name)), weights), []
-        skipping = functools.partial(optimizer.step, torch.zeros(1).to(DEVICE))
-        for step in (skipping, skipping, skipping, optimizer.inner.step):  # the first makes the state
-            for each in weights:
-                each.grad = torch.ones_like(each)
-            with Kernels() as kernels:
-                step()
-            found.append(kernels.count)
-        assert 0 < found[-1] <= 40 and found[-2] - found[-1] <= 5, (name, found)
-
-
-@on_pretend_device
-@pytest.mark.parametrize("name", ["lamb", "nadamw", "adopt"])
-def test_a_state_that_is_loaded_after_a_skipped_update_has_nothing_of_what_was_before(name):
-    saved = Learner(name, DEVICE).step(0).step(1).step(2).state()["optimizer"]
-    learner = Learner(name, DEVICE).step(0).step(9, overflows=True)
-    learner.optimizer.load_state_dict(copy.deepcopy(saved))
-    assert state_hash(learner.state()["optimizer"]) == state_hash(saved)
-
-
-def test_every_optimizer_skips_moves_the_weights_and_goes_on_from_its_saved_state_to_the_last_bit():
-    for name in one_of_each_class():
-        straight, resumed = Learner(name), Learner(name)
-        before = state_hash(straight.state()["weights"])
-        straight.step(9, overflows=True)
-        assert state_hash(straight.state()["weights"]) == before, name
-        after = state_hash(straight.step(0).step(1).state())
-        assert state_hash(straight.step(10, overflows=True).state()) == after, name
-        assert state_hash(straight.state()["weights"]) != before, name
-        file = io.BytesIO()
-        torch.save(straight.state(), file)
-        file.seek(0)
-        saved = torch.load(file, weights_only=True)
-        for parameter, weight in zip(resumed.model.parameters(), saved["weights"], strict=True):
-            parameter.data.copy_(weight)
-        resumed.optimizer.load_state_dict(saved["optimizer"])
-        assert state_hash(straight.step(2).state()) == state_hash(resumed.step(2).state()), name
-
-
-def test_those_that_may_be_sharded_update_parts_of_a_weight_as_the_whole():
-    from timm.optim import list_optimizers
-
-    for name in set(BY_ELEMENT) & set(list_optimizers()):
-        weights = []
-        for sizes in ([40], [24, 16]):
-            draws = torch.Generator().manual_seed(0)
-            parts = torch.nn.ParameterList(torch.randn(40, 36, generator=draws).split(sizes))
-            optimizer = build_optimizer(Train(OPTIMIZER=Optimizer(NAME=name), BASE_LR=1e-2), parts)
-            for _ in range(2):
-                gradient = torch.randn(40, 36, generator=draws)
-                for parameter, part in zip(parts, gradient.split(sizes), strict=True):
-                    parameter.grad = part.clone()
-                optimizer.step(torch.zeros(1))
-            weights.append(torch.cat([each.detach() for each in parts]))
-        torch.testing.assert_close(*weights, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
-
 
 ARGUMENTS = {  # words after TRAIN.OPTIMIZER: what all groups have
-    "NAME=Lion KWARGS.caution=true": {"caution": True, "betas": (0.9, 0.99)},
-    "NAME=lion BETAS=[0.8,0.9]": {"betas": (0.8, 0.9)},
-    "NAME=lamb EPS=1e-8": {"eps": 1e-8},  # AdamW's, not lamb's own
     "NAME=sgd KWARGS.nesterov=true": {"nesterov": True, "momentum": 0.9, "fused": True},
     **{f"NAME={name} BETAS=[0.7,0.8] EPS=1e-3": {"betas": (0.7, 0.8), "eps": 1e-3} for name in ("AdamW", "Adam")},
     **{f"NAME=SGD MOMENTUM={momentum}": {"momentum": momentum} for momentum in (0.3, 0.0)},
@@ -142,20 +31,6 @@ def test_arguments_reach_the_optimizer_and_its_own_defaults_stay(tmp_path, words
     for group, decay in zip(optimizer.param_groups, (0.07, 0.0), strict=True):
         assert (expected | {"lr": 0.02, "weight_decay": decay}).items() <= group.items()
     assert isinstance(optimizer, getattr(torch.optim, words[2].removeprefix("OPTIMIZER.NAME="), object))
-
-
-@pytest.mark.parametrize("words", cases_of("mistakes/of_an_optimizer"))
-def test_what_cannot_work_is_refused_before_anything_is_built(tmp_path, words):
-    with refused(ConfigError, page="mistakes/of_an_optimizer", case=words):
-        check_optimizer(small_config(tmp_path, *(f"TRAIN.OPTIMIZER.{word}" for word in words.split())))
-
-
-def test_a_value_that_the_optimizer_refuses_is_refused(tmp_path):
-    linear, settings = torch.nn.Linear(2, 2), Optimizer(NAME="adan", KWARGS=Arguments({"betas": (0.9, 5.0, 0.9)}))
-    with pytest.raises(ConfigError, match=r"TRAIN.OPTIMIZER.KWARGS.*adan.*betas"):
-        build_optimizer(Train(OPTIMIZER=settings), linear)
-    with pytest.raises(ConfigError, match=r"TRAIN.OPTIMIZER.KWARGS.*lamb.*betas"):  # which only its step looks at
-        numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="lamb", KWARGS=Arguments({"betas": (0.9,)}))))
 
 
 def test_a_checkpoint_with_other_groups_is_refused(tmp_path):
@@ -174,44 +49,12 @@ def test_another_optimizer_does_not_continue_even_where_that_is_allowed(tmp_path
         refuse_changes(small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=SGD", allowed), order, {}, state, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["AdamW", "lion"])
-def test_arguments_of_the_settings_count_not_those_of_the_checkpoint(tmp_path, name):
-    name = f"TRAIN.OPTIMIZER.NAME={name}"
-    saved = make_trainer(small_config(tmp_path, name)).state_dict()
-    trainer = make_trainer(small_config(tmp_path, name, "TRAIN.WEIGHT_DECAY=0.7", "TRAIN.OPTIMIZER.BETAS=[0.8,0.9]"))
+def test_arguments_of_the_settings_count_not_those_of_the_checkpoint(tmp_path):
+    saved = make_trainer(small_config(tmp_path)).state_dict()
+    trainer = make_trainer(small_config(tmp_path, "TRAIN.WEIGHT_DECAY=0.7", "TRAIN.OPTIMIZER.BETAS=[0.8,0.9]"))
     trainer.load_state_dict(saved)
     decayed = trainer.optimizer.param_groups[0]
     assert decayed["weight_decay"] == 0.7 and tuple(decayed["betas"]) == (0.8, 0.9)
-
-
-@pytest.mark.parametrize("name", ["lamb", "AdamW"])
-def test_what_an_earlier_version_wrote_down_means_what_it_meant(tmp_path, name):
-    """AdamW's values beside any optimizer, and AFTER_WARMUP beside step, where both had no effect."""
-    words = (f"TRAIN.OPTIMIZER.NAME={name}", "TRAIN.LR_SCHEDULER.NAME=step")
-    now = load(["-cfg", "configs/vit_digits.yaml", "-opts", *words]).config
-    optimizer = {"NAME": name, "EPS": 1e-8, "BETAS": [0.9, 0.999], "MOMENTUM": 0.9}
-    schedule = {"NAME": "step", "AFTER_WARMUP": True, "DECAY_EPOCHS": 30, "DECAY_RATE": 0.1}
-    file, sections = tmp_path / "config.yaml", {"OPTIMIZER": optimizer, "LR_SCHEDULER": schedule}
-    file.write_text(yaml.safe_dump({"TRAIN": sections}))
-    then = load(["-cfg", str(file)]).config
-    assert then.TRAIN.LR_SCHEDULER == now.TRAIN.LR_SCHEDULER
-    made = [build_optimizer(each.TRAIN, torch.nn.Linear(2, 2)).param_groups[0] for each in (now, then)]
-    assert [made[0][key] for key in ("betas", "eps")] == [made[1][key] for key in ("betas", "eps")]
-    saved = {f"TRAIN.{part}.{key}": value for part in sections for key, value in sections[part].items()}
-    saved = flatten(now) | saved
-    assert not changes(saved, flatten(now)) and unflatten(saved).TRAIN == now.TRAIN
-    lion = load(["-cfg", str(file), "-opts", "TRAIN.OPTIMIZER.NAME=lion"]).config.TRAIN.OPTIMIZER
-    assert (lion.EPS, lion.BETAS, lion.MOMENTUM) == (None, (), None)
-
-
-def test_an_optimizer_of_a_timm_that_is_too_old_for_this_torch_is_named(monkeypatch):
-    error = AttributeError("'NAdamW' object has no attribute '_cuda_graph_capture_health_check'")
-    monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", Mock(side_effect=error))
-    with refused(ConfigError, "TRAIN.OPTIMIZER.NAME", "nadamw", "timm"):
-        numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))
-    monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", Mock(side_effect=ZeroDivisionError))
-    with pytest.raises(ZeroDivisionError):  # no setting is the cause
-        numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))
 
 
 MODELS = ["vit_base_patch16_224", "swin_tiny_patch4_window7_224", "convnext_tiny", "xcit_nano_12_p16_224"]

@@ -1,22 +1,16 @@
-"""The teacher of a distillation: found by the settings, checked against the data's classes, asked about each batch."""
+"""Finds the teacher that the settings name, and checks it against the classes of the data."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from configs.schema import Config, Model
 from configs.values import unflatten
-from datasets import Batch, Preparation
-from engine.precision.policy import Precision
-from engine.train.loss import DistillationTargets
+from extras.distillation.teacher import Teacher
 from models import build_model
-from models.compilation import compile_model
-from models.parts import classifier_names, has_running_statistics
-from models.teacher import Teacher
-from models.transforms import choose_transforms
+from models.parts import classifier_names
 from models.weights.files import find_file, read_record, read_state_dict
 from models.weights.load import load_pretrained
 from utils.errors import ConfigError, did_you_mean
@@ -51,10 +45,8 @@ def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tu
     return Teacher(model, config.DATA, found.config.DATA, outputs, found.side), lines
 
 
-def random_teacher(config: Config, num_classes: int) -> Teacher | None:
-    """A teacher with random weights, for trials of memory; None without a distillation."""
-    if config.TRAIN.DISTILLATION_TYPE == "none":
-        return None
+def random_teacher(config: Config, num_classes: int) -> Teacher:
+    """The teacher with random weights, for trials of memory."""
     found = find_teacher(config)
     model = build_model(found.config, num_classes)
     return Teacher(model, config.DATA, found.config.DATA, side=found.side)
@@ -122,31 +114,3 @@ def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
         rows = len(state.get(f"{name}.weight", range(num_classes)))
         if rows != num_classes:
             raise ConfigError(f"{WEIGHTS_KEY}: {file} has {rows} classes, the data {num_classes}; {REMEDY}")
-
-
-class TeacherPreparation:
-    """A preparation that adds the teacher's logits for the images that the student gets, mixed and erased, as in DeiT."""
-
-    def __init__(self, prepare: Preparation, teacher: Teacher, precision: Precision, config: Config):
-        self.prepare, self.normalize, self.precision = prepare, prepare.normalize, precision
-        model, self.device = teacher.model, prepare.device
-        cast(model, precision.half or self.normalize.dtype)
-        self.teacher = teacher.to(self.device)
-        if self.device.type != "cpu":  # whose numbers stay as they were
-            # The lists of settings name modules of the student.
-            choose_transforms(replace(config, PRECISION=Config().PRECISION), self.device, precision.half).apply(model)
-            if config.COMPILE:  # in no mode: CUDA graphs would overwrite logits that the loss still needs
-                compile_model(model, replace(config, COMPILE=True))
-
-    def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, DistillationTargets]:
-        images, targets = self.prepare(batch, dtype)
-        with torch.no_grad(), self.precision.autocast():
-            return images, DistillationTargets(targets, self.teacher(images))
-
-
-def cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Give the model's numbers this type; the running statistics of BatchNorm are kept in no half type."""
-    for module in model.modules():
-        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-        for tensor in own if dtype.itemsize > 2 or not has_running_statistics(module) else ():
-            tensor.data = tensor.data.to(dtype if tensor.is_floating_point() else tensor.dtype)

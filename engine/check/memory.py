@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from configs.schema import Config, Train
+from configs.schema import Config
 from datasets import Normalize
 from engine.parallel import gathered_blocks, is_sharded
 from engine.precision.policy import Precision
 from engine.train.loss import build_loss
-from engine.train.optimizers import OURS, numbers_per_weight
-from engine.train.teacher import random_teacher
+from engine.train.optimizers import OURS, optimizer_bytes, trained_bytes
 from models import adapt, build_model
 from models.transforms import choose_transforms
 from models.transforms.base import has_blocks
@@ -70,9 +69,12 @@ def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
 
 def teacher_bytes(config: Config, precision: Precision) -> int:
     """Weights of the teacher, if there is one; what it computes is freed before the student begins."""
+    if config.TRAIN.DISTILLATION_TYPE == "none":
+        return 0
+    from extras.distillation.sources import random_teacher  # extra: distillation
+
     teacher = random_teacher(config, config.MODEL.NUM_CLASSES or 1)
-    weights = teacher.model.state_dict().values() if teacher else ()
-    return sum(tensor.nbytes for tensor in weights) // (2 if precision.half else 1)
+    return sum(tensor.nbytes for tensor in teacher.model.state_dict().values()) // (2 if precision.half else 1)
 
 
 def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: int) -> int:
@@ -155,21 +157,6 @@ class SavedTensors:
         if recomputes and self._inputs:
             return self.by_block[0] + sum(self._inputs) + self.largest_block
         return self.by_block.total()
-
-
-def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
-    """Bytes of weights, EMA and optimizer."""
-    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-    return weights * (2 if settings.MODEL_EMA else 1) + optimizer_bytes(settings, model)
-
-
-def optimizer_bytes(settings: Train, model: nn.Module) -> int:
-    """Adam keeps two numbers per trained weight, SGD one if it has momentum."""
-    return int(numbers_per_weight(settings) * trained_bytes(model))
-
-
-def trained_bytes(model: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
 def free_memory(device: torch.device) -> int:

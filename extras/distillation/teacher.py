@@ -47,10 +47,10 @@ class Teacher(nn.Module):
         return logits[:, self.outputs] if len(self.outputs) else logits
 
 
-def use_both_heads(model: nn.Module, when: bool) -> None:
-    """Whether a model with a second head, such as DeiT's distilled ones, returns the logits of both heads in training.
+def use_both_heads(model: nn.Module) -> None:
+    """Make a model with a second head, such as DeiT's distilled ones, return the logits of both heads in training.
 
-    In evaluation it always returns their mean.
+    In evaluation it always returns their mean; without a distillation, in training too.
     """
     if hasattr(model, "set_distilled_training"):
-        model.set_distilled_training(when)
+        model.set_distilled_training(True)

@@ -1,27 +1,22 @@
-"""Low-rank adapters (MODEL.LORA), made by peft: beside each layer a product of two small matrices, which alone is trained."""
+"""MODEL.LORA: low-rank adapters, made by peft. Beside each layer a product of two small matrices, which alone is trained."""
 
 from collections.abc import Iterable
 from typing import NoReturn
 
-from torch import nn
+from torch import Tensor, nn
 
-from configs.schema import Config, Lora
+from configs.schema import Lora
 from models.freeze import freeze
 from models.parts import classifier_names, covers
+from models.weights.state import BASE_LAYER
 from utils.errors import ConfigError, needing
 from utils.text import first_of
 
 ALL_LINEAR = "all-linear"
 
 
-def adapt(model: nn.Module, config: Config) -> nn.Module:
-    """The model with adapters as MODEL.LORA says, which compute nothing yet; only they and the classifier are trained.
-
-    Not for evaluation: what reads weights merges the adapters into them (models/weights/state.py).
-    """
-    settings = config.MODEL.LORA
-    if not settings.RANK or config.START.EVAL:
-        return model
+def add_adapters(model: nn.Module, settings: Lora) -> nn.Module:
+    """The model with adapters, which compute nothing yet; only they and the classifier are trained."""
     layers = _layers(model, settings)
     for name, layer in layers.items():
         narrow = min(layer.weight.shape)
@@ -69,3 +64,22 @@ def _refuse(patterns: str, linear: Iterable[str]) -> NoReturn:
     raise ConfigError(
         f"MODEL.LORA.TARGETS: {patterns} matches no linear layer of this model beside its classifier; {there_are}"
     )
+
+
+def merge_adapters(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
+    """The weights with the adapters merged into them. `settings`: those of their run."""
+    alpha = settings.get("MODEL.LORA.ALPHA")
+    if alpha is None:
+        raise ConfigError("its adapters (LoRA) are without the settings of their run; use the run's checkpoint")
+    plain = {}
+    for name, tensor in state.items():
+        layer = name.partition(BASE_LAYER)[0]
+        down, up = (state.get(f"{layer}.lora_{letter}.default.weight") for letter in "AB")
+        if name == f"{layer}{BASE_LAYER}weight" and down is not None and up is not None:
+            if (*up.shape[:-1], *down.shape[1:]) != tensor.shape:
+                raise ConfigError(f"{layer}: its adapter (LoRA) is not of its shape")
+            product = up.double() @ down.double()
+            tensor = (tensor.double() + alpha / len(down) * product).to(tensor.dtype)
+        if ".lora_" not in name:
+            plain[name.replace(BASE_LAYER, ".")] = tensor
+    return plain

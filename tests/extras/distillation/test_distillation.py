@@ -1,6 +1,7 @@
 """Distillation: timm's and DeiT's losses, what the teacher sees and says, and a step that any split leaves the same."""
 
 import copy
+import dataclasses
 from unittest import mock
 
 import pytest
@@ -12,11 +13,14 @@ from torch.nn import functional
 from configs.schema import Arguments, Config
 from configs.values import flatten
 from datasets import Normalize
+from engine.check.memory import fixed_bytes
 from engine.checkpoint.resume import comparable
-from engine.train.loss import DistillationLoss, DistillationTargets, hits
-from engine.train.teacher import find_teacher, load_teacher
+from engine.precision.policy import Precision
+from engine.train.loss import hits
+from extras.distillation.sources import find_teacher, load_teacher, random_teacher
+from extras.distillation.step import DistillationLoss, DistillationTargets
+from extras.distillation.teacher import Teacher, use_both_heads
 from models import build_model
-from models.teacher import Teacher, use_both_heads
 from models.transforms.kernels import PatchConv2d
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.extras import needing_extra
@@ -204,10 +208,22 @@ def test_the_mean_of_two_heads_is_what_is_right_or_wrong():
 
 def test_a_model_with_two_heads_returns_both_only_for_a_teacher():
     model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1, num_classes=5)
-    for when, count in ((True, 2), (False, 1)):
-        use_both_heads(model.train(), when)
-        logits = model(torch.zeros(3, 3, 32, 32))
-        assert [tuple(each.shape) for each in (logits if when else [logits])] == [(3, 5)] * count
+    images = torch.zeros(3, 3, 32, 32)
+    assert model.train()(images).shape == (3, 5)
+    use_both_heads(model)
+    assert [each.shape for each in model(images)] == [(3, 5)] * 2
+
+
+def test_the_memory_of_a_step_has_the_teacher_in_its_type(tmp_path):
+    config = small_config(tmp_path, "MODEL.NUM_CLASSES=10")
+    taught = replaced(config, TRAIN={"DISTILLATION_TYPE": "soft", "TEACHER_MODEL": "test_resnet"})
+    model = build_model(config, 10)
+    whole = sum(each.nbytes for each in random_teacher(taught, 10).model.state_dict().values())
+    for is_half, teacher in ((False, whole), (True, whole // 2)):
+        alone, with_teacher = (dataclasses.replace(each, AMP=is_half) for each in (config, taught))
+        precision = Precision(alone, CPU)
+        added = fixed_bytes(with_teacher, model, precision) - fixed_bytes(alone, model, precision)
+        assert added == teacher
 
 
 @needing_extra("operator_lists")

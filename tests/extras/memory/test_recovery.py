@@ -2,21 +2,18 @@
 
 import re
 from pathlib import Path
-from unittest import mock
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from configs.load import load
-from datasets import Batch
-from datasets.loading.workers import prefetch_to_device
-from engine.memory import recovery
-from engine.memory.recovery import shortage
+from extras.memory import guard
+from extras.memory.guard import shortage
 from models.weights.torch_files import read_torch
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.planted import run_out
-from tests.support.pretend_device import DEVICE, NAME, on_pretend_device, waits
+from tests.support.pretend_device import DEVICE, NAME, on_pretend_device
 from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import state_hash
 from tests.support.runs import Ended, fp64_weights, run, run_folder
@@ -122,7 +119,7 @@ def test_other_errors_of_a_forward_end_the_run(tmp_path):
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         update(trainer)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        recovery.probe_memory(trainer.model, lambda: trainer.model(torch.ones(1, 1, 8, 8)).sum(), passes=1)
+        guard.probe_memory(trainer.model, lambda: trainer.model(torch.ones(1, 1, 8, 8)).sum(), passes=1)
 
 
 def test_running_out_is_told_from_other_errors():
@@ -138,7 +135,7 @@ def test_running_out_is_told_from_other_errors():
 def test_memory_that_is_free_again_goes_back_to_a_device_that_keeps_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", emptied := Mock())
     for device, count in (("cpu", 0), ("cuda", 1)):
-        recovery.release(torch.device(device))
+        guard.release(torch.device(device))
         assert emptied.call_count == count
 
 
@@ -190,22 +187,17 @@ def test_the_size_that_is_proposed_leaves_the_images_of_an_update_as_they_are(tm
 @pytest.mark.parametrize(("accumulated", "passes"), [(1, 1), (2, 2)])
 def test_two_updates_are_probed_with_accumulation_beside_former_gradients(tmp_path, monkeypatch, accumulated, passes):
     seen, config = [], small_config(tmp_path, f"TRAIN.ACCUM_ITER={accumulated}")
-    monkeypatch.setattr(recovery, "probe_memory", lambda model, compute, passes: seen.append(passes))
+    monkeypatch.setattr(guard, "probe_memory", lambda model, compute, passes: seen.append(passes))
     trainer = make_trainer(config)
     trainer.process = Process(CPU, world_size=2)
     monkeypatch.setattr(trainer.process, "all_true", lambda flag: flag)
-    guard = recovery.MemoryGuard(config, trainer, Log(1))
+    probing = guard.MemoryGuard(config, trainer, Log(1))
     for window in trainer.data.windows(0, 3):
-        next(guard.attempts(window))
+        next(probing.attempts(window))
     assert seen == [passes] * 2
-    guard.max_images = 1  # where the others wait, it cannot be halved either
+    probing.max_images = 1  # where the others wait, it cannot be halved either
     with refused(ConfigError, "DATA.IMAGE_SIZE", "1 image"):
-        guard.cannot_repeat(0, "no room")
-
-
-def test_an_image_that_only_keeps_a_process_in_step_is_not_parted():
-    stand_in = Batch(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), 0, [])
-    assert stand_in.parts(1) == [stand_in]
+        probing.cannot_repeat(0, "no room")
 
 
 def test_with_cuda_graphs_the_run_ends_with_flags_that_the_settings_allow(tmp_path, monkeypatch):
@@ -218,12 +210,6 @@ def test_with_cuda_graphs_the_run_ends_with_flags_that_the_settings_allow(tmp_pa
     flags = "-batch_size 16 -accum_iter 2 -compile -opts RESUME.ALLOW_CHANGED=[COMPILE]"
     assert str(caught.value).endswith(flags)
     load(["-cfg", str(tmp_path / "small.yaml"), "-compile", *flags.split()])
-
-
-def test_cuda_graphs_are_refused_where_fewer_processes_split_an_update(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.batch_order.Order.num_micro_batches", lambda self, step: 2)  # of half the processes
-    with refused(ConfigError, "COMPILE", "reduce-overhead"):
-        make_trainer(small_config(tmp_path, "COMPILE=reduce-overhead"))
 
 
 UPDATES = 3
@@ -260,28 +246,6 @@ def trained(config, no_room: NoRoom) -> tuple:
 def assert_same_weights(one, other) -> None:
     for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert (mine - theirs).abs().max().item() < 1e-12
-
-
-@on_pretend_device
-def test_before_a_batch_is_used_the_device_waits_for_its_copy_and_keeps_its_memory():
-    order, stream = [], torch.accelerator.current_stream()
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is torch.ops.aten.record_stream.default:
-                order.append(id(args[0]))
-            return func(*args, **(kwargs or {}))
-
-    batches = [Batch(torch.full((2, 1, 1, 1), n).pin_memory(), torch.zeros(2).pin_memory(), 2, []) for n in range(3)]
-    watched = mock.patch.object(type(stream), "wait_event", lambda self, event: order.append("wait"))
-    with Watch(), watched, waits() as seen:
-        for given, batch in zip(
-            batches, prefetch_to_device((each for each in batches), torch.device(DEVICE)), strict=True
-        ):
-            assert order == ["wait", id(batch.images), id(batch.targets)]
-            assert torch.equal(batch.images.values, given.images)
-            order.clear()
-    assert seen == {}
 
 
 @on_pretend_device

@@ -12,14 +12,13 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import TrainData, build_train_data
 from datasets.sources.synthetic import read_synthetic
-from engine.build import build_trainer
-from engine.memory.estimate import estimate, free_memory
-from engine.memory.recovery import MemoryGuard, release, shortage
+from engine.build import build_trainer, make_wrappers
+from engine.check.memory import estimate, free_memory
 from engine.plan import Beginning, plan_of
 from engine.precision.policy import Precision, or_amp
 from engine.train.micro_batches import Guard
-from engine.train.teacher import random_teacher
 from engine.train.trainer import Trainer
+from extras.memory.guard import MemoryGuard, release, shortage
 from models import adapt, build_model
 from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
@@ -176,10 +175,10 @@ class Trial:
     def begin(self, config: Config, train_data: TrainData) -> None:
         model = adapt(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
         silent = Log(rank=1)
-        teacher = random_teacher(config, config.MODEL.NUM_CLASSES)
         # A precision of its own, since its updates move the loss scale; and nothing repeats an update that fails.
         plan = plan_of(config, Process(self.device), train_data.image_set)
-        trainer = build_trainer(plan, model, train_data, silent, teacher)
+        wrappers = make_wrappers(config, plan.process, silent, config.MODEL.NUM_CLASSES)
+        trainer = build_trainer(plan, model, train_data, silent, wrappers)
         trainer.guard = ProbeOnly(config, trainer, silent) if self.probes else Guard()
         if self.has_others:
             self.ddp_buckets = [torch.empty_like(each) for each in trainer.parameters]

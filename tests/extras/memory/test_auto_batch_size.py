@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from configs.load import load
-from engine.auto_batch_size import Trial, bisect, calculate, find_batch_size, max_images, search, try_sizes
-from engine.memory.estimate import fixed_bytes
+from engine.check.memory import fixed_bytes
 from engine.precision.policy import Precision
+from extras.memory.batch_size import Trial, bisect, calculate, find_batch_size, max_images, search, try_sizes
 from models import build_model
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.cpu_memory import passing_bytes
@@ -67,7 +67,7 @@ def test_a_run_says_what_it_found_saves_it_and_never_searches_again(program, tmp
 
 
 def calculated(config, monkeypatch, process=None, free=40 * MIB) -> int:
-    monkeypatch.setattr("engine.memory.estimate.free_host_memory", lambda: free)
+    monkeypatch.setattr("engine.check.memory.free_host_memory", lambda: free)
     return calculate(config, 10, Precision(config, CPU), process or Process(CPU), 10**6)[0]
 
 
@@ -82,7 +82,7 @@ def test_what_is_calculated_leaves_its_margin(tmp_path, monkeypatch):
     assert calculated(small_config(tmp_path, "MODEL.EMBED_DIM=64"), monkeypatch) > count, "the running mean counts"
     half = small_config(tmp_path, "TRAIN.MODEL_EMA=true", "MODEL.EMBED_DIM=64", "AMP=true")
     assert calculated(half, monkeypatch) > count
-    monkeypatch.setattr("engine.auto_batch_size.estimate", Mock(side_effect=torch.OutOfMemoryError))
+    monkeypatch.setattr("extras.memory.batch_size.estimate", Mock(side_effect=torch.OutOfMemoryError))
     assert calculated(half, monkeypatch) == 0
 
 

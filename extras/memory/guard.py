@@ -13,7 +13,8 @@ from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import Batch, Window
 from engine.parallel import is_sharded
-from engine.train.micro_batches import Guard, MicroBatches, cut
+from engine.train.guards import RehearsingGuard, RereadableBatches
+from engine.train.micro_batches import MicroBatches, cut
 from engine.train.trainer import Trainer
 from models.parts import unchanged_buffers
 from utils.errors import OUT_OF_MEMORY, ConfigError
@@ -53,26 +54,7 @@ def probe_memory(model: nn.Module, compute: Callable[[], Tensor], passes: int) -
     return None
 
 
-class RereadableBatches:
-    """Batches that can be iterated again, as far as they were read."""
-
-    def __init__(self, batches: Iterator[Batch]):
-        self._batches, self._read = batches, []
-        self.is_reading = False  # then an error comes from the loader, not from the batch size
-
-    def __iter__(self) -> Iterator[Batch]:
-        yield from self._read
-        while True:
-            self.is_reading = True
-            batch = next(self._batches, None)
-            self.is_reading = False
-            if batch is None:
-                return
-            self._read.append(batch)
-            yield batch
-
-
-class MemoryGuard(Guard):
+class MemoryGuard(RehearsingGuard):
     """Repeats a window with smaller micro-batches as long as memory runs out.
 
     A single process repeats at once. Several processes probe their first two updates together, before any of them waits
@@ -80,7 +62,8 @@ class MemoryGuard(Guard):
     """
 
     def __init__(self, config: Config, trainer: Trainer, log: Log):
-        self._config, self._trainer, self._log = config, trainer, log
+        super().__init__(config, trainer)
+        self._config, self._log = config, log
         self.order, self.process = trainer.data.order, trainer.process
         self.max_images: int | None = None  # per micro-batch; None: as the loader delivers them
         self._has_cuda_graphs = config.COMPILE in CUDA_GRAPH_MODES
@@ -88,31 +71,24 @@ class MemoryGuard(Guard):
         # processes, so that none of them can probe alone.
         can_probe = self.process.world_size > 1 and not config.COMPILE and not is_sharded(config, self.process)
         self.probes_left = 2 if can_probe else 0
-        # DDP moves the gradients in its buffers after its second pass. Among more than two processes their place decides
-        # about the last bit of an average, so that the updates after a resume would not be those of an unbroken run.
-        self.rehearsals_left = 2 if self.process.world_size > 2 and not is_sharded(config, self.process) else 0
 
     def attempts(self, window: Window) -> Iterator[AbstractContextManager[MicroBatches]]:
         batches = RereadableBatches(window.batches)
         self._reason: str | None = None
         if self.probes_left:
             self._probe(window, batches)
-        while self.rehearsals_left:
-            self.rehearsals_left -= 1
-            with unchanged_buffers(self._trainer.computing.model):
-                yield self._attempt(window, batches)
-            self._trainer.replica.zero_grad(set_to_none=True)
+        yield from self.rehearse(window, batches)
         self._reason = ""
         while self._reason is not None:
             self._reason = None
-            yield self._attempt(window, batches)
+            yield self.attempt(window, batches)
             # Not inside `except`: the error's traceback keeps tensors of the forward alive.
             if self._reason is not None:
-                self._trainer.replica.zero_grad(set_to_none=True)
+                self.trainer.replica.zero_grad(set_to_none=True)
                 self.halve(window.step, self._reason)
 
     @contextlib.contextmanager
-    def _attempt(self, window: Window, batches: RereadableBatches) -> Iterator[MicroBatches]:
+    def attempt(self, window: Window, batches: RereadableBatches) -> Iterator[MicroBatches]:
         try:
             yield cut(window, batches, self.max_images)
         except RuntimeError as error:
@@ -125,7 +101,7 @@ class MemoryGuard(Guard):
 
     def _probe(self, window: Window, batches: RereadableBatches) -> None:
         """Find out together with the other processes whether memory suffices."""
-        trainer, largest = self._trainer, max(batches, key=lambda batch: len(batch.targets))
+        trainer, largest = self.trainer, max(batches, key=lambda batch: len(batch.targets))
         trainer.notify("on_phase", "other")
         while True:
             parts = [largest] if self.max_images is None else largest.parts(self.max_images)
@@ -141,7 +117,7 @@ class MemoryGuard(Guard):
 
     def _loss_of(self, batch: Batch) -> Tensor:
         """Use the model itself: its DDP wrapper would communicate."""
-        trainer = self._trainer
+        trainer = self.trainer
         images, targets = trainer.to_device(batch)
         with trainer.precision.autocast():
             logits = trainer.computing.model(images)

@@ -1,0 +1,72 @@
+"""The guard of a run, which decides how often the micro-batches of an update are computed, and in which sizes."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+
+from configs.schema import Config
+from datasets import Batch, Window
+from engine.parallel import is_sharded
+from engine.train.micro_batches import Guard, MicroBatches, cut
+from engine.train.trainer import Trainer
+from models.parts import unchanged_buffers
+from utils.extras import has_extra
+from utils.log import Log
+
+
+def choose_guard(config: Config, trainer: Trainer, log: Log) -> Guard:
+    """Return the guard of a run: against running out of memory, unless that extra is missing."""
+    if has_extra("memory"):
+        from extras.memory.guard import MemoryGuard  # extra: memory
+
+        return MemoryGuard(config, trainer, log)
+    log.say("extras/memory is missing: a run that runs out of memory ends")
+    return RehearsingGuard(config, trainer)
+
+
+class RereadableBatches:
+    """Batches that can be iterated again, as far as they were read."""
+
+    def __init__(self, batches: Iterator[Batch]):
+        self._batches, self._read = batches, []
+        self.is_reading = False  # then an error comes from the loader, not from the batch size
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from self._read
+        while True:
+            self.is_reading = True
+            batch = next(self._batches, None)
+            self.is_reading = False
+            if batch is None:
+                return
+            self._read.append(batch)
+            yield batch
+
+
+class RehearsingGuard(Guard):
+    """Computes the first update of more than two processes three times; only the last time counts.
+
+    DDP moves the gradients in its buffers after its second pass. Among more than two processes their place decides about
+    the last bit of an average, so that the updates after a resume would not be those of an unbroken run.
+    """
+
+    def __init__(self, config: Config, trainer: Trainer):
+        self.trainer = trainer
+        process = trainer.process
+        self.rehearsals_left = 2 if process.world_size > 2 and not is_sharded(config, process) else 0
+
+    def attempts(self, window: Window) -> Iterator[AbstractContextManager[MicroBatches]]:
+        batches = RereadableBatches(window.batches) if self.rehearsals_left else window.batches
+        yield from self.rehearse(window, batches)
+        yield self.attempt(window, batches)
+
+    def rehearse(self, window: Window, batches: Iterable[Batch]) -> Iterator[AbstractContextManager[MicroBatches]]:
+        """Attempts whose gradients are dropped."""
+        while self.rehearsals_left:
+            self.rehearsals_left -= 1
+            with unchanged_buffers(self.trainer.computing.model):
+                yield self.attempt(window, batches)
+            self.trainer.replica.zero_grad(set_to_none=True)
+
+    def attempt(self, window: Window, batches: Iterable[Batch]) -> AbstractContextManager[MicroBatches]:
+        return contextlib.nullcontext(cut(window, batches))

@@ -1,0 +1,1 @@
+"""TRAIN.DISTILLATION_TYPE: the model learns from the labels and from a trained model, its teacher."""

@@ -1,0 +1,1 @@
+"""What fits into memory: updates that ran out of it are repeated in smaller parts, and DATA.BATCH_SIZE auto."""

@@ -8,15 +8,13 @@ import pytest
 import torch
 
 from configs.load import load
-from engine.eval_run import leave_results, weights_to_score
-from engine.evaluation.evaluate import Evaluation
+from engine.eval_run import weights_to_score
 from engine.evaluation.scores import Best, Scores, confidence
 from engine.predict.classifier import load_classifier
 from models import build_model
 from models.weights.files import read_record
 from models.weights.load import load_pretrained
 from scripts.export import export
-from tests.support.configs import small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder, status_of
 from tests.support.weight_files import saved
@@ -97,18 +95,6 @@ def test_of_two_epochs_with_the_same_scores_the_first_stays_best_and_with_anothe
     # Of a loss of NaN too, as a resumed run compares the best epoch that it knows with that of best.pth.
     first, again = (Best.of(replace(scores, loss=float("nan")), 3, "") for _ in range(2))
     assert first == again
-
-
-@pytest.mark.parametrize("metric, name", [("top1", "raw"), ("loss", "EMA")])
-def test_the_tables_of_an_evaluation_are_of_the_weights_that_the_metric_prefers(tmp_path, metric, name):
-    gathered = []
-    found = {
-        prefix: Evaluation(scores, SimpleNamespace(gather=lambda process, prefix=prefix: gathered.append(prefix)))
-        for prefix, scores in {"": Scores(2, 60, 100, 9, 0), "EMA ": Scores(1, 50, 100, 9, 0)}.items()
-    }
-    plan = SimpleNamespace(config=small_config(tmp_path, f"TRAIN.BEST_METRIC={metric}"))
-    leave_results(SimpleNamespace(process=SimpleNamespace(is_first=False)), plan, found)
-    assert [each.strip() or "raw" for each in gathered] == [name]
 
 
 @pytest.mark.parametrize("names", [["state_dict"], ["state_dict", "state_dict_ema"], ["model", "model_ema"]])

@@ -14,7 +14,7 @@ from utils.program import exit_code, exit_now, relax_gc  # isort: skip
 from configs.load import LoadedConfig
 from engine.settings import load_settings
 from utils.errors import AlreadyReportedError, UserError
-from utils.launch import LaunchedRank, LaunchOptions, count_local, find_launched_rank, find_nodes, rank_in_environment
+from utils.launch import NODE_VARIABLES, LaunchedRank, LaunchOptions, find_launched_rank, launch, rank_in_environment
 
 STARTED = "HALFSTEP_STARTED"  # when this program was, by a clock that all processes of a machine share
 
@@ -22,24 +22,28 @@ STARTED = "HALFSTEP_STARTED"  # when this program was, by a clock that all proce
 def main(arguments: list[str]) -> int:
     loaded = load_once(arguments)  # before launching too, so that a mistake is reported at once
     config, start = loaded.config, loaded.config.START
-    options = LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS, config.DIST.TIMEOUT)
+    options = LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS)
     launched = find_launched_rank(os.environ, options)
-    nodes = find_nodes(os.environ) if launched is None else None
+    nodes = None
+    if launched is None and NODE_VARIABLES & os.environ.keys():
+        from utils.engines import find_nodes, launch_on_node
+
+        nodes = find_nodes(os.environ)
     if start.CHECK:
         return check_once(loaded, launched) if not (nodes and nodes.rank) else 0
     from utils.distributed import Process, find_devices
 
-    if nodes:
-        from utils.launch import launch
-
-        num_processes = start.NGPUS or nodes.num_local or find_devices(config.DEVICE)[1]
+    if launched is None:
+        num_processes = start.NGPUS or (nodes and nodes.num_local) or find_devices(config.DEVICE)[1]
         os.environ[STARTED] = str(loaded.started)
-        return launch(__file__, arguments, num_processes, nodes, config.DIST.TIMEOUT)
+        if nodes is None:
+            return launch(__file__, arguments, num_processes)
+        return launch_on_node(nodes, __file__, arguments, num_processes, config.DIST.TIMEOUT)
     from engine.run import run
 
     if STARTED in os.environ:
         loaded = replace(loaded, started=float(os.environ[STARTED]))
-    return run(loaded, Process.start(config.DEVICE, os.environ, options))
+    return run(loaded, Process.start(config.DEVICE, launched, config.DIST.TIMEOUT))
 
 
 def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
@@ -53,7 +57,7 @@ def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
         return check(loaded, loaded.config.START.NGPUS)
     if launched.parent_is_launcher:
         die_with_parent()
-    return check(loaded, max(launched.world_size, launched.most), count_local(os.environ, launched.world_size))
+    return check(loaded, max(launched.world_size, launched.most), launched.local_size or launched.world_size)
 
 
 def load_once(arguments: list[str]) -> LoadedConfig:

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     from engine.run import run  # after the settings are checked, because importing torch takes seconds
     from utils.distributed import Process
 
-    return run(loaded, Process.start(loaded.config.DEVICE, environment={}))
+    return run(loaded, Process.start(loaded.config.DEVICE))
 
 
 if __name__ == "__main__":

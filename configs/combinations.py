@@ -65,13 +65,14 @@ def _check_typed(values: Values, origins: dict[str, str]) -> None:
 
 
 def _check_empty(values: Values, origins: dict[str, str]) -> None:
-    """Refuse an empty value where a shell variable was probably not set."""
+    """Refuse an empty value where a shell variable was probably not set, also one that was filled into a file."""
     empty = "as of a shell variable that is not set"
+    is_given = {key: origins[key] != "default" for key in ("SAVE", "NAME")}
+    is_given["DATA.DATA_PATH"] = origins["DATA.DATA_PATH"].startswith("flag ")  # files leave it empty for the flag
     for key in ("SAVE", "DATA.DATA_PATH"):
-        if origins[key].startswith("flag ") and not values[key].strip():
-            raise ConfigError(f"{key} is empty ({origins[key]}), {empty}; name a folder, or leave the flag out")
-    is_typed = origins["NAME"].startswith(("flag ", "-opts"))
-    if is_typed and not values["NAME"].strip() and values["MODEL.RESUME"] == AUTO:  # else it undoes the name of a file
+        if is_given[key] and not values[key].strip():
+            raise ConfigError(f"{key} is empty ({origins[key]}), {empty}; name a folder, or leave it out")
+    if is_given["NAME"] and not values["NAME"].strip() and values["MODEL.RESUME"] == AUTO:
         raise ConfigError(
             f"NAME is empty ({origins['NAME']}), {empty}; -resume auto would go on with any run: name one, or leave NAME out"
         )

@@ -4,7 +4,6 @@ import argparse
 import re
 from dataclasses import dataclass
 
-from configs.typed_names import suggest_flag
 from configs.values import ALL_SETTINGS, to_text
 from configs.yaml_files import Layer
 from utils.errors import ConfigError
@@ -54,6 +53,8 @@ FLAGS = {
     },
 }
 _SETTING_OF = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
+# Flags whose value comes from a shell variable in many scripts, and what to name: without it another training starts.
+NEVER_EMPTY = {"-resume": "a run or auto", "-pretrained": "weights", "-budget": "a time such as 8h"}
 _HELP = ("-h", "--help", "-help")
 _VERSION = "-version"  # answered for all programs by utils/program.py
 # torch.distributed.launch passes it, in either spelling; it is ignored, since LOCAL_RANK says the same.
@@ -147,11 +148,12 @@ def parse(argv: list[str]) -> CommandLine:
     """Parse the command line without the program's name."""
     _check_names(argv)
     known, rest = build_parser().parse_known_args(argv)
-    resume = _SETTING_OF["-resume"]
-    if getattr(known, resume) is not None and not getattr(known, resume).strip():
-        raise ConfigError(
-            "-resume is empty, as of a shell variable that is not set; name a run or auto, or leave -resume out"
-        )
+    for flag, values in NEVER_EMPTY.items():
+        text = getattr(known, _SETTING_OF[flag])
+        if text is not None and not text.strip():
+            raise ConfigError(
+                f"{flag} is empty, as of a shell variable that is not set; name {values}, or leave {flag} out"
+            )
     if rest:
         before = argv[argv.index(rest[0]) - 1]
         hint = "" if before.startswith("-") else f"; quote a value that has spaces: '{before} {rest[0]}'"
@@ -177,6 +179,8 @@ def _check_names(argv: list[str]) -> None:
         name = argument.partition("=")[0]
         is_flag = name.startswith("-") and not re.match(r"-\.?[0-9]", name)
         if is_flag and name not in (*flags, *_HELP, *_LOCAL_RANK):
+            from configs.typed_names import suggest_flag
+
             raise ConfigError(f"unknown flag {name}{suggest_flag(name, flags)}; -h lists the flags")
 
 

@@ -11,7 +11,6 @@ from configs.paddlevit.deit import take_deit
 from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, REPLACED, translate
 from configs.removed import REMOVED, translate_removed
 from configs.schema import AUTO, VIT_FIELDS, Config, Only
-from configs.typed_names import suggest_key
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,
@@ -167,6 +166,8 @@ def _why_no_setting(key: str, text: Text) -> str:
     if parent in ALL_SETTINGS:
         allowed = describe_allowed(ALL_SETTINGS[parent])
         return f"{parent} is a section here, which contains {key}; it must be {allowed}"
+    from configs.typed_names import suggest_key
+
     return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, *RENAMED, 'BASE'])}"
 
 

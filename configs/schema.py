@@ -130,8 +130,11 @@ class Extra(NamedTuple):
 
     name: str
     without: str = ""  # what a run lacks without it, if the setting's default uses it
+    values: tuple = ()  # that need it; none: all that switch something on
 
     def is_used_by(self, value: Any) -> bool:
+        if self.values:
+            return value in self.values
         return bool(value) and value not in ("none", "off")
 
 
@@ -505,7 +508,9 @@ class Precision:
 
     DTYPE: Annotated[Literal["float16", "bfloat16", "auto"] | None, Only("AMP")] = None
     """Half type of AMP; auto: bfloat16 if the device supports it, else float16; not set: float16 on CUDA, bfloat16 elsewhere."""
-    MODE: Annotated[Literal["autocast", "naive", "float8"], Only("AMP")] = "autocast"
+    MODE: Annotated[Literal["autocast", "naive", "float8"], Only("AMP"), Extra("float8", values=("float8",))] = (
+        "autocast"
+    )
     """autocast: operations in half where that is safe, weights in float32; naive: weights and operations in half, and float32 master weights for the optimizer; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that support it)."""
     RESIDUAL: Annotated[Literal["auto", "bfloat16", "float32", "half"], Only("AMP")] = AUTO
     """Type of the residual stream between transformer blocks under autocast: float32, or half, which rounds more and gains time with COMPILE; bfloat16: half where that is bfloat16 on a GPU; auto: as bfloat16 with COMPILE, else float32."""
@@ -531,9 +536,9 @@ class Precision:
     """Maximum loss scale; not set: no limit."""
     MAX_CONSECUTIVE_SKIPS: Annotated[int, Bounds(1, 1_000_000_000)] = 50
     """Consecutive updates skipped because of non-finite gradients after which the run rolls back, or stops with exit code 3."""
-    CUSTOM_BLACK_LIST: Annotated[tuple[str, ...], Only("AMP")] = ()
+    CUSTOM_BLACK_LIST: Annotated[tuple[str, ...], Only("AMP"), Extra("operator_lists")] = ()
     """What AMP keeps in float32: module paths (blocks.7.*), classes (LayerNorm), operators (softmax)."""
-    CUSTOM_WHITE_LIST: Annotated[tuple[str, ...], Only("AMP")] = ()
+    CUSTOM_WHITE_LIST: Annotated[tuple[str, ...], Only("AMP"), Extra("operator_lists")] = ()
     """What AMP computes in half although autocast would not, in the same form."""
 
 
@@ -569,7 +574,7 @@ class Start:
     """With CHECK, read at most this many images of each set, spread evenly over it; not set: all."""
     EXPLAIN: Annotated[bool, In("PRECISION"), Extra("explain")] = False
     """Before training, report the type in which each module computes, and write precision.csv."""
-    PROFILE: Annotated[int | None, Bounds(1, 10_000)] = None
+    PROFILE: Annotated[int | None, Bounds(1, 10_000), Extra("profiler")] = None
     """Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
     MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None
     """Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves and ends before it; not set: none."""
@@ -625,7 +630,9 @@ class Config:
     """Compile with torch.compile: faster on GPUs, after a minute or more; blocks: each block by itself, in less time."""
     DETERMINISTIC: bool = False
     """Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it."""
-    REPORT: Annotated[bool, RECORD] = True
+    REPORT: Annotated[
+        bool, RECORD, Extra("report", "no report.html, no curves, and no tables and pictures of images")
+    ] = True
     """Draw what went wrong (confusion.png, mistakes.png) and what the model is trained on (train_batch.png), and write report.html; tables of the same are written in any case."""
     TRACK: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD, Extra("trackers", "no TensorBoard")

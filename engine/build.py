@@ -36,7 +36,6 @@ from models import adapt, build_model
 from models.compilation import compile_model, prepare_compiler
 from models.teacher import Teacher, use_both_heads
 from models.transforms import choose_transforms
-from models.weights.load import check_exactly
 from utils.distributed import Process
 from utils.errors import ConfigError, naming_damage
 from utils.host import keep_freed_memory
@@ -53,14 +52,19 @@ def load_data_sets(
 
     def load() -> ImageSets:
         image_sets = load_image_sets(config, log.say, kept, config.SAVE)
-        if config.DATA.CACHE == "none":
-            return image_sets
-        from extras.cache import CacheProgress, cache_image_sets
-
-        progress = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
-        return cache_image_sets(config, image_sets, progress)
+        may_build = process.local_rank == 0
+        return read_through_cache(config, image_sets, say=log.say, warn=log.warn, signal=signal, may_build=may_build)
 
     return process.after_first(load)
+
+
+def read_through_cache(config: Config, image_sets: ImageSets, **progress) -> ImageSets:
+    """Let the sets read their images from the cache if DATA.CACHE is set. `progress`: the fields of CacheProgress."""
+    if config.DATA.CACHE == "none":
+        return image_sets
+    from extras.cache import CacheProgress, cache_image_sets
+
+    return cache_image_sets(config, image_sets, CacheProgress(**progress))
 
 
 def prepare_torch(config: Config, process: Process, log: Log) -> None:
@@ -170,6 +174,8 @@ def restore(plan: Plan, trainer: Trainer, log: Log) -> None:
         log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))
     if state.get("class_weights") != plan.class_weights:
         log.warn("resume: TRAIN.CLASS_WEIGHTS: the weights are not those of the epochs before")
+    from models.weights.load import check_exactly
+
     check_exactly(trainer.model, state["state_dict"], path)
     with naming_damage(path):
         trainer.load_state_dict(state)

@@ -1,26 +1,25 @@
 """The callbacks of a run, in the order in which they are called."""
 
 import time
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from configs.schema import to_seconds
 from datasets import BadImages, Overlap, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
-from engine.diagnose.overflow import AutoDoctor, LastUpdate
-from engine.parallel import is_sharded
 from engine.plan import Plan
 from engine.record.console import Console, DataWaitAdvice, TrainedOnAdvice
-from engine.record.image_results import BestResults
-from engine.record.image_sheets import TrainBatch
 from engine.record.metrics import Recorder, RowReader
-from engine.record.report import write_at_end
-from engine.record.timing import Profiler, Timing
+from engine.record.timing import Timing
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Trainer
+from utils.extras import has_extra
+
+if TYPE_CHECKING:
+    from extras.report import RunReport
 
 T = TypeVar("T", bound=Callback)
 
@@ -29,8 +28,7 @@ class Watchers(NamedTuple):
     """The callbacks of a run in the order in which they are called, and those that the loop over epochs asks."""
 
     callbacks: list[Callback]
-    last_update: LastUpdate
-    results: BestResults
+    report: "RunReport | None"  # None: the extra is missing
     bad_images: BadImages
 
     def refuse(self) -> None:
@@ -38,6 +36,15 @@ class Watchers(NamedTuple):
         for callback in self.callbacks:
             if callback.refusal:
                 raise callback.refusal
+
+
+def make_report(session: Session, plan: Plan, trainer: Trainer) -> "RunReport | None":
+    """Return the writer of tables, pictures and report.html; None if that extra is missing, which the log says."""
+    if not has_extra("report"):
+        return None
+    from extras.report import RunReport  # extra: report
+
+    return RunReport(session, plan, trainer)
 
 
 def choose_callbacks(
@@ -51,22 +58,21 @@ def choose_callbacks(
         callbacks.append(callback)
         return callback
 
-    timing, last_update = add(Timing.on(process.device)), add(LastUpdate())
+    timing = add(Timing.on(process.device))
     started, num_evaluated = plan.loaded.started, len(plan.eval_set)
     forecast = add(Forecast(config, plan.order, num_evaluated, started, lambda: saver.longest, session.beat, log.say))
-    results = add(BestResults(config, session.path, plan.eval_set, log, trainer))
-    if process.is_first and config.REPORT:
-        add(TrainBatch(config, session.path, plan.classes, log))
+    report = make_report(session, plan, trainer)
+    callbacks += report.callbacks if report else []
     if process.is_first and config.START.PROFILE:
-        add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", timing, log.say))
+        from extras.profiler import Profiler
+
+        add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", log.say))
     add(Console(config, log, timing, forecast))
-    doctor = None
     if process.is_first:
-        # Its last pictures are those of the callbacks above, which close before it does.
-        recorder = add(Recorder(config, session.path, log, timing, trainer, trackers))
+        # It closes after the callbacks of the report, so its curves are the last pictures that a run draws.
+        curves = report.curves if report else None
+        recorder = add(Recorder(session.path, log, timing, trainer, trackers, curves))
         add(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
-        if not is_sharded(config, process):  # it needs a copy of the whole model
-            doctor = add(AutoDoctor(config, session.path, log, last_update))
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
         if config.TRAIN.BUDGET:
@@ -75,18 +81,26 @@ def choose_callbacks(
             def finish() -> float:
                 recorder.draw()  # the first time takes longer
                 start = time.perf_counter()
-                results.close()
-                recorder.draw()
-                if config.REPORT:
-                    write_at_end(session.path, log)
+                if report:
+                    report.results.close()
+                    recorder.draw()
+                    report.write_page()
                 return time.perf_counter() - start
 
             callbacks += budget_callbacks(session, plan, trainer, forecast, finish)
+    get_advice = None
+    if has_extra("doctor"):
+        from extras.doctor.in_runs import doctor_callbacks
+
+        found, get_advice = doctor_callbacks(session, plan)
+        callbacks += found
+    else:
+        log.say("extras/doctor is missing: updates that overflow are not examined")
     known = bad_images_of(plan.saved, len(plan.train_set), plan.facts)
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
     if trainer.epoch == 0 and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
-    add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, doctor.get_advice if doctor else lambda: ""))
-    return Watchers(callbacks, last_update, results, bad_images)
+    add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, get_advice))
+    return Watchers(callbacks, report, bad_images)

@@ -1,11 +1,9 @@
-"""Evaluations of a run: -eval in the order of execution, those between epochs, and that of best.pth at the end."""
+"""-eval: one evaluation from settings to result, in the order of execution."""
 
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -14,25 +12,23 @@ from torch import Tensor, nn
 from configs.load import LoadedConfig
 from datasets import BadImages, EvalData, Normalize, build_eval_data
 from engine.build import load_data_sets, make_model
-from engine.checkpoint.format import read_checkpoint
 from engine.checkpoint.resume import is_run
-from engine.diagnose.trace import refuse_not_finite
-from engine.evaluation.evaluate import Evaluation, evaluate
-from engine.evaluation.scores import Best, describe_scores
-from engine.evaluation.tally import ImageResults, LabelResults, are_finite
+from engine.evaluation.evaluate import evaluate
+from engine.evaluation.not_finite import refuse_not_finite
+from engine.evaluation.scores import describe_scores
+from engine.evaluation.tally import are_finite
 from engine.plan import Plan, begin, make_plan
 from engine.plan_lines import describe_evaluation, measured_classes
 from engine.precision.policy import set_matmul
-from engine.record.image_results import ResultFiles
 from engine.record.next_steps import after_evaluation
 from engine.session import Session
-from engine.train.trainer import Trainer
 from models import build_model, describe
 from models.transforms import ModelTransforms, choose_transforms
 from models.weights.files import find_file
 from models.weights.load import load_exactly
 from models.weights.state import merged
 from utils.errors import naming_damage
+from utils.extras import has_extra
 from utils.host import keep_freed_memory
 from utils.text import counted
 
@@ -70,7 +66,10 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
         log.say(describe_scores(scores, name, measured_classes(plan)))
         transforms.revert(model)  # the next weights may be loaded into it
-    leave_results(session, plan, found)
+    if has_extra("report"):
+        from extras.report.image_results import leave_results  # extra: report
+
+        leave_results(session, plan, found)
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     session.status("done", exit_code=0, **figures)
     weights = find_file(plan.source[1]) if plan.kept else None
@@ -94,36 +93,6 @@ def refuse_outputs(
         if len(images) and not are_finite(forward()).all():
             break
     refuse_not_finite(str(plan.source[1]), model, transforms, forward)
-
-
-def leave_results(session: Session, plan: Plan, found: dict[str, Evaluation]) -> None:
-    """Tables and pictures of the weights that score best. A collective."""
-    metric = plan.config.TRAIN.BEST_METRIC
-    scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
-    name, best = max(scores.items(), key=lambda item: item[1].rank)
-    images = found[name].images.gather(session.process)
-    if session.process.is_first:
-        files = ResultFiles(session.path, plan.eval_set, session.log)
-        files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)
-
-
-def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> dict[str, Evaluation]:
-    """The raw weights, and the EMA weights if there are any, which before the first update are the same."""
-    models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
-    normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
-    found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
-    found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
-    return dict(zip(models, found, strict=True))
-
-
-def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:
-    """Evaluate a best.pth again, as it was in its epoch. The training must be over: the trainer's model gets its weights."""
-    suffix = trainer.best.suffix
-    key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
-    state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
-    trainer.parallel.load(model, state[key])
-    (found,) = evaluate([model], data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images)
-    return found.images.gather(trainer.process)
 
 
 def weights_to_score(plan: Plan, make_model: Callable[[], nn.Module]) -> Iterator[tuple[str, nn.Module]]:

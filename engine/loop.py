@@ -9,7 +9,6 @@ from typing import NamedTuple
 from datasets import BadImages, EvalData, Window
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST
-from engine.eval_run import evaluate_both, evaluate_saved
 from engine.evaluation.scores import rank_of
 from engine.plan import Plan
 from engine.plan_lines import measured_classes
@@ -25,6 +24,7 @@ from engine.train.stop_conditions import (
     why_finished,
 )
 from engine.train.trainer import Trainer
+from engine.trained import evaluate_both, evaluate_saved
 from utils.errors import AFTER_SIGNAL, ExitCode, cause_of
 from utils.log import Log
 from utils.program import StopSignal
@@ -94,13 +94,14 @@ class Loop:
             return self.save_and_stop(stopped, made_progress=self.trainer.step > first_step)
         except NonFinite as error:
             self.wait_for_disk()
-            reason = f"{error}{self.saves.keep_for_doctor(self.watchers.last_update)}"
+            advice = [each.on_non_finite(self.trainer) for each in self.trainer.callbacks]
+            reason = "; ".join(filter(None, [str(error), *advice]))
             return Outcome("stopped", ExitCode.NON_FINITE, f"stopped: {reason}", reason)
         finally:
             self.saves.saver.wait()
         best = self.session.path / BEST
-        results = self.watchers.results
-        results.complete(lambda: evaluate_saved(best, self.trainer, self.eval_data, self.bad_images))
+        if report := self.watchers.report:
+            report.results.complete(lambda: evaluate_saved(best, self.trainer, self.eval_data, self.bad_images))
         why = self.why_finished
         return Outcome("done", ExitCode.DONE, why, reason=None if why == DONE else EARLY_STOP)
 

@@ -30,14 +30,12 @@ from engine.parallel import check_strategy
 from engine.precision.policy import Precision
 from engine.provenance import refuse_other_ranks
 from engine.train.optimizers import check_optimizer
-from models.weights.files import find_file, read_record
-from models.weights.load import load_pretrained
-from models.weights.metadata import classes_of_weights
 from models.weights.state import record_of
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.extras import has_extra
 from utils.log import Log
+from utils.runs import Identity
 
 ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
 
@@ -110,6 +108,8 @@ class Plan(Beginning):
         setting, source = self.source
         if is_run(self.saved) or not source:
             return []
+        from models.weights.load import load_pretrained
+
         return load_pretrained(model, source, setting, self.config.START.EVAL, self.classes, flatten(self.config))
 
 
@@ -158,7 +158,7 @@ def make_plan(
     names = _classes_of_weights(begun)
     train, val = _load(begun, load_data, names)
     of_data = data_facts(train, val)
-    where = {"RESUME": f"step {begun.saved.get('step')}"} if begun.saved else {}
+    where = {"RESUME": _describe_save(begun.saved)} if begun.saved else {}
     refuse_other_ranks(process, of_data | where)
     if loaded.config.START.EVAL:
         return Plan(**facts, eval_set=val, classes_of_weights=names, facts=of_data)
@@ -199,16 +199,24 @@ def _find(config: Config, log: Log) -> Path | None:
 
 
 def _record(source: str | None, saved: dict) -> dict:
-    """{} for files of other programs."""
-    path = find_file(source) if source and not saved else None
-    return read_record(path) if path else record_of(saved)
+    """What the weights say of their run; {} for files of other programs."""
+    if saved or not source:
+        return record_of(saved)
+    from models.weights.files import find_file, read_record
+
+    path = find_file(source)
+    return read_record(path) if path else {}
 
 
 def _classes_of_weights(begun: Beginning) -> list[str]:
     """Class names of another program's weights that are evaluated, where these say them."""
     _, source = begun.source
+    if begun.kept or not (begun.config.START.EVAL and source):
+        return []
+    from models.weights.metadata import classes_of_weights
+
     try:
-        return classes_of_weights(source) if begun.config.START.EVAL and source and not begun.kept else []
+        return classes_of_weights(source)
     except ConfigError:  # load_weights says why they cannot be read
         return []
 
@@ -218,6 +226,13 @@ def _load(begun: Beginning, load_data: Callable[[Config, SavedData | None], Imag
     if val.classes != names and set(val.classes) <= set(names):
         renumber([val], names)
     return train, val
+
+
+def _describe_save(saved: dict) -> str:
+    """Return what tells a checkpoint from the others of this run and of other runs."""
+    run = Identity.of(saved)
+    of_run = f" of {run.name}, saved {saved['run'].get('saved')}" if run else ""
+    return f"step {saved.get('step')}{of_run}"
 
 
 def _with_batch_size(begun: Beginning, find: Callable, num_images: int, num_classes: int) -> LoadedConfig:

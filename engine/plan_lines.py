@@ -13,9 +13,6 @@ from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.evaluation.scores import TITLES, Best, format_value
 from engine.plan import Plan
 from engine.train.schedule import batch_factor
-from models.weights.load import differences
-from models.weights.metadata import ARCHITECTURE
-from models.weights.timm_tags import is_imagenet_by_other_names, usual_images
 from utils.facts import changed_facts
 from utils.text import align, counted, first_of
 
@@ -71,6 +68,10 @@ def _origin(key: str, origins: dict[str, str]) -> str:
 
 def describe_evaluation(plan: Plan) -> list[str]:
     """Lines about an evaluation: which classes occur, and settings that are not the checkpoint's."""
+    from models.weights.load import differences
+    from models.weights.metadata import ARCHITECTURE
+    from models.weights.timm_tags import is_imagenet_by_other_names
+
     lines, names = [], plan.classes_of_weights
     number = np.count_nonzero(plan.eval_set.count_classes())
     if number < len(plan.classes) and (plan.kept or names == plan.classes):
@@ -159,8 +160,12 @@ def compare_with_weights(plan: Plan) -> list[str]:
 
 def _compare_with_timm(plan: Plan) -> list[str]:
     """What timm would prepare otherwise for a model of its own that is trained from scratch, where nobody has set it."""
+    if plan.config.MODEL.TYPE != "timm":
+        return []
+    from models.weights.timm_tags import usual_images
+
     here, origins = flatten(plan.config), plan.loaded.origins
-    theirs = usual_images(plan.config.MODEL.NAME) if plan.config.MODEL.TYPE == "timm" else {}
+    theirs = usual_images(plan.config.MODEL.NAME)
     size, channels = "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS"
     if theirs.get(channels) != here[channels]:
         return []

@@ -1,5 +1,6 @@
 """What all processes of a run must have alike: settings, images with their labels, source files."""
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,18 +8,18 @@ from typing import Any
 
 from configs.schema import DATA, MODEL, RECIPE, Config
 from configs.values import SETTINGS, flatten, of_role
+from models.weights.files import find_file
 from utils.distributed import Process
 from utils.errors import AlreadyReportedError, ConfigError
 from utils.facts import changed_facts
-from utils.rendezvous import format_ranks
-from utils.text import first_of
+from utils.text import first_of, format_ranks
 
 ROOT = Path(__file__).parent.parent
 SOURCE_FOLDERS = ("configs", "datasets", "engine", "models", "utils")
-# Settings that are paths, which may differ between machines. Images, labels and classes are compared themselves, and of
-# files of weights the names.
+# Settings that are paths, which may differ between machines. Images, labels and classes are compared themselves.
 PATHS = "DATA.DATA_PATH", "DATA.CLASSES"
-PATHS_OF_WEIGHTS = "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED"
+# Settings that name a file, or a model of timm's. The name without its folder is compared, and the content of a file.
+FILES = "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED", "TRAIN.CLASS_WEIGHTS"
 # Settings of other roles by which processes decide when to wait for each other.
 IN_STEP = ("DIST.STRATEGY", "REPORT_FREQ", "SAVE_FREQ", "SAVE_STEPS", "KEEP_CHECKPOINTS")
 
@@ -27,9 +28,20 @@ def setting_facts(config: Config) -> dict[str, Any]:
     """Return {setting: value} of all settings that every process of a run must have alike."""
     values = flatten(config)
     facts = {key: values[key] for key in (*of_role(DATA, MODEL, RECIPE), *IN_STEP) if key not in PATHS}
-    facts |= {key: Path(facts[key]).name for key in PATHS_OF_WEIGHTS if facts[key]}
+    facts |= {key: _describe_file(facts[key]) for key in FILES if facts[key]}
     facts |= {key: SETTINGS[key].alike for key in facts if facts[key] in SETTINGS[key].alike}
     return facts | {"EVAL": config.START.EVAL}
+
+
+def _describe_file(source: str) -> str:
+    """Return the name of a file without its folder, and a digest of its content if there is such a file."""
+    name, path = Path(source).name, None
+    with contextlib.suppress(ConfigError, OSError):  # whoever loads it says what is wrong
+        path = find_file(source)
+    if path is None:
+        return name
+    with open(path, "rb") as file:
+        return f"{name} ({hashlib.file_digest(file, 'sha256').hexdigest()[:12]})"
 
 
 def source_facts() -> dict[str, str]:

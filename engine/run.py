@@ -21,21 +21,18 @@ from datasets import (
 )
 from engine.auto_batch_size import find_batch_size
 from engine.build import build, load_data_sets, prepare_torch, restore
-from engine.callback_list import choose_callbacks
+from engine.callback_list import choose_callbacks, make_report
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
 from engine.checkpoint.sharded_saver import make_saver
-from engine.eval_run import evaluate_saved, run_evaluation
 from engine.evaluation.scores import Best
 from engine.loop import Loop
 from engine.memory.estimate import checkpoint_bytes
 from engine.plan import Plan, begin, make_plan, refusals
 from engine.plan_lines import describe_training
 from engine.provenance import refuse_other_ranks, setting_facts, source_facts
-from engine.record.image_results import BestResults
 from engine.record.next_steps import after_failure, after_training
-from engine.record.report import write_at_end
 from engine.saves import Saves, describe_progress
 from engine.session import Session
 from engine.train.stop_conditions import (
@@ -44,6 +41,7 @@ from engine.train.stop_conditions import (
     why_finished,
 )
 from engine.train.trainer import Trainer
+from engine.trained import evaluate_saved
 from models import describe
 from utils.distributed import Process
 from utils.errors import LostProcess
@@ -67,7 +65,12 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     try:
         if process.rendezvous:
             refuse_other_ranks(process, setting_facts(loaded.config) | source_facts())
-        code = run_evaluation(session, loaded) if loaded.config.START.EVAL else run_training(session, loaded)
+        if loaded.config.START.EVAL:
+            from engine.eval_run import run_evaluation
+
+            code = run_evaluation(session, loaded)
+        else:
+            code = run_training(session, loaded)
     except BaseException as error:
         explained = session.explain(process.name_lost_ranks(error))
         is_ours = isinstance(explained, LostProcess) or judge(explained)[1] is None
@@ -135,8 +138,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         outcome = Loop(session, plan, trainer, eval_data, watchers, saves, stop).run()
 
     # Show.
-    if config.REPORT and process.is_first and not outcome.signal:  # whoever sent a signal wants the program to end
-        write_at_end(session.path, log)
+    if watchers.report and not outcome.signal:  # whoever sent a signal wants the program to end
+        watchers.report.write_page()
     session.advise(after_training(config, process, session.path, plan.eval_set, outcome.next_step))
     return outcome.code
 
@@ -172,16 +175,17 @@ def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: Ev
     early = f", {why}; a higher or no limit (-opts TRAIN.EARLY_STOP=none) lets it go on" if is_early else ""
     session.log.say(f"this run is finished already, after {counted(trainer.epoch, 'epoch')}: nothing to do{early}")
     if trainer.epoch <= trainer.schedule.num_epochs and plan.checkpoint == session.path / "last.pth":
-        results = BestResults(plan.config, session.path, plan.eval_set, session.log, trainer)
+        report = make_report(session, plan, trainer)
         bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)
-        results.complete(lambda: evaluate_saved(session.path / BEST, trainer, eval_data, bad_images))
-        results.close()
+        if report:
+            report.results.complete(lambda: evaluate_saved(session.path / BEST, trainer, eval_data, bad_images))
+            report.results.close()
         saved = {"epoch": trainer.epoch, "step": trainer.step}
         best = Best(*progress_in(session.path / BEST).get("best", ()))
         progress = describe_progress(plan, trainer, session.path, saved, best)
         session.status("done", **progress, exit_code=0, reason=EARLY_STOP if is_early else None)
-        if plan.config.REPORT and session.process.is_first:
-            write_at_end(session.path, session.log)
+        if report:
+            report.write_page()
     state = EARLY_STOP if is_early else "done"
     session.advise(after_training(plan.config, session.process, session.path, plan.eval_set, state))
     return 0

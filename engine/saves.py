@@ -4,19 +4,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from configs.values import flatten
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST, AsyncSaver
 from engine.checkpoint.format import BAD_BATCHES_FILE, find_before, read_checkpoint, write_bad_batches
 from engine.checkpoint.resume import TRAINED_ON, comparable
 from engine.checkpoint.sharded_saver import PIECES
-from engine.diagnose.overflow import LastUpdate, save_overflow
 from engine.evaluation.scores import Best, Scores
 from engine.plan import Plan
 from engine.session import Session
 from engine.train.stop_conditions import NonFinite
 from engine.train.trainer import Trainer
-from models.weights.metadata import preprocessing_of
+from models.weights.state import preprocessing_of
 from utils import VERSION
 from utils.errors import cause_of, naming_damage
 
@@ -108,23 +106,6 @@ class Saves:
                 self.log.warn(f"cannot write {file} ({cause_of(failure)}); training continues")
         self.save()
         return True
-
-    def keep_for_doctor(self, last_update: LastUpdate) -> str:
-        """Save the last update's batch for the doctor. Returns advice to append to the reason for stopping."""
-        trainer, parallel = self.trainer, self.trainer.parallel
-        facts = {
-            **parallel.gather_state({"state_dict": parallel.local_state(trainer.model)}),
-            "config": flatten(self.plan.config),
-            "seed": self.plan.config.SEED,
-            "class_names": list(self.plan.classes),
-            "class_weights": self.plan.class_weights,
-            "amp_scaler": trainer.precision.state_dict(),
-        }
-        try:
-            return "; " + save_overflow(self.folder, self.process.rank, last_update, facts)
-        except (OSError, RuntimeError) as error:
-            self.log.warn(f"the batch it stopped on cannot be saved in {self.folder} ({cause_of(error)})")
-            return ""
 
     def describe_best(self) -> str:
         return self.trainer.best.describe(has_ema=self.trainer.ema is not None)

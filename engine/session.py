@@ -128,10 +128,10 @@ class Session:
         reason = printable(f"{type(error).__name__}: {error}")
         if message != "":  # empty where another process prints it
             self.log.note(f"error: {cut(message or reason)}")
-        if self._folder and self._is_new and not self._has_begun:
-            self._remove_folder()
-        elif isinstance(error, FolderMoved) and self._status:
+        if isinstance(error, FolderMoved) and self._status:
             self._status.leave(self._held, str(error), error.code)
+        elif self._folder and self._is_new and not self._has_begun:
+            self._remove_folder()
         elif error and self._has_begun and self._folder:
             self.status("failed", reason=reason, exit_code=code, eta_seconds=None)
         if self._held:

@@ -8,14 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from engine.diagnose.trace import ModuleStack
 from engine.train.trainer import Trainer
+from extras.doctor.trace import ModuleStack
 from models.parts import unchanged_buffers
 from utils.files import write_text
 from utils.log import Log
 from utils.seed import unchanged_random_state
 from utils.text import align, counted, csv_text
 from utils.torch_internals import TorchDispatchMode, inner_data, tree_leaves
+
+NEEDS = ("doctor",)  # whose trace follows the modules
 
 # They move or convert numbers without computing.
 MOVES = frozenset(

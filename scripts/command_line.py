@@ -9,9 +9,9 @@ from pathlib import Path
 
 from configs.flags import FLAGS
 from configs.removed import REMOVED_FLAGS
-from configs.typed_names import setting_meant
 from utils.errors import ConfigError, cause_of
 from utils.files import refuse_special
+from utils.runs import EMPTY_NAME
 from utils.text import is_url
 
 RUN_HELP = "a run's folder (its best weights), a checkpoint in it, or latest, the newest run in output"
@@ -47,6 +47,8 @@ class Parser(argparse.ArgumentParser):
 
     def _suggest(self, flag: str) -> str:
         """Return '; did you mean -csv?' for a misspelt flag, or for another trainer's name of one of this script's."""
+        from configs.typed_names import setting_meant  # local: only a mistake needs it
+
         known, setting = self._option_string_actions, setting_meant(flag)
         ours = next((each for group in FLAGS.values() for each, (key, _) in group.items() if key == setting), None)
         meant = [each for each in (ours, f"-{ours}") if each in known] or difflib.get_close_matches(flag, known, 1, 0.7)
@@ -58,7 +60,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def local_path(text: str) -> Path:
-    """The argparse type of every path: of a URL, Path makes a folder called `s3:`."""
+    """The argparse type of every path: of a URL, Path makes a folder called `s3:`, of an empty text the current folder."""
+    if not text.strip():
+        raise ConfigError(EMPTY_NAME)
     if is_url(text):
         raise ConfigError(f"{text} is a URL; name a file or folder of this machine")
     return Path(text)

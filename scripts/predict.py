@@ -26,7 +26,7 @@ from utils.program import exit_code, exit_now  # isort: skip
 from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, check_writable
 from utils.errors import ConfigError
 from utils.files import is_of_kind, read_names, refuse_other_kind
-from utils.launch import LaunchOptions, find_launched_rank
+from utils.launch import find_launched_rank
 from utils.text import counted, first_of, natural
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
         check_outputs(arguments, paths)
         return paths
 
-    if find_launched_rank(os.environ, LaunchOptions()):
-        process = Process.start(arguments.device, os.environ)
+    if launched := find_launched_rank(os.environ):
+        process = Process.start(arguments.device, launched)
         code = predict(arguments, process.first(images), process)
         process.close()
         return code
@@ -248,6 +248,11 @@ def files_to_write(arguments: argparse.Namespace, num_images: int) -> dict[Path,
 
 def maps_to_write(arguments: argparse.Namespace, paths: list[str]) -> dict[Path, str]:
     """{file: its flag} of the attention maps. Makes the folders of -attention and -into."""
+    names: list[str] = []
+    if arguments.attention:
+        from extras.attention_maps import map_names  # extra: attention_maps
+
+        names = map_names(paths)
     for flag, folder in (("-attention", arguments.attention), ("-into", arguments.into)):
         if not folder:
             continue
@@ -256,17 +261,12 @@ def maps_to_write(arguments: argparse.Namespace, paths: list[str]) -> dict[Path,
         except OSError as error:
             raise ConfigError(f"{flag}: the folder {folder} cannot be made ({error}); choose another") from None
         check_writable(flag, folder / "map.png")
-    if not arguments.attention:
-        return {}
-    from engine.predict.maps import map_names
-
-    return {arguments.attention / name: "-attention" for name in map_names(paths)}
+    return {arguments.attention / name: "-attention" for name in names}
 
 
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
     """Print, and write as the flags say, the most probable classes of each image. Returns the exit code."""
     from engine.predict.classifier import load_classifier
-    from engine.predict.maps import Maps
     from engine.predict.output import Output, thumbnails
     from engine.predict.pictures import describe_missing
     from engine.predict.predictor import Predictor
@@ -275,6 +275,8 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     classifier = process.after_first(lambda: load_classifier(*given))
     maps = None
     if arguments.attention:
+        from extras.attention_maps import Maps  # extra: attention_maps
+
         maps = process.after_first(lambda: Maps.of(classifier, process.device, arguments.attention, paths))
     for flag in ("into", "unsure"):
         if classifier.config.DATA.has_several_labels and getattr(arguments, flag) is not None:

@@ -13,8 +13,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code  # isort: skip
-from engine.record.page import PAGE
-from engine.record.report import REPORT, write_report
 from engine.record.saved_run import SavedRun
 from scripts.command_line import RUN_HELP, Parser
 from utils.errors import ConfigError, cause_of
@@ -22,6 +20,9 @@ from utils.files import refuse_other_kind
 
 
 def main(argv: list[str]) -> int:
+    from extras.report.page import PAGE  # extra: report
+    from extras.report.report import REPORT, write_report
+
     parser = Parser(__doc__)
     parser.add_argument("run", type=Path, help=RUN_HELP)
     parser.add_argument("-output", type=Path, metavar="FILE", help=f"the file to write [{REPORT} in the run's folder]")

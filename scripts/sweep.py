@@ -26,6 +26,7 @@ from scripts.sweeping.results import DONE, read_result, table, write_trials
 from scripts.sweeping.runner import Runner
 from utils.errors import ConfigError
 from utils.files import locked
+from utils.held_folders import HeldFolder
 
 OURS = "-h --help -output -over -seeds -folds -table -trial".split()
 # Of a task of srun: they would be taken for the ranks of a run that starts its processes itself (-ngpus).
@@ -48,8 +49,12 @@ def main(argv: list[str]) -> int:
         if lock is None:
             raise ConfigError(f"-output: another sweep is at work in {folder}; wait for it or stop it")
         plan.save(folder)
-        code = Runner(plan, folder).run()
-    print(report(plan, folder))
+        held = HeldFolder(folder, setting="-output", user="sweep")
+        try:
+            code = Runner(plan, folder).run()
+            print(report(plan, folder))
+        finally:
+            held.release()
     name = shlex.quote(str(arguments.output))
     if code >= 128:
         print(f"stopped; python scripts/sweep.py -output {name} goes on")

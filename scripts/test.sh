@@ -10,10 +10,10 @@ source scripts/environment.sh
 enter_environment requirements.txt requirements-dev.txt
 
 # What -quick leaves out: what starts programs, compiles, or takes its time for other reasons.
-SLOW=(tests/faults tests/kill tests/scripts tests/engine/{checkpoint,diagnose,memory,parallel,record} tests/test_entry_points.py
+SLOW=(tests/faults tests/kill tests/scripts tests/extras/{timm_arguments,attention_maps,report} tests/engine/{checkpoint,memory,parallel,record} tests/test_entry_points.py
     tests/data_zoo tests/test_photos_page.py tests/datasets/test_loader.py tests/engine/check/test_preflight.py
     tests/engine/test_{across_time,best,metrics,run_folder}.py tests/engine/train/test_{step,stop_conditions}.py
-    tests/models/test_{compilation,float8,lora,op_overrides}.py tests/utils/test_{host,launchers,program}.py)
+    tests/models/test_{compilation,lora}.py tests/extras/{doctor,float8,operator_lists,profiler} tests/utils/test_{host,launchers,program}.py)
 
 is_quick=false options=()
 if [[ "${1:-}" =~ ^--?quick$ ]]; then

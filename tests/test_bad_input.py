@@ -108,8 +108,6 @@ SCRIPTS = [
     not in (
         "__init__.py",
         "command_line.py",
-        "timm_command.py",
-        "timm_settings.py",
         "common.py",
         "worker.py",
     )  # what the scripts share

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from tests.support.configs import CPU, SMALL
+from tests.support.extras import needing_extra
 from tests.support.forks import MARK, ROOT, find_processes
 from tests.support.runs import Run, epochs_of, rows_of, run, run_folder, run_fresh, status_of, wait_until
 from utils import VERSION, host
@@ -350,6 +351,8 @@ def test_compiled_run_saves_clean_names_and_keeps_its_kernels(small_yaml, tmp_pa
     assert any((tmp_path / "halfstep" / "compile").rglob("*.so"))
 
 
+@needing_extra("explain")
+@needing_extra("profiler")
 def test_a_compiled_run_with_all_that_watches_it_learns_as_an_eager_one(small_yaml, tmp_path):
     watched = "-compile -explain_precision -profile 2 -opts TRAIN.MODEL_EMA=true"
     losses = {}

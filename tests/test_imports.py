@@ -46,7 +46,7 @@ def test_programs_read_the_settings_of_a_run_in_one_way():
     """Which asks the pretrained weights too. What reads no settings of a run, or lies below, takes them as they are written."""
     files = [*ROOT.glob("*.py"), *(path for room in (*ROOMS, "scripts") for path in (ROOT / room).rglob("*.py"))]
     users = {path.name for path in files if "configs.load.load" in imported(path, also_names=True)}
-    assert users == {"settings.py", "make_shards.py", "from_timm.py"}
+    assert users == {"settings.py", "make_shards.py", "translation.py"}
 
 
 def test_every_code_folder_is_a_package_and_every_file_opens_with_a_sentence():
@@ -74,9 +74,9 @@ PACKAGES = {
         "parts transforms compilation weights.sharded kwargs weights freeze lora vit timm_models __init__ export"
     ).split(),
     "engine": (
-        "parallel precision evaluation train checkpoint memory predict.pictures record diagnose settings predict session"
+        "parallel precision evaluation train checkpoint memory record settings predict session"
         " provenance plan plan_lines"
-        " build auto_batch_size eval_run check callback_list saves loop run __init__"
+        " build auto_batch_size eval_run trained check callback_list saves loop run __init__"
     ).split(),
 }
 

@@ -6,21 +6,23 @@ With one process every method returns its input, so that no caller asks how many
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
 from utils.host import available_cores, count_cores, cpu_quota, share_of_cores
-from utils.launch import LaunchOptions, find_launched_rank
-from utils.program import die_with_parent
-from utils.rendezvous import Rendezvous, format_ranks
-from utils.text import counted
+from utils.program import die_with_parent, judge
+from utils.text import counted, format_ranks
+
+if TYPE_CHECKING:
+    from utils.launch import LaunchedRank
+    from utils.rendezvous import Rendezvous
 
 
 def find_devices(setting: str) -> tuple[str, int]:
@@ -64,32 +66,30 @@ class Process:
     world_size: int = 1
     local_size: int = 1  # processes on this machine
     launcher: str = "none"
-    rendezvous: Rendezvous | None = None
+    rendezvous: "Rendezvous | None" = None
     num_cores: int = field(default_factory=lambda: count_cores())  # its share of this machine's
     most: int = 0  # processes that the run may have, if nodes may come and go
     _host_group: Any = None  # gloo: host-side collectives must not wait for a device
     _vote: tuple[dist.Work, torch.Tensor] | None = None  # the vote in flight, and its numbers
 
     @classmethod
-    def start(
-        cls, device_setting: str, environment: Mapping[str, str], options: LaunchOptions | None = None
-    ) -> "Process":
-        """Join the process group that the launcher's environment or the flags describe."""
-        options = options or LaunchOptions()
-        launched = find_launched_rank(environment, options)
+    def start(cls, device_setting: str, launched: "LaunchedRank | None" = None, timeout: float = 1800.0) -> "Process":
+        """Join the other processes of the run, if a launcher started several. `timeout`: seconds to wait for them."""
         if launched and launched.parent_is_launcher:
             die_with_parent()
         if launched is None or launched.world_size == 1:
             return cls(choose_device(device_setting, 0), most=launched.most if launched else 0)
-        joined = Rendezvous(launched, options.timeout)
+        from utils.rendezvous import Rendezvous
+
+        joined = Rendezvous(launched, timeout)
         device = choose_device(device_setting, joined.local_rank, launched.launcher)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         process = cls(
-            device, launched.rank, joined.local_rank, launched.world_size, joined.local_size, launched.title, joined
+            device, launched.rank, joined.local_rank, launched.world_size, joined.local_size, launched.launcher, joined
         )
         process.most = launched.most
-        process._init_groups(options.timeout)
+        process._init_groups(timeout)
         process._share_cores()
         return process
 
@@ -163,8 +163,8 @@ class Process:
             except Exception as caught:
                 error = caught
         if self._host_group is not None:  # -check simulates one of several processes
-            facts = (str(error), error.code) if isinstance(error, UserError) else ("process 0 failed",)
-            outcome = [result, facts if error else None]
+            message = str(error) if isinstance(error, UserError) else "process 0 failed"
+            outcome = [result, (message, judge(error)[0]) if error else None]
             dist.broadcast_object_list(outcome, src=0, group=self._host_group)
             if not self.is_first:
                 result, error = outcome[0], outcome[1] and AlreadyReportedError(*outcome[1])

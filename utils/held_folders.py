@@ -21,8 +21,9 @@ class FolderMoved(UserError):
 class HeldFolder:
     """An open folder, recognised by its inode and that of its lock, whatever path it has now."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, setting: str = "SAVE", user: str = "run"):
+        """`setting` and `user`: what names the folder, and who writes to it, for the message."""
+        self.path, self._setting, self._user = path, setting, user
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._folder, self._lock = os.fstat(self._descriptor), None
         with contextlib.suppress(OSError):  # another machine of a shared disk may see it later
@@ -47,14 +48,17 @@ class HeldFolder:
 
     def error(self) -> FolderMoved:
         """Return the error that says where the folder is now."""
-        place, ends = self._place(), "while this run wrote to it, so this run ends"
+        place, ends = self._place(), f"while this {self._user} wrote to it, so this {self._user} ends"
+        start = f"{self._setting}: {self.path}"
         if place is None:
-            return FolderMoved(f"SAVE: {self.path} was deleted or moved {ends}; start it again")
+            return FolderMoved(f"{start} was deleted or moved {ends}; start it again")
         if place == self.path.absolute():
-            return FolderMoved(f"SAVE: another run took over {self.path} {ends}; wait until the other one ends")
+            return FolderMoved(
+                f"{self._setting}: another run took over {self.path} {ends}; wait until the other one ends"
+            )
         has_save = (place / "last.pth").exists()
         then = f"; -resume {shlex.quote(str(place))} goes on from its last save" if has_save else ""
-        return FolderMoved(f"SAVE: {self.path} was moved to {place} {ends}{then}")
+        return FolderMoved(f"{start} was moved to {place} {ends}{then}")
 
     def _place(self) -> Path | None:
         """Return the path of the folder now; None if it was deleted, or the system does not say."""

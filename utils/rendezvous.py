@@ -1,4 +1,4 @@
-"""How the processes of a run find each other, and how survivors find out which process does not respond."""
+"""How the processes of a run meet, and how survivors find out which process does not respond."""
 
 import contextlib
 import os
@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from utils.errors import ConfigError, LostProcess
-from utils.launch import LaunchedRank, Nodes
-from utils.text import counted
+from utils.launch import LaunchedRank
+from utils.text import format_ranks
 
 
 class Rendezvous:
@@ -27,8 +27,7 @@ class Rendezvous:
         self._where = f"{launched.host}:{launched.port}" if launched.host else "torchrun's store"
         deadline = time.monotonic() + timeout
         try:
-            # torchrun keeps its store across restarts, so each start gets its own key prefix.
-            self.store = dist.PrefixStore(f"{launched.restart_count}/{launched.world_size}", self._connect())
+            self.store = self._open_store()
             self.store.set(f"who/{launched.rank}", f"{socket.gethostname()} {os.getpid()}")
         except (RuntimeError, OSError) as error:
             raise self._why_unreachable(error) from error
@@ -53,16 +52,16 @@ class Rendezvous:
         """The number of processes on this machine."""
         return self.hosts.count(self.hosts[self.launched.rank])
 
-    def _connect(self) -> dist.Store:
-        launched, limit = self.launched, timedelta(seconds=self.timeout)
-        if not launched.host:
-            return next(rendezvous("env://", launched.rank, launched.world_size, timeout=limit))[0]
-        if launched.rank:
-            _wait_for_port(launched.host, launched.port, self.timeout)
-        # wait_for_workers=False: its own waiting does not say who is missing.
-        return dist.TCPStore(
-            launched.host, launched.port, launched.world_size, launched.rank == 0, timeout=limit, wait_for_workers=False
-        )
+    def _open_store(self) -> dist.Store:
+        launched = self.launched
+        if launched.host:
+            from utils.launchers import open_store
+
+            return open_store(launched.host, launched.port, launched.rank == 0, self.timeout)
+        limit = timedelta(seconds=self.timeout)
+        store = next(rendezvous("env://", launched.rank, launched.world_size, timeout=limit))[0]
+        # torchrun keeps its store across restarts, so each start gets its own key prefix.
+        return dist.PrefixStore(f"{launched.restart_count}/{launched.world_size}", store)
 
     def _why_unreachable(self, error: Exception) -> Exception:
         rank, (reason, *_) = self.launched.rank, str(error).splitlines() or ["no answer"]
@@ -78,7 +77,7 @@ class Rendezvous:
         )
 
     def _wait_for_all(self, deadline: float) -> list[list[str]]:
-        """The host name and process id of each rank."""
+        """Return the host name and process id of each rank."""
         keys = [f"who/{rank}" for rank in range(self.launched.world_size)]
         try:
             self.store.wait(keys, timedelta(seconds=max(deadline - time.monotonic(), 0.1)))
@@ -123,59 +122,3 @@ class Rendezvous:
                 status = Path(f"/proc/{self._pids[rank]}/status").read_text()
                 if self.hosts[rank] == self.hosts[self.launched.rank] and f"\nPPid:\t{os.getppid()}\n" in status:
                     os.kill(self._pids[rank], signal.SIGKILL)
-
-
-def meet_nodes(nodes: Nodes, timeout: float) -> dist.Store:
-    """Wait for all nodes. ConfigError where two contradict each other, LostProcess if one does not come."""
-    deadline, limit = time.monotonic() + timeout, timedelta(seconds=timeout)
-    is_first = nodes.rank == 0
-    if not is_first:
-        _wait_for_port(nodes.hosts[0], nodes.port, timeout)
-    # torchrun's own store of this process will have the same port, and the same server.
-    store = dist.TCPStore(nodes.hosts[0], nodes.port, None, is_first, limit, wait_for_workers=False, multi_tenant=True)
-    if store.check(["met"]):
-        raise LostProcess(f"{nodes.engine}: at {nodes.first} a start of before has not ended yet; start again")
-    names = [f"node {rank}" for rank in range(nodes.least)]
-    own = {"the number of nodes": str(nodes.least), names[nodes.rank]: socket.gethostname()}
-    for name, value in own.items():  # the rank last: whoever sees all ranks has seen no contradiction
-        other = store.compare_set(name, "", value).decode()
-        if other != value:
-            me = f"{socket.gethostname()} is {names[nodes.rank]} of {nodes.least}"
-            store.set("wrong", f"{me}, and for another {name} is {other}")
-            break
-    while True:
-        if store.check(["wrong"]):
-            what = store.get("wrong").decode()
-            time.sleep(is_first)  # until the others have read it
-            raise ConfigError(
-                f"{nodes.engine}: {what}: give each node a rank of its own, and all the same number of nodes"
-            )
-        if store.check(names):
-            store.set("met", "")
-            return store
-        if time.monotonic() > deadline:
-            missing = [rank for rank, name in enumerate(names) if not store.check([name])]
-            where = ", ".join(nodes.hosts[rank] if nodes.hosts[1:] else str(rank) for rank in missing)
-            raise LostProcess(
-                f"{nodes.engine}: of {counted(nodes.least, 'node')} these did not come to {nodes.first} within {timeout:g} s "
-                f"(DIST.TIMEOUT): {where}; start this command on them too, and open the port"
-            )
-        time.sleep(0.1)
-
-
-def _wait_for_port(host: str, port: int, timeout: float) -> None:
-    """Wait until the first process or node listens. A store would wait too, but logs every attempt at length."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=timeout).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-
-
-def format_ranks(ranks: list[int]) -> str:
-    """The ranks in words: process 1, or processes 1, 2."""
-    return f"process{'es' * (len(ranks) > 1)} {', '.join(str(rank) for rank in ranks)}"

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +18,10 @@ BEST, LAST = "best.pth", "last.pth"
 LATEST = "latest"
 FILES_OF_A_RUN = ("status.json", "config.yaml", ".lock")
 OUTPUT = "output"  # where runs are by default
+EMPTY_NAME = "a run or file has an empty name, as of a shell variable that is not set; name one"
 LARGEST = 2**26  # bytes of a status.json
-DATED = re.compile(r"[a-z]+-(\d{8}-\d\d-\d\d-\d\d)(?:\.(\d+))?")  # train-DATE, and train-DATE.2 of the same second
+# train-DATE, and train-DATE.2 of the same second. A copy of a run often has a suffix: train-DATE-backup.
+DATED = re.compile(r"[a-z]+-(\d{8}-\d\d-\d\d-\d\d)(-.+?)?(?:\.(\d+))?")
 
 
 class Identity(NamedTuple):
@@ -50,7 +52,8 @@ class RunCopy(NamedTuple):
 
     folder: Path
     id: str
-    is_original: bool  # the folder has the name of the one in which the run began
+    name: str  # of the folder in which the run began; "" if status.json does not say
+    is_original: bool  # the folder has this name
     began: float  # seconds since 1970
     saved: float  # the same, of its last save
     step: int
@@ -67,11 +70,12 @@ class RunCopy(NamedTuple):
         return cls(
             folder=folder,
             id=known.id if known else str(folder),
+            name=known.name if known else "",
             is_original=known is not None and known.name == folder.name,
             began=_time_of(folder, known.began if known else None),
             saved=_time_of(folder, status["run"].get("saved") if known else None),
             step=step if isinstance(step, int) else 0,
-            number=int(dated[2] or 1) if dated else 0,
+            number=int(dated[3] or 1) if dated else 0,
         )
 
     def describe(self) -> str:
@@ -108,10 +112,12 @@ def newest_first(folders: Iterable[Path]) -> list[RunCopy]:
     """
 
     def by_time(copy: RunCopy) -> tuple:
-        return copy.saved, copy.step, copy.number, copy.folder.name
+        dated = DATED.fullmatch(copy.folder.name)
+        has_suffix = dated is not None and dated[2] is not None  # as in train-20260102-03-04-05-backup
+        return copy.saved, copy.step, not has_suffix, copy.number, copy.folder.name
 
     runs: dict[str, list[RunCopy]] = {}
-    for copy in map(RunCopy.at, folders):
+    for copy in _with_lost_identities([*map(RunCopy.at, folders)]):
         runs.setdefault(copy.id, []).append(copy)
     for copies in runs.values():
         copies.sort(key=lambda copy: (copy.is_original, *by_time(copy)), reverse=True)
@@ -119,11 +125,24 @@ def newest_first(folders: Iterable[Path]) -> list[RunCopy]:
     return [copy for copies in ordered for copy in copies]
 
 
+def _with_lost_identities(copies: Sequence[RunCopy]) -> list[RunCopy]:
+    """Return the copies, and take a folder without a readable status.json for the original of a copy that names it."""
+    lost = {copy.folder: copy for copy in copies if not copy.name}
+    for copy in copies:
+        folder = copy.folder.with_name(copy.name) if copy.name else copy.folder
+        if folder != copy.folder and folder in lost:
+            saved = max(copy.saved, lost[folder].saved)
+            lost[folder] = copy._replace(folder=folder, is_original=True, saved=saved)
+    return [lost.get(copy.folder, copy) for copy in copies]
+
+
 def other_copies(folder: str | Path) -> list[RunCopy]:
     """Return the copies of a run that lie beside its folder and have weights."""
-    run = RunCopy.at(Path(folder))
-    beside = (file.parent for file in run.folder.parent.glob("*/status.json") if weights_in(file.parent))
-    return [copy for copy in newest_first(beside) if copy.id == run.id and copy.folder != run.folder]
+    folder = Path(folder)
+    beside = [file.parent for file in folder.parent.glob("*/status.json") if weights_in(file.parent)]
+    copies = newest_first({*beside, folder})
+    own_id = next(copy.id for copy in copies if copy.folder == folder)
+    return [copy for copy in copies if copy.id == own_id and copy.folder != folder]
 
 
 def is_run_folder(folder: str | Path) -> bool:
@@ -139,7 +158,12 @@ def has_files_of_run(names: Collection[str]) -> bool:
 
 
 def without_latest(source: str | Path, save: str = OUTPUT) -> str:
-    """The folder of the newest run in `save` in place of the word latest; anything else, and a file of that name, as it is."""
+    """The folder of the newest run in `save` in place of the word latest; anything else, and a file of that name, as it is.
+
+    Raise ConfigError for an empty name, which Path would take for the current folder.
+    """
+    if not str(source).strip():
+        raise ConfigError(EMPTY_NAME)
     if str(source) != LATEST or Path(LATEST).exists():
         return str(source)
     settings = Path(save).expanduser().glob("*/config.yaml")

@@ -84,6 +84,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
+def format_ranks(ranks: list[int]) -> str:
+    """Return the ranks in words: process 1, or processes 1, 2."""
+    return f"process{'es' * (len(ranks) > 1)} {', '.join(str(rank) for rank in ranks)}"
+
+
 def format_duration(seconds: float) -> str:
     """The time that something took: 11.7 s, 5 min 12 s, 3 h 20 min, 2 d 4 h."""
     minutes, rest = divmod(round(seconds), 60)

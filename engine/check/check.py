@@ -26,7 +26,7 @@ from datasets import (
     load_image_sets,
 )
 from engine.auto_batch_size import find_batch_size
-from engine.build import build, make_model, prepare_torch, restore
+from engine.build import build, make_model, prepare_torch, read_through_cache, restore
 from engine.check.images import check_images
 from engine.check.quick_checks import (
     OK,
@@ -37,7 +37,7 @@ from engine.check.quick_checks import (
     loader_processes,
     quick_checks,
 )
-from engine.eval_run import evaluate_both, weights_to_score
+from engine.eval_run import weights_to_score
 from engine.memory.estimate import MORE, estimate, free_memory
 from engine.parallel import is_sharded
 from engine.plan import ImageSets, Plan, begin, make_plan, refusals
@@ -47,6 +47,7 @@ from engine.session import check_folder
 from engine.train.forecast import END_BY_START, Forecast
 from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
+from engine.trained import evaluate_both
 from models import describe
 from utils.distributed import Process, choose_device, find_devices
 from utils.errors import UserError
@@ -121,10 +122,8 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
             found.append(load_image_sets(config, Log(rank=0).say, kept, config.SAVE))
         if config.DATA.CACHE == "none":
             return found[0]
-        from extras.cache import CacheProgress, cache_image_sets
-
         with table.section("cache"):
-            return cache_image_sets(config, found[0], CacheProgress(table.say, table.warn, is_check=True))
+            return read_through_cache(config, found[0], say=table.say, warn=table.warn, is_check=True)
 
     with suppress(UserError):
         with table.section("device"):

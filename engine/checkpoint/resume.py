@@ -15,7 +15,6 @@ from datasets.batch_order import Order
 from datasets.fingerprint import CLASSES, describe_changed_images
 from datasets.transforms.augment import REVISION
 from engine.checkpoint.format import changes, find_newest, newest_in, read_checkpoint, read_lazily
-from models.weights.files import find_file
 from utils.errors import ConfigError
 from utils.facts import NUMBERS, changed_facts
 from utils.log import Log
@@ -56,6 +55,8 @@ def checkpoint_at(
     A run goes on from its newest checkpoint; what is evaluated are its best weights.
     """
     if resume != "auto" and (is_evaluated or not Path(resume).is_dir()):
+        from models.weights.files import find_file
+
         return find_file(resume)
     run = Path(resume) if resume != "auto" else Path(save, name) if name else None
     found = newest_in(run, warn, read) if run else find_newest(save, warn, read)

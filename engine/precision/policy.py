@@ -4,9 +4,6 @@ There is one path for every precision. A GradScaler checks every gradient: in fl
 and float32 the scale is 1 and it only skips non-finite updates.
 """
 
-import contextlib
-from collections.abc import Iterable, Iterator
-
 import torch
 
 from configs.schema import Config
@@ -14,8 +11,6 @@ from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from engine.precision.master_weights import ComputingModel, HalfCopy, half_copy
 from models.compilation import compile_model
 from models.parts import starts_with_convolution
-from models.transforms.float8 import check_float8
-from models.transforms.op_overrides import OpOverrides
 from utils.errors import ConfigError
 from utils.host import half_speedup
 
@@ -52,6 +47,8 @@ class Precision:
         self.is_naive, self.is_float8 = (config.AMP and settings.MODE == mode for mode in ("naive", "float8"))
         self.half, self.reason = choose_half(config.AMP, settings.DTYPE, device, has_bfloat16(device))
         if self.is_float8:
+            from extras.float8 import check_float8
+
             check_float8(device)
             self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
         self._check_device()
@@ -117,16 +114,6 @@ class Precision:
         if in_training and self._config.COMPILE and not self._config.START.EVAL:
             compile_model(copied, self._config)
         return copied
-
-    @contextlib.contextmanager
-    def black_listed(self, model: torch.nn.Module, paths: Iterable[str]) -> Iterator[None]:
-        """Let these modules compute in float32 meanwhile."""
-        overrides = OpOverrides(tuple(paths), (), self.device.type, self.half)
-        overrides.apply(model)
-        try:
-            yield
-        finally:
-            overrides.revert(model)
 
     def input_dtype(self, model: torch.nn.Module) -> torch.dtype:
         """The type in which a model that computes takes images: that of its weights, or half where autocast would cast them.

@@ -11,7 +11,7 @@ from torch import Tensor
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import FileImages
 from datasets.transforms.decode import PixelRules
-from engine.diagnose.trace import refuse_not_finite
+from engine.evaluation.not_finite import refuse_not_finite
 from engine.evaluation.tally import are_finite, widen
 from engine.precision.policy import Precision, set_matmul
 from engine.predict.classifier import Classifier

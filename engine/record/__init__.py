@@ -1,1 +1,1 @@
-"""What a run leaves and shows: figures, plots, tables of its images, report.html, trackers, and the reader of its folder."""
+"""What a run leaves and shows: figures of epochs and updates, lines on a terminal, and the reader of its folder."""

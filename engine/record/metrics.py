@@ -13,11 +13,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from configs.schema import Config
-from configs.values import flatten
 from engine.evaluation.scores import Scores
-from engine.record.plot import Plotter
-from engine.record.saved_run import read_rows, read_table, title_of
+from engine.record.saved_run import read_rows, read_table
 from engine.record.timing import Timing, shares
 from engine.train.callback import PHASES, Callback
 from engine.train.counters import EpochResult, Report
@@ -215,14 +212,26 @@ class RowReader(Protocol):
     def add(self, axis: str, row: Mapping[str, float | None]) -> None: ...
 
 
+class Curves(Protocol):
+    """Draws curves of the rows so far: extras/report."""
+
+    def draw(self, epochs: Sequence[Mapping], steps: Sequence[Mapping], now: bool) -> None: ...
+
+
 class Recorder(Callback):
     """Writes the figures of a run, in process 0. A full disk does not end a run: rows are kept for the next write."""
 
     def __init__(
-        self, config: Config, folder: Path, log: Log, timing: Timing, trainer: Trainer, trackers: RowReader | None
+        self,
+        folder: Path,
+        log: Log,
+        timing: Timing,
+        trainer: Trainer,
+        trackers: RowReader | None = None,
+        curves: Curves | None = None,
     ):
-        self._folder, self._log, self._timing, self._trackers = folder, log, timing, trackers
-        self._plotter = Plotter(folder, title_of(flatten(config)), config.TRAIN.BEST_METRIC)
+        self._folder, self._log, self._timing = folder, log, timing
+        self._trackers, self._curves = trackers, curves
         self._open(trainer)
 
     def _open(self, trainer: Trainer) -> None:
@@ -254,7 +263,8 @@ class Recorder(Callback):
             self._trackers.add("epoch", row)
         with self._warn_on_os_error():
             self._epochs.add(row)
-            self._plotter.draw(self._epochs.rows, self._steps.rows, now=False)
+            if self._curves:
+                self._curves.draw(self._epochs.rows, self._steps.rows, now=False)
 
     def close(self) -> None:
         """Write what is left to write."""
@@ -266,9 +276,10 @@ class Recorder(Callback):
             self._steps.close()
 
     def draw(self) -> None:
-        """Write the pictures of the rows so far."""
-        with self._warn_on_os_error():
-            self._plotter.draw(self._epochs.rows, self._steps.rows, now=True)
+        """Write the curves of the rows so far."""
+        if self._curves:
+            with self._warn_on_os_error():
+                self._curves.draw(self._epochs.rows, self._steps.rows, now=True)
 
     @contextlib.contextmanager
     def _warn_on_os_error(self) -> Iterator[None]:

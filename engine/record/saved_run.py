@@ -20,14 +20,14 @@ import yaml
 
 from configs.arguments import add_argument
 from configs.schema import Arguments
-from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, convert, plain, today
+from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
 from configs.yaml_files import compose, read_node
 from engine.evaluation.scores import TITLES, Best, rank_of
 from utils.errors import ConfigError, cause_of
 from utils.files import content_of
 from utils.program import start_ticks
 from utils.runs import folder_of
-from utils.text import printable
+from utils.text import printable, redacted
 
 # What is used of status.json, by kind; what is of another kind is as if it were not there.
 TEXTS = "state reason kind host started time heartbeat best_metric halfstep torch timm python device_name precision"
@@ -42,6 +42,7 @@ LARGEST = 1e39  # above float32's largest number
 ENDS = ("done", "stopped", "save_failed", "failed")
 SILENT_SECONDS = 15 * 60  # a run on another host whose status.json is older than this is taken for dead
 SUFFIXES = ("", "_ema")  # of the columns of raw and EMA weights
+PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")  # of images and classes, which extras/report draws
 
 
 def title_of(settings: dict[str, Any]) -> str:
@@ -49,6 +50,13 @@ def title_of(settings: dict[str, Any]) -> str:
     data = settings["DATA.DATASET"]
     folder = Path(settings.get("DATA.DATA_PATH") or "").name if data == "imagefolder" else ""
     return f"{settings['MODEL.NAME']} on {folder or data}"
+
+
+def written(value: object) -> str:
+    """Return a value as in config.yaml, without credentials."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {to_text(each)}" for name, each in value.items()) or "{}"
+    return redacted(to_text(value))
 
 
 @dataclass(frozen=True)

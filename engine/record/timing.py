@@ -1,20 +1,15 @@
-"""How long each phase of the updates takes, and a profiler's trace."""
+"""How long each phase of the updates takes."""
 
-import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.profiler import profile, schedule, supported_activities
 
 from engine.train.callback import PHASES, Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
-from utils.errors import cause_of
-from utils.held_folders import check_in_place
 from utils.torch_internals import call_after_backward
 
 MAX_MARKS = 10_000  # between two reports: about 1200 updates of one micro-batch, a few MB
@@ -55,8 +50,6 @@ class Timing(Callback):
     def __init__(self, clock: HostClock | DeviceClock):
         self._clock = clock
         self._marks: list[tuple[str, Any]] = []
-        self._range = contextlib.ExitStack()
-        self.shows_ranges = False  # whether phases appear in a profiler's trace
         self.epoch_seconds: Counter[str] = Counter()  # per phase; without the part of an epoch before a resume
 
     @classmethod
@@ -69,9 +62,6 @@ class Timing(Callback):
 
     def on_phase(self, trainer: Trainer, name: str) -> None:
         self._mark(name)
-        self._range.close()
-        if self.shows_ranges and name != "other":
-            self._range.enter_context(torch.profiler.record_function(name))
 
     def on_loss(self, trainer: Trainer, loss: torch.Tensor, is_last: bool) -> None:
         """Measure the communication that does not overlap with the backward. DDP waits for its all-reduces in a
@@ -92,7 +82,6 @@ class Timing(Callback):
     def restart(self) -> None:
         """Discard the marks since the last lap and start a new one."""
         self._marks = []
-        self._range.close()
         self._mark("other")
 
     def lap(self) -> dict[str, float]:
@@ -110,47 +99,3 @@ def shares(seconds: Mapping[str, float], device: torch.device) -> dict[str, floa
     total = max(sum(seconds.values()), 1e-9)
     known = PHASES[:1] if device.type == "mps" else PHASES
     return {name: round(100 * seconds[name] / total, 2) if name in known else None for name in PHASES}
-
-
-WARM_UPDATES = 5  # before tracing: the first updates are not typical
-
-
-class Profiler(Callback):
-    """Traces `num_updates` updates of this process."""
-
-    def __init__(self, num_updates: int, path: Path, timing: Timing, say: Callable[[str], None]):
-        self._path, self._timing, self._say = path, timing, say
-        self._profile = profile(
-            activities=supported_activities(),
-            # One warm-up update is traced and discarded, because tracing starts slowly.
-            schedule=schedule(wait=WARM_UPDATES, warmup=1, active=num_updates, repeat=1),
-            on_trace_ready=self._write,
-            acc_events=True,
-        )
-        self._is_done = False
-        timing.shows_ranges = True
-        self._profile.start()
-
-    def on_update(self, trainer: Trainer) -> None:
-        if not self._is_done:
-            self._profile.step()
-
-    def close(self) -> None:
-        """Write the trace so far."""
-        if not self._is_done:
-            self._profile.stop()
-        if not self._is_done:
-            self._say(f"PROFILE: the run ended before its update {WARM_UPDATES + 2}, so there is no trace")
-
-    def _write(self, traced: profile) -> None:
-        self._is_done, self._timing.shows_ranges = True, False
-        check_in_place(self._path)
-        try:
-            self._path.unlink(
-                missing_ok=True
-            )  # torch would write into the file of an earlier start, and its hard links
-            traced.export_chrome_trace(str(self._path))
-        except OSError as error:
-            self._say(f"warning: cannot write {self._path} ({cause_of(error)}); training continues")
-        else:
-            self._say(f"profile: {self._path}; open it at https://ui.perfetto.dev")

@@ -58,6 +58,10 @@ class Callback:
     def on_rollback(self, trainer: "Trainer") -> None:
         """The trainer returned to an earlier state."""
 
+    def on_non_finite(self, trainer: "Trainer") -> str:
+        """The run stops because of gradients that are not finite. Returns advice for the reason that it gives. Collective."""
+        return ""
+
     def should_stop(self, trainer: "Trainer", updates_left: int) -> bool:
         """Called before each update: whether the run must save and end. `updates_left`: in this epoch."""
         return False

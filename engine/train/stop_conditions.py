@@ -54,14 +54,14 @@ def why_finished(settings: Train, num_epochs: int, epoch: int, not_better: int) 
 class SkipLimit(Callback):
     """Ends the run after PRECISION.MAX_CONSECUTIVE_SKIPS consecutive skipped updates."""
 
-    def __init__(self, max_skips: int, advice: Callable[[], str]):
-        """`advice`: returns what to change, or an empty text if unknown."""
-        self._max_skips, self._advice = max_skips, advice
+    def __init__(self, max_skips: int, get_advice: Callable[[], str] | None = None):
+        """`get_advice`: returns what to change, or an empty text if unknown."""
+        self._max_skips, self._get_advice = max_skips, get_advice
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         skips = report.skips_in_a_row
         if skips >= self._max_skips:
-            advice = self._advice() or ADVICE
+            advice = (self._get_advice and self._get_advice()) or ADVICE
             raise NonFinite(
                 f"{counted(skips, 'update')} in a row had a non-finite gradient, up to step {trainer.step}; the weights are those "
                 f"before them; {advice}",

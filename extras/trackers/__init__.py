@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from configs.schema import Config
 from configs.values import flatten
-from engine.record.saved_run import read_object
+from engine.record.saved_run import PICTURES, read_object
 from utils.distributed import Process
 from utils.errors import ConfigError, ExitCode
 from utils.files import write_text
@@ -226,8 +226,6 @@ def ending_of(folder: Path, has_failed: bool) -> Ending:
     if has_failed or state in ("failed", "save_failed") or status.get("exit_code") == ExitCode.NON_FINITE:
         state = "failed"
     best = {key: value for key, value in (status.get("best") or {}).items() if isinstance(value, int | float)}
-    from engine.record.report import PICTURES  # imported here: a run without a tracker does not need it
-
     pictures = [folder / name for name in PICTURES if (folder / name).is_file()]
     return Ending(state if state in ("failed", "stopped") else "done", best, pictures)
 

@@ -8,8 +8,6 @@ from torch import nn
 from configs.schema import AUTO, Config
 from models.transforms.base import ModelTransform
 from models.transforms.blocks import ActivationCheckpointing, HalfResidual, ResizeByMatrices, SharedDropPath
-from models.transforms.float8 import Float8
-from models.transforms.op_overrides import OpOverrides
 from utils.errors import ConfigError
 
 
@@ -42,21 +40,25 @@ def choose_transforms(
     from models.transforms.kernels import ChannelsLast, CpuKernels, GpuKernels
 
     settings, is_autocast = config.PRECISION, half is not None and config.PRECISION.MODE != "naive"
-    if half is not None and not is_autocast and (settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST):
-        raise ConfigError(
-            "PRECISION.CUSTOM_BLACK_LIST and CUSTOM_WHITE_LIST are about what autocast does, but PRECISION.MODE is "
-            "naive, where everything is in half; use PRECISION.MODE autocast or remove the lists"
-        )
-    transforms: list[ModelTransform] = [
+    transforms: list[ModelTransform] = []
+    if settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST:
+        from extras.operator_lists import OpOverrides
+
+        if half is not None and not is_autocast:
+            raise ConfigError(
+                "PRECISION.CUSTOM_BLACK_LIST and CUSTOM_WHITE_LIST are about what autocast does, but PRECISION.MODE is "
+                "naive, where everything is in half; use PRECISION.MODE autocast or remove the lists"
+            )
         # First: entries name modules by their own classes.
-        OpOverrides(settings.CUSTOM_BLACK_LIST, settings.CUSTOM_WHITE_LIST, device.type, half),
-        # After the overrides: it does not call the modules of the last block, so it skips a block with overrides.
-        ClassTokenBlock(),
-    ]
+        transforms.append(OpOverrides(settings.CUSTOM_BLACK_LIST, settings.CUSTOM_WHITE_LIST, device.type, half))
+    # After the overrides: it does not call the modules of the last block, so it skips a block with overrides.
+    transforms.append(ClassTokenBlock())
     # After both: they replace layers of exactly timm's classes, and the class token needs timm's attention.
     on_cpu = CpuKernels(half is not None, is_compiled=training and bool(config.COMPILE))
     transforms.append(on_cpu if device.type == "cpu" else GpuKernels())
     if half is not None and settings.MODE == "float8":
+        from extras.float8 import Float8
+
         # After the overrides and the class token: it converts neither named layers nor those with few rows.
         transforms.append(Float8(device))
     if training and config.COMPILE == "blocks":

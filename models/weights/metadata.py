@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.removed import translate_removed
-from configs.schema import MODEL, Data
+from configs.schema import MODEL
 from configs.values import of_role
 from models.kwargs import SETTING_BY_TYPE, SETTING_OF
 from models.weights.files import find_file, format_of, read_record, read_state_dict
@@ -139,18 +139,6 @@ def _transformers_model(config: dict) -> Settings:
         return model_settings(f"deit_{USUAL[width][0]}_distilled_patch{patch}_224")
     depth, heads = config["num_hidden_layers"], config["num_attention_heads"]
     return _vit_settings(patch, width, depth, heads, config["intermediate_size"], config.get("qkv_bias", True))
-
-
-def preprocessing_of(data: Data) -> dict[str, Any]:
-    """How images are prepared for evaluation, under timm's names."""
-    return {
-        "mean": list(data.IMAGENET_MEAN),
-        "std": list(data.IMAGENET_STD),
-        "crop_pct": data.CROP_PCT,
-        "crop_mode": data.CROP_MODE,
-        "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
-        "interpolation": data.INTERPOLATION,
-    }
 
 
 # --- the command line that timm's training script saves

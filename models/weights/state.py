@@ -4,12 +4,13 @@ import re
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zipfile import ZipFile
 
 import torch
 from torch import Tensor
 
+from configs.schema import Data
 from configs.values import SETTINGS, wrong_in
 from models.weights.sharded import FOLDER, is_plain
 from utils.errors import ConfigError, naming_damage
@@ -132,6 +133,18 @@ def record_of(content: dict) -> dict:
 # A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.
 WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
 PREFERRED = "preferred"  # in our checkpoints: the key of the weights that scored better
+
+
+def preprocessing_of(data: Data) -> dict[str, Any]:
+    """How images are prepared for evaluation, under timm's names."""
+    return {
+        "mean": list(data.IMAGENET_MEAN),
+        "std": list(data.IMAGENET_STD),
+        "crop_pct": data.CROP_PCT,
+        "crop_mode": data.CROP_MODE,
+        "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
+        "interpolation": data.INTERPOLATION,
+    }
 
 
 def weights_of(content, path: Path) -> tuple[dict, str]:

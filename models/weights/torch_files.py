@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.weights.names import from_torchvision, from_transformers, is_of_transformers
 from models.weights.sharded import SHARDS, join, shard_names
 from models.weights.state import (
     RECORD,
@@ -80,6 +79,8 @@ def read_torch_weights(path: Path) -> Weights:
 
 def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a wrapped model, and of torchvision's and transformers' models, renamed."""
+    from models.weights.names import from_torchvision, from_transformers, is_of_transformers
+
     # DDP's and torch.compile's prefixes come in either order; torch's AveragedModel counts in n_averaged.
     plain = {re.sub(r"^((module|_orig_mod)\.)+", "", name): tensor for name, tensor in state.items()}
     state = {name: tensor for name, tensor in plain.items() if name != "n_averaged"}

@@ -25,7 +25,6 @@ from torch import Tensor
 from scripts.benchmarks.common import machine, table
 from scripts.benchmarks.worker import TrainerWorker
 from scripts.command_line import Parser, local_path
-from scripts.from_timm import Translation, read_arguments
 
 BATCH, LIMIT = 4, 1e-5
 RECIPES = {  # of 6 updates an epoch and 5 epochs, where they say nothing else
@@ -87,6 +86,9 @@ def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 def train_ours(words: list[str]) -> tuple[dict[str, Tensor], list[list[tuple[Tensor, Tensor]]], Trained]:
     """The initial weights, the batches of each epoch, and what became of them."""
+    from extras.timm_arguments.command import read_arguments  # extra: timm_arguments
+    from extras.timm_arguments.translation import Translation
+
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "my.yaml")
         file.write_text(Translation(*read_arguments(words)).file())
@@ -154,6 +156,8 @@ def train_theirs(path: Path, words: list[str], start: dict[str, Tensor], batches
     script.create_model, script.create_optimizer_v2, script.ClassificationTask = make_model, make_optimizer, Task
     script.create_dataset = lambda *args, **options: None
     script.create_loader = lambda *args, **options: Loader(batches)
+    from extras.timm_arguments.command import read_arguments  # extra: timm_arguments
+
     arguments = read_arguments(words)[0]
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         sys.argv = ["train.py", *words, "--no-prefetcher", "--val-split", "", "--output", folder]

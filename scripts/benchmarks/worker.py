@@ -66,7 +66,7 @@ class LoaderWorker:
         from utils.distributed import Process
 
         self.config = config = load_settings(argv).with_default_batch_size().config
-        self.process = Process.start(config.DEVICE, {})
+        self.process = Process.start(config.DEVICE)
         self.device = self.process.device
         train_set, _ = cache_image_sets(config, load_image_sets(config), CacheProgress(print, print))
         self.data = build_train_data(config, train_set, self.process)

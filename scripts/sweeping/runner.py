@@ -16,6 +16,7 @@ from scripts.sweeping.plan import Plan, Trial
 from scripts.sweeping.results import DONE, FAILED, STOPPED, WAITING, is_locked, read_result, write_trials
 from utils.errors import ConfigError, ExitCode, cause_of
 from utils.files import creating
+from utils.held_folders import check_in_place
 from utils.program import StopSignal, die_with_parent
 from utils.text import counted, format_time
 
@@ -64,6 +65,7 @@ class Runner:
                 time.sleep(SECONDS_BETWEEN_LOOKS)  # a run that outlived its sweep is still at work there
             if self.stop.number:
                 break
+            check_in_place(self.folder)  # the folder may be another sweep's by now
             if not self.results[trial.index].is_final:
                 self._ended(trial, self._run(trial))
         if self.stop.number:

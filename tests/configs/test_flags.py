@@ -7,12 +7,11 @@ import pytest
 
 from configs.flags import FLAGS
 from configs.load import load
-from configs.typed_names import ALIASES, NOT_HERE, suggest_flag, timm_arguments
+from configs.typed_names import ALIASES, NOT_HERE
 from configs.values import ALL_SETTINGS, START_SETTINGS, flatten, to_text
 from tests.support.configs import load_text
 from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import ROOT
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -39,7 +38,7 @@ def test_every_flag_sets_its_setting_with_a_blank_or_an_equals_sign(flag):
 
 def test_flags_override_when_they_were_given_not_when_they_are_truthy():
     text = "AMP: true\nNAME: a\nMODEL: {PRETRAINED: x.pth}\nTRAIN: {LAST_EPOCH: 5}\nDATA: {NUM_WORKERS: 4}"
-    argv = ["-last_epoch", "0", "-num_workers=0", "-pretrained", "", "-name=", "-amp", "false"]
+    argv = ["-last_epoch", "0", "-num_workers=0", "-pretrained", "none", "-name=", "-amp", "false"]
     config = load_text(text, *argv).config
     assert (config.START.LAST_EPOCH, config.DATA.NUM_WORKERS) == (0, 0)
     assert (config.MODEL.PRETRAINED, config.START.NAME, config.AMP) == (None, "", False)
@@ -94,20 +93,6 @@ def test_names_of_other_trainers_lead_to_settings_that_exist():
         if not words.startswith("-"):
             load_text("", "-opts", "SEED=0", *(word for word in words.split() if "=" in word))
             assert {re.split("=|(?<=KWARGS)[.]", word)[0] for word in words.split()} <= set(ALL_SETTINGS)
-
-
-def test_every_argument_of_timms_train_py_has_a_place_in_the_docs_beside_its_setting_and_is_answered_with_a_hint():
-    page = (ROOT / "docs" / "from-timm.md").read_text(encoding="utf-8")
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    arguments = timm_arguments()
-    assert len(arguments) == 172
-    for name, argument in arguments.items():
-        flag = name if name == "data" else f"--{name}"
-        ours = [row[1] for row in rows if f"`{flag}`" in row[0]] or [row[2] for row in rows if f"`{flag}`" in row[2]]
-        setting = argument.setting.partition("=bce")[0].split(".")
-        leaf = setting[1] if "KWARGS" in setting else setting[-1]
-        assert len(ours) == 1 and leaf.split("_")[-1].split("=")[-1] in ours[0], flag
-        assert suggest_flag(f"--{name}", KEYS | {"-cfg": "-cfg", "-opts": "-opts"}), flag
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help", "-help"])

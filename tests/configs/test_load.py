@@ -9,7 +9,7 @@ from configs.load import load, to_yaml
 from configs.values import SETTINGS, flatten
 from configs.yaml_files import Layer
 from models import build_model
-from tests.support.configs import load_text, write
+from tests.support.configs import load_text, write, yaml_of
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
@@ -143,3 +143,16 @@ def test_a_settings_file_decides_over_what_the_weights_say():
     weights = Layer("the weights", {"MODEL.DROPOUT": "0.1", "MODEL.DROPPATH": "0.2"})
     model = load(["-cfg", write("MODEL: {DROPOUT: 0.3}")], weights=weights).config.MODEL
     assert (model.DROPOUT, model.DROPPATH) == (0.3, 0.2)
+
+
+@pytest.mark.parametrize(
+    "given", [{"NAME": "", "MODEL.RESUME": "auto"}, {"NAME": " ", "MODEL.RESUME": "auto"}, {"SAVE": ""}]
+)
+def test_a_variable_that_was_not_filled_into_a_file_is_refused(given):
+    key = next(iter(given))
+    with refused(ConfigError, key, "empty", "x.yaml"):
+        load_text(yaml_of(given))
+
+
+def test_an_empty_name_in_a_file_gives_a_new_run_a_date():
+    assert load_text("NAME: ''").config.START.NAME == ""

@@ -10,6 +10,7 @@ from datasets.batch_order import sample_rng
 from datasets.transforms.mix import BatchedErasing, Erasing, Mixing, build_erasing
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
 from tests.support.configs import CPU, replaced, small_config
+from tests.support.extras import needing_extra
 from tests.support.loading import settings as digits
 from tests.support.loading import train_data
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
@@ -129,6 +130,7 @@ def test_a_device_prepares_what_the_host_does_without_making_it_wait(tmp_path):
         assert all(torch.equal(*pair) for pair in zip(targets, (each.cpu() for each in same_targets), strict=True))
 
 
+@needing_extra("operator_lists")
 @on_pretend_device
 def test_images_reach_the_model_in_the_type_of_its_first_layer(tmp_path):
     for options, dtype in (

@@ -12,20 +12,23 @@ from datasets import BadImages, Normalize, build_eval_data, load_image_sets
 from datasets.sources.images import ArrayImages
 from datasets.transforms.decode import PixelRules
 from datasets.types import ImageReadError
-from engine.eval_run import evaluate_both
 from engine.evaluation import tally as module
 from engine.evaluation.evaluate import evaluate
+from engine.evaluation.not_finite import refuse_not_finite
 from engine.evaluation.tally import Tally, average_precision
 from engine.precision.policy import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
+from engine.trained import evaluate_both
+from models.transforms import ModelTransforms
 from tests.support.configs import CPU, small_config
-from tests.support.refusals import assert_names
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, epochs_of, run, run_folder, run_fresh, status_of
 from tests.support.several_labels import write_digits
 from tests.support.threads import Threads
 from tests.support.trainers import make_trainer, train
 from utils.distributed import Process
+from utils.errors import ConfigError
 
 
 class MeanColourModel(torch.nn.Module):
@@ -295,3 +298,9 @@ def test_without_labels_or_images_the_metrics_are_zero():
         assert (scores.map, scores.macro_recall, scores.macro_f1, scores.micro_f1) == (0, 0, 0, 0)
     scores = tally(Process(CPU), logits, torch.zeros(0, dtype=torch.int64))  # of one class an image
     assert (scores.top1, scores.loss, scores.macro_recall, scores.macro_f1, scores.num_images) == (0, 0, 0, 0, 0)
+
+
+def test_outputs_that_are_not_finite_are_refused_without_the_doctor(monkeypatch):
+    monkeypatch.setattr("engine.evaluation.not_finite.has_extra", lambda name: False)
+    with refused(ConfigError, "bad.pth", "-amp"):
+        refuse_not_finite("bad.pth", nn.Identity(), ModelTransforms(()), lambda: torch.tensor(float("nan")))

@@ -1,5 +1,6 @@
 """Each extra can be deleted: all else works without it, and whoever asks for it is told how to get it back."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,19 +9,28 @@ from configs.values import ALL_SETTINGS
 from tests.support.forks import ROOT
 from tests.support.modules import imported, imported_at_the_top
 from tests.support.refusals import assert_names
-from tests.support.runs import run
+from tests.support.runs import run, run_folder, run_fresh
 from utils.extras import FOLDER, first_file, needs_of
 
 ROOMS = ("configs", "datasets", "engine", "models", "scripts", "utils", "weights", "tests")
 TRAIN = "main_single_gpu -cfg {small} -output {output} -name asking -epochs 1"
 # The command that asks for an extra. None: nobody does, and a run without it says so.
 ASKING: dict[str, str | None] = {
+    "attention_maps": "scripts.predict {output}/run {output}/run/loss.png -attention {output}/maps",
     "budget": f"{TRAIN} -budget 5m",
     "cache": f"{TRAIN} -opts DATA.CACHE=disk",
+    "doctor": "scripts.doctor {output}/run",
     "explain": f"{TRAIN} -explain_precision",
+    "float8": f"{TRAIN} -amp -opts PRECISION.MODE=float8",
+    "report": "scripts.report {output}/run",
+    "timm_arguments": "scripts.from_timm --model resnet50",
     "trackers": f"{TRAIN} -track mlflow",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
+    "operator_lists": f"{TRAIN} -amp -opts PRECISION.CUSTOM_BLACK_LIST=[softmax]",
+    "profiler": f"{TRAIN} -profile 2",
 }
+# Every run uses these, so a run without one says in its log that it is missing.
+IN_EVERY_RUN = ("doctor",)
 
 
 def extras() -> list[str]:
@@ -30,7 +40,9 @@ def extras() -> list[str]:
 
 def without(name: str, folder: Path) -> Path:
     """A copy of the program, made of links, in which an extra and those that need it are missing."""
-    gone = {name} | {each for each in extras() if name in needs_of(first_file(each))}
+    gone = {name}
+    while needing := {each for each in extras() if gone & {*needs_of(first_file(each))}} - gone:
+        gone |= needing
     for path in [*ROOT.glob("main_*.py"), *(ROOT / room for room in ROOMS)]:
         (folder / path.name).symlink_to(path)
     (folder / "extras").mkdir()
@@ -51,6 +63,7 @@ def test_all_else_works_without_it(name, tmp_path, small_yaml):
     ended = run("tests/support/programs/taken_out.py", str(root), str(small_yaml), *words).done()
     if asking:
         assert_names(ended.stderr, f"extras/{name} is missing", "git checkout")
+    assert (f"extras/{name} is missing: " in ended.stdout) is (name in IN_EVERY_RUN)
 
 
 def test_kubeflow_without_its_extra(tmp_path, small_yaml):
@@ -60,6 +73,17 @@ def test_kubeflow_without_its_extra(tmp_path, small_yaml):
     program = "tests/support/programs/taken_out.py"
     ended = run(program, str(root), str(small_yaml), *words, environment=environment)
     assert_names(ended.stderr, "extras/kubeflow is missing")
+
+
+def test_a_run_without_the_report_says_so_and_writes_its_figures(tmp_path, small_yaml):
+    root = without("report", tmp_path)
+    shutil.copy(ROOT / "main_single_gpu.py", root / "start.py")  # of a link, Python takes the folder it leads to
+    words = ["-cfg", small_yaml, "-output", root / "runs", "-epochs", "1", "-opts", "REPORT=true"]
+    ended = run_fresh(str(root / "start.py"), *map(str, words)).done()
+    assert_names(ended.stdout, "extras/report is missing", "report.html")
+    written = {path.name for path in run_folder(root / "runs").iterdir()}
+    assert {"metrics.csv", "steps.csv", "best.pth", "status.json"} <= written
+    assert not written & {"report.html", "loss.png", "predictions.csv", "results.json", "train_batch.png"}
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: str(path.relative_to(FOLDER)))

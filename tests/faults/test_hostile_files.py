@@ -1,7 +1,6 @@
 """Files that someone else made, or made to do harm: none is removed, executed, waited for without end, or believed."""
 
 import contextlib
-import csv
 import io
 import json
 import os
@@ -31,15 +30,10 @@ from datasets.split import divide, new_record
 from datasets.transforms.decode import FORMATS, PixelRules, decode
 from datasets.types import ImageReadError
 from engine.checkpoint.format import progress_in, read_checkpoint, remove_unused_parts
-from engine.evaluation.scores import Best
-from engine.evaluation.tally import ImageResults
 from engine.predict.classifier import config_of, load_classifier
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
-from engine.record.image_results import ResultFiles
-from engine.record.image_tables import write_tables
 from engine.record.metrics import StepRows
-from engine.record.report import write_report
 from engine.record.saved_run import KINDS, SavedRun, read_object, read_settings, read_status
 from engine.saves import Saves
 from engine.train.stop_conditions import NonFinite
@@ -52,6 +46,7 @@ from scripts.sweeping import runner
 from scripts.sweeping.plan import read_plan
 from scripts.sweeping.results import read_result
 from tests.support.configs import small_config
+from tests.support.extras import needing_extra
 from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
@@ -61,6 +56,7 @@ from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder, status_of, typed
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError, DataError, naming_damage
+from utils.extras import has_extra
 from utils.program import exit_code
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(touched) (w) file closefile\nshowpage\n%%EOF\n"
@@ -132,6 +128,7 @@ def test_a_run_of_which_no_update_counted_is_not_done(tmp_path, start, trained):
     assert "best validation top-1 0.00%" in ended.stdout
 
 
+@needing_extra("doctor")
 @pytest.mark.parametrize("factor", [1e30, float("nan")])
 def test_weights_without_finite_outputs_are_named_with_the_first_layer_by_evaluation_and_prediction(
     tmp_path, tiny, start, trained, factor
@@ -189,8 +186,11 @@ def test_what_has_another_kind_in_the_files_of_a_run_is_as_if_it_were_not_there(
     nested = {"about": facts, "best": facts, "state": "stopped"}
     (tmp_path / "b/status.json").write_text(json.dumps(facts | nested))
     runs = [SavedRun.open(tmp_path / name) for name in ("a", "b")]
-    for each in runs:
-        write_report(each, tmp_path / "r.html")
+    if has_extra("report"):
+        from extras.report.report import write_report
+
+        for each in runs:
+            write_report(each, tmp_path / "r.html")
     text = to_markdown(group_runs(runs, None), "", [])
     assert "\x1b" not in text and text.encode()
     read_result(tmp_path / "b")
@@ -349,18 +349,6 @@ def test_strange_names_are_one_line_of_the_terminal_and_no_formula_of_a_table(tm
     assert line.count("\n") == 1 and line.count("\t") == 2 and "\x1b" not in line and "\u202e" not in line
     content = (tmp_path / "p.csv").read_bytes()
     assert os.fsencode(path) in content and b"\"'=1+1" in content
-
-
-def test_no_table_of_a_run_has_a_formula(tmp_path):
-    images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["=a()", "@b"], PixelRules(1), "-2+3 of")
-    numbers = np.array([0, 1])
-    shares = np.full(2, 0.5, np.float32)
-    write_tables(tmp_path, ImageResults(numbers, numbers, numbers[::-1], shares, shares, np.ones((3, 2), int)), images)
-    tables = list(tmp_path.glob("*.csv"))
-    assert len(tables) == 3
-    for table in tables:
-        with open(table, newline="") as file:
-            assert not [cell for row in csv.reader(file) for cell in row if cell[:1] in ("=", "+", "-", "@")], table
 
 
 def changed(path: Path, change: str) -> dict:
@@ -657,7 +645,7 @@ def check_sets(folder: Path, data_set: str) -> None:
 def test_a_pipe_in_place_of_what_is_read_again_is_not_waited_for(tmp_path):
     for name in ("results.json", "sweep.json", "wandb.json", "trial-000.txt"):
         os.mkfifo(tmp_path / name)
-    assert not ResultFiles(tmp_path, None, None).are_of(Best(), True)
+    assert read_object(tmp_path / "results.json") == {}
     assert read_object(tmp_path / "wandb.json") == {}
     with pytest.raises(ConfigError, match="pipe"):
         read_plan(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.format import keep_as, remove_old
+from tests.support.extras import needing_extra
 from tests.support.planted import OF_ANOTHER_RUN
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import Ended, status_of
@@ -44,7 +45,7 @@ def test_a_moved_run_says_save_failed_in_its_own_folder(tmp_path, start, moment)
         ("the pictures", []),
         ("the trackers", ["TRACK=tensorboard"]),
         ("the report", ["REPORT=true"]),
-        ("a trace", ["PROFILE=1"]),
+        pytest.param("a trace", ["PROFILE=1"], marks=needing_extra("profiler")),
     ],
 )
 def test_nothing_that_a_run_writes_reaches_the_run_in_its_place(tmp_path, start, moment, flags):
@@ -56,6 +57,15 @@ def test_nothing_that_a_run_writes_reaches_the_run_in_its_place(tmp_path, start,
 def test_all_processes_of_a_moved_run_end(tmp_path, start, flags, moment, rank):
     ended = start(tmp_path, *flags, processes=2, move_folder=[str(tmp_path), moment, rank])
     assert_ended(tmp_path, ended)
+    assert status_of(tmp_path / "moved")["state"] == "save_failed"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_moved_before_its_first_update_says_so_too(tmp_path, start, processes):
+    move = [str(tmp_path), "the start", 0, False]
+    ended = start(tmp_path, "-name", "exp", processes=processes, move_folder=move)
+    assert set(ended.codes) == {1}, ended.printed
+    assert [path.name for path in tmp_path.iterdir()] == ["moved"]
     assert status_of(tmp_path / "moved")["state"] == "save_failed"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.image_sets import make_folders, noise
 from tests.support.refusals import assert_names
-from tests.support.runs import ROOT, Ended, Run, as_ranks, command, run_folder
+from tests.support.runs import ROOT, Ended, Run, as_ranks, command, run, run_folder
 
 CODE = ("configs", "datasets", "engine", "models", "utils")
 
@@ -28,11 +28,11 @@ def flags_of(tiny: Path, photos: Path, *more: str) -> list[str]:
     return [*given, *more, "-opts", "DATA.NUM_WORKERS=0"]
 
 
-def start_two(one: list[str], other: list[str]) -> list[Ended]:
-    """What became of both processes of a run, each with flags of its own."""
+def start_two(one: list[str], other: list[str], folders: tuple[Path, Path] = (ROOT, ROOT)) -> list[Ended]:
+    """What became of both processes of a run, each with flags and a working folder of its own."""
     started = [
-        Run("main_multi_gpu.py", *flags, environment=rank)
-        for flags, rank in zip((one, other), as_ranks(2), strict=True)
+        Run("main_multi_gpu.py", *flags, environment=rank, cwd=folder)
+        for flags, rank, folder in zip((one, other), as_ranks(2), folders, strict=True)
     ]
     return [each.wait() for each in started]
 
@@ -76,6 +76,31 @@ def test_a_process_with_other_numbers_of_the_classes_is_refused(tiny, photos):
         path.write_text(names)
     words = [["DATA.NUM_WORKERS=0", f"DATA.CLASSES={path}"] for path in lists]
     refused_for(start_two(*([*flags_of(tiny, photos), *each] for each in words)), "classes and their order")
+
+
+def test_a_process_with_other_class_weights_is_refused(tiny, photos):
+    words = []
+    for folder, weight in (("one", 2), ("other", 3)):
+        (photos.parent / folder).mkdir()
+        (photos.parent / folder / "weights.csv").write_text(f"ant,{weight}\n")
+        words.append(["DATA.NUM_WORKERS=0", f"TRAIN.CLASS_WEIGHTS={photos.parent / folder}/weights.csv"])
+    ended = start_two(*([*flags_of(tiny, photos), *each] for each in words))
+    refused_for(ended, "TRAIN.CLASS_WEIGHTS", "weights.csv")
+    assert str(photos.parent) not in ended[0].stderr
+
+
+@pytest.mark.parametrize("flag", ["-pretrained", "-resume"])
+def test_a_process_with_another_checkpoint_at_the_same_path_is_refused(tiny, photos, flag):
+    folders = photos.parent / "one", photos.parent / "other"
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        words = [*flags_of(tiny, photos, "-seed", str(seed)), "DATA.NUM_WORKERS=0"]
+        run("main_single_gpu.py", *words).done()
+        made = max((photos.parent / "o").iterdir(), key=lambda each: each.stat().st_mtime_ns)
+        shutil.copy(made / "last.pth", folder / "w.pth")
+    more = (flag, "w.pth", "-epochs", "2")
+    ended = start_two(flags_of(tiny, photos, *more), flags_of(tiny, photos, *more), folders)
+    refused_for(ended, {"-pretrained": "MODEL.PRETRAINED", "-resume": "RESUME"}[flag])
 
 
 def test_processes_may_have_their_images_in_different_folders(tiny, photos):

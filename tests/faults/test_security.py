@@ -18,6 +18,7 @@ from tests.support.printed import cases_of, content_of
 from tests.support.refusals import refused
 from tests.support.runs import ROOT, run_folder
 from utils.errors import ConfigError
+from utils.extras import has_extra
 
 OURS = [
     path
@@ -108,7 +109,8 @@ SECRETS = {
 @pytest.mark.parametrize("processes", [1, 2])
 def test_nothing_of_the_environment_is_written_into_a_run_folder(tmp_path, start, processes):
     """Two runs: one that is done, and of one that fails with a traceback."""
-    flags = ["-batch_size", "4", "-profile", "1", "-opts", "TRACK=tensorboard", "DATA.SYNTHETIC_SIZE=256"]
+    profile = ["-profile", "1"] if has_extra("profiler") else []
+    flags = ["-batch_size", "4", *profile, "-opts", "TRACK=tensorboard", "DATA.SYNTHETIC_SIZE=256"]
     done = start(tmp_path / "done", *flags, processes=processes, set_variables=[SECRETS])
     failed = start(tmp_path / "failed", *flags, processes=processes, set_variables=[SECRETS], break_update=[3])
     assert done.returncode == 0 and failed.returncode == 1, done.printed + failed.printed

@@ -16,6 +16,7 @@ from engine.train.callback import PHASES
 from engine.train.trainer import Trainer
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
+from tests.support.extras import needing_extra
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, run, run_folder
 from tests.support.trainers import Reports, cosines_to_float32, train, update
@@ -27,7 +28,7 @@ SYNTHETIC = "DATA.DATASET=synthetic DATA.IMAGE_SIZE=64 DATA.BATCH_SIZE=64 MODEL.
 
 
 def cuda_trainer(config) -> Trainer:
-    process = Process.start("cuda", {})
+    process = Process.start("cuda")
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
     model = build_model(config, len(train_set.classes)).to(process.device)
@@ -66,6 +67,7 @@ def test_amp_is_float16_by_default_and_amp_and_recomputed_blocks_take_less_memor
     assert again == pytest.approx(loss, rel=1e-3)
 
 
+@needing_extra("float8")
 def test_float8_computes_near_float32_at_any_batch_size(tmp_path):
     pytest.importorskip("torchao")
     if torch.cuda.get_device_capability() < (8, 9):
@@ -172,7 +174,7 @@ def test_the_batch_that_is_found_trains_and_leaves_a_tenth_of_the_memory(tmp_pat
     try:
         options = ("DATA.DATASET=synthetic", "DATA.IMAGE_SIZE=64", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=4")
         config = small_config(tmp_path, *options, f"AMP={amp}", "TRAIN.MODEL_EMA=true", "DATA.BATCH_SIZE=auto")
-        trial = Trial(config, 1000, Process.start("cuda", {}), StopSignal())
+        trial = Trial(config, 1000, Process.start("cuda"), StopSignal())
         found = search(trial, withheld=limit // 10, limit=10**5)
         del trial
         release(device)

@@ -25,7 +25,7 @@ def small_trainer(device: str, *options: str):
     words = ["DATA.DATASET=synthetic", "MODEL.NUM_CLASSES=64", f"DEVICE={device}", *SIZES, *BATCH[device], *options]
     config = load(["-cfg", str(ROOT / "configs/vit_tiny_patch16_224.yaml"), "-opts", *words]).config
     train_set, _ = load_image_sets(config)
-    process = Process.start(config.DEVICE, {})
+    process = Process.start(config.DEVICE)
     torch.manual_seed(0)
     model = adapt(build_model(config, 64), config).to(process.device)
     data = build_train_data(config, train_set, process)

@@ -26,6 +26,7 @@ from models.compilation import FOLDER, NUM_WORKERS, compile_model, prepare_compi
 from models.transforms import choose_transforms
 from models.transforms.blocks import SharedDropPath
 from tests.support.configs import CPU, small_config
+from tests.support.extras import needing_extra
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, run
@@ -73,7 +74,9 @@ MODES = {  # the cases share out scopes and what else changes a forward
 }
 
 
-@pytest.mark.parametrize("case", MODES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=needing_extra("operator_lists")) if "lists" in case else case for case in MODES]
+)
 def test_a_compiled_epoch_has_the_losses_of_an_eager_one(tmp_path, monkeypatch, case):
     compile_with(monkeypatch, "aot_eager")
     options = [*MODES[case].split(), "DATA.BATCH_SIZE=359", "TRAIN.WARMUP_EPOCHS=0", "REPORT_FREQ=1"]

@@ -15,7 +15,6 @@ from models import build_model
 from models.parts import starts_with_convolution
 from models.transforms import ModelTransforms, choose_transforms
 from models.transforms.kernels import ChannelsLast, CpuDropout, GpuKernels, PatchConv2d, QkvLayoutAttention
-from models.transforms.op_overrides import OpOverrides
 from tests.support.configs import small_config
 from tests.support.runs import ROOT
 from tests.support.trainers import make_trainer, update
@@ -108,29 +107,6 @@ def test_neither_convolution_nor_its_backward_is_left(tmp_path):
         model(torch.randn(2, 1, 8, 8)).sum().backward()
     names = {event.name for event in profile.function_events}
     assert {"aten::linear", "aten::mm"} <= names and not [name for name in names if "conv" in name.lower()]
-
-
-LISTS = {
-    "conv2d black": (("conv2d",), (), torch.float32),
-    "patch_embed.proj white, patch_embed black": (("patch_embed",), ("patch_embed.proj",), HALF),
-    "matmul_v2 black": (("matmul_v2",), (), HALF),
-}
-
-
-@pytest.mark.parametrize("is_listed_first", [True, False])
-@pytest.mark.parametrize("lists", LISTS)
-def test_lists_mean_what_they_say(tmp_path, lists, is_listed_first):
-    """Before, as in a run, or after, as the doctor tries black lists."""
-    black, white, dtype = LISTS[lists]
-    model = build_model(small_config(tmp_path), 10)
-    transforms = [OpOverrides(black, white, "cpu", HALF), GpuKernels()]
-    ModelTransforms(tuple(transforms if is_listed_first else reversed(transforms))).apply(model)
-    seen = []
-    model.patch_embed.proj.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    with torch.autocast("cpu", dtype=HALF):
-        model(torch.randn(2, 1, 8, 8)).sum().backward()
-    assert seen == [dtype]
-    assert dict(model.named_parameters())["patch_embed.proj.weight"].grad.dtype is torch.float32
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_maxvit"])

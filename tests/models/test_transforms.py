@@ -14,6 +14,7 @@ from models.transforms import ModelTransforms, choose_transforms
 from models.transforms.blocks import ActivationCheckpointing
 from models.transforms.kernels import GpuKernels
 from tests.support.configs import CPU, replaced, small_config
+from tests.support.extras import needing_extra
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer, update
@@ -61,10 +62,14 @@ def makeup(model: nn.Module) -> dict[str, dict[str, str]]:
 NAMES = ("OpOverrides", "ClassTokenBlock", "CpuKernels", "Float8", "ActivationCheckpointing", "HalfResidual")
 
 
+@needing_extra("float8")
+@needing_extra("operator_lists")
 def test_the_list_has_all_transforms_in_their_order(chosen):
     assert tuple(type(each).__name__ for each in chosen.transforms) == NAMES
 
 
+@needing_extra("float8")
+@needing_extra("operator_lists")
 @pytest.mark.parametrize("name", [*NAMES, "GpuKernels", "all"])
 @pytest.mark.parametrize("is_copy", [False, True], ids=["itself", "copy"])
 def test_reverted_a_model_is_what_it_was(config, chosen, name, is_copy):
@@ -107,6 +112,7 @@ BLACK = "PRECISION.CUSTOM_BLACK_LIST=[blocks.*.mlp]"
 WAYS = {
     "float16": ("AMP=true", "PRECISION.DTYPE=float16"),
     "naive": ("AMP=true", "PRECISION.MODE=naive"),
+    "residual": ("AMP=true", "PRECISION.RESIDUAL=half"),
     "residual, lists": ("AMP=true", "PRECISION.RESIDUAL=half", BLACK),
     "accumulated": ("TRAIN.ACCUM_ITER=2", "TRAIN.MODEL_EMA=true"),
 }
@@ -121,7 +127,9 @@ def trained(tmp_path, *options) -> tuple[str, int]:
     return state_hash(trainer.state_dict() | {"last": trainer.counters.last}), len(calls)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=needing_extra("operator_lists")) if "lists" in way else way for way in WAYS]
+)
 def test_the_same_bits_with_dropout_and_drop_path(tmp_path, way):
     expected, calls = trained(tmp_path, *DROPPING, *WAYS[way])
     found, more_calls = trained(tmp_path, *DROPPING, *WAYS[way], "TRAIN.GRAD_CHECKPOINTING=true")

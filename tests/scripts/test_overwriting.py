@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.support.extras import needing_extra
 from tests.support.runs import Ended, run, run_folder, typed
 
 EXPORT = ["scripts/export.py", "{run}", "-output", "{target}", "-to"]
@@ -17,7 +18,6 @@ WRITERS = {
     "csv": [*PREDICT, "-csv", "{target}"],
     "json": [*PREDICT, "-json", "{target}"],
     "sheet": [*PREDICT, "-sheet", "{target}"],
-    "attention": [*PREDICT, "-attention", "{target.parent}"],
     "doctor": ["scripts/doctor.py", "{target.parent}", "-amp_dtype", "float16"],
     "checkpoint": EXPORT[:-1],
     **{to: [*EXPORT, to] for to in ("safetensors", "onnx", "torch")},
@@ -27,7 +27,6 @@ OWN = {
     "csv": ["x.csv"],
     "json": ["x.json"],
     "sheet": ["x.png", "x.jpg"],
-    "attention": ["digit.png"],
     "safetensors": ["x.safetensors", "x"],
     "onnx": ["x.onnx"],
     "torch": ["x.pt2"],
@@ -38,7 +37,6 @@ OTHERS = {
     "csv": ["last.pth", "metrics.csv", "predictions.csv", "config.yaml", "theirs.safetensors"],
     "json": ["last.pth", "status.json", "results.json", "metrics.jsonl"],
     "sheet": ["loss.png", "photo.png", "photo.jpg"],
-    "attention": ["loss.png", "photo.png"],
     "doctor": ["doctor.yaml"],
     "safetensors": ["last.pth", "photo.png", "theirs.safetensors"],
     "onnx": ["text.onnx"],
@@ -70,8 +68,8 @@ def folder(trained, tmp_path) -> Path:
 
 
 def write(kind: str, run: Path, target: Path, photos: Path) -> Ended:
-    """Call the script that writes this kind of file. A map has the name of its photo."""
-    photo = photos / (f"{target.stem}.bmp" if kind == "attention" else "digit.bmp")
+    """Call the script that writes this kind of file."""
+    photo = photos / "digit.bmp"
     Image.new("L", (8, 8), 200).save(photo)
     script, *words = (word.format(run=run, target=target, photo=photo) for word in WRITERS[kind])
     return typed(script, *words)
@@ -85,7 +83,10 @@ def pairs(table: dict[str, list[str]]) -> list[tuple[str, str]]:
     return [(kind, name) for kind, names in table.items() for name in names]
 
 
-@pytest.mark.parametrize(("kind", "name"), pairs(OTHERS))
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [pytest.param(*pair, marks=needing_extra("doctor")) if pair[0] == "doctor" else pair for pair in pairs(OTHERS)],
+)
 def test_a_script_refuses_to_overwrite_other_files(trained, folder, tmp_path_factory, kind, name):
     before = contents(folder)
     target = folder / name
@@ -105,3 +106,22 @@ def test_a_script_overwrites_its_own_files_and_empty_ones(trained, tmp_path, tmp
         os.utime(tmp_path / name, ns=(0, 0))
     write(kind, trained, tmp_path / name, photos).done()
     assert (tmp_path / name).stat().st_mtime_ns
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["scripts/compare.py", "{run}", ""],
+        ["scripts/report.py", ""],
+        ["scripts/report.py", "{run}", "-output", " "],
+        ["scripts/doctor.py", ""],
+        ["scripts/export.py", "", "-output", "x.safetensors"],
+        ["scripts/predict.py", "", "photo.png"],
+    ],
+)
+def test_an_empty_name_is_not_the_current_folder(trained, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(shutil.copytree(trained, tmp_path / "here"))
+    Image.new("RGB", (30, 20), "green").save("photo.png")
+    before = contents(Path.cwd())
+    typed(*(word.format(run=trained) for word in words)).refused("empty", "shell variable")
+    assert contents(Path.cwd()) == before

@@ -188,6 +188,23 @@ def test_a_sweep_goes_on_from_another_folder_and_after_it_was_moved(tmp_path, sm
     assert pretended.started == names and len(rows(tmp_path / "moved")) == 3
 
 
+def test_a_sweep_whose_folder_was_moved_starts_no_trial_in_the_next_sweeps_folder(
+    tmp_path, start, pretended, monkeypatch
+):
+    class Moving(Pretended):
+        def poll(self):
+            if not (tmp_path / "moved").exists():
+                (tmp_path / "sweep").rename(tmp_path / "moved")
+                (tmp_path / "sweep").mkdir()
+                (tmp_path / "sweep/trials.csv").write_text("of another sweep")
+            return super().poll()
+
+    monkeypatch.setattr(runner, "start", Moving)
+    assert_names(start(*GRID, exit_with=1), "-output", tmp_path / "sweep", tmp_path / "moved")
+    assert pretended.started == ["trial-000"]
+    assert (tmp_path / "sweep/trials.csv").read_text() == "of another sweep"
+
+
 def test_two_sweeps_do_not_work_in_one_folder(tmp_path, start, pretended):
     (tmp_path / "sweep").mkdir()
     with locked(tmp_path / "sweep" / ".sweep.lock"):

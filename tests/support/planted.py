@@ -28,6 +28,7 @@ import engine.run
 import engine.saves
 import engine.session
 import engine.settings
+import engine.trained
 from datasets.loading.readers import Reader, TrainReader
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.sharded_saver import ShardedSaver
@@ -35,9 +36,7 @@ from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import PerImage
 from engine.loop import Loop, Outcome
-from engine.record.image_results import BestResults, ResultFiles
 from engine.record.metrics import Recorder
-from engine.record.plot import Plotter
 from engine.session import Status
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast
@@ -53,6 +52,7 @@ from tests.support.planted_in_saves import (  # noqa: F401
     list_operations,
 )
 from tests.support.run_hash import state_hash
+from utils.extras import has_extra
 from utils.program import StopSignal
 
 
@@ -121,7 +121,7 @@ def score(*figures: list[float]) -> None:
         found = [next(remaining) for _ in models]
         return [Evaluation(Scores(loss, top1, 100.0, 359, 0), PerImage()) for top1, loss in found]
 
-    engine.eval_run.evaluate = evaluate
+    engine.eval_run.evaluate = engine.trained.evaluate = evaluate
 
 
 def ignore(*numbers: int) -> None:
@@ -137,7 +137,7 @@ MOMENTS = {
     "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
-    "evaluation": (engine.eval_run, "evaluate", 1),
+    "evaluation": (engine.trained, "evaluate", 1),
 }
 
 
@@ -159,6 +159,7 @@ def tell(rank: int, moment: str, *numbers: int) -> None:
 
 # What is called where the run's folder is moved away, and at which call of it.
 MOVES = {
+    "the start": (engine.run, "quick_checks", 1),
     "a save": (engine.saves.Saves, "save", 1),
     "a rename": (os, "replace", 10),
     "a sharded save": (ShardedSaver, "_put", 1),
@@ -166,14 +167,14 @@ MOVES = {
     "a bad batch": (engine.saves, "write_bad_batches", 1),
     "a trace": (Trainer, "update", 7),
     "the figures": (Recorder, "close", 1),
-    "the pictures": (BestResults, "close", 1),
+    "the pictures": ("extras.report.image_results.BestResults", "close", 1),
     "the trackers": ("extras.trackers.Trackers", "end", 1),
-    "the report": (engine.run, "write_at_end", 1),
+    "the report": ("extras.report.report", "write_at_end", 1),
 }
 OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-1.pth", "status.json", "report.html")
 
 
-def move_folder(output: str, before: str, rank: int = 0) -> None:
+def move_folder(output: str, before: str, rank: int = 0, is_replaced: bool = True) -> None:
     """Before this is called, the run's folder is renamed to `moved`, and another run begins in a folder of the same name."""
     owner, name, nth = MOVES[before]
     owner = pydoc.locate(owner) if isinstance(owner, str) else owner  # of an extra, which may be missing
@@ -184,7 +185,7 @@ def move_folder(output: str, before: str, rank: int = 0) -> None:
         if calls[0] == nth:
             (folder,) = Path(output).iterdir()
             folder.rename(folder.with_name("moved"))
-            for each in OF_ANOTHER_RUN:
+            for each in OF_ANOTHER_RUN if is_replaced else ():
                 (folder / each).parent.mkdir(parents=True, exist_ok=True)
                 (folder / each).write_text("of another run")
         return do(*arguments, **options)
@@ -418,11 +419,17 @@ def enter_network(name: str) -> None:
 
 def draw_nothing() -> None:
     """Pictures, and the tables of images, take longer than these runs."""
+    if not has_extra("report"):
+        return
+    from extras.report.image_results import BestResults, ResultFiles
+
     draw_no_curves()
     ResultFiles.write = BestResults.complete = lambda *arguments, **options: None
 
 
 def draw_no_curves() -> None:
+    from extras.report.plot import Plotter
+
     Plotter.draw = lambda *arguments, **options: None
 
 
@@ -441,6 +448,8 @@ def mislabel(*numbers: int) -> None:
 
 def kill_before_results() -> None:
     """kill -9 as the run is about to write what its images got: best.pth and last.pth are on the disk."""
+    from extras.report.image_results import ResultFiles
+
     ResultFiles.write = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -14,8 +14,9 @@ import json, os, sys
 import torch
 from utils.distributed import Process
 from utils.errors import AlreadyReportedError, ConfigError
+from utils.launch import find_launched_rank
 
-process = Process.start("cpu", os.environ)
+process = Process.start("cpu", find_launched_rank(os.environ))
 rank, last = process.rank, process.rank == process.world_size - 1
 floats, count = torch.full((2,), 1.0 + rank), torch.tensor(7 * rank)
 process.spread([floats, count])
@@ -28,6 +29,9 @@ for kind in (torch.float32, torch.bfloat16, torch.int64):
 def fail():
     raise ConfigError(f"of process {rank}")
 
+def lose_a_file():
+    raise FileNotFoundError
+
 def note():
     with open(sys.argv[1], "a") as file:
         print(rank, file=file)
@@ -37,6 +41,10 @@ try:
     process.first(fail)
 except (ConfigError, AlreadyReportedError) as error:
     failure = [type(error).__name__, str(error), error.code]
+try:
+    process.first(lose_a_file)
+except (FileNotFoundError, AlreadyReportedError) as error:
+    failure.append(getattr(error, "code", 1))
 found = {
     "sum": process.sum(torch.tensor([1.0 + rank, 10.0])).tolist(),
     "max": process.max(torch.tensor([1.0 * rank, -1.0 * rank])).tolist(),
@@ -79,8 +87,8 @@ def test_collectives_give_the_values_of_all_processes(tmp_path, world_size):
     assert {name: last[name] for name in expected} == expected
     assert [*first["gather"].values()] == [whole] * 3 and [*last["gather"].values()] == [None] * 3
     assert (first["failure"], last["failure"]) == (
-        ["ConfigError", "of process 0", 2],
-        ["AlreadyReportedError", "of process 0", 2],
+        ["ConfigError", "of process 0", 2, 1],
+        ["AlreadyReportedError", "of process 0", 2, 1],
     )
     assert (first["after_first"], last["after_first"]) == ("made by 0", f"made by {top}")
     noted = (tmp_path / "notes").read_text().splitlines()

@@ -24,8 +24,9 @@ host, first = [("one", 0), ("one", 4), ("two", 0)][rank]
 os.sched_getaffinity = lambda _: set(range(first, first + 8))
 socket.gethostname = lambda: host
 from utils import distributed
+from utils.launch import find_launched_rank
 distributed.cpu_quota = lambda: 10 if host == "one" else 20
-process = distributed.Process.start("cpu", os.environ)
+process = distributed.Process.start("cpu", find_launched_rank(os.environ))
 shares = process.join([(process.num_cores, process.local_size)])
 print(shares if process.is_first else "")
 process.close()

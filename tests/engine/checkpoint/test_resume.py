@@ -17,6 +17,7 @@ from configs.schema import Config, Start
 from engine.checkpoint.format import find_newest, newest_in, numbered, read_checkpoint, remove_old, save_checkpoint
 from engine.checkpoint.resume import bad_images_of, comparable, drop_tensors, find_checkpoint, refuse_changes
 from tests.support.configs import replaced, small_config
+from tests.support.extras import needing_extra
 from tests.support.image_sets import draw
 from tests.support.loading import order
 from tests.support.printed import cases_of, same_message
@@ -164,7 +165,9 @@ USES = {  # {what is typed of a run, and the checkpoint whose weights it means}
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+    "use", [pytest.param(use, marks=needing_extra("doctor")) if use == "doctor" else use for use in USES]
+)
 def test_every_command_takes_a_runs_folder_its_best_weights_and_the_word_latest(again, use, monkeypatch):
     program, words, weights = USES[use]
     monkeypatch.chdir(again.parent)

@@ -10,6 +10,7 @@ import torch
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import find_before, save_checkpoint, write_bad_batches
 from tests.support.configs import CPU, small_config
+from tests.support.extras import needing_extra
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, run, run_folder, status_of
@@ -78,6 +79,7 @@ def test_a_second_streak_ends_the_run_and_so_does_each_resume(start):
     assert_names(status_of(folder)["reason"], "step 31")
 
 
+@needing_extra("doctor")
 def test_it_stops_at_once_where_nothing_good_was_saved(start):
     full = ["open .overflow-batch.pth.tmp", 1, False]
     code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(8), find_no_room=full)

@@ -12,7 +12,7 @@ import pytest
 from engine.checkpoint.format import read_checkpoint
 from tests.support.refusals import assert_names
 from tests.support.runs import Ended, epochs_of, run, run_folder, status_of
-from utils.runs import newest_first
+from utils.runs import newest_first, other_copies
 
 
 def start(output: Path, *words: str, **faults: list) -> Ended:
@@ -101,6 +101,36 @@ ORDERS = {
 def test_the_newest_run_comes_first(tmp_path, case, turn):
     folders = [make_copy(tmp_path / name, **status) for name, status in ORDERS[case].items()]
     assert [copy.folder for copy in newest_first(folders[::turn])] == folders
+
+
+@pytest.mark.parametrize("status", [None, "", '{"version": 1, "sta'], ids=["missing", "empty", "damaged"])
+def test_an_original_without_a_status_comes_before_its_copy(tmp_path, status):
+    name = "train-20260101-00-00-00"
+    original, copy = tmp_path / name, make_copy(tmp_path / f"{name}-backup", run=record(name, EARLY), step=9)
+    make_copy(original)
+    older = make_copy(tmp_path / "train-20260101-12-00-00", run=record("other", "2026-01-01T12:00:00+00:00"))
+    (original / "status.json").unlink() if status is None else (original / "status.json").write_text(status)
+    assert [each.folder for each in newest_first([copy, older, original])] == [original, copy, older]
+    for folder in (original, copy):
+        (folder / "last.pth").touch()
+    assert [each.folder for each in other_copies(original)] == [copy]
+
+
+def test_of_copies_without_a_status_the_one_with_the_plain_name_comes_first(tmp_path):
+    original = make_copy(tmp_path / "train-20260101-00-00-00")
+    copies = [make_copy(tmp_path / f"{original.name}{end}") for end in ("-backup", "-copy")]
+    assert newest_first([*copies, original])[0].folder == original
+
+
+def test_resume_auto_takes_the_original_without_its_status(output):
+    start(output, "-epochs", "1").done()
+    original = run_folder(output)
+    copy = shutil.copytree(original, output / f"{original.name}-backup")
+    (original / "status.json").unlink()
+    before = contents(copy)
+    ended = start(output, "-resume", "auto", "-epochs", "2").done()
+    assert len(epochs_of(original)) == 2 and contents(copy) == before
+    assert_names(ended.stdout, copy, "another copy")
 
 
 def test_a_folder_without_a_date_counts_by_its_settings_file(tmp_path):

@@ -15,6 +15,7 @@ from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
 from tests.support.runs import ROOT, launch
 from utils.errors import ConfigError
+from utils.extras import has_extra
 
 # With what remembers something, and a micro-batch that some updates have less of.
 COMMON = "TRAIN.MODEL_EMA=true,TRAIN.MODEL_EMA_DECAY=0.5,TRAIN.WARMUP_EPOCHS=0,TRAIN.ACCUM_ITER=2,MODEL.EMBED_DIM=18"
@@ -33,7 +34,7 @@ ONCE = AGAIN.replace("true", "false")
 LISTS = f"{BF16},PRECISION.CUSTOM_BLACK_LIST=blocks.0.mlp"
 
 IN_FLOAT32 = {"fp32": "", "dropout": ONCE}
-IN_HALF = {"bf16": BF16, "fp16": FP16, "frozen": FROZEN, "lists": LISTS}
+IN_HALF = {"bf16": BF16, "fp16": FP16, "frozen": FROZEN} | ({"lists": LISTS} if has_extra("operator_lists") else {})
 PAIRS = IN_FLOAT32 | IN_HALF
 DDP_COMPILED = {"accumulating": "", "static": "TRAIN.ACCUM_ITER=1"}  # without and with a static graph
 

@@ -11,9 +11,7 @@ import torch
 from safetensors.torch import save_file
 from timm.data import ImageNetInfo
 
-from engine.predict.classifier import Classifier, load_classifier
-from engine.predict.maps import Maps
-from tests.support.configs import CPU, replaced, small_config
+from engine.predict.classifier import load_classifier
 from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.weight_files import google_arrays, vit
@@ -98,12 +96,3 @@ def test_names_that_need_a_network_that_is_not_there_end_with_what_to_do(monkeyp
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     with refused(ConfigError, "resnet10t", "no route to host"):
         load_classifier("resnet10t.c3_in1k")
-
-
-def test_models_without_places_have_no_maps(tmp_path):
-    config = replaced(
-        small_config(tmp_path), MODEL={"NAME": "crossvit_tiny_240"}, DATA={"IMAGE_CHANNELS": 3, "IMAGE_SIZE": 240}
-    )
-    found = Classifier(config, timm.create_model("crossvit_tiny_240"), ["a"], "x.pth", "", None)
-    with refused(ConfigError, "-attention", "crossvit_tiny_240", 240):
-        Maps.of(found, CPU, tmp_path, [])

@@ -1,4 +1,4 @@
-"""The lines of epochs on a terminal, and advice; tables and curves, which go on from what an earlier start of a run wrote."""
+"""The lines of epochs on a terminal, and advice; tables, which go on from what an earlier start of a run wrote."""
 
 import errno
 import os
@@ -14,7 +14,6 @@ from engine.evaluation.scores import Best, Scores
 from engine.record import console, metrics
 from engine.record.console import LINES_BELOW_A_HEAD, DataWaitAdvice, EpochTable
 from engine.record.metrics import Epoch, EpochRows, Recorder, StepRows, epoch_row, peak_memory
-from engine.record.plot import Plotter, figure_of, plots_of
 from engine.train.counters import EpochResult, Report
 from scripts.maintenance import make_settings_page
 from tests.support.configs import CPU, small_config
@@ -98,8 +97,8 @@ def full_disk(monkeypatch):
 
 def test_an_epoch_that_found_no_room_is_written_at_the_end(tmp_path, monkeypatch):
     log, trainer = Lines(), SimpleNamespace(epoch=0, step=0, process=Process(CPU))
-    trainer.config = config = small_config(tmp_path)
-    recorder = Recorder(config, tmp_path, log, SimpleNamespace(), trainer, Mock())
+    trainer.config = small_config(tmp_path)
+    recorder = Recorder(tmp_path, log, SimpleNamespace(), trainer)
     with monkeypatch.context() as full:
         full_disk(full)
         recorder.on_start_scored(trainer, SCORES, 1.0)
@@ -108,7 +107,7 @@ def test_an_epoch_that_found_no_room_is_written_at_the_end(tmp_path, monkeypatch
     assert [row["epoch"] for row in epochs_of(tmp_path)] == [-1] and len(log.warned) == 1
     (row,) = rows_of(tmp_path / "metrics.csv")
     assert (row["eval_top1"], row["lr"], row["grad_norm"]) == ("90.0", "", ""), "what was not measured is empty"
-    again = Recorder(config, tmp_path, log, SimpleNamespace(), trainer, Mock())
+    again = Recorder(tmp_path, log, SimpleNamespace(), trainer)
     again.on_start_scored(trainer, SCORES, 1.0)
     again.close()
     assert len(epochs_of(tmp_path)) == 1, "a run that starts anew has one row before its first epoch"
@@ -129,31 +128,6 @@ def test_a_resumed_run_keeps_the_epochs_before_its_first(tmp_path):
     assert (tmp_path / "metrics.csv").read_text() == "epoch,train_loss,eval_top1\n0,1.0,\n1,1.0,5.0\n"
 
 
-def test_a_curve_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch):
-    rows = [{"epoch": 0, "train_loss": 2.0, "eval_top1": 10.0}]
-    Plotter(tmp_path, "too early", "top1").draw(rows, [], now=False)
-    assert not list(tmp_path.iterdir())
-    Plotter(tmp_path, "late enough", "top1", seconds_between=0.0).draw(rows, [], now=False)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert sorted(path.name for path in before) == ["accuracy.png", "loss.png"]
-    full_disk(monkeypatch)
-    with pytest.raises(OSError, match="No space"):
-        Plotter(tmp_path, "after", "top1").draw([{"epoch": 0, "train_loss": 1.0}], [], now=True)
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_curves_are_drawn_a_minute_apart_and_at_the_end(tmp_path, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr("engine.record.plot.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    plotter, rows, drawn_at = Plotter(tmp_path, "title", "top1"), epochs(10, 30), []
-    for second, now in ((59, False), (61, False), (120, False), (122, False), (123, True)):
-        clock[0] = second
-        plotter.draw(rows, [], now)
-        drawn_at += [second for _ in tmp_path.glob("loss.png")]
-        (tmp_path / "loss.png").unlink(missing_ok=True)
-    assert drawn_at == [61, 122, 123]
-
-
 def test_the_table_of_columns_in_the_documentation_is_up_to_date():
     assert make_settings_page.columns_page() == make_settings_page.COLUMNS_PAGE.read_text(encoding="utf-8"), (
         "run python scripts/maintenance/make_settings_page.py"
@@ -162,74 +136,6 @@ def test_the_table_of_columns_in_the_documentation_is_up_to_date():
 
 def test_the_memory_of_a_process_is_in_bytes():
     assert 50 * 2**20 < peak_memory(CPU) < 2**40
-
-
-def drawn(rows: list[dict], metric: str = "top1", steps: list[dict] = ()) -> dict:
-    """{file: the axes that are drawn into it}"""
-    return {plot.file: figure_of(plot, "title").axes[0] for plot in plots_of(rows, steps, metric)}
-
-
-def epochs(*top1: float, top5: float = 99.0, **more: list[float]) -> list[dict]:
-    return [
-        {"epoch": number, "train_loss": 1.0, "eval_loss": 2.0 - number, "eval_top1": value, "eval_top5": top5}
-        | {name: values[number] for name, values in more.items()}
-        for number, value in enumerate(top1)
-    ]
-
-
-def marked(axes) -> tuple[float, float]:
-    """Where the best epoch is marked."""
-    (line,) = (line for line in axes.lines if line.get_label().startswith("best epoch"))
-    return line.get_xdata()[0], line.get_ydata()[0]
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 60])
-def test_epochs_are_whole_numbers_on_the_axis_and_one_alone_is_seen(number):
-    for axes in drawn(epochs(*range(number))).values():
-        ticks, (low, high) = axes.get_xticks(), axes.get_xlim()
-        assert all(tick == int(tick) for tick in ticks) and any(low <= tick <= high for tick in ticks)
-        assert all(line.get_marker() == "." for line in axes.lines[:2]) == (number < 40)
-        assert (high - low == 1) == (number == 1)
-
-
-@pytest.mark.parametrize(("number", "is_drawn"), [(1, False), (2, True)])
-def test_rates_and_norms_of_two_updates_make_a_curve(number, is_drawn):
-    found = drawn(epochs(10), steps=[{"step": step, "lr": 0.1, "grad_norm": 1.0} for step in range(number)])
-    assert ("lr.png" in found) is is_drawn and ("grad_norm.png" in found) is is_drawn
-
-
-@pytest.mark.parametrize(
-    ("rows", "metric", "in_accuracy", "in_loss"),
-    [
-        (epochs(10, 30, 30, 20), "top1", (3, 30), (3, 0)),  # of two that are equal the one of the smaller loss
-        (epochs(10, 30, eval_top1_ema=[40, 20], eval_loss_ema=[1, 1]), "top1", (1, 40), (1, 1)),
-        (epochs(10, 30, eval_macro_f1=[50, 40]), "macro_f1", (1, 50), (1, 2)),
-        (epochs(30, 10), "loss", (2, 10), (2, 1)),
-    ],
-)
-def test_the_best_epoch_is_marked_in_the_curve_of_what_decides_raw_or_ema(rows, metric, in_accuracy, in_loss):
-    found = drawn(rows, metric)
-    assert marked(found["accuracy.png"]) == in_accuracy and marked(found["loss.png"]) == in_loss
-
-
-@pytest.mark.parametrize(("top5", "is_drawn"), [(100.0, False), (99.9, True)])
-def test_a_top_5_that_every_image_reaches_is_not_drawn(top5, is_drawn):
-    lines = drawn(epochs(10, 30, top5=top5))["accuracy.png"].lines
-    assert any("top-5" in line.get_label() for line in lines) is is_drawn
-
-
-@pytest.mark.parametrize(("scales", "is_drawn"), [((4.0, 4.0, 4.0), False), ((2.0, 1.0, 1.0), True)])
-def test_a_loss_scale_that_moves_is_drawn_with_the_skipped_updates(scales, is_drawn):
-    steps = [{"step": step, "loss_scale": scale, "skipped": step > 0} for step, scale in enumerate(scales)]
-    found = drawn(epochs(10), steps=steps)
-    assert ("loss_scale.png" in found) is is_drawn
-    assert {axes.get_yscale() for file, axes in found.items() if file != "loss_scale.png"} == {"linear"}
-    if is_drawn:
-        axes = found["loss_scale.png"]
-        scale, skipped = axes.lines
-        assert (axes.get_yscale(), axes.yaxis.get_transform().base) == ("log", 2), "scales are powers of two"
-        assert (scale.get_drawstyle(), list(scale.get_ydata())) == ("steps-post", list(scales))
-        assert (skipped.get_label(), list(skipped.get_xdata())) == ("updates skipped", [1])
 
 
 def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, in_memory=False, device=CPU):

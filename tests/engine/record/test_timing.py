@@ -1,8 +1,6 @@
-"""Where the time goes: phases by a clock that the test moves, and the trace for a profiler's viewer."""
+"""Where the time goes: phases by a clock that the test moves."""
 
 import contextlib
-import gzip
-import json
 import threading
 from types import SimpleNamespace
 from unittest import mock
@@ -16,14 +14,12 @@ from configs.load import load
 from configs.schema import Config
 from engine.parallel import Replicated
 from engine.record.console import Console
-from engine.record.timing import MAX_MARKS, HostClock, Profiler, Timing, shares
+from engine.record.timing import MAX_MARKS, HostClock, Timing, shares
 from engine.train.callback import PHASES, Callback
 from engine.train.counters import Counters, Report
 from tests.support.configs import CPU, small_config
 from tests.support.forks import DEADLINE
-from tests.support.refusals import assert_names
-from tests.support.run_hash import run_hash
-from tests.support.runs import ending, epochs_of, rows_of, run, run_folder
+from tests.support.runs import epochs_of, rows_of, run_folder
 from tests.support.trainers import Reports, make_trainer, train, update
 from utils.distributed import Process
 from utils.log import Log
@@ -267,71 +263,3 @@ def test_a_run_that_waits_says_so_in_its_log_its_tables_and_on_tensorboard(tmp_p
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
     assert all(len(board.Scalars(f"time/{name}")) == len(waits) for name in PHASES)
-
-
-@pytest.fixture
-def start(tmp_path, small_yaml):
-    """A run on the digits; returns its folder and what it printed."""
-
-    def start(name: str, *options: str) -> tuple:
-        flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / name)]
-        ended = run("main_single_gpu.py", *flags, "-opts", *options).done()
-        return run_folder(tmp_path / name), ended.stdout
-
-    return start
-
-
-def trace(folder) -> list[dict]:
-    with gzip.open(folder / "trace.json.gz") as file:
-        return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-
-
-def test_profile_writes_a_trace_with_the_phases_and_changes_nothing_of_the_run(start):
-    folder, said = start("o", "PROFILE=3", "TRAIN.ACCUM_ITER=2", "TRAIN.NUM_EPOCHS=1")
-    assert_names(said, folder / "trace.json.gz")
-    assert said.index("profile:") < said.index("Step[0020/") and ending(said).startswith("done;")
-    events = trace(folder)
-    names = [event["name"] for event in events]
-    # After its two micro-batches each update asks for one more.
-    expected = {"data": 9, "copy": 6, "forward": 6, "backward": 6, "optimizer": 3, "other": 0, "communication": 0}
-    assert {name: names.count(name) for name in expected} == expected
-    forward = events[names.index("forward")]
-    plain, _ = start("plain", "TRAIN.ACCUM_ITER=2", "TRAIN.NUM_EPOCHS=1")
-    assert run_hash(folder) == run_hash(plain)
-    inside = {e["name"] for e in events if forward["ts"] < e["ts"] < forward["ts"] + forward["dur"]}
-    assert "aten::linear" in inside and "aten::_foreach_add_" not in inside
-
-
-@pytest.mark.parametrize(("batch_size", "num_traced"), [(359, None), (160, 8 - 6)])
-def test_a_run_that_ends_before_its_trace_says_so_and_one_within_it_keeps_what_there_is(
-    tmp_path, batch_size, num_traced
-):
-    said, timing, path = [], Timing.on(CPU), tmp_path / "trace.json.gz"
-    profiler = Profiler(100, path, timing, said.append)
-    if num_traced:
-        path.write_text("of an earlier start")
-        (tmp_path / "snapshot").hardlink_to(path)
-    update(
-        make_trainer(small_config(tmp_path, f"DATA.BATCH_SIZE={batch_size}"), callbacks=[timing, profiler]),
-        1438 // batch_size,
-    )
-    profiler.close()
-    assert_names(*said, *([path] if num_traced else ["PROFILE", "update 7"]))
-    assert path.exists() is bool(num_traced)
-    if num_traced:
-        assert [event["name"] for event in trace(tmp_path)].count("optimizer") == num_traced
-        assert (tmp_path / "snapshot").read_text() == "of an earlier start"
-
-
-def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path):
-    said, timing, path = [], Timing.on(CPU), tmp_path / "gone/trace.json.gz"
-    profiler = Profiler(1, path, timing, said.append)
-    update(make_trainer(small_config(tmp_path), callbacks=[timing, profiler]), 9)
-    profiler.close()
-    assert_names(*said, "warning", path)
-
-
-def test_without_profile_no_range_is_opened(tmp_path):
-    trainer = make_trainer(small_config(tmp_path), callbacks=[Timing.on(CPU)])
-    with mock.patch("torch.profiler.record_function", side_effect=AssertionError("a range was opened")):
-        update(trainer)

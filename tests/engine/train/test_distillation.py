@@ -19,6 +19,7 @@ from models import build_model
 from models.teacher import Teacher, use_both_heads
 from models.transforms.kernels import PatchConv2d
 from tests.support.configs import CPU, replaced, small_config
+from tests.support.extras import needing_extra
 from tests.support.pretend_device import DEVICE, on_pretend_device
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import epochs_of, run_folder, typed
@@ -209,6 +210,7 @@ def test_a_model_with_two_heads_returns_both_only_for_a_teacher():
         assert [tuple(each.shape) for each in (logits if when else [logits])] == [(3, 5)] * count
 
 
+@needing_extra("operator_lists")
 @on_pretend_device
 def test_on_a_device_the_teacher_has_the_kernels_of_the_student_and_batchnorm_in_float32(tmp_path):
     options = (

@@ -10,7 +10,6 @@ from configs.load import load
 from datasets import BadImages, build_eval_data, load_image_sets
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import read_checkpoint
-from engine.diagnose.overflow import AutoDoctor, LastUpdate
 from engine.evaluation.evaluate import evaluate
 from engine.loop import Loop, Outcome
 from engine.precision.loss_scale import FusedLossScaler
@@ -18,10 +17,11 @@ from engine.record.timing import Timing
 from engine.train.stop_conditions import SkipLimit
 from models.transforms.kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
+from tests.support.extras import needing_extra
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.run_hash import state_hash
 from tests.support.several_labels import write_digits
-from tests.support.trainers import Lines, big_logits, make_trainer, update
+from tests.support.trainers import big_logits, make_trainer, update
 from utils.distributed import Process
 
 # Every wait of the host for the device in each event of a run, and for what.
@@ -89,13 +89,14 @@ def test_the_device_counts_what_the_host_waits_for_and_refuses_to_mix():
         ones + here
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(mode, marks=needing_extra("operator_lists")) if mode == "op lists" else mode for mode in MODES],
+)
 @on_pretend_device
 def test_an_update_waits_for_nothing_and_computes_what_the_host_does(tmp_path, mode):
     config = small_config(tmp_path, *MODES[mode].split(), "TRAIN.WARMUP_EPOCHS=0")
-    last_update = LastUpdate()
-    doctor = AutoDoctor(config, tmp_path, Lines(), last_update)
-    trainer = trainer_there(config, [Timing.on(CPU), last_update, SkipLimit(50, str), doctor])
+    trainer = trainer_there(config, [Timing.on(CPU), SkipLimit(50)])
     with waits() as seen:
         update(trainer, 2)
     assert seen == WAITS["update"]
@@ -138,7 +139,7 @@ def test_other_kernels_make_the_same_weights_and_average_there_also_after_a_skip
 @on_pretend_device
 def test_evaluations_and_saves_wait_as_often_as_they_must(tmp_path, mode):
     config = small_config(tmp_path, HALF, f"PRECISION.MODE={mode}", "TRAIN.MODEL_EMA=true")
-    trainer, process = trainer_there(config, [LastUpdate()]), Process(torch.device(DEVICE))
+    trainer, process = trainer_there(config, []), Process(torch.device(DEVICE))
     with waits() as seen:
         update(trainer, 3)
     assert seen == WAITS["update"]
@@ -195,22 +196,6 @@ def test_logits_beyond_float16_do_no_harm_in_the_last_block_either(tmp_path, mod
         trainer = trainer_there(small_config(tmp_path, *options))
         big_logits(trainer.computing.model, block)
         assert update(trainer).report().skipped == 0
-
-
-@on_pretend_device
-def test_the_doctor_finds_there_what_it_finds_on_the_host(tmp_path):
-    config = small_config(tmp_path, HALF, "PRECISION.DTYPE=float16", "PRECISION.MAX_CONSECUTIVE_SKIPS=1")
-    said = {}
-    for device in ("cpu", DEVICE):
-        last_update, lines = LastUpdate(), Lines()
-        doctor = AutoDoctor(config, tmp_path, lines, last_update)
-        trainer = make_trainer(config, callbacks=[last_update, doctor], device=torch.device(device))
-        with torch.no_grad():
-            trainer.model.blocks[1].mlp.fc1.weight.mul_(2e6)
-        trainer.notify("on_report", update(trainer).report())
-        assert lines.warned == []
-        said[device] = doctor.get_advice()
-    assert said["cpu"] == said[DEVICE] and "blocks.1.mlp" in said[DEVICE]
 
 
 @on_pretend_device

@@ -18,6 +18,7 @@ from engine.plan import plan_of
 from models import build_model
 from tests.support.planted import run_out
 from utils.distributed import Process
+from utils.launch import find_launched_rank
 from utils.log import Log
 from utils.program import exit_now
 
@@ -48,7 +49,7 @@ def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]
 
 if __name__ == "__main__":
     settings, out, *cases = sys.argv[1:]
-    process = Process.start("cpu", os.environ)
+    process = Process.start("cpu", find_launched_rank(os.environ))
     weights = {case: train(settings, case, process) for case in cases}
     if process.is_first:
         torch.save(weights, out)

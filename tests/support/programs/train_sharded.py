@@ -30,6 +30,7 @@ from models import build_model
 from models.transforms.kernels import GpuKernels
 from tests.support.cpu_memory import passing_bytes
 from utils.distributed import Process
+from utils.launch import find_launched_rank
 from utils.log import Log
 from utils.program import exit_now
 
@@ -152,7 +153,7 @@ def save(folder: Path, trainer: Trainer, process: Process) -> None:
 
 if __name__ == "__main__":
     settings, out, *cases = sys.argv[1:]
-    process = Process.start("cpu", os.environ)
+    process = Process.start("cpu", find_launched_rank(os.environ))
     found = {}
     for name, _, options in (case.partition(":") for case in cases):
         torch.set_autocast_cache_enabled(True)  # what a case before may have changed

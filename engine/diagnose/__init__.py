@@ -1,1 +1,0 @@
-"""Finds where and why half precision breaks."""

@@ -1,0 +1,29 @@
+"""Evaluations of what a run trains: between its epochs, and of its best.pth at the end."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from datasets import BadImages, EvalData
+from engine.checkpoint.format import read_checkpoint
+from engine.evaluation.evaluate import Evaluation, evaluate
+from engine.evaluation.tally import ImageResults, LabelResults
+from engine.train.trainer import Trainer
+
+
+def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> dict[str, Evaluation]:
+    """The raw weights, and the EMA weights if there are any, which before the first update are the same."""
+    models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
+    normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
+    found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
+    found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
+    return dict(zip(models, found, strict=True))
+
+
+def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:
+    """Evaluate a best.pth again, as it was in its epoch. The training must be over: the trainer's model gets its weights."""
+    suffix = trainer.best.suffix
+    key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
+    state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
+    trainer.parallel.load(model, state[key])
+    (found,) = evaluate([model], data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images)
+    return found.images.gather(trainer.process)

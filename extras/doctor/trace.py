@@ -1,0 +1,190 @@
+"""Records every operation of a model, with the module in which it happens."""
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from models.transforms import ModelTransforms
+from utils.torch_internals import tree_leaves, tree_map
+
+# They compute no new numbers; their outputs were examined before.
+MOVES = frozenset(
+    "__get__ __set__ __getitem__ __len__ size dim stride numel is_floating_point is_contiguous view view_as reshape "
+    "flatten permute transpose movedim unbind chunk split expand expand_as squeeze unsqueeze contiguous detach clone "
+    "roll new_empty new_zeros new_ones empty_like zeros_like ones_like requires_grad_ register_hook".split()
+)
+MATMULS = frozenset("matmul __matmul__ bmm baddbmm einsum".split())
+FUSED = "scaled_dot_product_attention"
+
+
+class Location(NamedTuple):
+    """The place of an operation: a leaf module, or (`part`) an operation of a module with submodules."""
+
+    path: str
+    part: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path or '(model)'} {self.part}".strip()
+
+
+class ModuleStack:
+    """The stack of modules whose forward is running."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.stack: list[tuple[str, nn.Module]] = []
+
+    @contextlib.contextmanager
+    def following(self, note: Callable = lambda path, inputs, output: None) -> Iterator[None]:
+        """Track the modules by hooks; `note` gets the inputs and the output of each."""
+        self.stack = [("", self.model)]
+        paths = {module: path for path, module in self.model.named_modules() if path}
+
+        def leave(module, inputs, output) -> None:
+            self.stack.pop()
+            note(paths[module], inputs, output)
+
+        with contextlib.ExitStack() as stack:
+            for module in paths:
+                enter = module.register_forward_pre_hook(lambda module, _: self.stack.append((paths[module], module)))
+                stack.enter_context(enter)
+                stack.enter_context(module.register_forward_hook(leave, always_call=True))
+            yield
+
+
+class Trace(TorchFunctionMode):
+    """One forward and backward: the output of every operation, and the gradient of each of its inputs.
+
+    Each operation gets an alias of its inputs, so that a gradient is the one from its own backward, not the sum over
+    all users of a tensor.
+    """
+
+    def __init__(self, model: nn.Module, reference: "Trace | None" = None):
+        super().__init__()
+        self.modules = ModuleStack(model)
+        self.reference = reference  # a float32 pass over the same operations
+        self.first_forward: Location | None = None  # the first with a non-finite output
+        self.first_backward: Location | None = None  # the first with a non-finite gradient
+        self.activations: dict[Location, float] = defaultdict(float)  # largest absolute value
+        self.types: dict[Location, set[torch.dtype]] = defaultdict(set)  # types of its outputs
+        self.gradients: dict[tuple, tuple[Location, float]] = {}  # of each input: place and largest absolute value
+        self.in_half: set[tuple] = set()  # inputs whose gradients are in a half type
+        self.nonzero: dict[tuple, Tensor] = {}  # mask of non-zero gradients; only without a reference
+        self.lost: dict[Location, int] = defaultdict(int)  # elements that are zero here and not in the reference
+        self.kept: dict[Location, int] = defaultdict(int)  # elements that are not zero in the reference
+        # Per function and module, so that the casts of a black list do not shift the numbers of other calls.
+        self._num_calls: dict[tuple[str, str], int] = defaultdict(int)
+        self._softmaxed: set[tuple] = set()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Wrap one forward; its backward may follow later."""
+        self._softmaxed.clear()
+        with self.modules.following(), self:
+            yield
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", str(func))
+        in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+        if name in MOVES or in_place or "out" in kwargs:
+            return func(*args, **kwargs)
+        place = self._place(name)
+        if name == FUSED:
+            self._note_logits(args)
+        self._num_calls[place.path, name] += 1
+        call = (place.path, name, self._num_calls[place.path, name])
+        taken: list[tuple[tuple, Tensor]] = []
+
+        def alias(each):
+            if not (isinstance(each, Tensor) and each.requires_grad):
+                return each
+            key, own = (*call, len(taken)), each.view_as(each)
+            is_weight = isinstance(each, nn.Parameter)
+            own.register_hook(lambda gradient: self._see_gradient(place, key, is_weight, gradient))
+            taken.append((key, own))
+            return own
+
+        output = func(*tree_map(alias, args), **tree_map(alias, kwargs))
+        for each in tree_leaves(output):
+            if isinstance(each, Tensor) and each.is_floating_point() and each.numel():
+                self._see_output(place, each)
+                in_half = each.dtype.itemsize == 2
+                self.in_half |= {key for key, own in taken if in_half or own.dtype.itemsize == 2}
+        return output
+
+    def _place(self, name: str) -> Location:
+        path, module = self.modules.stack[-1]
+        if not any(True for _ in module.children()):
+            return Location(path)
+        if hasattr(module, "attn_drop"):  # every attention of timm
+            if name in MATMULS:
+                return Location(path, "attention x values" if path in self._softmaxed else "logits (q·k)")
+            if name == "softmax":
+                self._softmaxed.add(path)
+            return Location(path, "attention core" if name == FUSED else name.strip("_"))
+        return Location(path, name.strip("_"))
+
+    @torch.no_grad()
+    def _note_logits(self, args: tuple) -> None:
+        """Compute q·k of a fused kernel, which is float32 or half inside, depending on the device."""
+        q, k = args[0].float(), args[1].float()
+        largest = (q @ k.transpose(-2, -1)).abs().amax().item() * q.shape[-1] ** -0.5
+        place = Location(self.modules.stack[-1][0], "logits (q·k)")
+        self.activations[place] = larger(self.activations[place], largest)
+
+    def _see_output(self, place: Location, output: Tensor) -> None:
+        largest = output.detach().abs().amax().item()
+        self.activations[place] = larger(self.activations[place], largest)
+        self.types[place].add(output.dtype)
+        if self.first_forward is None and not math.isfinite(largest):
+            logits = Location(place.path, "logits (q·k)")
+            is_cause = place.part == "attention core" and self.activations[logits] > torch.finfo(output.dtype).max
+            self.first_forward = logits if is_cause else place
+
+    def _see_gradient(self, place: Location, key: tuple, is_weight: bool, gradient: Tensor) -> None:
+        if not gradient.numel():
+            return
+        largest = gradient.abs().amax().item()
+        self.gradients[key] = (place, largest)
+        if self.first_backward is None and not math.isfinite(largest):
+            self.first_backward = place
+        # If there are weights, only their gradients count.
+        if not is_weight and any(True for _ in self.modules.model.get_submodule(place.path).parameters(recurse=False)):
+            return
+        if self.reference is None:
+            self.nonzero[key] = gradient != 0
+            return
+        expected = self.reference.nonzero.get(key)
+        if expected is not None and expected.shape == gradient.shape:
+            self.lost[place] += int((expected & (gradient == 0)).sum())
+            self.kept[place] += int(expected.sum())
+
+    def largest_gradients(self) -> dict[Location, float]:
+        found: dict[Location, float] = defaultdict(float)
+        for place, largest in self.gradients.values():
+            found[place] = larger(found[place], largest)
+        return found
+
+
+def first_not_finite(model: nn.Module, transforms: ModelTransforms, forward: Callable[[], Any]) -> Location | None:
+    """Return the first place in the model whose output is not finite. None: each is finite.
+
+    `transforms`: those of the model, some of which are reverted; `forward`: computes the outputs once more.
+    """
+    transforms.bypassing_modules().revert(model)
+    trace = Trace(model)
+    with torch.no_grad(), trace.watching():
+        forward()
+    return trace.first_forward
+
+
+def larger(one: float, other: float) -> float:
+    """The larger of two; NaN is larger than any number."""
+    return other if other != other or other > one else one

@@ -1,0 +1,62 @@
+"""Traces some updates for a profiler's viewer (-profile)."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from torch.profiler import profile, record_function, schedule, supported_activities
+
+from engine.train.callback import Callback
+from engine.train.trainer import Trainer
+from utils.errors import cause_of
+from utils.held_folders import check_in_place
+
+WARM_UPDATES = 5  # before tracing: the first updates are not typical
+
+
+class Profiler(Callback):
+    """Traces `num_updates` updates of this process, with a range for each phase."""
+
+    def __init__(self, num_updates: int, path: Path, say: Callable[[str], None]):
+        self._path, self._say = path, say
+        self._profile = profile(
+            activities=supported_activities(),
+            # One warm-up update is traced and discarded, because tracing starts slowly.
+            schedule=schedule(wait=WARM_UPDATES, warmup=1, active=num_updates, repeat=1),
+            on_trace_ready=self._write,
+            acc_events=True,
+        )
+        self._range = contextlib.ExitStack()  # of the current phase
+        self._is_done = False
+        self._profile.start()
+
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        self._range.close()
+
+    def on_phase(self, trainer: Trainer, name: str) -> None:
+        self._range.close()
+        if not self._is_done and name != "other":
+            self._range.enter_context(record_function(name))
+
+    def on_update(self, trainer: Trainer) -> None:
+        if not self._is_done:
+            self._profile.step()
+
+    def close(self) -> None:
+        """Write the trace so far."""
+        if not self._is_done:
+            self._profile.stop()
+        if not self._is_done:
+            self._say(f"PROFILE: the run ended before its update {WARM_UPDATES + 2}, so there is no trace")
+
+    def _write(self, traced: profile) -> None:
+        self._is_done = True
+        check_in_place(self._path)
+        try:
+            # Torch would write into the file of an earlier start, and so into its hard links.
+            self._path.unlink(missing_ok=True)
+            traced.export_chrome_trace(str(self._path))
+        except OSError as error:
+            self._say(f"warning: cannot write {self._path} ({cause_of(error)}); training continues")
+        else:
+            self._say(f"profile: {self._path}; open it at https://ui.perfetto.dev")

@@ -1,0 +1,33 @@
+"""What shows a run: tables and pictures of its images, curves of its figures, and report.html."""
+
+from configs.values import flatten
+from engine.plan import Plan
+from engine.record.saved_run import title_of
+from engine.session import Session
+from engine.train.callback import Callback
+from engine.train.trainer import Trainer
+from extras.report.image_results import BestResults
+from extras.report.plot import Plotter
+
+
+class RunReport:
+    """The tables, pictures and curves of a training run, and at its end the page. A setting leaves out pictures and page."""
+
+    def __init__(self, session: Session, plan: Plan, trainer: Trainer):
+        config = plan.config
+        self._folder, self._log = session.path, session.log
+        self._writes_page = config.REPORT and session.process.is_first
+        self.curves = Plotter(session.path, title_of(flatten(config)), config.TRAIN.BEST_METRIC)
+        self.results = BestResults(config, session.path, plan.eval_set, session.log, trainer)
+        self.callbacks: list[Callback] = [self.results]
+        if self._writes_page:
+            from extras.report.image_sheets import TrainBatch
+
+            self.callbacks.append(TrainBatch(config, session.path, plan.classes, session.log))
+
+    def write_page(self) -> None:
+        """Write report.html, in process 0."""
+        if self._writes_page:
+            from extras.report.report import write_at_end  # local: only the end of a run needs it
+
+            write_at_end(self._folder, self._log)

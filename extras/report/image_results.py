@@ -1,0 +1,151 @@
+"""The tables and pictures of one evaluation in a folder, with a record of which weights they are of; and those of a run's best."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import DecompressionBombError
+
+from configs.schema import Config
+from datasets import ImageSet
+from engine.checkpoint.async_saver import BEST
+from engine.checkpoint.format import read_checkpoint
+from engine.evaluation.evaluate import Evaluation
+from engine.evaluation.scores import Best
+from engine.evaluation.tally import ImageResults
+from engine.plan import Plan
+from engine.record.saved_run import read_object
+from engine.session import Session
+from engine.train.callback import Callback
+from engine.train.counters import EpochResult
+from engine.train.trainer import Trainer
+from extras.report.image_tables import Names, Results, write_tables
+from utils.errors import ConfigError, cause_of
+from utils.files import write_text
+from utils.held_folders import check_in_place
+from utils.log import Log
+
+RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
+
+
+class ResultFiles:
+    """Writes tables and pictures. The first one that a full disk refuses is a warning; the run goes on without."""
+
+    def __init__(self, folder: Path, image_set: ImageSet, log: Log):
+        self._folder, self._image_set, self._log = folder, image_set, log
+        self._has_failed = False
+
+    def write(self, results: Results, best: Best, with_pictures: bool) -> None:
+        """`best`: the evaluation that these are the results of."""
+        record = self._folder / RECORD
+        check_in_place(record)
+        try:
+            record.unlink(missing_ok=True)  # until the tables belong together again
+            write_tables(self._folder, results, self._image_set)
+            facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
+            write_text(record, to_json(facts))
+            if with_pictures:
+                from engine.predict.pictures import describe_missing
+
+                self._draw(results)
+                if missing := describe_missing(self._image_set.classes):
+                    self._log.say(missing)
+                write_text(record, to_json(facts | {"pictures": True}))
+        except (OSError, DecompressionBombError) as error:  # the latter if DATA.MAX_PIXELS is below that of a caption
+            if not self._has_failed:
+                self._log.warn(f"cannot write the results of images in {self._folder} ({cause_of(error)})")
+            self._has_failed = True
+
+    def _draw(self, results: Results) -> None:
+        from engine.predict.pictures import write_picture  # local: only pictures need it
+        from extras.report.image_sheets import draw_confusion, draw_mistakes
+
+        if isinstance(results, ImageResults):
+            names = Names(self._image_set.classes)
+            write_picture(draw_confusion(results, names), self._folder / CONFUSION_PICTURE)
+        if not self._image_set.makes_batches:
+            write_picture(draw_mistakes(results, self._image_set), self._folder / MISTAKES_PICTURE)
+
+    def are_of(self, best: Best, with_pictures: bool) -> bool:
+        """Whether the folder has the results of this evaluation."""
+        wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
+        return wanted.items() <= read_object(self._folder / RECORD).items()
+
+
+def record_of(best: Best) -> dict[str, Any]:
+    """The content of results.json."""
+    return {
+        "epoch": best.epoch,
+        "weights": "ema" if best.suffix else "raw",
+        "metric": best.metric,
+        "value": best.value if math.isfinite(best.value) else None,
+        "loss": best.loss if math.isfinite(best.loss) else None,
+        "num_images": best.num_images,
+    }
+
+
+def to_json(record: dict[str, Any]) -> str:
+    return json.dumps({key: value for key, value in record.items() if value is not None}, indent=2) + "\n"
+
+
+SECONDS_BETWEEN = 60.0
+TIMES_ITS_SECONDS = 100  # from one write to the next, so that those of large sets take less than 1% of a run
+
+
+class BestResults(Callback):
+    """Keeps the results of the best epoch in every process; process 0 writes them."""
+
+    def __init__(self, config: Config, folder: Path, image_set: ImageSet, log: Log, trainer: Trainer):
+        self._best_file, self._log, self._trainer = folder / BEST, log, trainer
+        self._files, self._draws = ResultFiles(folder, image_set, log), config.REPORT
+        # Of the newest best epoch and the one before, which is the best again if best.pth finds no room.
+        self._held: dict[Best, Results] = {}
+        self._next_write = time.monotonic() + SECONDS_BETWEEN
+
+    def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
+        if result.images is not None and trainer.process.is_first:
+            self._held = dict([*self._held.items(), (trainer.best, result.images)][-2:])
+        if time.monotonic() > self._next_write:
+            start = time.monotonic()
+            self._write(with_pictures=False)
+            took = time.monotonic() - start
+            self._next_write = time.monotonic() + max(SECONDS_BETWEEN, TIMES_ITS_SECONDS * took)
+
+    def complete(self, evaluate_best: Callable[[], Results]) -> None:
+        """At the end: if the folder has no results of best.pth, because the run was killed before it wrote them, have it
+        evaluated again. A collective."""
+        if self._trainer.process.first(self._are_missing):
+            self._held = {self._trainer.best: evaluate_best()}
+
+    def _are_missing(self) -> bool:
+        best = self._trainer.best
+        if not best.epoch or best in self._held or self._files.are_of(best, self._draws):
+            return False
+        try:
+            return Best(*read_checkpoint(self._best_file, lazily=True)["progress"]["best"]) == best
+        except (ConfigError, KeyError):
+            self._log.warn(f"{self._best_file} cannot be read, so there are no results of its images")
+            return False
+
+    def close(self) -> None:
+        self._write(with_pictures=self._draws)
+
+    def _write(self, with_pictures: bool) -> None:
+        best = self._trainer.best
+        if self._trainer.process.is_first and best in self._held and not self._files.are_of(best, with_pictures):
+            self._files.write(self._held[best], best, with_pictures)
+
+
+def leave_results(session: Session, plan: Plan, found: dict[str, Evaluation]) -> None:
+    """Tables and pictures of the weights that score best. A collective."""
+    metric = plan.config.TRAIN.BEST_METRIC
+    scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
+    name, best = max(scores.items(), key=lambda item: item[1].rank)
+    images = found[name].images.gather(session.process)
+    if session.process.is_first:
+        files = ResultFiles(session.path, plan.eval_set, session.log)
+        files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)

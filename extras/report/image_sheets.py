@@ -1,0 +1,187 @@
+"""Pictures of images and classes: confusion.png, mistakes.png, train_batch.png."""
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from configs.schema import Config
+from datasets import Batch, ImageSet, Mixed, Normalize, build_preparation
+from datasets.types import ImageReadError
+from engine.evaluation.tally import ImageResults, LabelResults
+from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
+from engine.train.callback import Callback
+from engine.train.counters import Report
+from engine.train.trainer import Trainer
+from extras.report.image_tables import Names, Results, cells
+from utils.errors import UserError, cause_of
+from utils.log import Log
+from utils.text import counted, first_of
+
+# 36 is even: neighbours of a training batch are mixed with each other.
+NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
+
+
+def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
+    """A sheet of the most certain errors, the most certain first. Reads their images again, and no others."""
+    names = Names(image_set.classes)
+    find = most_certain_errors if isinstance(results, ImageResults) else most_certain_label_errors
+    number, errors = find(results, names)
+    with ThreadPoolExecutor(NUM_THREADS) as pool:  # of a large file or a server each takes its time
+        pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
+        pairs = zip(pixels, errors, strict=True)
+        tiles = [Tile(image, [*caption, image_set.key(index)]) for image, (index, caption) in pairs]
+    shown = f", the {len(tiles)} that the model was most certain of" if len(tiles) < number else ""
+    title = f"{counted(number, 'mistake')} in {counted(len(results.indices), 'validation image')}{shown}"
+    return contact_sheet(tiles, side=SIDE, title=title)
+
+
+def most_certain_errors(results: ImageResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
+    """How many errors there are; and of the most certain ones the image's index and its caption."""
+    wrong = np.flatnonzero(results.labels != results.predictions)
+    chosen = wrong[np.argsort(-results.probabilities[wrong], kind="stable")][:NUM_SHOWN].tolist()
+
+    def caption_of(row: int) -> list[str]:
+        label, prediction = names[results.labels[row]], names[results.predictions[row]]
+        certain, of_label = results.probabilities[row], results.label_probabilities[row]
+        return [f"label: {label} ({of_label:.1%})", f"model: {prediction} ({certain:.1%})"]
+
+    return len(wrong), [(int(results.indices[row]), caption_of(row)) for row in chosen]
+
+
+def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
+    """Errors where an image can have several labels: each label that was missed, and each class too many."""
+    wrong = np.flatnonzero(results.are_labels != results.are_predicted)
+    certainty = np.where(results.are_predicted, results.probabilities, 1 - results.probabilities)
+    chosen = wrong[np.argsort(-certainty[wrong], kind="stable")][:NUM_SHOWN].tolist()
+
+    def caption_of(row: int) -> list[str]:
+        how = "not a label" if results.are_predicted[row] else "a label"
+        return [f"{how}: {names[results.classes[row]]}", f"model: {results.probabilities[row]:.1%}"]
+
+    return len(wrong), [(int(results.images[row]), caption_of(row)) for row in chosen]
+
+
+def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:
+    """The image, small: 36 large photos would take a gigabyte. None if it cannot be read any more."""
+    try:
+        return np.asarray(fitted(image_set.read(index), SIDE))
+    except (ImageReadError, UserError):
+        return None
+
+
+MATRIX_SIDE, SMALLEST_MARK = 800, 3  # pixels: of the matrix at most, of a mark at least
+SMALLEST_CELL, LARGEST_CELL, ON_A_PHONE = 30, 48, 300  # pixels of a cell; of a matrix that a phone shows whole
+MOST_WITH_NUMBERS, NUM_NAMED = 40, 25  # classes; with more there are no counts, and so many of them are named
+NAMES_WIDTH, GAP = 130, 12
+RIGHT, WRONG = (31, 119, 180), (214, 39, 40)  # colours of cells on the diagonal and beside it
+WHITE_TEXT = 0.85  # darkness above which white can be read better than black
+
+
+def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
+    """Rows are labels, columns predictions; the darker a cell, the larger its share of the images of its row."""
+    letters, shown = lettering(11), names.shown(results)
+    titles, has_numbers = [names[number] for number in shown.tolist()], len(shown) <= MOST_WITH_NUMBERS
+    pitch = cell_size(len(shown), letters.width(str(results.counts[0].max(initial=0))))
+    side = round(pitch * len(shown))
+    every = 1 if has_numbers else -(-len(shown) // NUM_NAMED)
+    margin = GAP + round(min(NAMES_WIDTH, max(map(letters.width, titles[::every]))))
+    left, top = GAP + margin, 2 * GAP + letters.height
+    title = f"{counted(len(results.indices), 'validation image')}: rows are labels, columns predictions"
+    width = max(left + side, GAP + round(letters.width(title))) + GAP
+    picture = Image.new("RGB", (width, top + side + margin + GAP), "white")
+    draw = ImageDraw.Draw(picture)
+    letters.draw(draw, (GAP, GAP), title)
+    draw.rectangle((left - 1, top - 1, left + side, top + side), outline="grey")
+    labels, predictions, counts = cells(results)
+    darkness = 0.15 + 0.85 * counts / np.maximum(results.counts[0][labels], 1)
+    rows, columns = (np.searchsorted(shown, each) for each in (labels, predictions))
+    order = np.argsort(darkness, kind="stable")  # what overlaps is of the largest share
+    drawn = (each[order].tolist() for each in (rows, columns, counts, darkness))
+    for row, column, count, dark in zip(*drawn, strict=True):
+        x, y, size = left + column * pitch, top + row * pitch, max(pitch, SMALLEST_MARK)
+        color = tuple(round(255 + dark * (each - 255)) for each in (RIGHT if row == column else WRONG))
+        draw.rectangle((x, y, x + size - 1, y + size - 1), fill=color)
+        if has_numbers:
+            middle = (x + pitch / 2, y + pitch / 2)
+            letters.draw(draw, middle, str(count), "white" if dark > WHITE_TEXT else "black", anchor="mm")
+    for number, title in enumerate(titles[::every]):
+        text, middle = letters.fit(title, NAMES_WIDTH), number * every * pitch + pitch / 2
+        letters.draw(draw, (left - 6, top + middle), text, anchor="rm")
+        turned = Image.new("RGB", (NAMES_WIDTH, letters.height), "white")
+        letters.draw(ImageDraw.Draw(turned), (NAMES_WIDTH, letters.height / 2), text, anchor="rm")
+        place = round(left + middle - letters.height / 2), top + side + 6
+        picture.paste(turned.transpose(Image.Transpose.ROTATE_90), place)
+    return picture
+
+
+def cell_size(num_classes: int, width: float) -> float:
+    """The side of a cell of a matrix, in pixels. `width`: of the largest count that a cell may hold."""
+    smallest = max(SMALLEST_CELL, width + 6)
+    return min(max(smallest, ON_A_PHONE / num_classes), LARGEST_CELL, MATRIX_SIDE / num_classes)
+
+
+TRAIN_BATCH = "train_batch.png"
+
+
+class TrainBatch(Callback):
+    """Draws the sheet at the first report of a new run.
+
+    The batch is prepared once more, on the host: the device computes nothing but a copy of some pixels, a compiled
+    preparation gets no batch of another size, and no generator is used that the run uses.
+    """
+
+    def __init__(self, config: Config, folder: Path, classes: list[str], log: Log):
+        self._config, self._path, self._log = config, folder / TRAIN_BATCH, log
+        self._names = Names(classes)
+        self._batch: Batch | None = None
+        self._is_taken = False
+
+    def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
+        if trainer.step == 0 and not self._is_taken:
+            part = batch.parts(NUM_SHOWN)[0]
+            # Copies: a device may reuse the memory of a batch once the update has read it.
+            self._batch = part._replace(images=part.images.clone(), targets=part.targets.clone())
+            self._is_taken = True
+
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        if self._batch is None:
+            return
+        batch, self._batch = self._batch, None
+        try:
+            write_picture(self._draw(batch), self._path)
+        except (OSError, Image.DecompressionBombError) as error:  # as in ResultFiles
+            self._log.warn(f"cannot write {self._path} ({cause_of(error)}); training continues")
+
+    def _draw(self, batch: Batch) -> Image.Image:
+        pixels, targets = prepared(self._config, batch)
+        pairs = zip(pixels, self._captions(targets), strict=True)
+        tiles = [Tile(image.permute(1, 2, 0).numpy(), [caption]) for image, caption in pairs]
+        return contact_sheet(tiles, title="images of the first update, as the model gets them")
+
+    def _captions(self, targets: Tensor | Mixed) -> list[str]:
+        if not isinstance(targets, Mixed):
+            return [self._name(target) for target in targets]
+        return [
+            self._name(first)
+            if share > 0.995
+            else f"{share:.0%} {self._name(first)}, {1 - share:.0%} {self._name(second)}"
+            for first, second, share in zip(targets.first, targets.second, targets.share.tolist(), strict=True)
+        ]
+
+    def _name(self, target: Tensor) -> str:
+        """The name of a class number, or of all labels."""
+        numbers = target.nonzero()[:, 0].tolist() if target.ndim else [int(target)]
+        return first_of([self._names[number] for number in numbers]) or "no label"
+
+
+def prepared(config: Config, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
+    """A training batch as the model gets it, as uint8 [B, C, H, W] on the host, with its targets."""
+    batch = batch._replace(images=batch.images.cpu(), targets=batch.targets.cpu())
+    normalize = Normalize(config.DATA, torch.float32)
+    images, targets = build_preparation(config, normalize)(batch)
+    return ((images - normalize.shift) / normalize.scale).round().clamp(0, 255).to(torch.uint8), targets

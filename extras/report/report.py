@@ -1,0 +1,288 @@
+"""report.html: a run on one page that needs nothing beside itself, no network and no script."""
+
+import math
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.schema import RECORD
+from configs.values import of_role
+from engine.evaluation.scores import TITLES, format_value, interval_of
+from engine.record.saved_run import PICTURES, SavedRun, read_json, read_table, read_text, title_of, to_number, written
+from extras.report.page import Markup, contact_sheet, element, embedded, picture, scrolling, section, table, write_page
+from extras.report.plot import Plot, plots_of, to_png
+from utils import VERSION
+from utils.errors import ConfigError, cause_of
+from utils.held_folders import FolderMoved, check_in_place
+from utils.log import Log
+from utils.text import counted, format_bytes, format_duration, redacted
+
+REPORT = "report.html"
+CAPTIONS = {
+    "confusion.png": (
+        "Confusion matrix",
+        "Rows are labels, columns are predictions. Everything off the diagonal is wrong.",
+    ),
+    "mistakes.png": (
+        "Most confident mistakes",
+        "Validation images with their label, the prediction and the probability of each. Some labels may be wrong.",
+    ),
+    "train_batch.png": (
+        "Training images",
+        "Images of the first update as the model gets them: cropped, augmented and mixed.",
+    ),
+}
+SETTING = ("setting", "value", "from")
+FEW_CLASSES, MOST_ROWS = 12, 15  # classes that are all shown; rows of the table of more
+
+
+def write_report(run: SavedRun, path: Path) -> None:
+    """Write the page. OSError if there is no room."""
+    foot = element("footer", f"halfstep {VERSION}, {written_date(run.status.get('time'))}")
+    of_images = pictures(run)
+    body = [
+        *(head(run), curves(run), of_images.get("confusion.png"), class_table(run), of_images.get("mistakes.png")),
+        *(of_images.get("train_batch.png"), precision(run), settings(run), repeat(run), foot),
+    ]
+    write_page(path, title_of(run.settings), body)
+
+
+def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
+    """Write the report of a run that has just ended, and return its path; None if there is nothing to report. Nothing
+    that goes wrong here may harm the run, whose weights are saved: it is said, and the exit code stays."""
+    path = Path(folder) / REPORT
+    check_in_place(path)
+    try:
+        write_report(SavedRun.open(folder), path)
+    except FolderMoved:
+        raise
+    except ConfigError as error:  # not one epoch was finished
+        log.note(f"no {REPORT}: {error}")
+    except OSError as error:
+        log.warn(f"cannot write {path} ({cause_of(error)}); scripts/report.py writes it later")
+    except Exception as error:  # a mistake of ours must not turn a finished run into a failed one
+        log.warn(f"cannot write {path} ({type(error).__name__}: {error})")
+    else:
+        return path
+    return None
+
+
+def head(run: SavedRun) -> Markup:
+    folder = element("p", run.folder.resolve().name, class_="path soft")
+    return element("header", element("h1", title_of(run.settings)), folder, *result(run), facts(run))
+
+
+def result(run: SavedRun) -> Iterator[Markup]:
+    """The best score, how it was reached, and how the run ended, if not as planned."""
+    best, planned, done = run.best, run.planned_epochs, run.num_epochs
+    epochs = counted(done, "epoch") if done >= planned else f"the first {done:,} of {counted(planned, 'epoch')}"
+    if best.epoch:
+        value, name = format_value(best.metric, best.value), TITLES.get(best.metric, best.metric)
+        yield element("p", value, " ", element("small", f"validation {name}"), class_="figure")
+        text = f"The best of {epochs} was epoch {best.epoch}"
+        if len(run.suffixes) > 1:
+            text += f", with the {'EMA' if best.suffix else 'raw'} weights"
+        if best.num_images:
+            text += f", on {counted(best.num_images, 'validation image')}"
+        if (before := run.before.get(f"eval_{best.metric}")) is not None:
+            text += f". Before training it was {format_value(best.metric, before)}"
+        if best.metric == "top1" and (interval := interval_of(best.value, best.num_images)):
+            text += f". On other images like these, expect {interval} (95% interval)"
+    else:
+        loss = run.epochs[-1].get("train_loss")
+        reached = f" to a training loss of {loss:.4f}" if loss is not None else ""
+        text = f"Trained for {epochs}{reached}; never evaluated"
+    if run.seconds:
+        text += f". Training and evaluation took {format_duration(run.seconds)}"
+    yield element("p", f"{text}.", class_="lead")
+    if notice := describe_end(run, done):
+        yield element("p", notice, class_="notice")
+
+
+def describe_end(run: SavedRun, last: int) -> str:
+    """How the run ended, if not as planned. `last`: its last epoch."""
+    state, reason = run.state, run.status.get("reason")
+    if state == "done":
+        return "It ended early: no new best epoch for long enough (TRAIN.EARLY_STOP)." if reason == "early stop" else ""
+    signal = f" by signal {run.status['signal']}" if "signal" in run.status else ""
+    text = {
+        "stopped": f"The run was stopped after epoch {last}{signal}",
+        "failed": f"The run ended with an error after epoch {last}",
+        "save_failed": "The last checkpoint could not be saved",
+        "running": f"The run is still going; this is the state after epoch {last}",
+        "killed": f"The run was killed; this is the state after epoch {last}",
+    }.get(state, "")
+    return text and f"{text}: {reason}" if reason else text
+
+
+def facts(run: SavedRun) -> Markup:
+    about, given = run.about, run.settings
+    numbers = ("training_images", "validation_images", "classes", "images_per_update")
+    rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # scaled by the batch, as BASE_LR is not
+    parameters, processes = about.get("parameters"), about.get("processes", 1)
+    found = {
+        "Model": f"{given['MODEL.NAME']}, {counted(parameters, 'parameter')}" if parameters else "",
+        "Pretrained weights": given["MODEL.PRETRAINED"],
+        **{key.replace("_", " ").capitalize(): f"{about[key]:,}" for key in numbers if about.get(key)},
+        **unreadable(run),
+        "Image size": f"{given['DATA.IMAGE_SIZE']} x {given['DATA.IMAGE_SIZE']}",
+        "Optimizer": f"{given['TRAIN.OPTIMIZER.NAME']}, learning rate up to {rate:.3g}",
+        "Precision": about.get("precision") or ("-amp" if given["AMP"] else "float32"),
+        "Device": f"{f'{processes} x ' if processes > 1 else ''}{about.get('device_name', '')}",
+        "Time": format_duration(run.seconds) if run.seconds else "",
+        "Speed": f"{three_digits(run.speed)} images/s" if run.speed else "",
+        "Memory, at most": format_bytes(run.memory) if run.memory else "",
+    }
+    rows = [element("div", element("dt", name), element("dd", value)) for name, value in found.items() if value]
+    return element("dl", *rows, class_="facts")
+
+
+def unreadable(run: SavedRun) -> dict[str, str]:
+    """Return the fact about validation images that cannot be read and so are not scored; {} without any."""
+    scored, found = run.best.num_images, run.about.get("validation_images", 0)
+    return {"Validation images": f"{scored:,} of {found:,}; the rest cannot be read"} if 0 < scored < found else {}
+
+
+def three_digits(value: float) -> str:
+    digits = max(0, 2 - math.floor(math.log10(value)))
+    return f"{value:,.{digits}f}"
+
+
+def curves(run: SavedRun) -> Markup | None:
+    """The pictures that the run draws into its folder, of all that is in its tables now, and some more."""
+    found = [figure(plot) for plot in plots(run) if plot.file != "loss_scale.png"]
+    return section("Training curves", element("div", *found, class_="grid")) if found else None
+
+
+def plots(run: SavedRun) -> Iterator[Plot]:
+    return plots_of(run.epochs, run.steps, run.metric, run.best)
+
+
+def figure(plot: Plot) -> Markup:
+    return element("figure", picture(to_png(plot, plot.title), "png", plot.text, "drawing"))
+
+
+def pictures(run: SavedRun) -> dict[str, Markup]:
+    """{file: its section}, of the pictures in the folder. Those of an evaluation only where they are of one."""
+    found, has_results = {}, bool(read_json(run.folder / "results.json"))
+    for name in PICTURES:
+        title, text = CAPTIONS[name]
+        path = run.folder / name
+        is_shown = path.is_file() and (has_results or name == "train_batch.png")
+        if is_shown and (content := contact_sheet(path, title) or scrolling_picture(path, f"{title}: {text}")):
+            found[name] = section(title, element("p", text, class_="soft"), content)
+    return found
+
+
+def scrolling_picture(path: Path, alt: str) -> Markup | None:
+    """A picture in its own size, in which its letters can be read; where the page is narrower, it scrolls in its frame."""
+    is_drawing = path.name == "confusion.png"
+    content = embedded(path, alt, class_="drawing" if is_drawing else "sheet")
+    return content and scrolling(content, alt.partition(":")[0])
+
+
+def class_table(run: SavedRun) -> Markup | None:
+    """The classes with the smallest F1; all if there are few. None without results that belong together."""
+    record = read_json(run.folder / "results.json")
+    rows = read_table(run.folder / "per_class.csv") if record else []
+    rated = [row for row in rows if row.get("count", "0") not in ("", "0")]
+    if len(rated) < 2:
+        return None
+    rated.sort(key=lambda row: to_number(row.get("f1", "")) or 0)
+    shown = rated if len(rated) <= FEW_CLASSES else rated[:MOST_ROWS]
+    cells = []
+    for row in shown:
+        taken = row.get("taken_for", "")
+        often = f" ({row.get('times_taken_for')} of {row['count']})" if taken else ""
+        shares = (to_number(row.get(name, "")) for name in ("f1", "recall", "precision"))
+        percents = ("" if share is None else f"{share:.1%}" for share in shares)
+        cells.append((row.get("class", ""), *percents, row["count"], taken + often))
+    notes = []
+    if record.get("epoch") != run.best.epoch:
+        notes.append(f"Results of epoch {record.get('epoch')}, the best one when these figures were written.")
+    if len(shown) < len(rated):
+        notes.append(f"Of {counted(len(rated), 'class')} with images; all: per_class.csv.")
+    title = "Classes, lowest F1 first" if len(shown) == len(rated) else "Classes with the lowest F1"
+    columns = ("class", "F1", "recall", "precision", "images", "most often mistaken for")
+    soft = [element("p", note, class_="soft") for note in notes]
+    return section(title, *soft, table(columns, cells, title, numbers=range(1, 5)))
+
+
+def precision(run: SavedRun) -> Markup | None:
+    """The section on half precision. None where nothing happened: the scale stayed and all updates counted."""
+    parts = [*scale(run), *doctor(run)]
+    return section("Precision", *parts) if parts else None
+
+
+def scale(run: SavedRun) -> Iterator[Markup]:
+    if skipped := run.num_skipped:
+        updates = run.steps[-1]["step"] + 1 if run.steps else run.epochs[-1].get("step")
+        of = f" of {updates:,.0f}" if updates else ""
+        yield element("p", f"{counted(skipped, 'update')}{of} skipped, because gradients were not finite.")
+    for first, last in run.left_out:
+        yield element("p", f"Updates {first:,} to {last:,} were left out after a rollback; see bad_batches.jsonl.")
+    yield from (figure(plot) for plot in plots(run) if plot.file == "loss_scale.png")
+
+
+def doctor(run: SavedRun) -> Iterator[Markup]:
+    """The doctor's lines in the log, and the settings that it wrote."""
+    log, written = (read_text(run.folder / name) for name in ("log.txt", "doctor.yaml"))
+    lines = re.findall(r"^[\d-]{10} [\d:]{8} (?:warning: )?doctor: (.*)$", log, re.M)
+    if lines or written:
+        yield element("h3", "The doctor's finding")
+        yield from (element("p", line) for line in dict.fromkeys(lines[-4:]))
+    if written:
+        yield element("p", "doctor.yaml, for -cfg:")
+        yield element("pre", element("code", written))
+
+
+def settings(run: SavedRun) -> Markup:
+    """The settings whose origin is no file (flags, -opts, what followed from the data), and all of them."""
+    rows = {
+        key: (element("code", key), element("code", written(value)), run.origins[key])
+        for key, value in run.settings.items()
+    }
+    origins = {key: row[2] for key, row in rows.items() if row[2] != "default"}
+    of_file = {key: origin for key, origin in origins.items() if origin.endswith((".yaml", ".yml"))}
+    given = [rows[key] for key in origins if key not in of_file and key not in of_role(RECORD)]
+    files = ", ".join(dict.fromkeys(of_file.values())) or "the defaults"
+    parts = [element("p", f"Given beside {files}:"), table(SETTING, given, "Settings given on the command line")]
+    everything = table(SETTING, rows.values(), "All settings")
+    return section(
+        "Settings",
+        *(parts if given else [element("p", f"As in {files}.")]),
+        element("details", element("summary", f"All {len(rows)} settings"), everything),
+    )
+
+
+def repeat(run: SavedRun) -> Markup:
+    """Command lines, and by which versions, where and when it ran."""
+    about, status = run.about, run.status
+    facts = {name: about.get(name.lower()) for name in ("halfstep", "torch", "timm", "Python")}
+    facts |= {"host": status.get("host"), "started": written_date(status.get("started"))}
+    facts |= {"ended": written_date(status.get("time")), "folder": run.folder.resolve()}
+    lines = [
+        element("div", element("h3", title), element("pre", element("code", line))) for title, line in commands(run)
+    ]
+    rows = [(name, value) for name, value in facts.items() if value]
+    return section("How to repeat it", *lines, table(("version", ""), rows, "Versions, place and dates"))
+
+
+def commands(run: SavedRun) -> Iterator[tuple[str, str]]:
+    """(what it does, the line) of the command of this run, and of one that repeats it."""
+    processes = run.about.get("processes", 1)
+    program = ["main_multi_gpu.py", "-ngpus", processes] if processes > 1 else ["main_single_gpu.py"]
+    if started := run.about.get("command"):
+        yield "It was started with", redacted(line(program[0], *started))
+    yield "Repeat it", line(*program, "-cfg", run.folder / "config.yaml")
+
+
+def line(*words: object) -> str:
+    return shlex.join(["python", *map(str, words)])
+
+
+def written_date(text: str | None) -> str:
+    """2026-01-02 03:04, of a date as in status.json."""
+    return (text or "")[:16].replace("T", " ")

@@ -1,0 +1,1 @@
+"""Translates a command of timm's train.py into a settings file that trains the same: scripts/from_timm.py."""

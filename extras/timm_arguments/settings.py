@@ -1,0 +1,138 @@
+"""Collects the settings that follow from arguments of timm's train.py, and what is to be said about these arguments."""
+
+import re
+from typing import Any
+
+from configs.load import LoadedConfig
+from configs.schema import Only
+from configs.values import SETTINGS, Text, flatten, is_none
+from configs.yaml_files import Layer, Quoted
+from extras.timm_arguments.command import ARGUMENTS, KWARGS
+from utils.errors import ConfigError
+
+# Arguments that halfstep does not have, and without which it trains the same.
+NOT_NEEDED = set(
+    """train-num-samples val-num-samples dataset-download dataset-trust-remote-code channels-last fuser fast-norm torchscript
+    no-ddp-bb synchronize-step device-modules local_rank pin-mem no-prefetcher use-multi-epochs-loader worker-seeding
+    patience-epochs drop-connect model-ema-force-cpu save-images wandb-project wandb-tags wandb-resume-id
+    kd-student-feature-dim kd-teacher-feature-dim""".split()
+)
+# {argument: those that train.py uses only beside it}
+NEEDED = {
+    "layer-decay": ("layer-decay-min-scale", "layer-decay-no-opt-scale"),
+    "lr-noise": ("lr-noise-pct", "lr-noise-std"),
+    "lr-cycle-limit": ("lr-cycle-mul", "lr-cycle-decay"),
+    "bce-loss": ("bce-sum", "bce-pos-weight"),
+    "dataset": ("input-key", "target-key", "epoch-repeats"),
+    "resume": ("no-resume-opt",),
+}
+# Values that mean what halfstep does anyway.
+SAME = {
+    "train-split": ("train", "training"),
+    "val-split": ("validation", "val", "valid", "eval", "evaluation"),
+    "model-dtype": ("float32",),
+}
+# Settings that are paths, and the words that mean something else there.
+PATHS = ("DATA.DATA_PATH", "DATA.CLASSES", "MODEL.PRETRAINED", "MODEL.RESUME", "SAVE")
+WORDS = ("auto", "latest")
+
+
+def saved_key(setting: str) -> str:
+    """The setting itself, or for one of its own arguments the open section: MODEL.KWARGS.global_pool is in MODEL.KWARGS."""
+    return re.sub(r"KWARGS\..*", "KWARGS", setting)
+
+
+class ArgumentSettings:
+    """Settings, each with the arguments that it comes from; remarks about arguments, and reasons to refuse them."""
+
+    def __init__(self, given: dict[str, Any], processes: int):
+        self.given, self.processes = given, processes
+        self.args = {name: each.default for name, each in ARGUMENTS.items()} | given
+        self.layers: dict[str, Layer] = {}  # {setting: its layer}
+        self.sources: dict[str, tuple[str, ...]] = {}  # {setting: the arguments that it comes from}
+        self.named: set[str] = set()  # arguments that a remark is about, or that need none
+        self.remarks: list[str] = []
+        self.refusals: list[str] = []
+
+    def shown(self, name: str) -> str:
+        """An argument as it was typed."""
+        value = self.args[name]
+        values = [f"{key}={each}" for key, each in value.items()] if isinstance(value, dict) else value
+        words = values if isinstance(values, list) else [values]
+        words = [each for each in words if each is not None and each is not True]
+        texts = (str(each).removesuffix(".0" * isinstance(each, float)) or "''" for each in words)
+        return " ".join([name if name == "data" else f"--{name}", *texts])
+
+    def differs(self, name: str, what: str) -> None:
+        """Name an argument that is not needed, or that halfstep follows in a slightly different way."""
+        self.named.add(name)
+        self.remarks.append(f"{self.shown(name)}: {what}")
+
+    def refuse(self, name: str, what: str) -> None:
+        """Name an argument with which halfstep cannot train."""
+        self.refusals.append(f"{self.shown(name)}: {what}")
+
+    def refuse_all(self) -> None:
+        """Raise ConfigError if an argument was refused."""
+        if len(self.refusals) == 1:
+            raise ConfigError(f"{self.refusals[0]}; leave it out")
+        if self.refusals:
+            lines = "".join(f"\n  {each}" for each in self.refusals)
+            raise ConfigError(f"halfstep cannot train with these; leave them out:{lines}")
+
+    def without_setting(self, name: str, reason: str) -> None:
+        """Name or refuse an argument that is no setting."""
+        needed = next((each for each, others in NEEDED.items() if name in others), None)
+        if needed and needed not in self.given:
+            self.differs(name, f"has no effect without --{needed}, as in train.py")
+        elif self.args[name] in SAME.get(name, ()):
+            self.named.add(name)
+        elif name == "val-split" and not self.args[name]:
+            self.refuse(name, "train.py does not validate then, halfstep always does (DATA.VAL_FRACTION)")
+        elif name == "sync-bn" and self.processes == 1:
+            self.differs(name, "has no effect with one process, as in train.py")
+        elif name in NOT_NEEDED:
+            self.differs(name, reason)
+        elif name not in ("dist-bn", "no-resume-opt"):  # of which more is said elsewhere
+            self.refuse(name, reason)
+
+    def put(self, setting: str, value: Any, name: str, *others: str) -> None:
+        """Set a setting because of an argument, and of others; None and an empty list leave it as it is."""
+        if value is None or value == []:
+            return
+        origin = f"--{name}" if name in self.given else f"--{name}, train.py's default"
+        self.layers[setting] = Layer(origin, {setting: self._text(setting, value, name)})
+        self.sources[setting] = (name, *others)
+
+    def _text(self, setting: str, value: Any, name: str) -> Text:
+        """The text of a value, which a settings file reads as this value and no other."""
+        if isinstance(value, list | tuple):
+            return [each if isinstance(each, str | list) else str(each) for each in value]
+        if not isinstance(value, str):
+            return str(value)
+        if "KWARGS." in setting:
+            return value if isinstance(value, Quoted) or name in KWARGS else Quoted(value)
+        if setting in PATHS and (is_none(value) or value.lower() in WORDS):
+            return f"./{value}"
+        if is_none(value) and (name, value) != ("train-interpolation", ""):
+            raise ConfigError(f"--{name} is {value!r}, which settings read as no value; give it another one")
+        return value
+
+    def leave_open(self, *settings: str) -> None:
+        for setting in settings:
+            self.layers.pop(setting, None)
+
+    def with_effect(self, loaded: LoadedConfig) -> list[str]:
+        """Return the settings that were put and that the others leave an effect."""
+        values = flatten(loaded.config)
+        put = [key for key in SETTINGS if loaded.origins[key] != "default"]
+        marks = {key: [mark for mark in SETTINGS[key].marks if isinstance(mark, Only)] for key in put}
+        return [key for key in put if all(mark.applies(values, key.rpartition(".")[0]) for mark in marks[key])]
+
+    def name_the_rest(self, kept: list[str]) -> None:
+        """Name the arguments that changed nothing, in train.py neither: those of a schedule that is not used, and so on."""
+        kept_layers = (key for key in self.layers if saved_key(key) in kept or key not in SETTINGS)
+        used = {name for key in kept_layers for name in self.sources[key]}
+        for name in self.given:
+            if name not in used | self.named:
+                self.differs(name, "has no effect with the other arguments, as in train.py")

@@ -1,0 +1,192 @@
+"""A run that skips updates calls the doctor by itself, and ends with exit code 3 and the finding of a replay."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from configs.load import load
+from extras.doctor import diagnosis
+from extras.doctor.diagnosis import Diagnosis, best_scale, replay
+from extras.doctor.in_runs import AutoDoctor, LastUpdate
+from extras.doctor.overflow import Batches, make_case
+from models import build_model
+from tests.support.configs import SMALL, replaced, small_config
+from tests.support.printed import cases_of, same_message
+from tests.support.refusals import assert_names
+from tests.support.runs import rows_of, run, run_folder, status_of
+from tests.support.trainers import Lines, big_logits, make_trainer, train, update
+from utils.seed import seed_update
+
+OVERFLOWS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=40", "SAVE_STEPS=10"]
+
+
+def start(folder, name: str, *options: str, flags: tuple = (), processes: int = 1, code: int = 0, **more) -> tuple:
+    """A run in float16: its folder, and what it printed."""
+    (folder / "small.yaml").write_text(SMALL)
+    script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
+    words = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / name), "-amp", "-amp_dtype", "float16", *flags]
+    result = run(script, *words, "-opts", "REPORT_FREQ=1", *options, processes=processes, **more)
+    assert result.returncode == code, result.printed
+    return run_folder(folder / name), result.stdout
+
+
+def scales_of_stopped_run(path, said, finding) -> list[float]:
+    """Of a run of 40 skipped updates, once it is seen that it ended as it should."""
+    rows = rows_of(path / "steps.csv")
+    assert [int(row["step"]) for row in rows] == list(range(40))
+    for name in ("last.pth", "overflow-batch.pth"):
+        state = torch.load(path / name, weights_only=True)["state_dict"]
+        assert all(torch.isfinite(value).all() for value in state.values()), name
+    status = status_of(path)
+    assert status["state"] == "stopped"
+    for told in (said.splitlines()[-1], status["reason"]):
+        assert_names(told, "40 updates", *finding.split(), f"-cfg {path / 'doctor.yaml'}", "-amp_dtype bfloat16")
+    assert said.count("doctor: ") == 2, "it looks once a run: one line why, one with what it found"
+    return [float(row["loss_scale"]) for row in rows]
+
+
+def test_40_overflows_at_a_constant_scale_end_with_exit_code_3_and_whole_weights(tmp_path):
+    options = [f"PRECISION.INIT_LOSS_SCALING={2.0**100}", "PRECISION.USE_DYNAMIC_LOSS_SCALING=false", *OVERFLOWS]
+    path, said = start(tmp_path, "output", *options, flags=("-batch_size", "2"), code=3)
+    finding = "head: forward is finite; the first gradient that is not, at loss scale 1.26765e+30"
+    assert scales_of_stopped_run(path, said, finding) == [pytest.approx(2.0**100)] * 40
+    prescribed = load(["-cfg", str(path / "doctor.yaml")]).config.PRECISION
+    assert 1 <= prescribed.INIT_LOSS_SCALING <= 2**24 and not prescribed.CUSTOM_BLACK_LIST
+
+
+def test_40_overflows_of_the_forward_pass_on_two_processes_end_at_the_floor_of_the_scale(tmp_path):
+    torch.manual_seed(0)
+    big_logits(model := build_model(small_config(tmp_path), 10))
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    flags = ("-pretrained", str(tmp_path / "weights.pth"), "-batch_size", "2")
+    options = ["PRECISION.MIN_LOSS_SCALING=2", *OVERFLOWS]
+    path, said = start(tmp_path, "output", *options, flags=flags, processes=2, code=3)
+    scales = scales_of_stopped_run(path, said, "blocks.1.attn logits (q·k)")
+    assert min(scales) == scales[-1] == 2 and scales[0] == 2**15
+    assert load(["-cfg", str(path / "doctor.yaml")]).config.PRECISION.CUSTOM_BLACK_LIST == ("blocks.1.attn",)
+
+
+def test_a_scale_that_is_finding_its_level_does_not_call_the_doctor(tmp_path):
+    config = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16", f"PRECISION.INIT_LOSS_SCALING={2.0**22}")
+    log, last_update = Lines(), LastUpdate()
+    doctor = AutoDoctor(config, tmp_path, log, last_update)
+    assert 0 < train(make_trainer(config, callbacks=[last_update, doctor])).skipped < 10
+    assert not log.said and not doctor.get_advice()
+
+
+def examined(folder, plant, *options, **precision) -> tuple[str, Lines]:
+    """What a trainer with something planted is told after one update, and the log."""
+    config = replaced(small_config(folder, *options), PRECISION={"MAX_CONSECUTIVE_SKIPS": 1, **precision})
+    log, last_update = Lines(), LastUpdate()
+    trainer = make_trainer(config, callbacks=[last_update])
+    plant(trainer.model)
+    trainer.computing.refresh()
+    report = update(trainer).report()
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    kinds = [(type(module), module.training) for module in trainer.model.modules()]
+    torch.manual_seed(1)
+    random_state = torch.get_rng_state()
+    doctor = AutoDoctor(config, folder, log, last_update)
+    doctor.on_report(trainer, report)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert kinds == [(type(module), module.training) for module in trainer.model.modules()]
+    after = trainer.model.state_dict()
+    assert all(torch.equal(value.nan_to_num(), after[name].nan_to_num()) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in trainer.parameters)
+    return doctor.get_advice(), log
+
+
+def test_the_doctor_replays_an_update_with_its_teacher(tmp_path):
+    options = ("AMP=true", "TRAIN.DISTILLATION_TYPE=soft", "TRAIN.TEACHER_MODEL=test_resnet")
+    advice, _ = examined(tmp_path, lambda model: None, *options, DTYPE="float16", INIT_LOSS_SCALING=2.0**100)
+    assert_names(advice, "first non-finite", "doctor.yaml")
+
+
+def test_a_doctor_that_fails_does_not_end_the_run(tmp_path):
+    def fail_in_float32(module, inputs):
+        if not torch.is_autocast_enabled("cpu"):
+            raise torch.OutOfMemoryError("out of memory")
+
+    def plant(model):
+        big_logits(model)
+        model.register_forward_pre_hook(fail_in_float32)
+
+    told, log = examined(tmp_path, plant, "AMP=true", DTYPE="float16")
+    (line,) = log.warned
+    assert_names(line, "doctor", "step 0", "OutOfMemoryError: out of memory")
+    assert told == ""
+
+
+@pytest.mark.parametrize("options", [(), ("AMP=true",)])
+def test_of_what_breaks_in_float32_it_names_the_module_and_prescribes_nothing(tmp_path, options):
+    told, log = examined(tmp_path, lambda model: model.blocks[1].norm1.weight.data.fill_(float("nan")), *options)
+    assert_names(told, "blocks.1.norm1", "float32", "TRAIN.BASE_LR")
+    assert len(log.said) == 1 and not (tmp_path / "doctor.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "undone"),
+    [
+        ({"MODE": "naive"}, "    MODE: autocast\n"),
+        ({"CUSTOM_WHITE_LIST": ("layer_norm",)}, "    CUSTOM_WHITE_LIST: []\n"),
+        ({"RESIDUAL": "half"}, ""),  # replayed as the run has it
+    ],
+)
+def test_what_the_replay_leaves_out_is_taken_back_by_what_is_prescribed(tmp_path, settings, undone):
+    told, log = examined(tmp_path, big_logits, "AMP=true", DTYPE="float16", **settings)
+    assert told.startswith("first non-finite: blocks.1.attn")
+    assert_names(told, f"-cfg {tmp_path / 'doctor.yaml'}")
+    text = (tmp_path / "doctor.yaml").read_text()
+    assert undone in text and "CUSTOM_BLACK_LIST: [blocks.1.attn]" in text
+    assert "a replay with them is finite" in log.said[1]
+
+
+def test_a_replay_has_the_dropout_of_the_update_that_failed(tmp_path):
+    config = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16", "MODEL.DROPOUT=0.5")
+    last = LastUpdate()
+    trainer = update(make_trainer(config, callbacks=[last]), 3)
+    batches = Batches(last.step, 0, last.batches())
+    case = make_case(config, trainer.model, trainer.prepare, batches, 1.0, trainer.loss)
+    assert case.seed == (config.SEED, 2, 0)
+    seen = []
+    case.loss = lambda logits, targets: seen.append(logits.detach()) or logits.sum()
+    seed_update(7, 7, 7)
+    replay(case, in_half=False, scale=1.0)
+    seed_update(*case.seed)
+    with torch.no_grad():
+        expected = [case.model.train()(images) for images, _, _ in case.batches]
+    assert all(map(torch.equal, seen, expected)) and len(seen) == len(expected)
+
+
+@pytest.mark.parametrize("largest", [3.0, 1e-3, 20_000.0])
+def test_the_largest_gradient_stays_a_factor_of_two_below_the_end_of_float16(largest):
+    exact = SimpleNamespace(gradients={"one": (None, largest), "two": (None, largest / 9), "in float32": (None, 1e9)})
+    scale = best_scale(exact, SimpleNamespace(in_half={"one", "two"}), torch.float16)
+    assert scale * largest <= 65504 / 2 < 2 * scale * largest and math.log2(scale) % 1 == 0
+
+
+@pytest.mark.parametrize("case", cases_of("recommended_scales"))
+def test_the_recommended_scale_is_between_1_and_2_to_the_24(case):
+    largest, half = case.split()
+    exact = SimpleNamespace(gradients={"one": (None, float(largest))})
+    scale = best_scale(exact, SimpleNamespace(in_half={"one", "gone"}), getattr(torch, half))
+    same_message(f"{scale:.0f}", "recommended_scales", case)
+
+
+def test_a_streak_after_a_rollback_is_examined_anew(tmp_path, monkeypatch):
+    config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"DTYPE": "float16"})
+    last, log, found = LastUpdate(), Lines(), []
+    monkeypatch.setattr(diagnosis, "diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found)))
+    doctor = AutoDoctor(config, tmp_path, log, last)
+    trainer = make_trainer(config, callbacks=[last])
+    report = train(trainer)
+    report.skips_in_a_row = 10
+    doctor.on_report(trainer, report)
+    doctor.on_report(trainer, report)
+    assert len(found) == 1 and doctor.get_advice()
+    doctor.on_rollback(trainer)
+    assert not doctor.get_advice()
+    doctor.on_report(trainer, report)
+    assert len(found) == 2

@@ -1,0 +1,243 @@
+"""The doctor names the very module at which half precision breaks, and what it prescribes helps."""
+
+import contextlib
+import math
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs.load import load
+from datasets import Normalize, Preparation, build_train_data, load_image_sets
+from engine.precision.policy import Precision
+from engine.train.loss import CrossEntropy
+from extras.doctor.command import precision_of
+from extras.doctor.diagnosis import Case, diagnose
+from extras.doctor.in_runs import LastUpdate
+from extras.doctor.overflow import read_overflow, save_overflow
+from models import build_model
+from models.transforms import choose_transforms
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.printed import cases_of
+from tests.support.refusals import assert_names
+from tests.support.runs import run, run_folder, typed
+from tests.support.trainers import big_logits, make_trainer, update
+from utils.distributed import Process
+
+
+def make_case(folder, plant, scale=65536.0, black_list=()) -> Case:
+    """A ViT of 8 blocks in float16 with something planted, and one batch of 4."""
+    config = small_config(folder, "AMP=true", "PRECISION.DTYPE=float16", "MODEL.DEPTH=8", "MODEL.DROPOUT=0.1")
+    config = replaced(config, PRECISION={"INIT_LOSS_SCALING": scale, "CUSTOM_BLACK_LIST": tuple(black_list)})
+    torch.manual_seed(0)
+    model = build_model(config, 10)
+    precision = Precision(config, CPU)
+    transforms = choose_transforms(config, CPU, precision.half)
+    transforms.apply(model)
+    with torch.no_grad():
+        plant(model)
+    images, targets = torch.randn(4, 1, 8, 8), torch.arange(4)
+    loss = CrossEntropy(config.TRAIN)
+    return Case(model, precision, transforms, loss, [(images, targets, 1.0)], scale)
+
+
+def nothing(model):
+    pass
+
+
+def big_mlp(model):
+    model.blocks[7].mlp.fc1.weight.fill_(3e4).mul_(torch.randn_like(model.blocks[7].mlp.fc1.weight).sign())
+
+
+def big_gradient(model):
+    """Zeros go in, so zeros come out; but what comes back is multiplied by the weights."""
+    model.blocks[5].mlp.fc1.weight.zero_()
+    model.blocks[5].mlp.fc1.bias.zero_()
+    model.blocks[5].mlp.fc2.weight.normal_(std=1e4)
+
+
+@pytest.mark.parametrize(
+    ("plant", "place", "is_forward", "black_list"),
+    [
+        (big_mlp, "blocks.7.mlp.fc1", True, ["blocks.7.mlp"]),
+        (partial(big_logits, block=3), "blocks.3.attn logits (q·k)", True, ["blocks.3.attn"]),
+        (big_gradient, "blocks.5.mlp.fc2", False, ["blocks.5.mlp"]),
+        # Of the last block a run computes only the class token.
+        (partial(big_logits, block=7), "blocks.7.attn logits (q·k)", True, ["blocks.7.attn"]),
+    ],
+)
+def test_a_planted_overflow_is_named_and_gone_with_what_is_prescribed(tmp_path, plant, place, is_forward, black_list):
+    found = diagnose(make_case(tmp_path, plant))
+    assert (str(found.first), found.is_forward, found.black_list) == (place, is_forward, black_list)
+    assert found.is_mended
+    assert diagnose(make_case(tmp_path, plant, found.best_scale, found.black_list)).first is None
+
+
+def test_without_a_fault_nothing_is_named_and_the_recommended_scale_is_the_largest_that_fits(tmp_path):
+    case = make_case(tmp_path, nothing, scale=1024.0)
+    found = diagnose(case)
+    assert (found.first, found.black_list, found.is_mended) == (None, [], True)
+    assert found.prescription(small_config(tmp_path, "AMP=true", "PRECISION.CUSTOM_BLACK_LIST=[head]").PRECISION) == {}
+    for scale, breaks in ((found.best_scale, False), (found.best_scale * 8, True)):
+        assert bool(diagnose(make_case(tmp_path, nothing, scale)).first) == breaks
+
+
+def test_attention_has_a_row_for_each_of_its_parts_also_with_a_fused_kernel(tmp_path):
+    def fuse(model):
+        for block in model.blocks:
+            block.attn.fused_attn = True
+
+    for plant, names in ((nothing, ("softmax", "attention x values")), (fuse, ("attention core",))):
+        places = {str(row.place) for row in diagnose(make_case(tmp_path, plant)).rows}
+        assert places >= {f"blocks.0.attn {name}" for name in ("logits (q·k)", *names)}, places
+
+
+def test_gradients_that_vanish_in_half_are_counted(tmp_path):
+    low, high = (diagnose(make_case(tmp_path, nothing, scale)) for scale in (2**-18, 4096.0))
+    lost_low, lost_high = (
+        next(row.underflow for row in found.rows if str(row.place) == "blocks.0.attn.qkv") for found in (low, high)
+    )
+    assert lost_low > 0.9 > 0.1 > lost_high
+    all_lost = diagnose(make_case(tmp_path, nothing, 2**-40))
+    assert {row.underflow for row in all_lost.rows} <= {1.0, None}, "of those that are not zero in float32 either"
+
+
+def test_constants_that_are_zero_in_float16_are_named(tmp_path):
+    def plant(model):
+        model.blocks[2].norm1.eps = model.of_the_model = 1e-8
+        model.blocks[4].norm2.weight.fill_(2e-8)
+        model.blocks[4].norm2.bias[0] = 1e-9  # one of many elements is no constant
+        model.blocks[5].mlp.register_buffer("temperature", torch.tensor(1e-9))
+
+    case = make_case(tmp_path, plant)
+    found = {each.name: each for each in diagnose(case).vanishing}
+    case.model.blocks[5].mlp.act.eps = 1e-8  # of a module that computes in half
+    again = {each.name: each.in_half for each in diagnose(case).vanishing}
+    planted = {"blocks.2.norm1.eps", "blocks.4.norm2.weight", "blocks.5.mlp.temperature", "of_the_model"}
+    assert set(found) == planted
+    assert not found["blocks.2.norm1.eps"].in_half and again["blocks.5.mlp.act.eps"]
+
+
+def test_a_row_has_the_largest_value_of_its_module_and_its_largest_gradient_as_the_scale_makes_it(tmp_path):
+    seen, rows = [], []
+    for scale in (64.0, 1024.0):
+        case = make_case(tmp_path, nothing, scale)
+        of_labels = case.loss
+        case.loss = lambda logits, targets, of=of_labels: seen.append(logits.detach()) or of(logits, targets)
+        rows.append(next(row for row in diagnose(case).rows if str(row.place) == "head"))
+    assert rows[0].activation == rows[1].activation == seen[0].abs().max().item(), "in float32"
+    assert rows[1].gradient == pytest.approx(16 * rows[0].gradient) and rows[0].gradient > 0
+
+
+def test_nan_is_the_largest_value_of_a_module(tmp_path):
+    case = make_case(tmp_path, lambda model: model.blocks[2].mlp.fc1.weight.fill_(torch.nan))
+    assert math.isnan({str(row.place): row for row in diagnose(case).rows}["blocks.2.mlp.fc1"].activation)
+
+
+def test_replaying_leaves_the_model_as_it_was(tmp_path):
+    case = make_case(tmp_path, big_mlp)
+    case.model.norm = torch.nn.Sequential(torch.nn.Flatten(1), torch.nn.BatchNorm1d(80), torch.nn.Unflatten(1, (5, 16)))
+    before = {name: value.clone() for name, value in case.model.state_dict().items()}
+    classes = [type(module) for module in case.model.modules()][1:]
+    diagnose(case)
+    assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in case.model.parameters())
+    assert not any(module._forward_hooks or "forward" in vars(module) for module in case.model.modules())
+    assert [type(module) for module in case.model.modules()][1:] == classes
+
+
+# The script, and the batch that a run leaves when it stops.
+
+POISONED = "AMP=true PRECISION.DTYPE=float16 MODEL.DEPTH=3 PRECISION.MAX_CONSECUTIVE_SKIPS=3 REPORT_FREQ=1"
+POISONED += " TRAIN.MIXUP_ALPHA=0.8 TRAIN.RANDOM_ERASE_PROB=0.5"
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The folder of a run that starts from weights with big logits, and what it said."""
+    folder = tmp_path_factory.mktemp("stopped")
+    torch.manual_seed(0)
+    model = build_model(small_config(folder, *POISONED.split()), 10)
+    big_logits(model)
+    torch.save(model.state_dict(), folder / "weights.pth")
+    flags = ["-cfg", str(folder / "small.yaml"), "-pretrained", str(folder / "weights.pth"), "-batch_size", "4"]
+    options = ["-opts", *POISONED.split(), "TRAIN.ACCUM_ITER=2", "MODEL.DROPOUT=0.1"]
+    result = run("main_single_gpu.py", *flags, "-output", str(folder / "output"), *options)
+    assert result.returncode == 3, result.stderr
+    return run_folder(folder / "output"), result.stdout
+
+
+def test_a_run_that_stops_keeps_its_batch_and_says_what_to_type(stopped):
+    folder, said = stopped
+    assert f"python scripts/doctor.py {folder}" in said.splitlines()[-1]
+    saved = torch.load(folder / "overflow-batch.pth", weights_only=True)
+    assert saved["images"].dtype is torch.uint8 and saved["images"].shape == (8, 1, 8, 8)
+    assert saved["step"] == 2 and saved["sizes"] == [4, 4] and saved["shares"] == [0.5, 0.5]
+    config = load(["-cfg", str(folder / "config.yaml")]).config
+    train_set, _ = load_image_sets(config)
+    with contextlib.closing(build_train_data(config, train_set, Process(CPU)).windows(2, 3)) as windows:
+        batches = list(next(windows).batches)
+    assert torch.equal(saved["images"], torch.cat([batch.images for batch in batches]))
+    prepare = Preparation(config, Normalize(config.DATA))
+    for batch, (again, _) in zip(batches, read_overflow(folder / "overflow-batch.pth").batches, strict=True):
+        (images, targets), (same_images, same_targets) = prepare(batch), prepare(again)
+        assert torch.equal(images, same_images) and not torch.equal(images, prepare.normalize(batch.images))
+        assert all(torch.equal(one, other) for one, other in zip(targets, same_targets, strict=True))
+
+
+def test_every_process_keeps_its_batch_in_a_file_of_its_own(tmp_path):
+    last = LastUpdate()
+    update(make_trainer(small_config(tmp_path), callbacks=[last]))
+    for rank in range(3):
+        save_overflow(tmp_path, rank, last.state_dict(), {})
+    assert {read_overflow(path).rank for path in tmp_path.glob("overflow-*.pth")} == {0, 1, 2}
+
+
+def test_the_script_names_the_module_and_writes_settings_for_the_run(stopped):
+    folder, _ = stopped
+    said = typed("scripts/doctor.py", folder).done().stdout
+    assert_names(said, "step 2", "process 0", "8 images", "blocks.1.attn logits (q·k)")
+    written = (folder / "doctor.yaml").read_text()
+    assert "BASE: config.yaml" in written and "CUSTOM_BLACK_LIST: [blocks.1.attn]" in written
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_yaml) -> Path:
+    """The folder of a run in float32 of one epoch, which is 4 updates of 320 images."""
+    output = tmp_path_factory.mktemp("trained")
+    words = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "1", "-batch_size", "320"]
+    run("main_single_gpu.py", *words).done()
+    return run_folder(output)
+
+
+@pytest.fixture
+def saved(trained, tmp_path) -> Path:
+    """A copy of that folder."""
+    return shutil.copytree(trained, tmp_path / "saved")
+
+
+def test_another_half_type_than_the_runs_has_a_scale_of_its_own(tmp_path):
+    config, state = small_config(tmp_path), {"amp_scaler": {"dtype": "torch.bfloat16", "scale": 2.0}}
+    scales = [precision_of(config, state, half)[1] for half in (None, "bfloat16", "float16")]
+    assert scales == [2.0, 2.0, config.PRECISION.INIT_LOSS_SCALING]
+
+
+@pytest.mark.parametrize("mode", ["autocast", "naive"])
+def test_without_a_saved_batch_the_next_one_of_the_run_is_replayed(saved, tmp_path, mode):
+    (tmp_path / "mode.yaml").write_text(f"BASE: {saved}/config.yaml\nPRECISION: {{MODE: {mode}}}")
+    words = [str(saved / "last.pth"), "-amp_dtype", "float16", "-cfg", str(tmp_path / "mode.yaml")]
+    said = typed("scripts/doctor.py", *words).done().stdout
+    assert_names(said, "step 4", "process 0", "320 images")
+    assert "doctor.yaml" not in said and not (saved / "doctor.yaml").exists()
+
+
+@pytest.mark.parametrize("words", cases_of("mistakes/of_the_doctor"))
+def test_a_mistake_ends_with_exit_code_2_and_a_message(saved, tmp_path, words):
+    batches = {"large": ((1, 3, 16, 16), torch.uint8, 0), "float": ((1, 1, 8, 8), torch.float32, 0)}
+    for name, (shape, dtype, target) in (batches | {"class": ((1, 1, 8, 8), torch.uint8, 10)}).items():
+        batch = {"images": torch.zeros(shape, dtype=dtype), "targets": torch.tensor([target])}
+        torch.save(batch, tmp_path / f"{name}.pth")
+    given = words.format(run=saved, empty=tmp_path).replace("(nothing)", "").split()
+    typed("scripts/doctor.py", *given).refused(page="mistakes/of_the_doctor", case=words)

@@ -1,0 +1,22 @@
+"""Names of classes and images that a spreadsheet would compute."""
+
+import csv
+
+import numpy as np
+
+from datasets.sources.images import ArrayImages
+from datasets.transforms.decode import PixelRules
+from engine.evaluation.tally import ImageResults
+from extras.report.image_tables import write_tables
+
+
+def test_no_table_of_a_run_has_a_formula(tmp_path):
+    images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["=a()", "@b"], PixelRules(1), "-2+3 of")
+    numbers = np.array([0, 1])
+    shares = np.full(2, 0.5, np.float32)
+    write_tables(tmp_path, ImageResults(numbers, numbers, numbers[::-1], shares, shares, np.ones((3, 2), int)), images)
+    tables = list(tmp_path.glob("*.csv"))
+    assert len(tables) == 3
+    for table in tables:
+        with open(table, newline="") as file:
+            assert not [cell for row in csv.reader(file) for cell in row if cell[:1] in ("=", "+", "-", "@")], table

@@ -1,0 +1,274 @@
+"""report.html says what is in the folder of a run, holds nothing that runs or loads, and never harms the run."""
+
+import base64
+import io
+import json
+import re
+import shlex
+import shutil
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.predict.pictures import PLACES, Tile, contact_sheet, write_picture
+from engine.record.saved_run import SavedRun
+from extras.report.page import contact_sheet as as_tiles
+from extras.report.page import element, embedded
+from extras.report.report import describe_end, write_at_end, write_report
+from tests.support.configs import SMALL
+from tests.support.printed import cases_of, same_message, same_text
+from tests.support.runs import run, run_folder, status_of, typed
+from tests.support.saved_runs import write_json, write_run
+
+REPORT = "scripts/report.py"
+EVIL = '<script>alert("1")</script>&amp;'
+
+
+class Page(HTMLParser):
+    """The elements of a page, its headings, and the text in it."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.elements: list[tuple[str, dict]] = []
+        self.headings: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in ("meta", "img", "br"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self._open:
+            self.text += data
+        if self._open[-1:] == ["h2"]:
+            self.headings.append(data)
+
+    def all(self, tag: str) -> list[dict]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def page_of(folder: Path) -> Page:
+    path = folder / "report.html"
+    write_report(SavedRun.open(folder), path)
+    return Page(path)
+
+
+def change_status(folder: Path, **facts) -> None:
+    status = status_of(folder)
+    write_json(folder / "status.json", status | facts)
+
+
+@pytest.fixture(autouse=True)
+def quick_curves(monkeypatch):
+    """Curves take most of the time of a page, and other tests look at them."""
+    monkeypatch.setattr("extras.report.report.to_png", lambda plot, title: b"a curve")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A real run that writes its report."""
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "small.yaml").write_text(SMALL.replace("REPORT: false", "REPORT: true"))
+    words = ["-cfg", str(folder / "small.yaml"), "-epochs", "1", "-amp", "-output", str(folder / "o p's")]
+    run("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
+    return run_folder(folder / "o p's")
+
+
+def test_a_run_ends_with_a_report_of_what_it_measured(trained):
+    page, run = Page(trained / "report.html"), SavedRun.open(trained)
+    assert f"{run.best.value:.2f}%" in page.text and f"epoch {run.best.epoch}" in page.text
+    assert {"validation_images", "validation_digest", "device_name", "parameters"} <= set(run.about)
+    assert f"{run.about['parameters']:,} parameters" in page.text and "359 validation images" in page.text
+    assert {"Training curves", "Settings", "How to repeat it"} <= set(page.headings)
+    assert "Precision" not in page.headings, "in bfloat16 nothing happened"
+    assert "learning rate up to 0.000" in page.text, "warm-up does not get to TRAIN.BASE_LR"
+    path = shlex.quote(str(trained / "config.yaml"))
+    assert f"python main_single_gpu.py -cfg {path}" in page.text
+
+
+def test_the_script_writes_it_elsewhere(trained, tmp_path):
+    ended = typed(REPORT, trained, "-output", tmp_path / "x.html").done()
+    assert Page(tmp_path / "x.html").headings == Page(trained / "report.html").headings
+    assert ended.stdout.strip() == str(tmp_path / "x.html")
+
+
+def test_a_run_that_was_killed_before_its_report_gets_it_when_it_is_resumed(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    (folder / "report.html").unlink()
+    assert run("main_single_gpu.py", "-resume", str(folder)).returncode == 0
+    assert "Settings" in Page(folder / "report.html").headings
+
+
+def run_with(folder: Path, text: str) -> Path:
+    """A run that has a text wherever a user or a file can put one."""
+    write_run(folder, names=[text, "dog", "cat"], torch=text, device_name=text, precision=text, command=[text, text])
+    config = (folder / "config.yaml").read_text().replace("imagefolder", json.dumps(text))
+    config = config.replace("vit_small ", f"{json.dumps(text)} ").replace("# flag -amp", f"# {text}")
+    config += f"SAVE: https://me:secret@server/x\nTAG: {json.dumps(text)}\nNAME: {json.dumps(text)}  # {text}\n"
+    (folder / "config.yaml").write_text(config)
+    (folder / "doctor.yaml").write_text(text)
+    (folder / "log.txt").write_text(f"2026-01-02 03:04:05 doctor: {text}\n")
+    change_status(folder, state="failed", reason=text + "\ud800", host=text, started=text)
+    return folder
+
+
+@pytest.mark.parametrize("text", cases_of("texts_in_a_report"))
+def test_names_of_classes_and_files_and_settings_are_text(tmp_path, text):
+    folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
+    plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
+    assert page.elements == plain.elements, "none of them, and no attribute, is of the data"
+    assert page.text.count(text) >= 8 and "doctor.yaml, for -cfg:" in page.text and "secret" not in page.text
+    assert '" onload' not in element("img", alt='x" onload="x'), "a quote does not end an attribute"
+    same_message(element("p", text), "texts_in_a_report", text)
+
+
+def test_control_characters_of_names_are_escaped(tmp_path):
+    name = "owl\x1b[2J\x07\x9b31m\u202e"
+    folder = write_run(tmp_path / name, names=[name, "dog", "cat"])
+    write_picture(contact_sheet([Tile(None, [f"photos/{name}.jpg"])]), folder / "mistakes.png")
+    text, shown = page_of(folder).text, r"owl\x1b[2J\x07\x9b31m\u202e"
+    assert f"photos/{shown}.jpg" in text and text.count(shown) >= 4
+    assert not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", (folder / "report.html").read_text(encoding="utf-8")
+    )
+
+
+def test_nothing_in_the_page_is_loaded_or_run(tmp_path):
+    page = page_of(write_run(tmp_path / "run", names=[f"class {number}" for number in range(40)], skipped=2))
+    (policy,) = (each["content"] for each in page.all("meta") if each.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy
+    sources = [attributes["src"] for _, attributes in page.elements if "src" in attributes]
+    assert len(sources) == 8 and all(source.startswith("data:image/") for source in sources)
+    assert all(each["alt"] for each in page.all("img"))
+    assert {"name": "referrer", "content": "no-referrer"} in page.all("meta")
+    assert not {"script", "link", "iframe", "object", "base", "form", "a"} & {tag for tag, _ in page.elements}
+    assert not re.search(r"url\(|@import", (tmp_path / "run" / "report.html").read_text())
+
+
+def test_sections_that_would_be_empty_are_left_out(tmp_path):
+    full = page_of(write_run(tmp_path / "full", skipped=2))
+    assert {"Confusion matrix", "Classes, lowest F1 first", "Precision"} <= set(full.headings)
+    assert "10 updates of 109 skipped" in full.text
+    for name in ("results.json", "train_batch.png", "steps.csv"):
+        (tmp_path / "full" / name).unlink()
+    metrics = tmp_path / "full" / "metrics.jsonl"
+    metrics.write_text('{"epoch": -1, "eval_top1": 12.5}\n' + metrics.read_text())
+    told = page_of(tmp_path / "full").text
+    assert "10 updates of 110 skipped" in told and "Before training it was 12.50%" in told
+    metrics.write_text('{"epoch": 0, "train_loss": 1.0}\n')
+    change_status(tmp_path / "full", about={})  # as of the first version
+    few = page_of(tmp_path / "full")
+    assert few.headings == ["Training curves", "Settings", "How to repeat it"]
+    assert "python main_single_gpu.py -cfg" in few.text
+
+
+def test_a_thousand_classes_are_a_short_table_and_a_page_to_send(tmp_path):
+    page = page_of(write_run(tmp_path, names=[f"class {number}" for number in range(1000)]))
+    assert "Classes with the lowest F1" in page.headings and "class 3class 4" not in page.text
+    assert (tmp_path / "report.html").stat().st_size < 400_000
+
+
+def test_large_sheets_become_small_enough_to_send(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (1300, 1300, 3), np.uint8)  # compresses worst
+    Image.fromarray(noise).save(tmp_path / "mistakes.png", compress_level=0)
+    found = embedded(tmp_path / "mistakes.png", "noise", "sheet")
+    content = base64.b64decode(re.search('base64,([^"]*)', found).group(1))
+    assert len(content) < 700_000 and Image.open(io.BytesIO(content)).size == (1000, 1000)
+    (tmp_path / "mistakes.png").write_bytes(b"no picture")
+    assert embedded(tmp_path / "mistakes.png", "none", "sheet") is None
+
+
+def test_images_of_a_sheet_are_shown_one_by_one_with_captions_as_text(tmp_path):
+    shades = [np.full((30, 60, 3), shade, np.uint8) for shade in (10, 90)]
+    tiles = [Tile(shades[0], [EVIL, "cat/\udcff.jpg"]), Tile(shades[1], ["猫"]), Tile(None, ["cannot be read"])]
+    write_picture(contact_sheet(tiles, side=60), tmp_path / "mistakes.png")
+    (tmp_path / "page.html").write_text(as_tiles(tmp_path / "mistakes.png", "Mistakes"), encoding="utf-8")
+    page = Page(tmp_path / "page.html")
+    assert page.text == f"{EVIL}cat/?.jpg猫cannot be read" and len(page.all("figcaption")) == 4
+    found = [Image.open(io.BytesIO(base64.b64decode(each["src"].split(",")[1]))) for each in page.all("img")]
+    assert [each.size for each in found] == [(60, 30), (60, 30), (60, 60)]
+    assert [np.asarray(each)[10, 10].tolist() for each in found[:2]] == [[10] * 3, [90] * 3]
+
+
+@pytest.mark.parametrize(
+    "places",
+    ["[[0,0,9999,5,[]]]", "[[9,0,5,5,[]]]", "[[0,0,5,5,3]]", '[["0",0,5,5,[]]]', "[1]", "{}", "null", "[" * 9999]
+    + ["[" + ",".join(["[0,0,5,5,[]]"] * 101) + "]"],
+    ids=lambda places: places[:20],
+)
+def test_a_sheet_with_odd_places_is_shown_whole(tmp_path, places):
+    folder = write_run(tmp_path)
+    for name in ("plain", "odd"):
+        sheet = contact_sheet([Tile(np.zeros((9, 9, 3), np.uint8), ["a caption"])])
+        sheet.info[PLACES] = places if name == "odd" else sheet.info[PLACES]
+        write_picture(sheet, folder / "mistakes.png")
+        assert ("a caption" in page_of(folder).text) == (name == "plain")
+        assert len(page_of(folder).all("img")) == 7
+
+
+def test_the_best_epoch_of_the_curves_is_that_of_best_pth(tmp_path, monkeypatch):
+    marks = []
+    monkeypatch.setattr("extras.report.report.to_png", lambda plot, title: marks.append(plot.best) or b"a curve")
+    run = SavedRun.open(write_run(tmp_path))  # whose last epoch has a better score, but no best.pth
+    page_of(tmp_path)
+    assert run.best.epoch == 4 and {mark[0] for mark in marks if mark} == {4}
+
+
+def test_a_page_says_what_is_in_the_folder_and_how_the_run_ended(here):
+    folder = write_run(Path("run"), names=["cat", "dog", "owl"], skipped=2, processes=2)
+    page_of(folder)
+    text = re.sub("<style.*?</style>", "", (folder / "report.html").read_text(), flags=re.S)
+    text = re.sub("<details.*?</details>", "", text, flags=re.S)
+    for pattern, instead in ((r'<img[^>]*alt="([^"]*)"[^>]*>', r"[\1]\n"), ("</t[dh]>", " | "), ("</dt>", ": ")):
+        text = re.sub(pattern, instead, text)
+    text = unescape(re.sub("<[^>]*>", "", re.sub("</(p|h.|tr|div|title)>", "\n", text)))
+    pages = {"a page without the table of all settings": re.sub("\n\n+", "\n", text)}
+    for state in ("done", "stopped", "failed", "save_failed", "running", "killed", "unknown"):
+        for status in ({"signal": 15}, {"reason": "early stop"}):
+            pages[f"{state}, {status}"] = describe_end(SimpleNamespace(state=state, status=status), 3)
+    same_text("report", pages, run=folder.resolve(), version=re.compile(r"(?m)(?<=^halfstep )\S+(?=,)"))
+
+
+@pytest.mark.parametrize("output", ["", "no/x.html", "config.yaml/x.html"])
+def test_an_output_that_cannot_be_written_is_refused(tmp_path, output):
+    folder = write_run(tmp_path / "run")
+    typed(REPORT, folder, "-output", folder / output).refused(folder / output)
+
+
+def test_whatever_is_damaged_in_a_folder_ends_in_a_report_or_a_remedy(tmp_path):
+    folder = write_run(tmp_path, skipped=1)
+    (folder / "log.txt").write_text("2026-01-02 03:04:05 doctor: found\n")
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        odd = (b"", b"\xff\x00" * 50, b'{"epoch": {}}', b"[[1]]")
+        for content in (*odd, whole[: len(whole) // 2], whole.replace(b"1", b"x")):
+            path.write_bytes(content)
+            ended = typed(REPORT, folder, "-output", tmp_path.parent / "x.html")
+            is_told = ended.returncode == 2 and str(folder) in ended.stderr
+            assert ended.returncode == 0 or is_told, (path.name, content[:60], ended)
+        path.write_bytes(whole)
+
+
+def test_what_goes_wrong_with_the_report_is_a_warning_of_the_run(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run")
+    (folder / "report.html" / "in the way").mkdir(parents=True)
+    assert write_at_end(folder, in_the_way := Mock()) is None
+    in_the_way.warn.assert_called_once()
+    assert write_at_end(tmp_path, no_epoch := Mock()) is None
+    no_epoch.warn.assert_not_called()
+    assert not list(folder.glob(".*.tmp"))
+    monkeypatch.setattr("extras.report.report.curves", lambda run: 1 / 0)
+    assert write_at_end(folder, ours := Mock()) is None
+    ours.warn.assert_called_once()

@@ -1,0 +1,347 @@
+"""Tables of each image and class, against scikit-learn's and for any number of processes; what whole runs leave of them, after a kill too."""
+
+import csv
+import json
+import math
+import re
+import signal
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+import extras.report.image_results
+from datasets import BadImages, Normalize, build_eval_data
+from datasets.sources.images import ArrayImages
+from datasets.transforms.decode import PixelRules
+from datasets.types import ImageReadError
+from engine.evaluation.evaluate import evaluate
+from engine.evaluation.scores import Best
+from engine.evaluation.tally import ImageResults, Tally
+from engine.precision.policy import Precision
+from engine.train.counters import EpochResult
+from extras.report import image_sheets
+from extras.report import image_tables as module
+from extras.report.image_results import BestResults, ResultFiles
+from extras.report.image_sheets import TrainBatch, draw_confusion, draw_mistakes
+from extras.report.image_tables import Names, write_tables
+from tests.support.configs import CPU, small_config
+from tests.support.run_hash import run_hash
+from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
+from tests.support.threads import Threads
+from tests.support.trainers import Lines, make_trainer, update
+from utils.distributed import Process
+
+CLASSES = ["ant\r", 'b"e,e', "猫\n", "dog|wolf", "empty", "never predicted"]
+NUM_IMAGES, UNREADABLE = 61, (0, 17, 60)
+
+
+class Shades(torch.nn.Module):
+    """Logits by the mean of an image, of one output more than there are classes; of half the images as their class has it."""
+
+    def forward(self, images):
+        shades = torch.linspace(-1, 1, len(CLASSES))[[0, 1, 2, 3, 5, 4]]
+        logits = -9 * (images.mean((1, 2, 3))[:, None] - shades).abs()
+        logits[:, 5] -= 99
+        return torch.cat((logits, logits.amax(1, keepdim=True) - 0.05 + 2 * images[:, :, 0, 0]), 1)
+
+
+def make_images() -> ArrayImages:
+    rng = np.random.default_rng(0)
+    targets = rng.integers(4, size=NUM_IMAGES)
+    targets[-5:] = 5
+    pixels = (targets * 51 + rng.integers(-60, 60, size=NUM_IMAGES)).clip(0, 255)
+    pixels = np.broadcast_to(pixels[:, None, None], (NUM_IMAGES, 8, 8)).astype(np.uint8)
+    images = ArrayImages(pixels.copy(), targets, CLASSES, PixelRules(1), "made up")
+    images.images[:, 0, 0] = rng.integers(160, size=NUM_IMAGES)  # sometimes the seventh output is the highest
+    read = images.read
+
+    def read_or_fail(index):
+        if index in UNREADABLE:
+            raise ImageReadError("broken")
+        return read(index)
+
+    images.read = read_or_fail
+    return images
+
+
+def table(path) -> list[list[str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_tables_are_scikit_learns_for_any_number_of_processes(tmp_path, world_size):
+    config, images = small_config(tmp_path, "DATA.BATCH_SIZE=8", "DATA.CROP_PCT=1"), make_images()
+
+    def results_of(process):
+        data, bad = build_eval_data(config, images, process), BadImages(images, 1.0, str)
+        (found,) = evaluate([Shades()], data, Normalize(config.DATA), Precision(config, CPU), process, bad)
+        return found.images.gather(process)
+
+    results = Threads(world_size).run(results_of)
+    write_tables(tmp_path, results[-1], images)
+    kept = [index for index in range(NUM_IMAGES) if index not in UNREADABLE]
+    pixels = Normalize(config.DATA)(torch.from_numpy(images.images[kept])[:, None])
+    shares = Shades()(pixels).double().softmax(1).numpy()
+    labels, predicted = images.targets[kept], shares.argmax(1)
+    names = [*CLASSES, "class 6"]
+    rows = table(tmp_path / "predictions.csv")[1:]
+    assert [row[:3] for row in rows] == [
+        [f"made up image {index}", names[label], names[number]]
+        for index, label, number in zip(kept, labels, predicted, strict=True)
+    ]
+    of_prediction, of_label = ([float(row[column]) for row in rows] for column in (3, 4))
+    assert of_prediction == pytest.approx(shares.max(1), abs=2e-6)
+    assert of_label == pytest.approx(shares[range(len(kept)), labels], abs=2e-6)
+
+    matrix = confusion_matrix(labels, predicted, labels=range(7))
+    assert matrix[:, 6].any() and matrix[:4, :4].trace() not in (0, len(kept))
+    assert table(tmp_path / "confusion.csv") == [
+        ["label \\ prediction", *names],
+        *([name, *map(str, row)] for name, row in zip(names, matrix.tolist(), strict=True)),
+    ]
+    expected = precision_recall_fscore_support(labels, predicted, labels=range(7), zero_division=np.nan)
+    for number, row in enumerate(table(tmp_path / "per_class.csv")[1:]):
+        for text, column in zip(row[1:5], expected, strict=True):
+            value = float(column[number])
+            assert (text == "") == math.isnan(value) and (not text or float(text) == pytest.approx(value, abs=1e-6))
+        off = matrix[number] * (np.arange(7) != number)
+        taken_for = [names[off.argmax()], str(off.max())] if off.any() else ["", ""]
+        assert (row[0], row[5], row[6:]) == (names[number], str(matrix[:, number].sum()), taken_for)
+
+
+def test_with_several_labels_all_of_them_are_named_and_figures_are_scikit_learns(tmp_path, monkeypatch):
+    rng, names = torch.Generator().manual_seed(0), ["a", "b", "c", "d"]
+    targets = (torch.rand(50, 4, generator=rng) < 0.4).float()
+    logits = torch.randn(50, 4, generator=rng) + 2 * targets - 1
+
+    def results_of(process):
+        tally, share = Tally(CPU, torch.float64), torch.arange(process.rank, 50, process.world_size)
+        tally.add(logits[share], targets[share], 0)
+        tally.result(process)
+        tally.per_image.indices = share.numpy()
+        return tally.per_image.gather(process)
+
+    images = make_images()
+    images.classes = names
+    write_tables(tmp_path, (results := Threads(2).run(results_of)[1]), images)
+    shares = logits.sigmoid()
+    monkeypatch.setattr(image_sheets, "NUM_SHOWN", 20)
+    number, errors = image_sheets.most_certain_label_errors(results, Names(names))
+    is_wrong = (shares > 0.5) != targets.bool()
+    certainty = torch.where(is_wrong, (shares - 0.5).abs(), -1.0).flatten().sort(descending=True).indices[:20].tolist()
+    assert number == is_wrong.sum() > 20
+    for place, (index, caption) in zip(certainty, errors, strict=True):
+        label = "a label" if targets.flatten()[place] else "not a label"
+        assert index == place // 4
+        assert caption == [f"{label}: {names[place % 4]}", f"model: {shares.flatten()[place]:.1%}"]
+    for index, (_, label, prediction, certain, of_label) in enumerate(table(tmp_path / "predictions.csv")[1:]):
+        order = shares[index].argsort(descending=True).tolist()
+        of_image, above = ([n for n in order if each[index, n] > 0.5] for each in (targets, shares))
+        for told, told_shares, numbers in ((label, of_label, of_image), (prediction, certain, above)):
+            assert told == "|".join(names[number] for number in numbers)
+            told_shares = [float(each) for each in told_shares.split("|") if each]
+            assert told_shares == pytest.approx(shares[index, numbers].tolist(), abs=2e-6)
+    expected = precision_recall_fscore_support(targets, logits > 0)
+    for number, row in enumerate(table(tmp_path / "per_class.csv")[1:]):
+        assert [float(text) for text in row[1:5]] == pytest.approx([each[number] for each in expected], abs=1e-6)
+    assert not (tmp_path / "confusion.csv").exists()
+
+
+def made_up(labels, predictions, num_classes, probabilities=None) -> ImageResults:
+    counts = [np.bincount(each, minlength=num_classes) for each in (labels, predictions, labels[labels == predictions])]
+    shares = np.full(len(labels), 0.5, np.float32) if probabilities is None else probabilities
+    return ImageResults(np.arange(len(labels)), labels, predictions, shares, 1 - shares, np.stack(counts))
+
+
+def test_the_confusion_of_very_many_classes_is_a_list_and_a_picture_of_the_usual_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_CLASSES", 5)
+    labels = np.repeat(np.arange(3000), 2)
+    predictions = labels.copy()
+    predictions[::7] = 2999
+    results, images = made_up(labels, predictions, 3000), make_images()
+    images.classes = [f"class number {number}" for number in range(3000)]
+    images.key = str
+    write_tables(tmp_path, results, images)
+    header, *rows = table(tmp_path / "confusion.csv")
+    assert header == ["label", "prediction", "count"] and sum(int(row[2]) for row in rows) == len(labels)
+    assert ["class number 0", "class number 2999", "1"] in rows
+    picture = draw_confusion(results, Names(images.classes))
+    assert 800 < picture.width < 1000 and 800 < picture.height < 1000
+    some = made_up(labels % 9, predictions % 9, 9)
+    assert draw_confusion(some, Names(CLASSES)).size < picture.size
+    monkeypatch.setattr(module, "MOST_CLASSES", 3000)
+    write_tables(tmp_path, results, images)
+    assert table(tmp_path / "confusion.csv")[0][1:] == images.classes, "the most that have a matrix"
+
+
+def test_the_sheet_shows_the_36_most_certain_mistakes_and_none_that_cannot_be_read(monkeypatch):
+    images = make_images()
+    images.images = np.broadcast_to(np.arange(61, dtype=np.uint8)[:, None, None] * 4, (61, 8, 8))
+    shares = np.random.default_rng(0).permutation(61).astype(np.float32) / 61
+    labels, predictions = np.zeros(61, int), (np.arange(61) % 10 > 0).astype(int)
+    sheet = np.asarray(draw_mistakes(made_up(labels, predictions, 6, shares), images).convert("L"))
+    wrong = np.flatnonzero(predictions)
+    chosen = wrong[np.argsort(-shares[wrong])][:36]
+    shown = [index for index in chosen if index not in UNREADABLE]
+    assert len(shown) < 36, "one of them cannot be read"
+    areas = dict(zip(*np.unique(sheet, return_counts=True), strict=True))
+    assert {value // 4 for value, area in areas.items() if area > 15_000 and value not in (225, 255)} == set(shown)
+    assert Image.fromarray(sheet).width > 900
+    monkeypatch.setattr(image_sheets, "contact_sheet", lambda *_, title, **how: title)
+    for count in (36, 37):
+        every = made_up(np.zeros(count, int), np.ones(count, int), 6, shares[:count])
+        assert ("most certain" in draw_mistakes(every, images)) == (count > 36)
+
+
+def test_the_sheet_of_the_first_update_names_the_classes_of_each_image_and_their_shares(tmp_path, monkeypatch):
+    captions = []
+    monkeypatch.setattr(
+        image_sheets, "contact_sheet", lambda tiles, **how: captions.append(tiles) or Image.new("L", (1, 1))
+    )
+    for words in ([], ["TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MIXUP_MODE=elem", "TRAIN.MIXUP_PROB=0.5"]):
+        config = small_config(tmp_path, *words)
+        callback = TrainBatch(config, tmp_path, [f"digit {number}" for number in range(10)], Lines())
+        callback.on_report(update(make_trainer(config, callbacks=[callback]), 2), None)
+    plain, mixed = ([tile.caption[0] for tile in tiles] for tiles in captions)
+    shares = [re.fullmatch(r"(\d+)% (digit \d), (\d+)% digit \d", caption) for caption in mixed]
+    assert {each and int(each[1]) + int(each[3]) for each in shares} == {None, 100}
+    assert [each[2] if each else caption for each, caption in zip(shares, mixed, strict=True)] == plain
+
+
+def test_of_a_process_without_images_nothing_is_missing():
+    def empty(process: Process) -> ImageResults:
+        tally = Tally(CPU, torch.float64)
+        tally.add(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0)
+        tally.result(process)
+        return tally.per_image.gather(process)
+
+    assert all(len(each.indices) == 0 and each.counts.shape == (3, 4) for each in Threads(3).run(empty))
+
+
+def test_while_tables_are_written_no_record_says_whose_they_are(tmp_path, monkeypatch):
+    images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["a", "b"], PixelRules(1), "made up")
+    numbers, shares = np.array([0, 1]), np.full(2, 0.5, np.float32)
+    results = ImageResults(numbers, numbers, numbers, shares, shares, np.ones((3, 2), int))
+    files = ResultFiles(tmp_path, images, log := Lines())
+    files.write(results, Best(50.0, 1), with_pictures=False)
+    assert files.are_of(Best(50.0, 1), with_pictures=False)
+    for other in (Best(50.0, 2), Best(50.0, 1, 0.5), Best(50.0, 1, 0.0, "_ema"), Best(50.0, 1, 0.0, "", 9)):
+        assert not files.are_of(other, with_pictures=False)
+    assert not files.are_of(Best(50.0, 1), with_pictures=True)
+    monkeypatch.setattr("engine.predict.pictures.describe_missing", lambda names: f"no font has {names[0]}")
+    files.write(results, Best(50.0, 1), with_pictures=True)
+    assert files.are_of(Best(50.0, 1), with_pictures=True) and log.said == ["no font has a"]
+    trainer = SimpleNamespace(process=Process(CPU), best=Best(60.0, 2))
+    best = BestResults(SimpleNamespace(REPORT=False), tmp_path, images, Lines(), trainer)
+    for trainer.best in (Best(60.0, 2), Best(70.0, 3)):
+        best.on_epoch_end(trainer, SimpleNamespace(images=results))
+    trainer.best = Best(60.0, 2)  # best.pth of the third found no room
+    best.close()
+    assert files.are_of(Best(60.0, 2), with_pictures=False)
+    monkeypatch.setattr(extras.report.image_results, "write_tables", Mock(side_effect=OSError("no room")))
+    files.write(results, Best(60.0, 2), with_pictures=False)
+    assert not files.are_of(Best(50.0, 1), with_pictures=False)
+
+
+def test_the_best_results_are_written_once_a_minute_at_most_and_take_no_more_than_a_hundredth_of_a_run(
+    tmp_path, monkeypatch
+):
+    now, written, trainer = [0.0], [], SimpleNamespace(best=Best(), process=Process(CPU))
+    monkeypatch.setattr("extras.report.image_results.time.monotonic", lambda: now[0])
+
+    def write(files, images, best, with_pictures) -> None:
+        written.append((now[0], images, best.epoch, with_pictures))
+        now[0] += 2.0
+
+    monkeypatch.setattr(ResultFiles, "write", write)
+    results = BestResults(small_config(tmp_path, "REPORT=true"), tmp_path, make_images(), log := Lines(), trainer)
+    for epoch, (now[0], is_best) in enumerate(((59, True), (61, False), (261, True), (264, True), (463.5, False)), 1):
+        trainer.best = Best(50.0 + epoch, epoch) if is_best else trainer.best
+        results.on_epoch_end(trainer, EpochResult(None, {}, 0, 0.0, 0.0, f"of {epoch}" if is_best else None))
+    assert written == [(61, "of 1", 1, False), (264, "of 4", 4, False)]
+    trainer.best = Best(53.0, 3)  # for whose follower there was no room
+    results.close()
+    assert written[2:] == [(463.5, "of 3", 3, True)]
+    trainer.best = Best(99.0, 9)
+    results.complete(pytest.fail)
+    assert len(log.warned) == 1 and str(tmp_path / "best.pth") in log.warned[0], "which is gone"
+    torch.save({}, tmp_path / "best.pth")
+    results.complete(pytest.fail)
+    assert len(log.warned) == 2, "which is of another program"
+
+
+WRONG_LABELS = (3, 58, 120, 211, 350)
+TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
+PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")
+# It gets 9 of 10 digits right after one epoch.
+CONVOLUTIONS = """
+DATA: {DATASET: digits, IMAGE_SIZE: 16, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.8, 1], BATCH_SIZE: 32, NUM_WORKERS: 0}
+MODEL: {TYPE: timm, NAME: test_resnet}
+TRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, BASE_LR: 1e-2, SMOOTHING: 0, MODEL_EMA: true, MODEL_EMA_DECAY: 0.9}
+TRACK: []
+REPORT: false
+"""
+
+
+def start(yaml, output, *options, **faults):
+    words = ["-cfg", str(yaml), "-output", str(output), *options]
+    return run("main_single_gpu.py", *words, faults={"draw_no_curves": []} | faults)
+
+
+def tables(folder) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in TABLES}
+
+
+@pytest.fixture(scope="module")
+def mislabelled(tmp_path_factory):
+    """The folder of a run whose validation images have five wrong labels."""
+    folder = tmp_path_factory.mktemp("mislabelled")
+    (folder / "conv.yaml").write_text(CONVOLUTIONS)
+    start(folder / "conv.yaml", folder / "o", "-opts", "REPORT=true", mislabel=WRONG_LABELS).done()
+    return run_folder(folder / "o")
+
+
+def test_planted_wrong_labels_are_among_the_mistakes_of_the_weights_that_best_pth_is_of(mislabelled):
+    rows = rows_of(mislabelled / "predictions.csv")
+    wrong = [row for row in rows if row["label"] != row["prediction"]]
+    shown = sorted(wrong, key=lambda row: -float(row["probability"]))[:36]
+    assert {f"digits image {index}" for index in WRONG_LABELS} <= {row["image"] for row in shown}
+    with Image.open(mislabelled / "mistakes.png") as sheet:
+        assert sheet.width > 900 and sheet.height > 150
+    record, status = json.loads((mislabelled / "results.json").read_text()), status_of(mislabelled)
+    assert len(rows) == 359 and status["best_top1"] == pytest.approx(100 * (359 - len(wrong)) / 359)
+    assert (record["epoch"], record["value"]) == (status["best_epoch"], status["best_top1"])
+    last = epochs_of(mislabelled)[record["epoch"] - 1]
+    suffix = "_ema" if record["weights"] == "ema" else ""
+    assert last[f"eval_top1{suffix}"] == max(last["eval_top1"], last["eval_top1_ema"])
+    assert last[f"eval_top1{suffix}"] == pytest.approx(record["value"], abs=1e-4)
+    assert all((mislabelled / name).exists() for name in PICTURES)
+
+
+def test_an_evaluation_of_best_pth_leaves_the_same_tables(mislabelled, tmp_path):
+    flags = ["-eval", "-pretrained", str(mislabelled / "best.pth"), "-output", str(tmp_path / "o")]
+    run("main_single_gpu.py", *flags, faults={"mislabel": list(WRONG_LABELS)}).done()
+    assert tables(run_folder(tmp_path / "o")) == tables(mislabelled)
+
+
+def test_a_run_killed_before_its_tables_ends_with_those_of_its_best_pth_and_pictures_change_no_weight(
+    tmp_path, small_yaml
+):
+    mixed = ["-epochs", "1", "-opts", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.MODEL_EMA=true"]
+    assert start(small_yaml, tmp_path / "whole", *mixed).returncode == 0
+    whole = run_folder(tmp_path / "whole")
+    assert not any((whole / name).exists() for name in PICTURES), "REPORT is false"
+    with_pictures = [*mixed, "REPORT=true"]
+    killed = start(small_yaml, tmp_path / "o", *with_pictures, kill_before_results=[])
+    assert killed.returncode == -signal.SIGKILL
+    folder = run_folder(tmp_path / "o")
+    assert (folder / "train_batch.png").exists() and not (folder / "predictions.csv").exists()
+    start(small_yaml, tmp_path / "o", "-resume", "auto", *with_pictures).done()
+    assert run_hash(folder) == run_hash(whole)
+    assert tables(folder) == tables(whole) and (folder / "mistakes.png").exists()

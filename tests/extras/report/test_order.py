@@ -1,0 +1,32 @@
+"""The order in which the report and the figures of a run are closed."""
+
+from unittest import mock
+
+import pytest
+
+from configs.load import load
+from engine.record.metrics import Recorder
+from engine.run import run
+from extras.report.image_results import BestResults
+from extras.report.image_sheets import TrainBatch
+from tests.support.configs import CPU, small_config
+from tests.support.runs import run_folder
+from utils.distributed import Process
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_the_recorder_closes_after_the_callbacks_whose_last_pictures_it_hands_on(tmp_path):
+    small_config(tmp_path)
+    words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "o"), "-epochs", "1"]
+    closed = []
+
+    def noting(kind):
+        close = kind.close
+        return mock.patch.object(kind, "close", lambda self: (close(self), closed.append(kind)))
+
+    deterministic = mock.patch("engine.build.make_deterministic")
+    with noting(BestResults), noting(TrainBatch), noting(Recorder), deterministic as made:
+        words += ["-batch_size", "128", "-opts", "REPORT=true", "DETERMINISTIC=true"]
+        assert run(load(words), Process(CPU)) == 0 and made.called
+    assert (run_folder(tmp_path / "o") / "loss.png").exists()
+    assert set(closed[:-1]) == {BestResults, TrainBatch} and closed[-1] is Recorder

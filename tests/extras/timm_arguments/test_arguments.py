@@ -1,0 +1,25 @@
+"""The arguments of timm's train.py: all of them, each with a row in the documentation and a hint where it is typed as a flag."""
+
+from configs.flags import FLAGS
+from configs.typed_names import suggest_flag
+from extras.timm_arguments.arguments import timm_arguments
+from tests.support.forks import ROOT
+
+KNOWN_FLAGS = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()} | {
+    "-cfg": "-cfg",
+    "-opts": "-opts",
+}
+
+
+def test_every_argument_of_timms_train_py_has_a_place_in_the_docs_beside_its_setting_and_is_answered_with_a_hint():
+    page = (ROOT / "docs" / "from-timm.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    arguments = timm_arguments()
+    assert len(arguments) == 172
+    for name, argument in arguments.items():
+        flag = name if name == "data" else f"--{name}"
+        ours = [row[1] for row in rows if f"`{flag}`" in row[0]] or [row[2] for row in rows if f"`{flag}`" in row[2]]
+        setting = argument.setting.partition("=bce")[0].split(".")
+        leaf = setting[1] if "KWARGS" in setting else setting[-1]
+        assert len(ours) == 1 and leaf.split("_")[-1].split("=")[-1] in ours[0], flag
+        assert suggest_flag(f"--{name}", KNOWN_FLAGS), flag

@@ -1,0 +1,29 @@
+"""A trained model of the digits, and the digits as files."""
+
+import pytest
+from PIL import Image
+
+from datasets import load_image_sets
+from tests.support.configs import small_config
+from tests.support.runs import run, run_folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_yaml):
+    """The folder of a run over one epoch, with a running mean beside the weights."""
+    output = tmp_path_factory.mktemp("trained")
+    flags = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "1", "-amp"]
+    run("main_single_gpu.py", *flags, "-opts", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.8").done()
+    return run_folder(output)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """The validation digits as files, DIGIT/NUMBER.png."""
+    folder = tmp_path_factory.mktemp("digits")
+    _, images = load_image_sets(small_config(folder))
+    for index, target in enumerate(images.targets):
+        path = folder / images.classes[target] / f"{index}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(images.read(index)[:, :, 0]).save(path)
+    return folder

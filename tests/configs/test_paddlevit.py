@@ -68,6 +68,7 @@ def test_setting_of_paddlevit_without_replacement_is_refused(text):
         ("{RAND_AUGMENT: true, AUTO_AUGMENT: true}", "RAND_AUGMENT_MAGNITUDE=7", "rand-m7-n2-mstd0.5-inc1"),
         ("{RAND_AUGMENT: true, RAND_AUGMENT_LAYERS: 3}", "RAND_AUGMENT_LAYERS=2", "rand-m9-n2-mstd0.5-inc1"),
         ("{RAND_AUGMENT: true}", "AUTO_AUGMENT=3a", "3a"),
+        ("{RAND_AUGMENT: true}", "RAND_AUGMENT=false", None),
     ],
 )
 def test_rand_augment_of_file_and_command_line_are_combined(file, word, policy):

@@ -21,6 +21,7 @@ from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
 from models import build_model
 from tests.support.configs import meta_device
+from tests.support.extras import needing_extra
 from tests.support.runs import ROOT
 
 # What README_deit.md, README_revenge.md and main.py of DeiT say: the GPUs, and what the script is given or takes by default.
@@ -88,6 +89,7 @@ def test_rates_of_googles_recipes_are_those_of_their_formula(name):
         assert ours(step) == pytest.approx(published, rel=1e-4, abs=1e-5 * rate)
 
 
+@needing_extra("optimizers")
 def test_lamb_is_the_optimizer_of_deit_3():
     config = recipe("deit3_base_patch16_192")
     optimizer = build_optimizer(config.TRAIN, torch.nn.Linear(2, 2))

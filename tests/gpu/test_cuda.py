@@ -12,8 +12,6 @@ from engine.plan import plan_of
 from engine.record.timing import Timing
 from engine.train.callback import PHASES
 from engine.train.trainer import Trainer
-from extras.memory.batch_size import Trial, search
-from extras.memory.guard import MemoryGuard, release
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.extras import needing_extra
@@ -164,9 +162,13 @@ def test_shards_of_one_process_learn_as_the_whole_model_does_and_never_make_the_
         torch.distributed.destroy_process_group()
 
 
+@needing_extra("memory")
 @pytest.mark.parametrize("amp", [False, True])
 def test_the_batch_that_is_found_trains_and_leaves_a_tenth_of_the_memory(tmp_path, amp):
     """Of a device of which a part alone may be used: else the search fills all of it."""
+    from extras.memory.batch_size import Trial, search
+    from extras.memory.guard import MemoryGuard, release
+
     device = torch.device("cuda", 0)
     limit = 2 * 2**30
     torch.cuda.empty_cache()

@@ -11,6 +11,7 @@ from torch.nn import functional
 from engine.parallel import Replicated
 from models.transforms.class_token_block import ClassTokenBlock, ClassTokenVisionTransformer
 from tests.gpu.trainers import BATCH, first_batches, relative_error, small_trainer, train
+from tests.support.extras import needing_extra
 
 BFLOAT16 = ("AMP=true", "PRECISION.DTYPE=bfloat16")
 # What an update can do besides computing: all of it must go on without the host.
@@ -43,9 +44,13 @@ def test_compiled_updates_come_to_the_weights_of_eager_ones(device, options):
     assert abs(other_loss / loss - 1) < 0.01 and relative_error(other_weights, weights) < 0.02
 
 
-WAYS = [f"TRAIN.OPTIMIZER.NAME={name}" for name in ("lamb", "lion", "laprop", "adafactor")]
-WAYS += ["TRAIN.SIZE_SCHEDULE=[0:16,1:32]", "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=test_vit3"]
-WAYS += ["MODEL.LORA.RANK=4"]
+WAYS = [
+    pytest.param(f"TRAIN.OPTIMIZER.NAME={name}", marks=needing_extra("optimizers"))
+    for name in ("lamb", "lion", "laprop", "adafactor")
+]
+DISTILLED = "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=test_vit3"
+WAYS += ["TRAIN.SIZE_SCHEDULE=[0:16,1:32]", pytest.param(DISTILLED, marks=needing_extra("distillation"))]
+WAYS += [pytest.param("MODEL.LORA.RANK=4", marks=needing_extra("lora"))]
 
 
 @pytest.mark.parametrize("options", WAYS)

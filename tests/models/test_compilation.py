@@ -74,6 +74,7 @@ MODES = {  # the cases share out scopes and what else changes a forward
 }
 
 
+@needing_extra("memory")
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=needing_extra("operator_lists")) if "lists" in case else case for case in MODES]
 )
@@ -157,7 +158,9 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("case", GRAPHS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=needing_extra("lora")) if case == "lora" else case for case in GRAPHS]
+)
 def test_a_run_compiles_in_its_first_epoch_alone(case, tmp_path, monkeypatch):
     def choose(config, device, *others, **options):
         return choose_transforms(config, torch.device("cuda"), *others, **options)

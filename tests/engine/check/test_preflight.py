@@ -14,6 +14,7 @@ from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
 from tests.support.configs import RESNET, replaced, small_config
+from tests.support.extras import needing_extra
 from tests.support.planted import run_out
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
@@ -39,6 +40,7 @@ def test_a_mistake_in_the_settings_is_told_in_its_own_row(check, flags):
     same_message(told or "(nothing)", "mistakes/in_the_check", flags)
 
 
+@needing_extra("optimizers")
 def test_check_names_all_mistakes_that_do_not_depend_on_each_other(check, photos):
     (photos / "train/dog/1.png").write_bytes(b"no picture")
     options = ["TRAIN.OPTIMIZER.NAME=adamm", "TRAIN.AUTO_AUGMENT=rnd", "DATA.MAX_BAD_FRACTION=0", "MODEL.FREEZE=[x]"]
@@ -48,6 +50,7 @@ def test_check_names_all_mistakes_that_do_not_depend_on_each_other(check, photos
     assert set(trouble(check("-data_path", "nowhere", "-resume", "no.pth"))) == {"data", "checkpoint"}
 
 
+@needing_extra("memory")
 def test_check_makes_updates_of_the_run_and_evaluates_a_batch(check, monkeypatch):
     trained, evaluated, build, update = [], [], check_program.build, Trainer.update
 
@@ -124,6 +127,10 @@ def test_of_several_processes_one_looks_and_says_for_how_many(check):
     assert_names(found["device"][1], "processes: 3")
     assert_names(found["learning rate"][1], "12 images")
     assert_names(found["memory"][1], 3)
+
+
+@needing_extra("optimizers")
+def test_an_optimizer_that_cannot_be_sharded_is_wrong(check):
     lamb = ["DIST.STRATEGY=fsdp2", "TRAIN.OPTIMIZER.NAME=lamb"]
     assert trouble(check("-ngpus", "2", "-opts", *lamb, program="main_multi_gpu.py")) == {"optimizer": WRONG}
 

@@ -219,7 +219,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint_and_its_best_weights_are_evalu
         assert find_checkpoint(config, Log(1)) == folder / file
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "lamb"])
+@pytest.mark.parametrize("name", ["AdamW", "SGD", pytest.param("lamb", marks=needing_extra("optimizers"))])
 def test_of_a_checkpoint_that_is_loaded_nothing_stays_in_memory(tmp_path, name):
     trainer = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true", f"TRAIN.OPTIMIZER.NAME={name}"))
     update(trainer, 2)

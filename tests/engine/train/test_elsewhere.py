@@ -89,9 +89,12 @@ def test_the_device_counts_what_the_host_waits_for_and_refuses_to_mix():
         ones + here
 
 
+OF_AN_EXTRA = {"op lists": "operator_lists", "distillation": "distillation", "LoRA": "lora"}
+
+
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param(mode, marks=needing_extra("operator_lists")) if mode == "op lists" else mode for mode in MODES],
+    [pytest.param(mode, marks=needing_extra(OF_AN_EXTRA[mode])) if mode in OF_AN_EXTRA else mode for mode in MODES],
 )
 @on_pretend_device
 def test_an_update_waits_for_nothing_and_computes_what_the_host_does(tmp_path, mode):

@@ -164,7 +164,8 @@ def make_plan(
         num_classes = loaded.config.MODEL.NUM_CLASSES or len(val.classes)
         loaded = _with_batch_size(begun, len(train), num_classes, stop)
     config = loaded.config
-    # With fewer nodes than may come an update has the images of all, so that these decide nothing.
+    # An elastic run may begin with fewer nodes than may come. Its updates have the size for all of them from the start, so
+    # that the number of nodes does not change what is trained.
     in_step = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.most)
     global_batch = global_batch_to_keep(config, begun.saved) or in_step
     return Plan(

@@ -27,7 +27,7 @@ from utils.seed import seed_update
 
 
 class Part(Protocol):
-    """Something that keeps a state of its own in a checkpoint."""
+    """Something that keeps a state of its own in a checkpoint; when it is made for a resumed run, it gets that state back."""
 
     def state(self) -> Any: ...
 
@@ -49,10 +49,10 @@ class Trainer:
     transforms: ModelTransforms  # how the model computes; reverted where it must be seen plainly
     precision: Precision
     parallel: Parallel
-    optimizer: AnyOptimizer  # found by its name: optimizers.py, find_class
+    optimizer: AnyOptimizer  # torch's own, or timm's of that name: find_class in optimizers.py
     parameters: list[nn.Parameter]  # those that this process's optimizer updates
     clipping: Clipping
-    schedule: Schedule  # of the step alone, and of what a budget chose; scales TRAIN.BASE_LR by the global batch if that is set
+    schedule: Schedule  # the rate of each step: TRAIN.BASE_LR, times batch_factor with TRAIN.LINEAR_SCALED_LR
     loss: Loss  # a function of logits and targets; build_loss has the table
     prepare: Preparation
     ema: Ema | None

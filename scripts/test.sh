@@ -3,7 +3,7 @@
 # some runs at random moments. With pytest's arguments, only what they select.
 #
 #   bash scripts/test.sh            everything
-#   bash scripts/test.sh -quick     for every edit: at most 90 s on 2 cores; names the tests that it leaves out
+#   bash scripts/test.sh -quick     for every edit: at most 2 minutes on 2 cores; names the tests that it leaves out
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

@@ -200,13 +200,15 @@ def test_numbered_checkpoints_are_ordered_by_their_number(tmp_path):
 
 
 def test_resume_auto_takes_the_newest_run_by_its_name(tmp_path):
-    """Clocks jump, so that dates of files say nothing."""
-    newest, named = "train-20260103-00-00-00", "train-20260104-00-00-00-mine"
-    for name in (newest, named, "train-20260102-23-59-59", "eval-20260105-00-00-00", "thesis"):
+    """Clocks jump, so that dates of files say nothing. A copy may have a suffix behind its date."""
+    newest, copy = "train-20260103-00-00-00", "train-20260104-00-00-00-backup"
+    for name in (newest, "train-20260102-23-59-59", "eval-20260105-00-00-00", "thesis"):
         save(tmp_path / name, "last.pth")
     for number in (2, 3, 10):  # as many runs as began in one second
         save(tmp_path / f"{newest}.{number}", "last.pth")
     assert find_newest(str(tmp_path), pytest.fail) == tmp_path / f"{newest}.10" / "last.pth"
+    save(tmp_path / copy, "last.pth")
+    assert find_newest(str(tmp_path), pytest.fail) == tmp_path / copy / "last.pth"
     assert find_newest(str(tmp_path / "nothing"), pytest.fail) is None
 
 

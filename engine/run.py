@@ -171,7 +171,7 @@ def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: Ev
     """Train nothing; status.json says that the run is done, also if it was killed before it could. Returns the exit code."""
     is_early = why != DONE
     early = f", {why}; a higher or no limit (-opts TRAIN.EARLY_STOP=none) lets it go on" if is_early else ""
-    session.log.say(f"this run is finished already, after {counted(trainer.epoch, 'epoch')}: nothing to do{early}")
+    session.log.say(f"this run is already finished, after {counted(trainer.epoch, 'epoch')}: nothing to do{early}")
     if trainer.epoch <= trainer.schedule.num_epochs and plan.checkpoint == session.path / "last.pth":
         report = make_report(session, plan, trainer)
         bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)

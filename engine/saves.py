@@ -74,7 +74,7 @@ class Saves:
     def look(self) -> None:
         """After a state was loaded: the best epoch that it knows counts only if its best.pth is there."""
         known = self.trainer.best
-        self.saver.look()
+        self.saver.reload_from_disk()
         if not known.epoch:
             self.saver.best = Best()  # it is of what followed that state, or of other validation images
         self.settle()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from engine.predict.classifier import Classifier
 from engine.predict.output import as_pictures, describe, numbered, write_picture
 from engine.predict.pictures import Tile, contact_sheet, fitted
-from engine.predict.predictor import Look
+from engine.predict.predictor import PredictedBatch
 from utils.errors import ConfigError
 
 MAP_SIDE = 320  # pixels of each picture beside a map
@@ -42,7 +42,7 @@ class Maps(NamedTuple):
             )
         return cls(source, folder, map_names(paths))
 
-    def write(self, batch: Look) -> None:
+    def write(self, batch: PredictedBatch) -> None:
         """A picture for each image of a batch: what the model saw, the map over it, and the classes."""
         maps = self.source(batch.inputs, batch.best).cpu().numpy()
         for number, pixels in enumerate(as_pictures(batch.pixels)):

@@ -1,4 +1,4 @@
-"""Builds the model that the settings describe, and says how large it is."""
+"""Models: building them from settings, adapters, and a description of their size."""
 
 from torch import nn
 
@@ -10,7 +10,7 @@ from utils.torch_internals import import_timm
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
-    """The model with random weights, drawn from torch's seed on torch's default device; MODEL.FREEZE is in force."""
+    """Return the model with random weights from torch's seed, on torch's default device, with MODEL.FREEZE applied."""
     import_timm()
     build = {"vit": build_vit, "timm": build_timm}[config.MODEL.TYPE]
     model = build(config, num_classes)
@@ -19,9 +19,9 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
 
 
 def adapt(model: nn.Module, config: Config) -> nn.Module:
-    """The model as it is trained: with adapters, if MODEL.LORA asks for them.
+    """Return the model for training, with adapters if MODEL.LORA is set.
 
-    Not for evaluation: what reads weights merges the adapters into them (models/weights/state.py).
+    Evaluation needs no adapters, because readers of weights merge them (models/weights/state.py).
     """
     if not config.MODEL.LORA.RANK or config.START.EVAL:
         return model
@@ -31,7 +31,10 @@ def adapt(model: nn.Module, config: Config) -> nn.Module:
 
 
 def describe(model: nn.Module, trained: Model | None = None) -> str:
-    """'86,567,656 parameters, all trainable'; `trained`: its settings, for the rates of a model that is trained."""
+    """Return the size as text, such as '86,567,656 parameters, all trainable'.
+
+    `trained` has the settings of a model that is trained; then its dropout rates are included.
+    """
     total = sum(parameter.numel() for parameter in model.parameters())
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     rates = describe_own_rates(model, trained) if trained else ""

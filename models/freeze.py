@@ -1,4 +1,4 @@
-"""Freezes the parameters that MODEL.FREEZE names, and the running statistics of fully frozen norms."""
+"""MODEL.FREEZE: frozen parameters, and frozen running statistics of norms whose parameters are all frozen."""
 
 import functools
 from collections.abc import Sequence
@@ -12,7 +12,10 @@ CLASSIFIER = "classifier"  # names the model's classifier in MODEL.FREEZE
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Later patterns win, as in .gitignore: `*` then `!classifier` trains the classifier alone, whatever its name."""
+    """Freeze the parameters that match these patterns.
+
+    Later patterns win, as in .gitignore: `*` then `!classifier` trains only the classifier, for any model.
+    """
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     heads = classifier_names(model) if any(pattern.removeprefix("!") == CLASSIFIER for pattern in patterns) else []
     frozen: set[str] = set()
@@ -48,8 +51,8 @@ def _all_frozen(path: str, module: nn.Module, frozen: set[str]) -> bool:
 def _frozen_class(cls: type) -> type:
     """A norm that stays in evaluation mode when model.train() is called.
 
-    A subclass survives copy.deepcopy, DDP and torch.compile. Rejected: resetting these modules after each train() call,
-    which the next caller of train() would forget.
+    A subclass survives copy.deepcopy, DDP and torch.compile. Rejected: resetting these modules after each call of train(),
+    because a later caller of train() would forget it.
     """
 
     def train(self, mode: bool = True):

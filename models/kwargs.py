@@ -1,4 +1,4 @@
-"""MODEL.KWARGS: arguments of timm's constructors; which it may not hold, and what it means when timm refuses one."""
+"""MODEL.KWARGS: checks of the arguments for timm's constructors, and errors when timm refuses them."""
 
 import contextlib
 import inspect
@@ -27,21 +27,22 @@ SETTING_BY_TYPE = {
     | dict.fromkeys(("pos_drop_rate", "proj_drop_rate"), "MODEL.DROPOUT"),
     "timm": {"drop_rate": "MODEL.DROPOUT"},
 }
-OF_A_MODEL = _OF_ALL | SETTING_BY_TYPE["timm"]  # with a value that a setting takes
-# They give something else than a classifier, or say how timm is to find or to script it.
+OF_A_MODEL = _OF_ALL | SETTING_BY_TYPE["timm"]  # arguments whose value comes from a setting
+# These arguments do not result in a classifier, or control how timm finds or scripts the model.
 NOT_TAKEN = "features_only out_indices feature_cfg feature_cls scriptable exportable no_jit cache_dir".split()
-MOST_TENSORS = 5_000  # of weights, far more than the models of timm have
-LAYERS, MOST_LAYERS = ("depth", "depths", "layers", "num_layers"), 1_000  # of a model or a stage, as of MODEL.DEPTH
+MOST_TENSORS = 5_000  # tensors of a model; timm's models have far fewer
+LAYERS, MOST_LAYERS = (
+    ("depth", "depths", "layers", "num_layers"),
+    1_000,
+)  # of a model or a stage; also MODEL.DEPTH's limit
 
 
 def check_kwargs(model: Model) -> None:
-    """Refuse arguments that have a setting of their own, and those that do not give a classifier."""
+    """Raise ConfigError for arguments that have their own setting, or that do not result in a classifier."""
     settings = SETTING_OF | SETTING_BY_TYPE[model.TYPE]
     for name, value in model.KWARGS.items():
         if name in settings:
-            raise ConfigError(
-                f"MODEL.KWARGS.{name}: {value!r}; the setting for it is {settings[name]}, use that instead"
-            )
+            raise ConfigError(f"MODEL.KWARGS.{name}: {value!r}; use the setting {settings[name]} instead")
         if name in LAYERS and any(int(each) > MOST_LAYERS for each in re.findall(r"\d+", repr(value)[:MOST_LAYERS])):
             raise ConfigError(
                 f"MODEL.KWARGS.{name}: {value!r}; no model has more than {MOST_LAYERS:,} layers, lower it"
@@ -51,7 +52,7 @@ def check_kwargs(model: Model) -> None:
 
 
 def refuse_unknown(model: Model, name: str, constructor: Callable) -> None:
-    """Refuse an argument that this constructor does not take."""
+    """Raise ConfigError for an argument that this constructor does not have."""
     taken = inspect.signature(constructor).parameters.keys() - {"self"}
     offered = sorted(taken - SETTING_OF.keys() - SETTING_BY_TYPE[model.TYPE].keys())
     near = did_you_mean(name, offered) or f"; it has {', '.join(offered)}"
@@ -60,15 +61,17 @@ def refuse_unknown(model: Model, name: str, constructor: Callable) -> None:
 
 @contextlib.contextmanager
 def refusing_values(model: Model) -> Iterator[None]:
-    """A failure of timm's constructor is the user's mistake if it got arguments from MODEL.KWARGS, which files of weights
-    may hold too; it is stopped before weights without end take all memory."""
+    """Turn errors of timm's constructor into ConfigError if MODEL.KWARGS has arguments.
+
+    A file of weights may contain MODEL.KWARGS too, so the constructor is stopped before huge weights fill the memory.
+    """
     counts, most = [0, 0], free_host_memory() // 2  # of tensors and of bytes
 
-    def count(module: nn.Module, name: str, weight: nn.Parameter) -> None:  # before numbers are drawn for it
+    def count(module: nn.Module, name: str, weight: nn.Parameter) -> None:  # called before the weight is initialised
         counts[:] = counts[0] + 1, counts[1] + (0 if weight.is_meta else weight.nbytes)
         if counts[0] > MOST_TENSORS or counts[1] > most:
             found = f"{counts[0]:,} tensors and {format_bytes(counts[1])} of weights already"
-            raise ValueError(f"{found}; at most {MOST_TENSORS:,} and {format_bytes(most)}")
+            raise ValueError(f"{found}; at most {MOST_TENSORS:,} and {format_bytes(most)} are allowed")
 
     hook = register_module_parameter_registration_hook(count) if model.KWARGS else contextlib.nullcontext()
     try:
@@ -76,7 +79,7 @@ def refusing_values(model: Model) -> Iterator[None]:
             yield
     except ConfigError:
         raise
-    except Exception as error:  # timm checks little: a wrong value fails wherever it is first used
+    except Exception as error:  # timm checks few arguments, so a wrong value fails where it is first used
         if not model.KWARGS:
             raise
         values = ", ".join(f"{name} {value!r}" for name, value in model.KWARGS.items())

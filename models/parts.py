@@ -1,4 +1,4 @@
-"""Parts of a model: names that settings give them, its classifier, blocks, first layer and running statistics."""
+"""Parts of a model: modules by name patterns, the classifier, the first layer and running statistics."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 
 def covers(pattern: str, path: str) -> bool:
-    """Whether the pattern matches this module or tensor, or a module that it is inside of; the model itself never."""
+    """Return whether the pattern matches this module or tensor, or a module that contains it. The model never matches."""
     parts = path.split(".")
     return bool(path) and any(fnmatchcase(".".join(parts[:length]), pattern) for length in range(1, len(parts) + 1))
 
 
 def classifier_names(model: nn.Module) -> list[str]:
-    """The classifier's module, whatever timm calls it, or both of a distilled DeiT."""
+    """Return the name of the classifier's module, or both names for a distilled DeiT."""
     classifier = model.get_classifier()
     classifiers = classifier if isinstance(classifier, tuple) else (classifier,)
     return [name for name, module in model.named_modules() if any(module is each for each in classifiers)]
@@ -33,7 +33,7 @@ def statistics_of(model: nn.Module) -> list[Tensor]:
 
 @contextlib.contextmanager
 def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore BatchNorm's statistics afterwards."""
+    """Restore all buffers, such as BatchNorm's statistics, at the end of the block."""
     saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
         yield
@@ -44,8 +44,8 @@ def unchanged_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def starts_with_convolution(model: nn.Module) -> bool:
-    """Whether images go into one convolution and nowhere else, as timm says for all of its models."""
-    # A ViT that timm's class made of our settings has no such entry. Where images take several ways, it is a tuple.
+    """Return whether images go into a single convolution, according to timm's `first_conv`."""
+    # A ViT built from our settings has no such entry. For a model whose images go into several layers it is a tuple.
     path = getattr(model, "pretrained_cfg", {}).get("first_conv", "patch_embed.proj")
     with contextlib.suppress(AttributeError):
         return isinstance(path, str) and isinstance(model.get_submodule(path), nn.Conv2d)

@@ -1,4 +1,4 @@
-"""Builds any other timm model by its name, and refuses settings that the model would ignore."""
+"""Models of timm by name, and the refusal of settings that such a model would ignore."""
 
 from dataclasses import fields
 from typing import Any
@@ -14,13 +14,13 @@ from utils.torch_internals import import_timm
 
 
 def build_timm(config: Config, num_classes: int) -> nn.Module:
-    """timm's model MODEL.NAME with random weights, without touching the network."""
+    """Return timm's model MODEL.NAME with random weights, without network access."""
     timm, name = import_timm(), config.MODEL.NAME
-    # Also keeps out hf-hub:..., for which timm would ask the network even without pretrained weights.
+    # This also refuses hf-hub:... names, for which timm would access the network even without pretrained weights.
     if not timm.is_model(name):
         raise ConfigError(
-            f"MODEL.NAME: timm has no model called {name}{did_you_mean(name, timm.list_models())}; with MODEL.TYPE timm "
-            "name one, for example -opts MODEL.NAME=resnet50"
+            f"MODEL.NAME: timm has no model called {name}{did_you_mean(name, timm.list_models())}; MODEL.TYPE timm needs "
+            "the name of a timm model, for example -opts MODEL.NAME=resnet50"
         )
     _refuse_vit_fields(config.MODEL)
     try:
@@ -40,7 +40,7 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
 
 @torch.no_grad()
 def _check_sides(config: Config, model: nn.Module) -> None:
-    """Refuse image sizes that the model cannot compute, such as those that a convolutional network halves away."""
+    """Raise ConfigError for image sizes that the model cannot compute, for example because downsampling leaves no pixels."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     shapes = {name: torch.empty_like(each, device="meta") for name, each in tensors.items()}
     sides = {side: "TRAIN.SIZE_SCHEDULE" for side in config.train_sizes.values()}
@@ -49,20 +49,20 @@ def _check_sides(config: Config, model: nn.Module) -> None:
         image = next(model.parameters()).new_zeros(1, config.DATA.IMAGE_CHANNELS, side, side)
         try:
             torch.func.functional_call(model, shapes, image.to("meta"))
-        except Exception:  # perhaps it needs more than shapes
+        except Exception:  # the model may need real values and not only shapes
             try:
                 model(image)
             except Exception as error:
                 arguments = ", ".join(f"{name} {value!r}" for name, value in config.MODEL.KWARGS.items())
                 raise ConfigError(
-                    f"{setting}: {config.MODEL.NAME}{arguments and f' with MODEL.KWARGS {arguments}'} cannot compute images of "
-                    f"{side} x {side} ({type(error).__name__}: {error}); enlarge them, or choose another model"
+                    f"{setting}: {config.MODEL.NAME}{arguments and f' with MODEL.KWARGS {arguments}'} cannot process images of "
+                    f"{side} x {side} ({type(error).__name__}: {error}); use larger images, or choose another model"
                 ) from None
     model.train()
 
 
 def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
-    """timm's model with these arguments; one that it does not know is left out where it is 0."""
+    """Return timm's model with these arguments. An argument that the model does not have is left out if it is 0."""
     timm, setting_of = import_timm(), OF_A_MODEL | {"dynamic_img_size": "TRAIN.SIZE_SCHEDULE"}
     name, kwargs = settings.NAME, settings.KWARGS
     with refusing_values(settings):
@@ -72,10 +72,10 @@ def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.
             refused = next((each for each in (*arguments, *kwargs) if f"'{each}'" in str(error)), None)
             if refused == "dynamic_img_size" and refused in arguments:
                 raise ConfigError(
-                    f"TRAIN.SIZE_SCHEDULE: {name} takes images of one size only; remove it, or choose a ViT or a "
-                    "convolutional network"
+                    f"TRAIN.SIZE_SCHEDULE: {name} accepts images of one size only; remove the schedule, or choose a ViT or "
+                    "a convolutional network"
                 ) from None
-            if refused in arguments and arguments[refused] == 0:  # what it cannot switch on it has not
+            if refused in arguments and arguments[refused] == 0:  # a model without this feature has a rate of 0 anyway
                 rest = {argument: value for argument, value in arguments.items() if argument != refused}
                 return _create(settings, num_classes, rest)
             if refused in arguments:
@@ -92,19 +92,22 @@ def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.
 
 
 def _arguments(config: Config, takes_size: bool) -> dict[str, Any]:
-    """timm's arguments for the settings that differ from timm's defaults."""
+    """Return timm's arguments for the settings that differ from timm's defaults."""
     data, model = config.DATA, config.MODEL
-    # timm's own meaning of dropout for these models: before the classifier.
+    # For these models drop_rate is timm's dropout before the classifier.
     rates = {"drop_rate": model.DROPOUT, "attn_drop_rate": model.ATTENTION_DROPOUT, "drop_path_rate": model.DROPPATH}
     arguments = {name: rate for name, rate in rates.items() if rate is not None}
     arguments |= {"in_chans": data.IMAGE_CHANNELS} if data.IMAGE_CHANNELS != 3 else {}
-    # A convolutional network takes images of any size; a ViT or Swin is built for one.
+    # A convolutional network accepts images of any size. A ViT or Swin is built for one size.
     arguments |= {"img_size": data.IMAGE_SIZE} if takes_size else {}
     return arguments | ({"dynamic_img_size": True} if takes_size and dynamic_size(config) else {})
 
 
 def describe_own_rates(model: nn.Module, settings: Model) -> str:
-    """', drop path 0.1 (the model's own)': what a timm model has where MODEL.DROPPATH and MODEL.DROPOUT are not set."""
+    """Return a timm model's own rates where MODEL.DROPPATH or MODEL.DROPOUT are not set.
+
+    The text is like ', drop path 0.1 (the model's own)', or empty.
+    """
     from timm.layers import DropPath
 
     modules = list(model.modules())
@@ -120,6 +123,6 @@ def _refuse_vit_fields(model: Model) -> None:
         value = getattr(model, field.name)
         if field.name in VIT_FIELDS and value != field.default:
             raise ConfigError(
-                f"MODEL.{field.name}: {value} has no effect on MODEL.TYPE timm, where MODEL.NAME ({model.NAME}) "
-                "says all of the architecture; remove it"
+                f"MODEL.{field.name}: {value} has no effect with MODEL.TYPE timm, where MODEL.NAME ({model.NAME}) "
+                "defines the architecture; remove it"
             )

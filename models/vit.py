@@ -1,4 +1,4 @@
-"""Maps our settings to timm's VisionTransformer, so that every weight has the name and shape it has in timm."""
+"""A ViT from our settings as timm's VisionTransformer, so that every weight has timm's name and shape."""
 
 import inspect
 
@@ -11,8 +11,8 @@ from utils.errors import ConfigError
 
 
 def build_vit(config: Config, num_classes: int) -> nn.Module:
-    """timm's own class. Its LayerNorm eps (1e-6) and exact GELU are PaddleViT's too."""
-    # Here and not above: importing timm takes seconds, and a mistake in the settings should not wait for it.
+    """Return timm's VisionTransformer with these settings. Its LayerNorm eps (1e-6) and exact GELU are PaddleViT's too."""
+    # timm is imported after these checks, because the import takes seconds and an error in the settings should not wait.
     data, model = config.DATA, config.MODEL
     check_patches(config, model.PATCH_SIZE)
     check_kwargs(model)
@@ -33,7 +33,7 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
             mlp_ratio=model.MLP_RATIO,
             qkv_bias=model.QKV_BIAS,
             pos_embed="learn" if is_fixed else model.POS_EMBED,
-            # timm's drop_rate would be dropout before the classifier, which PaddleViT does not have.
+            # drop_rate is not used: timm would add dropout before the classifier, which PaddleViT does not have.
             pos_drop_rate=model.DROPOUT or 0.0,
             proj_drop_rate=model.DROPOUT or 0.0,
             attn_drop_rate=model.ATTENTION_DROPOUT or 0.0,
@@ -44,13 +44,13 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
     if is_fixed:
         rows = _sincos2d(built.patch_embed.grid_size, model.EMBED_DIM).to(built.pos_embed)
         with torch.no_grad():
-            built.pos_embed.zero_()[:, -len(rows) :] = rows  # class token and registers come first, and have none
+            built.pos_embed.zero_()[:, -len(rows) :] = rows  # class token and registers come first and have no position
         built.pos_embed.requires_grad_(False)
     return built
 
 
 def _sincos2d(grid: tuple[int, int], width: int) -> Tensor:
-    """[patches, width]: MoCo v3's position embedding, in big_vision's order: sines and cosines of x, then of y."""
+    """Return MoCo v3's position embedding [patches, width] in big_vision's order: sines and cosines of x, then of y."""
     if width % 4:
         raise ConfigError(f"MODEL.EMBED_DIM: {width} is not a multiple of 4, which MODEL.POS_EMBED sincos2d needs")
     frequencies = 10_000.0 ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)
@@ -60,7 +60,7 @@ def _sincos2d(grid: tuple[int, int], width: int) -> Tensor:
 
 
 def check_patches(config: Config, patch_size: int) -> None:
-    """timm would silently leave out the right and lower edge of an image that patches do not fill."""
+    """Raise ConfigError if patches do not fill the image, because timm would silently cut off its right and lower edge."""
     sizes = [("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE)]
     for setting, image_size in [*sizes, *(("TRAIN.SIZE_SCHEDULE", side) for side in config.train_sizes.values())]:
         if image_size % patch_size:
@@ -72,7 +72,7 @@ def check_patches(config: Config, patch_size: int) -> None:
 
 
 def dynamic_size(config: Config) -> dict[str, bool]:
-    """What makes a ViT take images of any size: it resizes its position embedding in each forward."""
+    """Return the argument that lets a ViT accept images of any size by resizing its position embedding in each forward."""
     given = config.MODEL.KWARGS.get("dynamic_img_size")
     if config.TRAIN.SIZE_SCHEDULE and given is False:
         raise ConfigError("MODEL.KWARGS.dynamic_img_size: False, but TRAIN.SIZE_SCHEDULE needs it; remove one of them")

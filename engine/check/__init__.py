@@ -1,1 +1,1 @@
-"""The rows of -check; the cheap ones are repeated at the start of every run."""
+"""The checks of -check. The cheap ones also run at the start of every training."""

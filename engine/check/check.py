@@ -1,6 +1,6 @@
-"""-check: calls the functions with which a run plans and builds, makes a few updates, and keeps nothing.
+"""The -check command: plans and builds a run with the run's own functions, makes a few updates, and saves nothing.
 
-The lines that these functions log become the rows of a table, and so do the mistakes that they raise.
+The lines that these functions log become rows of a table, and so do the errors that they raise.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from engine.eval_run import weights_to_score
 from engine.parallel import is_sharded
 from engine.plan import ImageSets, Plan, begin, make_plan, refusals
 from engine.plan_lines import describe_batch_size, describe_evaluation, notes_on
-from engine.precision.policy import Precision, or_amp
+from engine.precision.policy import Precision, amp_hint
 from engine.session import check_folder
 from engine.train.forecast import END_BY_START, Forecast
 from engine.train.stop_conditions import why_finished
@@ -55,18 +55,20 @@ from utils.log import Log
 from utils.program import restore_gc
 from utils.text import counted, format_bytes
 
-NEAR, FAR = 0.9, 1.5  # fractions of free memory; the need is only estimated
-SECONDS, MOST_UPDATES = 3.0, 20  # for which updates are timed, at least two of them
+NEAR, FAR = 0.9, 1.5  # fractions of free memory for WARN and WRONG, because the need is only an estimate
+SECONDS, MOST_UPDATES = 3.0, 20  # limits of the timed updates; at least two updates are timed
 
 
 class Table(Log):
-    """A log whose sections become rows."""
+    """A log whose sections become rows of a table."""
 
     def __init__(self):
         super().__init__(rank=0)
         self.verdicts: list[str] = []
-        self._mistakes: set[str] = set()  # messages that have a row
-        self._lines: list[str] | None = None  # of the current section; outside of sections lines are printed at once
+        self._mistakes: set[str] = set()  # error messages that already have a row
+        self._lines: list[str] | None = (
+            None  # lines of the current section; None outside, where lines are printed at once
+        )
 
     def say(self, *lines: str) -> None:
         if self._lines is None:
@@ -80,7 +82,7 @@ class Table(Log):
 
     @contextlib.contextmanager
     def section(self, title: str) -> Iterator[None]:
-        """Make a row of the lines that are logged inside, or of the mistake that ends it."""
+        """Make a row from the lines that are logged inside the section, or from the error that ends it."""
         outer, self._lines = self._lines, []
         try:
             yield
@@ -89,7 +91,7 @@ class Table(Log):
                 text = "\n".join(line.removeprefix(f"{title}: ") for line in self._lines)
                 self.add(Finding(title, text, WARN if warns else OK))
         except UserError as error:
-            if str(error) not in self._mistakes:  # several steps may meet the same one
+            if str(error) not in self._mistakes:  # several steps may raise the same error
                 self._mistakes.add(str(error))
                 self.add(Finding(title, str(error), WRONG))
             raise
@@ -99,16 +101,16 @@ class Table(Log):
     def conclude(self) -> int:
         """Print the last line. Return the exit code."""
         wrong, warnings = self.verdicts.count(WRONG), self.verdicts.count(WARN)
-        skipped = "what depends on that was not checked; " * bool(wrong)
-        self.say(f"check: {wrong} wrong, {warnings} to look at; {skipped}nothing was saved")
+        skipped = "checks that depend on these were skipped; " * bool(wrong)
+        self.say(f"check: {wrong} wrong, {counted(warnings, 'warning')}; {skipped}nothing was saved")
         return 2 if wrong else 0
 
 
 def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | None = None) -> int:
     """Check a run of `world_size` processes (None: one per device), `local_size` of them on this machine (None: all).
 
-    A mistake ends its section and everything that needs its result. The rest is checked too, so that all mistakes that do not
-    depend on each other are found at once. Return the exit code.
+    An error ends its section and skips the checks that need its result. All other checks still run, so that independent
+    errors are found at once. Return the exit code.
     """
     restore_gc()
     loaded = loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded
@@ -158,18 +160,18 @@ def simulated_process(setting: str, world_size: int | None, local_size: int | No
     """Return process 0 of a run of this size, with its device but without the other processes."""
     world_size = world_size or find_devices(setting)[1]
     local_size = local_size or world_size
-    choose_device(setting, local_size - 1)  # every process on this machine needs a device
+    choose_device(setting, local_size - 1)  # raises an error unless every process on this machine has a device
     sizes = {"local_size": local_size, "num_cores": max(1, count_cores() // local_size)}
     return Process(choose_device(setting, 0), world_size=world_size, **sizes)
 
 
 def alone(plan: Plan) -> Plan:
-    """Return the plan for a single process, which does its share of each update without the others."""
+    """Return the plan for a single process that does its share of each update without the other processes."""
     return replace(plan, process=replace(plan.process, world_size=1, local_size=1))
 
 
 def check_data(table: Table, config: Config, train_set: ImageSet | None, eval_set: ImageSet) -> None:
-    """Add the rows about the images, which are all read."""
+    """Add the rows about the images. All images are read, or CHECK_IMAGES of them."""
     with table.section("data set"):
         table.say(*eval_set.notes)
     with suppress(UserError), table.section("images"):
@@ -186,11 +188,11 @@ def check_evaluation(table: Table, plan: Plan) -> None:
         table.say(*describe_evaluation(plan))
     with table.section("weights"):
         loaded = weights_to_score(plan, partial(make_model, plan, table))
-        table.say(f"to be scored: {', '.join(name.strip() or 'raw' for name, _ in loaded)}")
+        table.say(f"will be scored: {', '.join(name.strip() or 'raw' for name, _ in loaded)}")
 
 
 def check_training(table: Table, plan: Plan, folder: Path | None, startup: float) -> None:
-    """Build everything that a run builds, and try it. `startup`: seconds from the start of the program to the plan."""
+    """Build everything that a run builds and try it. `startup` is the time from program start to the plan, in seconds."""
     config, single, start, trainer, finished = plan.config, alone(plan), time.monotonic(), None, ""
     free = free_memory(plan.process.device)
     with suppress(UserError), table.section("model"):
@@ -210,7 +212,7 @@ def check_training(table: Table, plan: Plan, folder: Path | None, startup: float
             restore(single, trainer, table)
             finished = why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better)
             if finished:
-                table.say(f"this run is finished already ({finished}): nothing to do")
+                table.say(f"this run is already finished ({finished}): nothing to do")
     startup += time.monotonic() - start
     with table.section("memory"):
         memory = check_memory(config, plan.num_classes, plan.precision, free, plan.process)
@@ -221,13 +223,13 @@ def check_training(table: Table, plan: Plan, folder: Path | None, startup: float
 
 
 def check_memory(config: Config, num_classes: int, precision: Precision, free: int, process: Process) -> Finding:
-    """Compare the estimate for all processes that share this memory with `free` bytes."""
+    """Compare the estimated memory of all processes that share a device with `free` bytes."""
     num_sharing = process.local_size if process.device.type == "cpu" else 1
-    advice = "lower -batch_size and raise -accum_iter alike" + or_amp(config.AMP, process.device)
+    advice = "lower -batch_size and raise -accum_iter by the same factor" + amp_hint(config.AMP, process.device)
     try:
         need = estimate(config, num_classes, precision, process)
     except torch.OutOfMemoryError:
-        found = f"{format_bytes(free)} are too little for a batch of {counted(MORE, 'image')}"
+        found = f"{format_bytes(free)} are not enough for a batch of {counted(MORE, 'image')}"
         return Finding("memory", found, WRONG, advice)
     batch_size = config.DATA.BATCH_SIZE
     total = num_sharing * (need.fixed + batch_size * need.per_image)
@@ -238,22 +240,25 @@ def check_memory(config: Config, num_classes: int, precision: Precision, free: i
     if total <= NEAR * free:
         return Finding("memory", text)
     fitting = need.fitting(NEAR * free / num_sharing)
-    remedy = f"{advice}; there is room for about {counted(fitting, 'image')}" if fitting else advice
+    remedy = f"{advice}; about {counted(fitting, 'image')} fit" if fitting else advice
     return Finding("memory", text, WRONG if total > FAR * free else WARN, remedy)
 
 
 def estimate_time(plan: Plan, trainer: Trainer, startup: float) -> str:
-    """Make some updates, evaluate a batch, and describe how long the whole run takes. Raise ConfigError if that is too long for
-    TRAIN.BUDGET. `startup`: seconds from the start of the program to the first update."""
+    """Make some updates, evaluate a batch, and describe how long the whole run takes.
+
+    Raise ConfigError if the run takes too long for TRAIN.BUDGET. `startup` is the time from program start to the first
+    update, in seconds.
+    """
     forecast, step = Forecast(plan.config, plan.order, len(plan.eval_set), time.monotonic()), trainer.step
     forecast.end_work = END_BY_START * startup
     make_updates(plan, trainer, forecast)
     forecast.evaluation = time_evaluation(plan, trainer)
     forecast.until_first = startup + forecast.evaluation * plan.scores_start
     each = f"; {forecast.update:.3g} s an update, {forecast.evaluation:.3g} s an evaluation"
-    others = os.getloadavg()[0] - time.process_time() / 60  # less this process's own work in the minute it has run
+    others = os.getloadavg()[0] - time.process_time() / 60  # the load average without this process's own share
     if others + torch.get_num_threads() > 1.25 * (os.cpu_count() or 1):
-        each += f"; others work on this machine (a load of {others:.1f}): it may be shorter without them"
+        each += f"; other programs are using this machine (load {others:.1f}): the run may be faster without them"
     if plan.config.TRAIN.BUDGET:
         from extras.budget import Allowance, Budget
 
@@ -265,7 +270,7 @@ def estimate_time(plan: Plan, trainer: Trainer, startup: float) -> str:
 
 
 def make_updates(plan: Plan, trainer: Trainer, forecast: Forecast) -> None:
-    """Train for a few seconds as the run would. The forecast measures an update."""
+    """Train for a few seconds as the run would, so that the forecast can measure an update."""
     trainer.callbacks = [forecast]
     trainer.notify("on_epoch_start")
     end = time.monotonic() + SECONDS
@@ -273,17 +278,19 @@ def make_updates(plan: Plan, trainer: Trainer, forecast: Forecast) -> None:
         for number, window in enumerate(itertools.islice(windows, MOST_UPDATES), start=1):
             trainer.update(window)
             trainer.report()  # waits for the device
-            if number > 1 and time.monotonic() > end:  # the first update is slower than the others
+            if number > 1 and time.monotonic() > end:  # one update is not enough, because the first is slower
                 break
 
 
 def time_evaluation(plan: Plan, trainer: Trainer) -> float:
-    """Evaluate the first batch. Return the seconds that a process needs for its share of all images."""
+    """Evaluate the first batch. Return the seconds that a process needs for its share of all validation images."""
     size = plan.config.DATA.BATCH_SIZE_EVAL or plan.config.DATA.BATCH_SIZE
     batch = plan.eval_set.take(np.arange(min(size, len(plan.eval_set))))
     data = build_eval_data(plan.config, batch, plan.process)
-    bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, lambda line: None)  # they have a row
-    for _ in range(2):  # the first time is slower
+    bad_images = BadImages(
+        plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, lambda line: None
+    )  # reported in another row
+    for _ in range(2):  # the first evaluation is slower, so the second is timed
         start = time.perf_counter()
         evaluate_both(trainer, data, bad_images)
     return (time.perf_counter() - start) / len(batch) * len(plan.eval_set) / plan.order.world_size

@@ -1,4 +1,4 @@
-"""Checks of a data set before a run, which read its images: classes, sizes, unreadable images, duplicates."""
+"""Checks that read a data set before a run: classes, sizes, unreadable images, duplicates."""
 
 import contextlib
 import functools
@@ -20,23 +20,23 @@ from utils.progress import shown
 from utils.text import counted, first_of
 
 LINE_EACH = ",\n"
-BLOCK, MAX_BLOCKS = 64, 4096  # images per task of a thread, or more so that there are not too many tasks
-UNEVEN = 10  # ratio of largest to smallest class above which it is reported
+BLOCK, MAX_BLOCKS = 64, 4096  # images per task of a thread, and the largest number of tasks
+UNEVEN = 10  # the ratio of largest to smallest class above which classes are reported as uneven
 
 
 class ScanResult:
-    """Size, digest or error of the images of a set, or of some spread evenly over it."""
+    """The size, digest or error of each image of a set, or of a sample spread evenly over it."""
 
     def __init__(self, image_set: ImageSet, most: int | None = None):
         self.image_set, total = image_set, len(image_set)
         self.count = min(total, most or total)
         self.sides = np.zeros((self.count, 2), dtype=np.int32)  # height, width
-        self.digests = np.zeros(self.count, dtype=np.uint64)  # of the pixels; 0 of an unreadable image
+        self.digests = np.zeros(self.count, dtype=np.uint64)  # of the pixels; 0 for an unreadable image
         self.reasons: dict[int, str] = {}  # errors of unreadable images
 
     @property
     def readable(self) -> np.ndarray:
-        """bool [N]"""
+        """Return which images were read, as bool [N]."""
         return self.sides[:, 0] > 0
 
     @property
@@ -44,11 +44,11 @@ class ScanResult:
         return self.count < len(self.image_set)
 
     def index(self, number: int) -> int:
-        """The place in the set of the image with this number among those that are read."""
+        """Return the index in the set of the image with this number in the sample."""
         return number * len(self.image_set) // self.count
 
     def class_name(self, number: int) -> str:
-        """The name of the image's class, or of all its classes."""
+        """Return the name of the image's class, or the names of all its classes."""
         return self._target_names[self.image_set.targets[self.index(number)]]
 
     @functools.cached_property
@@ -62,7 +62,7 @@ class ScanResult:
         return f"{self.count:,}" + f" of {len(self.image_set):,}" * self.is_sample
 
     def scan(self, numbers: range) -> Counter[str]:
-        """Read these images. Returns what is unusual about their files."""
+        """Read these images. Return the unusual kinds of their files and how many have each."""
         kinds: Counter[str] = Counter()
         for number in numbers:
             index = self.index(number)
@@ -80,13 +80,13 @@ class ScanResult:
 
 
 def scan_images(scan: ScanResult, title: str) -> Counter[str]:
-    """Read the images in threads, with a progress bar on a terminal. Returns what is unusual about their files."""
+    """Read the images in threads, with a progress bar on a terminal. Return counts of unusual kinds of files."""
     block = max(BLOCK, scan.count // MAX_BLOCKS)
     blocks = [range(start, min(start + block, scan.count)) for start in range(0, scan.count, block)]
     kinds: Counter[str] = Counter()
     with (
         ThreadPoolExecutor() as pool,
-        contextlib.closing(pool.map(scan.scan, blocks)) as results,  # starts no further block after Ctrl-C
+        contextlib.closing(pool.map(scan.scan, blocks)) as results,  # Ctrl-C prevents further blocks from starting
     ):
         pairs = zip(blocks, results, strict=True)
         for _, result in shown(pairs, title, scan.count, size=lambda pair: len(pair[0])):
@@ -95,7 +95,7 @@ def scan_images(scan: ScanResult, title: str) -> Counter[str]:
 
 
 def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Iterator[Finding]:
-    """All checks of a data set whose lists and folders are valid. `train` is None in evaluation."""
+    """Yield all checks of a data set whose lists and folders are valid. `train` is None in evaluation."""
     counts = counted(len(val), "validation image")
     yield check_counts(counts if train is None else f"{len(train):,} training and {counts}", val)
     if val.makes_batches:  # generated on the device, with random classes
@@ -116,16 +116,19 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
 
 
 def check_counts(counts: str, val: ImageSet) -> Finding:
-    """The numbers of images; random classes say nothing anyway."""
+    """Report the numbers of images. Warn if there are few validation images, unless their classes are random."""
     if len(val) >= FEW or val.makes_batches:
         return Finding("data", counts)
-    found = f"{counts}; an accuracy of 50% on so few means {interval_of(50, len(val))} on others like them"
+    found = f"{counts}; with so few, an accuracy of 50% has a 95% interval of {interval_of(50, len(val))}"
     remedy = "add validation images, hold out more (DATA.VAL_FRACTION), or train on folds (DATA.FOLD)"
     return Finding("data", found, WARN, remedy)
 
 
 def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:
-    """Classes without images, and how uneven the others are. Labels out of range are refused with the lists."""
+    """Report classes without images, and how uneven the other classes are.
+
+    Labels out of range need no check here, because reading the lists refuses them.
+    """
     part, image_set = ("validation", val) if train is None else ("training", train)
     names = image_set.classes
     counts, num_val = (each.count_classes() for each in (image_set, val))
@@ -134,8 +137,8 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     notes = [f"{len(names):,}, each with {fewest}{counted(present.max(), f'{part} image')}"]
     if present.max() > UNEVEN * present.min():
         may_repeat = not config.DATA.has_several_labels and config.DATA.DATASET not in IN_THEIR_ORDER
-        remedies = f"; {'DATA.SAMPLER=balanced or ' * may_repeat}TRAIN.CLASS_WEIGHTS=auto (-opts) helps the others"
-        notes.append(f"uneven: {names[counts.argmax()]} has most images{remedies * bool(train and counts.all())}")
+        remedies = f"; {'DATA.SAMPLER=balanced or ' * may_repeat}TRAIN.CLASS_WEIGHTS=auto (-opts) helps small classes"
+        notes.append(f"uneven: {names[counts.argmax()]} has the most images{remedies * bool(train and counts.all())}")
     if (config.MODEL.NUM_CLASSES or 0) > len(names):
         notes.append(f"MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES:,}")
     unseen = [names[number] for number in np.flatnonzero((num_val == 0) & (counts > 0))]
@@ -149,7 +152,7 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
 
 
 def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:
-    """Unreadable images by name. They are WRONG above `max_fraction`, DATA.MAX_BAD_FRACTION."""
+    """Report unreadable images by name. Above `max_fraction` (DATA.MAX_BAD_FRACTION) the verdict is WRONG."""
     title, bad = f"{part} images", sorted(scan.reasons)
     if not bad:
         return Finding(title, f"{scan.describe_count()}{' read' * scan.is_sample}, all readable")
@@ -162,7 +165,7 @@ def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:
 
 
 def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
-    """The smallest, median and largest image, and how many have to be enlarged."""
+    """Report the smallest, median and largest image, and how many images are enlarged."""
     title, sides, image_size = f"{part} sizes", scan.sides[scan.readable], config.DATA.IMAGE_SIZE
     if not len(sides):
         return Finding(title, "no image could be read")
@@ -176,9 +179,9 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
 
 
 def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | None:
-    """Validation images with the pixels of a training image, and images with the pixels of one of another class.
+    """Report validation images with the pixels of a training image, and equal images of different classes.
 
-    `train` is None in evaluation, of which nothing is said unless it has the latter.
+    `train` is None in evaluation. Then the result is None unless equal images have different classes.
     """
     twins, clashes = [], []
     for group in same_pixels([val] if train is None else [train, val]):
@@ -198,11 +201,11 @@ def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | Non
         how = "is also a training image" if len(twins) == 1 else "are also training images"
         pairs = [f"{val.name(twin)} = {train.name(origin)}" for twin, origin in sorted(twins)]
         texts.append(f"{share} {how}:\n{first_of(pairs, LINE_EACH)}")
-        remedies.append("remove them from one of the two sets: accuracy on them says nothing")
+        remedies.append("remove them from one of the two sets: they make the accuracy look too high")
     if clashes:
         are = "is" if len(clashes) == 1 else "are"
         texts.append(f"{counted(len(clashes), 'image')} {are} in two classes:\n{first_of(clashes, LINE_EACH)}")
-        remedies.append("give each of them one class")
+        remedies.append("keep only one class for each of them")
     if texts:
         return Finding("duplicates", "\n".join(texts), WARN, "; ".join(remedies))
     if train is None:
@@ -213,7 +216,7 @@ def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | Non
 
 
 def same_pixels(scans: list[ScanResult]) -> Iterable[list[tuple[ScanResult, int]]]:
-    """Return groups of images with the same pixels, each image as its scan and its number there."""
+    """Return groups of images with the same pixels. Each image is given as its scan and its number in the scan."""
     digests, counts = np.unique(np.concatenate([scan.digests[scan.readable] for scan in scans]), return_counts=True)
     repeated = digests[counts > 1]
     groups: dict[int, list[tuple[ScanResult, int]]] = {digest: [] for digest in repeated.tolist()}

@@ -1,4 +1,4 @@
-"""Estimates the memory of a training step from what two small batches save for backward."""
+"""An estimate of the memory of a training step, from the tensors that two small batches save for backward."""
 
 import contextlib
 import copy
@@ -21,54 +21,55 @@ from models.transforms.base import has_blocks
 from utils.distributed import Process
 from utils.host import free_host_memory
 
-FEW, MORE = 2, 3  # images; BatchNorm refuses a single one
+FEW, MORE = 2, 3  # images of the two batches; BatchNorm refuses a single image
 WORKING = 1.2  # peak of a backward relative to the saved tensors (ViT-Tiny on a CPU: 1.1 to 1.3)
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Estimated bytes of one process's training step."""
+    """The estimated memory of one process's training step, in bytes."""
 
     fixed: float  # independent of the batch
     per_image: float
 
     def fitting(self, limit: float) -> int:
-        """Number of images that fit into `limit` bytes."""
+        """Return the number of images that fit into `limit` bytes."""
         return max(int((limit - self.fixed) / max(self.per_image, 1)), 0)
 
 
 def estimate(config: Config, num_classes: int, precision: Precision, process: Process) -> MemoryEstimate:
-    """Estimate the step of one process from forwards of two and three images through a model with random weights."""
+    """Estimate the step of one process from forward passes of two and three images with random weights."""
     model = adapt(build_model(config, num_classes), config)
     choose_transforms(config, process.device, precision.half).apply(model)
     fixed = fixed_bytes(config, model, precision)
     if is_sharded(config, process):
-        # Besides its shards a process holds two whole blocks, the current and the next one, with their gradients.
+        # Besides its shards, a process has two whole blocks in memory, the current and the next, with their gradients.
         largest = max(sum(each.nbytes for each in block.parameters()) for block in gathered_blocks(model))
         fixed = fixed // process.world_size + 4 * largest
         if config.TRAIN.ACCUM_ITER > 1:  # gradients are reduced and scattered only after the last micro-batch
             fixed += trained_bytes(model)
     few, more = (saved_bytes(config, model.to(process.device), precision, count) for count in (FEW, MORE))
     kept_per_image = (more - few) / (MORE - FEW)
-    # Autocast's half copies of weights are saved too, and do not grow with the batch.
+    # Autocast's half copies of weights are saved for backward too, and do not grow with the batch.
     constant = max(few - FEW * kept_per_image, 0)
     return MemoryEstimate(fixed + constant, WORKING * kept_per_image)
 
 
 def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
-    """Bytes independent of the batch: weights, gradients, optimizer, EMA, naive mode's half copy."""
+    """Return the bytes that do not depend on the batch: weights, gradients, optimizer, EMA, naive mode's half copy."""
     weights, trained = sum(tensor.nbytes for tensor in model.state_dict().values()), trained_bytes(model)
-    # The EMA update of CPUs holds the differences of all trained weights at once; others need one copy less.
+    # The EMA update on CPUs keeps the differences of all trained weights at once. Other devices need one copy less.
     mean = weights + trained if config.TRAIN.MODEL_EMA else 0
     halves = (weights + trained) // 2 if precision.is_naive else 0
     kept = trained + optimizer_bytes(config.TRAIN, model)
-    # Where an update can be skipped only by copies, they are made anew each time; activations hardly fit into their blocks.
+    # Some optimizers can skip an update only by restoring copies, which are new tensors in each update. Activations hardly
+    # ever fit into the memory blocks that the copies leave free.
     copies = kept if precision.device.type != "cpu" and config.TRAIN.OPTIMIZER.NAME not in OURS else 0
     return weights + kept + copies + mean + halves + teacher_bytes(config, precision)
 
 
 def teacher_bytes(config: Config, precision: Precision) -> int:
-    """Weights of the teacher, if there is one; what it computes is freed before the student begins."""
+    """Return the size of the teacher's weights, or 0 without one. Its activations are freed before the student starts."""
     if config.TRAIN.DISTILLATION_TYPE == "none":
         return 0
     from extras.distillation.sources import random_teacher  # extra: distillation
@@ -78,10 +79,11 @@ def teacher_bytes(config: Config, precision: Precision) -> int:
 
 
 def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: int) -> int:
-    """Bytes that one forward of `count` images saves for backward, without weights.
+    """Return the bytes that one forward pass of `count` images saves for backward, without weights.
 
-    With TRAIN.GRAD_CHECKPOINTING: the inputs of the blocks, all of one block, and what is not in blocks. With frozen weights
-    at least all of one block: a frozen one keeps nothing, but has it while it computes.
+    With TRAIN.GRAD_CHECKPOINTING these are the inputs of the blocks, all tensors of one block, and tensors outside of
+    blocks. With frozen weights they are at least all tensors of one block, because a frozen block saves nothing but still
+    needs that memory while it computes.
     """
     computing = precision.computing(model).train()
     kept = record_forward(config, computing, precision, count)
@@ -110,11 +112,11 @@ def record_forward(config: Config, model: nn.Module, precision: Precision, count
 
 
 class SavedTensors:
-    """Tensors that a forward saves for backward, without weights, by the block that saved them."""
+    """The tensors that a forward pass saves for backward, without weights, by the block that saved them."""
 
     def __init__(self, model: nn.Module):
         self._weights = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
-        self._storages: dict[int, tuple[int, int]] = {}  # by address: bytes, and the block (0: none)
+        self._storages: dict[int, tuple[int, int]] = {}  # {address: (bytes, block)}; block 0 is the rest of the model
         self._inputs: list[int] = []  # bytes of each block's input
         self._block = 0
 
@@ -141,7 +143,7 @@ class SavedTensors:
 
     @property
     def by_block(self) -> Counter[int]:
-        """Bytes of each block; 0 stands for the rest of the model."""
+        """Return the bytes of each block. Block 0 is the rest of the model."""
         found: Counter[int] = Counter()
         for count, block in self._storages.values():
             found[block] += count
@@ -149,18 +151,18 @@ class SavedTensors:
 
     @property
     def largest_block(self) -> int:
-        """Bytes; of the whole model if it has no blocks."""
+        """Return the bytes of the largest block, or of the whole model if it has no blocks."""
         return max((count for block, count in self.by_block.items() if block or not self._inputs), default=0)
 
     def count(self, recomputes: bool) -> int:
-        """Bytes; `recomputes`: of blocks only their inputs and the largest one."""
+        """Return the total bytes. With `recomputes`, blocks count only with their inputs and the largest block."""
         if recomputes and self._inputs:
             return self.by_block[0] + sum(self._inputs) + self.largest_block
         return self.by_block.total()
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process can still allocate on its device."""
+    """Return the bytes that this process can still allocate on its device."""
     if device.type in ("cuda", "xpu"):
         return getattr(torch, device.type).mem_get_info(device)[0]
     return free_host_memory()

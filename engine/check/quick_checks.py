@@ -1,4 +1,4 @@
-"""Checks that cost almost nothing. -check makes each of them a row; a run logs those that fail (`quick_checks`)."""
+"""Checks that cost almost nothing. -check prints each of them as a row, and a run logs the ones that fail."""
 
 import math
 import shutil
@@ -23,20 +23,21 @@ from utils.host import SHARED_MEMORY
 from utils.text import counted, format_bytes, format_bytes_apart
 
 OK, WARN, WRONG = "ok", "WARN", "WRONG"
-# Usual learning rates per 256 images, from fine-tuning to training from scratch; rules of thumb.
+# Usual learning rates per 256 images, from fine-tuning to training from scratch. They are rules of thumb.
 CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
-FAR = 10  # factor beyond them that is reported
-# Highest rates for trained weights, as parts of those from scratch. With layer decay, layers near the image get little of it.
+FAR = 10  # a rate outside the usual range by more than this factor is reported
+# The highest rates for trained weights, as fractions of the highest rate from scratch. With layer decay the limit is higher,
+# because layers near the image get only a small part of it.
 OF_TRAINED, WITH_LAYER_DECAY = 0.5, 2.5
 USUAL_LAYER_DECAY = 0.75
-MAX_INITIAL = 0.01  # of the EMA
+MAX_INITIAL = 0.01  # the largest accepted share of initial weights in the final EMA
 OTHER_FILES = 2**20  # bytes of a run's logs, tables and curves
-NEAR = 0.8  # fraction of the free space
+NEAR = 0.8  # the fraction of free space from which the verdict is WARN
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A row of the table that -check prints. More lines of `text` stand below the first."""
+    """A row of the table that -check prints. Further lines of `text` are printed below the first."""
 
     title: str
     text: str
@@ -44,14 +45,14 @@ class Finding:
     remedy: str = ""
 
     def lines(self) -> list[str]:
-        """The row as text."""
+        """Return the row as lines of text."""
         first, *more = self.text.split("\n")
         more += [f"-> {self.remedy}"] if self.remedy else []
         return [f"{self.title:<17}  {self.verdict:<5}  {first}", *(" " * 26 + line.strip() for line in more)]
 
 
 def quick_checks(plan: Plan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
-    """Yield all quick checks of a training. In -check `model` or `path`, the run's folder, is None if it is wrong."""
+    """Yield all quick checks of a training. In -check, `model` or `path` (the run's folder) is None if it has an error."""
     config, order = plan.config, plan.order
     yield check_updates(order)
     yield check_rate(config.TRAIN, order.global_batch)
@@ -65,14 +66,14 @@ def quick_checks(plan: Plan, model: nn.Module | None, path: Path | None) -> Iter
 
 
 def check_updates(order: Order) -> Finding:
-    """Compare the images of an update with those of an epoch."""
+    """Compare the number of images in an update with the number in an epoch."""
     if order.global_batch <= order.num_images:
         return Finding("updates", f"an epoch is {order.describe_epoch()}")
     text = (
-        f"an update has {counted(order.global_batch, 'image')} ({order.describe_split()}), but the training set only "
-        f"{order.num_images:,}: an epoch is one update, with all of them"
+        f"an update has {counted(order.global_batch, 'image')} ({order.describe_split()}), but the training set has only "
+        f"{order.num_images:,}: an epoch is a single update with all of them"
     )
-    return Finding("updates", text, WARN, "lower -batch_size or -accum_iter, for more updates")
+    return Finding("updates", text, WARN, "lower -batch_size or -accum_iter to get more updates")
 
 
 def check_rate(settings: Train, global_batch: int) -> Finding:
@@ -81,28 +82,29 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
     rate = settings.BASE_LR * batch_factor(settings, global_batch)
     per_256 = rate * 256 / global_batch
     origin = f" (TRAIN.BASE_LR {settings.BASE_LR:g}, scaled from {scaled_for} images)" if scaled_for else ""
-    text = f"{rate:.3g}{origin} for {counted(global_batch, 'image')} an update, {per_256:.3g} for each 256"
+    text = f"{rate:.3g}{origin} for {counted(global_batch, 'image')} per update, {per_256:.3g} per 256 images"
     if name not in CUSTOMARY:
         return Finding("learning rate", text)
     low, high = CUSTOMARY[name]
-    text += f"; customary with {name}: {low:g} to {high:g}"
+    text += f"; usual with {name}: {low:g} to {high:g}"
     if low / FAR <= per_256 <= high * FAR:
         return Finding("learning rate", text)
-    remedy = "set TRAIN.BASE_LR, or TRAIN.LINEAR_SCALED_LR to the images an update that it is meant for"
+    remedy = "set TRAIN.BASE_LR, or set TRAIN.LINEAR_SCALED_LR to the batch size that TRAIN.BASE_LR was tuned for"
     return Finding("learning rate", text, WARN, remedy)
 
 
 def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
-    """Compare the highest rate with what leaves trained weights of use; nothing where few of them are trained further.
+    """Compare the highest learning rate with the limit that keeps trained weights useful.
 
-    Batches are compared by the square root of their sizes: the rates are those of Adam and its kin.
+    Return [] if only a few weights are trained further. The limit grows with the square root of the batch size, as is usual
+    for Adam and similar optimizers.
     """
     settings, model = config.TRAIN, config.MODEL
     has_decay = settings.LAYER_DECAY is not None and settings.LAYER_DECAY < 1
     if not (model.PRETRAINED or config.START.RESUME):
         methods = {"MODEL.FREEZE": model.FREEZE, "MODEL.LORA": model.LORA.RANK, "TRAIN.LAYER_DECAY": has_decay}
         meant = [name for name, is_set in methods.items() if is_set]
-        text = f"the run starts from random weights, which know nothing that is to be kept ({', '.join(meant)})"
+        text = f"the run starts from random weights, but only trained weights benefit from {', '.join(meant)}"
         return [Finding("fine-tuning", text, WARN, "name trained weights with -pretrained")] if meant else []
     if config.START.RESUME or model.FREEZE or model.LORA.RANK or settings.OPTIMIZER.NAME not in CUSTOMARY:
         return []
@@ -110,33 +112,35 @@ def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
     rate = settings.BASE_LR * batch_factor(settings, global_batch)
     scale = math.sqrt(global_batch / 256) * from_scratch
     limit = scale * (WITH_LAYER_DECAY if has_decay else OF_TRAINED)
-    how = f"TRAIN.LAYER_DECAY {settings.LAYER_DECAY:g}" if has_decay else "without TRAIN.LAYER_DECAY"
+    how = f"with TRAIN.LAYER_DECAY {settings.LAYER_DECAY:g}" if has_decay else "without TRAIN.LAYER_DECAY"
     text = (
-        f"the learning rate is {rate:.3g} for {counted(global_batch, 'image')} an update; trained weights stand up to "
-        f"{limit:.2g}, {how}"
+        f"the learning rate is {rate:.3g} for {counted(global_batch, 'image')} per update; trained weights tolerate up to "
+        f"{limit:.2g} {how}"
     )
     if rate <= limit:
         return [Finding("fine-tuning", text)]
     base = settings.BASE_LR / rate * scale * OF_TRAINED
     remedy = (
-        "a rate that is meant for training from scratch destroys what the weights know: -cfg configs/finetune.yaml, or "
+        "a rate for training from scratch destroys trained weights: use -cfg configs/finetune.yaml, or "
         f"-opts TRAIN.BASE_LR={base:.1g} TRAIN.LAYER_DECAY={USUAL_LAYER_DECAY}"
     )
     return [Finding("fine-tuning", text, WARN, remedy)]
 
 
 def check_warm_up(settings: Train) -> Finding:
-    """Check that warm-up ends before training does, or before its cool-down."""
+    """Check that warm-up ends before training or its cool-down."""
     text = f"{settings.WARMUP_EPOCHS:g} of {counted(settings.NUM_EPOCHS, 'epoch')}"
     chosen, key = settings.LR_SCHEDULER, "COOLDOWN_EPOCHS"
     cooldown = chosen.COOLDOWN_EPOCHS if chosen.NAME not in ("constant", "step") else 0
     if cooldown and settings.WARMUP_EPOCHS + cooldown >= settings.NUM_EPOCHS:
-        remedy = f"set TRAIN.LR_SCHEDULER.{key} lower: the rate is never TRAIN.BASE_LR"
+        remedy = f"lower TRAIN.LR_SCHEDULER.{key}: the rate never reaches TRAIN.BASE_LR"
         return Finding("warm-up", f"{text}, and {cooldown} at TRAIN.END_LR", WARN, remedy)
     if settings.WARMUP_EPOCHS < settings.NUM_EPOCHS:
         return Finding("warm-up", text)
     text = f"{settings.WARMUP_EPOCHS:g} in a run of {counted(settings.NUM_EPOCHS, 'epoch')}"
-    return Finding("warm-up", text, WARN, "lower TRAIN.WARMUP_EPOCHS")  # short: every short trial says it
+    return Finding(
+        "warm-up", text, WARN, "lower TRAIN.WARMUP_EPOCHS"
+    )  # a short text, because every short trial prints it
 
 
 def check_ema(settings: Train, num_updates: int) -> Finding:
@@ -145,16 +149,16 @@ def check_ema(settings: Train, num_updates: int) -> Finding:
     if settings.MODEL_EMA_WARMUP:
         return Finding("EMA", f"its decay warms up to {decay_at(num_updates - 1, settings):.6g} in {updates}")
     share = decay**num_updates
-    text = f"after {updates} with decay {decay:g} it is still {share:.2%} initial weights"
+    text = f"after {updates} with decay {decay:g}, {share:.2%} of it is still initial weights"
     if share <= MAX_INITIAL:
         return Finding("EMA", text)
     return Finding("EMA", text, WARN, "set TRAIN.MODEL_EMA_WARMUP=true, or lower TRAIN.MODEL_EMA_DECAY")
 
 
 def check_disk(config: Config, path: Path, each: int) -> Finding:
-    """Check that all files of a run fit on the disk of `path`: checkpoints of `each` bytes."""
+    """Check that all files of a run fit on the disk of `path`. A checkpoint has `each` bytes."""
     numbered = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
-    count = numbered + 4  # best, last, previous, and the one being written
+    count = numbered + 4  # best, last, previous, and the file that is being written
     # Checkpoints of a resumed run already occupy their space; a file with several names occupies it once.
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
     need = max(count * each - sum(present.values()), 2 * each) + OTHER_FILES
@@ -164,23 +168,23 @@ def check_disk(config: Config, path: Path, each: int) -> Finding:
         f"checkpoints of {format_bytes(each)}, up to {count} at once; with logs and curves {needs} of {has} free at "
         f"{nearest_existing(path)}"
     )
-    remedy = "make room, set -output, or lower KEEP_CHECKPOINTS"
+    remedy = "free some space, set -output, or lower KEEP_CHECKPOINTS"
     return Finding("disk", text, *verdict_on_space(need, free, remedy))
 
 
 def refuse_full_disk(path: Path, each: int) -> None:
     """Raise ConfigError if not even one checkpoint of `each` bytes fits on the disk of the run's folder."""
     disk = shutil.disk_usage(path)
-    if disk.total and each > disk.free:  # some network file systems do not know their size, and say 0
+    if disk.total and each > disk.free:  # some network file systems do not know their size and report 0
         needs, has = format_bytes_apart(each, disk.free)
         raise ConfigError(
-            f"SAVE: one checkpoint of this run takes {needs}, and the disk of {path} has {has} free, so that nothing "
-            "could be saved; make room there, or choose another disk with -output"
+            f"SAVE: one checkpoint of this run takes {needs}, but the disk of {path} has only {has} free; free some space "
+            "there, or choose another disk with -output"
         )
 
 
 def check_shared_memory(config: Config, num_workers: int) -> Finding:
-    """Check that the batches that loader processes prefetch fit into shared memory; otherwise they die of SIGBUS."""
+    """Check that the prefetched batches of loader processes fit into shared memory; otherwise SIGBUS kills them."""
     data, title = config.DATA, "shared memory"
     if not num_workers or not SHARED_MEMORY.is_dir():
         return Finding(title, "not needed")
@@ -195,7 +199,7 @@ def check_shared_memory(config: Config, num_workers: int) -> Finding:
 
 
 def loader_processes(config: Config, image_set, process: Process) -> int:
-    """Loader processes of all training processes on this machine; threads need no shared memory."""
+    """Return the number of loader processes on this machine, or 0 for threads, which need no shared memory."""
     workers = choose_workers(config, image_set, process)
     if workers.kind == "threads" or image_set.makes_batches:
         return 0
@@ -203,7 +207,7 @@ def loader_processes(config: Config, image_set, process: Process) -> int:
 
 
 def verdict_on_space(need: float, free: float, remedy: str) -> tuple[str, str]:
-    """The verdict on the space, and the remedy unless it is OK."""
+    """Return the verdict on the space, and the remedy unless the verdict is OK."""
     if need > NEAR * free:
         return WRONG if need > free else WARN, remedy
     return OK, ""

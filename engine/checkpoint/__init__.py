@@ -1,1 +1,1 @@
-"""Checkpoints: format, writing in the background, resume, rollback."""
+"""Checkpoints: file format, background saves, resume and rollback."""

@@ -1,4 +1,4 @@
-"""Saves in the background: the state is copied to host memory, and a thread writes the copy."""
+"""Background saves: the state is copied to host memory, and a thread writes the copy."""
 
 import contextlib
 import time
@@ -17,13 +17,13 @@ from utils.errors import cause_of
 from utils.host import has_streams
 from utils.runs import BEST
 
-CHUNK = 2**26  # bytes: page-locked memory is allocated in powers of two, so a larger piece would waste much
+CHUNK = 2**26  # bytes; page-locked memory is allocated in powers of two, so larger chunks would waste memory
 
 
 class AsyncSaver:
-    """Writes last.pth and its hard links, one save at a time: a second save waits until the first is on disk.
+    """Writes last.pth and its hard links. It runs one save at a time: a second save waits until the first is on disk.
 
-    Dropping the first instead could lose a best.pth or checkpoint-N.pth, and would need memory for two copies.
+    Dropping the first save instead could lose a best.pth or checkpoint-N.pth, and would need memory for two copies.
     """
 
     def __init__(self, folder: Path, keep: int, device: torch.device, warn: Callable[[str], None]):
@@ -31,16 +31,16 @@ class AsyncSaver:
         self._host_copy = HostCopy(device)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None
-        self.failure = ""  # why the last save failed; empty if it did not
-        self.seconds = 0.0  # for which saving blocked training
-        self.longest = 0.0  # seconds of the longest save, until it was on disk
+        self.failure = ""  # why the last save failed, or empty if it succeeded
+        self.seconds = 0.0  # total time for which saving blocked training
+        self.longest = 0.0  # seconds until the slowest save was on disk
         self.newest: dict[str, int] = {}  # finished epochs and steps of the last.pth on disk
-        self.run: dict[str, str] | None = None  # what the last.pth on disk says of its run
-        self.best = Best()  # what the best.pth on disk holds
+        self.run: dict[str, str] | None = None  # the identity of the run in the last.pth on disk
+        self.best = Best()  # the best epoch according to the best.pth on disk
         self.on_saved: Callable[[], None] = lambda: None  # called in the writing thread after every save
 
     def save(self, state: dict, also: list[str]) -> None:
-        """Copy the state and write it in the background. `also`: further names of the file."""
+        """Copy the state and write it in the background. `also` lists further names for the file."""
         self.wait()
         with self._blocking(), self._warn_on_os_error():
             start = time.perf_counter()
@@ -54,13 +54,13 @@ class AsyncSaver:
         if self._writing:
             with self._blocking():
                 writing, self._writing = self._writing, None
-                writing.result()  # raises programming errors
+                writing.result()  # raises errors that are bugs; I/O errors are warnings
 
     def _write(self, state: dict, also: list[str], start: float) -> None:
-        # A checkpoint within a series of skipped updates never replaces the last one before it.
-        keeps_former = self.newest.get("step", 0) <= start_of_streak(state)
+        # Checkpoints within a streak of skipped updates never replace the last checkpoint before the streak.
+        keep_previous = self.newest.get("step", 0) <= start_of_streak(state)
         with self._warn_on_os_error():
-            self._put(state, also, keeps_former)
+            self._put(state, also, keep_previous)
             self.failure = ""
             self.newest = {"epoch": state["epoch"] + 1, "step": state["step"]}
             self.run = state.get("run")
@@ -73,17 +73,17 @@ class AsyncSaver:
         except OSError as error:
             self._warn(f"cannot remove old checkpoints from {self._path.parent} ({cause_of(error)})")
 
-    def look(self) -> None:
-        """Find out what the files on the disk hold; a save that failed may have written some of them."""
+    def reload_from_disk(self) -> None:
+        """Read the progress in last.pth and best.pth, because a failed save may have written one of them."""
         last, best = progress_in(self._path), progress_in(self._path.with_name(BEST))
         if last:
             self.newest = {"epoch": last["epoch"], "step": last["step"]}
             self.run = last.get("run")
         self.best = Best(*best.get("best", ()))
 
-    def _put(self, state: dict, also: list[str], keeps_former: bool) -> None:
-        """Write a state under its names."""
-        save_checkpoint(self._path, state, also, keeps_former)
+    def _put(self, state: dict, also: list[str], keep_previous: bool) -> None:
+        """Write a state under all of its names."""
+        save_checkpoint(self._path, state, also, keep_previous)
 
     def _tidy(self) -> None:
         """Remove old checkpoints."""
@@ -92,14 +92,18 @@ class AsyncSaver:
 
     @contextlib.contextmanager
     def _warn_on_os_error(self) -> Iterator[None]:
-        """A full disk does not end a run: space may become free."""
+        """Turn I/O errors into warnings. A full disk does not end a run, because space may become free."""
         try:
             yield
         except (OSError, RuntimeError) as error:
             self.failure = cause_of(error)
-            self.look()
-            left = f"on the disk it is of step {self.newest['step']}" if self._path.exists() else "there is none yet"
-            self._warn(f"cannot save {self._path} ({self.failure}); {left}; training goes on")
+            self.reload_from_disk()
+            left = (
+                f"the file is still from step {self.newest['step']}"
+                if self._path.exists()
+                else "there is no checkpoint yet"
+            )
+            self._warn(f"cannot save {self._path} ({self.failure}); {left}; training continues")
 
     @contextlib.contextmanager
     def _blocking(self) -> Iterator[None]:
@@ -109,7 +113,7 @@ class AsyncSaver:
 
 
 class HostCopy:
-    """Memory for one copy. The next copy reuses it and overwrites the former one."""
+    """Host memory for one copy of the state. Each copy reuses it and overwrites the previous copy."""
 
     def __init__(self, device: torch.device):
         self._device, self._has_streams = device, has_streams(device)
@@ -117,12 +121,12 @@ class HostCopy:
         self._copies: list[Tensor] = []
 
     def take(self, state: dict) -> dict:
-        """Copy the state; from a device with streams asynchronously, with one synchronisation at the end."""
+        """Return a copy of the state. Devices with streams copy asynchronously and synchronise once at the end."""
         tensors: list[Tensor] = []
         map_tensors(state, tensors.append)
         layout = [(each.dtype, each.shape, each.stride()) for each in tensors]
         if layout != self._layout:
-            self._copies = []  # freed first, so that memory never holds two
+            self._copies = []  # freed first, so that there are never two copies in memory
             self._copies, self._layout = allocate(tensors, self._has_streams), layout
         for mine, tensor in zip(self._copies, tensors, strict=True):
             mine.copy_(tensor, non_blocking=self._has_streams)
@@ -137,7 +141,9 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        new = copy(value)  # not value.copy(): a state_dict carries module versions as an attribute (_metadata)
+        new = copy(
+            value
+        )  # value.copy() would lose _metadata, the module versions that a state_dict has as an attribute
         new.update((key, map_tensors(each, change)) for key, each in value.items())
         return new
     if isinstance(value, list | tuple):
@@ -146,7 +152,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def allocate(tensors: Iterable[Tensor], pinned: bool) -> list[Tensor]:
-    """Host tensors of the same types, shapes and strides, each with its own storage, as torch.save needs."""
+    """Return host tensors of the same types, shapes and strides. Each has its own storage, as torch.save needs."""
     copies, start, chunk = [], 0, torch.empty(0, dtype=torch.uint8)
     for tensor in tensors:
         like = torch.empty_like(tensor, device="meta")  # dense, even if the tensor is a view
@@ -154,5 +160,5 @@ def allocate(tensors: Iterable[Tensor], pinned: bool) -> list[Tensor]:
             start, chunk = 0, torch.empty(max(CHUNK, like.nbytes), dtype=torch.uint8, pin_memory=pinned)
         storage = chunk.untyped_storage()[start : start + like.nbytes]
         copies.append(torch.empty(0, dtype=tensor.dtype).set_(storage, 0, like.shape, like.stride()))
-        start += (like.nbytes // 64 + 1) * 64  # aligned to cache lines; never two at one address
+        start += (like.nbytes // 64 + 1) * 64  # aligned to cache lines; no two tensors share an address
     return copies

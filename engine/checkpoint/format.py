@@ -1,4 +1,4 @@
-"""Checkpoint files: writing them so that none is lost, reading them, finding the newest valid one."""
+"""Checkpoint files: safe writing, reading, and the search for the newest valid one."""
 
 import json
 import os
@@ -25,37 +25,38 @@ from utils.held_folders import check_in_place
 from utils.runs import DATED, Identity, newest_first, other_copies
 
 BAD_BATCHES_FILE = "bad_batches.jsonl"
-PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # of a folder in shards/
+PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # the name of a folder in shards/
 
 
-def save_checkpoint(path: Path, state: dict, also: Iterable[str] = (), keeps_former: bool = True) -> None:
-    """Write a checkpoint; the former `path` becomes previous.pth, and one of the two is always complete.
-    `keeps_former`: if false, the former one is dropped and previous.pth stays as it is.
-    `also`: further names of the file, created before `path`: a run killed in between resumes from the former `path`
-    and creates them again; the other way round a missing name would never be created."""
+def save_checkpoint(path: Path, state: dict, also: Iterable[str] = (), keep_previous: bool = True) -> None:
+    """Write a checkpoint and rename the existing `path` to previous.pth. One of the two is always complete.
+
+    If `keep_previous` is false, the existing `path` is dropped and previous.pth stays as it is.
+    `also` lists further names for the file. They are created before `path`: a run killed in between resumes from the old
+    `path` and creates them again. In the opposite order, a missing name would never be created.
+    """
     with replacing(path) as file:
         torch.save(state, file)
         sync(file)
         for name in also:
             keep_as(Path(file.name), path.with_name(name))
-        if keeps_former and path.exists():
+        if keep_previous and path.exists():
             keep_as(path, path.with_name("previous.pth"))
 
 
 def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
-    """Bytes of weights, EMA and optimizer."""
+    """Return the size of weights, EMA and optimizer state in bytes."""
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     return weights * (2 if settings.MODEL_EMA else 1) + optimizer_bytes(settings, model)
 
 
 def start_of_streak(state: dict) -> int:
-    """The first of the consecutive updates skipped before this state; the next update if none was skipped."""
+    """Return the first of the consecutive updates skipped before this state, or the next update if none was skipped."""
     return state["step"] - int(state["progress"]["skips_in_a_row"]) if "progress" in state else state["step"]
 
 
 def progress_in(path: Path) -> dict[str, Any]:
-    """The finished epochs, the step and the run of a checkpoint on the disk, and its record of the best epoch; empty if there
-    is none."""
+    """Return the finished epochs, step, best epoch and run of a checkpoint on disk, or {} if there is no valid file."""
     try:
         state = read_index(path)
         with naming_damage(path):
@@ -67,7 +68,7 @@ def progress_in(path: Path) -> dict[str, Any]:
 
 
 def keep_as(path: Path, other: Path) -> None:
-    """Give a finished file a second name, replacing an older file of that name. Costs no space and no time."""
+    """Give a finished file a second name, replacing an older file of that name. A hard link costs no space and no time."""
     check_in_place(other)
     temporary = other.with_name(f".{other.name}.tmp")
     temporary.unlink(missing_ok=True)
@@ -80,7 +81,7 @@ def keep_as(path: Path, other: Path) -> None:
     try:
         os.replace(temporary, other)
     finally:
-        temporary.unlink(missing_ok=True)  # still there after an error, or if both names already were the same file
+        temporary.unlink(missing_ok=True)  # it still exists after an error, or if both names already were the same file
 
 
 def remove_old(folder: Path, keep: int) -> None:
@@ -91,9 +92,9 @@ def remove_old(folder: Path, keep: int) -> None:
 
 
 def remove_unused_parts(folder: Path) -> None:
-    """Remove checkpoint parts that no checkpoint of the run refers to: of older ones, and of killed saves.
+    """Remove checkpoint shards that no checkpoint of the run refers to, left by older checkpoints and killed saves.
 
-    Only folders that a save has made, by their names, and nothing that a link leads to.
+    Only folders whose names a save creates are removed. Links are never followed.
     """
     check_in_place(folder)
     shards = folder / FOLDER
@@ -102,14 +103,14 @@ def remove_unused_parts(folder: Path) -> None:
     try:
         named = {(folder / name).parent for path in folder.glob("*.pth") for name in named_shards(path)}
     except ConfigError:
-        return  # an unreadable checkpoint may refer to any of them
+        return  # an unreadable checkpoint may refer to any shard
     for each in shards.iterdir():
         if PARTS_NAME.fullmatch(each.name) and not each.is_symlink() and each not in named:
             shutil.rmtree(each, ignore_errors=True)
 
 
 def numbered(folder: Path) -> list[Path]:
-    """All checkpoint-N.pth, newest first; by number, as clocks can jump."""
+    """Return all checkpoint-N.pth, newest first. They are sorted by number because clocks can jump."""
     found = [
         (int(match[1]), path)
         for path in folder.iterdir()
@@ -119,24 +120,24 @@ def numbered(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(path: Path, lazily: bool = False, compares: bool = True) -> dict:
-    """Read a checkpoint of this or another system; ConfigError if the file is damaged. Never executes its content.
+    """Read a checkpoint of this or another program without executing its content. Raise ConfigError if it is damaged.
 
-    `lazily`, `compares` as in read_torch.
+    `lazily` and `compares` are passed to read_torch.
     """
     try:
         state = read_torch(path, lazily, compares)
     except ConfigError as error:
-        raise ConfigError(f"-resume: {error}; use an older checkpoint beside it") from error
+        raise ConfigError(f"-resume: {error}; use an older checkpoint in the same folder") from error
     return state if isinstance(state, dict) else {}
 
 
 def read_lazily(path: Path) -> dict:
-    """Compare the file with its checksums; its tensors are read when they are used."""
+    """Verify the checksums of a checkpoint and read its tensors only when they are used."""
     return read_checkpoint(path, lazily=True)
 
 
 def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """The newest valid checkpoint of the newest run without a name of its own, for `-resume auto`. `read` as in newest_in."""
+    """Return the newest valid checkpoint of the newest run without -name, for `-resume auto`. `read` as in newest_in."""
     runs = newest_first(path for path in Path(save).glob("train-*") if DATED.fullmatch(path.name))
     found = next((found for run in runs if (found := newest_in(run.folder, warn, read))), None)
     for copy in other_copies(found.parent) if found else ():
@@ -145,7 +146,7 @@ def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], d
 
 
 def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """The newest valid checkpoint of a run. `read`: raises ConfigError for a file that is not valid."""
+    """Return the newest valid checkpoint of a run. `read` raises ConfigError for an invalid file."""
 
     def is_whole(path: Path) -> bool:
         read(path)
@@ -156,39 +157,39 @@ def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dic
 
 
 def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | None:
-    """The newest valid checkpoint of a run from before this step."""
+    """Return the newest valid checkpoint of a run at or before this step."""
     return _first([folder / "last.pth", folder / "previous.pth"], lambda path: read_lazily(path)["step"] <= step, warn)
 
 
 def _first(paths: list[Path], is_wanted: Callable[[Path], bool], warn: Callable[[str], None]) -> Path | None:
-    """The first of these files that is wanted, with a warning of those that cannot be read."""
+    """Return the first wanted file, and warn about each file that cannot be read."""
     for path in filter(Path.is_file, paths):
         try:
             with naming_damage(path):
                 if is_wanted(path):
                     return path
         except ConfigError as error:
-            warn(f"{error}; trying the one before")
+            warn(f"{error}; trying an older checkpoint")
     return None
 
 
 def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) -> None:
     """Write bad_batches.jsonl: the images of all updates that are left out, one line per update and process.
 
-    Always rewritten: a run that is killed now and rolls back again must not list them twice.
+    The file is always rewritten, because a run that is killed now and rolls back again must not list images twice.
     """
     lines = []
     for step in (step for each in left_out for step in each):
         for rank in range(data.order.world_size):
             indices = [int(i) for piece in data.order.pieces(step, rank) if piece.num_samples for i in piece.indices]
-            # Repeated augmentation uses an image several times.
+            # Repeated augmentation uses the same image several times.
             names = list(dict.fromkeys(map(data.image_set.name, indices)))
             lines.append(json.dumps({"step": step, "rank": rank, "names": names}) + "\n")
     write_text(folder / BAD_BATCHES_FILE, "".join(lines))
 
 
 def changes(saved: dict, current: dict) -> dict[str, str]:
-    """Settings that differ between a checkpoint and this run and that would change its course: {key: both values}."""
+    """Return {key: both values} of the settings that differ between a checkpoint and this run and affect the result."""
     now, current = today(saved), today(current)
     compared = {key: value for key, value in current.items() if not _may_differ(key, now.get(key), value)}
     different = changed_facts(now, compared)
@@ -197,5 +198,5 @@ def changes(saved: dict, current: dict) -> dict[str, str]:
 
 
 def _may_differ(key: str, saved: Any, current: Any) -> bool:
-    setting = SETTINGS.get(key)  # none of GLOBAL_BATCH and the like
+    setting = SETTINGS.get(key)  # None for GLOBAL_BATCH and other values that are not settings
     return setting is not None and (setting.may_change or saved in setting.alike and current in setting.alike)

@@ -1,7 +1,7 @@
-"""Saves one file per process (DIST.STRATEGY fsdp2); no process ever holds the whole state.
+"""Saves of one file per process (DIST.STRATEGY fsdp2), so that no process ever has the whole state in memory.
 
-Each process writes its rows of all large tensors into a folder below `shards/`, a new one for every save. Once all of
-them are on disk, process 0 writes the rest and the names of these files as last.pth, as with a single file.
+Each process writes its rows of all large tensors into a folder below `shards/`, a new folder for every save. Once all
+files are on disk, process 0 writes the rest of the state and the names of these files as last.pth.
 """
 
 import time
@@ -24,20 +24,22 @@ from utils.files import replacing, sync_folder
 from utils.held_folders import FolderMoved, check_in_place
 from utils.log import Log
 
-PIECES = "pieces"  # key of a state to be saved: this process's rows, by the path of their tensor
+PIECES = "pieces"  # key of the state that is saved; its value has this process's rows by the path of their tensor
 
 
 class Channel:
-    """A process group of its own, so that its messages never mix with those of the training. A collective to create."""
+    """A separate process group, so that its messages never mix with the messages of training. Creating it is a collective."""
 
     def __init__(self, process: Process):
         self._rank, self._world_size = process.rank, process.world_size
-        # A slow disk may take longer than DIST.TIMEOUT; a process that dies is noticed at once.
+        # The timeout is long because a slow disk may take longer than DIST.TIMEOUT. A dead process is noticed at once anyway.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(days=1)) if self._world_size > 1 else None
 
     def each(self, task: Callable[[], Any]) -> list:
-        """Run the task in every process. Return all results, or raise the first error of any process: an OSError, or
-        FolderMoved."""
+        """Run the task in every process. Return all results, or raise the first error of any process.
+
+        The error is an OSError or FolderMoved.
+        """
         answers = [self._attempt(task)] * self._world_size
         if self._group:
             dist.all_gather_object(answers, answers[0], group=self._group)
@@ -47,7 +49,7 @@ class Channel:
         return [result for result, _ in answers]
 
     def first(self, task: Callable[[], Any]) -> Any:
-        """Run the task in process 0. Returns its result everywhere; raises OSError if it failed."""
+        """Run the task in process 0 and return its result in every process. Raise OSError if it failed."""
         return self.each(lambda: task() if self._rank == 0 else None)[0]
 
     def _attempt(self, task: Callable[[], Any]) -> tuple[Any, Exception | None]:
@@ -60,7 +62,7 @@ class Channel:
 
 
 class ShardedSaver(AsyncSaver):
-    """An AsyncSaver in every process; all methods are collective."""
+    """An AsyncSaver in every process. All its methods are collectives."""
 
     def __init__(self, folder: Path, keep: int, process: Process, warn: Callable[[str], None]):
         super().__init__(folder, keep, process.device, warn)
@@ -71,20 +73,22 @@ class ShardedSaver(AsyncSaver):
         start, copy = time.perf_counter(), None
         with self._blocking(), self._warn_on_os_error():
             copy = self._host_copy.take(state)
-        if self._process.all_true(copy is not None):  # otherwise the threads of other processes would wait for this one
+        if self._process.all_true(
+            copy is not None
+        ):  # otherwise the threads of other processes would wait for this process
             self._submit(copy, also, start)
         else:
             self.failure = self.failure or "another process could not copy its part"
 
-    def _put(self, state: dict, also: list[str], keeps_former: bool) -> None:
+    def _put(self, state: dict, also: list[str], keep_previous: bool) -> None:
         pieces = state.pop(PIECES)
         name = self._channel.first(lambda: self._new_folder(state["step"]))
         written = self._channel.each(lambda: self._put_pieces(name, pieces))
         index = {**state, SHARDS: written}
-        self._channel.first(lambda: save_checkpoint(self._path, index, also, keeps_former))
+        self._channel.first(lambda: save_checkpoint(self._path, index, also, keep_previous))
 
     def _new_folder(self, step: int) -> str:
-        """Create an unused folder, so that existing checkpoints stay complete until this one is."""
+        """Create an unused folder, so that existing checkpoints stay complete until the new one is complete."""
         check_in_place(self._path)
         shards = self._path.parent / FOLDER
         shards.mkdir(exist_ok=True)
@@ -97,19 +101,19 @@ class ShardedSaver(AsyncSaver):
         return f"{FOLDER}/{name}"
 
     def _put_pieces(self, folder: str, pieces: dict[str, torch.Tensor]) -> str:
-        """Returns the file's name, relative to the run folder."""
+        """Write this process's rows. Return the file's name relative to the run folder."""
         name = f"{folder}/{self._process.rank + 1}-of-{self._process.world_size}.pth"
         with replacing(self._path.parent / name) as file:
             torch.save(pieces, file)
         return name
 
     def _tidy(self) -> None:
-        # Collective: no process may begin another save while unused files are removed.
+        # This is a collective, because no process may start another save while unused files are removed.
         self._channel.first(super()._tidy)
 
 
 def make_saver(config: Config, folder: Path, process: Process, log: Log) -> AsyncSaver:
-    """The saver for DIST.STRATEGY. A collective."""
+    """Return the saver for DIST.STRATEGY. A collective."""
     if is_sharded(config, process):
         return ShardedSaver(folder, config.KEEP_CHECKPOINTS, process, log.warn if process.is_first else log.note)
     return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn)

@@ -1,1 +1,1 @@
-"""The evaluation of a model: every image counts once; its scores, what each image got, and the best of a run."""
+"""The evaluation of a model: its scores, the results of each image, and the best epoch of a run."""

@@ -17,7 +17,7 @@ from utils.errors import ensure
 
 
 class Evaluation(NamedTuple):
-    """The outcome of an evaluation; `images.gather` has the results of each."""
+    """The result of an evaluation. `images.gather` returns the results of each image."""
 
     scores: Scores
     images: PerImage
@@ -32,22 +32,25 @@ def evaluate(
     process: Process,
     bad_images: BadImages,
 ) -> list[Evaluation]:
-    """Evaluate models in the precision of their training, in one pass: reading images takes longer than most forwards.
-    With fewer than 5 classes, top-5 is top-k of all classes."""
+    """Evaluate models in the precision of their training.
+
+    All models share one pass over the images, because reading images takes longer than most forward passes. With fewer
+    than 5 classes, top-5 is the top-k of all classes.
+    """
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]
     for model in models:
         model.eval()
-        process.spread(statistics_of(model))  # each rank collected its own in training; rank 0's are saved
+        process.spread(statistics_of(model))  # each rank collected its own statistics in training; rank 0's are saved
     tallies = [Tally(process.device, sum_dtype(process.device)) for _ in models]
     input_dtype, bad = precision.input_dtype(models[0]), []
-    num_rows = 1  # a forward even without images: FSDP's all-gather needs every rank
+    num_rows = 1  # a rank without images runs a forward pass too, because FSDP's all-gather needs every rank
     for batch in data:
         bad_images.note(batch.bad)
         bad += batch.bad
         pixels = batch.images.to(process.device, non_blocking=True)
         missing = num_rows - len(pixels)
-        # Padded on the device: on the host the result would not be pinned, and its copy would make the host wait.
+        # Pad on the device: a batch padded on the host would not be pinned, and its copy would make the host wait.
         if missing > 0:
             pixels = torch.cat((pixels, pixels.new_zeros(missing, *pixels.shape[1:])))
         num_rows = len(pixels) if data.is_padded else 1

@@ -1,4 +1,4 @@
-"""Refuses weights whose outputs are not finite."""
+"""The refusal of weights whose outputs are not finite."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -15,15 +15,15 @@ def refuse_not_finite(
 ) -> NoReturn:
     """Raise ConfigError for weights whose outputs are not finite. The doctor adds the place in the model.
 
-    `source`: where the weights are from; `transforms`: those of the model; `forward`: computes such outputs once more.
+    `source` names the weights, `transforms` are the model's transforms, and `forward` computes the outputs again.
     """
     where = ""
     if has_extra("doctor"):
         from extras.doctor.trace import first_not_finite
 
         place = first_not_finite(model, transforms, forward)
-        where = f", first of {place}" if place else ""
+        where = f", first in {place}" if place else ""
     raise ConfigError(
-        f"{source}: the model's outputs are not finite{where}, so they say nothing; the weights are damaged or from a "
-        "training that diverged, or too large for half precision: leave out -amp, or add -amp_dtype bfloat16"
+        f"{source}: the model's outputs are not finite{where}; the weights are damaged, from a training that diverged, or "
+        "too large for half precision: leave out -amp, or add -amp_dtype bfloat16"
     )

@@ -1,4 +1,4 @@
-"""The scores of an evaluation, which of two are better, the best of a run, and how sure its accuracy is."""
+"""The scores of an evaluation, their ranking, the best epoch of a run, and the confidence interval of an accuracy."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from utils.text import counted
 
-# The names of the metrics that can decide which epoch is best, as log lines have them.
+# The metrics that can decide which epoch is best, with their names in log lines.
 TITLES = {
     "top1": "top-1",
     "top5": "top-5",
@@ -16,12 +16,12 @@ TITLES = {
     "micro_f1": "micro F1",
     "map": "mAP",
 }
-FEW = 100  # images; the accuracy on fewer says little: the 95% interval of one of 50% is wider than 20 points
+FEW = 100  # with fewer images an accuracy says little: at 50% its 95% interval is wider than 20 points
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Mean loss, and the other figures in percent, of `num_images` images; `num_excluded` more could not be read."""
+    """The scores of `num_images` images: the mean loss, and other metrics in percent. `num_excluded` more were unreadable."""
 
     loss: float
     top1: float
@@ -30,12 +30,12 @@ class Scores:
     num_excluded: int
     macro_recall: float | None = None
     macro_f1: float | None = None
-    micro_f1: float | None = None  # this and mAP only where an image can have several labels
+    micro_f1: float | None = None  # micro F1 and mAP are set only if an image can have several labels
     map: float | None = None
-    metric: str = "top1"  # the one that decides, TRAIN.BEST_METRIC
+    metric: str = "top1"  # TRAIN.BEST_METRIC, the metric that decides which epoch is best
 
     def describe(self, name: str) -> str:
-        """The line in PaddleViT's format, with accuracies as fractions, and the metric that decides."""
+        """Return the log line in PaddleViT's format, with accuracies as fractions, plus the deciding metric."""
         line = f"{name} Loss: {self.loss:.4f}, {name} Acc@1: {self.top1 / 100:.4f}, {name} Acc@5: {self.top5 / 100:.4f}"
         if self.metric in ("loss", "top1", "top5"):
             return line
@@ -46,27 +46,27 @@ class Scores:
         return f"{TITLES[self.metric]} {format_value(self.metric, self.value)}{loss}"
 
     def more(self) -> dict[str, float]:
-        """The metrics besides loss, top-1 and top-5 that were measured."""
+        """Return the metrics that were measured besides loss, top-1 and top-5."""
         found = {name: getattr(self, name) for name in ("macro_recall", "macro_f1", "micro_f1", "map")}
         return {name: value for name, value in found.items() if value is not None}
 
     def figures(self) -> dict[str, float]:
-        """All that was measured, by name, for status.json."""
+        """Return all measured metrics and counts by name, for status.json."""
         return {key: value for key, value in asdict(self).items() if value is not None and key != "metric"}
 
     @property
     def value(self) -> float:
-        """The value of the metric that decides."""
+        """Return the value of the metric that decides which epoch is best."""
         return getattr(self, self.metric)
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Greater is better: by the metric that decides; of equal ones the smaller loss."""
+        """Return a sort key. Greater is better: the deciding metric first, then the smaller loss."""
         return rank_of(self.metric, self.value, self.loss)
 
 
 def rank_of(metric: str, value: float, loss: float) -> tuple[float, float]:
-    """Greater is better. What is not finite loses."""
+    """Return a sort key for which greater is better. Values that are not finite rank last."""
     gains = (-value if metric == "loss" else value, -loss)
     return tuple(gain if math.isfinite(gain) else -math.inf for gain in gains)
 
@@ -78,10 +78,10 @@ def format_value(metric: str, value: float) -> str:
 class Best(NamedTuple):
     """The best evaluation of a run so far."""
 
-    value: float = -1.0  # of the metric that decides
-    epoch: int = 0  # 0: none yet
+    value: float = -1.0  # the value of the deciding metric
+    epoch: int = 0  # counted from 1; 0 if there is no evaluation yet
     loss: float = 0.0
-    suffix: str = ""  # "_ema": of the EMA weights
+    suffix: str = ""  # "_ema" if the EMA weights are the best
     num_images: int = 0
     metric: str = "top1"
 
@@ -102,13 +102,16 @@ class Best(NamedTuple):
 
 
 def confidence(top1: float, num_images: int) -> str:
-    """The 95% interval of an accuracy and the number of images, where there are few."""
+    """Return the 95% interval of an accuracy and the number of images as text, or "" if there are many images."""
     interval = interval_of(top1, num_images)
     return interval and f"95%: {interval}, {counted(num_images, 'image')}"
 
 
 def interval_of(top1: float, num_images: int) -> str:
-    """The 95% interval of an accuracy on few images, for others like them (Wilson's, which holds near 0 and 100%)."""
+    """Return the 95% confidence interval of an accuracy on few images, or "" if there are 1,000 or more.
+
+    It is Wilson's interval, which is valid near 0 and 100% too.
+    """
     if not (0 < num_images < 1000 and 0 <= top1 <= 100):
         return ""
     p, z2 = top1 / 100, 1.96**2 / num_images
@@ -119,12 +122,14 @@ def interval_of(top1: float, num_images: int) -> str:
 
 
 def describe_scores(scores: Scores, name: str, classes: str) -> str:
-    """Return the line of -eval about one evaluation. `name`: of the weights, before their figures; `classes`: how many have
-    images."""
+    """Return the line that -eval prints about one evaluation.
+
+    `name` of the weights precedes their scores. `classes` is the number of classes that have images, as text.
+    """
     excluded = f"; {counted(scores.num_excluded, 'unreadable one')} left out" if scores.num_excluded else ""
     interval = confidence(scores.top1, scores.num_images)
     more = ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in scores.more().items())
-    # Of five classes or fewer every image is among the top 5.
+    # With five classes or fewer, top-5 is always 100%.
     top5 = "" if scores.top5 == 100 else f", top-5 {scores.top5:.3f}%"
     return (
         f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}{top5}, loss {scores.loss:.4f} of "

@@ -1,4 +1,4 @@
-"""Sums over the images of an evaluation, what each image got, and the scores made of them; on the device until asked for."""
+"""Sums over the images of an evaluation, the results of each image, and the scores. They stay on the device until needed."""
 
 import math
 from dataclasses import dataclass
@@ -14,17 +14,23 @@ from utils.errors import ensure
 
 
 class Tally:
-    """Exact for any number of processes: sums over images, and with several labels an image all scores."""
+    """An accumulator of scores that is exact for any number of processes.
+
+    It sums over images. With several labels per image it keeps the scores of all classes.
+    """
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self.sums = torch.zeros(5, dtype=dtype, device=device)  # loss, top-1, top-5, images, excluded
-        # The images of each class, those taken for it, and those of it that were; [3, classes] from the first batch on.
+        # For each class: its images, images predicted as it, and correct predictions. [3, classes] from the first batch on.
         self.counts = torch.zeros(0, dtype=dtype, device=device)
         self.scores: AllScores | None = None
         self.per_image = PerImage()
 
     def add(self, logits: Tensor, targets: Tensor, num_excluded: int) -> None:
-        """Logits [B, classes], float32 or wider; targets as in Batch. B is 0 in a process without images left."""
+        """Add a batch: logits [B, classes] in float32 or wider, targets as in Batch.
+
+        B is 0 in a process that has no images left.
+        """
         if not len(self.counts):
             self.counts = self.sums.new_zeros(3, logits.shape[1])
         best = logits.topk(min(5, logits.shape[1])).indices
@@ -37,7 +43,7 @@ class Tally:
         self.sums[4] += num_excluded
 
     def _add_classes(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses [B], and whether each of the `best` classes is that of the image."""
+        """Return the losses [B], and whether each of the `best` classes is the class of the image."""
         self.per_image.add(logits, targets, best[:, 0])
         are_right, ones = best.eq(targets[:, None]), torch.ones_like(targets, dtype=self.counts.dtype)
         are_right &= are_finite(logits)[:, None]
@@ -47,7 +53,7 @@ class Tally:
         return functional.cross_entropy(logits, targets, reduction="none"), are_right
 
     def _add_labels(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """The same two where an image can have several labels; a class is taken to be there if its probability is above 0.5."""
+        """Return the same two values for images with several labels. A probability above 0.5 predicts a class."""
         self.scores = self.scores or AllScores()
         self.scores.add(logits, targets)
         actual, predicted = targets.bool(), logits > 0
@@ -56,7 +62,7 @@ class Tally:
         return losses, (targets.gather(1, best) > 0) & are_finite(logits)[:, None]
 
     def result(self, process: Process) -> Scores:
-        """The scores over the images of all processes. Waits for the device."""
+        """Return the scores over the images of all processes. Waits for the device."""
         values = process.sum(torch.cat((self.sums, self.counts.flatten()))).tolist()
         loss, top1, top5, count, excluded = values[:5]
         total, counts = max(count, 1), np.reshape(values[5:], (3, -1))
@@ -68,12 +74,15 @@ class Tally:
 
 
 def are_finite(logits: Tensor) -> Tensor:
-    """Whether each image has an answer: of NaN and infinity, the largest would be any class. -inf excludes a class."""
+    """Return whether the largest logit of each image is finite. NaN and infinity would predict an arbitrary class.
+
+    Single logits of -inf are allowed; they exclude a class.
+    """
     return logits.amax(1).isfinite()
 
 
 def macro_scores(actual: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> dict[str, float]:
-    """Means of recall and F1 over the classes that have images, in percent; 0 without images."""
+    """Return the means of recall and F1 over the classes that have images, in percent, or 0 without images."""
     present = actual > 0
     actual, predicted, right = actual[present], predicted[present], right[present]
     if not len(actual):
@@ -85,31 +94,33 @@ def macro_scores(actual: np.ndarray, predicted: np.ndarray, right: np.ndarray) -
 
 
 def micro_f1(actual: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> float:
-    """F1 over all pairs of image and class, in percent."""
+    """Return F1 over all pairs of image and class, in percent."""
     return 200 * float(right.sum() / max((actual + predicted).sum(), 1))
 
 
-MOST_PREDICTED = 100  # of several labels an image, those kept: an untrained model predicts half of all classes
+MOST_PREDICTED = (
+    100  # classes kept per image with several labels, since an untrained model predicts half of all classes
+)
 
 
 @dataclass(frozen=True)
 class ImageResults:
-    """The images that could be read, in the order of the set, each with one label and one prediction; all arrays [N]."""
+    """The results of all readable images in the order of the set, with one label and one prediction each; arrays are [N]."""
 
-    indices: np.ndarray  # of the image in its set
+    indices: np.ndarray  # of the images in their set
     labels: np.ndarray  # class numbers
     predictions: np.ndarray
-    probabilities: np.ndarray  # float32, of the prediction
+    probabilities: np.ndarray  # float32, of the predictions
     label_probabilities: np.ndarray
-    counts: np.ndarray  # [3, classes]: images of each class, images taken for it, and those of it that were
+    counts: np.ndarray  # [3, classes]: images of each class, images predicted as it, and correct predictions
 
 
 @dataclass(frozen=True)
 class LabelResults:
-    """The images that could be read, each with any number of labels: a row for each label, and for each class that is predicted."""
+    """The results of all readable images with any number of labels: a row for each label and each predicted class."""
 
-    indices: np.ndarray  # of all images that could be read
-    images: np.ndarray  # the index of the image of each row; rows of an image stand together, the most probable first
+    indices: np.ndarray  # of all readable images
+    images: np.ndarray  # the index of the image of each row; rows of an image are adjacent, the most probable first
     classes: np.ndarray
     probabilities: np.ndarray
     are_labels: np.ndarray  # bool
@@ -121,19 +132,19 @@ class PerImage:
     """Collects the results of the images of this process, in the order of its share."""
 
     def __init__(self):
-        self._rows: list[Tensor] = []  # float32 [B, 4], which holds class numbers up to 16 million
-        # Set at the end of the evaluation: which images these are, the counts of all processes, and with several labels
-        # an image what there is instead of rows.
+        self._rows: list[Tensor] = []  # float32 [B, 4]; float32 is exact for class numbers up to 16 million
+        # Set at the end of the evaluation: the indices of these images, the counts of all processes, and with several
+        # labels per image the scores that replace rows.
         self.indices, self.counts = np.zeros(0, np.int64), np.zeros((3, 0), np.int64)
         self.scores: AllScores | None = None
 
     def add(self, logits: Tensor, targets: Tensor, predictions: Tensor) -> None:
-        """Logits [B, classes], targets and predictions [B]."""
+        """Add a batch: logits [B, classes], targets [B] and predictions [B]."""
         numbers = torch.stack((targets, predictions), 1)
         self._rows.append(torch.cat((numbers.float(), logits.softmax(1).gather(1, numbers).float()), 1))
 
     def gather(self, process: Process) -> ImageResults | LabelResults:
-        """The results of all processes, in each of them. Waits for the device; a collective."""
+        """Return the results of all processes in each process. A collective that waits for the device."""
         kind = LabelResults if self.scores else ImageResults
         mine = self._labels(*self.scores.on_host()) if self.scores else self._classes()
         parts = process.join([mine])
@@ -146,14 +157,14 @@ class PerImage:
         return LabelResults(indices[order], images[rows], *(each[rows] for each in columns), self.counts)
 
     def _classes(self) -> tuple[np.ndarray, ...]:
-        """The columns of ImageResults for the images of this process."""
+        """Return the columns of ImageResults for the images of this process."""
         rows = torch.cat(self._rows).cpu().numpy() if self._rows else np.zeros((0, 4), np.float32)
         ensure(len(rows) == len(self.indices), f"{len(rows)} results of {len(self.indices)} images")
         labels, predictions = rows[:, :2].T.astype(np.int64)
         return self.indices, labels, predictions, rows[:, 3], rows[:, 2]
 
     def _labels(self, scores: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The columns of LabelResults for the images of this process."""
+        """Return the columns of LabelResults for the images of this process."""
         ensure(len(scores) == len(self.indices), f"{len(scores)} results of {len(self.indices)} images")
         kept = scores > 0
         if scores.shape[1] > MOST_PREDICTED:
@@ -165,19 +176,19 @@ class PerImage:
         return self.indices, self.indices[images], classes, probabilities, targets[images, classes], chosen > 0
 
 
-BYTES_ON_DEVICE = 2**26  # of scores that wait there; more go to the host together
-BYTES_AT_ONCE = 2**26  # of scores that processes exchange
+BYTES_ON_DEVICE = 2**26  # of scores on the device; above this they move to the host together
+BYTES_AT_ONCE = 2**26  # of scores that processes exchange in one step
 
 
 class AllScores:
-    """Keeps the score of each class for each image of this process."""
+    """The score of each class for each image of this process."""
 
     def __init__(self):
         self._on_device: list[tuple[Tensor, Tensor]] = []
         self._on_host: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, scores: Tensor, targets: Tensor) -> None:
-        """[B, classes], and whether each image has each class. Waits for the device once in many batches."""
+        """Add scores [B, classes], and whether each image has each class. Waits for the device once in many batches."""
         self._on_device.append((scores.float(), targets.bool()))
         if sum(each.nbytes for each, _ in self._on_device) > BYTES_ON_DEVICE:
             self._move()
@@ -189,14 +200,17 @@ class AllScores:
             self._on_device = []
 
     def on_host(self) -> tuple[np.ndarray, np.ndarray]:
-        """The scores [N, classes] and whether each image has each class, of this process."""
+        """Return this process's scores [N, classes], and whether each image has each class."""
         self._move()
         if len(self._on_host) > 1:
             self._on_host = [tuple(np.concatenate(each) for each in zip(*self._on_host, strict=True))]
         return self._on_host[0]
 
     def mean_average_precision(self, process: Process) -> float:
-        """mAP in percent over the classes that some image has; 0 if there are none. Each process computes some classes."""
+        """Return mAP in percent over the classes that some image has, or 0 if there are none.
+
+        Each process computes some of the classes.
+        """
         scores, targets = self.on_host()
         num_images, num_classes = process.join([len(scores)]), scores.shape[1]
         width = max(1, BYTES_AT_ONCE // (5 * max(1, sum(num_images))))
@@ -213,7 +227,10 @@ class AllScores:
 
 
 def average_precision(scores: np.ndarray, positives: np.ndarray) -> float:
-    """The mean, over the images that have the class, of the precision down to the score of each; equal scores together."""
+    """Return the average precision of a class: the mean, over the images that have it, of the precision at their scores.
+
+    Images with equal scores count together.
+    """
     scores = np.nan_to_num(scores, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
     order = np.argsort(-scores, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # the last image of each score
@@ -222,10 +239,10 @@ def average_precision(scores: np.ndarray, positives: np.ndarray) -> float:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Convert half types to float32; float32 and float64 stay."""
+    """Return the tensor in float32 if it has a half type, else unchanged."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """float64, because sums over an epoch exceed float32's digits; float32 on MPS, which has nothing wider."""
+    """Return float64, because sums over an epoch exceed the precision of float32. MPS has no float64 and gets float32."""
     return torch.float32 if device.type == "mps" else torch.float64

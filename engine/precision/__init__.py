@@ -1,1 +1,1 @@
-"""The type in which a run computes, and the loss scale."""
+"""Mixed precision: the data type of computations, and the loss scale."""

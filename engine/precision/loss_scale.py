@@ -1,4 +1,4 @@
-"""Gradients before an update are unscaled, checked and clipped here; the loss scale is torch's GradScaler with Paddle's rule."""
+"""Unscaling, checking and clipping of gradients before an update, and a loss scale: torch's GradScaler with Paddle's rule."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,30 +12,30 @@ from configs.schema import Precision, Train
 from engine.parallel import Parallel
 from utils.torch_internals import found_inf, found_infs, scale_and_growth, set_found_inf
 
-Optimizer = Any  # torch's own, or extras/optimizers' SkippingOptimizer, which takes what was found
-SMALLEST_UNIT = 1e-3  # AGC takes the norm of a unit's weights as at least this, so that one of zeros can learn
+Optimizer = Any  # a torch optimizer, or SkippingOptimizer of extras/optimizers, whose step() takes found_inf
+SMALLEST_UNIT = 1e-3  # AGC's lower limit for the norm of a unit's weights, so that a unit of zeros can learn
 
 
 class Clipping:
-    """TRAIN.CLIP_MODE with TRAIN.GRAD_CLIP; nothing where that is not set."""
+    """Gradient clipping by TRAIN.CLIP_MODE and TRAIN.GRAD_CLIP. It does nothing if GRAD_CLIP is not set."""
 
     def __init__(self, settings: Train, model: nn.Module, own: dict[str, nn.Parameter] | None = None):
-        """`own`: this process's part of each parameter, if they are sharded."""
+        """Choose the limit and the units of AGC. `own` has this process's part of each parameter if they are sharded."""
         limit, own = settings.GRAD_CLIP, dict(model.named_parameters()) if own is None else own
         self.max_norm = limit if settings.CLIP_MODE == "norm" else None
         self.max_value = limit if settings.CLIP_MODE == "value" else None
         self._factor = limit if settings.CLIP_MODE == "agc" else None
-        # As timm's --clip-mode agc: all but the weight and bias of the classifier, the last two parameters.
+        # As in timm's --clip-mode agc, the last two parameters are left out: weight and bias of the classifier.
         self._units = list(own.values())[:-2] if self._factor else []
 
     @property
     def is_by_norm(self) -> bool:
-        """Whether the norm of all gradients decides: a fused optimizer then clips while it updates."""
+        """Return whether clipping uses only the norm of all gradients. A fused optimizer can then clip while it updates."""
         return not (self.max_value or self._factor)
 
     @torch.no_grad()
     def __call__(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
-        """Clip the gradients of `parameters`, whose norm is given."""
+        """Clip the gradients of `parameters`. `norm` is their norm."""
         if self.max_norm:
             clip_grads_with_norm_(parameters, self.max_norm, norm)
         if self.max_value:
@@ -46,8 +46,10 @@ class Clipping:
 
 
 def _clip_units(parameter: Tensor, factor: float) -> None:
-    """Adaptive gradient clipping (Brock et al., 2021): the norm of a unit's gradient is at most that of its weights x
-    `factor`. A unit is a row of a matrix, a filter, or a whole vector.
+    """Clip a gradient adaptively (AGC, Brock et al., 2021).
+
+    It limits the norm of each unit's gradient to `factor` times the norm of the unit's weights. A unit is a row of a
+    matrix, a filter, or a whole vector.
     """
     dims = tuple(range(1, parameter.ndim)) or None
     both = parameter.detach(), parameter.grad
@@ -58,27 +60,29 @@ def _clip_units(parameter: Tensor, factor: float) -> None:
 
 
 class LossScaler(GradScaler):
-    """Shrinks after a number of overflows, grows after a number of good updates, within bounds; or is constant.
+    """A loss scale that shrinks after several overflows and grows after several good updates, within bounds, or is constant.
 
-    torch's own rule has no such counters and no minimum: after 166 consecutive overflows its scale is exactly 0, and
-    every gradient NaN. Everything is computed on the device, without synchronisation.
+    torch's own rule neither counts overflows nor has a minimum: after 166 consecutive overflows its scale is exactly 0
+    and every gradient is NaN. Everything is computed on the device, without synchronisation.
     """
 
     def __init__(self, device_type: str, settings: Precision, needed: bool):
-        """`needed`: for float16. Otherwise the scale is 1, and only non-finite updates are skipped."""
+        """Start with the initial scale. `needed` is true for float16; otherwise the scale stays 1 and only non-finite
+        updates are skipped.
+        """
         self._settings = settings
         self.moves = needed and settings.USE_DYNAMIC_LOSS_SCALING
         super().__init__(device_type, init_scale=settings.INIT_LOSS_SCALING if needed else 1.0)
         self._bad = torch.zeros((), dtype=torch.int32, device=device_type)  # overflows counted so far
 
     def update(self) -> None:
-        """Update the scale after an update was done or skipped, without synchronisation."""
+        """Adjust the scale after an update was done or skipped, without synchronisation."""
         scale, good = scale_and_growth(self)
         super().update(self._next(scale, good, sum(found_infs(self))) if self.moves else scale.clone())
 
     @torch.no_grad()
     def _next(self, scale: Tensor, good: Tensor, found_inf: Tensor) -> Tensor:
-        """The new scale; updates the counters."""
+        """Update the counters and return the new scale."""
         settings = self._settings
         is_bad = found_inf.reshape(()) > 0
         bad_so_far = self._bad + 1
@@ -97,7 +101,7 @@ class LossScaler(GradScaler):
     def unscale_and_clip(
         self, optimizer: Optimizer, parameters: Sequence[Tensor], parallel: Parallel, clipping: Clipping
     ) -> Tensor:
-        """Prepare step(). Returns the norm of the unscaled gradient before clipping, on the device."""
+        """Prepare step(). Return the norm of the unscaled gradient before clipping, on the device."""
         self.unscale_(optimizer)
         parallel.sync_found_inf(self.found_inf(optimizer))
         norm = parallel.norm(_local_norm(parameters))
@@ -105,31 +109,31 @@ class LossScaler(GradScaler):
         return norm
 
     def step(self, optimizer: Optimizer) -> None:
-        """Update the weights, unless a gradient is not finite; decided on the device."""
+        """Update the weights unless a gradient is not finite. The device decides, without synchronisation."""
         if isinstance(optimizer, torch.optim.Optimizer):
             super().step(optimizer)
         else:
             optimizer.step(self.found_inf(optimizer))
 
     def found_inf(self, optimizer: Optimizer) -> Tensor:
-        """1.0 if a gradient is not finite, else 0.0, on the device; valid until update()."""
+        """Return 1.0 if a gradient is not finite, else 0.0, on the device. The value is valid until update()."""
         return found_inf(self, optimizer)
 
     def state_dict(self) -> dict:
         return super().state_dict() | {"_bad_tracker": int(self._bad)}
 
     def load_state_dict(self, state: dict) -> None:
-        """Load scale and counters; a checkpoint of torch's own scaler has no count of overflows."""
+        """Load scale and counters. A state of torch's own scaler has no count of overflows."""
         super().load_state_dict({name: value for name, value in state.items() if name != "_bad_tracker"})
         self._bad.fill_(state.get("_bad_tracker", 0))
 
 
 class FusedLossScaler(LossScaler):
-    """Leaves unscaling and clipping to the optimizer's fused kernel, which reads all gradients anyway.
+    """A loss scaler that leaves unscaling and clipping to the optimizer's fused kernel, which reads all gradients anyway.
 
-    On GPUs an update spends its time on memory traffic, and the three functions above pass over the gradients one after
-    another. Here only the norm does, which also tells whether all gradients are finite. So an update is skipped, too, when
-    the squares of finite scaled gradients overflow float32: from a norm of 1.8e19 on.
+    On GPUs an update spends its time on memory traffic, and unscaling, checking and clipping each read all gradients.
+    Here only the norm reads them, and it also shows whether all gradients are finite. So an update is also skipped when
+    the squares of finite scaled gradients overflow float32, from a norm of 1.8e19 on.
     """
 
     def unscale_and_clip(
@@ -138,7 +142,7 @@ class FusedLossScaler(LossScaler):
         if not (optimizer.defaults.get("fused") and clipping.is_by_norm):
             return super().unscale_and_clip(optimizer, parameters, parallel, clipping)
         scale, _ = scale_and_growth(self)
-        norm = parallel.norm(_local_norm(parameters)) / scale  # of all processes, so all of them skip alike
+        norm = parallel.norm(_local_norm(parameters)) / scale  # the norm over all processes, so that all skip together
         limit = clipping.max_norm
         kept = (limit / (norm + 1e-6)).clamp(max=1) if limit else torch.ones_like(norm)
         set_found_inf(self, optimizer, (~norm.isfinite()).to(scale))
@@ -147,5 +151,5 @@ class FusedLossScaler(LossScaler):
 
 
 def _local_norm(parameters: Sequence[Tensor]) -> Tensor:
-    """The norm of this process's part of the gradient."""
+    """Return the norm of this process's part of the gradient."""
     return get_total_norm([each.grad for each in parameters if each.grad is not None])

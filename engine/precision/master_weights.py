@@ -1,4 +1,4 @@
-"""The model that computes: the trained model itself, or in naive mode a half-precision copy of it."""
+"""The model that computes the forward pass: the trained model itself, or in naive mode a half-precision copy of it."""
 
 import copy
 
@@ -11,7 +11,7 @@ from utils.torch_internals import foreach_copy_
 
 
 class ComputingModel:
-    """The trained model computes itself: nothing to copy."""
+    """The trained model itself as the computing model, so that nothing is copied."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -24,7 +24,7 @@ class ComputingModel:
 
 
 class HalfCopy(ComputingModel):
-    """A half-precision copy computes; the optimizer updates the float32 weights with its gradients."""
+    """A half-precision copy as the computing model. The optimizer updates the float32 weights with its gradients."""
 
     def __init__(self, model: nn.Module, half: torch.dtype):
         super().__init__(half_copy(model, half))

@@ -1,7 +1,7 @@
-"""Mixed precision: the type in which a device computes, the loss scale, and skipped updates.
+"""Mixed precision: the data type of computations, the loss scale, and skipped updates.
 
-There is one path for every precision. A GradScaler checks every gradient: in float16 it adapts its scale, in bfloat16
-and float32 the scale is 1 and it only skips non-finite updates.
+All precisions share one code path. A GradScaler checks every gradient. In float16 it adapts its scale. In bfloat16 and
+float32 the scale is 1 and it only skips non-finite updates.
 """
 
 import torch
@@ -18,12 +18,12 @@ from utils.host import half_speedup
 def choose_half(
     amp: bool, wanted: str | None, device: torch.device, gpu_has_bfloat16: bool
 ) -> tuple[torch.dtype | None, str]:
-    """The half type, None without -amp, and why."""
+    """Return the half type (None without -amp) and the reason for it."""
     if not amp:
         return None, "-amp was not given"
     if wanted == "auto":
         wanted = "float16" if device.type == "cuda" and not gpu_has_bfloat16 else "bfloat16"
-        return getattr(torch, wanted), f"-amp_dtype auto: the half type that this {device.type} device does best"
+        return getattr(torch, wanted), f"-amp_dtype auto: the best half type on this {device.type} device"
     if wanted:
         return getattr(torch, wanted), f"-amp_dtype {wanted}"
     wanted = "float16" if device.type == "cuda" else "bfloat16"
@@ -31,15 +31,15 @@ def choose_half(
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device computes in bfloat16 natively: CUDA devices since 2020."""
+    """Return whether the device computes in bfloat16 natively. Among CUDA devices those since 2020 do."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-WORTHWHILE = 1.3  # times float32's speed
+WORTHWHILE = 1.3  # the speedup over float32 from which -amp is recommended
 
 
 class Precision:
-    """Autocast and GradScaler of one run."""
+    """The autocast and the GradScaler of a run."""
 
     def __init__(self, config: Config, device: torch.device):
         settings = config.PRECISION
@@ -52,13 +52,13 @@ class Precision:
             check_float8(device)
             self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
         self._check_device()
-        # CPUs keep torch's own functions, and with them the numbers of all runs so far.
+        # CPUs use torch's own functions, so that results stay equal to earlier runs.
         scaler = LossScaler if device.type == "cpu" else FusedLossScaler
         self.scaler = scaler(device.type, settings, needed=self.half is torch.float16)
         check_matmul(settings.MATMUL, device)
 
     def _check_device(self) -> None:
-        """Refuse a type in which the device cannot compute a small product."""
+        """Raise ConfigError if the device cannot compute a small matrix product in the half type."""
         if self.half is not None:
             try:
                 with torch.autocast(self.device.type, dtype=self.half):
@@ -68,13 +68,13 @@ class Precision:
                 name = str(self.half).removeprefix("torch.")
                 other = "bfloat16" if name == "float16" else "float16"
                 raise ConfigError(
-                    f"PRECISION.DTYPE: {name} cannot be computed in on this {self.device.type} device ({error}); use "
+                    f"PRECISION.DTYPE: this {self.device.type} device cannot compute in {name} ({error}); use "
                     f"-amp_dtype {other}, or leave -amp out"
                 ) from error
 
     @property
     def name(self) -> str:
-        """The type and how it is used, such as `autocast bfloat16`; `float32` without -amp."""
+        """Return the mode and the half type, such as `autocast bfloat16`, or `float32` without -amp."""
         if self.half is None:
             return "float32"
         mode = "naive" if self.is_naive else "autocast"
@@ -83,13 +83,13 @@ class Precision:
         return f"{mode} {str(self.half).removeprefix('torch.')}"
 
     def describe(self, origin: str = "") -> str:
-        """One line: the precision, where it was set, the reason, and advice from a measurement of this device."""
+        """Return one line: the precision, where it was set, the reason, and advice from a measurement of this device."""
         speedup = half_speedup(self.device, self.half or torch.bfloat16)
         advice = speed_advice(self.device, self.half, speedup)
         if self.half is None:
             return f"float32{origin}, as {self.reason}{advice}"
         scale = " with GradScaler"
-        if self.half is torch.float16:  # elsewhere it is 1, for the check of the gradients alone
+        if self.half is torch.float16:  # with other types the scale is 1 and only gradients are checked
             moves = "moving" if self.scaler.moves else "constant"
             scale += f" (loss scale {self.scaler.get_scale():g}, {moves})"
         if self.is_float8:
@@ -100,13 +100,14 @@ class Precision:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)
 
     def computing_model(self, model: torch.nn.Module) -> ComputingModel:
-        """The model that computes when this one is trained."""
+        """Return the model that computes while this model is trained."""
         return HalfCopy(model, self.half) if self.is_naive else ComputingModel(model)
 
     def computing(self, model: torch.nn.Module, in_training: bool = False) -> torch.nn.Module:
-        """The model to evaluate: itself under autocast, a half-precision copy in naive mode.
+        """Return the model to evaluate: the model itself under autocast, or a half-precision copy in naive mode.
 
-        `in_training`: between epochs, where the copy of a compiled model has the graphs of the one before.
+        `in_training` is true between epochs. Then the copy of a compiled model is compiled too, and reuses the graphs of
+        the previous copy.
         """
         if not self.is_naive:
             return model
@@ -116,9 +117,10 @@ class Precision:
         return copied
 
     def input_dtype(self, model: torch.nn.Module) -> torch.dtype:
-        """The type in which a model that computes takes images: that of its weights, or half where autocast would cast them.
+        """Return the data type of a model's input images: its weights' type, or half if autocast would cast the images.
 
-        A CPU's numbers stay as they were. A black list may name the first layer, which then takes float32.
+        CPUs never use half here, so that their results stay equal to earlier runs. With a black list the type is float32,
+        because the list may name the first layer.
         """
         weights = next((each.dtype for each in model.parameters()), torch.float32)
         autocasts = self.half is not None and weights is torch.float32 and not self._config.PRECISION.CUSTOM_BLACK_LIST
@@ -129,35 +131,35 @@ class Precision:
         return {**self.scaler.state_dict(), "dtype": str(self.half)}
 
     def load_state_dict(self, state: dict) -> None:
-        """A loss scale is valid for one type only; another type starts with its own."""
+        """Load the loss scale, unless the half type has changed. Another type starts with its own scale."""
         if state.get("dtype", str(self.half)) == str(self.half):
             self.scaler.load_state_dict({name: value for name, value in state.items() if name != "dtype"})
 
 
 def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float) -> str:
-    """Advice on a faster precision. `speedup`: of the half type (bfloat16 without -amp) over float32."""
+    """Return advice on a faster precision. `speedup` compares the half type (bfloat16 without -amp) with float32."""
     what = "processor" if device.type == "cpu" else f"{device.type} device"
     if half is None:
         return f"; bfloat16 is about {speedup:.1f} times as fast on this {what}: -amp" if speedup > WORTHWHILE else ""
     name = str(half).removeprefix("torch.")
-    if device.type == "cpu" and half is torch.float16:  # attention is slow in it, also where large layers are not
+    if device.type == "cpu" and half is torch.float16:  # attention is slow in float16 even if large layers are fast
         slower = f", about {1 / speedup:.1f} times slower than float32 on this one" if speedup < 0.9 else ""
         return f"; float16 is slow on CPUs{slower}: -amp_dtype bfloat16, or leave -amp out"
     if speedup < 1:
         slower = f"about {1 / speedup:.1f} times slower than float32" if speedup < 0.9 else "no faster than float32"
-        return f"; {name} is {slower} on this {what}: leave -amp out, unless it is for the memory"
+        return f"; {name} is {slower} on this {what}: leave -amp out, unless you need to save memory"
     if half is torch.float16 and device.type != "mps" and has_bfloat16(device):
         return f"; this {what} also has bfloat16, which needs no loss scale: -amp_dtype bfloat16"
     return ""
 
 
-def or_amp(amp: bool, device: torch.device) -> str:
-    """The end of advice on a lack of memory: not where half precision would make a run slower."""
+def amp_hint(amp: bool, device: torch.device) -> str:
+    """Return advice to use -amp, for a message about too little memory, unless half precision would make the run slower."""
     return "" if amp or half_speedup(device, torch.bfloat16) < 1 else ", or use -amp"
 
 
 def check_matmul(mode: str, device: torch.device) -> None:
-    """Refuse tf32 on a device that does not have it."""
+    """Raise ConfigError for tf32 on a device that does not have it."""
     if mode == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
         raise ConfigError(f"PRECISION.MATMUL is tf32, which this {device.type} device does not have; use ieee")
 

@@ -1,1 +1,1 @@
-"""Predictions for images of a user, with the model of any weights: classes, tables, pictures, and maps of what it looks at."""
+"""Predictions for a user's images with any supported weights: classes, tables, pictures, and attention maps."""

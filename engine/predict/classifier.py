@@ -1,4 +1,4 @@
-"""The model that classifies, from whatever names its weights: its settings, its classes, and what to say about it."""
+"""A trained classifier loaded from a run, a checkpoint or other weights, with its settings, classes and description."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,20 +22,20 @@ from models.weights.timm_tags import pretrained_cfg
 from utils.errors import ConfigError, naming_damage
 from utils.text import counted
 
-OURS = {"config", "class_names", "data"}  # what a checkpoint of ours says beside its weights
+OURS = {"config", "class_names", "data"}  # metadata that every halfstep checkpoint has
 USUAL_CLASSES = 1000
 
 
 @dataclass
 class Classifier:
-    """A model with its weights, in evaluation mode on the CPU, as no transform has changed it yet."""
+    """A model with its weights, in evaluation mode on the CPU, before any model transform."""
 
     config: Config  # with the precision and preprocessing of its evaluation
     model: nn.Module
-    classes: list[str]  # one for each output
+    classes: list[str]  # one name for each output
     source: str  # the file or name of the weights
-    weights: str  # which of the weights in a checkpoint
-    epoch: int | None  # after which these were saved, where they say
+    weights: str  # the key of the weights in a checkpoint, such as state_dict_ema
+    epoch: int | None  # the epoch after which the weights were saved, if known
 
     def describe(self) -> str:
         kind = f" ({self.weights})" if self.weights else ""
@@ -43,7 +43,7 @@ class Classifier:
         return f"{self.source}{kind}: {self.config.MODEL.NAME}{epoch}, {counted(len(self.classes), 'class')}"
 
     def facts(self) -> dict[str, Any]:
-        """The model and its preprocessing in plain values."""
+        """Return the model and its preprocessing as plain values."""
         return {
             "model": {
                 "weights": self.source,
@@ -60,8 +60,10 @@ class Classifier:
 def load_classifier(
     source: str | Path, flags: Sequence[str] = (), raw: bool = False, names: Path | None = None
 ) -> Classifier:
-    """`source`: a run's folder, a checkpoint of ours, or what -pretrained reads; `flags`: settings as for -eval;
-    `raw`: the raw weights of a checkpoint, also where the EMA scored better; `names`: a file with a class a line.
+    """Load a classifier.
+
+    `source` is the folder of a run, a checkpoint, or any weights that -pretrained reads. `flags` are settings as for -eval.
+    `raw` selects the raw weights of a checkpoint even if the EMA scored better. `names` is a file with one class per line.
     """
     source = str(source)
     path = find_file(source)
@@ -75,7 +77,7 @@ def load_classifier(
 
 
 def config_of(state: dict, path: str | Path = "the checkpoint") -> Config:
-    """The settings of a run by its checkpoint, with the preprocessing that `data` describes."""
+    """Return the settings in a run's checkpoint, with the preprocessing from its `data` entry."""
     with naming_damage(path):
         data = state["data"]
         channels, side, _ = data["input_size"]
@@ -94,7 +96,7 @@ def config_of(state: dict, path: str | Path = "the checkpoint") -> Config:
 
 
 def without_float8(config: Config) -> Config:
-    """The settings with bfloat16 in place of float8, whose hardware is often not there for inference."""
+    """Return the settings with bfloat16 in place of float8, because machines for inference often do not support float8."""
     if config.PRECISION.MODE != "float8":
         return config
     return replace(config, PRECISION=replace(config.PRECISION, MODE="autocast", DTYPE="bfloat16"))
@@ -111,20 +113,20 @@ def _load_ours(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
 
 
 def _settings_of_other(source: str, flags: Sequence[str]) -> Config:
-    """The settings with which -eval would evaluate these weights."""
+    """Return the settings with which -eval would evaluate these weights."""
     try:
         config = load_settings(["-eval", "-pretrained", source, *flags]).with_default_batch_size().config
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("MODEL.PRETRAINED: ")) from None
-    # Photos of a user's own are shown upright, as in data sets of these.
+    # EXIF orientation is applied to a user's own photos, as in data sets of such photos.
     return without_float8(replace(config, DATA=replace(config.DATA, EXIF=config.DATA.EXIF or "apply")))
 
 
 def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool) -> Classifier:
-    """Weights of timm, PaddleViT, torchvision and others."""
+    """Load weights of timm, PaddleViT, torchvision and others."""
     if raw:
         raise ConfigError(
-            f"-raw: {source} is no checkpoint of a run, which alone has two kinds of weights; leave it out"
+            f"-raw: {source} is not a checkpoint of a run, and only checkpoints have raw and EMA weights; leave -raw out"
         )
     config = _settings_of_other(source, flags)
     if path:
@@ -135,7 +137,7 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool)
         model, number = None, pretrained_cfg(source).get("num_classes")
     if not number:
         raise ConfigError(
-            f"{source} has no classifier, only what comes before it; fine-tune it on images with classes first "
+            f"{source}: these weights have no classifier layer; fine-tune them on images with classes first "
             "(docs/fine-tuning.md)"
         )
     if model is None or number != model.num_classes:
@@ -145,7 +147,7 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool)
 
 
 def _class_names(source: str, number: int) -> list[str]:
-    """The names that the weights say; else those of ImageNet's classes for a classifier of their number."""
+    """Return the class names stored with the weights, else ImageNet's names if their number matches, else []."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     names, subset = classes_of_weights(source), infer_imagenet_subset({"num_classes": number})
@@ -159,6 +161,7 @@ def _read_names(path: Path, number: int) -> list[str]:
     names = read_classes(str(path), "-classes")
     if len(names) != number:
         raise ConfigError(
-            f"-classes: {path} has {counted(len(names), 'line')}, but the model has {counted(number, 'class')}"
+            f"-classes: {path} has {counted(len(names), 'line')}, but the model has {counted(number, 'class')}; name one "
+            "class per line"
         )
     return names

@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from engine.predict.pictures import Tile, contact_sheet, fitted
-from engine.predict.predictor import Guess, Look, Prediction
+from engine.predict.predictor import Guess, PredictedBatch, Prediction
 from utils.errors import DataError, cause_of
 from utils.files import Kind, replacing
 from utils.program import nobody_reads
@@ -30,7 +30,7 @@ from utils.text import csv_cell, csv_text, one_line
 UNSURE = "unsure"
 PER_CLASS = ("class", "probability")  # columns of the table
 SHEET_ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-MARK = "halfstep, scripts/predict.py"  # in each picture, so that no picture of the user's is taken for one
+MARK = "halfstep, scripts/predict.py"  # metadata of our pictures, so that a user's own picture is never overwritten
 TABLE = Kind("a table of scripts/predict.py", (b"\xef\xbb\xbfimage_path,",))
 DOCUMENT = Kind("a JSON file of scripts/predict.py", (b'{\n "model": {',))
 PICTURE = Kind("a picture of scripts/predict.py", (b"\x89PNG", b"\xff\xd8"), MARK.encode())
@@ -38,19 +38,20 @@ PER_SHEET, THUMBNAIL, NUM_COLUMNS = 100, 150, 10
 
 
 class Output:
-    """Takes the predictions one by one, and writes tables at the end."""
+    """A receiver of predictions. It prints them one by one and writes tables at the end."""
 
     def __init__(self, paths: Sequence[str], given: Namespace, classes: Sequence[str], is_first: bool, may_stop: bool):
-        """`given`: the paths of csv, json, sheet and `into`, None for those that are not wanted, and the probability below
-        which an image is `unsure`; `may_stop`: end with BrokenPipeError once nobody reads stdout, as in `| head`, unless a
-        file is to be written.
+        """Prepare the output.
+
+        `given` has the paths csv, json, sheet and `into` (None if not wanted), and the probability below which an image
+        is `unsure`. `may_stop` allows BrokenPipeError once nobody reads stdout, as in `| head`, unless a file is wanted.
         """
         self.paths, self.is_first, self._given = paths, is_first, given
         self._folders = ClassFolders(given.into, classes) if given.into else None
         self._may_stop = may_stop and not any((given.csv, given.json, given.sheet, given.into))
         self._predictions: list[Prediction] = []  # for the tables
         self._is_read = bytearray(len(paths))
-        self._tiles: list[Tile] = []  # of the sheet that is not yet full
+        self._tiles: list[Tile] = []  # tiles of the current sheet
         self._sheets = numbered(given.sheet.stem, given.sheet.suffix) if given.sheet else None
         self._bar = tqdm(total=len(paths), unit="image", file=sys.stderr, disable=None if is_first else True)
 
@@ -78,7 +79,7 @@ class Output:
             self._predictions.append(prediction._replace(picture=None))
 
     def close(self, facts: dict[str, Any]) -> None:
-        """`facts`: the model and its preprocessing, for the JSON document."""
+        """Write the last sheet and the tables. `facts` are the model and its preprocessing, for the JSON file."""
         self._bar.close()
         if not self.is_first:
             return
@@ -86,18 +87,20 @@ class Output:
             self._write_sheet()
         if self._given.csv:
             table = as_csv(self._predictions, self._given.unsure is not None)
-            write(self._given.csv, table.encode("utf-8-sig", errors="surrogateescape"))  # with Excel's mark of UTF-8
+            write(
+                self._given.csv, table.encode("utf-8-sig", errors="surrogateescape")
+            )  # a BOM, so that Excel reads UTF-8
         if self._given.json:
             unreadable = [path for path, is_read in zip(self.paths, self._is_read, strict=True) if not is_read]
             images = [as_json(each) for each in self._predictions]
             text = json.dumps(facts | {"images": images, "unreadable": unreadable}, indent=1, ensure_ascii=False)
-            write(self._given.json, f"{text}\n".encode(errors="backslashreplace"))  # names of files may be no text
+            write(self._given.json, f"{text}\n".encode(errors="backslashreplace"))  # file names may not be valid text
 
     def _print(self, prediction: Prediction) -> None:
         guesses = [f"{one_line(each.name)}\t{each.probability:.4f}" for each in prediction.guesses]
         line = "\t".join([one_line(prediction.path), *guesses, *filter(None, [prediction.mark])])
         try:
-            # Above the bar, where stdout is the terminal too.
+            # If stdout is a terminal too, print above the bar.
             print(line) if self._bar.disable or not sys.stdout.isatty() else self._bar.write(line)
         except BrokenPipeError:
             if self._may_stop or not nobody_reads():
@@ -110,14 +113,14 @@ class Output:
 
 
 class ClassFolders:
-    """Copies of images, in a folder for each class. No file that is there is replaced, and no link followed."""
+    """Copies of images, in a folder for each class. Existing files are never replaced, and links are never followed."""
 
     def __init__(self, folder: Path, classes: Sequence[str]):
         self._folder, self._names, self._numbers = folder, folder_names([*classes, UNSURE]), Counter()
 
     def add(self, path: str, name: str) -> None:
-        """Copy an image, unless its copy is there already."""
-        # In UTF-8 also where Python takes the names of files for ASCII.
+        """Copy an image, unless the folder already has its copy."""
+        # Encode as UTF-8 even if Python's encoding of file names is ASCII.
         folder, source = self._folder / os.fsdecode(self._names[name].encode()), Path(path)
         self._numbers[folder / source.name] += 1
         try:
@@ -134,12 +137,12 @@ class ClassFolders:
 
 
 def is_taken(copy: Path, source: Path) -> bool:
-    """Whether something else than a copy of the source has this name."""
+    """Return whether this name belongs to anything other than a copy of the source."""
     return copy.is_symlink() or (copy.exists() and not filecmp.cmp(source, copy, shallow=False))
 
 
 def folder_names(classes: Sequence[str]) -> dict[str, str]:
-    """{class: its folder}, without what a file system refuses or obeys; each another, also where upper case does not count."""
+    """Return {class: folder name} without special characters. Names differ even on case-insensitive file systems."""
     names, taken = {}, set()
     for each in dict.fromkeys(classes):
         stem = re.sub(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]', "_", each)[:80].strip(" .") or "_"
@@ -149,18 +152,18 @@ def folder_names(classes: Sequence[str]) -> dict[str, str]:
 
 
 def numbered(stem: str, suffix: str = "", first: int = 1) -> Iterator[str]:
-    """photo.png, photo-2.png, photo-3.png ..."""
+    """Return the names photo.png, photo-2.png, photo-3.png ... without end."""
     return (f"{stem}{suffix}" if number == 1 else f"{stem}-{number}{suffix}" for number in itertools.count(first))
 
 
 def sheet_paths(path: Path, num_images: int) -> list[Path]:
-    """The sheets that so many images need."""
+    """Return the paths of the sheets for this number of images."""
     names = numbered(path.stem, path.suffix)
     return [path.with_name(name) for name in itertools.islice(names, -(-num_images // PER_SHEET))]
 
 
 def as_csv(predictions: Sequence[Prediction], has_marks: bool) -> str:
-    """A row for each image, with two columns for each of its classes."""
+    """Return a CSV table with a row for each image and two columns for each of its classes."""
     width = max([1, *(len(each.guesses) for each in predictions)])
     titles = [f"{name}{'' if number == 1 else f'_{number}'}" for number in range(1, width + 1) for name in PER_CLASS]
     rows = [["image_path", *titles, *[UNSURE] * has_marks]]
@@ -184,11 +187,11 @@ def describe(guesses: Sequence[Guess]) -> list[str]:
 
 
 def as_pictures(pixels: Tensor) -> np.ndarray:
-    """uint8 [B, C, H, W] -> [B, H, W, C]"""
+    """Return uint8 [B, C, H, W] as an array [B, H, W, C]."""
     return pixels.permute(0, 2, 3, 1).cpu().numpy()
 
 
-def thumbnails(batch: Look) -> list[np.ndarray]:
+def thumbnails(batch: PredictedBatch) -> list[np.ndarray]:
     return [np.asarray(fitted(pixels, THUMBNAIL)) for pixels in as_pictures(batch.pixels)]
 
 

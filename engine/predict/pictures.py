@@ -1,4 +1,4 @@
-"""Pictures that Pillow draws: sheets of small images with captions, and the text in them."""
+"""Pictures drawn with Pillow: sheets of small images with captions, and their text."""
 
 import bisect
 import contextlib
@@ -18,17 +18,20 @@ from utils.text import first_of
 
 
 class Lettering(NamedTuple):
-    """A font, in whose place a text is drawn with another one of this machine that has more of its letters."""
+    """A font with fallbacks. A text with missing letters is drawn in the font of this machine that has most of them."""
 
     font: ImageFont.FreeTypeFont
-    height: int  # of a line, pixels
+    height: int  # of a line in pixels
 
     def width(self, text: str) -> float:
         text = self._drawable(text)
         return self._font_of(text).getlength(text)
 
     def fit(self, text: str, width: float) -> str:
-        """The text, or its beginning and its end: of paths and of names that begin alike, the end tells more."""
+        """Return the text, or its beginning and end if it is too wide.
+
+        Most of the kept part is the end, because it distinguishes paths and names that begin alike.
+        """
         text = self._drawable(text)
         font = self._font_of(text)
         if font.getlength(text) <= width:
@@ -39,12 +42,12 @@ class Lettering(NamedTuple):
     def draw(
         self, draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, color="black", anchor="la"
     ) -> None:
-        """`anchor` as in Pillow."""
+        """Draw the text. `anchor` as in Pillow."""
         text = self._drawable(text)
         draw.text(place, text, fill=color, font=self._font_of(text), anchor=anchor)
 
     def _drawable(self, text: str) -> str:
-        """The text in one line, without bytes of file names that are no text."""
+        """Return the text on one line, without bytes of file names that are not valid text."""
         return " ".join(text.split()).encode("utf-8", "replace").decode()
 
     def _font_of(self, text: str) -> ImageFont.FreeTypeFont:
@@ -57,14 +60,17 @@ class Lettering(NamedTuple):
 
 
 def shortened(text: str, kept: int) -> str:
-    """The text cut to this many characters, a third of them from its beginning."""
+    """Return the text cut to this many characters, a third of them from its beginning."""
     first = kept // 3
     return f"{text[:first]}…{text[len(text) - (kept - first) :]}"
 
 
 @functools.cache
 def lettering(size: int) -> Lettering:
-    """DejaVu Sans, which has most alphabets: matplotlib's copy, without importing it, which takes longer than drawing a sheet."""
+    """Return DejaVu Sans, which has most alphabets.
+
+    It is matplotlib's copy. Importing matplotlib would take longer than drawing a sheet.
+    """
     folder = Path(find_spec("matplotlib").submodule_search_locations[0])
     path = folder / "mpl-data/fonts/ttf/DejaVuSans.ttf"
     return Lettering(ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC), round(size * 1.3))
@@ -72,47 +78,47 @@ def lettering(size: int) -> Lettering:
 
 @functools.cache
 def other_fonts(size: int) -> list[ImageFont.FreeTypeFont]:
-    """The fonts of this machine, regular ones first; looked for when a text has a letter that DejaVu lacks, as in Chinese."""
+    """Return the fonts of this machine, regular ones first, for letters that DejaVu does not have, such as Chinese."""
     from matplotlib.font_manager import findSystemFonts
 
     found = []
     for path in sorted(findSystemFonts(), key=lambda each: ("regular" not in each.lower(), each)):
-        with contextlib.suppress(OSError):  # of pictures in fixed sizes
+        with contextlib.suppress(OSError):  # a bitmap font with fixed sizes
             found.append(ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC))
-    return [font for font in found if "LastResort" not in str(font.getname()[0])]  # Apple's, with a box for each letter
+    return [font for font in found if "LastResort" not in str(font.getname()[0])]  # Apple's font of boxes
 
 
 @functools.cache
 def has_letter(font: ImageFont.FreeTypeFont, letter: str) -> bool:
-    """Whether the font draws something else than for what no font has."""
+    """Return whether the font draws this letter differently from a character that no font has."""
     return letter.isascii() or bytes(font.getmask(letter)) != bytes(font.getmask("\U0010ffff"))
 
 
 def describe_missing(texts: Iterable[str]) -> str:
-    """A line if no font has some letter of these texts, which then are boxes in pictures; else nothing."""
+    """Return a line about the letters that no font has, which pictures show as boxes, or "" if there are none."""
     font = lettering(FONT_SIZE).font
     lacking = sorted({letter for text in texts for letter in text if letter.isalpha() and not has_letter(font, letter)})
     boxes = [each for each in lacking if not any(has_letter(other, each) for other in other_fonts(FONT_SIZE))]
-    remedy = "install one that has them, such as fonts-noto-cjk for Chinese, Japanese and Korean"
-    return f"no font of this machine has {first_of(boxes)}, boxes in pictures; {remedy}" if boxes else ""
+    remedy = "install a font that has them, such as fonts-noto-cjk for Chinese, Japanese and Korean"
+    return f"no font of this machine has {first_of(boxes)}, so pictures show boxes; {remedy}" if boxes else ""
 
 
 FONT_SIZE, GAP, FRAME = 11, 8, 4  # pixels
-MOST_TILES = 100  # of a sheet that is taken apart again
-NO_IMAGE = (225, 225, 225)  # in the place of one that cannot be read
-PLACES = "halfstep tiles"  # the text in a PNG that says where its images are and what their captions are
+MOST_TILES = 100  # the limit when a sheet is split into its images again
+NO_IMAGE = (225, 225, 225)  # the colour shown for an unreadable image
+PLACES = "halfstep tiles"  # the PNG text entry with the places and captions of a sheet's images
 
 
 class Tile(NamedTuple):
     """One image of a sheet."""
 
-    pixels: np.ndarray | None  # uint8 [H, W] or [H, W, 1 or 3], of any size; None: an empty place
-    caption: Sequence[str] = ()  # a line each, cut to the width of the tile
+    pixels: np.ndarray | None  # uint8 [H, W] or [H, W, 1 or 3] of any size; None for an empty place
+    caption: Sequence[str] = ()  # lines, each cut to the width of the tile
     frame: str | tuple[int, int, int] | None = None  # a colour
 
 
 def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, title: str = "") -> Image.Image:
-    """Tiles in rows, images fitted into squares of `side` pixels; a `title` above all."""
+    """Return a picture of tiles in rows, with images fitted into squares of `side` pixels and an optional title on top."""
     letters, width = lettering(FONT_SIZE), side + 2 * FRAME
     full_width, num_columns = GAP + num_columns * (width + GAP), min(num_columns, len(tiles))
     height = width + letters.height * max((len(each.caption) for each in tiles), default=0)
@@ -139,9 +145,9 @@ def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, 
 
 
 def tiles_of(sheet: Image.Image) -> list[tuple[Image.Image, list[str]]]:
-    """Return each image of a sheet with its caption, so that a page can arrange them; [] of a picture that is no sheet.
+    """Return each image of a sheet with its caption, so that a page can arrange them; [] if the picture is not a sheet.
 
-    ValueError if the places that the file gives are not inside the picture.
+    Raise ValueError if the places in the file are not inside the picture.
     """
     found = []
     for left, top, right, bottom, caption in json.loads(sheet.info.get(PLACES, "[]")):
@@ -152,7 +158,7 @@ def tiles_of(sheet: Image.Image) -> list[tuple[Image.Image, list[str]]]:
 
 
 def _placed(pixels: np.ndarray | None, side: int, left: int, top: int) -> tuple[Image.Image, tuple[int, int]]:
-    """The image in the size in which it is shown, and its place in the middle of a square."""
+    """Return the image in the displayed size, and its place in the middle of a square."""
     if pixels is None:
         return Image.new("RGB", (side, side), NO_IMAGE), (left, top)
     image = fitted(pixels, side)
@@ -160,7 +166,10 @@ def _placed(pixels: np.ndarray | None, side: int, left: int, top: int) -> tuple[
 
 
 def fitted(pixels: np.ndarray, side: int) -> Image.Image:
-    """An image that fits into a square. Pixels of a tiny one stay squares: blurred, a digit of 8 x 8 shows nothing."""
+    """Return the image resized to fit into a square.
+
+    Tiny images are enlarged without smoothing, because a blurred digit of 8 x 8 pixels is unrecognisable.
+    """
     image = Image.fromarray(pixels if pixels.ndim == 2 or pixels.shape[2] > 1 else pixels[:, :, 0]).convert("RGB")
     factor = side / max(image.size)
     size = tuple(max(1, round(each * factor)) for each in image.size)
@@ -170,7 +179,7 @@ def fitted(pixels: np.ndarray, side: int) -> Image.Image:
 
 
 def write_picture(image: Image.Image, path: Path) -> None:
-    """Write a PNG, which takes the place of a former one only once all of it is on the disk. OSError if there is no room."""
+    """Write a PNG. An older file is replaced once all of the new one is on disk. Raise OSError if the disk is full."""
     png, texts = io.BytesIO(), PngImagePlugin.PngInfo()
     if PLACES in image.info:
         texts.add_text(PLACES, image.info[PLACES], zip=True)

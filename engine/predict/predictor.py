@@ -1,4 +1,4 @@
-"""Classifies images in batches with one model, alone or as one of several processes that share the images."""
+"""Batched classification of images with one model, in one process or shared among several."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,11 +18,11 @@ from engine.predict.classifier import Classifier
 from models.transforms import choose_transforms
 from utils.distributed import Process
 
-FEW = 64  # images that are read faster than workers start
+FEW = 64  # this number of images is read faster than workers start
 
 
 class Guess(NamedTuple):
-    """A class, and how probable the model thinks it."""
+    """A class and its probability according to the model."""
 
     number: int
     name: str
@@ -32,30 +32,33 @@ class Guess(NamedTuple):
 class Prediction(NamedTuple):
     """The classes of a readable image."""
 
-    index: int  # of the path among all
+    index: int  # of the path in the list of paths
     path: str
     guesses: list[Guess]  # the most probable first
-    picture: Any = None  # what `look` made of it
-    mark: str = ""  # "unsure" of one whose probability is too small
+    picture: Any = None  # the item that `draw` returned for this image
+    mark: str = ""  # "unsure" if the probability is too low
 
 
-class Look(NamedTuple):
-    """A batch as pictures are made of it."""
+class PredictedBatch(NamedTuple):
+    """A batch with its predictions, from which pictures are drawn."""
 
     indices: list[int]  # of the images in the list of paths
-    pixels: Tensor  # uint8 [B, channels, side, side] on the host, what the model got before normalization
+    pixels: Tensor  # uint8 [B, channels, side, side] on the host, before normalization
     inputs: Tensor  # float32 [B, channels, side, side] on the device, normalized
     guesses: list[list[Guess]]
-    best: Tensor  # int64 [B]: the most probable class
+    best: Tensor  # int64 [B], the most probable class
 
 
 class Predictor:
-    """A classifier on the device of this process, in the precision of its run's evaluation."""
+    """A classifier on the device of this process, in the precision in which its run was evaluated."""
 
     def __init__(
         self, classifier: Classifier, process: Process, flip: bool = False, say: Callable[[str], None] = print
     ):
-        """`flip`: take the mean of the logits of each image and its mirror image; `say`: is told of unreadable images."""
+        """Move the model to the device.
+
+        `flip` averages the logits of each image and its mirror image. `say` is called with messages about unreadable images.
+        """
         self.classifier, self.process, self.flip, self.say = classifier, process, flip, say
         config = classifier.config
         self.precision = Precision(config, process.device)
@@ -66,17 +69,18 @@ class Predictor:
         self.several = config.DATA.has_several_labels
 
     def __call__(
-        self, paths: list[str], top: int | None = None, look: Callable[[Look], list] | None = None
+        self, paths: list[str], top: int | None = None, draw: Callable[[PredictedBatch], list] | None = None
     ) -> Iterator[Prediction]:
         """Yield the `top` classes of each readable image, in the order of the paths, in every process.
 
-        `top` None: the most probable class; where images have several labels, all with a probability above one half.
-        `look`: makes something of each batch in the process that computed it, an item for each image.
+        Without `top` there is only the most probable class, or with several labels per image all classes with a
+        probability above one half. `draw` returns a picture or other item for each image of a batch, and is called in the
+        process that computed the batch.
         """
         config = self.classifier.config
         if len(paths) <= FEW:
             config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
-        # Each image's index is its target, so that a batch tells which images it contains.
+        # Each image's index is its target, so that a batch shows which images it contains.
         images = FileImages(Path(), paths, range(len(paths)), self.classifier.classes, PixelRules.of(config.DATA))
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
         normalize = Normalize(config.DATA).to(self.process.device)
@@ -88,11 +92,11 @@ class Predictor:
                 probabilities = self._probabilities(normalize(pixels, self.precision.input_dtype(self.model)))
                 guesses, indices = self._guesses(probabilities, top), batch.targets.tolist()
                 pictures = [None] * len(indices)
-                if look:
+                if draw:
                     inputs = normalize(pixels, torch.float32)
-                    pictures = look(Look(indices, batch.images, inputs, guesses, probabilities.argmax(1)))
+                    pictures = draw(PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1)))
                 found = list(zip(indices, guesses, pictures, strict=True))
-            # All processes have the same number of batches, of images that follow on each other.
+            # All processes have the same number of batches, and together their n-th batches have consecutive images.
             for index, guesses, picture in sorted(self.process.join(found), key=lambda each: each[0]):
                 yield Prediction(index, paths[index], guesses, picture)
 

@@ -1,1 +1,1 @@
-"""What a run leaves and shows: figures of epochs and updates, lines on a terminal, and the reader of its folder."""
+"""Records of a run: metrics of epochs and updates, lines on a terminal, and the reader of a run's folder."""

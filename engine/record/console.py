@@ -1,4 +1,4 @@
-"""What a run shows of its training: PaddleViT's lines, on a terminal a bar and a line an epoch, and what to do where it waits."""
+"""Training output: PaddleViT's log lines, a progress bar, one line per epoch on a terminal, and advice when data loading is slow."""
 
 import math
 import time
@@ -20,26 +20,26 @@ from utils.log import Log
 from utils.text import counted, format_time
 
 LINES_BELOW_A_HEAD = 40
-SECONDS = 1.0  # at least, between two readings of the figures for the bar
+SECONDS = 1.0  # the shortest time between two updates of the bar's metrics
 
 
 class Console(Callback):
-    """Shows how the training goes on. Accuracies in PaddleViT's format are fractions in [0, 1]."""
+    """Shows the progress of training. Accuracies in PaddleViT's format are fractions in [0, 1]."""
 
     def __init__(self, config: Config, log: Log, timing: Timing, forecast: Forecast, clock: Callable = time.monotonic):
         self._config, self._log, self._timing, self._forecast, self._clock = config, log, timing, forecast, clock
         self._table = EpochTable(config, config.TRAIN.MODEL_EMA)
-        self._report: Report | None = None  # the last of this epoch
-        self._read = 0.0  # when its figures were read
+        self._report: Report | None = None  # the last report of this epoch
+        self._read = 0.0  # the time at which its metrics were read
 
     def on_epoch_start(self, trainer: Trainer) -> None:
         self._report = None
         self._log.describe_bar(lambda: self._describe(trainer))
 
     def on_update(self, trainer: Trainer) -> None:
-        """Renew the figures of the bar where a person sees it, at most once a second: the host waits for the device then.
+        """Update the metrics on the bar of a terminal, at most once a second because the host has to wait for the device.
 
-        They are those of this process's images until the next report, since the others do not take part.
+        Until the next report they cover only the images of this process, because the other processes do not take part.
         """
         if not self._log.on_terminal or self._clock() < self._read + SECONDS:
             return
@@ -59,7 +59,7 @@ class Console(Callback):
         )
 
     def _describe(self, trainer: Trainer) -> str:
-        """Return the end of the bar."""
+        """Return the text at the end of the bar."""
         left, report = self._forecast.left(trainer, trainer.epoch), self._report
         parts = [f"{format_time(left)} left"] if left is not None else []
         if report:
@@ -87,7 +87,7 @@ class Console(Callback):
 
 
 def describe_speed(epoch: Epoch) -> str:
-    """Speed and memory; loss scale and skipped updates only where there is something to say of them."""
+    """Return speed and memory as text, with the loss scale if it is not 1 and the number of skipped updates if any."""
     report, memory = epoch.result.report, peak_memory(epoch.trainer.process.device)
     parts = [f"{epoch.images_per_s:.1f} images/s", f"{memory / 2**20:.0f} MB"]
     parts += [f"loss scale {report.loss_scale:g}"] if report.loss_scale != 1 else []
@@ -96,24 +96,27 @@ def describe_speed(epoch: Epoch) -> str:
 
 
 def describe_times(times: Mapping[str, float | None]) -> str:
-    """The share of each phase that took any time."""
+    """Return the share of each phase as text, without phases below 0.05%."""
     names = {"data": "waiting for data"}
     shown = {names.get(name, name): share for name, share in times.items() if share and share >= 0.05}
     return ", ".join(f"{share:.1f}% {name}" for name, share in shown.items())
 
 
 class EpochTable:
-    """Makes the lines; the head stands above the first one, and again where it has left the screen."""
+    """A table with one line per epoch. It repeats its header after every 40 lines, when the previous one has left the screen."""
 
     def __init__(self, config: Config, has_ema: bool):
         self.num_epochs, self._has_ema = config.TRAIN.NUM_EPOCHS, has_ema
-        # The one that decides which epoch is best; the loss has a column of its own.
+        # The metric that decides which epoch is best. The loss already has its own column.
         instead_of_loss = "map" if config.DATA.has_several_labels else "top1"
         self._metric = instead_of_loss if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
         self._num_lines = 0
 
     def lines(self, row: Row, scores: Mapping[str, Scores], best: Best, seconds_left: float | None) -> list[str]:
-        """The line of an epoch, below a head where one is due. `row`: of metrics.csv; `best` includes this epoch."""
+        """Return the line of an epoch, after a header if one is due.
+
+        `row` is the epoch's row of metrics.csv, and `best` already includes this epoch.
+        """
         columns = [*self._columns(row, scores, best)]
         columns.append(("left", 8, "-" if seconds_left is None else format_time(seconds_left)))
         head = "  ".join(title.rjust(width) for title, width, _ in columns)
@@ -123,8 +126,10 @@ class EpochTable:
         return [head, line] if self._num_lines % LINES_BELOW_A_HEAD == 1 else [line]
 
     def _columns(self, row: Row, scores: Mapping[str, Scores], best: Best) -> Iterator[tuple[str, int, str]]:
-        """(title, width, text) of the columns of metrics.csv that have a title; the score that decides stands in the place of
-        top-1."""
+        """Yield (title, width, text) of the columns of metrics.csv that have a title.
+
+        The metric that decides which epoch is best replaces top-1.
+        """
         for column in COLUMNS:
             if column.name == "epoch":
                 yield "epoch", 2 * len(str(self.num_epochs)) + 3, f"{row['epoch'] + 1}/{self.num_epochs}"
@@ -144,18 +149,18 @@ class EpochTable:
 
 
 LIMIT = 20.0  # percent of the time
-ENOUGH_UPDATES = 10  # before it judges; the first report contains start-up and is ignored
+ENOUGH_UPDATES = 10  # before the waiting time is judged; the first report includes start-up and is ignored
 
 
 class DataWaitAdvice(Callback):
-    """Logs once what to change if updates wait for data."""
+    """Advice, logged once, on what to change if updates wait for data."""
 
     def __init__(self, config: Config, image_set: ImageSet, process: Process, say: Callable[[str], None]):
         self._config, self._image_set, self._say = config, image_set, say
         self._workers = choose_workers(config, image_set, process)
         self._process = process
-        self._judged: int | None = None  # step at which it judged last; None before the first report
-        self._waiting = self._seconds = 0.0  # since then
+        self._judged: int | None = None  # step of the last check; None before the first report
+        self._waiting = self._seconds = 0.0  # since the last check
         self._is_given = False
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
@@ -173,11 +178,14 @@ class DataWaitAdvice(Callback):
             self._is_given = True
 
     def _remedy(self, fraction: float) -> str | None:
-        """The first remedy that applies; none for images in memory, of which the first batches alone take time."""
+        """Return the first remedy that applies.
+
+        There is none for images in memory, because only their first batches take time.
+        """
         data = self._config.DATA
         if self._image_set.in_memory:
             return None
-        # Throughput is proportional to the number of workers. 0 workers: the training process reads.
+        # Throughput is proportional to the number of workers. With 0 workers the training process reads the images.
         count = self._workers.count
         needed = math.ceil(max(count, fraction) / max(1 - fraction, 1e-3))
         most = cores_to_read(self._process)
@@ -187,14 +195,17 @@ class DataWaitAdvice(Callback):
         if data.CACHE == "none":
             size = data.IMAGE_SIZE
             return (
-                f"there is a worker for each core already; DATA.CACHE={2 * size} keeps images decoded, no larger than "
+                f"each core already has a worker; set DATA.CACHE={2 * size} to keep decoded images, no larger than "
                 f"IMAGE_SIZE {size} needs"
             )
         return None
 
 
 class TrainedOnAdvice(Callback):
-    """Logs once, after the first evaluated epoch, how many validation images are training images. In every process."""
+    """A warning about validation images that are also training images, logged once after the first evaluated epoch.
+
+    Every process has to run it, because the comparison is a collective.
+    """
 
     def __init__(self, overlap: Overlap, process: Process, say: Callable[[str], None]):
         self._overlap, self._process, self._say = overlap, process, say

@@ -1,6 +1,6 @@
-"""The figures of a run: every column of metrics.csv and steps.csv with its meaning, and the callback that writes them.
+"""Metrics of a run: every column of metrics.csv and steps.csv with its meaning, and the callback that writes them.
 
-docs/tracking.md has the table of these columns; `python scripts/maintenance/make_settings_page.py` writes it.
+docs/tracking.md has the table of these columns. `python scripts/maintenance/make_settings_page.py` writes it.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ Row = dict[str, float | None]
 
 
 class Epoch(NamedTuple):
-    """What the figures of an epoch are taken from. Only process 0 does it, so none of them may call a collective."""
+    """The source of an epoch's metrics. Only process 0 reads them, so no metric may call a collective."""
 
     trainer: Trainer
     result: EpochResult
-    times: dict[str, float | None]  # percent of its training time in each phase
+    times: dict[str, float | None]  # percentage of the training time in each phase
 
     def score(self, name: str, digits: int = 4) -> float | None:
-        """A score of the raw weights, None in an epoch without evaluation."""
+        """Return a score of the raw weights, or None in an epoch without evaluation."""
         scores = self.result.scores.get("")
         return finite(getattr(scores, name), digits) if scores else None
 
     def further_scores(self) -> Row:
-        """The scores beside loss, top-1 and top-5, and all of them of the EMA weights."""
+        """Return the raw weights' scores other than loss, top-1 and top-5, and all scores of the EMA weights."""
         row: Row = {}
         for suffix, scores in self.result.scores.items():
             figures = scores.more() if not suffix else {"top1": scores.top1, "top5": scores.top5} | scores.more()
@@ -58,15 +58,15 @@ class Column(NamedTuple):
 
     name: str
     meaning: str
-    value: Callable[[Epoch], float | Row | None]  # a row: several columns at once
-    # On the line of an epoch on a terminal, if it has a title.
+    value: Callable[[Epoch], float | Row | None]  # returns a row to fill several columns at once
+    # A column with a title is also shown on the epoch's line on a terminal.
     title: str = ""
     text: Callable[[float], str] = "{:.4f}".format
     width: int = 8
 
 
-OF_LAYERS = "; with `TRAIN.LAYER_DECAY` that of the classifier, of which layers below have a part"
-# The first six are those of timm's summary.csv; percent where nothing else is said.
+OF_LAYERS = "; with `TRAIN.LAYER_DECAY` the classifier's, and earlier layers have a fraction of it"
+# The first six columns are the columns of timm's summary.csv. Scores are in percent unless the meaning says otherwise.
 COLUMNS = (
     Column(
         "epoch",
@@ -88,10 +88,10 @@ COLUMNS = (
     ),
     Column(
         "eval_macro_recall, eval_macro_f1, eval_micro_f1, eval_map",
-        "further scores, the last two with several labels an image; with EMA all scores again, as `eval_top1_ema`",
+        "further scores, the last two with several labels per image; with EMA every score again, as in `eval_top1_ema`",
         Epoch.further_scores,
     ),
-    Column("step", "updates until the end of the epoch", lambda epoch: epoch.trainer.step),
+    Column("step", "number of updates until the end of the epoch", lambda epoch: epoch.trainer.step),
     Column(
         *("images_per_s", "training images per second", lambda epoch: round(epoch.images_per_s, 1)),
         **{"title": "images/s", "text": lambda speed: f"{speed:,.0f}" if speed >= 10 else f"{speed:.2f}"},
@@ -99,33 +99,33 @@ COLUMNS = (
     Column("data_wait_pct", "share of the training time spent waiting for data", lambda epoch: epoch.times["data"]),
     Column(
         "memory_mb",
-        "peak memory in MiB, of the device or, on CPUs, of process 0",
+        "peak memory in MiB of the device, or on CPUs of process 0",
         lambda epoch: round(peak_memory(epoch.trainer.process.device) / 2**20),
     ),
-    Column("loss_scale", "factor of the loss in half precision", lambda epoch: epoch.result.report.loss_scale),
+    Column("loss_scale", "loss scale in half precision", lambda epoch: epoch.result.report.loss_scale),
     Column("skipped", "updates skipped in the epoch", lambda epoch: epoch.result.report.skipped),
     Column("grad_norm", "mean norm of the gradient", lambda epoch: round(epoch.result.report.mean_grad_norm, 6)),
-    Column("train_seconds", "seconds of its training", lambda epoch: round(epoch.result.training_seconds, 3)),
-    Column("eval_seconds", "seconds of its evaluation", lambda epoch: round(epoch.result.evaluation_seconds, 3)),
+    Column("train_seconds", "training time in seconds", lambda epoch: round(epoch.result.training_seconds, 3)),
+    Column("eval_seconds", "evaluation time in seconds", lambda epoch: round(epoch.result.evaluation_seconds, 3)),
 )
-# The columns of steps.csv, a row for each report: fields of `Report`.
+# The columns of steps.csv, one row per report. They are fields of `Report`.
 STEP_COLUMNS = {
     "step": "number of the update, from 0",
-    "epoch": "number of its epoch, from 0",
+    "epoch": "number of the epoch, from 0",
     "lr": f"learning rate{OF_LAYERS}",
     "loss": "training loss of the update",
     "mean_loss": "mean training loss of the epoch so far",
     "grad_norm": "norm of the gradient",
-    "loss_scale": "factor of the loss in half precision",
+    "loss_scale": "loss scale in half precision",
     "skipped": "updates skipped in the epoch so far",
-    "num_updates": "with `TRAIN.BUDGET`: of the whole run, as chosen by then",
+    "num_updates": "with `TRAIN.BUDGET`: the current plan for the number of updates of the whole run",
     "seconds": "time since the last report",
-    **{f"{name}_pct": f"share of these seconds, phase {name}" for name in PHASES},
+    **{f"{name}_pct": f"percentage of these seconds in phase {name}" for name in PHASES},
 }
 
 
 def epoch_row(epoch: Epoch) -> Row:
-    """One row of metrics.csv."""
+    """Return the row of metrics.csv for an epoch."""
     row: Row = {}
     for column in COLUMNS:
         value = column.value(epoch)
@@ -134,7 +134,7 @@ def epoch_row(epoch: Epoch) -> Row:
 
 
 def start_row(trainer: Trainer, scores: Scores, seconds: float) -> Row:
-    """The row of metrics.csv before the first epoch: what was not measured is empty."""
+    """Return the row of metrics.csv before the first epoch, with empty columns for metrics that only training has."""
     nothing = Report(*[math.nan] * 11)
     row = epoch_row(Epoch(trainer, EpochResult(nothing, {"": scores}, 0, 0.0, seconds), {"data": None}))
     measured = {key: value for key, value in row.items() if value is not None and math.isfinite(value)}
@@ -142,28 +142,31 @@ def start_row(trainer: Trainer, scores: Scores, seconds: float) -> Row:
 
 
 def finite(value: float, digits: int = 6) -> float | None:
-    """The value, rounded for a table; None for NaN (every update was skipped), which JSON does not have."""
+    """Return the value rounded for a table, or None if it is not finite.
+
+    A mean is NaN if every update was skipped, and JSON has no NaN.
+    """
     return round(value, digits) if math.isfinite(value) else None
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak bytes of the device if it counts them, otherwise of this process."""
+    """Return the peak memory in bytes: of the device if it counts memory, otherwise of this process."""
     if device.type in ("cuda", "xpu"):
         return getattr(torch, device.type).max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class EpochRows:
-    """metrics.csv and metrics.jsonl, a row per epoch. Figures that were not measured in an epoch are empty."""
+    """Writes metrics.csv and metrics.jsonl with one row per epoch. Metrics that were not measured in an epoch are empty."""
 
     def __init__(self, folder: Path, first_epoch: int):
-        """Keeps the rows before `first_epoch` of an earlier start of this run."""
+        """Keep the rows before `first_epoch` from an earlier start of this run."""
         self._folder = folder
         self.rows: list[Row] = [row for row in read_rows(folder / "metrics.jsonl") if row["epoch"] < first_epoch]
         self.is_written = True
 
     def add(self, row: Row) -> None:
-        """Add a row and write all, including those that found no room before."""
+        """Add a row and write all rows, including rows that an earlier full disk kept out."""
         self.rows.append(row)
         self.is_written = False
         self.write()
@@ -177,10 +180,10 @@ class EpochRows:
 
 
 class StepRows:
-    """steps.csv: figures of single updates, one row every REPORT_FREQ."""
+    """Writes steps.csv: metrics of single updates, one row every REPORT_FREQ updates."""
 
     def __init__(self, folder: Path, first_step: int, has_budget: bool = False):
-        """Keeps the rows before `first_step`, without a line that a kill cut off."""
+        """Keep the rows before `first_step`, without a last line that a kill cut off."""
         path = folder / "steps.csv"
         self._columns = [name for name in STEP_COLUMNS if has_budget or name != "num_updates"]
         with naming_damage(path):
@@ -197,7 +200,7 @@ class StepRows:
         self._file.write(f"{self._line(row)}\n")
 
     def _line(self, row: Row) -> str:
-        """Unknown values are empty."""
+        """Return a row as a line of the file, with unknown values empty."""
         return ",".join("" if row.get(name) is None else f"{row[name]:.10g}" for name in self._columns)
 
     def close(self) -> None:
@@ -205,7 +208,7 @@ class StepRows:
 
 
 class RowReader(Protocol):
-    """Gets each row of steps.csv ("step") and metrics.csv ("epoch"): the trackers."""
+    """A receiver of each row of steps.csv ("step") and metrics.csv ("epoch"), such as a tracker."""
 
     def begin(self, step: int, epoch: int, steps: Sequence[Mapping], epochs: Sequence[Mapping]) -> None: ...
 
@@ -213,13 +216,13 @@ class RowReader(Protocol):
 
 
 class Curves(Protocol):
-    """Draws curves of the rows so far: extras/report."""
+    """Draws curves of the rows so far, as extras/report does."""
 
     def draw(self, epochs: Sequence[Mapping], steps: Sequence[Mapping], now: bool) -> None: ...
 
 
 class Recorder(Callback):
-    """Writes the figures of a run, in process 0. A full disk does not end a run: rows are kept for the next write."""
+    """Writes the metrics of a run in process 0. A full disk does not end a run, because rows are kept for the next write."""
 
     def __init__(
         self,
@@ -267,7 +270,7 @@ class Recorder(Callback):
                 self._curves.draw(self._epochs.rows, self._steps.rows, now=False)
 
     def close(self) -> None:
-        """Write what is left to write."""
+        """Write the rows and curves that are not written yet."""
         if not self._epochs.is_written:
             with self._warn_on_os_error():
                 self._epochs.write()
@@ -287,5 +290,5 @@ class Recorder(Callback):
             yield
         except OSError as error:
             self._log.warn(
-                f"cannot write the figures of the run in {self._folder} ({cause_of(error)}); training continues"
+                f"cannot write the metrics of the run in {self._folder} ({cause_of(error)}); training continues"
             )

@@ -1,4 +1,4 @@
-"""The last lines of a run: what to do next, as commands to copy into the shell that started it."""
+"""The last lines of a run: commands for the next steps, to copy into the shell that started the run."""
 
 import os
 import shlex
@@ -16,7 +16,10 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def after_training(config: Config, process: Process, folder: Path, eval_set: ImageSet, state: str) -> list[str]:
-    """`state` as in status.json, or early stop; nothing where the same command would end in the same way."""
+    """Return the next steps after training, without a command that would end in the same way.
+
+    `state` is the state in status.json, or "early stop".
+    """
     longer = {
         "done": [] if config.TRAIN.BUDGET else ["-epochs", 2 * config.TRAIN.NUM_EPOCHS],
         "early stop": ["-opts", "TRAIN.EARLY_STOP=none"],
@@ -26,19 +29,19 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
     rows = _files(folder, "report.html")
     if state in ("done", "early stop") and (weights := weights_in(folder)):
         rows += _use_of(weights, eval_set)
-    is_over = state == "done" and config.TRAIN.BUDGET  # it has landed
+    is_over = state == "done" and config.TRAIN.BUDGET  # the budget is used up and the schedule is complete
     if state in longer and not is_over and (folder / "last.pth").exists():
-        rows += [("train longer" if longer[state] else "go on", _resume(process, folder, longer[state]))]
+        rows += [("train longer" if longer[state] else "continue", _resume(process, folder, longer[state]))]
     return _lines(rows)
 
 
 def after_failure(process: Process, folder: Path) -> list[str]:
-    """The next step after an error that is not the user's."""
-    return _lines([("go on", _resume(process, folder, []))] if (folder / "last.pth").exists() else [])
+    """Return the next step after an error that the user did not cause."""
+    return _lines([("continue", _resume(process, folder, []))] if (folder / "last.pth").exists() else [])
 
 
 def after_evaluation(weights: Path | None, folder: Path, eval_set: ImageSet) -> list[str]:
-    """`weights`: those of a run of ours."""
+    """Return the next steps after an evaluation. `weights` are the evaluated weights if a halfstep run made them."""
     rows = _files(folder, "mistakes.png") or _files(folder, "status.json")
     return _lines(rows + (_use_of(weights, eval_set) if weights else []))
 
@@ -51,7 +54,7 @@ def _use_of(weights: Path, eval_set: ImageSet) -> list[tuple[str, str]]:
     target = weights.with_suffix(".safetensors")
     rows = [("export", _command("scripts/export.py", weights, "-output", target))] if target != weights else []
     has_files = eval_set.root is not None and Path(image := eval_set.name(0)).is_file()
-    if has_files and image.isprintable():  # what is printed is to be copied
+    if has_files and image.isprintable():  # because users copy the command
         rows.insert(0, ("predict", _command("scripts/predict.py", weights, Path(image))))
     return rows
 
@@ -74,17 +77,17 @@ def _command(script: str, *words: str | int | Path) -> str:
 
 
 def _python() -> str:
-    """The name under which the shell finds this interpreter, or its path."""
+    """Return the name under which the shell finds this interpreter, or its path."""
     names = (name for name in ("python", "python3") if shutil.which(name) == sys.executable)
     return next(names, _short(sys.executable))
 
 
 def _short(path: str) -> str:
-    """Relative to the folder of the shell where it is in there."""
+    """Return the path relative to the working directory if it is inside it."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
 
 
 def _path(path: Path) -> str:
-    """The path as a word that no program takes for a flag."""
+    """Return the path as a word that no program takes for a flag."""
     return f"./{path}" if str(path).startswith("-") else str(path)

@@ -1,4 +1,4 @@
-"""A run as its folder describes it: settings with their origins, state, figures, in tables that a kill may have cut off."""
+"""The reader of a run's folder: settings with their origins, state, and metrics, even if a kill cut off the tables."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ from utils.program import start_ticks
 from utils.runs import folder_of
 from utils.text import printable, redacted
 
-# What is used of status.json, by kind; what is of another kind is as if it were not there.
+# The keys of status.json that are read, by type. A value of another type is ignored.
 TEXTS = "state reason kind host started time heartbeat best_metric halfstep torch timm python device_name precision"
 NUMBERS = "pid pid_ticks signal exit_code epoch total_epochs processes parameters training_images validation_images classes images_per_update"
 KINDS = {
@@ -38,22 +38,22 @@ KINDS = {
     **dict.fromkeys([*TITLES, "eta_seconds"], int | float),
     **{"about": dict, "best": dict, "data": dict, "run": dict, "command": list, "left_out": list},
 }
-LARGEST = 1e39  # above float32's largest number
+LARGEST = 1e39  # above the largest float32
 ENDS = ("done", "stopped", "save_failed", "failed")
-SILENT_SECONDS = 15 * 60  # a run on another host whose status.json is older than this is taken for dead
-SUFFIXES = ("", "_ema")  # of the columns of raw and EMA weights
-PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")  # of images and classes, which extras/report draws
+SILENT_SECONDS = 15 * 60  # a run on another host is considered dead if its status.json is older than this
+SUFFIXES = ("", "_ema")  # of the columns for raw and EMA weights
+PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")  # of images and classes, drawn by extras/report
 
 
 def title_of(settings: dict[str, Any]) -> str:
-    """What a run is about: its model and its data; a folder of images has a name of its own."""
+    """Return the title of a run: its model and its data set, or the name of the folder for `imagefolder`."""
     data = settings["DATA.DATASET"]
     folder = Path(settings.get("DATA.DATA_PATH") or "").name if data == "imagefolder" else ""
     return f"{settings['MODEL.NAME']} on {folder or data}"
 
 
 def written(value: object) -> str:
-    """Return a value as in config.yaml, without credentials."""
+    """Return a value as text, as in config.yaml but without credentials."""
     if isinstance(value, dict):
         return ", ".join(f"{name}: {to_text(each)}" for name, each in value.items()) or "{}"
     return redacted(to_text(value))
@@ -61,75 +61,75 @@ def written(value: object) -> str:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The settings, state and figures of a training run that has finished an epoch.
+    """The settings, state and metrics of a training run that has finished an epoch.
 
-    It may have been killed or still be going: the figures are those that are in the folder now.
+    The run may have been killed or may still be running. The metrics are the ones in the folder now.
     """
 
     folder: Path
-    settings: dict[str, Any]  # {full key: plain value}; all of them, see `read_settings`
+    settings: dict[str, Any]  # {full key: plain value} of all settings, see `read_settings`
     origins: dict[str, str]  # {full key: 'flag -epochs', 'configs/x.yaml', 'default' ...}
     status: dict[str, Any]  # status.json; {} without that file
     epochs: list[dict[str, Any]]  # rows of metrics.jsonl; `epoch` counts from 0, accuracies are in percent
-    before: dict[str, Any] = field(default_factory=dict)  # one of the weights it started from, if they were scored
+    before: dict[str, Any] = field(default_factory=dict)  # the row of the initial weights, if they were scored
 
     @classmethod
     def open(cls, folder: str | os.PathLike) -> "SavedRun":
-        """Read the run that this names. A folder that has no finished epoch of a training run is a ConfigError."""
+        """Read the run in this folder. Raise ConfigError if it has no finished epoch of a training run."""
         folder = folder_of(folder)
         if not folder.is_dir():
-            what = "a file; give the folder that it is in" if folder.exists() else "no such folder; give that of a run"
+            what = "this is a file; give its folder" if folder.exists() else "no such folder; give the folder of a run"
             raise ConfigError(f"{folder}: {what}, for example output/train-20260102-03-04-05")
         if not (folder / "config.yaml").exists():
             inside = [each.parent.name for each in sorted(folder.glob("*/config.yaml"))]
             near = f"; it contains runs, give one of them: {', '.join(inside[:5])}" if inside else ""
-            raise ConfigError(f"{folder}: not the folder of a run, without config.yaml{near}")
+            raise ConfigError(f"{folder}: not the folder of a run, because it has no config.yaml{near}")
         settings, origins = read_settings(folder / "config.yaml")
         rows = read_rows(folder / "metrics.jsonl")
         epochs = [row for row in rows if row["epoch"] >= 0]
         status = read_status(folder)
         if status.get("kind") == "eval":
             raise ConfigError(
-                f"{folder}: an evaluation (-eval), which has no epochs; give the folder of a training run"
+                f"{folder}: this is an evaluation (-eval), which has no epochs; give the folder of a training run"
             )
         if not epochs:
             reason = f" ({status['reason']})" if status.get("reason") else ""
             raise ConfigError(
-                f"{folder}: this run has not finished an epoch yet{reason}; wait for it, or go on with it: -resume {folder}"
+                f"{folder}: this run has not finished an epoch yet{reason}; wait for it, or continue it: -resume {folder}"
             )
         return cls(folder, settings, origins, status, epochs, next((row for row in rows if row["epoch"] < 0), {}))
 
     @cached_property
     def steps(self) -> list[dict[str, float | None]]:
-        """steps.csv: figures of single updates, a row for each report; what is empty or not finite is None."""
+        """Return the rows of steps.csv, one per report. Values that are empty or not finite are None."""
         rows = [{key: to_number(text) for key, text in row.items()} for row in read_table(self.folder / "steps.csv")]
         return [row for row in rows if row.get("step") is not None]
 
     @property
     def num_epochs(self) -> int:
-        """The number of its finished epochs."""
+        """Return the number of finished epochs."""
         return self.epochs[-1]["epoch"] + 1
 
     @property
     def speed(self) -> float | None:
-        """Images a second, the median of its epochs: the first is slower, and others may be disturbed."""
+        """Return images per second as the median over epochs, because the first is slower and others may be disturbed."""
         found = [row["images_per_s"] for row in self.epochs if (row.get("images_per_s") or 0) > 0]
         return statistics.median(found) if found else None
 
     @property
     def memory(self) -> float | None:
-        """The peak, in bytes."""
+        """Return the peak memory in bytes."""
         return max((2**20 * row["memory_mb"] for row in self.epochs if row.get("memory_mb")), default=None)
 
     @property
     def planned_epochs(self) -> int:
-        """The number of epochs in the settings, or that a budget has chosen."""
+        """Return the number of epochs from the settings, or the number that a budget has chosen."""
         chosen = self.status.get("total_epochs") if self.settings.get("TRAIN.BUDGET") else None
         return chosen or self.settings["TRAIN.NUM_EPOCHS"]
 
     @property
     def num_skipped(self) -> int:
-        """How many updates were skipped, those of the unfinished last epoch too."""
+        """Return the number of skipped updates, including the unfinished last epoch."""
         of_epochs: dict[int, int] = {}
         for row in [*self.steps, *self.epochs]:  # the number grows within an epoch
             epoch = int(row.get("epoch") or 0)
@@ -138,12 +138,12 @@ class SavedRun:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The facts that the run noted of itself: device, versions, numbers of images. {} without status.json."""
+        """Return the facts in status.json: device, versions, numbers of images. {} without that file."""
         return self.status.get("about", {})
 
     @property
     def state(self) -> str:
-        """One of ENDS, `running`, `killed` (it ended without a word), or `unknown` without status.json."""
+        """Return one of ENDS, `running`, `killed` (it ended without writing a state), or `unknown` without status.json."""
         state = self.status.get("state")
         if not state:
             return "unknown"
@@ -157,47 +157,50 @@ class SavedRun:
             try:
                 os.kill(pid, 0)  # sends nothing
             except (OSError, OverflowError) as error:
-                return isinstance(error, PermissionError)  # it is somebody else's
-            # After a restart of a container or machine another process may have the number.
+                return isinstance(error, PermissionError)  # the process exists and belongs to another user
+            # After a restart of a container or machine, another process may have the same pid.
             return self.status.get("pid_ticks") in (None, start_ticks(pid))
         return beat is not None and time.time() - beat < SILENT_SECONDS
 
     @property
     def metric(self) -> str:
-        """The metric that decides which epoch is best."""
+        """Return the metric that decides which epoch is best."""
         return self.settings["TRAIN.BEST_METRIC"]
 
     @cached_property
     def suffixes(self) -> Sequence[str]:
-        """'' and, where the run keeps an EMA, '_ema': endings of the columns of evaluations."""
+        """Return the suffixes of evaluation columns: '', and '_ema' if the run has an EMA."""
         return [each for each in SUFFIXES if any(row.get(f"eval_loss{each}") is not None for row in self.epochs)]
 
     @cached_property
     def best(self) -> Best:
-        """The best epoch, which counts from 1: that of best.pth, else of the figures. Its epoch is 0 without evaluations."""
+        """Return the best epoch, counted from 1: the epoch of best.pth, else the best in the metrics.
+
+        Its number is 0 if nothing was evaluated.
+        """
         number = self.status.get("best", {}).get("epoch")
         on_disk = best_of([row for row in self.epochs if row["epoch"] + 1 == number], self.metric)
         found = on_disk if on_disk.epoch else best_of(self.epochs, self.metric)
-        # Images that cannot be read are not scored. results.json counts the scored ones, status.json all of them.
+        # Unreadable images are not scored. results.json counts the scored images, status.json all of them.
         scored = read_object(self.folder / "results.json").get("num_images")
         num_images = scored if isinstance(scored, int) else self.about.get("validation_images", 0)
         return found._replace(num_images=num_images if found.epoch else 0)
 
     @property
     def seconds(self) -> float | None:
-        """How long its epochs took in all, in all starts together; None if a row of metrics.jsonl lacks that."""
+        """Return the total duration of all epochs over all starts, or None if a row of metrics.jsonl lacks it."""
         parts = [row.get(f"{part}_seconds") for row in self.epochs for part in ("train", "eval")]
         return None if None in parts else sum(parts)
 
     @property
     def left_out(self) -> list[tuple[int, int]]:
-        """First and last of each series of updates that a rollback left out."""
+        """Return the first and last update of each range that a rollback left out."""
         pairs = [each for each in self.status.get("left_out", []) if isinstance(each, list) and len(each) == 2]
         return [(first, last) for first, last in pairs if isinstance(first, int) and isinstance(last, int)]
 
 
 def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
-    """The best evaluation in these rows of metrics.jsonl, of equal ones the first; its epoch is 0 if there is none."""
+    """Return the best evaluation in these rows of metrics.jsonl, the first of equal ones. Its epoch is 0 if there is none."""
     found = []
     for row, suffix in itertools.product(epochs, SUFFIXES):
         value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
@@ -207,21 +210,21 @@ def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
 
 
 def read_text(path: Path) -> str:
-    """The text, empty without a file; bytes that are not UTF-8 (a damaged disk) become question marks."""
+    """Return the text of a file, or "" without a file. Bytes that are not UTF-8 (a damaged disk) become question marks."""
     if not path.exists():
         return ""
     try:
         return content_of(path).decode("utf-8", errors="replace")
     except (MemoryError, OSError) as error:
         raise ConfigError(
-            f"{path}: cannot be read ({cause_of(error)}); check that it is there and its permissions"
+            f"{path}: cannot be read ({cause_of(error)}); check that it exists and its permissions"
         ) from None
 
 
 def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return {full key: value} of all settings, and {full key: origin}, from the config.yaml of a run.
 
-    A setting that does not exist stays a text.
+    The value of an unknown setting stays a string.
     """
     source = read_text(path)
     try:
@@ -254,7 +257,7 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _leaves(node: yaml.MappingNode, prefix: str = ""):
-    """(full key, node) of all that is no section."""
+    """Yield (full key, node) of every value that is not a section."""
     for name, value in node.value:
         key = f"{prefix}{name.value}"
         if isinstance(value, yaml.MappingNode):
@@ -264,18 +267,18 @@ def _leaves(node: yaml.MappingNode, prefix: str = ""):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} if there is none."""
+    """Return the object in a JSON file, or {} if there is no file."""
     try:
         found = json.loads(read_text(path)) if path.exists() else {}
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path}: is damaged: not a JSON object; delete it, what is read from it is then left out")
+        raise ConfigError(f"{path}: is damaged: not a JSON object; delete it to continue without its contents")
     return found
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} without one, or where it cannot be read."""
+    """Return the object in a JSON file, or {} if there is no file or it cannot be read."""
     try:
         return read_json(path)
     except ConfigError:
@@ -283,7 +286,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """status.json of a run, without what is not of its kind."""
+    """Return status.json of a run, without values of an unexpected type."""
     status = _of_their_kinds(read_json(folder / "status.json"))
     return status | {name: _of_their_kinds(status[name]) for name in ("about", "best") if name in status}
 
@@ -297,7 +300,7 @@ def _of_their_kinds(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON lines file, by epoch, without a last line that a kill cut off; [] if there is no file."""
+    """Return the objects of a JSON lines file by epoch, without a last line that a kill cut off; [] if there is no file."""
     lines = [line for line in read_text(path).split("\n") if line.strip()]
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
@@ -319,20 +322,20 @@ def is_figure(value: Any) -> bool:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file by the names of their columns, without lines that a kill cut off; [] if there is no file."""
-    limit = csv.field_size_limit(2**27)  # of the process; a cell may hold all labels of an image
+    """Return the rows of a CSV file as {column: text}, without lines that a kill cut off; [] if there is no file."""
+    limit = csv.field_size_limit(2**27)  # a limit of the whole process; a cell may contain all labels of an image
     rows = csv.reader(io.StringIO(read_text(path), newline=""))
     try:
         header = next(rows, [])
         return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
     except csv.Error as error:
-        raise ConfigError(f"{path}: is damaged ({error}); delete it, what is read from it is then left out") from None
+        raise ConfigError(f"{path}: is damaged ({error}); delete it to continue without its contents") from None
     finally:
         csv.field_size_limit(limit)
 
 
 def to_number(text: str) -> float | None:
-    """A figure; None if the text is empty or no finite number."""
+    """Return the number in a text, or None if the text is empty or not a finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -341,7 +344,7 @@ def to_number(text: str) -> float | None:
 
 
 def to_time(text: object) -> float | None:
-    """Seconds since 1970 of a date as in status.json."""
+    """Return a date in the format of status.json as seconds since 1970, or None if the text is not a date."""
     try:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except ValueError:

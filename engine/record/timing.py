@@ -1,4 +1,4 @@
-"""How long each phase of the updates takes."""
+"""Time spent in each phase of the updates."""
 
 import time
 from collections import Counter
@@ -12,11 +12,11 @@ from engine.train.counters import Report
 from engine.train.trainer import Trainer
 from utils.torch_internals import call_after_backward
 
-MAX_MARKS = 10_000  # between two reports: about 1200 updates of one micro-batch, a few MB
+MAX_MARKS = 10_000  # between two reports; enough for about 1200 updates of one micro-batch, a few MB
 
 
 class HostClock:
-    """The clock of CPUs, where operations are synchronous."""
+    """A clock for CPUs, where operations are synchronous."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -26,9 +26,9 @@ class HostClock:
 
 
 class DeviceClock:
-    """The clock of devices with a queue: a mark is an event in the queue.
+    """A clock for devices with a queue: a mark is an event in the queue.
 
-    Never synchronises: event times are read after the host has waited for something later in the queue.
+    It never synchronises. Event times are read after the host has waited for a later operation in the queue.
     """
 
     def __init__(self, device: torch.device):
@@ -45,12 +45,12 @@ class DeviceClock:
 
 
 class Timing(Callback):
-    """Seconds of each phase since the last report, and in the epoch so far."""
+    """A measurement of the seconds in each phase, since the last report and in the epoch so far."""
 
     def __init__(self, clock: HostClock | DeviceClock):
         self._clock = clock
         self._marks: list[tuple[str, Any]] = []
-        self.epoch_seconds: Counter[str] = Counter()  # per phase; without the part of an epoch before a resume
+        self.epoch_seconds: Counter[str] = Counter()  # by phase, without the part of an epoch before a resume
 
     @classmethod
     def on(cls, device: torch.device) -> "Timing":
@@ -64,9 +64,12 @@ class Timing(Callback):
         self._mark(name)
 
     def on_loss(self, trainer: Trainer, loss: torch.Tensor, is_last: bool) -> None:
-        """Measure the communication that does not overlap with the backward. DDP waits for its all-reduces in a
-        callback at the end of backward. Callbacks run in the order in which they were queued, and this one, queued by
-        the gradient of the loss, is the first. A communication hook would change DDP's path."""
+        """Measure the communication that does not overlap with the backward pass.
+
+        DDP waits for its all-reduces in a callback at the end of backward. Callbacks run in the order in which they were
+        queued. This one is queued by the gradient of the loss, so it runs first. A communication hook would change DDP's
+        path.
+        """
         if is_last and trainer.process.world_size > 1:
             loss.register_hook(lambda gradient: call_after_backward(lambda: self._mark("communication")))
 
@@ -85,17 +88,17 @@ class Timing(Callback):
         self._mark("other")
 
     def lap(self) -> dict[str, float]:
-        """Seconds of each phase since the last lap. Call it after the host has waited for the device."""
+        """Return the seconds of each phase since the last lap. Call it after the host has waited for the device."""
         seconds = dict.fromkeys(PHASES, 0.0)
         for (name, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[name] += self._clock.seconds(start, end)
-        # The current phase continues in the next lap, unless there was no space left for its end.
+        # The current phase continues in the next lap, unless the marks are full and its end was not recorded.
         self._marks = self._marks[-1:] if len(self._marks) < MAX_MARKS else []
         return seconds
 
 
 def shares(seconds: Mapping[str, float], device: torch.device) -> dict[str, float | None]:
-    """Percent of the time in each phase. On MPS, a queue without timed events, only waiting for data is known."""
+    """Return the percentage of the time in each phase. MPS has no timed events, so only waiting for data is known there."""
     total = max(sum(seconds.values()), 1e-9)
     known = PHASES[:1] if device.type == "mps" else PHASES
     return {name: round(100 * seconds[name] / total, 2) if name in known else None for name in PHASES}

@@ -15,7 +15,7 @@ from datasets.sources.synthetic import read_synthetic
 from engine.build import build_trainer, make_wrappers
 from engine.check.memory import estimate, free_memory
 from engine.plan import Beginning, plan_of
-from engine.precision.policy import Precision, or_amp
+from engine.precision.policy import Precision, amp_hint
 from engine.train.micro_batches import Guard
 from engine.train.trainer import Trainer
 from extras.memory.guard import MemoryGuard, release, shortage
@@ -84,7 +84,7 @@ def can_run_out(device: torch.device) -> bool:
 def refuse(config: Config, how: str, device: torch.device) -> None:
     raise ConfigError(
         f"DATA.BATCH_SIZE is auto, but no batch fits, not even of {counted(unit_of(config), 'image')} ({how}); lower DATA.IMAGE_SIZE "
-        f"({config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){or_amp(config.AMP, device)}, or end what else "
+        f"({config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp_hint(config.AMP, device)}, or end what else "
         "uses the memory"
     )
 

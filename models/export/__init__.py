@@ -1,1 +1,1 @@
-"""Models for other programs: each file is loaded again and compared with its model before it gets its name."""
+"""Exports for other programs. Each file is loaded again and compared with its model before it gets its final name."""

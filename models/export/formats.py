@@ -1,4 +1,4 @@
-"""The formats by name, and how an export comes about: written beside its place, loaded again, compared, then renamed."""
+"""Export formats by name. An export is written to a temporary folder, loaded again, compared, and then renamed."""
 
 import contextlib
 import io
@@ -18,12 +18,12 @@ from utils.files import refuse_special, sync_folder
 
 
 class Format(NamedTuple):
-    """A format to write a model in."""
+    """An export format."""
 
     suffix: str  # of its files; '' for a folder
     loaded_by: str
     write: Callable[[Subject, Path], None]
-    load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # what was written, as its users load it
+    load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # loads the written file as its users do
     refuse: Callable[[Subject], Any] = lambda subject: None  # raises ConfigError before anything is written
 
 
@@ -44,7 +44,7 @@ def write_onnx(subject: Subject, path: Path) -> None:
         verbose=False,
     )
     program.model.metadata_props.update(subject.facts)
-    program.save(path)  # with a second file for the weights only where they are more than the 2 GB of a protobuf
+    program.save(path)  # weights above 2 GB, the limit of a protobuf, go into a second file
 
 
 def load_onnx(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
@@ -57,7 +57,7 @@ def load_onnx(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
 def write_program(subject: Subject, path: Path) -> None:
     batch = torch.export.Dim("batch", min=1)
     program = torch.export.export(subject.model, (subject.images(2, seed=0),), dynamic_shapes=({0: batch},))
-    written = io.BytesIO()  # torch ends the process where a file cannot take what it writes at its end
+    written = io.BytesIO()  # in memory, because torch aborts the process if the end of a file cannot be written
     torch.export.save(program, written, extra_files={f"{key}.json": value for key, value in subject.facts.items()})
     path.write_bytes(written.getbuffer())
 
@@ -75,7 +75,7 @@ FORMATS = {
 
 
 def export(subject: Subject, name: str, target: Path) -> str:
-    """Write the model in the format of that name and compare it. Returns how that went, for the summary."""
+    """Write the model in the format of this name and compare it. Return the result of the comparison as text."""
     chosen = FORMATS[name]
     check_target(name, target)
     chosen.refuse(subject)
@@ -88,36 +88,39 @@ def export(subject: Subject, name: str, target: Path) -> str:
 
 @contextlib.contextmanager
 def naming_wrong_export(name: str, loaded_by: str, target: Path) -> Iterator[None]:
-    """Say in a WrongExport which format and file it is about, and what to do."""
+    """Add the format, the file and the remedy to the message of a WrongExport."""
     try:
         yield
     except WrongExport as error:
         raise WrongExport(
-            f"-to {name}: loaded again by {loaded_by}, {error}; {target} is not written. Choose another format"
+            f"-to {name}: loaded again by {loaded_by}, {error}; {target} was not written. Choose another format"
         ) from None
 
 
 def check_target(name: str, target: Path) -> None:
     suffix = FORMATS[name].suffix
     if suffix and (target.suffix != suffix or target.is_dir()):
-        raise ConfigError(f"-output: {target} must be a file that ends in {suffix}, as those of -to {name} do")
+        raise ConfigError(f"-output: {target} must be a file name that ends in {suffix} for -to {name}")
     is_named_as_file = target.suffix in {".safetensors", ".pth", ".onnx", ".pt2", ".pdparams"}
     is_taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
     if not suffix and (is_named_as_file or is_taken):
-        raise ConfigError(f"-output: {target} is a file, or not empty; -to {name} writes a new folder, name another")
+        raise ConfigError(
+            f"-output: {target} is a file or a folder that is not empty; -to {name} writes a new folder, so name another"
+        )
 
 
 @contextlib.contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """A path to write to. That and what lies beside it take their places, that of `target` last, if all goes well.
+    """Yield a temporary path to write to. On success all files next to it are moved to their places, `target` last.
 
-    The place is a folder and not a file of another name, because the graph of a large model names the file of its weights.
+    The temporary path is in its own folder and keeps the file name, because the graph of a large model names the file of
+    its weights.
     """
     target = target.absolute()
     folder = target.with_name(f".{target.name}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
         folder.mkdir()
         try:
             yield folder / target.name

@@ -1,4 +1,4 @@
-"""A folder as the Hugging Face hub has them: for timm, and of a plain ViT or distilled DeiT for transformers too."""
+"""A folder in the Hugging Face hub's format: for timm, and for a plain ViT or distilled DeiT also for transformers."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from models.weights.names import TRANSFORMERS_KINDS, to_transformers
 from models.weights.torch_files import to_safetensors
 from utils.errors import ConfigError
 
-FOR_TRANSFORMERS = "transformers.safetensors"  # model.safetensors is timm's; config.json names this one
+FOR_TRANSFORMERS = "transformers.safetensors"  # named in config.json; model.safetensors is timm's
 CARD = """---
 library_name: timm
 pipeline_tag: image-classification
@@ -47,11 +47,13 @@ logits = transformers_model(pixel_values=inputs).logits
 
 
 def refuse_old_timm(subject: Subject) -> None:
-    """ConfigError where `local-dir:` cannot read a .safetensors file yet."""
+    """Raise ConfigError for a timm whose `local-dir:` cannot read a .safetensors file yet."""
     import timm
 
     if tuple(map(int, timm.__version__.split(".")[:3])) < (1, 0, 26):
-        raise ConfigError(f"-to hf needs timm 1.0.26 or newer, this is {timm.__version__}; pip install -U timm")
+        raise ConfigError(
+            f"-to hf needs timm 1.0.26 or newer, but {timm.__version__} is installed; pip install -U timm"
+        )
 
 
 def write(subject: Subject, path: Path) -> None:
@@ -59,7 +61,7 @@ def write(subject: Subject, path: Path) -> None:
     metadata = {"format": "pt"} | {name: json.dumps(fact) for name, fact in subject.record.items()}
     (path / "model.safetensors").write_bytes(to_safetensors(subject.state, metadata))
     contents = {"config.json": timm_config(subject)}
-    if is_plain(subject):  # timm alone reads other models
+    if is_plain(subject):  # other models can only be read by timm
         contents["config.json"] |= transformers_config(subject)
         contents["preprocessor_config.json"] = image_processor(subject)
         (path / FOR_TRANSFORMERS).write_bytes(to_safetensors(to_transformers(subject.state), {"format": "pt"}))
@@ -72,7 +74,10 @@ def write(subject: Subject, path: Path) -> None:
 
 
 def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
-    """Load the folder by timm, and what is for transformers by halfstep's reader: the library itself cannot be imported beside our `datasets`."""
+    """Load the folder with timm, and check the file for transformers with halfstep's own reader.
+
+    The transformers library cannot be imported here, because it needs another package called `datasets`.
+    """
     import timm
 
     if (path / FOR_TRANSFORMERS).exists():
@@ -82,7 +87,7 @@ def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
 
 
 def timm_config(subject: Subject) -> dict[str, Any]:
-    """config.json as timm reads it."""
+    """Return config.json as timm reads it."""
     settings, model = subject.config.MODEL, subject.model
     known = getattr(model, "pretrained_cfg", None) or {"first_conv": "patch_embed.proj", "classifier": "head"}
     layers = {name: known[name] for name in ("first_conv", "classifier", "pool_size") if known.get(name)}
@@ -115,7 +120,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
 
 
 def transformers_config(subject: Subject) -> dict[str, Any]:
-    """What config.json has for transformers (4.53 or newer, the first to read the name of the weights)."""
+    """Return the part of config.json for transformers (4.53 or newer, the first version that reads the weights' name)."""
     model, distilled = subject.model, is_distilled(subject)
     channels, side, _ = subject.data["input_size"]
     has_several_labels = subject.config.DATA.has_several_labels
@@ -140,7 +145,7 @@ def transformers_config(subject: Subject) -> dict[str, Any]:
 
 
 def image_processor(subject: Subject) -> dict[str, Any] | None:
-    """preprocessor_config.json; None if no image processor prepares images in this way."""
+    """Return preprocessor_config.json, or None if no image processor prepares images in this way."""
     data, (channels, side, _) = subject.data, subject.data["input_size"]
     resized = int(side / data["crop_pct"])
     kinds = {"center": ("BitImageProcessor", {"shortest_edge": resized})}

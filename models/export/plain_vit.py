@@ -1,4 +1,4 @@
-"""The ViT of the first paper and DeiT's distilled one, all that transformers has."""
+"""Plain models, the only ones that transformers has: the ViT of the original paper, and DeiT's distilled variant."""
 
 import re
 from functools import partial
@@ -19,7 +19,7 @@ def is_plain(subject: Subject) -> bool:
     if is_distilled(subject):
         return not subject.config.MODEL.KWARGS and subject.name.startswith("deit_")
     try:
-        largest_difference(subject, _plain_model(subject.model, subject.state))  # finds what no name shows
+        largest_difference(subject, _plain_model(subject.model, subject.state))  # finds differences that no name shows
     except (RuntimeError, ValueError, WrongExport):
         return False
     return True
@@ -30,7 +30,7 @@ def is_distilled(subject: Subject) -> bool:
 
 
 def _plain_model(model: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
-    """timm's ViT as it is without any option, with these weights."""
+    """Return timm's ViT without any options, with these weights."""
     from timm.models.vision_transformer import VisionTransformer
 
     (eps,) = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}

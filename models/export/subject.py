@@ -1,4 +1,4 @@
-"""What is exported: a trained model in float32, its classes, how its images are prepared; and the comparison of its logits."""
+"""The subject of an export: a trained float32 model, its classes and preprocessing, and the comparison of its logits."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from utils.errors import UserError
 
 @dataclass(frozen=True)
 class Subject:
-    """`record`: what the checkpoint says beside its weights; all of it is written into the formats that can hold it."""
+    """A trained model to export. `record` is the metadata of its checkpoint, written into formats that support metadata."""
 
     weights: dict[str, Tensor]
     config: Config
@@ -29,7 +29,7 @@ class Subject:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model in evaluation, in float32 in whichever type it was trained."""
+        """Return the model in evaluation mode, in float32 regardless of its training type."""
         model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
         load_exactly(model, self.weights, self.source)
         return model.float().eval()
@@ -44,12 +44,12 @@ class Subject:
 
     @property
     def labels(self) -> list[str]:
-        """A name for each logit."""
+        """Return a name for each logit."""
         return [*self.classes, *(f"class {number}" for number in range(len(self.classes), self.model.num_classes))]
 
     @property
     def activation(self) -> str:
-        """Which function makes probabilities of the logits."""
+        """Return the function that turns logits into probabilities."""
         return "sigmoid" if self.config.DATA.has_several_labels else "softmax"
 
     @property
@@ -58,13 +58,13 @@ class Subject:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What someone needs who has the graph alone: class names, preparation of images, meaning of the logits; as JSON."""
+        """Return the facts for users of a graph file as JSON: class names, preprocessing, meaning of the logits."""
         facts = {key: self.record[key] for key in ("arch", "epoch", "halfstep_version") if key in self.record}
         facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.activation}
         return {key: json.dumps(value) for key, value in facts.items()}
 
     def images(self, count: int, seed: int) -> Tensor:
-        """[count, C, H, W]: random images, normalized."""
+        """Return random images [count, C, H, W], normalized."""
         generator = torch.Generator().manual_seed(seed)
         return self.normalized(torch.rand(count, *self.data["input_size"], generator=generator))
 
@@ -73,20 +73,20 @@ class Subject:
         return (images - mean) / std
 
 
-BOUND = 1e-4  # of the largest logit, or of 1 where that is smaller; float32 in another order differs by less
+BOUND = 1e-4  # times the largest logit, or times 1 if that is smaller; float32 sums in another order differ by less
 BATCHES = (1, 8)
 
 
 class WrongExport(UserError):
-    """An export computes something else than its model. No mistake of the user, who can only choose another format."""
+    """An error for an export that computes other results than its model. The user can only choose another format."""
 
     code = 1
 
 
 def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise WrongExport unless the weights that were read again equal the model's, to the last bit."""
+    """Raise WrongExport unless the reloaded weights equal the model's to the last bit."""
     if found.keys() != expected.keys() or not all(_equals(found[name], expected[name]) for name in expected):
-        raise WrongExport("its weights are not those of the model")
+        raise WrongExport("its weights differ from the model's")
 
 
 def _equals(one: Tensor, other: Tensor) -> bool:
@@ -94,7 +94,7 @@ def _equals(one: Tensor, other: Tensor) -> bool:
 
 
 def batches(subject: Subject) -> Iterator[Tensor]:
-    """Normalized images: random, black, white, and stripes of the two."""
+    """Yield batches of normalized images: random, black, white, and striped."""
     size = subject.data["input_size"]
     stripes = (torch.arange(size[-1]) % 2).float().expand(size)
     extreme = subject.normalized(torch.stack([torch.zeros(size), torch.ones(size), stripes]))
@@ -106,12 +106,12 @@ def batches(subject: Subject) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def largest_difference(subject: Subject, run: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-    """The largest difference between the logits of the export and the model's, and the bound; WrongExport beyond it."""
+    """Return the largest difference between the logits of export and model, and the bound. Raise WrongExport above it."""
     largest, bound = 0.0, BOUND
     for images in batches(subject):
         expected, found = subject.model(images), run(images)
         if found.shape != expected.shape:
-            raise WrongExport(f"it gives logits of shape {list(found.shape)}, not {list(expected.shape)}")
+            raise WrongExport(f"it returns logits of shape {list(found.shape)}, not {list(expected.shape)}")
         difference = (found.double() - expected.double()).abs().max().item()
         bound = max(bound, BOUND * expected.abs().max().item())
         if not difference <= bound:  # also for NaN

@@ -1,4 +1,4 @@
-"""Changes to how a model computes, never to what it computes: an ordered list, applied and reverted as one."""
+"""Model transforms change how a model computes but not its results. They are applied and reverted as an ordered list."""
 
 from dataclasses import dataclass
 
@@ -18,24 +18,24 @@ class ModelTransforms:
     transforms: tuple[ModelTransform, ...]
 
     def apply(self, model: nn.Module) -> list[str]:
-        """Apply all. Returns lines for the log."""
+        """Apply all transforms. Return log lines."""
         return [line for each in self.transforms for line in each.apply(model)]
 
     def revert(self, model: nn.Module) -> None:
-        """Revert all, also on a copy of the model, which then computes exactly as before."""
+        """Revert all transforms, so that the model or a copy of it computes exactly as before."""
         for each in reversed(self.transforms):
             each.revert(model)
 
     def bypassing_modules(self) -> "ModelTransforms":
-        """The transforms that compute without calling modules, so that hooks miss it."""
+        """Return the transforms that compute without calling some modules, so that hooks on these modules do not run."""
         return ModelTransforms(tuple(each for each in self.transforms if each.bypasses_modules))
 
 
 def choose_transforms(
     config: Config, device: torch.device, half: torch.dtype | None, training: bool = False
 ) -> ModelTransforms:
-    """The transforms for these settings and this device, in order. `half`: the type of -amp, None without."""
-    # Local: importing timm takes seconds.
+    """Return the transforms for these settings and this device, in order. `half` is the type of -amp, None without it."""
+    # Imported here because importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenBlock
     from models.transforms.kernels import ChannelsLast, CpuKernels, GpuKernels
 
@@ -46,34 +46,35 @@ def choose_transforms(
 
         if half is not None and not is_autocast:
             raise ConfigError(
-                "PRECISION.CUSTOM_BLACK_LIST and CUSTOM_WHITE_LIST are about what autocast does, but PRECISION.MODE is "
-                "naive, where everything is in half; use PRECISION.MODE autocast or remove the lists"
+                "PRECISION.CUSTOM_BLACK_LIST and CUSTOM_WHITE_LIST change autocast, but PRECISION.MODE is naive, where "
+                "everything is computed in half precision; use PRECISION.MODE autocast or remove the lists"
             )
-        # First: entries name modules by their own classes.
+        # This is first, because entries name modules by their original classes.
         transforms.append(OpOverrides(settings.CUSTOM_BLACK_LIST, settings.CUSTOM_WHITE_LIST, device.type, half))
-    # After the overrides: it does not call the modules of the last block, so it skips a block with overrides.
+    # This is after the overrides: it does not call the modules of the last block, so it skips a block with overrides.
     transforms.append(ClassTokenBlock())
-    # After both: they replace layers of exactly timm's classes, and the class token needs timm's attention.
+    # Kernels come after both: they replace only layers of timm's own classes, and ClassTokenBlock needs timm's attention.
     on_cpu = CpuKernels(half is not None, is_compiled=training and bool(config.COMPILE))
     transforms.append(on_cpu if device.type == "cpu" else GpuKernels())
     if half is not None and settings.MODE == "float8":
         from extras.float8 import Float8
 
-        # After the overrides and the class token: it converts neither named layers nor those with few rows.
+        # This is after overrides and ClassTokenBlock, because it converts neither overridden layers nor layers with few rows.
         transforms.append(Float8(device))
     if training and config.COMPILE == "blocks":
         transforms.append(SharedDropPath())
     if training and config.TRAIN.GRAD_CHECKPOINTING:
-        # After everything that replaces forwards: it must recompute what was computed.
+        # This is after every transform that replaces a forward, because it must recompute the replaced forward.
         transforms.append(ActivationCheckpointing(config.MODEL.NAME))
-    # Without -compile it moves no fewer bytes, as autocast's layer norms work in float32, and it doubles the error of the
-    # gradients of a deep model. CPUs keep the numbers of all runs so far. Accuracy: BENCHMARKS.md, "half precision".
+    # A half-precision residual stream pays only with -compile. Without it no fewer bytes move, because autocast's layer
+    # norms compute in float32, and the gradient error of a deep model doubles. CPUs never use it, so that their results stay
+    # equal to earlier runs. Accuracy: BENCHMARKS.md, "half precision".
     is_fused = settings.RESIDUAL == "bfloat16" or settings.RESIDUAL == AUTO and bool(config.COMPILE)
     pays = is_fused and half is torch.bfloat16 and device.type != "cpu"
     if is_autocast and (pays or settings.RESIDUAL == "half"):
-        # After checkpointing, so that blocks save their input in half precision.
+        # This is after checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half, is_required=not pays))
-    # Last: these wrap the whole model, whose class ClassTokenBlock looks at.
+    # These are last, because they wrap the whole model and ClassTokenBlock checks the model's class.
     if training and config.DETERMINISTIC and config.TRAIN.SIZE_SCHEDULE and device.type != "cpu":
         transforms.append(ResizeByMatrices())
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The base of model transforms; most of them give modules a subclass of their class."""
+"""The base class of model transforms. Most transforms give modules a subclass of their class."""
 
 import functools
 from collections.abc import Hashable, Iterable
@@ -9,43 +9,43 @@ from utils.errors import ConfigError
 
 
 class ModelTransform:
-    """Changes how a model computes, and can be reverted; names of weights stay.
+    """A reversible change to how a model computes. Names of weights stay the same.
 
-    A frozen dataclass: equal transforms do the same, so that one can revert what another one applied.
+    Transforms are frozen dataclasses. Equal transforms do the same, so one can revert a change that an equal one applied.
     """
 
-    bypasses_modules = False  # computes without calling some modules, so that hooks miss them
+    bypasses_modules = False  # true if some modules are not called, so that hooks on them do not run
 
     def apply(self, model: nn.Module) -> list[str]:
-        """Change how the model computes. Returns lines for the log."""
+        """Change how the model computes. Return log lines."""
         raise NotImplementedError
 
     def revert(self, model: nn.Module) -> None:
-        """Make the model compute exactly as before. Does nothing if not applied."""
+        """Make the model compute exactly as before. This does nothing if the transform is not applied."""
         unwrap(model, self)
 
     def subclass(self, cls: type, *variant: Hashable) -> type:
-        """The subclass of a transform that wraps modules, for arguments given to wrap()."""
+        """Return the subclass of `cls` with which the transform wraps a module. `variant` comes from wrap()."""
         raise NotImplementedError
 
 
 def wrap(module: nn.Module, transform: ModelTransform, *variant: Hashable) -> None:
     """Give the module the transform's subclass of its class.
 
-    Works with copy.deepcopy, DDP, FSDP2 and torch.compile. Rejected: hooks, which leak an autocast context if forward
+    This works with copy.deepcopy, DDP, FSDP2 and torch.compile. Rejected: hooks, which leak an autocast context if forward
     raises, and module.forward = ..., which deepcopy binds to the old module.
     """
     module.__class__ = _wrapped(type(module), transform, variant)
 
 
 def unwrap(model: nn.Module, transform: ModelTransform) -> None:
-    """Remove the transform's subclasses, also from below those of other transforms."""
+    """Remove the transform's subclasses, even below subclasses of other transforms."""
     for module in model.modules():
         module.__class__ = _unwrapped(type(module), transform)
 
 
 def change_class(modules: Iterable[nn.Module], classes: dict[type, type]) -> None:
-    """Give modules of exactly these classes others that differ only in how they compute."""
+    """Replace exactly these classes of modules by classes that differ only in how they compute."""
     for module in modules:
         module.__class__ = classes.get(type(module), type(module))
 
@@ -69,9 +69,9 @@ def has_blocks(model: nn.Module) -> bool:
 
 
 def blocks_of(model: nn.Module, setting: str, instead: str) -> nn.Sequential | nn.ModuleList:
-    """The model's blocks; refuses a setting for blocks if there are none. `instead`: the alternative to name."""
+    """Return the model's blocks. Raise ConfigError about `setting` if there are none, with `instead` as the alternative."""
     if not has_blocks(model):
         raise ConfigError(
-            f"{setting}, but this model is no plain row of transformer blocks (it has no .blocks); use {instead}"
+            f"{setting}, but this model is not a plain sequence of transformer blocks (it has no .blocks); use {instead}"
         )
     return model.blocks

@@ -1,4 +1,4 @@
-"""Changes to transformers: blocks recomputed in the backward, with inputs in half, one graph of DropPath, resizing by matrices."""
+"""Transforms of transformer blocks: recomputation, half-precision inputs, one graph for DropPath, resizing by matrices."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ from utils.errors import ConfigError
 
 @dataclass(frozen=True)
 class ActivationCheckpointing(ModelTransform):
-    """Each transformer block saves only its input. Models without such blocks use timm's checkpointing."""
+    """Activation checkpointing: each transformer block saves only its input. Models without blocks use timm's version."""
 
     model_name: str
 
     def apply(self, model: nn.Module) -> list[str]:
         if has_blocks(model):
-            # Not the last one: the backward begins with it, so recomputing it saves nothing.
+            # The last block is left out: backward starts with it, so recomputing it saves no memory.
             for block in model.blocks[:-1]:
                 wrap(block, self)
             return []
@@ -29,7 +29,7 @@ class ActivationCheckpointing(ModelTransform):
         except (AttributeError, AssertionError, NotImplementedError):  # timm: not supported by this model
             raise ConfigError(
                 f"TRAIN.GRAD_CHECKPOINTING is true, but timm has no activation checkpointing for MODEL.NAME "
-                f"{self.model_name}; set it to false and lower -batch_size with a higher -accum_iter"
+                f"{self.model_name}; set it to false, lower -batch_size and raise -accum_iter"
             ) from None
         return []
 
@@ -39,7 +39,7 @@ class ActivationCheckpointing(ModelTransform):
             model.set_grad_checkpointing(False)
 
     def subclass(self, cls: type) -> type:
-        """Hooks on the block, such as FSDP's, stay outside of what is recomputed."""
+        """Return a subclass that recomputes its forward. Hooks on the block, such as FSDP's, are not part of it."""
 
         def forward(self, *args, **kwargs):
             compute = super(recomputed, self).forward
@@ -53,7 +53,7 @@ class ActivationCheckpointing(ModelTransform):
 
 @dataclass(frozen=True)
 class HalfResidual(ModelTransform):
-    """Casts the input of each block. `is_required`: refuses models without blocks."""
+    """A half-precision residual stream: it casts the input of each block. `is_required` refuses models without blocks."""
 
     device_type: str
     half: torch.dtype
@@ -62,7 +62,7 @@ class HalfResidual(ModelTransform):
     def apply(self, model: nn.Module) -> list[str]:
         if not self.is_required and not has_blocks(model):
             return []
-        # The last block gets the others' output; another class would exclude it from ClassTokenBlock.
+        # The last block is left out: its input already comes from the others, and ClassTokenBlock needs its original class.
         for block in blocks_of(model, "PRECISION.RESIDUAL is half", "PRECISION.RESIDUAL float32")[:-1]:
             wrap(block, self)
         name = str(self.half).removeprefix("torch.")
@@ -72,7 +72,7 @@ class HalfResidual(ModelTransform):
         device_type, half = self.device_type, self.half
 
         def forward(self, x, *args, **kwargs):
-            # Not without autocast: the model may be run in float32.
+            # Cast only under autocast, because the model may also run in float32.
             narrows = torch.is_autocast_enabled(device_type)
             return super(narrowed, self).forward(x.to(half) if narrows else x, *args, **kwargs)
 
@@ -82,14 +82,15 @@ class HalfResidual(ModelTransform):
 
 @dataclass(frozen=True)
 class SharedDropPath(ModelTransform):
-    """Makes the rate of timm's DropPath a tensor. As a constant of the graph it gave 24 blocks of different rates 24 graphs,
-    and torch.compile gives up after 8.
+    """A DropPath whose rate is a tensor, so that all blocks share one graph.
+
+    With the rate as a constant, 24 blocks of different rates have 24 graphs, and torch.compile gives up after 8.
     """
 
     def apply(self, model: nn.Module) -> list[str]:
         from timm.layers import DropPath
 
-        # On the model's device: DDP sends buffers by NCCL, and CUDA graphs refuse what is on the host.
+        # The rate is on the model's device, because DDP sends buffers by NCCL and CUDA graphs refuse host tensors.
         device = next(model.parameters()).device
         for module in model.modules():
             if type(module) is DropPath:
@@ -111,7 +112,7 @@ class SharedDropPath(ModelTransform):
 
 @dataclass(frozen=True)
 class ResizeByMatrices(ModelTransform):
-    """Resizes position embeddings by matrix products: GPUs have no deterministic kernel for the gradient of torch's resizing."""
+    """Resizing of position embeddings by matrix products, because torch's resizing has no deterministic gradient on GPUs."""
 
     def apply(self, model: nn.Module) -> list[str]:
         wrap(model, self)
@@ -131,7 +132,7 @@ class ByMatrices(TorchFunctionMode):
 
 
 def resized(images: Tensor, size: tuple[int, int], **how) -> Tensor:
-    """[B, C, H, W] -> [B, C, *size], as functional.interpolate has it: a linear function of the rows, then of the columns"""
+    """Resize [B, C, H, W] to [B, C, *size] as functional.interpolate does, by a product for rows and one for columns."""
     with torch.autocast(images.device.type, enabled=False):
         of_rows, of_columns = (
             functional.interpolate(

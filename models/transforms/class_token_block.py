@@ -1,4 +1,4 @@
-"""Computes the last block of a Vision Transformer for the class token alone, if the classifier reads only that.
+"""A shorter last block of a Vision Transformer: it computes only the class token, if the classifier reads nothing else.
 
 Keys and values are still computed for all tokens. Queries, projection, MLP and last norm of the other tokens do not
 influence the logits, so their gradients are zero.
@@ -15,14 +15,14 @@ from models.transforms.base import ModelTransform, wrap
 from models.transforms.kernels import attend
 from utils.torch_internals import add_position_embedding, has_hooks
 
-# All but Attention treat each token by itself. Compared by identity: a subclass may do anything.
+# All modules except Attention process each token separately. Classes are compared exactly, since a subclass may differ.
 KNOWN = {Block, Attention, Mlp, LayerScale, DropPath, LayerNorm}
 KNOWN |= {nn.LayerNorm, nn.Linear, nn.Identity, nn.GELU, nn.Dropout}
 
 
 @dataclass(frozen=True)
 class ClassTokenBlock(ModelTransform):
-    """Shortens the last block of models in which it consists of known modules; others stay as they are."""
+    """A shorter last block for models whose last block has only known modules. Other models stay unchanged."""
 
     bypasses_modules = True
 
@@ -36,7 +36,7 @@ class ClassTokenBlock(ModelTransform):
 
 
 def reads_class_token_alone(model: nn.Module) -> bool:
-    """Whether this is timm's own model with its own last block, and its head reads the class token."""
+    """Return whether this is timm's unmodified model whose head reads only the class token."""
     if type(model) is not VisionTransformer or model.global_pool != "token" or not len(model.blocks):
         return False
     block = model.blocks[-1]
@@ -49,7 +49,7 @@ def reads_class_token_alone(model: nn.Module) -> bool:
 
 
 class ClassTokenVisionTransformer(VisionTransformer):
-    """`forward` is shorter; `forward_features` and `forward_intermediates` still return all tokens."""
+    """timm's VisionTransformer with a shorter `forward`. Its other methods, such as forward_features, return all tokens."""
 
     def forward(self, x: Tensor, *masks, **named_masks) -> Tensor:
         if masks or named_masks or self.grad_checkpointing:
@@ -62,14 +62,14 @@ class ClassTokenVisionTransformer(VisionTransformer):
 
 
 def class_token_after(block: Block, tokens: Tensor) -> Tensor:
-    """[B, N, D] -> [B, 1, D]: the first token of what the block returns."""
+    """Return the first token of the block's output: [B, N, D] -> [B, 1, D]."""
     x = tokens[:, :1]
     x = x + block.drop_path1(block.ls1(attend_from_first(block.attn, block.norm1(tokens))))
     return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
 
 
 def attend_from_first(attention: Attention, tokens: Tensor) -> Tensor:
-    """[B, N, D] -> [B, 1, D]: timm's attention with the queries of the first token only."""
+    """Compute timm's attention with the query of the first token only: [B, N, D] -> [B, 1, D]."""
     B, N, _ = tokens.shape
     heads, width = attention.num_heads, attention.num_heads * attention.head_dim
     weight, bias = attention.qkv.weight, attention.qkv.bias  # rows: queries, keys, values

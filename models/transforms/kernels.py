@@ -1,4 +1,4 @@
-"""Attention, dropout, patch embedding and convolutions: the same numbers up to rounding, computed faster on a device."""
+"""Faster attention, dropout, patch embedding and convolutions, with equal results up to rounding."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from models.transforms.base import ModelTransform, change_class, wrap
 
 
 def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Queries [B, heads, n, D / heads], keys and values [B, heads, N, D / heads] -> [B, n, D]"""
+    """Compute attention: queries [B, heads, n, D / heads], keys and values [B, heads, N, D / heads] -> [B, n, D]."""
     B, _, n, _ = q.shape
     q, k = attention.q_norm(q), attention.k_norm(k)
-    # A single query costs little either way. On CUDA the fused kernel for it may be cuDNN's, whose gradients were NaN on
-    # an H200: https://github.com/NVIDIA/cudnn-frontend/issues/1072
+    # A single query needs no fused kernel, since it costs little either way. On CUDA the fused kernel may be cuDNN's, whose
+    # gradients were NaN on an H200: https://github.com/NVIDIA/cudnn-frontend/issues/1072
     if n == 1 and q.device.type != "cpu":
         x = attention.attn_drop(_weights_of_one(attention, q, k)) @ v
     elif attention.fused_attn:
@@ -28,10 +28,10 @@ def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _weights_of_one(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
-    """The attention weights [B, heads, 1, N] of a single query.
+    """Return the attention weights [B, heads, 1, N] of a single query.
 
-    Logits in float32, as in the fused kernels of the other blocks: they may exceed float16's largest value. They are sums of
-    products, because autocast would compute a matmul in half precision whatever the type of its inputs.
+    Logits are float32, as in the fused kernels of the other blocks, because they may exceed float16's largest value. They
+    are computed as sums of products, because autocast would compute a matmul in half precision for any input type.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     logits = (q.to(wide) * attention.scale * k).sum(dim=-1)
@@ -39,8 +39,10 @@ def _weights_of_one(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
 
 
 class QkvLayoutAttention(Attention):
-    """Attention whose gradients of queries, keys and values are stacked directly in the layout of the qkv layer; timm
-    stacks them and then copies them into that layout. The numbers are timm's.
+    """timm's attention with one copy less in backward.
+
+    Gradients of queries, keys and values are stacked directly in the layout of the qkv layer, while timm stacks them and
+    then copies them into that layout. The results are equal.
     """
 
     def forward(self, x: Tensor, *masks, **named_masks) -> Tensor:
@@ -54,7 +56,10 @@ class QkvLayoutAttention(Attention):
 
 @dataclass(frozen=True)
 class GpuKernels(ModelTransform):
-    """Applied with -compile too: the number of graphs stays, and that of kernels nearly."""
+    """Faster attention and patch embedding on GPUs.
+
+    They are also used with -compile, where the number of graphs stays the same and the number of kernels nearly so.
+    """
 
     def apply(self, model: nn.Module) -> list[str]:
         change_class(model.modules(), {Attention: QkvLayoutAttention})
@@ -76,13 +81,18 @@ def _cuts_into_patches(layer: nn.Module) -> bool:
 
 
 class PatchConv2d(nn.Conv2d):
-    """A convolution whose kernel is as large as its stride, as a matrix product. cuDNN's kernels for the gradient of
-    such a weight are slower than the product that it is."""
+    """A convolution whose kernel is as large as its stride, computed as a matrix product.
+
+    cuDNN's kernels for the gradient of its weight are slower than this product.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, D, h, w], in memory [B, h, w, D]: the order of tokens, so that timm's flatten copies nothing"""
+        """Return [B, D, h, w] for [B, C, H, W].
+
+        In memory it is [B, h, w, D], the order of tokens, so that timm's flatten copies nothing.
+        """
         height, width = self.kernel_size
-        if input.shape[-2] % height or input.shape[-1] % width:  # the convolution leaves the rest out
+        if input.shape[-2] % height or input.shape[-1] % width:  # the convolution ignores the remaining pixels
             return super().forward(input)
         patches = input.unflatten(-1, (-1, width)).unflatten(-3, (-1, height))  # [B, C, h, height, w, width]
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
@@ -91,20 +101,20 @@ class PatchConv2d(nn.Conv2d):
 
 @dataclass(frozen=True)
 class ChannelsLast(ModelTransform):
-    """Hands the images on with channels last; every convolution keeps the layout of its input.
+    """Input images with channels last in memory. Every convolution keeps the layout of its input.
 
-    Weights, gradients and optimizer keep the usual layout, so that checkpoints load everywhere. Rejected: weights with
-    channels last, too. cuDNN then copies no weights, which are small beside the activations, but an optimizer's state
-    of the other layout would be misread, and safetensors refuses them.
+    Weights, gradients and optimizer keep the usual layout, so that checkpoints load everywhere. Rejected: channels last for
+    weights too. cuDNN would then copy no weights, which are small compared with the activations, but an optimizer state of
+    the other layout would be misread, and safetensors refuses such weights.
     """
 
     def apply(self, model: nn.Module) -> list[str]:
-        # A Vision Transformer's patch embedding does not overlap, and is a matrix product.
+        # The patches of a Vision Transformer do not overlap, so its patch embedding is computed as a matrix product.
         convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
         if not any(each.kernel_size > each.stride for each in convolutions):
             return []
         wrap(model, self)
-        # Try cuDNN's kernels for each new size, and take the fastest: not the same one at every start.
+        # cuDNN times its kernels for each new size and takes the fastest, which may differ from start to start.
         torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
         return ["convolutions: channels last in memory"]
 
@@ -117,14 +127,16 @@ class ChannelsLast(ModelTransform):
 
 @dataclass(frozen=True)
 class CpuKernels(ModelTransform):
-    """Replaces attention and dropout; GPUs draw random numbers fast, and their fused attention is fast in every type."""
+    """Faster attention and dropout on CPUs. GPUs do not need them: their random numbers and fused attention are fast."""
 
     in_half: bool
-    is_compiled: bool = False  # then torch generates a faster dropout than ours, whose random bits it cannot trace
+    is_compiled: bool = (
+        False  # torch then generates a faster dropout than CpuDropout, whose random bits it cannot trace
+    )
 
     def apply(self, model: nn.Module) -> list[str]:
         for module in model.modules():
-            # torch's fused attention is slow on CPUs in half precision, and with dropout in any.
+            # On CPUs torch's fused attention is slow in half precision, and with dropout in every precision.
             drops = getattr(getattr(module, "attn_drop", None), "p", 0) > 0
             if hasattr(module, "fused_attn") and (self.in_half or drops):
                 module.fused_attn_elsewhere, module.fused_attn = module.fused_attn, False
@@ -141,17 +153,17 @@ class CpuKernels(ModelTransform):
 
 
 class CpuDropout(nn.Dropout):
-    """Dropout from 16 random bits an element.
+    """Dropout from 16 random bits per element.
 
-    torch draws a double per element, on one core, which takes a third of a small ViT's step. The probability is rounded
-    to a multiple of 1/65536, and the remaining elements are scaled by exactly that.
+    torch draws a double per element on one core, which takes a third of a small ViT's step. The probability is rounded to
+    a multiple of 1/65536, and the remaining elements are scaled for exactly this probability.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return input
         count, dropped = input.numel(), min(round(self.p * 2**16), 2**16 - 1)
-        words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # None: up to the largest
+        words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # None means the largest int64
         bits = words.view(torch.int16)[:count].view(input.shape)
         mask = torch.ge(bits, dropped - 2**15, out=torch.empty_like(input, memory_format=torch.contiguous_format))
         return input * mask.mul_(2**16 / (2**16 - dropped))

@@ -1,4 +1,4 @@
-"""Pretrained weights: read from files of any format or fetched, what they say of themselves, and loaded into a model.
+"""Pretrained weights: readers for all supported formats, downloads, metadata, and loading into a model.
 
-None of the readers runs anything that is in a file.
+No reader executes the contents of a file.
 """

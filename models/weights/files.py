@@ -1,4 +1,4 @@
-"""Finds a file of weights and its format, whatever it is called, and reads it under timm's names."""
+"""Files of weights: finding a file, detecting its format from its content, and reading it under timm's names."""
 
 import zipfile
 from pathlib import Path
@@ -23,11 +23,11 @@ SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
 
 
 def read_google(path: Path) -> Weights:
-    """The weights in a .npz file of Google's vision_transformer."""
+    """Read the weights in a .npz file of Google's vision_transformer."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return Weights(from_google({name: archive[name] for name in archive.files}))
-    except Exception as error:  # numpy raises what zip, a header or the refused pickle raised
+    except Exception as error:  # numpy passes on errors from zip, from a header, or from the refused pickle
         raise ConfigError(f"{path}: damaged, or not Google's ViT ({type(error).__name__}: {error})") from None
 
 
@@ -38,14 +38,15 @@ READERS = {
     "paddle": read_paddle_weights,
 }
 GRAPHS = (".onnx", ".pt2")
-IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")  # as the Hugging Face hub names the weights of a model
+IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")  # the names of weights on the Hugging Face hub
 
 
 def find_file(source: str | Path) -> Path | None:
-    """The file of that name, with or without its suffix: PaddleViT once forbade the suffix and later required it.
+    """Return the file of this name, or None if there is no file.
 
-    Of a run, which `latest` or its folder names, the best weights; in a folder as the Hugging Face hub has them, those
-    beside its config.json.
+    The suffix may be missing, because PaddleViT once forbade the suffix and later required it. For a run, named by `latest`
+    or its folder, return its best weights. For a folder in the Hugging Face hub's format, return the weights next to its
+    config.json.
     """
     path = Path(without_latest(source).removeprefix("local-dir:")).expanduser()
     names = IN_A_FOLDER if (path / "config.json").is_file() else ()
@@ -64,31 +65,31 @@ def find_file(source: str | Path) -> Path | None:
 
 
 def read_state_dict(source: str | Path) -> dict[str, Tensor]:
-    """The weights in a file of any format, under timm's names."""
+    """Return the weights in a file of any format, under timm's names."""
     return read_weights(source).state
 
 
 def read_weights(source: str | Path) -> Weights:
-    """The weights in a file of any format, and what else it says."""
+    """Return the weights in a file of any format, with their metadata."""
     path = find_file(source)
     if path is None:
         raise ConfigError(f"no file at {source}, nor with {', '.join(SUFFIXES)} added")
     if path.suffix == ".pdopt":
-        raise ConfigError(f"{path} holds the state of an optimizer; the weights are in the .pdparams beside it")
-    with naming_damage(path):  # names of another program's layers, with other shapes
+        raise ConfigError(f"{path} contains the state of an optimizer; name the .pdparams file next to it instead")
+    with naming_damage(path):  # another program may use the same names for tensors of other shapes
         weights = READERS[format_of(path)](path)
     check_tensors(weights.state, path)
     for name, tensor in weights.state.items():
         if not tensor.isfinite().all():
-            raise ConfigError(f"{path}: {name} holds NaN or infinite values; use an earlier checkpoint")
+            raise ConfigError(f"{path}: {name} contains NaN or infinite values; use an earlier checkpoint")
     if not weights.state:
-        raise ConfigError(f"{path} holds no weights")
+        raise ConfigError(f"{path} contains no weights")
     with naming_damage(path):
         return weights._replace(state=merged(weights.state, weights.record.get("config", {})))
 
 
 def read_record(path: Path) -> dict:
-    """What a file of ours says beside its weights, such as its class names; {} for files of other programs."""
+    """Return the metadata in a halfstep file, such as its class names. Files of other programs have little or none."""
     reader = {"torch": record_in_torch_file, "safetensors": record_in_safetensors}.get(format_of(path))
     record = reader(path) if reader else {}
     check_record(record, path)
@@ -96,10 +97,10 @@ def read_record(path: Path) -> dict:
 
 
 def format_of(path: Path) -> str:
-    """One of READERS, by the first bytes of the file."""
+    """Return the key of READERS for a file, by its first bytes."""
     if path.suffix in GRAPHS:
         raise ConfigError(
-            f"{path} is a graph to compute with; give the checkpoint or the .safetensors that it was made of"
+            f"{path} is an exported graph; give the checkpoint or the .safetensors file that it was made from"
         )
     if kind := not_a_file(path):
         raise ConfigError(f"{path} is {kind}; name a file")
@@ -110,7 +111,7 @@ def format_of(path: Path) -> str:
         return "google" if _holds_arrays(path) else "torch"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < size:
         return "safetensors"
-    if head[2:14] == b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19":  # the number that torch.save wrote first until 2020
+    if head[2:14] == b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19":  # the magic number of torch.save until 2020
         return "torch"
     return "paddle"
 
@@ -125,7 +126,7 @@ def _holds_arrays(path: Path) -> bool:
 
 
 def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
-    """A checkpoint of one of our runs, and its path; `needed`: what is used of it."""
+    """Return the path and state of a halfstep checkpoint. Raise ConfigError unless it has all `needed` keys."""
     path = find_file(source)
     if path is None:
         raise ConfigError(
@@ -137,14 +138,14 @@ def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
         state = {weights.record.get("weights", "state_dict"): weights.state, **weights.record}
     if missing := needed - set(state if isinstance(state, dict) else ()):
         raise ConfigError(
-            f"{path} is not a checkpoint of a run, without {', '.join(sorted(missing))}; give its best.pth, last.pth "
-            "or checkpoint-N.pth"
+            f"{path} is not a checkpoint of a run, because it lacks {', '.join(sorted(missing))}; give the run's best.pth, "
+            "last.pth or checkpoint-N.pth"
         )
     return path, state
 
 
 def chosen_weights(state: dict, path: Path, key: str | None = None) -> tuple[str, dict]:
-    """Which weights of a checkpoint, those that scored better if `key` is None, and these, with adapters merged into them."""
+    """Return the key and the weights of a checkpoint, with adapters merged. Without `key` the better-scoring weights."""
     key = key or weights_of(state, path)[1]
     if not state.get(key):
         is_ema = key == "state_dict_ema"

@@ -1,4 +1,4 @@
-"""Loads pretrained weights from a file or timm's hub: adapts them to the model, or refuses them."""
+"""Loading of pretrained weights from a file or timm's hub. They are adapted to the model, or refused."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ from utils.torch_internals import import_timm
 
 
 def differences(record: dict, settings: dict, keys: Sequence[str]) -> list[str]:
-    """Which of these settings differ from those that the weights were trained with, where the file says."""
+    """Return the settings that differ from the ones stored with the weights, as text with both values."""
     saved = record.get("config", {})
     is_label = settings["MODEL.TYPE"] == saved.get("MODEL.TYPE") == "vit"  # MODEL.NAME
     return [
@@ -38,11 +38,11 @@ def load_pretrained(
     classes: Sequence[str] = (),
     settings: dict | None = None,
 ) -> list[str]:
-    """Load a file, or else the timm model of that name. Returns what to tell the user, a line each.
+    """Load a file, or else the timm weights of this name. Return lines for the user.
 
-    `needs_head`: weights whose classifier does not fit are refused, as they are of no use without further training.
-    `classes`: the class of each output of the model, to be found in a file that names its classes.
-    `settings`: those of the model by their full names, for the message about another architecture.
+    With `needs_head`, weights whose classifier does not fit are refused, because they are useless without further training.
+    `classes` are the classes of the model's outputs, which are matched by name if the file names its classes.
+    `settings` are the model's settings by full names, for the error message about another architecture.
     """
     try:
         path = find_file(source)
@@ -51,7 +51,7 @@ def load_pretrained(
         theirs = weights.record.get("class_names")
         if theirs is None and not is_imagenet_by_other_names(classes):
             theirs = classes_of_weights(source)
-        # Resizing in the half precision of a file would round what the model keeps in fp32.
+        # Convert before resizing: resizing in the half precision of a file would round values that the model keeps in fp32.
         half = (torch.float16, torch.bfloat16)
         state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in weights.state.items()}
         with naming_damage(path or source):
@@ -69,13 +69,13 @@ def load_pretrained(
 def _fit_heads(
     model: nn.Module, state: dict[str, Tensor], theirs: list[str], mine: Sequence[str], needs_head: bool
 ) -> list[str]:
-    """Order the rows of the classifiers by the classes' names, and remove those that do not fit. Returns lines."""
+    """Order the rows of the classifiers by class names, and remove classifiers that do not fit. Return lines for the user."""
     heads, own = classifier_names(model), model.state_dict()
     named = [head for head in heads if f"{head}.weight" in state and len(state[f"{head}.weight"]) >= len(theirs)]
     by_name = []
     if theirs and mine and named and not needs_head:
         by_name = [_match_classes(own, state, tuple(f"{head}." for head in named), theirs, mine)]
-    # Old ViTs have a hidden layer before the classifier and timm's have not; neither is of use without the other.
+    # Old ViTs have a hidden layer before the classifier and timm's have none. Neither is useful without the other.
     dropped = [name for name in state if name.startswith("pre_logits.") and name not in own]
     lines = []
     for head in heads:
@@ -83,16 +83,20 @@ def _fit_heads(
         if key not in state:
             reason = "" if by_name else "the file has none"
         elif dropped:
-            reason = "the one in the file has a hidden layer, which timm's model has not"
+            reason = "the classifier in the file has a hidden layer, which timm's model does not have"
         elif len(state[key]) != len(own[key]):
-            reason = f"the one in the file has {counted(len(state[key]), 'class')}, this model has {len(own[key])}"
+            reason = (
+                f"the classifier in the file has {counted(len(state[key]), 'class')}, this model has {len(own[key])}"
+            )
         else:
             continue
         if reason:
             lines.append(f"  {head} starts from random weights: {reason}")
         dropped += [name for name in state if name.startswith(f"{head}.")]
     if lines and needs_head:
-        raise ConfigError(f"there is nothing to evaluate: {lines[0].strip()}; set -num_classes to that of the weights")
+        raise ConfigError(
+            f"there is nothing to evaluate: {lines[0].strip()}; set -num_classes to the number of classes of the weights"
+        )
     for name in dropped:
         del state[name]
     return lines + by_name
@@ -101,12 +105,13 @@ def _fit_heads(
 def _match_classes(
     own: dict[str, Tensor], state: dict[str, Tensor], heads: tuple[str, ...], theirs: list[str], mine: Sequence[str]
 ) -> str:
-    """Order the rows of these classifiers as `mine`. Returns a line.
+    """Order the rows of these classifiers as `mine`. Return a line for the user.
 
-    A new class gets the mean of the rows that are taken over: its logit is then never the largest, so at the start the
-    model classifies images of the known classes as before. Without a known class the heads are removed.
+    A new class gets the mean of the known rows. Its logit is then never the largest, so at the start the model classifies
+    images of the known classes as before. Without a known class the classifiers are removed.
     """
-    theirs, mine = ([normalize("NFC", name) for name in names] for names in (theirs, mine))  # a Mac writes ä as two
+    # A Mac writes ä as two characters, so normalize the names.
+    theirs, mine = ([normalize("NFC", name) for name in names] for names in (theirs, mine))
     number = {name: row for row, name in enumerate(theirs)}
     known, new = [name for name in mine if name in number], [name for name in mine if name not in number]
     for name in [each for each in state if each.startswith(heads) and each in own]:
@@ -125,10 +130,10 @@ def _match_classes(
 
 
 def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> dict[str, Tensor]:
-    """Resize what depends on the number or size of patches, as timm does for its own pretrained weights.
+    """Resize the weights that depend on the number or size of patches, as timm does for its own pretrained weights.
 
-    For a ViT that is the position embedding (bicubic, antialiased, class token untouched) and the patch kernel, for
-    a Swin its position biases.
+    For a ViT these are the position embedding (bicubic, antialiased, class token unchanged) and the patch kernel, for a Swin
+    its position biases.
     """
     own = model.state_dict()
     resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
@@ -136,7 +141,7 @@ def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]
         return state
     try:
         fitted = resize(dict(state), model)
-    except Exception:  # not made for weights of another architecture; the comparison below says what differs
+    except Exception:  # it fails for weights of another architecture; the check of the architecture reports the differences
         return state
     changed = [name for name in fitted if name in state and fitted[name].shape != state[name].shape]
     if changed:
@@ -146,7 +151,7 @@ def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]
 
 
 def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> None:
-    """Adapt the first convolution from RGB to this model's channels: for grey images the sum over the three."""
+    """Adapt the first convolution from RGB to this model's channels. For grey images it is the sum over the three."""
     from timm.models import adapt_input_conv
 
     first = next(((name, each) for name, each in model.named_modules() if isinstance(each, nn.Conv2d)), None)
@@ -154,15 +159,18 @@ def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str]) 
     if kernel is not None and kernel.ndim == 4 and kernel.shape[1] == 3 != first[1].weight.shape[1]:
         channels = first[1].weight.shape[1]
         state[f"{first[0]}.weight"] = adapt_input_conv(channels, kernel)
-        lines.append(f"  {first[0]} made from 3 channels to {channels}")
+        lines.append(f"  {first[0]} adapted from 3 to {counted(channels, 'channel')}")
 
 
 def _check_same_architecture(
     model: nn.Module, state: dict[str, Tensor], heads: Sequence[str] = (), changed: Sequence[str] = ()
 ) -> None:
-    """`heads`: modules that the state may lack; `changed`: settings that differ from those of the file."""
+    """Raise ConfigError if the weights have other names or shapes than the model.
+
+    `heads` are modules that the state may lack. `changed` are settings that differ from the file's.
+    """
     own = model.state_dict()
-    # Files from before torch 0.4.1 lack these counters, which nothing here reads.
+    # num_batches_tracked may be missing too: files from before torch 0.4.1 lack it, and nothing reads it here.
     optional = tuple(f"{head}." for head in heads)
     shared = [name for name in state if name in own]
     kinds = {
@@ -185,19 +193,19 @@ def _check_same_architecture(
     if different:
         known = f" ({'; '.join(changed)})" if changed else ""
         raise ConfigError(
-            f"the weights are of another architecture{known}; {different}. Remedy: set MODEL to what the file was made with"
+            f"the weights are from another architecture{known}; {different}. Remedy: set MODEL to the file's architecture"
         )
 
 
 def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Load weights that fit exactly: nothing is resized, dropped or left random."""
+    """Load weights that fit exactly. Nothing is resized, dropped or left random."""
     check_exactly(model, state, path)
     with naming_damage(path):
         model.load_state_dict(state)
 
 
 def check_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Refuse weights that do not fit exactly."""
+    """Raise ConfigError for weights that do not fit exactly."""
     try:
         with naming_damage("the weights"):
             _check_same_architecture(model, state)
@@ -205,39 +213,39 @@ def check_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> Non
         raise ConfigError(f"{path}: {error}") from None
 
 
-PATIENCE = 5.0  # seconds until a server counts as out of reach
+PATIENCE = 5.0  # seconds until a server is considered unreachable
 
 
 def fetch(source: str) -> Weights:
-    """timm's pretrained weights of that name, loaded by timm from the network or its cache."""
+    """Return timm's pretrained weights of this name, loaded by timm from the network or its cache."""
     timm = import_timm()
     from huggingface_hub import constants
 
     name, repository = timm_name(source), pretrained_cfg(source).get("hf_hub_id")
-    # timm reads some of its older files without weights_only; with this, torch does so nowhere in this process.
+    # timm reads some older files without weights_only. This variable makes torch use weights_only in the whole process.
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:
         if repository:
             _check_network(repository)
-        # Elsewhere than on the model's device, and without moving the random numbers on.
+        # The copy is on the CPU, not on the model's device, and the random state of the run is restored.
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             return Weights(timm.create_model(name, pretrained=True).state_dict())
-    except Exception as error:  # of whichever library downloads
+    except Exception as error:  # the type depends on the library that downloads
         address = f" (from {constants.ENDPOINT}/{repository})" if repository else ""
         raise ConfigError(
             f"the weights of {name} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}). "
-            f"Without a network, fetch them on another machine{address} and give their file in place of the name"
+            f"Without a network, fetch them on another machine{address} and pass the file instead of the name"
         ) from None
 
 
 def _check_network(repository: str) -> None:
-    """Raise the error of a server out of reach, unless the weights are cached: the hub would try again for a minute."""
+    """Raise the error of an unreachable server, unless the weights are cached. The hub would retry for a minute."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils import get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception as error:  # of whichever library the hub uses
+    except Exception as error:  # the type depends on the library that the hub uses
         try:
             snapshot_download(repository, local_files_only=True)
         except OSError:

@@ -1,4 +1,4 @@
-"""What pretrained weights say of themselves: how their images were prepared, their model, their classes."""
+"""Metadata of pretrained weights: preprocessing of images, architecture, and class names."""
 
 import json
 import math
@@ -16,23 +16,23 @@ from utils.errors import ConfigError, naming_damage
 from utils.files import content_of
 from utils.torch_internals import import_timm
 
-# What an evaluation, or a run that starts from weights, takes over from them.
+# The settings that an evaluation, or a run that starts from weights, takes from the weights.
 ARCHITECTURE, PREPROCESSING = (
     tuple(key for key in of_role(MODEL) if key.startswith(section)) for section in ("MODEL.", "DATA.")
 )
-Settings = dict[str, Any]  # by their full names
+Settings = dict[str, Any]  # {full name: value}
 
 
 class WeightsMetadata(NamedTuple):
     """The settings that follow from weights."""
 
-    by: str  # a name of timm's weights, or a file
+    by: str  # the name of timm weights, or a file
     images: Settings = {}  # some of PREPROCESSING
-    model: Settings = {}  # some of ARCHITECTURE; empty where the weights do not say which model they are of
+    model: Settings = {}  # some of ARCHITECTURE; empty if the weights do not name their model
 
 
 def metadata_of(source: str) -> WeightsMetadata:
-    """What the file, the folder or timm's weights of that name say."""
+    """Return the metadata of weights named by a file, a folder or timm's name."""
     path = find_file(source)
     if path is None:
         name = timm_name(source)
@@ -40,20 +40,20 @@ def metadata_of(source: str) -> WeightsMetadata:
     record = read_record(path)
     config = record.get("config", {})
     if "MODEL.TYPE" in config:  # a run of halfstep
-        translate_removed(config, config, str(path), ("model",))  # refuse a model that halfstep does not build any more
+        translate_removed(config, config, str(path), ("model",))  # refuses a model that halfstep no longer builds
         parts = ({key: config[key] for key in keys if key in config} for keys in (PREPROCESSING, ARCHITECTURE))
         return WeightsMetadata(str(path), *parts)
     try:
         return WeightsMetadata(str(path), *(_from_folder(path) or _from_training(record) or _from_shapes(path) or ()))
     except (ArithmeticError, AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"{path}: what its config.json or `args` say of images and model is not as timm or transformers write "
-            f"it ({type(error).__name__}: {error}); save the weights alone"
+            f"{path}: its config.json or `args` describe images and model in a form that timm and transformers do not "
+            f"write ({type(error).__name__}: {error}); save only the weights"
         ) from None
 
 
 def classes_of_weights(source: str) -> list[str]:
-    """The names of the classes of their classifier, where weights of other programs say them."""
+    """Return the class names stored with weights of other programs, or [] if there are none."""
     from timm.data import ImageNetInfo
 
     path = find_file(source)
@@ -70,11 +70,11 @@ def classes_of_weights(source: str) -> list[str]:
 # --- the config.json in a folder as on the Hugging Face hub
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-LARGEST_EPS = 1e-5  # timm's ViTs have 1e-6; others of up to that give the same figures in fp32 and half types
+LARGEST_EPS = 1e-5  # timm's ViTs have 1e-6; values up to this limit give the same scores in fp32 and half types
 
 
 def _from_folder(path: Path) -> tuple[Settings, Settings] | None:
-    """Settings of images and of the model; None if there is no config.json, or it names no model."""
+    """Return the settings of images and of the model, or None if there is no config.json or it names no model."""
     config = _read_json(path.with_name("config.json"))
     if isinstance(config.get("architecture"), str):
         return _from_timms_config(config)
@@ -82,14 +82,14 @@ def _from_folder(path: Path) -> tuple[Settings, Settings] | None:
         return None
     if config["model_type"] not in TRANSFORMERS_KINDS:
         raise ConfigError(
-            f"{path.parent}: its model is {config['model_type']!r} of transformers, of which only "
-            f"{' and '.join(TRANSFORMERS_KINDS)} are read; look for the same weights among timm's (timm.list_pretrained())"
+            f"{path.parent}: its model is {config['model_type']!r} of transformers, but only "
+            f"{' and '.join(TRANSFORMERS_KINDS)} are supported; look for the same weights in timm (timm.list_pretrained())"
         )
     return _transformers_images(path, config), _transformers_model(config)
 
 
 def _read_json(path: Path) -> dict:
-    """A JSON file with a dict; {} if there is none."""
+    """Return the dict in a JSON file, or {} if there is no file."""
     with naming_damage(path, OSError):
         content = json.loads(content_of(path)) if path.exists() else {}
         if not isinstance(content, dict):
@@ -98,8 +98,12 @@ def _read_json(path: Path) -> dict:
 
 
 def _from_timms_config(config: dict) -> tuple[Settings, Settings]:
-    """Size and channels among the model's arguments are settings of the images; others with a setting are of its training."""
-    # At first, timm wrote the facts of the weights beside the architecture.
+    """Return the settings in timm's config.json.
+
+    Among the model's arguments, size and channels become settings of the images. Other arguments that have their own setting
+    are left out, because they only concern training.
+    """
+    # Early versions of timm wrote pretrained_cfg's values at the top level.
     facts, arguments = config.get("pretrained_cfg", config), dict(config.get("model_args") or {})
     channels, *sides = facts.get("input_size") or (3, 224, 224)
     size = arguments.get("img_size") or sides
@@ -109,13 +113,16 @@ def _from_timms_config(config: dict) -> tuple[Settings, Settings]:
 
 
 def _transformers_images(path: Path, config: dict) -> Settings:
-    """Image processors resize to exactly `size`, whatever the shape of the image, and may cut out the centre then."""
+    """Return the settings of images for transformers' image processors.
+
+    They resize every image to exactly `size`, and may then cut out the centre.
+    """
     known = _read_json(path.with_name("preprocessor_config.json"))
     side = config["image_size"]
     if not known:
         return {"DATA.IMAGE_SIZE": side}
     size, crop = _side(known.get("size", side)), _side(known.get("crop_size", side))
-    # An image processor of the first years crops only where it says so.
+    # The first versions of image processors crop only if do_center_crop is set.
     is_cropped = known.get("do_center_crop", False)
     mode = "center" if isinstance(known.get("size"), dict) and "shortest_edge" in known["size"] else "squash"
     facts = {"input_size": (config.get("num_channels", 3),) + (crop if is_cropped else size,) * 2, "crop_mode": mode}
@@ -124,7 +131,7 @@ def _transformers_images(path: Path, config: dict) -> Settings:
 
 
 def _side(size: int | dict) -> int:
-    """18 of 18, {height: 18, width: 18} and {shortest_edge: 18}."""
+    """Return 18 for 18, {height: 18, width: 18} and {shortest_edge: 18}."""
     sides = set(size.values()) if isinstance(size, dict) else {size}
     if len(sides) != 1:
         raise ValueError(f"images that are not square: {size}")
@@ -133,7 +140,7 @@ def _side(size: int | dict) -> int:
 
 def _transformers_model(config: dict) -> Settings:
     if config.get("hidden_act", "gelu") != "gelu" or config.get("layer_norm_eps", 1e-12) > LARGEST_EPS:
-        raise ValueError("hidden_act is not gelu, or layer_norm_eps above 1e-5, as no ViT of timm has it")
+        raise ValueError("hidden_act is not gelu, or layer_norm_eps is above 1e-5, which timm's ViTs do not support")
     width, patch = config["hidden_size"], config["patch_size"]
     if config["model_type"] == "deit":
         return model_settings(f"deit_{USUAL[width][0]}_distilled_patch{patch}_224")
@@ -143,14 +150,14 @@ def _transformers_model(config: dict) -> Settings:
 
 # --- the command line that timm's training script saves
 
-# Arguments of timm's train.py that decide how images are prepared for evaluation, and those of the model besides
-# --model-kwargs, under the names that its constructor has for them.
+# Arguments of timm's train.py that decide the preprocessing for evaluation. OF_THE_MODEL has the arguments for the model
+# besides --model-kwargs, with the names that its constructor uses.
 TIMM_ARGUMENTS = ("in_chans", "input_size", "img_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 OF_THE_MODEL = {"gp": "global_pool", "bn_eps": "bn_eps", "bn_momentum": "bn_momentum"}
 
 
 def _from_training(record: dict) -> tuple[Settings, Settings] | None:
-    """Settings of images and of the model."""
+    """Return the settings of images and of the model from timm's command line, or None without one."""
     timm = import_timm()
     arguments, name = record.get("args", {}), record.get("arch")
     if not name or not timm.is_model(name):
@@ -160,7 +167,7 @@ def _from_training(record: dict) -> tuple[Settings, Settings] | None:
     built |= arguments.get("model_kwargs") or {}
     given = {key: built.get(key) if arguments.get(key) is None else arguments[key] for key in TIMM_ARGUMENTS}
     if wrong := [key for key, value in built.items() if isinstance(value, dict)]:
-        raise ValueError(f"--model-kwargs {wrong[0]} is a mapping, which MODEL.KWARGS cannot hold")
+        raise ValueError(f"--model-kwargs {wrong[0]} is a mapping, which MODEL.KWARGS does not support")
     of_its_training = SETTING_OF.keys() | SETTING_BY_TYPE["timm"].keys()
     kwargs = {key: value for key, value in built.items() if key not in of_its_training}
     images = image_settings(known.to_dict() if known else {}, given) if arguments or known else {}
@@ -168,20 +175,23 @@ def _from_training(record: dict) -> tuple[Settings, Settings] | None:
 
 
 def _crop_pct(side: int, resized: int) -> float:
-    """The fraction that timm and halfstep turn into exactly `resized`: they round side / crop_pct down."""
+    """Return the crop_pct from which timm and halfstep compute exactly `resized`, since they round side / crop_pct down."""
     fraction = side / resized
     return fraction if math.floor(side / fraction) == resized else math.nextafter(fraction, 0)
 
 
-# --- the shapes in Google's .npz and PaddleViT's .pdparams: both systems prepare images in one way for all their ViTs
+# --- the shapes in Google's .npz and PaddleViT's .pdparams: each program prepares images in the same way for all its ViTs
 
-# Width -> timm's word and the number of heads, which no shape tells, of all ViTs of Google, of DeiT and of PaddleViT.
+# Width -> timm's name and the number of heads, for all ViTs of Google, DeiT and PaddleViT. No shape shows the heads.
 USUAL = {192: ("tiny", 3), 384: ("small", 6), 768: ("base", 12), 1024: ("large", 16), 1280: ("huge", 16)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 
 def _from_shapes(path: Path) -> tuple[Settings, Settings] | None:
-    """Settings of images and of the model; None for other formats and models. PaddleViT's DeiTs have ImageNet's mean."""
+    """Return the settings of images and of the model, or None for other formats and models.
+
+    PaddleViT's DeiTs use ImageNet's mean.
+    """
     kind = format_of(path)
     state = read_state_dict(path) if kind in ("google", "paddle") else {}
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}

@@ -1,4 +1,4 @@
-"""The names that Google, torchvision and transformers give to the weights of a ViT, as timm's, and the other way round."""
+"""Conversion of the weight names of a ViT from Google, torchvision and transformers to timm's, and back to transformers."""
 
 import re
 
@@ -28,13 +28,13 @@ GOOGLE_VIT = {
 
 
 def from_google(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
-    """The weights of Google's vision_transformer under timm's names, in torch's layout."""
+    """Return the weights of Google's vision_transformer under timm's names, in torch's layout."""
     names = {name: rename(name, GOOGLE_VIT) for name in arrays}
     return join_qkv({new: torch.from_numpy(_torch_layout(new, arrays[old])) for old, new in names.items()})
 
 
 def _torch_layout(name: str, array: np.ndarray) -> np.ndarray:
-    """Google's kernels are [in, out], and those of attention are split into heads of width D."""
+    """Return an array in torch's layout. Google's kernels are [in, out], and attention kernels are split into heads."""
     array = array.astype(np.float32)
     if name.endswith(".attn.proj.weight"):
         array = array.reshape(-1, array.shape[-1])  # [heads, D, out]
@@ -62,12 +62,12 @@ VIT = {
 
 
 def from_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under timm's names, if they are those of torchvision's ViT."""
+    """Return the weights of torchvision's ViT under timm's names, and other weights unchanged."""
     return {rename(name, VIT): tensor for name, tensor in state.items()} if "conv_proj.weight" in state else state
 
 
-TRANSFORMERS_KINDS = ("vit", "deit")  # their model_type in config.json
-# Replaced in this order in what transformers wrote, and in the other one in what it is to read.
+TRANSFORMERS_KINDS = ("vit", "deit")  # model_type in config.json
+# Names are replaced in this order when reading from transformers, and in reverse order when writing for it.
 TRANSFORMERS = (
     ("embeddings.cls_token", "cls_token"),
     ("embeddings.distillation_token", "dist_token"),
@@ -92,7 +92,7 @@ def is_of_transformers(state: dict) -> bool:
 
 
 def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under timm's names; the pooler, which only its own pretraining reads, is left out."""
+    """Return the weights under timm's names, without the pooler, which only the original pretraining uses."""
     renamed = {}
     for name, tensor in state.items():
         for theirs, timm in TRANSFORMERS:
@@ -102,8 +102,11 @@ def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the names of ViTForImageClassification, or DeiTForImageClassificationWithTeacher where there is a distillation
-    token, as their published files have them. Newer versions rename them when they load."""
+    """Return the weights under the names in published files of transformers.
+
+    They are the names of ViTForImageClassification, or DeiTForImageClassificationWithTeacher if there is a distillation
+    token. Newer versions of transformers rename them when they load the file.
+    """
     is_distilled = "dist_token" in state
     table = [
         pair for pair in reversed(TRANSFORMERS) if pair[0] != ("classifier." if is_distilled else "cls_classifier.")

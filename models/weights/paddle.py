@@ -1,7 +1,7 @@
-"""PaddleViT's .pdparams: a reader that runs nothing from the file, and its names as timm's.
+"""PaddleViT's .pdparams files: a reader that executes nothing from the file, and the conversion of names to timm's.
 
-Such a file is a pickle, and a pickle may call any Python function by name. This reader allows a few names, and replaces
-even these by functions of its own: numpy's constructors trust what a file says about the layout of a dtype.
+Such a file is a pickle, and a pickle may call any Python function by name. This reader allows only a few names and
+replaces even these by its own functions, because numpy's constructors trust the layout of a dtype in the file.
 """
 
 import pickle
@@ -15,15 +15,15 @@ import torch
 from models.weights.state import Weights, refusal, weights_of
 from utils.errors import ConfigError
 
-DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}  # none that can hold an object
+DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}  # none of these can contain objects
 
 
 class Refusal(Exception):
-    """The file contains something other than weights."""
+    """An error for a file that contains something other than weights."""
 
 
 def read_pdparams(path: Path) -> dict:
-    """The file as nested dicts of plain values and numpy arrays; a training file is {model, optimizer, ...}."""
+    """Return the file as nested dicts of plain values and numpy arrays. A training file is {model, optimizer, ...}."""
     try:
         with open(path, "rb") as file:
             content = _Reader(file, encoding="latin1").load()
@@ -34,8 +34,8 @@ def read_pdparams(path: Path) -> dict:
         raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__}: {error})") from None
 
 
-class _Reader(pickle._Unpickler):  # the one in C takes 64 GiB for a file of 9 bytes that names a place in its memory
-    """Resolves the names that numpy and Paddle write, and refuses all others."""
+class _Reader(pickle._Unpickler):  # the C unpickler can allocate 64 GiB for a file of 9 bytes with a large memo index
+    """An unpickler that resolves the names that numpy and Paddle write, and refuses all others."""
 
     def find_class(self, module: str, name: str):
         # Protocol 2 has Python 2's module names; numpy 2 renamed numpy.core.
@@ -58,7 +58,7 @@ class _Dtype:
 
 
 class _Array:
-    """An array whose values come later in the file: (version, shape, dtype, is_fortran, bytes)."""
+    """An array whose values follow later in the file as (version, shape, dtype, is_fortran, bytes)."""
 
     def __init__(self, *_):
         self.array = None
@@ -77,14 +77,14 @@ def _from_buffer(data, dtype: _Dtype, shape: tuple, order: str) -> _Array:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Protocol 2 writes bytes as encoded text."""
+    """Return the bytes that pickle protocol 2 wrote as encoded text."""
     if encoding not in ("latin1", "latin-1"):
         raise Refusal(f"text in {encoding}")
     return text.encode("latin1")
 
 
 def _eval(code: str, names: dict | None = None) -> _Array:
-    """Some versions of Paddle write a tensor as eval('data', {'data': array}); nothing is evaluated here."""
+    """Return the array of eval('data', {'data': array}), as some versions of Paddle write tensors. Nothing is evaluated."""
     is_tensor = code == "data" and isinstance(names, dict) and list(names) == ["data"]
     if not is_tensor or not isinstance(names["data"], _Array):
         raise Refusal(f"eval of {code!r}")
@@ -95,7 +95,7 @@ STAND_INS = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy.core.multiarray", "scalar"): lambda dtype, data: _from_buffer(data, dtype, (), "C").array.item(),
     ("numpy.core.numeric", "_frombuffer"): _from_buffer,
-    ("numpy", "ndarray"): "ndarray",  # only ever an argument of _reconstruct, so it need not be anything
+    ("numpy", "ndarray"): "ndarray",  # a placeholder, because it is only an argument of _reconstruct
     ("numpy", "dtype"): _Dtype,
     ("collections", "OrderedDict"): OrderedDict,
     ("builtins", "tuple"): tuple,
@@ -113,13 +113,13 @@ def _plain(value):
     if not isinstance(value, dict):
         return value
     plain = {key: _plain(each) for key, each in value.items() if key != "StructuredToParameterName@@"}
-    # Protocols 2 and 3 cannot hold more than 4 GB at once, so Paddle cut arrays of 1 GB and more.
+    # Pickle protocols 2 and 3 cannot store more than 4 GB at once, so Paddle splits arrays of 1 GB and more.
     for name, split in plain.pop("UnpackBigParamInfor@@", {}).items():
         plain[name] = np.concatenate([plain.pop(part) for part in split["slices"]]).reshape(split["OriginShape"])
     return plain
 
 
-# {timm's name: PaddleViT's names, of each of its years}. `#` is the number of a block.
+# {timm's name: PaddleViT's names over the years}. `#` is the number of a block.
 NAMES = {
     "cls_token": ("cls_token", "patch_embedding.cls_token", "embeddings.cls_token", "class_token"),
     "dist_token": ("dist_token", "distill_token"),
@@ -142,18 +142,19 @@ NAMES = {
     "pre_logits.fc": ("classifier.0",),  # a hidden layer before classifier.3, in models trained from scratch in 2021
 }
 TO_TIMM = {name.removeprefix("encoder."): timm for timm, names in NAMES.items() for name in names}
-# Paddle keeps the weight of a Linear as [in, out], torch as [out, in]. By name, since shape cannot tell where in = out.
+# Paddle stores the weight of a Linear as [in, out], torch as [out, in]. They are listed by name because shapes with
+# in = out do not show the order.
 LINEAR = re.compile(r"(.*\.(attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)|head|head_dist|pre_logits\.fc)\.weight")
 
 
 def read_paddle_weights(path: Path) -> Weights:
-    """PaddleViT's weights of a ViT or DeiT, of any year, under timm's names."""
+    """Read PaddleViT's weights of a ViT or DeiT, of any version, under timm's names."""
     arrays, key = weights_of(read_pdparams(path), path)
     state = {}
     for paddle_name, array in arrays.items():
         name = _timms_name(paddle_name, path)
         if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
-            raise ConfigError(f"{path}: {paddle_name} is not an array of floating point numbers")
+            raise ConfigError(f"{path}: {paddle_name} is not an array of floating-point numbers")
         array = array.T if LINEAR.fullmatch(name) else array
         state[name] = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
     return Weights(state, key)
@@ -168,5 +169,7 @@ def _timms_name(paddle_name: str, path: Path) -> str:
     if general in TO_TIMM:
         return TO_TIMM[general]
     if module not in TO_TIMM or leaf not in ("weight", "bias"):
-        raise ConfigError(f"{path}: {paddle_name} has no place in PaddleViT's ViT or DeiT; no other model is converted")
+        raise ConfigError(
+            f"{path}: {paddle_name} is not part of PaddleViT's ViT or DeiT; other models cannot be converted"
+        )
     return f"{TO_TIMM[module]}.{leaf}".replace("#", number[0] if number else "")

@@ -1,4 +1,4 @@
-"""Sharded checkpoints: one file per process that wrote it. Which rows each holds, and how the tensors are joined."""
+"""Sharded checkpoints: the rows of each tensor that each process saves, and joining the files again."""
 
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from utils.errors import ConfigError, naming_damage
 
-ROWS = "rows_in_shards"  # in the index {ROWS: 12} replaces a tensor of 12 rows
-SHARDS = "shards"  # in the index: the files with its rows, in order
-FOLDER = "shards"  # of these files, beside the index
+ROWS = "rows_in_shards"  # in the index, {ROWS: 12} replaces a tensor of 12 rows
+SHARDS = "shards"  # the key in the index for the list of files with the rows, in order
+FOLDER = "shards"  # the folder of these files, next to the index
 
 NUMBERS = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -20,7 +20,7 @@ NUMBERS = {
 
 
 class Parts:
-    """A tensor split by rows; each part is read from disk when it is used."""
+    """A tensor that is split by rows. Each part is read from disk when it is used."""
 
     def __init__(self, parts: list[Tensor]):
         self._parts = parts
@@ -37,7 +37,7 @@ class Parts:
         return torch.cat(self._parts)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Read only these rows, from the files that have them."""
+        """Read only these rows from the files that contain them."""
         pieces, first = [self._parts[0][:0]], 0
         for part in self._parts:
             pieces.append(part[max(start - first, 0) : max(stop - first, 0)])
@@ -46,13 +46,13 @@ class Parts:
 
 
 def span(length: int, rank: int, world_size: int) -> tuple[int, int]:
-    """First row and end of a rank's part of `length` rows; as with FSDP2, the last ranks may get fewer."""
+    """Return the first row and the end of a rank's part of `length` rows. As in FSDP2, the last ranks may get fewer."""
     share = -(-length // world_size)
     return min(rank * share, length), min((rank + 1) * share, length)
 
 
 def changed(value: Any, change: Callable[[str, Any], Any], place: str = "") -> Any:
-    """Map `change` over the leaves of nested dicts and lists; it gets the place of each (a/0/b) and its value."""
+    """Map `change` over the leaves of nested dicts and lists. It is called with the path (a/0/b) and value of each leaf."""
     if isinstance(value, dict) and ROWS not in value:
         return {key: changed(each, change, f"{place}/{key}" if place else str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -61,28 +61,28 @@ def changed(value: Any, change: Callable[[str, Any], Any], place: str = "") -> A
 
 
 def is_plain(value: object) -> bool:
-    """Whether this is a tensor of usual numbers, each of them in the file: a view may repeat one without end."""
+    """Return whether this is a strided tensor of a usual type with all values stored. An expanded view could be huge."""
     is_usual = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
     return is_usual and value.dtype in NUMBERS and value.nbytes <= value.untyped_storage().nbytes()
 
 
 def shard_names(index: dict, path: Path) -> list[str]:
-    """The files that the index at `path` names, all of them below shards/ beside it; none for a single file."""
+    """Return the files that the index at `path` lists, or [] for a single file. All have to be below shards/ next to it."""
     names = index.get(SHARDS, [])
     for name in names if isinstance(names, list) else [names]:
         parts = PurePosixPath(name).parts if isinstance(name, str) else ()
         if parts[:1] != (FOLDER,) or ".." in parts:
-            raise ConfigError(f"{path}: damaged ({name!r} is no file below {FOLDER}/)")
+            raise ConfigError(f"{path}: damaged ({name!r} is not a file below {FOLDER}/)")
     return names
 
 
 def join(index: dict, path: Path, read: Callable[[Path], dict[str, Tensor]], lazily: bool) -> dict:
-    """Join the index at `path` and the files that it names to what was saved. `lazily`: large tensors as Parts."""
+    """Join the index at `path` and the files that it lists to the saved state. With `lazily`, large tensors are Parts."""
     folder, files = path.parent, [path.parent / name for name in shard_names(index, path)]
     state = {name: value for name, value in index.items() if name != SHARDS}
     for file in files:
         if not file.is_file():
-            raise ConfigError(f"{file}: missing; a checkpoint in shards needs the folder `{FOLDER}` beside it")
+            raise ConfigError(f"{file}: missing; a sharded checkpoint needs the folder `{FOLDER}` next to it")
     pieces = [read(file) for file in files]
 
     def find(place: str, value: Any) -> Any:
@@ -90,9 +90,9 @@ def join(index: dict, path: Path, read: Callable[[Path], dict[str, Tensor]], laz
             return value
         found = [each.get(place) for each in pieces]
         if not (found and all(is_plain(each) and each.shape[1:] == found[0].shape[1:] for each in found)):
-            raise ConfigError(f"{folder}: its shards are not those of its index ({place} is in none)")
+            raise ConfigError(f"{folder}: its shards do not match its index ({place} is missing or invalid)")
         if sum(map(len, found)) != value[ROWS]:
-            raise ConfigError(f"{folder}: its shards are not those of its index ({place} has other rows)")
+            raise ConfigError(f"{folder}: its shards do not match its index ({place} has another number of rows)")
         parts = Parts(found)
         return parts if lazily else parts.whole()
 

@@ -1,4 +1,4 @@
-"""The weights in a file under timm's names: where they are in a checkpoint, adapters merged into them, their mean."""
+"""Weights in a file under timm's names: their place in a checkpoint, checks, merged adapters, and averaging."""
 
 import re
 from argparse import Namespace
@@ -16,20 +16,20 @@ from models.weights.sharded import FOLDER, is_plain
 from utils.errors import ConfigError, naming_damage
 from utils.text import format_bytes
 
-MOST_UNPACKED = 20  # times the size of a compressed file
-MOST_MEMBERS = 50_000  # with those of an EMA and of an optimizer
-SMALL = 10**8  # weights of a model that may be built before it is compared with its file
+MOST_UNPACKED = 20  # the largest accepted ratio of unpacked to compressed size
+MOST_MEMBERS = 50_000  # the largest accepted number of tensors, including EMA and optimizer
+SMALL = 10**8  # a model with up to this number of weights is accepted for a file of any size
 
 
 class Weights(NamedTuple):
     """The weights in a file, under timm's names."""
 
     state: dict[str, Tensor]
-    key: str = ""  # of the weights in the file; '' where it has nothing but weights
-    record: dict = {}  # values that RECORD names, of a checkpoint of ours
+    key: str = ""  # the key of the weights in the file; '' if the file has only weights
+    record: dict = {}  # metadata with the keys of RECORD
 
 
-# Plain values of our checkpoints, and of the files that scripts/export.py makes of them; other programs may have others.
+# Metadata of halfstep's checkpoints and exports with their types. Other programs may store other things under these names.
 RECORD = {
     "arch": str,
     "class_names": list,
@@ -42,7 +42,7 @@ RECORD = {
     "args": dict,  # the command line of timm's and torchvision's training scripts
 }
 
-# What our checkpoints hold besides; files of other programs may have other things under these names.
+# All keys of a halfstep checkpoint with their types. Other programs may store other things under these names.
 CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args", "split")} | {
     "epoch": int,
     "step": int,
@@ -54,14 +54,14 @@ CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args"
     "bad_images": list,
 }
 
-# What a run needs to go on, and in its `progress`.
+# The keys that a run needs to continue, and the keys of its `progress`.
 OF_A_RUN = {"epoch", "step", "state_dict", "optimizer", "amp_scaler", "config", "validation", "trained_on"}
 PROGRESS = {"best": list, "not_better": int, "left_out": list, "skips_in_a_row": Tensor, "totals": Tensor}
 BEST = (float | int, int, float | int, str, int, str)  # engine.evaluation.scores.Best
 
 
 def check_kinds(content: dict, path: Path) -> None:
-    """ConfigError if a checkpoint of ours has something else in place of what its names say, or lacks what a run needs."""
+    """Raise ConfigError if a halfstep checkpoint has values of wrong types, or lacks values that a run needs."""
     is_ours = "halfstep_version" in content
     for name, kind in CHECKPOINT.items() if is_ours else ():
         if name in content and not isinstance(content[name], kind):
@@ -77,17 +77,17 @@ def check_kinds(content: dict, path: Path) -> None:
         wrong |= {name for name, kind in PROGRESS.items() if not isinstance(content["progress"].get(name), kind)}
         best = () if wrong else content["progress"]["best"]
         if wrong or len(best) != len(BEST) or not all(map(isinstance, best, BEST)):
-            raise ConfigError(f"{path}: damaged (without {', '.join(sorted(wrong)) or 'its best epoch'})")
+            raise ConfigError(f"{path}: damaged ({', '.join(sorted(wrong)) or 'the best epoch'} missing or invalid)")
 
 
 def check_record(record: dict, path: Path) -> None:
-    """ConfigError if the settings of a run, or what is saved with them, cannot be of one, or no images be held out by its split."""
+    """Raise ConfigError if the settings, data facts or split in a record are invalid."""
     config, split = record.get("config", {}), record.get("split", {})
     with naming_damage(path):
         if wrong := wrong_in(config):
             raise ValueError(f"{wrong[0]} is {config.get(wrong[0])!r}"[:200])
         if config.get("MODEL.TYPE") == "vit" and _num_weights(config) > MOST_UNPACKED * _size(path) + SMALL:
-            raise ValueError(f"its settings are of a ViT with {_num_weights(config):.3g} weights")
+            raise ValueError(f"its settings describe a ViT with {_num_weights(config):.3g} weights")
         if wrong := [fact for fact, value in record.get("trained_on", {}).items() if not isinstance(value, int | str)]:
             raise ValueError(f"its images: {wrong[0]}"[:200])
         if split.get("rule") in ("hash", "position"):
@@ -97,29 +97,29 @@ def check_record(record: dict, path: Path) -> None:
 
 
 def _num_weights(config: dict) -> float:
-    """About how many weights the blocks and the position embedding of a ViT have."""
+    """Return approximately how many weights the blocks and the position embedding of a ViT have."""
     keys = ("MODEL.EMBED_DIM", "MODEL.DEPTH", "MODEL.MLP_RATIO", "DATA.IMAGE_SIZE", "MODEL.PATCH_SIZE")
     width, depth, ratio, side, patch = (config.get(key, SETTINGS[key].default) for key in keys)
     return width * (depth * width * (4 + 2 * ratio) + (side / patch) ** 2)
 
 
 def _size(path: Path) -> int:
-    """The bytes of a checkpoint, with those of its shards."""
+    """Return the size of a checkpoint in bytes, including its shards."""
     return sum(each.stat().st_size for each in [path, *path.parent.glob(f"{FOLDER}/*/*")])
 
 
 def check_tensors(state: dict, path: Path) -> None:
-    """ConfigError for weights that are none, or not of plain numbers."""
+    """Raise ConfigError for values that are not tensors of plain numbers."""
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights")
         if not is_plain(tensor):
             raise ConfigError(
-                f"{path}: {name} is not of plain numbers, but sparse, quantized, repeated or without values; save it as "
-                "float32, contiguous"
+                f"{path}: {name} is sparse, quantized, expanded or without values, not a plain tensor; save it as a "
+                "contiguous float32 tensor"
             )
         if name.endswith(".weight") and not tensor.ndim:
-            raise ConfigError(f"{path}: {name} is a single number, which is no weight of a layer")
+            raise ConfigError(f"{path}: {name} is a scalar, not a layer weight")
 
 
 def record_of(content: dict) -> dict:
@@ -130,13 +130,13 @@ def record_of(content: dict) -> dict:
     return record
 
 
-# A checkpoint's weights, best first: timm, PaddleViT and torchvision evaluate and fine-tune the running mean too.
+# Keys of weights in a checkpoint, best first. timm, PaddleViT and torchvision evaluate and fine-tune the EMA too.
 WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
-PREFERRED = "preferred"  # in our checkpoints: the key of the weights that scored better
+PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the weights that scored better
 
 
 def preprocessing_of(data: Data) -> dict[str, Any]:
-    """How images are prepared for evaluation, under timm's names."""
+    """Return the preprocessing for evaluation under timm's names."""
     return {
         "mean": list(data.IMAGENET_MEAN),
         "std": list(data.IMAGENET_STD),
@@ -148,7 +148,7 @@ def preprocessing_of(data: Data) -> dict[str, Any]:
 
 
 def weights_of(content, path: Path) -> tuple[dict, str]:
-    """The dict with the weights in a training checkpoint, and its key; '' where the file has nothing but weights."""
+    """Return the dict of weights in a training checkpoint and its key, which is '' if the file has only weights."""
     if isinstance(content, dict):
         keys = [
             key for key in (content.get(PREFERRED), *WEIGHT_KEYS) if isinstance(content.get(key), dict) and content[key]
@@ -166,7 +166,7 @@ def rename(name: str, table: dict[str, str]) -> str:
 
 
 def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Queries, keys and values become one tensor, as in timm; where one is missing, the model will say so."""
+    """Join queries, keys and values into one tensor, as in timm. If one is missing, loading into the model fails later."""
     joined = {}
     for name, tensor in state.items():
         if ".attn.query." in name:
@@ -179,28 +179,30 @@ def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def refuse_bomb(archive: ZipFile, path: Path) -> None:
-    """ConfigError for a file that would take minutes, a small one also all memory: weights hardly get smaller."""
+    """Raise ConfigError for a zip bomb, which would take minutes or all memory. Real weights hardly compress."""
     if len(archive.infolist()) > MOST_MEMBERS:
-        raise ConfigError(f"{path}: refused, because it has more than {MOST_MEMBERS:,} tensors: no weights have")
+        raise ConfigError(
+            f"{path}: refused, because it has more than {MOST_MEMBERS:,} tensors, which no real weights have"
+        )
     size, unpacked = path.stat().st_size, sum(each.file_size for each in archive.infolist())
     if unpacked > MOST_UNPACKED * size + 2**20:
         raise ConfigError(
-            f"{path}: refused, because {format_bytes(size)} unpack to {format_bytes(unpacked)}: no weights do"
+            f"{path}: refused, because {format_bytes(size)} unpack to {format_bytes(unpacked)}, which no real weights do"
         )
 
 
 def refusal(path: Path, what: str) -> ConfigError:
     return ConfigError(
-        f"{path}: refused, because it holds more than weights ({what}) and reading that could run code. Where you trust "
-        "the file, load it with the program that made it and save only the weights, as .safetensors"
+        f"{path}: refused, because it contains more than weights ({what}) and reading it could run code. If you trust the "
+        "file, load it with the program that made it and save only the weights as .safetensors"
     )
 
 
-BASE_LAYER = ".base_layer."  # where peft keeps the layer beside an adapter
+BASE_LAYER = ".base_layer."  # peft's name for the layer that an adapter extends
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
-    """The weights with any adapters merged into them. `settings`: those of their run."""
+    """Return the weights with any adapters merged into them. `settings` are the settings of their run."""
     if not any(BASE_LAYER in name for name in state):
         return state
     from extras.lora import merge_adapters  # extra: lora
@@ -209,8 +211,11 @@ def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
 
 
 def average(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean in float64, rounded once to the type of the first state. Running statistics of BatchNorm are averaged
-    too, as by timm's avg_checkpoints.py; whole numbers, such as its counters, become the largest."""
+    """Return the mean of these weights, computed in float64 and rounded once to the type of the first state.
+
+    BatchNorm's running statistics are averaged too, as in timm's avg_checkpoints.py. For integers, such as its counters, the
+    largest value is used.
+    """
     mean = {}
     for name, first in states[0].items():
         tensors = [state[name] for state in states]

@@ -1,4 +1,4 @@
-"""timm's pretrained weights by name: whether there are any, how their images were prepared, which classes they know."""
+"""timm's pretrained weights by name: their metadata, preprocessing and settings."""
 
 import contextlib
 import re
@@ -11,31 +11,31 @@ from utils.torch_internals import import_timm
 
 
 def timm_name(source: str) -> str:
-    """The name in timm of weights that may be named as on its hub: hf-hub:timm/NAME or timm/NAME."""
+    """Return timm's name for weights that may be named as on the hub: hf-hub:timm/NAME or timm/NAME."""
     if re.match(r"(hf-hub|hf_hub):(?!timm/)", source):
         repository = source.partition(":")[2]
         raise ConfigError(
-            f"{source}: of the hub only timm's own weights are fetched; download it (hf download {repository} "
+            f"{source}: only timm's own weights are fetched from the hub; download it (hf download {repository} "
             "--local-dir FOLDER) and name the folder: -pretrained FOLDER"
         )
     return re.sub(r"^((hf-hub|hf_hub):)?timm/", "", source)
 
 
 def pretrained_cfg(source: str) -> dict[str, Any]:
-    """What timm knows of its pretrained weights of that name; ConfigError if it has none."""
+    """Return timm's metadata of its pretrained weights of this name. Raise ConfigError if there are none."""
     timm = import_timm()
     name = timm_name(source)
     if timm.models.is_model_pretrained(name):
         return timm.get_pretrained_cfg(name).to_dict()
     nearest = did_you_mean(name, timm.list_pretrained() if "." in name else timm.list_models())
     if timm.is_model(name):
-        raise ConfigError(f"timm has no pretrained weights of {name}{nearest or '; start from random weights'}")
+        raise ConfigError(f"timm has no pretrained weights for {name}{nearest or '; start from random weights'}")
     tried = f"no file at {name}, nor with {', '.join(SUFFIXES)} added"
     raise ConfigError(f"{tried}, and timm has no model of this name{nearest}")
 
 
 def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """How images were prepared, from a pretrained_cfg of timm's and the arguments of its train.py, which win."""
+    """Return the preprocessing settings from timm's pretrained_cfg and the arguments of its train.py, which override it."""
     from timm.data import resolve_data_config
 
     facts = resolve_data_config(dict(trained_with or {}), pretrained_cfg=dict(known))
@@ -52,21 +52,21 @@ def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | N
 
 
 def usual_images(name: str) -> dict[str, Any]:
-    """How images of timm's weights of the model of that name are prepared; {} where timm has none."""
+    """Return the preprocessing of this model's timm weights, or {} if timm has none."""
     timm = import_timm()
-    with contextlib.suppress(RuntimeError):  # of a tag that there is not, which building the model names
+    with contextlib.suppress(RuntimeError):  # an unknown tag; building the model reports it
         known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
         return image_settings(known.to_dict()) if known else {}
     return {}
 
 
 def model_settings(name: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings that build timm's model of that name; `arguments`: of its constructor, if there are any."""
+    """Return the settings that build timm's model of this name. `arguments` are for its constructor."""
     return {"MODEL.TYPE": "timm", "MODEL.NAME": name} | ({"MODEL.KWARGS": dict(arguments)} if arguments else {})
 
 
 def is_imagenet_by_other_names(classes: Sequence[str]) -> bool:
-    """Whether these are ImageNet's classes in its order, by number, as in lists, or by description, as in parquet files."""
+    """Return whether these are ImageNet's classes in its order, named by numbers (lists) or descriptions (parquet files)."""
     from timm.data import ImageNetInfo
 
     if len(classes) != 1000:

@@ -1,4 +1,4 @@
-"""Files of torch.save and .safetensors: read without running anything in them, and written."""
+"""Files of torch.save and .safetensors: reading without executing their contents, and writing."""
 
 import argparse
 import contextlib
@@ -24,14 +24,14 @@ from models.weights.state import (
 from utils.errors import ConfigError, naming_damage, not_a_file
 from utils.torch_internals import ALLOWED_IN_WEIGHTS
 
-ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # of which 20 bytes of a file would take all memory
+ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # 20 bytes of a file could allocate a bytearray of all memory
 
 
 def read_torch(path: Path, lazily: bool = False, compares: bool = True):
-    """Read a file of torch.save: tensors and plain values only, nothing in it is run.
+    """Read tensors and plain values from a file of torch.save, without executing its contents.
 
-    `lazily`: tensors are read when they are used. A sharded checkpoint is joined; its large tensors are then Parts.
-    `compares`: with the file's checksums, which reads all of it.
+    With `lazily`, tensors are read when they are used. A sharded checkpoint is joined, and with `lazily` its large tensors
+    are Parts. With `compares`, the file's checksums are verified, which reads the whole file.
     """
     content = _read_torch_file(path, lazily, compares)
     if isinstance(content, dict) and isinstance(content.get(SHARDS), list):
@@ -40,22 +40,22 @@ def read_torch(path: Path, lazily: bool = False, compares: bool = True):
 
 
 def _read_torch_file(path: Path, from_disk: bool, compares: bool = True):
-    """`from_disk`: map the file, so that tensors are read when they are used. `compares`: all of it with its checksums."""
+    """Read one file. With `from_disk`, map it so that tensors are read when they are used; with `compares`, verify checksums."""
     try:
         if kind := not_a_file(path):
             raise ConfigError(f"{path}: damaged: it is {kind}")
         if compares and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 refuse_bomb(archive, path)
-                broken = archive.testzip()  # torch.load does not compare the checksums that torch.save wrote
+                broken = archive.testzip()  # torch.load does not verify the checksums that torch.save wrote
             if broken:
                 raise ConfigError(f"{path}: damaged (checksum of {broken})")
-        # timm, DeiT and torchvision save their command line beside the weights; it is plain data.
+        # timm, DeiT and torchvision save their command line with the weights as a Namespace, which is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
             if from_disk:
                 content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             else:
-                with open(path, "rb") as file:  # for a path torch goes by the suffix
+                with open(path, "rb") as file:  # torch would choose the format of a path by its suffix
                     content = torch.load(file, map_location="cpu", weights_only=True)
         if isinstance(content, dict):
             check_kinds(content, path)
@@ -66,7 +66,7 @@ def _read_torch_file(path: Path, from_disk: bool, compares: bool = True):
         forbidden = re.search(r"GLOBAL (\S+)|TorchScript", str(error))
         if forbidden:
             raise refusal(path, forbidden[1] or "TorchScript") from None
-        # Not torch's own words: they advise to read the file without this protection.
+        # torch's own message is not shown, because it recommends reading the file without this protection.
         raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__})") from None
 
 
@@ -78,31 +78,31 @@ def read_torch_weights(path: Path) -> Weights:
 
 
 def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a wrapped model, and of torchvision's and transformers' models, renamed."""
+    """Return the weights under timm's names, for wrapped models and models of torchvision and transformers."""
     from models.weights.names import from_torchvision, from_transformers, is_of_transformers
 
-    # DDP's and torch.compile's prefixes come in either order; torch's AveragedModel counts in n_averaged.
+    # The prefixes of DDP and torch.compile come in any order. n_averaged is a counter of torch's AveragedModel.
     plain = {re.sub(r"^((module|_orig_mod)\.)+", "", name): tensor for name, tensor in state.items()}
     state = {name: tensor for name, tensor in plain.items() if name != "n_averaged"}
     return from_transformers(state) if is_of_transformers(state) else from_torchvision(state)
 
 
 def record_in_torch_file(path: Path) -> dict:
-    """What a checkpoint says beside its weights, of which none is read; {} for a file of before 2020."""
+    """Return a checkpoint's metadata without reading its weights, or {} for a file in the format before 2020."""
     content = read_index(path) if zipfile.is_zipfile(path) else {}
-    with contextlib.suppress(ConfigError):  # of a file without weights, as whoever reads them says
+    with contextlib.suppress(ConfigError):  # a file without weights is an error of the function that reads weights
         content = content | {"weights": weights_of(content, path)[1]}
     return record_of(content)
 
 
 def read_index(path: Path) -> dict:
-    """What a file of torch.save holds; its tensors are not read before they are used."""
+    """Return the dict in a file of torch.save. Its tensors are read when they are used."""
     content = _read_torch_file(path, from_disk=True, compares=False)
     return content if isinstance(content, dict) else {}
 
 
 def named_shards(path: Path) -> list[str]:
-    """The files that a checkpoint consists of besides its index; empty for a single file."""
+    """Return the names of a checkpoint's shards, or [] for a single file."""
     return shard_names(read_index(path), path)
 
 
@@ -114,7 +114,7 @@ def read_safetensors(path: Path) -> Weights:
 
 
 def record_in_safetensors(path: Path) -> dict:
-    """What scripts/export.py wrote beside the weights; other programs' metadata need not be JSON."""
+    """Return the metadata that scripts/export.py wrote with the weights. Metadata of other programs may not be JSON."""
     from safetensors import SafetensorError, safe_open
 
     with naming_damage(path, SafetensorError, OSError), safe_open(path, "pt") as file:
@@ -129,5 +129,5 @@ def record_in_safetensors(path: Path) -> dict:
 def to_safetensors(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     from safetensors.torch import save
 
-    # The format knows no tensors that share memory or lie in other than row order.
+    # The format supports neither tensors that share memory nor layouts other than row-major.
     return save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}, metadata)

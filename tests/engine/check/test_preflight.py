@@ -25,7 +25,7 @@ from tests.support.runs import rows, run, typed
 def test_of_a_clean_run_nothing_is_said_but_ok_and_where_others_work_on_the_machine(check, monkeypatch, load, is_told):
     monkeypatch.setattr("os.getloadavg", lambda: (load,) * 3)
     found = check()
-    assert trouble(found) == {} and ("others" in found["time"][1]) == is_told
+    assert trouble(found) == {} and ("other programs" in found["time"][1]) == is_told
     names = "device,data set,data,classes,training images,training sizes,validation images,validation sizes,duplicates"
     names += ",updates,learning rate,warm-up,shared memory,output,model,precision,memory,time,disk"
     assert set(found) == set(names.split(","))

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from configs.load import load
 from engine.precision import policy
-from engine.precision.policy import Precision, choose_half, half_speedup, or_amp, set_matmul, speed_advice
+from engine.precision.policy import Precision, amp_hint, choose_half, half_speedup, set_matmul, speed_advice
 from engine.train.optimizers import build_optimizer
 from models import build_model
 from models.transforms import choose_transforms
@@ -74,7 +74,7 @@ def test_the_start_says_what_half_precision_costs_or_gains_here():
 )
 def test_a_lack_of_memory_is_no_reason_for_half_precision_where_it_is_slower(amp, speedup, advice, monkeypatch):
     monkeypatch.setattr(policy, "half_speedup", lambda device, half: speedup)
-    assert or_amp(amp, CPU) == advice
+    assert amp_hint(amp, CPU) == advice
 
 
 def test_the_speed_of_half_precision_is_measured():

@@ -73,9 +73,8 @@ class ShardedSaver(AsyncSaver):
         start, copy = time.perf_counter(), None
         with self._blocking(), self._warn_on_os_error():
             copy = self._host_copy.take(state)
-        if self._process.all_true(
-            copy is not None
-        ):  # otherwise the threads of other processes would wait for this process
+        # Submit in all processes or in none, because the writing threads wait for each other.
+        if self._process.all_true(copy is not None):
             self._submit(copy, also, start)
         else:
             self.failure = self.failure or "another process could not copy its part"

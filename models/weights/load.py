@@ -141,7 +141,7 @@ def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]
         return state
     try:
         fitted = resize(dict(state), model)
-    except Exception:  # it fails for weights of another architecture; the check of the architecture reports the differences
+    except Exception:  # weights of another architecture; the check of the architecture reports the differences
         return state
     changed = [name for name in fitted if name in state and fitted[name].shape != state[name].shape]
     if changed:

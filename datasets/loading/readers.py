@@ -1,4 +1,4 @@
-"""Makes batches of images from the order of an epoch: the pieces of a process, each filled image by image."""
+"""Batches of images from the order of an epoch. Each piece of a process becomes a batch that is filled image by image."""
 
 import contextlib
 import functools
@@ -20,28 +20,28 @@ from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError
 from utils.progress import shown
 
-NUM_REPLACEMENTS = 8  # images tried in place of an unreadable one: first of its class, then as many of any class
+NUM_REPLACEMENTS = 8  # images tried as replacements of an unreadable image: 8 of its class, then 8 of any class
 
 
 class Buffers(NamedTuple):
-    """The memory that the images of a batch are read into."""
+    """The memory into which the images of a batch are read."""
 
     images: Tensor  # as in Batch
     targets: Tensor
-    boxes: list[list[tuple[int, ...]]]  # of each image, to erase
+    boxes: list[list[tuple[int, ...]]]  # the boxes to erase in each image
 
 
 class Reader:
-    """Reads images into a batch. Several threads may call `fill` at once for different positions of one piece."""
+    """A reader of images into batches. Several threads may call `fill` at once for different positions of one piece."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         self.image_set, self.data, self.seed = image_set, config.DATA, config.SEED
         self.num_classes = config.MODEL.NUM_CLASSES or len(image_set.classes)
 
     def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
-        """Uninitialized images, in the memory layout of decoded pixels, and targets.
+        """Allocate uninitialized images, in the memory layout of decoded pixels, and targets.
 
-        Pinned memory costs milliseconds only at first: torch gives it out again once the copies from it are done.
+        Pinned memory costs milliseconds only at first, because torch reuses it once the copies from it are done.
         """
         count, side = len(piece.indices), self.data.IMAGE_SIZE
         images = torch.empty((count, side, side, self.data.IMAGE_CHANNELS), dtype=torch.uint8, pin_memory=pinned)
@@ -58,15 +58,15 @@ class Reader:
             target.zero_()[list(sets[number])] = 1
 
     def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
-        """Read the images at these positions of a piece. Returns the unreadable ones."""
+        """Read the images at these positions of a piece. Return the indices of unreadable images."""
         raise NotImplementedError
 
     def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
-        """The batch of a piece whose positions are all filled."""
+        """Return the batch of a piece whose positions are all filled."""
         raise NotImplementedError
 
     def __getitem__(self, piece: Piece) -> Batch | DataError:
-        """The batch of a piece. A DataError is returned, so that it leaves a worker process unchanged."""
+        """Return the batch of a piece. A DataError is returned, not raised, so that a worker process sends it unchanged."""
         buffers = self.allocate(piece)
         try:
             bad = self.fill(piece, range(len(piece.indices)), buffers)
@@ -76,7 +76,7 @@ class Reader:
 
 
 class TrainReader(Reader):
-    """Augments the images, draws the boxes to erase, and replaces an unreadable image by another."""
+    """A reader that augments images, draws the boxes to erase, and replaces unreadable images by other ones."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
@@ -102,7 +102,7 @@ class TrainReader(Reader):
         return Batch(buffers.images, buffers.targets, piece.num_samples, bad, piece, boxes)
 
     def _read_or_replace(self, epoch: int, index: int, bad: list[int]) -> tuple[np.ndarray, int]:
-        """The image and its index, or those of its replacement. Unreadable ones are added to `bad`."""
+        """Return the image and its index, or a replacement and its index. Add unreadable images to `bad`."""
         for candidate in self._candidates(epoch, index):
             try:
                 return self.image_set.read(candidate), candidate
@@ -110,7 +110,7 @@ class TrainReader(Reader):
                 reason = error
                 bad.append(candidate)
         raise DataError(
-            f"{self.image_set.name(index)} cannot be read, nor can {2 * NUM_REPLACEMENTS} others ({reason}); "
+            f"{self.image_set.name(index)} cannot be read, and neither can {2 * NUM_REPLACEMENTS} others ({reason}); "
             "check that DATA.DATA_PATH is still available"
         )
 
@@ -124,7 +124,7 @@ class TrainReader(Reader):
 
 
 class SizedReader(Reader):
-    """A reader for each size of training images; the epoch of a piece chooses."""
+    """A reader for each size of training images. The epoch of a piece selects the size."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
@@ -141,7 +141,7 @@ class SizedReader(Reader):
 
 
 class EvalReader(Reader):
-    """Omits unreadable images, and reports them in the batch."""
+    """A reader that omits unreadable images and lists them in the batch."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
@@ -180,7 +180,7 @@ class Window(NamedTuple):
 
 
 class TrainData:
-    """Training images of one process, in the order that seed and step determine."""
+    """The training images of one process, in the order that seed and step determine."""
 
     def __init__(
         self, image_set: ImageSet, order: Order, rank: int, load: Callable[[Iterable[Piece]], Iterator[Batch]]
@@ -191,9 +191,9 @@ class TrainData:
         self._load = load
 
     def windows(self, first_step: int, last_step: int, skipped: Collection[range] = ()) -> Iterator[Window]:
-        """Steps first_step .. last_step - 1 of the run without the skipped ones, whose images are not read.
+        """Yield the windows of steps first_step to last_step - 1, without skipped steps, whose images are not read.
 
-        Workers, and the batches that they have read ahead, live on across epochs.
+        Workers and the batches that they have prefetched persist across epochs.
         """
 
         def steps() -> Iterator[int]:
@@ -209,15 +209,15 @@ class TrainData:
                 num_batches = self.order.num_micro_batches(step)
                 of_step = itertools.islice(batches, num_batches)
                 yield Window(step, self.order.window_size(step), num_batches, of_step)
-                for _ in of_step:  # batches that the caller did not take must not turn up in the next window
+                for _ in of_step:  # batches that the caller did not consume must not appear in the next window
                     pass
 
 
 class EvalData:
-    """The evaluation images of this process: each image is on one process, once, in the order of the set. A set that is
-    read in groups is cut in one piece for each process, so that not every process reads every group.
+    """The evaluation images of this process. Each image is in exactly one process, in the order of the set.
 
-    All processes get the same number of batches. One that has no images left gets an image that does not count.
+    A set that is read in groups is split into one contiguous part per process, so that not every process reads every group.
+    All processes get the same number of batches. A process without images left gets an image that does not count.
     """
 
     def __init__(
@@ -229,11 +229,11 @@ class EvalData:
         load: Callable[[Iterable[Piece]], Iterator[Batch]],
         is_padded: bool = False,
     ):
-        """`is_padded`: the model has to see batches of one size, because it is compiled for it."""
+        """Compute the share of this process. `is_padded` means that the model is compiled for batches of one size."""
         self.image_set, self.batch_size, self.rank, self.world_size = image_set, batch_size, rank, world_size
         self.is_padded = is_padded
         self.num_samples = len(image_set)  # of all processes
-        # The images of this process, in their order; of both kinds of shares the first ones have an image more.
+        # The images of this process, in order. With both kinds of split, lower ranks may get one image more.
         in_pieces = image_set.is_read_in_groups
         numbers = np.arange(self.num_samples)
         self.share = np.array_split(numbers, world_size)[rank] if in_pieces else numbers[rank::world_size]
@@ -241,7 +241,7 @@ class EvalData:
 
     def __iter__(self) -> Iterator[Batch]:
         share = self.share
-        largest = math.ceil(self.num_samples / self.world_size)  # share of any process
+        largest = math.ceil(self.num_samples / self.world_size)  # the largest share of any process
         chunks = [share[start : start + self.batch_size] for start in range(0, largest, self.batch_size)]
         pieces = [Piece(0, chunk if len(chunk) else np.zeros(1, int), len(chunk)) for chunk in chunks]
         with contextlib.closing(self._load(pieces)) as batches:

@@ -1,4 +1,4 @@
-"""Threads or processes that read ahead without state of their own: how many, and the batches in their order."""
+"""Stateless loader workers, threads or processes, that prefetch batches in order, and the choice of their number."""
 
 import atexit
 import contextlib
@@ -32,52 +32,55 @@ from utils.host import SHARED_MEMORY, free_host_memory, has_streams
 from utils.program import STOPPING, die_with_parent
 
 MAX_ON_CPU = 8
-ENOUGH_CORES = 4  # from here on one is left to the training thread
-AHEAD_OF_PROCESS = 2  # batches that each worker process reads in advance
-MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # batches that all threads together read in advance; their bytes
+ENOUGH_CORES = 4  # with this many cores or more, one is reserved for the training thread
+AHEAD_OF_PROCESS = 2  # batches that each worker process prefetches
+MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # batches that all threads together prefetch, and their bytes
 MAX_FRACTION_AHEAD = 0.05  # of the free memory of the host, for all training processes together
 MAX_FRACTION_SHARED = 0.8  # of the free shared memory
-# Assumed fractions of its time for which a loader thread holds Python's lock (GIL), as BENCHMARKS.md has them.
+# Fractions of the time for which a loader thread is assumed to hold Python's GIL; measured in BENCHMARKS.md.
 GIL_READING, GIL_AUGMENTING, GIL_IN_MEMORY = 0.12, 0.2, 0.6
-MAX_GIL = 0.5  # of all of them together: the training thread needs the GIL for each operation that it starts
+MAX_GIL = 0.5  # for all loader threads together, because the training thread needs the GIL to start each operation
 
 
 class Workers(NamedTuple):
-    """The loader workers of one training process. 0: it reads each batch itself, when it needs it."""
+    """The loader workers of one training process. With 0 workers it reads each batch itself when it needs it."""
 
     kind: str  # threads or processes
     count: int
-    ahead: int  # batches in advance, beyond the one in use: of all threads together, of each process
+    ahead: int  # prefetched batches besides the one in use, of all threads together or of each process
 
 
 def choose_workers(config: Config, image_set: ImageSet, process: Process) -> Workers:
-    """The workers that the settings ask for; where they leave it open, as fits the device, the cores and the images."""
+    """Return the workers from the settings, or a choice that fits the device, the cores and the images."""
     data, on_cpu = config.DATA, process.device.type == "cpu"
     count, kind = data.NUM_WORKERS, data.WORKERS
     if count is None:
         count = _count_on_cpu(data, image_set, process) if on_cpu else cores_to_read(process)
     if kind == "auto":
         kind = "threads" if on_cpu else _kind_on_gpu(config, image_set, process, count)
-    # On a CPU none: all cores share each operation, and would wait for one that loads. A ViT-Tiny run is 6 to 14%
-    # faster when all cores load a batch and then all compute.
+    # Nothing is prefetched on a CPU, because all cores share each operation and would wait for a core that loads. A ViT-Tiny
+    # run is 6 to 14% faster when all cores load a batch and then all compute.
     ahead = 0 if on_cpu else AHEAD_OF_PROCESS if kind == "processes" else _ahead_of_threads(data, process)
     return Workers(kind, count, ahead)
 
 
 def cores_to_read(process: Process) -> int:
-    """The number of cores that can be used for reading: on a CPU all, since it reads and computes in turn."""
+    """Return the number of cores for reading. A CPU run uses all cores, because it reads and computes in turn."""
     leaves_one = process.device.type != "cpu" and process.num_cores >= ENOUGH_CORES
     return process.num_cores - leaves_one
 
 
 def saturate_gil(num_threads: int, config: Config, image_set: ImageSet) -> bool:
-    """Whether so many loader threads leave too little of the GIL to the training thread."""
+    """Return whether this number of loader threads leaves too little of the GIL to the training thread."""
     decoding = GIL_AUGMENTING if config.TRAIN.augments else GIL_READING
     return num_threads * (GIL_IN_MEMORY if image_set.in_memory else decoding) > MAX_GIL
 
 
 def shared_bytes(data: Data, num_processes: int) -> int:
-    """Shared memory for the batches of so many loader processes. Those for training live on in evaluation."""
+    """Return the bytes of shared memory for the batches of this number of loader processes.
+
+    Training batches stay in memory during evaluation.
+    """
     num_images = data.BATCH_SIZE + (data.BATCH_SIZE_EVAL or data.BATCH_SIZE)
     return num_processes * AHEAD_OF_PROCESS * num_images * _image_bytes(data)
 
@@ -90,13 +93,13 @@ def _count_on_cpu(data: Data, image_set: ImageSet, process: Process) -> int:
     if image_set.in_memory:
         return 0
     if data.WORKERS == "processes":
-        # The others compute: even ViT-Tiny takes ten times as long as loading.
+        # The other cores compute, because even ViT-Tiny takes ten times as long as loading.
         return min(MAX_ON_CPU, max(1, process.num_cores // 4))
     return min(MAX_ON_CPU, process.num_cores)
 
 
 def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: int) -> str:
-    """Threads, which cost less, unless they saturate the GIL and shared memory has room for what processes read."""
+    """Return threads, which cost less, unless they saturate the GIL and shared memory is large enough for processes."""
     if sys.platform != "linux" or image_set.is_read_in_groups or not saturate_gil(count, config, image_set):
         return "threads"
     needed = shared_bytes(config.DATA, count * process.local_size)
@@ -105,17 +108,20 @@ def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: i
 
 
 def _ahead_of_threads(data: Data, process: Process) -> int:
-    """The number of batches that memory allows: 16 batches of 256 bridge a file system that stands still for 0.8 s, at 5,000 images/s."""
+    """Return the number of batches to prefetch, as far as memory allows.
+
+    16 batches of 256 images cover a file system that hangs for 0.8 s, at 5,000 images/s.
+    """
     room = min(BYTES_AHEAD, MAX_FRACTION_AHEAD * free_host_memory() / process.local_size)
     pinned = 1 << (data.BATCH_SIZE * _image_bytes(data) - 1).bit_length()  # torch rounds up to a power of two
     return min(max(int(room / pinned), MIN_AHEAD), MAX_AHEAD)
 
 
 def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """The batches on the device. A separate stream copies the next one while the device computes on this one.
+    """Yield the batches on the device. A separate stream copies the next batch while the device computes.
 
-    A batch for which the device lacks memory stays on the host: the update copies it once more, and if memory is still
-    lacking then, the update is repeated with smaller micro-batches.
+    If the device lacks memory for a batch, it stays on the host. The update then tries the copy again, and if there is still
+    too little memory, the update is repeated with smaller micro-batches.
     """
     stream = torch.Stream(device)
 
@@ -130,9 +136,9 @@ def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterat
     def hand_over(batch: Batch, copied: torch.Event | None) -> Batch:
         if copied:
             now = torch.accelerator.current_stream(device)
-            now.wait_event(copied)  # the device waits, not the host
+            now.wait_event(copied)  # makes the device wait, not the host
             for each in (batch.images, batch.targets):
-                each.record_stream(now)  # or the next copy could reuse its memory too early
+                each.record_stream(now)  # otherwise the next copy could reuse the memory too early
         return batch
 
     with contextlib.closing(batches):
@@ -148,18 +154,18 @@ def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterat
 
 MIN_IMAGES_PER_THREAD = 4
 SECONDS_TO_DIE = 1.0  # between the first error that a dying worker causes and its end
-REMEDY = "lower DATA.NUM_WORKERS, or set DATA.WORKERS=threads, which need no shared memory"
+REMEDY = "lower DATA.NUM_WORKERS, or set DATA.WORKERS=threads, which needs no shared memory"
 
 
 def read_in_threads(
     pieces: Iterable[Piece], reader: Reader, num_threads: int, device: torch.device, ahead: int
 ) -> Iterator[Batch]:
-    """The batches of the pieces in their order, `ahead` of them in advance. Closing this generator ends the threads.
+    """Yield the batches of the pieces in order, and prefetch `ahead` of them. Closing this generator ends the threads.
 
     All threads work on the same batch. Reading, decoding and resizing release Python's lock.
     """
-    # Each loader thread uses one torch thread: more would spin while they wait, and take the cores from the training.
-    # Reading the number here fixes this thread's own, which the loader threads would otherwise change.
+    # Each loader thread uses one torch thread, because idle torch threads would spin and take cores from training.
+    # Reading the number of threads here fixes it for this thread; otherwise the loader threads would change it.
     torch.get_num_threads()
     with ThreadPoolExecutor(num_threads, "loader", initializer=torch.set_num_threads, initargs=(1,)) as pool:
 
@@ -187,8 +193,11 @@ def read_in_threads(
 def read_in_processes(
     pieces: Iterable[Piece], reader: Reader, num_processes: int, device: torch.device, ahead: int
 ) -> Iterator[Batch]:
-    """Batches by worker processes, as read_in_threads has them. Without any, this process reads each batch when it is requested."""
-    # Fork where that is safe: a spawned worker would first import torch, for seconds.
+    """Yield batches like read_in_threads, from worker processes.
+
+    Without workers, this process reads each batch when it is requested.
+    """
+    # Fork where it is safe, because a spawned worker would spend seconds importing torch.
     context = "fork" if num_processes and sys.platform == "linux" else None
     loader = DataLoader(
         reader,
@@ -199,18 +208,18 @@ def read_in_processes(
         collate_fn=_into_shared_memory,
         pin_memory=has_streams(device),
         multiprocessing_context=context,
-        generator=torch.Generator(),  # the loader draws a seed, which must not come from the run's generator
+        generator=torch.Generator(),  # the loader draws a seed from it, which must not change the run's generator
         worker_init_fn=_end_with_run,
     )
-    # Workers' garbage collection must not touch objects from before the fork, which would copy their pages. Without
-    # workers what utils/program.py has frozen stays so.
+    # The workers' garbage collection must not touch objects from before the fork, because that would copy their pages.
+    # Without workers, objects frozen by utils/program.py stay frozen.
     if num_processes:
         gc.freeze()
     others = multiprocessing.active_children()
     try:
         with _blocked_signals(), _preserved_sigchld_handler():
             batches = iter(loader)  # starts the workers
-    except OSError as error:  # their locks need shared memory too
+    except OSError as error:  # the workers' locks need shared memory too
         raise DataError(f"DATA.WORKERS: loader processes cannot be started ({error}); {REMEDY}") from error
     finally:
         if num_processes:
@@ -222,21 +231,24 @@ def read_in_processes(
                 raise batch
             yield batch
     finally:
-        del batches  # which ends the workers
+        del batches  # this ends the workers
 
 
 def _end_with_run(number: int) -> None:
-    """After kill -9 of the run torch's workers would live on for up to 5 s, and with them the lock of its folder."""
+    """End a worker together with the run.
+
+    Otherwise, after kill -9 of the run, torch's workers would live for up to 5 s and keep the lock of its folder.
+    """
     die_with_parent()
-    if sys.platform == "linux":  # its sockets need no folder, which a kill would leave
+    if sys.platform == "linux":  # abstract sockets need no folder, which a killed process would leave behind
         connection.arbitrary_address = lambda family: f"\0halfstep-{secrets.token_hex(16)}"
 
 
 def _next(batches: Iterator[Batch | DataError], workers: list[BaseProcess]) -> Batch | DataError | None:
-    """The next batch, None after the last; LostProcess if any worker has died."""
+    """Return the next batch, or None after the last. Raise LostProcess if a worker has died."""
     try:
         batch = next(batches, None)
-    except (RuntimeError, OSError, EOFError):  # a dead worker shows in many ways
+    except (RuntimeError, OSError, EOFError):  # a dead worker causes various errors
         _raise_if_dead(workers, SECONDS_TO_DIE)
         raise
     if batch is not None:
@@ -249,7 +261,7 @@ def _raise_if_dead(workers: list[BaseProcess], seconds: float) -> None:
         return
     dead = next(each for each in workers if connection.wait([each.sentinel], 0.0))
     dead.join()
-    for each in workers:  # one that waits for a lock of the dead one would never end
+    for each in workers:  # a worker that waits for a lock of the dead worker would never end
         each.kill()
     how = (
         f"with exit code {dead.exitcode}" if dead.exitcode >= 0 else f"by signal {signal.Signals(-dead.exitcode).name}"
@@ -261,8 +273,11 @@ def _raise_if_dead(workers: list[BaseProcess], seconds: float) -> None:
 
 
 def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
-    """Move a worker's batch to shared memory, through which it is sent. torch would do that in a thread of the worker
-    which, without room, only prints an error: the run would wait for the batch for ever."""
+    """Move a worker's batch to shared memory, through which it is sent.
+
+    torch would do that in a thread of the worker. When shared memory is full, that thread only prints an error, and the run
+    would wait for the batch forever.
+    """
     if get_worker_info() is None or isinstance(batch, DataError):
         return batch
     try:
@@ -271,7 +286,7 @@ def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
                 each.share_memory_()
     except RuntimeError as error:
         return DataError(
-            f"DATA.WORKERS: no room in shared memory for a batch ({error}); enlarge /dev/shm (docker run --shm-size) "
+            f"DATA.WORKERS: shared memory is too small for a batch ({error}); enlarge /dev/shm (docker run --shm-size) "
             f"or {REMEDY}"
         )
     return batch
@@ -279,9 +294,11 @@ def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
 
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Block these signals in the processes started in here; the parent gets them a little later. Ctrl-C, Slurm's
-    warnings and a closed terminal reach every process of a run. The parent saves, for which it needs its workers, and then
-    ends them itself."""
+    """Block the STOPPING signals in the processes started inside. The parent gets them a little later.
+
+    Ctrl-C, Slurm's warnings and a closed terminal reach every process of a run. The parent then saves, for which it needs
+    its workers, and ends them itself.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
@@ -291,7 +308,7 @@ def _blocked_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _preserved_sigchld_handler() -> Iterator[None]:
-    """Undo torch's handler, which raises the death of a worker wherever the training is, inside a save for example."""
+    """Undo torch's handler, which raises an error about a dead worker at any point of training, for example in a save."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -304,14 +321,14 @@ def _preserved_sigchld_handler() -> Iterator[None]:
 
 @atexit.register
 def _kill_workers() -> None:
-    """At exit multiprocessing sends SIGTERM, which workers block, and would wait for them for ever."""
+    """Kill the workers at exit. multiprocessing would send SIGTERM, which workers block, and wait for them forever."""
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()
 
 
 def make_loader(reader: Reader, workers: Workers, device: torch.device) -> Callable[[Iterable[Piece]], Iterator[Batch]]:
-    """The function from pieces to batches, for images that are read one by one."""
+    """Return the function from pieces to batches, for images that are read one by one."""
     common = {"reader": reader, "device": device, "ahead": workers.ahead}
     if workers.count and workers.kind == "threads":
         load = functools.partial(read_in_threads, num_threads=workers.count, **common)

@@ -1,1 +1,1 @@
-"""The way from the bytes of an image file to the model's input: decoding, cropping, augmentation, mixing."""
+"""Image transforms, from the bytes of a file to the model's input: decoding, cropping, augmentation, mixing."""

@@ -1,6 +1,6 @@
 """Draws what an augmentation policy does to an image: a plan, from the same laws as timm's policies and torchvision's TrivialAugment.
 
-All random numbers come from the generator of the call, by methods that give the same in every version of Python.
+All random numbers come from the caller's generator, and only from methods with equal results in every Python version.
 """
 
 import math
@@ -17,7 +17,7 @@ from datasets.transforms.pixels import Operation, Plan, carry_out
 from datasets.transforms.random_operations import MOST, Options, RandomOperation, choose, trivial_augment
 from utils.errors import ConfigError, did_you_mean
 
-REVISION = 2  # increases whenever the same settings draw or do something else; a resumed run compares it
+REVISION = 2  # increases whenever augmentation changes for the same settings; a resumed run compares it
 
 # {name of a policy: its parameters with their defaults}
 POLICIES: dict[str, dict[str, float]] = {
@@ -26,23 +26,23 @@ POLICIES: dict[str, dict[str, float]] = {
     "augmix": {"m": 3, "w": 3, "d": 0, "a": 1.0, "mstd": math.inf},
     "ta_wide": {},
 }
-# What papers call them.
+# Names in papers.
 PAPERS = {
     "autoaugment": "original",
     "randaugment": "rand",
     "trivialaugment": "ta_wide",
     "trivialaugmentwide": "ta_wide",
 }
-# Behind rand's t: other sets of operations, with the largest n; with weights, each operation comes at most once.
+# {set of operations that follows rand's t: the largest n}. With weights, each operation occurs at most once.
 CHOICES = {"weights": 15, "3a": 100, "3aw": 14}
-# Minimum and maximum: far larger values would take for ever per image.
+# Minimum and maximum of each parameter. Far larger values would take too long per image.
 LIMITS = {
     "rand": {"m": (0, 1000), "n": (1, 100), "p": (0, 1), "mmax": (0, 1000), "inc": (0, 1)},
     "augmix": {"m": (0, 1000), "w": (1, 100), "d": (0, 100), "a": (0.01, 1000)},
 }
 WHOLE = ("n", "w", "d", "inc")
-SHIFT, SHIFT_AUGMIX = 0.45, 0.3  # of the side, at magnitude 10
-RESAMPLE = {  # Pillow's numbers of the interpolations of rotations and shifts; it has no lanczos for them
+SHIFT, SHIFT_AUGMIX = 0.45, 0.3  # fractions of the side at magnitude 10
+RESAMPLE = {  # Pillow's interpolation numbers for rotations and shifts, which do not support lanczos
     "nearest": (int(Image.Resampling.NEAREST),),
     "bilinear": (int(Image.Resampling.BILINEAR),),
     "bicubic": (int(Image.Resampling.BICUBIC),),
@@ -52,15 +52,15 @@ RESAMPLE = {  # Pillow's numbers of the interpolations of rotations and shifts; 
 
 
 class Policy(NamedTuple):
-    """A policy by its name."""
+    """An augmentation policy with its parameters."""
 
-    name: str  # of POLICIES
+    name: str  # a key of POLICIES
     numbers: dict[str, float]
-    choice: str = ""  # of CHOICES
+    choice: str = ""  # a key of CHOICES
 
 
 def parse_policy(train: Train) -> Policy | None:
-    """The policy that the settings name: rand-m9-n3 gives rand and {"m": 9, "n": 3, "p": 0.5, ...}."""
+    """Return the policy in the settings, or None. For example, rand-m9-n3 is rand with {"m": 9, "n": 3, "p": 0.5, ...}."""
     if not train.AUTO_AUGMENT:
         return None
     name, *parts = train.AUTO_AUGMENT.lower().split("-")
@@ -79,7 +79,7 @@ def parse_policy(train: Train) -> Policy | None:
 
 
 def _number(name: str, part: str, text: str) -> tuple[str, float]:
-    """m9 gives ("m", 9.0)."""
+    """Return the name and value of a parameter: m9 gives ("m", 9.0)."""
     known = POLICIES[name]
     match = re.fullmatch(r"([a-z]+)(\d+\.?\d*)", part)
     if not match or match[1] not in known or (match[1] in WHOLE and float(match[2]) % 1):
@@ -101,7 +101,7 @@ def _check_limits(policy: Policy, text: str) -> None:
 
 
 class SubPolicies(NamedTuple):
-    """One of several sequences of operations, as AutoAugment has them."""
+    """A policy like AutoAugment that draws one of several sequences of operations."""
 
     sequences: list[list]
 
@@ -110,7 +110,7 @@ class SubPolicies(NamedTuple):
 
 
 class RandAugment(NamedTuple):
-    """A number of random operations; with weights, none of them twice."""
+    """A policy that draws a number of random operations. With weights, no operation is drawn twice."""
 
     operations: list
     weights: list[float] | None
@@ -128,11 +128,11 @@ class RandAugment(NamedTuple):
 
 
 class AugMix(NamedTuple):
-    """Chains of operations, mixed with each other and with the image."""
+    """A policy that mixes several chains of operations with each other and with the image."""
 
     operations: list
     width: int
-    depth: int  # 0: 1 to 3, drawn for each chain
+    depth: int  # the length of each chain; 0 to draw 1 to 3 for each chain
     alpha: float
 
     def draw(self, rng: Random) -> Plan:
@@ -145,7 +145,7 @@ class AugMix(NamedTuple):
 
 
 def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> SubPolicies | RandAugment | AugMix:
-    """A policy for square images, with these interpolations."""
+    """Return the policy for square images of this side, with these interpolations."""
     if policy.name == "ta_wide":
         return SubPolicies([[operation] for operation in trivial_augment(resamples)])
     from timm.data import auto_augment as timm  # imported here: it takes a second, and most runs do not need it
@@ -157,7 +157,7 @@ def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> SubPo
         operations = [RandomOperation(each.name, 1.0, numbers["m"], options) for each in timm.augmix_ops()]
         return AugMix(operations, int(numbers["w"]), int(numbers["d"]), numbers["a"])
     if policy.name == "rand":
-        deviation = math.inf if deviation > 100 else deviation  # timm's way to ask for a uniform magnitude
+        deviation = math.inf if deviation > 100 else deviation  # in timm, more than 100 means a uniform magnitude
         options = Options(resamples, SHIFT * side, deviation, numbers["mmax"] or MOST)
         names = timm.rand_augment_choices(policy.choice, increasing=bool(numbers["inc"]))
         operations = [RandomOperation(name, numbers["p"], numbers["m"], options) for name in names]
@@ -182,24 +182,24 @@ def _choose_weighted(weights: list[float], rng: Random) -> int:
         place -= weight
         if place < 0:
             return index
-    return max(range(len(weights)), key=weights.__getitem__)  # rounding led past the end
+    return max(range(len(weights)), key=weights.__getitem__)  # reached only through rounding
 
 
 def _dirichlet(alpha: float, count: int, rng: Random) -> list[float]:
     shares = [rng.gammavariate(alpha, 1.0) for _ in range(count)]
     total = sum(shares)
-    if total == 0:  # with a small alpha all can be too small for a float; one of them would have been all but 1
+    if total == 0:  # with a small alpha all shares can underflow; exactly, one of them would be almost 1
         return [1.0] + [0.0] * (count - 1)
     return [share / total for share in shares]
 
 
 def build_augmentation(config: Config) -> "Augmentation | None":
-    """The augmentation that the settings ask for, if any."""
+    """Return the augmentation for these settings, or None."""
     return Augmentation(config) if config.TRAIN.augments else None
 
 
 class Augmentation:
-    """A policy, then colour jitter. Several threads may use it at once."""
+    """An augmentation policy followed by colour jitter. Several threads may use it at once."""
 
     def __init__(self, config: Config):
         train, data = config.TRAIN, config.DATA
@@ -207,7 +207,7 @@ class Augmentation:
         self.policy = build_policy(policy, data.IMAGE_SIZE, RESAMPLE[data.train_interpolation]) if policy else None
         self.jitter = _jitter(train.COLOR_JITTER, policy)
         colour = tuple(min(max(round(255 * mean), 0), 255) for mean in data.IMAGENET_MEAN[: data.IMAGE_CHANNELS])
-        self.fill = colour if len(colour) > 1 else colour[0]  # of what a rotation or shift uncovers, as in timm
+        self.fill = colour if len(colour) > 1 else colour[0]  # for pixels that a rotation or shift uncovers, as in timm
 
     def draw(self, rng: Random) -> Plan:
         """Draw what is done to one image. All random numbers come from `rng`."""
@@ -219,14 +219,14 @@ class Augmentation:
         return carry_out(plan, pixels, self.fill)
 
     def __call__(self, image: Tensor, rng: Random) -> None:
-        """Augment uint8 [C, H, W] in place."""
+        """Augment an image, uint8 [C, H, W], in place."""
         pixels = image.permute(1, 2, 0).numpy()
         changed = self.apply(self.draw(rng), pixels)
         if changed is not pixels:
             pixels[...] = changed
 
     def _draw_jitter(self, rng: Random) -> list[Operation]:
-        """Changes of the colours as torchvision's ColorJitter makes them: in random order, each by a random factor."""
+        """Draw changes of colour like torchvision's ColorJitter: in random order, each by a random factor."""
         names = list(self.jitter)
         operations = []
         while names:
@@ -236,7 +236,10 @@ class Augmentation:
 
 
 def _jitter(strength: float, policy: Policy | None) -> dict[str, tuple[float, float]]:
-    """{operation: smallest and largest factor}. Like timm, only without a policy or with 3-Augment's operations."""
+    """Return {operation: smallest and largest factor}.
+
+    As in timm, jitter is only used without a policy or with 3-Augment's operations.
+    """
     if not strength or (policy and "3a" not in (policy.name, policy.choice[:2])):
         return {}
     return dict.fromkeys(("brightness", "contrast", "color"), (max(0.0, 1 - strength), 1 + strength))

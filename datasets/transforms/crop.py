@@ -1,4 +1,4 @@
-"""Makes the square that the model takes of an image of any size: uint8 on the CPU, normalized on the device."""
+"""Crops of images to the model's square input. Crops are uint8 on the CPU and normalized on the device."""
 
 import math
 import random
@@ -22,30 +22,30 @@ class BySize(Generic[T]):
     """One object for each size of training images."""
 
     def __init__(self, config: Config, make: Callable[[Config], T]):
-        """`make`: from the settings with the size as IMAGE_SIZE."""
+        """Make the objects. `make` gets the settings with the size as IMAGE_SIZE."""
         self._starts = config.train_sizes
         sides = set(self._starts.values())
         self._made = {side: make(replace(config, DATA=replace(config.DATA, IMAGE_SIZE=side))) for side in sides}
 
     def at(self, epoch: int) -> T:
-        """The one for an epoch, from 0."""
+        """Return the object for an epoch, counted from 0."""
         return self._made[self._starts[max(start for start in self._starts if start <= epoch)]]
 
 
 RESAMPLE = {"nearest": Image.Resampling.NEAREST, "lanczos": Image.Resampling.LANCZOS}
-NUM_TRIES = 10  # as in torchvision: attempts to draw a crop that fits into the image
-PADDING = 4  # pixels on each side, of DeiT III's simple random crop
+NUM_TRIES = 10  # attempts to draw a crop that fits into the image, as in torchvision
+PADDING = 4  # pixels on each side for DeiT III's simple random crop
 
 
 class TrainTransform:
-    """A random crop, resize, flip and augmentation. All random numbers come from the generator of the call."""
+    """A random crop, resize, flip and augmentation. All random numbers come from the caller's generator."""
 
     def __init__(self, data: Data, augment: Callable[[Tensor, random.Random], None] | None = None):
         self.data, self.augment = data, augment
         self.cut = self._resized_crop if data.TRAIN_CROP == "rrc" else self._crop_of_resized
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        """Write uint8 [C, side, side] of uint8 [H, W, C]."""
+        """Transform an image, uint8 [H, W, C], and write it to `out`, uint8 [C, side, side]."""
         self.cut(image, rng, out)
         if rng.random() < self.data.HFLIP:
             out.copy_(out.flip(2))
@@ -57,15 +57,18 @@ class TrainTransform:
     def _resized_crop(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         height, width, _ = image.shape
         left, top, width, height = crop_box(width, height, self.data.CROP_SCALE, self.data.CROP_RATIO, rng)
-        # Crop first: pixels from outside the crop must not bleed into its edge.
+        # Crop before resizing, so that pixels outside the crop do not bleed into its edge.
         resize(image[top : top + height, left : left + width], self._interpolation(rng), out)
 
     def _crop_of_resized(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        """Cut a square from the image resized to it, with a border of a few pixels reflected at the edges."""
+        """Resize the shorter side to the square, and cut a square at a random position.
+
+        The square may reach a few pixels beyond the image, where pixels are reflected.
+        """
         side, (height, width, channels) = self.data.IMAGE_SIZE, image.shape
         short = min(height, width)
         height, width = side * height // short, side * width // short
-        if height * width > self.data.MAX_PIXELS:  # an image one pixel high becomes one of any size
+        if height * width > self.data.MAX_PIXELS:  # an image one pixel high could become arbitrarily wide
             return self._resized_crop(image, rng, out)
         resized = torch.empty((height, width, channels), dtype=torch.uint8)
         resize(image, self._interpolation(rng), resized.permute(2, 0, 1))
@@ -73,7 +76,7 @@ class TrainTransform:
         out.copy_(resized[rows][:, columns].permute(2, 0, 1))
 
     def _reflected(self, length: int, rng: random.Random) -> Tensor:
-        """The positions of the square along a side, reflected at its ends without repeating them."""
+        """Return the positions of the square along a side, reflected at its ends without repeating the end pixels."""
         start = int(rng.random() * (length - self.data.IMAGE_SIZE + 2 * PADDING + 1)) - PADDING
         period = max(2 * (length - 1), 1)
         positions = torch.arange(start, start + self.data.IMAGE_SIZE) % period
@@ -85,24 +88,26 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """Resize by IMAGE_SIZE / CROP_PCT and a centre crop, as CROP_MODE says, with torchvision's and timm's pixels."""
+    """A resize to IMAGE_SIZE / CROP_PCT and a centre crop, by CROP_MODE. Its pixels equal torchvision's and timm's."""
 
     def __init__(self, data: Data):
         self.side, self.mode = data.IMAGE_SIZE, data.CROP_MODE
         self.resized_side = math.floor(data.IMAGE_SIZE / data.CROP_PCT)
         self.interpolation, self.max_pixels = data.INTERPOLATION, data.MAX_PIXELS
-        # What lies outside of a resized image: torchvision pads with black, timm's border with the mean.
+        # The padding outside of a resized image: black in torchvision, the mean in timm's border mode.
         mean = data.IMAGENET_MEAN if self.mode == "border" else (0.0,)
         self.padding = torch.tensor([min(max(round(255 * each), 0), 255) for each in mean], dtype=torch.uint8)
 
     def __call__(self, image: np.ndarray, out: Tensor) -> None:
-        """Write uint8 [C, side, side] of uint8 [H, W, C]."""
+        """Transform an image, uint8 [H, W, C], and write it to `out`, uint8 [C, side, side]."""
         height, width = self._size(*image.shape[:2])
         if (height, width) == (self.side, self.side):
             resize(image, self.interpolation, out)
             return
-        if height * width > self.max_pixels:  # an image one pixel high becomes one of any size
-            raise ImageReadError(f"resized to {width} x {height} it has more than DATA.MAX_PIXELS, {self.max_pixels}")
+        if height * width > self.max_pixels:  # an image one pixel high could become arbitrarily wide
+            raise ImageReadError(
+                f"resized to {width} x {height} it exceeds DATA.MAX_PIXELS, which is {self.max_pixels}"
+            )
         resized = torch.empty((height, width, image.shape[2]), dtype=torch.uint8).permute(2, 0, 1)
         resize(image, self.interpolation, resized)
         top, left = self._start(height), self._start(width)
@@ -113,7 +118,7 @@ class EvalTransform:
         inside.copy_(resized[:, top : top + inside.shape[1], left : left + inside.shape[2]])
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width that the image is resized to."""
+        """Return the height and width of the resized image."""
         if self.mode == "squash":
             return self.resized_side, self.resized_side
         if self.mode == "border":
@@ -123,7 +128,7 @@ class EvalTransform:
         return self.resized_side * height // short, self.resized_side * width // short
 
     def _start(self, length: int) -> int:
-        """The place where the square begins along a side of this length; negative: before the image."""
+        """Return where the square starts along a side of this length. A negative start is outside of the image."""
         spare = length - self.side
         return round(spare / 2) if spare > 0 else -(-spare // 2)
 
@@ -131,7 +136,7 @@ class EvalTransform:
 def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:
     """Resize uint8 [H, W, C] with antialiasing into `out` [C, H', W'].
 
-    torch's kernels give Pillow's pixels to within rounding, five times as fast and without a copy.
+    torch's kernels give Pillow's pixels up to rounding, five times as fast and without a copy.
     """
     if interpolation in RESIZE_KERNELS:
         source = torch.from_numpy(image).permute(2, 0, 1)[None]
@@ -145,9 +150,9 @@ def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:
 def crop_box(
     width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: random.Random
 ) -> tuple[int, int, int, int]:
-    """left, top, width, height of a crop with a random fraction of the area and a random aspect ratio.
+    """Return (left, top, width, height) of a crop with a random fraction of the area and a random aspect ratio.
 
-    It uses `rng.random` alone, whose numbers are the same in every version of Python.
+    Only `rng.random` and `rng.uniform` are used, because their numbers are equal in every version of Python.
     """
     min_log, max_log = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(NUM_TRIES):
@@ -158,14 +163,14 @@ def crop_box(
             left = int(rng.random() * (width - crop_width + 1))
             top = int(rng.random() * (height - crop_height + 1))
             return left, top, crop_width, crop_height
-    # None fits: take the largest centre crop with an allowed shape.
+    # If no drawn crop fits, return the largest centre crop with an allowed aspect ratio.
     crop_width = min(width, max(1, round(height * ratio[1])))
     crop_height = min(height, max(1, round(width / ratio[0])))
     return (width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height
 
 
 def inside_box(left: Tensor, top: Tensor, width: Tensor, height: Tensor, side: int) -> Tensor:
-    """A mask of the pixels of a box in each image, from four tensors [B]: bool [B, 1, side, side]."""
+    """Return a mask of the pixels inside a box of each image, bool [B, 1, side, side], from four tensors [B]."""
     pixels = torch.arange(side, device=left.device)
     across = (pixels >= left[:, None]) & (pixels < (left + width)[:, None])  # [B, W]
     down = (pixels >= top[:, None]) & (pixels < (top + height)[:, None])  # [B, H]
@@ -173,20 +178,23 @@ def inside_box(left: Tensor, top: Tensor, width: Tensor, height: Tensor, side: i
 
 
 class Normalize(nn.Module):
-    """uint8 [B, C, H, W] to (image / 255 - mean) / std as `dtype`, or as the call says, on the device of the image."""
+    """Normalization of uint8 [B, C, H, W] to (image / 255 - mean) / std, on the device of the images.
+
+    The result has the type `dtype`, which the call can override.
+    """
 
     def __init__(self, data: Data, dtype: torch.dtype = torch.float32):
         super().__init__()
         mean = torch.tensor(data.IMAGENET_MEAN[: data.IMAGE_CHANNELS], dtype=torch.float64)
         std = torch.tensor(data.IMAGENET_STD[: data.IMAGE_CHANNELS], dtype=torch.float64)
         self.dtype = dtype
-        # One multiplication and one addition, without rounding to a half type between them.
+        # Normalization is one multiplication and one addition, without rounding to a half type between them.
         compute_dtype = torch.promote_types(dtype, torch.float32)
         self.register_buffer("scale", (1 / (255 * std)).to(compute_dtype)[:, None, None], persistent=False)
         self.register_buffer("shift", (-mean / std).to(compute_dtype)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        # One pass over the images, which converts, computes and rounds. Contiguous: with channels last the first
-        # convolution's gradients would have another layout than its weights.
+        # One pass over the images converts, computes and rounds. The result is contiguous: with channels last, the
+        # gradients of the first convolution would have another layout than its weights.
         normalized = torch.empty(images.shape, dtype=dtype or self.dtype, device=images.device)
         return torch.addcmul(self.shift, images, self.scale, out=normalized)

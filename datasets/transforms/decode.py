@@ -1,4 +1,4 @@
-"""Decodes the bytes of an image file to pixels: by libjpeg where that is faster and gives the pixels that Pillow gives."""
+"""Decoding of image files to pixels with Pillow, or with libjpeg if it is faster and gives Pillow's pixels."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from configs.schema import Data
 from datasets.types import ImageReadError
 
-# Data sets of a user's own photos. The published figures of the others were reached without EXIF.
+# Data sets of a user's own photos, for which EXIF is applied. Published scores on other data sets were reached without it.
 UPRIGHT = ("imagefolder", "csv", "shards", "parquet")
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images of Pillow's mode I, 32-bit integers, have 16 bits
@@ -22,7 +22,7 @@ TIFF_BITS = 258  # the tag of the bits per channel
 
 @dataclass(frozen=True)
 class PixelRules:
-    """The rules by which image files of one data set become pixels. A cache of pixels is valid for the same rules only."""
+    """The rules by which image files of a data set become pixels. A cache of pixels is only valid for the same rules."""
 
     num_channels: int
     applies_exif: bool = False
@@ -39,9 +39,11 @@ class PixelRules:
 
 
 def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
-    """A Pillow image, of its frames the first, as uint8 [H, W, rules.num_channels]."""
+    """Return a Pillow image, or its first frame, as uint8 [H, W, rules.num_channels]."""
     if _has_32_bits(image):
-        raise ImageReadError(f"32 bits per pixel (Pillow's mode {image.mode}) of unknown range; save it with 8 or 16")
+        raise ImageReadError(
+            f"32 bits per pixel (Pillow's mode {image.mode}) of unknown range; save it with 8 or 16 bits"
+        )
     if image.mode.startswith("I"):
         image = _to_8_bits(image)
     if image.has_transparency_data:
@@ -54,62 +56,64 @@ def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
 
 
 def describe_kinds(image: Image.Image) -> list[str]:
-    """List what is unusual about an opened image, in the words of -check."""
+    """Return the unusual properties of an opened image, in the words of -check."""
     kinds = {
         "16-bit": any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not _has_32_bits(image),
         "32-bit (refused)": _has_32_bits(image),
         "transparent": image.has_transparency_data,
         "CMYK": image.mode == "CMYK",
-        # The other pictures of a camera's MPO are previews.
+        # Further pictures in a camera's MPO file are previews.
         "animated or of several pages": getattr(image, "is_animated", False) and image.format != "MPO",
     }
     return [kind for kind, applies in kinds.items() if applies]
 
 
 def _has_32_bits(image: Image.Image) -> bool:
-    """Whether its pixels have 32 bits, which have no usual range."""
+    """Return whether the pixels have 32 bits, which have no standard range."""
     return image.mode == "F" or (image.mode == "I" and image.format not in GREY_16_BIT)
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Scale down grey of 16 bits, or of a TIFF's 12."""
+    """Scale a grey image with 16 bits, or with a TIFF's 12, down to 8 bits."""
     highest = 2 ** getattr(image, "tag_v2", {}).get(TIFF_BITS, (16,))[0] - 1
     pixels = np.asarray(image).astype(np.uint32)
     grey = Image.fromarray(((pixels * 255 + highest // 2) // highest).astype(np.uint8))
-    if "transparency" in image.info:  # the one shade that is transparent
+    if "transparency" in image.info:  # a single shade that is transparent
         grey.putalpha(Image.fromarray(np.where(pixels == image.info["transparency"], 0, 255).astype(np.uint8)))
     return grey
 
 
 try:
     import simplejpeg
-except ImportError:  # no wheel for this machine: Pillow reads everything, JPEGs at about half the speed
+except ImportError:  # without a wheel for this machine Pillow reads everything, JPEGs at about half the speed
     simplejpeg = None
 
-# Endings that need a module, which not every installation has.
+# File endings that need a module which not every installation has.
 READ_BY = {".avif": "PIL._avif", ".heic": "pillow_heif", ".heif": "pillow_heif", ".hif": "pillow_heif"}
 KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", *READ_BY)
-# What Pillow may take a file for, whatever it is called: for EPS it would start a program with the file's own code.
+# The formats that Pillow may detect. EPS is excluded, because Pillow would start a program with code from the file.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", *(("AVIF",) if find_spec("PIL._avif") else ()))
 IMAGE_ENDINGS = tuple(each for each in KNOWN_ENDINGS if each not in READ_BY or find_spec(READ_BY[each]))
-# Conversions by libjpeg itself, exactly as when Pillow calls it. CMYK needs Pillow, which knows Adobe's inversion.
+# Conversions that libjpeg does itself, exactly as when Pillow calls it. CMYK needs Pillow, which handles Adobe's inversion.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
 JPEG_START, JPEG_END, SCAN, APP1, START_OF_SCAN, EXIF = b"\xff\xd8", b"\xff\xd9", b"\xff\xda", 0xE1, 0xDA, b"Exif\0\0"
-SEQUENTIAL = (0xC0, 0xC1)  # frames that end with a scan of all their colours
-SEGMENTS = {*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}  # what else has a length behind its marker
-# Each scan of a progressive JPEG goes through the whole image, so a small file could take minutes. Encoders write about 10.
-MOST_SCANS, MOST_OF_SCANS = (64, 500), 10**10  # of an image of any size, of a small one; times its pixels
-MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # with a length behind it, or the end of the image
-# Pillow's parsers take microseconds for each read, and move all before or behind each piece of EXIF data and each comment.
+SEQUENTIAL = (0xC0, 0xC1)  # markers of frames whose image is complete after one scan of all colours
+SEGMENTS = {*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}  # other markers that are followed by a length
+# Each scan of a progressive JPEG updates the whole image, so a small file could take minutes. Encoders write about 10.
+# The first limit holds for images of any size. Small images may have more scans, up to the second limit, as long as scans
+# times pixels stay below MOST_OF_SCANS.
+MOST_SCANS, MOST_OF_SCANS = (64, 500), 10**10
+MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # markers that are followed by a length, and the end of the image
+# Pillow's parsers need microseconds for each read, and for each piece of EXIF data and each comment they copy the rest.
 BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100
-PIECES = {JPEG_START: EXIF, b"P1": b"#", b"P2": b"#", b"P3": b"#"}  # by the first bytes of the file
-WEBP_COST = 1.6  # of a pixel: Pillow takes 17 to 21 bytes for one, of other formats 9 to 13
-LEAST_WIDTH = 16  # pixels: what a row costs at least
-QUICK = 2**34  # bytes x pixels of a JPEG that takes less than a second, whatever is in it: a scan has 10 bytes
+PIECES = {JPEG_START: EXIF, b"P1": b"#", b"P2": b"#", b"P3": b"#"}  # {first bytes of the file: start of a piece}
+WEBP_COST = 1.6  # relative cost of a pixel: Pillow needs 17 to 21 bytes for it, and 9 to 13 for other formats
+LEAST_WIDTH = 16  # narrower rows cost as much as a row of this many pixels
+QUICK = 2**34  # a JPEG with fewer bytes x pixels takes less than a second with any contents, since a scan has 10 bytes
 ORIENTATION = ExifTags.Base.Orientation
-# Where a program that edits photos writes the orientation; Pillow looks there if EXIF does not say it.
+# Programs that edit photos write the orientation to XMP. Pillow reads it there if EXIF does not have it.
 XMP, XMP_ORIENTATION = b"http://ns.adobe.com/xap/1.0/\0", re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
-# What makes an image of each EXIF orientation upright.
+# The change that makes an image of each EXIF orientation upright.
 TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
@@ -119,38 +123,38 @@ TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
     8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
 }
-OPPOSITE = {6: 8, 8: 6}  # the orientation that undoes another one's turn; each of the others undoes its own
+OPPOSITE = {6: 8, 8: 6}  # the orientation whose change undoes another's; every other orientation undoes itself
 
 
 def decode(data: bytes, rules: PixelRules) -> np.ndarray:
-    """uint8 [H, W, rules.num_channels]."""
+    """Return the pixels of an image file as uint8 [H, W, rules.num_channels]. Raise ImageReadError if it cannot be read."""
     try:
         pixels = _decode_jpeg(data, rules) if simplejpeg and data[:2] == JPEG_START else None
         return _decode_any(data, rules) if pixels is None else pixels
     except ImageReadError:
         raise
-    except UnidentifiedImageError as error:  # its own text names an object in memory
-        raise ImageReadError("UnidentifiedImageError: empty, or not an image that Pillow knows") from error
+    except UnidentifiedImageError as error:  # Pillow's own message has the address of an object in memory
+        raise ImageReadError("UnidentifiedImageError: empty, or not an image format that Pillow knows") from error
     except Image.DecompressionBombError as error:
         raise ImageReadError(f"{error}; DATA.MAX_PIXELS is {rules.max_pixels}") from error
-    except Exception as error:  # Pillow's parsers raise many types on a broken file
+    except Exception as error:  # Pillow's parsers raise many types of errors for broken files
         raise ImageReadError(f"{type(error).__name__}: {error}") from error
 
 
 def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
-    """List what is unusual about an image file, in the words of -check; nothing of a file that is no image."""
+    """Return the unusual properties of an image file, in the words of -check, or [] if it is not an image."""
     try:
         with _open(data, rules) as image:
             kinds = describe_kinds(image)
-            if _orientation(data, image) in TURNS:  # which may read the whole image
+            if _orientation(data, image) in TURNS:  # this may read the whole image
                 kinds.append(f"EXIF-rotated ({'applied' if rules.applies_exif else 'ignored'})")
             return kinds
-    except Exception:  # as in `decode`, which gives the reason
+    except Exception:  # `decode` reports the reason
         return []
 
 
 def _decode_jpeg(data: bytes, rules: PixelRules) -> np.ndarray | None:
-    """None where Pillow has to decide: other colour spaces, and files with errors."""
+    """Decode a JPEG with libjpeg. Return None if Pillow has to read it: for other colour spaces and for files with errors."""
     with contextlib.suppress(ValueError):
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
         _refuse_bomb(data, width, height, rules)
@@ -162,13 +166,13 @@ def _decode_jpeg(data: bytes, rules: PixelRules) -> np.ndarray | None:
 
 def _decode_any(data: bytes, rules: PixelRules) -> np.ndarray:
     with _open(data, rules) as image:
-        is_turned = image.format == "TIFF"  # by Pillow, as it reads the pixels
+        is_turned = image.format == "TIFF"  # Pillow applies a TIFF's orientation when it reads the pixels
         orientation = _orientation(data, image) if is_turned != rules.applies_exif else 1
         return _upright(to_array(image, rules), OPPOSITE.get(orientation, orientation) if is_turned else orientation)
 
 
 class _Reads(io.BytesIO):
-    """A file in memory for Pillow's parsers, of which some files could take minutes."""
+    """A file in memory for Pillow's parsers, with a limit on reads because some files could take minutes."""
 
     def __init__(self, data: bytes):
         super().__init__(data)
@@ -179,13 +183,13 @@ class _Reads(io.BytesIO):
     def read(self, size: int | None = -1) -> bytes:
         self._left -= 1
         if self._left < 0:
-            raise ImageReadError("it consists of too many pieces, which could take minutes; save it anew")
+            raise ImageReadError("it consists of too many pieces, which could take minutes to read; save it again")
         return super().read(size)
 
 
 def _open(data: bytes, rules: PixelRules) -> Image.Image:
-    """The image by Pillow, or a HEIF photo by pillow-heif."""
-    Image.MAX_IMAGE_PIXELS = rules.max_pixels  # also for the parts of a file that Pillow checks itself
+    """Open an image with Pillow, or a HEIF photo with pillow-heif."""
+    Image.MAX_IMAGE_PIXELS = rules.max_pixels  # this also limits the parts of a file that Pillow checks itself
     try:
         image = Image.open(_Reads(data), formats=FORMATS)
     except UnidentifiedImageError:
@@ -200,28 +204,28 @@ def _open_heif(data: bytes, rules: PixelRules) -> Image.Image:
     try:
         from pillow_heif import open_heif
     except ImportError as error:
-        raise ImageReadError("a HEIF photo (.heic), which pillow-heif reads: pip install pillow-heif") from error
+        raise ImageReadError("a HEIF photo (.heic) needs pillow-heif: pip install pillow-heif") from error
     photo = open_heif(data)
     _refuse_bomb(data, *photo.size, rules)
     return photo.to_pillow()
 
 
 def _orientation(data: bytes, image: Image.Image | None = None) -> int:
-    """Return the orientation that EXIF or else XMP data says, as Pillow's exif_transpose finds it; 1 if there is none.
+    """Return the orientation in EXIF or else XMP data, as Pillow's exif_transpose does, or 1 if there is none.
 
-    `image`: needed unless this is a JPEG. Of a HEIF file it is 1, because pillow-heif has applied it.
+    `image` is needed unless this is a JPEG. For a HEIF file the result is 1, because pillow-heif has applied it.
     """
     with contextlib.suppress(Exception):  # EXIF data is often damaged, which does not harm the pixels
         if image is None or data[:2] == JPEG_START:
             return _jpeg_exif(data).get(ORIENTATION, 1)
-        if image.format != "TIFF":  # which is turned, and its orientation gone, once it is loaded
+        if image.format != "TIFF":  # loading a TIFF applies its orientation and removes it
             image.load()
         return image.getexif().get(ORIENTATION, 1)
     return 1
 
 
 def _jpeg_exif(data: bytes) -> Image.Exif:
-    """Read the EXIF data from the segments before the image. Pillow would read the whole header again, where this costs little."""
+    """Read the EXIF data from the segments before the image. This is cheap, while Pillow would read the header again."""
     exif, parts, xmp = Image.Exif(), [], b""
     for marker, start, end in _segments(data):
         if marker == APP1 and data.startswith(EXIF, start):
@@ -236,7 +240,7 @@ def _jpeg_exif(data: bytes) -> Image.Exif:
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, start and end of a JPEG's segments, up to that of the first scan."""
+    """Yield marker, start and end of a JPEG's segments, up to the segment of the first scan."""
     marker, end = 0, 2
     while marker != START_OF_SCAN and data[end] == 0xFF:
         marker, start = data[end + 1], end + 4
@@ -245,7 +249,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _refuse_scans(data: bytes, num_pixels: int) -> None:
-    """Enforce the limit on scans. Most files have a single one, as their header says; only in others they are counted."""
+    """Enforce the limit on scans. Scans are only counted in files whose header does not show that there is a single one."""
     num_colours = None
     with contextlib.suppress(IndexError):  # a header that ends early
         for marker, start, _ in _segments(data):
@@ -261,20 +265,20 @@ def _refuse_scans(data: bytes, num_pixels: int) -> None:
         count += match[0] == SCAN
         end = match.end() + int.from_bytes(data[match.end() : match.end() + 2], "big")
         if count > most:
-            raise ImageReadError(f"a JPEG of more than {most} scans, which could take minutes; save it anew")
+            raise ImageReadError(f"a JPEG with more than {most} scans, which could take minutes to read; save it again")
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     if orientation not in TURNS:
         return pixels
-    whole_pixels = pixels.view(f"V{pixels.shape[2]}")  # numpy copies these twice as fast as their channels
+    whole_pixels = pixels.view(f"V{pixels.shape[2]}")  # numpy copies whole pixels twice as fast as single channels
     return np.ascontiguousarray(TURNS[orientation](whole_pixels)).view(np.uint8)
 
 
 def _refuse_bomb(data: bytes, width: int, height: int, rules: PixelRules, cost: float = 1) -> None:
-    """Enforce the limits on decompressed pixels, of which up to twice the limit Pillow only warns, and on scans."""
+    """Enforce the limits on decompressed pixels and on scans. Up to twice the limit on pixels, Pillow would only warn."""
     if max(width, LEAST_WIDTH) * height * cost > rules.max_pixels:
-        each = f", each of which counts {cost} times in a WebP" if cost > 1 else ""
+        each = f", and each pixel of a WebP counts as {cost}" if cost > 1 else ""
         raise Image.DecompressionBombError(f"{width} x {height} pixels{each}")
     if len(data) * width * height > QUICK and data[:2] == JPEG_START:
         _refuse_scans(data, width * height)

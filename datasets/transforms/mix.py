@@ -1,4 +1,4 @@
-"""Random erasing, mixup and cutmix: what is drawn on the host, and what that makes of a batch on its device."""
+"""Random erasing, mixup and cutmix: random draws on the host, and their application to a batch on its device."""
 
 import math
 import random
@@ -19,17 +19,17 @@ NO_BOX = (0,) * 6
 
 
 class Boxes:
-    """Draws what is erased. Several threads may do so at once."""
+    """Random boxes to erase. Several threads may draw at once."""
 
     def __init__(self, config: Config):
         self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
 
     def rows(self, piece: Piece) -> list[list[tuple[int, ...]]]:
-        """For each image of a piece its row."""
+        """Return the row of each image of a piece."""
         return [self.row(piece, position) for position in range(len(piece.indices))]
 
     def row(self, piece: Piece, position: int) -> list[tuple[int, ...]]:
-        """RANDOM_ERASE_COUNT boxes of one image: left, top, width and height, then left and top of the noise in it."""
+        """Return RANDOM_ERASE_COUNT boxes of one image: left, top, width, height, then left and top of the noise to use."""
         index, repeat = int(piece.indices[position]), int(piece.repeats[position])
         rng = sample_rng(self.seed, piece.epoch, index, "erasing", repeat)
         settings, row = self.settings, []
@@ -40,23 +40,24 @@ class Boxes:
         return row + [NO_BOX] * (settings.RANDOM_ERASE_COUNT - len(row))
 
     def boxes(self, rng: random.Random) -> list[tuple[int, int, int, int]]:
-        """left, top, width and height of the boxes of one image."""
+        """Draw the boxes of one image as (left, top, width, height)."""
         count = 1 + int(rng.random() * self.settings.RANDOM_ERASE_COUNT)
         area = (ERASED_AREA[0] / count, ERASED_AREA[1] / count)
         return [crop_box(self.side, self.side, area, ERASED_RATIO, rng) for _ in range(count)]
 
 
 class Erasing(Boxes):
-    """Random erasing box by box and in place, which on a CPU takes little time: the boxes are small."""
+    """Random erasing box by box and in place, which is fast on a CPU because the boxes are small."""
 
     def __init__(self, config: Config, device: torch.device):
         super().__init__(config)
-        # Noise is cut from one large piece at random positions: numbers drawn on the device would depend on the split.
+        # Noise is cut from one large tensor at random positions, because noise drawn on the device would depend on how the
+        # window is split.
         shape = (config.DATA.IMAGE_CHANNELS, 2 * self.side, 2 * self.side)
         self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.SEED)).to(device)
 
     def __call__(self, images: Tensor, table: Tensor) -> Tensor:
-        """The images with the boxes of a table [B, RANDOM_ERASE_COUNT, 6] erased, the last one over those before it."""
+        """Return the images with the boxes of a table [B, RANDOM_ERASE_COUNT, 6] erased. Later boxes cover earlier ones."""
         for image, boxes in zip(images, table.numpy().tolist(), strict=True):
             for left, top, width, height, *noise_at in boxes:
                 if width:
@@ -73,7 +74,7 @@ class Erasing(Boxes):
 
 
 class BatchedErasing(Erasing):
-    """Erasing with the same pixels for a GPU, which computes a whole batch sooner than the host starts an operation for each box."""
+    """Random erasing of a whole batch with equal pixels, for GPUs, where an operation for each box would take longer."""
 
     def __call__(self, images: Tensor, table: Tensor) -> Tensor:
         noise = self.noise.to(images.dtype)
@@ -86,7 +87,10 @@ class BatchedErasing(Erasing):
     def _fillings(
         self, noise: Tensor, left: Tensor, top: Tensor, noise_left: Tensor, noise_top: Tensor
     ) -> Tensor | float:
-        """[B, C, H, W], or [B, C, 1, 1] of one colour. Outside of its box it may be anything."""
+        """Return the filling of each image's box: [B, C, H, W], or [B, C, 1, 1] for one colour.
+
+        Values outside of the box are arbitrary.
+        """
         mode = self.settings.RANDOM_ERASE_MODE
         if mode == "const":
             return 0.0
@@ -100,23 +104,23 @@ class BatchedErasing(Erasing):
 
 
 def build_erasing(config: Config, device: torch.device) -> Erasing:
-    """The kind that is fast on this device."""
+    """Return the implementation that is faster on this device."""
     return Erasing(config, device) if device.type == "cpu" else BatchedErasing(config, device)
 
 
-UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)  # factor and box of an image that is not mixed
+UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)  # factor and box for an image that is not mixed
 
 
 class Mixed(NamedTuple):
-    """Targets of images that are each mixed from two."""
+    """The targets of images that are each mixed from two images."""
 
     first: Tensor  # int64 [B], the class of the image itself
     second: Tensor  # int64 [B], the class of its partner
-    share: Tensor  # float32 [B], the weight of the first in [0, 1]
+    share: Tensor  # float32 [B], the weight of `first` in [0, 1]
 
 
 def dominant_class(targets: Tensor | Mixed) -> Tensor:
-    """One class for each image, for training accuracy: that of the part with the larger weight; of several its labels."""
+    """Return one target for each image, for training accuracy: the class or labels of the part with the larger weight."""
     if not isinstance(targets, Mixed):
         return targets
     is_first = targets.share >= 0.5
@@ -124,8 +128,10 @@ def dominant_class(targets: Tensor | Mixed) -> Tensor:
 
 
 class Mixing:
-    """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window, which `Order` keeps in one piece. A last image
-    without a neighbour is not mixed."""
+    """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window, which `Order` keeps in one piece.
+
+    A last image without a neighbour is not mixed.
+    """
 
     def __init__(self, config: Config):
         self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
@@ -134,7 +140,7 @@ class Mixing:
         return not self.settings.MIXUP_OFF_EPOCH or piece.epoch < self.settings.MIXUP_OFF_EPOCH
 
     def rows(self, piece: Piece) -> list[tuple[float, ...]]:
-        """For each image its partner's position, its own factor outside the partner's box, and that box."""
+        """Return for each image its partner's position, its own factor outside the partner's box, and the box."""
         count = len(piece.indices)
         positions = range(piece.first, piece.first + count)
         group = self.settings.MIXUP_GROUP or sys.maxsize
@@ -151,23 +157,23 @@ class Mixing:
         return rows
 
     def __call__(self, images: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
-        """Images [B, C, H, W] mixed as a table [B, 6] of `rows` says, and then rounded to `dtype`."""
+        """Mix images [B, C, H, W] by a table [B, 6] of `rows`, and round the result to `dtype`."""
         _, factor, *box = table.unbind(1)
         weight = torch.where(inside_box(*box, self.side), 0.0, factor[:, None, None, None]).to(images.dtype)
         mixed, paired = torch.empty_like(images, dtype=dtype), len(images) // 2 * 2
         first, second = slice(0, paired, 2), slice(1, paired, 2)
-        for own, partner in ((first, second), (second, first)):  # slices: images[partners] would be a copy of the batch
+        for own, partner in ((first, second), (second, first)):  # slices, because images[partners] would copy the batch
             lerp_into(mixed[own], images[partner], images[own], weight[own])
         mixed[paired:] = images[paired:]
         return mixed
 
     def targets(self, targets: Tensor, table: Tensor) -> Mixed:
-        """The targets of both parts."""
+        """Return the targets of both parts."""
         partners, factor, _, _, width, height = table.unbind(1)
         return Mixed(targets, targets[partners.long()], factor * (1 - width * height / self.side**2))
 
     def _draw(self, step: int, unit: int) -> tuple[float, ...]:
-        """Factor and box: left, top, width, height."""
+        """Draw the factor and the box: left, top, width, height."""
         settings, rng = self.settings, keyed_rng("mixing", self.seed, step, unit)
         cutmix_alpha = 1.0 if settings.CUTMIX_MINMAX else settings.CUTMIX_ALPHA
         if rng.random() >= settings.MIXUP_PROB:
@@ -177,7 +183,7 @@ class Mixing:
         return rng.betavariate(settings.MIXUP_ALPHA, settings.MIXUP_ALPHA), 0.0, 0.0, 0.0, 0.0
 
     def _box(self, share: float, rng: random.Random) -> tuple[float, ...]:
-        """A box with 1 - `share` of the area around a random centre, clipped; with CUTMIX_MINMAX fully inside."""
+        """Draw a box with 1 - `share` of the area around a random centre, clipped; with CUTMIX_MINMAX fully inside."""
         side = self.side
         if self.settings.CUTMIX_MINMAX:
             low, high = self.settings.CUTMIX_MINMAX
@@ -192,6 +198,8 @@ class Mixing:
 
 def lerp_into(out: Tensor, start: Tensor, end: Tensor, weight: Tensor) -> None:
     if out.dtype == start.dtype and not torch.compiler.is_compiling():
-        torch.lerp(start, end, weight, out=out)  # without a copy; to another type, or to a slice in a graph, it cannot
+        torch.lerp(
+            start, end, weight, out=out
+        )  # avoids a copy; not possible for another type, or for a slice in a graph
     else:
         out.copy_(torch.lerp(start, end, weight))

@@ -1,8 +1,8 @@
 """The plan for an image, as plain data, and what it makes of the pixels: by timm's operations or equal arithmetic.
 
-Pillow holds Python's lock in all of them, so that loader threads would wait for each other, and takes longer in most: the
-arithmetic here takes 0.3 of its time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each such function gets the
-pixels as float32 [H, W, C], whole numbers from 0 to 255, which it may write to, and returns such.
+Pillow keeps Python's lock in all operations, so loader threads would wait for each other, and it is slower in most. The
+arithmetic here takes 0.3 of Pillow's time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each function gets and
+returns pixels as float32 [H, W, C] with whole numbers from 0 to 255. It may change its input.
 """
 
 import functools
@@ -21,7 +21,7 @@ OPERATIONS = {
     "autocontrast": "none",
     "equalize": "none",
     "invert": "none",
-    "posterize": "bits to keep, whole; 0 or less: black; 8 or more: unchanged",
+    "posterize": "whole number of bits to keep; 0 or less: black; 8 or more: unchanged",
     "solarize": "threshold from 0 to 256: values from here on are inverted",
     "solarize_add": "whole number from 0 to 128 that is added to values below 128, up to 255",
     "brightness": "factor; 1: unchanged",
@@ -54,9 +54,9 @@ class Plan(NamedTuple):
     blend: float = 0.0  # weight of their sum, with which the image is blended
 
 
-GREY = (19595, 38470, 7471)  # parts of red, green and blue in 65536; float32 holds these sums without rounding
+GREY = (19595, 38470, 7471)  # parts of red, green and blue out of 65536; their sums are exact in float32
 BLUR_PASSES = 3
-BLUR_BITS = 24  # of the weights of a box
+BLUR_BITS = 24  # fixed-point bits of the weights of a box
 BLUR_UNIT = 2**BLUR_BITS
 
 
@@ -73,7 +73,7 @@ def contrast(pixels: Tensor, factor: float) -> Tensor:
 def color(pixels: Tensor, factor: float) -> Tensor:
     if pixels.shape[2] == 1:
         return pixels
-    # Written out: torch takes twice as long to broadcast over three neighbouring numbers.
+    # Repeat with numpy, because torch takes twice as long to broadcast over three neighbouring numbers.
     grey = torch.from_numpy(np.repeat(_grey(pixels).numpy(), 3)).view_as(pixels)
     if factor == 0:
         return grey
@@ -87,7 +87,7 @@ def solarize(pixels: Tensor, threshold: float) -> Tensor:
 
 
 def gaussian_blur(pixels: Tensor, radius: float) -> Tensor:
-    """Pillow's: the mean over a box, three times along each side, in integers."""
+    """Compute Pillow's Gaussian blur: the mean over a box, three times along each side, in integers."""
     blurred = pixels.numpy()
     for side in (1, 0):
         blurred = _box_means(blurred, side, *box_of(radius))
@@ -95,7 +95,7 @@ def gaussian_blur(pixels: Tensor, radius: float) -> Tensor:
 
 
 def box_of(radius: float) -> tuple[int, int, int]:
-    """The box whose repeated mean is Pillow's Gaussian blur: its radius, the weight of its pixels, of the two beyond."""
+    """Return the box of Pillow's Gaussian blur: its radius, the weight of its pixels, and the weight of the two beyond it."""
     one = np.float32(1)
     variance = np.float32(radius) * np.float32(radius) / np.float32(BLUR_PASSES)
     length = np.float32(math.sqrt(12.0 * float(variance) + 1.0))
@@ -109,7 +109,7 @@ def box_of(radius: float) -> tuple[int, int, int]:
 
 
 def _box_means(pixels: np.ndarray, side: int, reach: int, weight: int, beyond: int) -> np.ndarray:
-    """The border's pixels go on outside of the image."""
+    """Compute the mean over a box along one side. Outside of the image, the border's pixels are repeated."""
     margin, length = reach + 1, pixels.shape[side]
     shape = [size + 2 * margin * (number == side) for number, size in enumerate(pixels.shape)]
     padded = np.empty(shape, np.uint32)
@@ -130,11 +130,11 @@ def _box_means(pixels: np.ndarray, side: int, reach: int, weight: int, beyond: i
 
 
 def _grey(pixels: Tensor) -> Tensor:
-    """[H * W] of RGB."""
+    """Return the grey values [H * W] of an RGB image."""
     return torch.mv(pixels.view(-1, 3), torch.tensor(GREY, dtype=torch.float32)).add_(0x8000).mul_(1 / 0x10000).floor_()
 
 
-Fill = int | tuple[int, ...]  # the colour of pixels that a rotation or shift uncovers
+Fill = int | tuple[int, ...]  # the colour for pixels that a rotation or shift uncovers
 
 ARITHMETIC = {each.__name__: each for each in (brightness, contrast, color, solarize, gaussian_blur)}
 
@@ -147,7 +147,7 @@ def carry_out(plan: Plan, pixels: np.ndarray, fill: Fill) -> np.ndarray:
 
 
 def _to_image(pixels: np.ndarray) -> Image.Image:
-    """A Pillow image of uint8 [H, W, C]."""
+    """Return uint8 [H, W, C] as a Pillow image."""
     return Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
 
 
@@ -158,7 +158,7 @@ def _in_turn(operations: tuple[Operation, ...], pixels: np.ndarray, fill: Fill) 
             numbers = torch.from_numpy(pixels).float()
             for name, value, _ in group:
                 numbers = ARITHMETIC[name](numbers, value)
-            pixels = numbers.numpy().astype(np.uint8)  # a quarter of torch's time
+            pixels = numbers.numpy().astype(np.uint8)  # numpy takes a quarter of torch's time for this
         else:
             image = _to_image(pixels)
             for name, value, resample in group:
@@ -183,7 +183,7 @@ def _pillow_operations() -> dict[str, Callable[..., Image.Image]]:
     from timm.data import auto_augment as timm  # imported here: it takes a second, and most runs do not need it
 
     def posterize(image: Image.Image, bits: float, **options) -> Image.Image:
-        # timm's strongest posterize keeps no bit: black. Pillow 13 refuses that, older ones gave it.
+        # timm's strongest posterize keeps no bits, which is black. Pillow 13 refuses 0 bits, older versions accept it.
         return timm.posterize(image, int(bits)) if bits >= 1 else Image.new(image.mode, image.size)
 
     return {

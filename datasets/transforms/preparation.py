@@ -1,6 +1,6 @@
 """Transforms of a micro-batch on its device: normalization, random erasing, mixup and cutmix of pairs.
 
-They depend on seed, epoch, step, image and position in the window, never on how the window is split.
+They depend on seed, epoch, step, image and position in the window, but never on how the window is split.
 """
 
 import functools
@@ -18,10 +18,10 @@ from utils.host import has_streams
 
 
 class Preparation:
-    """Turns a batch of the loader into the inputs of model and loss, on the device of `normalize`."""
+    """The step from a loader's batch to the inputs of model and loss, on the device of `normalize`."""
 
     def __init__(self, config: Config, normalize: Normalize, is_compiled: bool = False):
-        """`is_compiled`: one kernel does what several would, with a graph for each batch size."""
+        """Build the transforms. With `is_compiled` they are one kernel, with a graph for each batch size."""
         self.normalize = normalize
         self.device = normalize.scale.device
         self.copy = functools.partial(copied, device=self.device)
@@ -31,11 +31,14 @@ class Preparation:
             self.compute = torch.compile(self.compute, dynamic=False)
 
     def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | Mixed]:
-        """Images [B, C, H, W] as `dtype`, else as that of `normalize`, and targets [B]. Never makes the host wait."""
+        """Return images [B, C, H, W] and targets [B], without making the host wait.
+
+        The images have the type `dtype`, by default the type of `normalize`.
+        """
         pixels = batch.images.to(self.device, non_blocking=True)
         targets = batch.targets.to(self.device, non_blocking=True)
         piece, boxes = batch.piece, None
-        # Without a piece, a batch made by hand is neither erased nor mixed.
+        # A batch without a piece was made by hand and is neither erased nor mixed.
         if self.erase and piece:
             boxes = self.copy(self.erase.rows(piece) if batch.boxes is None else batch.boxes)
         parts = self.copy(self.mix.rows(piece)) if self.mix and piece and self.mix.is_on(piece) else None
@@ -43,7 +46,7 @@ class Preparation:
         return images, targets if parts is None else self.mix.targets(targets, parts)
 
     def compute(self, pixels: Tensor, boxes: Tensor | None, parts: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Normalize, erase and mix. `boxes` and `parts`: what was drawn for that on the host; None: nothing to do.
+        """Normalize, erase and mix. `boxes` and `parts` are the host's random draws, or None to skip a step.
 
         The images are rounded to `dtype` once, after mixing.
         """
@@ -54,7 +57,7 @@ class Preparation:
 
 
 class SizedPreparation:
-    """A preparation for each size of training images; the epoch of a batch chooses."""
+    """A preparation for each size of training images. The epoch of a batch selects the size."""
 
     def __init__(self, config: Config, normalize: Normalize, is_compiled: bool = False):
         self.normalize, self.device = normalize, normalize.scale.device
@@ -67,10 +70,10 @@ class SizedPreparation:
 def build_preparation(
     config: Config, normalize: Normalize, is_compiled: bool = False
 ) -> Preparation | SizedPreparation:
-    """`is_compiled`: one kernel does what several would, with a graph for each batch size."""
+    """Return the preparation for these settings. With `is_compiled` it is one kernel, with a graph for each batch size."""
     return (SizedPreparation if config.TRAIN.SIZE_SCHEDULE else Preparation)(config, normalize, is_compiled)
 
 
 def copied(rows: Sequence | np.ndarray, device: torch.device) -> Tensor:
-    """One copy transfers all numbers of a batch, and the host does not wait for it."""
+    """Return all numbers of a batch on the device, with a single copy for which the host does not wait."""
     return torch.tensor(rows, pin_memory=has_streams(device)).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Operations with a probability and a random magnitude, as timm means them; and those of torchvision's TrivialAugment."""
+"""Operations with a probability and a random magnitude as in timm, and the operations of torchvision's TrivialAugment."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import torch
 
 from datasets.transforms.pixels import Operation
 
-MOST = 10.0  # timm's magnitudes go from 0 to here, if not said otherwise
+MOST = 10.0  # timm's largest magnitude by default; the smallest is 0
 GEOMETRIC = frozenset("rotate shear_x shear_y translate_x translate_y".split())
 
 
@@ -18,8 +18,8 @@ class Options(NamedTuple):
 
     resamples: tuple[int, ...]  # Pillow's numbers of interpolations, one of which is drawn for each rotation or shift
     shift: float  # pixels of a translation with magnitude 10
-    deviation: float  # of a magnitude; infinite: any from 0 to it
-    highest: float = MOST  # larger magnitudes are cut to this one
+    deviation: float  # standard deviation of a magnitude; infinite to draw it uniformly from 0 to the magnitude
+    highest: float = MOST  # the upper limit of magnitudes
 
 
 def choose(items: Sequence, rng: Random):
@@ -27,7 +27,7 @@ def choose(items: Sequence, rng: Random):
 
 
 class RandomOperation(NamedTuple):
-    """An operation by timm's name."""
+    """An operation, by timm's name, with its probability and magnitude."""
 
     name: str
     probability: float
@@ -35,11 +35,11 @@ class RandomOperation(NamedTuple):
     options: Options
 
     def draw(self, rng: Random) -> tuple[Operation, ...]:
-        """One operation, or none."""
+        """Draw one operation, or none."""
         if self.probability < 1 and rng.random() > self.probability:
             return ()
         name, value_of = TIMM_OPERATIONS[self.name]
-        level = self._level(rng)  # as in timm also for an operation that takes none
+        level = self._level(rng)  # as in timm, drawn even for an operation without a value
         value = value_of(level / MOST, rng) if value_of else 0.0
         if name not in GEOMETRIC:
             return (Operation(name, value),)
@@ -57,7 +57,7 @@ class RandomOperation(NamedTuple):
 
 
 def negate(value: float, rng: Random) -> float:
-    """The value or its negative, with equal probability."""
+    """Return the value or its negative, with equal probability."""
     return -value if rng.random() > 0.5 else value
 
 
@@ -73,7 +73,7 @@ def _up_to(limit: float) -> Callable[[float, Random], float]:
     return lambda share, rng: negate(share * limit, rng)
 
 
-# {timm's name: (our name, function of magnitude / 10 and generator to the value, None for none)}
+# {timm's name: (our name, function from magnitude / 10 and generator to the value, or None without a value)}
 TIMM_OPERATIONS: dict[str, tuple[str, Callable[[float, Random], float] | None]] = {
     "AutoContrast": ("autocontrast", None),
     "Equalize": ("equalize", None),
@@ -104,7 +104,7 @@ TIMM_OPERATIONS: dict[str, tuple[str, Callable[[float, Random], float] | None]] 
 
 
 class OneOfMany(NamedTuple):
-    """An operation of TrivialAugment, with one of 31 values."""
+    """An operation of TrivialAugment with one of 31 values."""
 
     name: str
     values: Sequence[float]
@@ -121,19 +121,19 @@ class OneOfMany(NamedTuple):
 
 
 class Nothing:
-    """The operation that leaves the image as it is."""
+    """An operation that leaves the image unchanged."""
 
     def draw(self, rng: Random) -> tuple[Operation, ...]:
         return ()
 
 
 def trivial_augment(resamples: tuple[int, ...]) -> list[OneOfMany | Nothing]:
-    """The 14 operations of torchvision's TrivialAugmentWide."""
+    """Return the 14 operations of torchvision's TrivialAugmentWide."""
 
     def up_to(limit: float) -> list[float]:
-        return torch.linspace(0.0, limit, 31).tolist()  # in float32, as torchvision's
+        return torch.linspace(0.0, limit, 31).tolist()  # in float32, as in torchvision
 
-    shifts = [-int(value) for value in up_to(32.0)]  # they move the image, ours the place that is shown
+    shifts = [-int(value) for value in up_to(32.0)]  # torchvision's sign moves the image; ours moves the visible part
     signed = {
         **dict.fromkeys(("shear_x", "shear_y"), up_to(0.99)),
         **dict.fromkeys(("translate_x", "translate_y"), shifts),

@@ -171,7 +171,7 @@ class Loop:
         self.wait_for_disk()
         done = f"after step {self.trainer.step}" + ("" if self.saves.failure else ", saved")
         if stopped.signal:
-            code, why = AFTER_SIGNAL + stopped.signal, f"told to stop (signal {stopped.signal})"
+            code, why = AFTER_SIGNAL + stopped.signal, f"stopped by signal {stopped.signal}"
             return Outcome("stopped", code, f"{why} {done}", signal=stopped.signal)
         return Outcome("stopped", ExitCode.DONE, f"RUN.MAX_TIME, {limit}, is nearly up {done}", "time limit")
 

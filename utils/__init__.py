@@ -1,7 +1,7 @@
-"""What every room may use: processes, errors, log, files, seeds, units; the version of halfstep, and what it needs.
+"""Utilities for every package: processes, errors, log, files, seeds, units; halfstep's version and requirements.
 
-Each program imports this room first: on a Python that is too old the others could not even be read. What is read until then
-(the beginning of a program, this file) is written so that Python 3.8 reads it.
+Each program imports this package first, because a Python that is too old could not even parse the others. The start of a
+program and this file can therefore be parsed by Python 3.8.
 """
 
 import importlib.util
@@ -9,16 +9,16 @@ import os
 import shlex
 import sys
 
-VERSION = "0.1.0"  # the coming one while CHANGELOG.md opens with "Unreleased"
+VERSION = "0.1.0"  # the next version while CHANGELOG.md opens with "Unreleased"
 PYTHON = (3, 11)
 PACKAGES = ("numpy", "PIL", "yaml", "torch", "torchvision", "timm", "tqdm", "matplotlib")
 
 
 def find_lack():
-    """What this Python lacks to run halfstep, and the command that helps; None if nothing."""
+    """Return what this Python is missing to run halfstep, and a command that fixes it, or None."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if sys.version_info < PYTHON:
-        lack = f"Python {PYTHON[0]}.{PYTHON[1]} or newer is needed, this is"
+        lack = f"Python {PYTHON[0]}.{PYTHON[1]} or newer is needed, but this is"
     elif missing:
         lack = f"{', '.join(missing)} not installed in"
     else:
@@ -36,7 +36,7 @@ def find_lack():
 
 
 def report_error(kind, error, trace):
-    """sys.excepthook: Ctrl-C while a program imports what it needs ends it without a traceback."""
+    """Print no traceback (as sys.excepthook) if Ctrl-C ends a program during its imports."""
     if kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
 

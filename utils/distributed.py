@@ -1,6 +1,6 @@
 """This process among the run's processes: its rank, its device, and the collectives that the program uses.
 
-With one process every method returns its input, so that no caller asks how many there are.
+With one process every method returns its input, so that callers need not check the number of processes.
 """
 
 import contextlib
@@ -26,23 +26,25 @@ if TYPE_CHECKING:
 
 
 def find_devices(setting: str) -> tuple[str, int]:
-    """The kind of device to use and how many are visible; `auto` takes the best kind available."""
+    """Return the kind of device to use and how many are visible. `auto` is the best available kind."""
     counts = {"cuda": torch.cuda.device_count, "xpu": torch.xpu.device_count, "mps": torch.mps.device_count}
     for kind, count in counts.items():
         if setting in ("auto", kind) and count():
             if kind == "cuda" and not torch.cuda.is_available():
                 raise ConfigError(
-                    f"DEVICE is {setting}: there is a GPU, but its driver cannot run this torch (made for CUDA {torch.version.cuda}): "
+                    f"DEVICE is {setting}: there is a GPU, but its driver cannot run this torch (built for CUDA {torch.version.cuda}): "
                     "install a newer driver or a torch for an older CUDA, or use DEVICE=cpu"
                 )
             return kind, count()
     if setting not in ("auto", "cpu"):
-        raise ConfigError(f"DEVICE is {setting}, but this machine or this build of torch has none; use DEVICE=auto")
+        raise ConfigError(
+            f"DEVICE is {setting}, but this machine or this build of torch does not have this device; use DEVICE=auto"
+        )
     return "cpu", 1
 
 
 def choose_device(setting: str, local_rank: int, launcher: str = "torchrun") -> torch.device:
-    """The device of one of a machine's processes. Each has its own, except on CPUs, which they share."""
+    """Return the device of one of a machine's processes. Each process has its own device, except on CPUs."""
     kind, count = find_devices(setting)
     if kind == "cpu":
         return torch.device("cpu")
@@ -50,7 +52,7 @@ def choose_device(setting: str, local_rank: int, launcher: str = "torchrun") -> 
         return torch.device(kind, 0)
     if local_rank >= count:
         raise ConfigError(
-            f"-ngpus: process {local_rank + 1} of this machine has no {kind} device of its own, there {'is' if count == 1 else 'are'} {count}; "
+            f"-ngpus: process {local_rank + 1} of this machine needs its own {kind} device, but there {'is' if count == 1 else 'are'} {count}; "
             f"start {counted(count, 'process')} or change CUDA_VISIBLE_DEVICES"
         )
     return torch.device(kind, local_rank)
@@ -67,14 +69,14 @@ class Process:
     local_size: int = 1  # processes on this machine
     launcher: str = "none"
     rendezvous: "Rendezvous | None" = None
-    num_cores: int = field(default_factory=lambda: count_cores())  # its share of this machine's
-    most: int = 0  # processes that the run may have, if nodes may come and go
-    _host_group: Any = None  # gloo: host-side collectives must not wait for a device
-    _vote: tuple[dist.Work, torch.Tensor] | None = None  # the vote in flight, and its numbers
+    num_cores: int = field(default_factory=lambda: count_cores())  # this process's share of the machine's cores
+    most: int = 0  # the largest number of processes of an elastic run
+    _host_group: Any = None  # a gloo group, because host-side collectives must not wait for a device
+    _vote: tuple[dist.Work, torch.Tensor] | None = None  # the vote in progress and its numbers
 
     @classmethod
     def start(cls, device_setting: str, launched: "LaunchedRank | None" = None, timeout: float = 1800.0) -> "Process":
-        """Join the other processes of the run, if a launcher started several. `timeout`: seconds to wait for them."""
+        """Join the other processes of the run, if a launcher started several. Wait at most `timeout` seconds for them."""
         if launched and launched.parent_is_launcher:
             die_with_parent()
         if launched is None or launched.world_size == 1:
@@ -94,7 +96,7 @@ class Process:
         return process
 
     def _init_groups(self, timeout: float) -> None:
-        # Host collectives time out first, since they alone can say which rank is missing.
+        # Host collectives time out first, because only they can report which rank is missing.
         host_timeout = timedelta(seconds=timeout - self.rendezvous.grace_period)
         backend = {"cuda": "nccl", "xpu": "xccl"}.get(self.device.type, "gloo")
         dist.init_process_group(
@@ -110,16 +112,16 @@ class Process:
         )
 
     def _share_cores(self) -> None:
-        """Count the cores of its machine that are this process's share."""
+        """Set the number of cores that are this process's share of the machine."""
         hosts, own = self.rendezvous.hosts, available_cores()
         found = zip(hosts, self.join([own]), strict=True)
         local = [cores for host, cores in found if host == hosts[self.rank]]
         self.num_cores = max(1, int(min(share_of_cores(own, local), cpu_quota() / len(local))))
-        if self.device.type != "cpu":  # torch would take all cores for the few operations of the host
+        if self.device.type != "cpu":  # torch would use all cores for the few operations on the host
             torch.set_num_threads(min(torch.get_num_threads(), self.num_cores))
 
     def describe(self) -> str:
-        """One line: the number of processes and what launched them."""
+        """Return one line with the number of processes and their launcher."""
         hosts = list(dict.fromkeys(self.rendezvous.hosts))
         return (
             f"{counted(self.world_size, 'process')} on {counted(len(hosts), 'machine')}, started by {self.launcher}; "
@@ -127,17 +129,17 @@ class Process:
         )
 
     def unused_devices(self) -> int:
-        """How many visible devices of this machine no process of the run has."""
+        """Return how many visible devices of this machine the run does not use."""
         return max(find_devices(self.device.type)[1] - self.local_size, 0)
 
     def name_lost_ranks(self, error: BaseException) -> BaseException:
-        """The error itself, or a LostProcess that names the ranks that timed out or disconnected."""
-        # gloo has no exception class: its errors are RuntimeErrors that name its source files or a closed pair.
+        """Return the error itself, or a LostProcess that names the ranks that timed out or disconnected."""
+        # gloo has no exception class. Its errors are RuntimeErrors that mention its source files or a closed pair.
         is_lost = isinstance(error, dist.DistError) or (
             isinstance(error, RuntimeError) and re.search("gloo|pair closure", str(error))
         )
         if self.rendezvous is None or not is_lost:
-            return error  # this process's own fault
+            return error  # an error of this process, not of another one
         timed_out = re.search("timed ?out|timeout", str(error), re.IGNORECASE)
         silent = self.rendezvous.unresponsive_ranks(self.rendezvous.grace_period if timed_out else 1.0)
         if not silent:
@@ -145,9 +147,9 @@ class Process:
         if timed_out:
             self.rendezvous.kill_local(silent)
         where = ", ".join(sorted({self.rendezvous.hosts[rank] for rank in silent}))
-        what = f"did not arrive within {self.rendezvous.timeout:g} s (DIST.TIMEOUT)" if timed_out else "broke off"
+        what = f"did not respond within {self.rendezvous.timeout:g} s (DIST.TIMEOUT)" if timed_out else "disconnected"
         return LostProcess(
-            f"{format_ranks(silent)} of {self.world_size}, on {where}, {what}; -resume auto goes on from the last save"
+            f"{format_ranks(silent)} of {self.world_size}, on {where}, {what}; -resume auto continues from the last save"
         )
 
     @property
@@ -155,7 +157,7 @@ class Process:
         return self.rank == 0
 
     def first(self, task: Callable[[], Any]) -> Any:
-        """Run the task on rank 0, however long it takes; every rank gets its result or its error."""
+        """Run the task on rank 0, however long it takes. Return its result, or raise its error, on every rank."""
         result = error = None
         with self._keep_alive():
             try:
@@ -173,7 +175,7 @@ class Process:
         return result
 
     def after_first(self, task: Callable[[], Any]) -> Any:
-        """Run the task on all ranks: rank 0 first, then one per machine, since parallel downloads corrupt a file."""
+        """Run the task on all ranks: rank 0 first, then one rank per machine, because parallel downloads corrupt a file."""
         results = []
         self.first(lambda: results.append(task()))
         with self._keep_alive():
@@ -183,9 +185,9 @@ class Process:
 
     @contextlib.contextmanager
     def _keep_alive(self) -> Iterator[None]:
-        """A block that may take some ranks hours; all leave it when the last one is done.
+        """Let ranks spend hours in this block. All ranks leave it when the last one is done.
 
-        Meanwhile they exchange heartbeats, because a collective that waits longer than DIST.TIMEOUT is an error.
+        Meanwhile they exchange heartbeats, because a collective that waits longer than DIST.TIMEOUT fails.
         """
         if self._host_group is None:
             yield
@@ -207,34 +209,34 @@ class Process:
             dist.all_reduce(num_done, group=self._host_group)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over all ranks."""
+        """Sum the values over all ranks, in place."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def max(self, values: torch.Tensor) -> torch.Tensor:
-        """Elementwise maximum over all ranks."""
+        """Compute the elementwise maximum over all ranks, in place."""
         if self.world_size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Give all ranks the values of rank 0."""
+        """Broadcast the values of rank 0 to all ranks."""
         if self.world_size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
     def gather(self, rows: torch.Tensor, length: int) -> torch.Tensor | None:
-        """Gather on rank 0 the `length` rows on the host, of which each rank has a shard; the last shards may be short."""
+        """Gather all `length` rows on the host of rank 0. Each rank has a shard of them, and the last shards may be short."""
         padded = rows.new_zeros(-(-length // self.world_size), *rows.shape[1:])
         padded[: len(rows)] = rows
-        sent = padded.view(-1).view(torch.uint8)  # as bytes: gloo does not support every type
+        sent = padded.view(-1).view(torch.uint8)  # sent as bytes, because gloo does not support every type
         received = [torch.empty_like(sent) for _ in range(self.world_size)] if self.is_first else None
         dist.gather(sent, received)
         return torch.cat(received).view(rows.dtype).view(-1, *rows.shape[1:])[:length].cpu() if self.is_first else None
 
     def join(self, items: list) -> list:
-        """The items of all ranks, in the order of the ranks. Hosts wait for each other, but for no device."""
+        """Return the items of all ranks in the order of the ranks. Hosts wait for each other but not for devices."""
         if self.world_size == 1:
             return items
         lists = [None] * self.world_size
@@ -242,21 +244,21 @@ class Process:
         return [item for each in lists for item in each]
 
     def all_true(self, flag: bool) -> bool:
-        """Whether the flag is set on every rank."""
+        """Return whether the flag is set on every rank."""
         return bool(self.host_min(int(flag)))
 
     def host_min(self, number: int) -> int:
-        """The minimum over all ranks. Hosts wait for each other, but for no device."""
-        if self._host_group is None:  # one process, or one that -check simulates
+        """Return the minimum over all ranks. Hosts wait for each other but not for devices."""
+        if self._host_group is None:  # a single process, or a process that -check simulates
             return number
         vote = torch.tensor([number])
         dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._host_group)
         return int(vote)
 
     def delayed_max(self, numbers: Sequence[int]) -> list[int]:
-        """The maximum of each number over all ranks, of those given in the *previous* call; zeros in the first call.
+        """Return the maximum over all ranks of each number of the *previous* call, or zeros in the first call.
 
-        One call late, so that hosts exchange them while their devices compute and nobody waits.
+        The result is one call late, so that hosts exchange the numbers while their devices compute and nobody waits.
         """
         if self.world_size == 1:
             return list(numbers)
@@ -266,7 +268,7 @@ class Process:
         return largest
 
     def _wait_for_vote(self) -> list[int]:
-        """The result of the vote in flight; empty if there is none."""
+        """Return the result of the vote in progress, or [] if there is none."""
         if self._vote is None:
             return []
         work, numbers = self._vote
@@ -275,7 +277,7 @@ class Process:
         return numbers.tolist()
 
     def close(self) -> None:
-        """Leave the process group in good order."""
+        """Wait for all processes and leave the process group."""
         if self.world_size > 1:
             self._wait_for_vote()
             dist.barrier(group=self._host_group)

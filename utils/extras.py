@@ -1,4 +1,4 @@
-"""Which extras are there: the files and folders of extras/ that a user may delete (extras/__init__.py)."""
+"""The search for extras: the files and folders of extras/, which a user may delete (extras/__init__.py)."""
 
 import ast
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ def has_extra(name: str) -> bool:
 
 
 def find_missing(name: str) -> str | None:
-    """The name of this extra, or of one that it needs, if it is not there. None: it can be used."""
+    """Return the name of this extra, or of an extra that it needs, if it is missing. None means that it can be used."""
     path = first_file(name)
     if path is None:
         return name
@@ -20,13 +20,13 @@ def find_missing(name: str) -> str | None:
 
 
 def first_file(name: str) -> Path | None:
-    """The file of an extra, or the first one of its folder; None: there is neither."""
+    """Return the file of an extra, or its folder's __init__.py, or None if it is missing."""
     files = FOLDER / f"{name}.py", FOLDER / name / "__init__.py"
     return next((path for path in files if path.is_file()), None)
 
 
 def needs_of(path: Path) -> Sequence[str]:
-    """The extras that an extra names in NEEDS. Its file is read and not imported."""
+    """Return the extras that an extra names in NEEDS. Its file is parsed and not imported."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NEEDS":
             return ast.literal_eval(node.value)
@@ -34,5 +34,5 @@ def needs_of(path: Path) -> Sequence[str]:
 
 
 def how_to_get_back(name: str) -> str:
-    """What to say where an extra that is missing was asked for."""
+    """Return the message for a missing extra that the user asked for."""
     return f"extras/{name} is missing; get it back with: git checkout HEAD -- 'extras/{name}*'"

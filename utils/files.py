@@ -1,4 +1,4 @@
-"""Opening and dates of files, and their replacement: a file is the old or the new version, even if the machine stops."""
+"""Safe access to files. A replaced file is always the old or the new version, even if the machine stops."""
 
 import contextlib
 import errno
@@ -16,24 +16,24 @@ from typing import IO, NamedTuple
 from utils.errors import ConfigError, not_a_file
 from utils.held_folders import check_in_place, is_in_place
 
-MOST_NAMES = 2**28  # bytes of a file with a name a line
-BYTES_THAT_TELL = 4096  # of a file, in which a kind is recognized
-SECONDS_BETWEEN_ATTEMPTS = 0.2  # to lock a file that another process has
+MOST_NAMES = 2**28  # bytes of a file with one name per line
+BYTES_THAT_TELL = 4096  # first bytes of a file, by which its kind is recognized
+SECONDS_BETWEEN_ATTEMPTS = 0.2  # to lock a file that another process has locked
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
-    """Write to the given file; it takes the place of `path` once all of it is on the disk, or not at all.
+    """Yield a temporary file that replaces `path` once it is completely on disk, or not at all.
 
-    `shared`: several processes may do so at once, so each writes under a name of its own. Otherwise the name is fixed:
-    the next attempt replaces what a killed process left.
+    With `shared`, several processes may do this at once, so each temporary file has its own name. Otherwise the name is
+    fixed, so that the next attempt replaces the file that a killed process left.
     """
     check_in_place(path)
-    if not shared:  # not an index, which nobody named and which takes the place of whatever has its name
+    if not shared:  # shared files are indexes; no user chose their path, so they may replace anything there
         refuse_special(path)
     temporary = path.with_name(f".{path.name}{'.' + secrets.token_hex(4) if shared else ''}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # it may be a link to someone's file
+        temporary.unlink(missing_ok=True)  # it may be a link to another file
         with open(temporary, "xb") as file:
             yield file
             sync(file)
@@ -47,10 +47,10 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[IO[bytes] | None]:
-    """The file, made if it is not there, open for reading and writing, and locked against other threads and processes.
+    """Yield a file open for reading and writing, created if missing, and locked against other threads and processes.
 
-    While another has it, `wait` is called again and again; without `wait` there is None instead of a file. The system
-    frees the lock even after kill -9.
+    While another process or thread has the lock, `wait` is called repeatedly. Without `wait`, yield None instead of waiting.
+    The system releases the lock even after kill -9.
     """
     while True:
         with open(path, "r+b", opener=creating) as file:
@@ -63,19 +63,23 @@ def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[IO[by
                 wait()
                 time.sleep(SECONDS_BETWEEN_ATTEMPTS)
                 continue
-            except OSError:  # a file system without locks: two may do the same work, but files are replaced whole
+            except (
+                OSError
+            ):  # a file system without locks: two processes may do the same work, but replace files as a whole
                 pass
             try:
-                if _is_at(file, path):  # else its last owner renamed or removed it
+                if _is_at(file, path):  # otherwise the last owner of the lock renamed or removed the file
                     yield file
                     return
             finally:
                 with contextlib.suppress(OSError):
-                    fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile would keep it
+                    fcntl.flock(
+                        file, fcntl.LOCK_UN
+                    )  # otherwise a process that was forked meanwhile would keep the lock
 
 
 def creating(path: str, flags: int) -> int:
-    """An `opener` for `open` of a file that is made if it is not there; never of what a link leads to, or of a pipe."""
+    """Open a file as an `opener` for `open`. Create it if missing, follow no link, and never wait for a pipe."""
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
@@ -87,9 +91,9 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def refuse_special(path: Path) -> None:
-    """OSError where a rename onto the path would take a device or a pipe away from the whole machine."""
+    """Raise OSError if a rename onto the path would remove a device or a pipe for the whole machine."""
     kind = not_a_file(path) if path.exists() else None
-    if path.absolute().parent == Path("/dev"):  # in which stdout is a link to what may be a file
+    if path.absolute().parent == Path("/dev"):  # /dev/stdout is a link that may lead to a regular file
         kind = "a device"
     if kind:
         raise OSError(errno.EINVAL, f"it is {kind}; name a file")
@@ -99,25 +103,25 @@ class Kind(NamedTuple):
     """A kind of file that a script writes. The script overwrites files of this kind only."""
 
     name: str  # "a report of a run"
-    starts: tuple[bytes, ...]  # such a file starts with one of these
-    has: bytes = b""  # and has this in its first bytes
+    starts: tuple[bytes, ...]  # the file starts with one of these
+    has: bytes = b""  # the first bytes of the file contain this
 
 
 def is_of_kind(path: Path, kind: Kind) -> bool:
-    """Return whether the file begins as those of this kind do."""
+    """Return whether the start of the file matches this kind."""
     with open(path, "rb", opener=without_waiting) as file:
         first = file.read(BYTES_THAT_TELL)
     return first.startswith(kind.starts) and kind.has in first
 
 
 def refuse_other_kind(flag: str, path: Path, kind: Kind, remedy: str = "name another file") -> None:
-    """Raise ConfigError if the path is a file of another kind, which would be lost. An empty file is of any kind."""
+    """Raise ConfigError if the path is a file of another kind, which would be lost. Empty files may be replaced."""
     if path.is_file() and path.stat().st_size and not is_of_kind(path, kind):
         raise ConfigError(f"{flag}: {path} exists and is not {kind.name}; {remedy}")
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """An `opener` for `open` that does not wait for the writer of a pipe."""
+    """Open a file as an `opener` for `open`, without waiting for the writer of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
@@ -128,10 +132,10 @@ def has_other_names(file: int | Path) -> bool:
 
 
 class LineFile:
-    """A text file that a run appends lines to. A hard link that someone makes of it keeps the content of that moment.
+    """A text file to which a run appends lines. A hard link to it keeps the content from the moment when it was made.
 
-    Each write checks whether the file has further names. If so, a copy takes the place of its own name and gets the lines.
-    Lines that cannot be written, as on a full disk, are kept for the next write.
+    Each write checks whether the file has further hard links. If so, a copy replaces the file under its own name and gets the
+    new lines. Lines that cannot be written, for example on a full disk, are kept for the next write.
     """
 
     def __init__(self, path: Path):
@@ -144,7 +148,7 @@ class LineFile:
         return open(path, "ab", buffering=0, opener=without_waiting)
 
     def write(self, lines: str) -> None:
-        """Append whole lines at once. OSError if that is not possible."""
+        """Append whole lines at once. Raise OSError if they cannot be written."""
         self._unwritten += lines.encode()
         # In a folder that was moved or taken by another run, a copy would replace a file of that run.
         if has_other_names(self._file.fileno()) and is_in_place(self.path) and _is_at(self._file, self.path):
@@ -170,7 +174,7 @@ class LineFile:
                 copied.close()
 
     def close(self) -> None:
-        """Close the file. OSError if lines could not be written."""
+        """Close the file. Raise OSError if lines could not be written."""
         try:
             if self._unwritten:
                 self.write("")
@@ -180,11 +184,14 @@ class LineFile:
 
 
 def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (None,)) -> bytes:
-    """The bytes of a file. OSError for a larger one, and for what is none, unless `takes` has its kind: it may have no end."""
+    """Return the bytes of a file. Raise OSError if it has more than `most` bytes, or if it is not a regular file.
+
+    `takes` lists the accepted kinds besides regular files, which may be endless.
+    """
     if (kind := not_a_file(path)) not in takes:
         raise OSError(errno.EINVAL, f"it is {kind}; name a file", str(path))
     with open(path, "rb", opener=without_waiting) as file:
-        # A pipe has a writer, as in -list <(find photos), or is at its end.
+        # A pipe is either at its end or has a writer to wait for, as in -list <(find photos).
         os.set_blocking(file.fileno(), kind == "a pipe")
         size = os.fstat(file.fileno()).st_size
         content = file.read(most + 1 if kind else -1) if size <= most else b""
@@ -194,14 +201,14 @@ def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (N
 
 
 def read_names(path: Path, errors: str = "strict") -> str:
-    """The text of a file with a name a line, or of a pipe. OSError for what no list of names is as long as, and for no text."""
+    """Return the text of a file or pipe with one name per line. Raise OSError if it is too large, ConfigError if not text."""
     return names_in(content_of(path, MOST_NAMES, (None, "a pipe")), errors, str(path))
 
 
 def names_in(content: bytes, errors: str, path: str) -> str:
-    """The text in these bytes, which are of a file of names. ConfigError where they are none."""
+    """Return the text in the bytes of a file of names. Raise ConfigError if they are not text."""
     if b"\0" in content:
-        raise ConfigError(f"{path}: no text (a zero byte), or UTF-16; save it as UTF-8")
+        raise ConfigError(f"{path}: not a text file (it has a zero byte), or UTF-16; save it as UTF-8")
     return content.decode("utf-8-sig", errors)
 
 
@@ -217,7 +224,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder to the disk: a rename in it is only then durable."""
+    """Flush a folder to the disk, which makes a rename in it durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -226,7 +233,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that can be written to a folder, which may not exist yet."""
+    """Return the bytes that can be written to a folder, which may not exist yet."""
     return shutil.disk_usage(nearest_existing(folder)).free
 
 

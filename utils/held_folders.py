@@ -1,4 +1,4 @@
-"""Folders that this process writes to: if one is moved, nothing is written to whatever takes its place."""
+"""Folders that this process writes to. If a folder is moved, nothing is written to another folder at its path."""
 
 import contextlib
 import fcntl
@@ -9,59 +9,59 @@ from pathlib import Path
 
 from utils.errors import UserError
 
-LOCK = ".lock"  # the file in a run's folder that the run has locked
+LOCK = ".lock"  # the file that a run locks in its folder
 
 
 class FolderMoved(UserError):
-    """The folder of a run is no longer at its path. No file at that path is the run's, so the run ends."""
+    """An error for a run whose folder is no longer at its path. The run ends, because files at that path are not its own."""
 
     code = 1
 
 
 class HeldFolder:
-    """An open folder, recognised by its inode and that of its lock, whatever path it has now."""
+    """An open folder, recognised by its inode and the inode of its lock even if its path changes."""
 
     def __init__(self, path: Path, setting: str = "SAVE", user: str = "run"):
-        """`setting` and `user`: what names the folder, and who writes to it, for the message."""
+        """Open the folder. `setting` names it and `user` writes to it; both appear in error messages."""
         self.path, self._setting, self._user = path, setting, user
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._folder, self._lock = os.fstat(self._descriptor), None
-        with contextlib.suppress(OSError):  # another machine of a shared disk may see it later
+        with contextlib.suppress(OSError):  # another machine with the same shared disk may see the lock later
             self._lock = os.stat(path / LOCK)
         _held.append(self)
 
     def is_in_place(self) -> bool:
         """Return whether the path still leads to this folder and to the lock of this run.
 
-        A lock that somebody deleted does no harm until another run makes one.
+        A deleted lock does no harm until another run creates a new one.
         """
         try:
             if not os.path.samestat(os.stat(self.path), self._folder):
                 return False
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # the disk does not answer; whoever writes says so
+        except OSError:  # the disk does not respond; the next write reports it
             return True
         with contextlib.suppress(OSError):
             return self._lock is None or os.path.samestat(os.stat(self.path / LOCK), self._lock)
         return True
 
     def error(self) -> FolderMoved:
-        """Return the error that says where the folder is now."""
+        """Return the error with the folder's current place."""
         place, ends = self._place(), f"while this {self._user} wrote to it, so this {self._user} ends"
         start = f"{self._setting}: {self.path}"
         if place is None:
             return FolderMoved(f"{start} was deleted or moved {ends}; start it again")
         if place == self.path.absolute():
             return FolderMoved(
-                f"{self._setting}: another run took over {self.path} {ends}; wait until the other one ends"
+                f"{self._setting}: another run took over {self.path} {ends}; wait until the other run ends"
             )
         has_save = (place / "last.pth").exists()
-        then = f"; -resume {shlex.quote(str(place))} goes on from its last save" if has_save else ""
+        then = f"; -resume {shlex.quote(str(place))} continues from its last save" if has_save else ""
         return FolderMoved(f"{start} was moved to {place} {ends}{then}")
 
     def _place(self) -> Path | None:
-        """Return the path of the folder now; None if it was deleted, or the system does not say."""
+        """Return the current path of the folder, or None if it was deleted or the system does not report it."""
         with contextlib.suppress(OSError):
             if sys.platform == "darwin":
                 path = fcntl.fcntl(self._descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0").decode()
@@ -72,7 +72,7 @@ class HeldFolder:
         return None
 
     def write_text(self, name: str, text: str) -> None:
-        """Replace a file of this folder, wherever the folder is now."""
+        """Replace a file of this folder, even if the folder was moved."""
         temporary = f".{name}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with open(os.open(temporary, flags, 0o666, dir_fd=self._descriptor), "w", encoding="utf-8") as file:
@@ -83,7 +83,7 @@ class HeldFolder:
         os.fsync(self._descriptor)
 
     def release(self) -> None:
-        """Forget the folder: the run is over."""
+        """Close the folder at the end of the run."""
         _held.remove(self)
         os.close(self._descriptor)
 

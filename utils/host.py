@@ -1,4 +1,4 @@
-"""What this machine, or the container that the program runs in, lets it use: cores, memory, its fastest precision."""
+"""Resources of this machine or container: cores, memory, and the speed of half precision."""
 
 import ctypes
 import functools
@@ -13,27 +13,27 @@ from pathlib import Path
 
 import torch
 
-# Where control groups of versions 2 and 1 are, the controller in the lines of /proc/self/cgroup, and what a group says:
-# its limit, its usage, and the part of that which can be reclaimed (file cache).
+# Control groups of versions 2 and 1: their folder, the controller in the lines of /proc/self/cgroup, and the names of the
+# limit, the usage, and the part of the usage that can be reclaimed (file cache).
 CGROUPS = (
     (".", "", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
-MAX_SECONDS = 0.1  # of the processor, for the measurement of the precision
-# Tokens and width of a ViT-Base's Linear layer; of fewer rows a GPU would show how long a start takes.
+MAX_SECONDS = 0.1  # of processor time to measure the speed of half precision
+# Tokens and width of a ViT-Base's Linear layer. With fewer rows, a GPU would only show the time to start a kernel.
 ROWS, ROWS_ON_DEVICE, WIDTH = 128, 8192, 768
 
 SHARED_MEMORY = Path("/dev/shm")  # on Linux
 
 
 def available_cores() -> set[int]:
-    """The cores that this process may run on: those that a launcher such as srun or mpirun binds it to, else all."""
+    """Return the cores that this process may run on: all, unless a launcher such as srun or mpirun binds it to some."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:
-    """How many cores' time the container or job may take (docker --cpus, Kubernetes limits); infinity: all that it has."""
+    """Return the CPU time limit of the container or job in cores (docker --cpus, Kubernetes limits), or infinity."""
     quotas = [math.inf]
     for group in _own_groups(cgroup, membership, ".", ""):
         if (group / "cpu.max").exists():
@@ -47,14 +47,14 @@ def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/p
 
 
 def count_cores() -> int:
-    """The cores that a process can use if it shares them with no other."""
+    """Return the number of cores that a process can use if it does not share them."""
     return max(1, int(min(len(available_cores()), cpu_quota())))
 
 
 def share_of_cores(own: set[int], local: Collection[set[int]]) -> int:
-    """How many of its `own` cores a process gets if it shares each with the others that may run there, at least 1.
+    """Return a process's share of its `own` cores, at least 1, if it shares each core with all processes that may use it.
 
-    `local`: the cores of each training process of this machine, its own among them.
+    `local` has the cores of each training process of this machine, including this one.
     """
     return max(1, int(sum(Fraction(1, sum(core in each for each in local)) for core in own)))
 
@@ -64,7 +64,7 @@ def free_host_memory(
     cgroup: Path = Path("/sys/fs/cgroup"),
     membership: Path = Path("/proc/self/cgroup"),
 ) -> int:
-    """Bytes that the machine, or the container or job if it has less, can still give; on macOS all its memory."""
+    """Return the free memory in bytes of the machine, or of the container or job if it has less; on macOS all memory."""
     if not meminfo.exists():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
@@ -80,7 +80,7 @@ def free_host_memory(
 
 
 def name_of(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The product name of a device, of a CPU the processor's where the system tells it; else its type."""
+    """Return the product name of a device or processor, or the device type if the system does not report it."""
     if device.type in ("cuda", "xpu"):
         return getattr(torch, device.type).get_device_name(device)
     if device.type == "cpu" and cpuinfo.exists():
@@ -91,12 +91,12 @@ def name_of(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether the device computes while it copies to and from page-locked memory of the host."""
+    """Return whether the device can compute while it copies to and from page-locked host memory."""
     return device.type not in ("cpu", "mps")
 
 
 class LateValue:
-    """A number of the device that the host reads later: it then waits for what the device had to do until now, no more."""
+    """A number on the device that the host reads later. Reading waits only for work that was queued before its creation."""
 
     def __init__(self, value: torch.Tensor):
         self._value, self._event = value, None
@@ -111,39 +111,39 @@ class LateValue:
 
 
 def _own_groups(cgroup: Path, membership: Path, base: str, controller: str) -> list[Path]:
-    """The folders of this process's control group and of those around it."""
+    """Return the folders of this process's control group and of its parents."""
     lines = [line.split(":", 2)[1:] for line in membership.read_text().splitlines()] if membership.exists() else []
-    # In a container its own group is the base; a job of Slurm or systemd is in a group inside it.
+    # In a container, its own group is the base. A job of Slurm or systemd is in a group below the base.
     own = next((Path(path.lstrip("/")) for names, path in lines if controller in names.split(",")), Path())
     return [cgroup / base / each for each in (own, *own.parents)]
 
 
 def keep_freed_memory(device: torch.device) -> None:
-    """Let this process keep memory that it frees, for its next step, where the C library is glibc.
+    """Let this process keep freed host memory for its next step, if the C library is glibc.
 
-    Else glibc gives large blocks back, and the system has to fill new ones with zeros: 7% of a ViT-Tiny step.
+    Otherwise glibc returns large blocks, and the system fills new ones with zeros, which takes 7% of a ViT-Tiny step.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if device.type != "cpu" or not hasattr(library, "mallopt"):  # of other devices torch keeps the memory
+    if device.type != "cpu" or not hasattr(library, "mallopt"):  # torch keeps the memory of other devices itself
         return
     trim, mmap = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-    # Older versions take 32 MiB at most. The first also fixes both thresholds, so it must not stand alone.
+    # Older versions accept at most 32 MiB. Setting mmap also fixes the trim threshold, so both have to be set.
     if library.mallopt(mmap, 2**30) or library.mallopt(mmap, 2**25):
         library.mallopt(trim, 2**31 - 1)
 
 
 @functools.cache
 def half_speedup(device: torch.device, half: torch.dtype) -> float:
-    """Return the speed of a Linear layer in half precision relative to float32, its gradients included.
+    """Return the speed of a Linear layer in half precision relative to float32, including its gradients.
 
-    Many CPUs compute the output in half as fast as in float32, but the gradients 10 to 60 times slower.
+    Many CPUs compute the output in half precision as fast as in float32, but the gradients 10 to 60 times slower.
     """
     rows = ROWS if device.type == "cpu" else ROWS_ON_DEVICE
     with torch.random.fork_rng([]), torch.no_grad():
         x, weight = (torch.randn(size, WIDTH, device=device) for size in (rows, WIDTH))
     pairs = [(x.to(dtype), weight.to(dtype)) for dtype in (torch.float32, half)]
     start, ratios = time.thread_time(), []
-    # One after the other, so that both meet what else the machine does. The first round is slower: it prepares the kernels.
+    # The types alternate, so that both are affected by other load. The first round is slower, because it prepares kernels.
     while len(ratios) < 2 or (len(ratios) < 16 and time.thread_time() - start < MAX_SECONDS):
         whole, halved = (time_products(device, *pair) for pair in pairs)
         ratios.append(whole / halved)
@@ -151,7 +151,7 @@ def half_speedup(device: torch.device, half: torch.dtype) -> float:
 
 
 def time_products(device: torch.device, x: torch.Tensor, weight: torch.Tensor) -> float:
-    """Return seconds of the device, on a CPU those that this thread was computing: not those in which others were."""
+    """Return the seconds that the device takes. On a CPU they are this thread's CPU time, without the time of others."""
     if device.type in ("cuda", "xpu"):
         start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
         start.record()
@@ -168,8 +168,10 @@ def time_products(device: torch.device, x: torch.Tensor, weight: torch.Tensor) -
 
 
 def _multiply(x: torch.Tensor, weight: torch.Tensor) -> None:
-    """Compute the products of a Linear layer in training: its output, and the gradients of a quarter of the rows, because
-    these take a CPU without half precision up to a second."""
+    """Compute the matrix products of a Linear layer in training.
+
+    The gradients are computed for a quarter of the rows, because they take up to a second on a CPU without half precision.
+    """
     torch.nn.functional.linear(x, weight)
     gradient = x[: len(x) // 4]  # of the output, which has the shape of the input
     torch.mm(gradient, weight)  # the gradient of the input

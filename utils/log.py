@@ -1,6 +1,6 @@
-"""The log of a run: console, log.txt, with several processes log_{rank}.txt of each, and a progress bar.
+"""The log of a run: console, log.txt, log_{rank}.txt for each of several processes, and a progress bar.
 
-On a terminal a person sees a line an epoch and the bar; files and pipes get every line in PaddleViT's format.
+A terminal shows one line per epoch and the bar. Files and pipes get every line in PaddleViT's format.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} images{postfix}"
 
 
 class Log:
-    """Writes lines to the console and the run folder. Only rank 0 prints; with several, every rank has its own file."""
+    """A log to the console and the run folder. Only rank 0 prints. With several ranks, each has its own file."""
 
     def __init__(self, rank: int, world_size: int = 1):
         self._rank, self._world_size = rank, world_size
-        self._early: list[str] = []  # lines said before there is a folder
+        self._early: list[str] = []  # lines from before the folder exists
         self._files: list[LineFile] = []
         self._has_failed = False
         self._bar: tqdm | None = None
         self.on_terminal = rank == 0 and is_terminal()
-        self._lock = threading.RLock()  # the thread that saves speaks too
+        self._lock = threading.RLock()  # the thread that saves checkpoints also logs
 
     def open(self, folder: Path) -> None:
-        """Write to files in this folder from here on, starting with the lines so far."""
+        """Write to files in this folder from now on, starting with the lines so far."""
         names = [f"log_{self._rank}.txt"] * (self._world_size > 1) + ["log.txt"] * (self._rank == 0)
         self._files = [LineFile(folder / name) for name in names]
         for text in self._early:
@@ -53,20 +53,20 @@ class Log:
         with tqdm.external_write_mode() if self.on_terminal else contextlib.nullcontext():  # above the bar
             try:
                 print_anywhere(printable(line))
-            except OSError:  # `| head` has seen enough, or the terminal has gone; the run goes on
+            except OSError:  # `| head` has ended or the terminal is closed; the run continues
                 sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def detail(self, line: str) -> None:
-        """Say a line in detail, except on a terminal, where `show` says it in short."""
+        """Log a detailed line, but do not print it on a terminal, where `show` prints a short one."""
         (self.note if self.on_terminal else self.say)(line)
 
     def show(self, line: str) -> None:
-        """Print a line on a terminal, of what the files have in detail."""
+        """Print a short line on a terminal. The files have the details."""
         if self.on_terminal:
             self._print(line)
 
     def warn(self, line: str) -> None:
-        """Print a warning, whichever rank it comes from."""
+        """Print a warning from any rank."""
         if self._rank == 0:
             self.say(f"warning: {line}")
         else:
@@ -74,7 +74,7 @@ class Log:
             self.note(f"warning: {line}")
 
     def note(self, line: str) -> None:
-        """Write to this rank's files only, date and time before each line, as PaddleViT's logs have them."""
+        """Write to this rank's files only, with date and time before each line, as in PaddleViT's logs."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S ")
         self._write_stamped("".join(f"{stamp}{each}\n" for each in printable(line).split("\n")))
 
@@ -83,7 +83,7 @@ class Log:
             if not self._files:
                 self._early.append(text)
             for file in self._files:
-                with self._warn_once(file.path):  # the disk is full; the line is kept until there is room
+                with self._warn_once(file.path):  # if the disk is full, the line is kept for the next write
                     file.write(text)
 
     @contextlib.contextmanager
@@ -92,7 +92,7 @@ class Log:
             yield
         except OSError as error:
             if not self._has_failed:
-                print(f"warning: cannot write {path} ({cause_of(error)}); lines may be missing in it", file=sys.stderr)
+                print(f"warning: cannot write {path} ({cause_of(error)}); it may lack some lines", file=sys.stderr)
             self._has_failed = True
 
     def start_bar(self, total: int, initial: int, title: str) -> None:
@@ -105,7 +105,7 @@ class Log:
             self._bar.update(count)
 
     def describe_bar(self, describe: Callable[[], str]) -> None:
-        """Set the end of the bar, from when it is drawn next. Without a bar, `describe` is not called."""
+        """Set the text at the end of the bar, shown when it is drawn next. Without a bar, `describe` is not called."""
         if self._bar is not None:
             self._bar.set_postfix_str(describe(), refresh=False)
 
@@ -123,6 +123,6 @@ class Log:
 
 
 def print_anywhere(line: str) -> None:
-    """Print to stdout; what its encoding lacks, in a terminal that is not UTF-8, is escaped."""
+    """Print to stdout. Characters that its encoding lacks, on a terminal without UTF-8, are escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)

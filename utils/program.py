@@ -1,4 +1,4 @@
-"""How a program starts faster, which signals stop it, which exit code it returns, and how it ends at once."""
+"""The start and end of a program: a faster start, signals that stop it, exit codes, and an immediate exit."""
 
 import atexit
 import contextlib
@@ -33,32 +33,32 @@ from utils.errors import (
 from utils.extras import find_missing, how_to_get_back
 from utils.text import cut, printable
 
-MOST_READ = 100_000  # characters of an error's message, of which the first are shown
+MOST_READ = 100_000  # characters of an error message that are processed; only the first of them are shown
 
-# What a disk or its server does, and no program can help.
+# Errors about file names, which a user can fix, and errors of a disk or its server.
 OF_A_NAME = {
     errno.ENAMETOOLONG,
     errno.EACCES,
     errno.EPERM,
     errno.ELOOP,
-}  # that a user gave, or in a folder of that name
+}
 OF_THE_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG, errno.ETIMEDOUT}
 
 
 def relax_gc() -> None:
-    """Collect no garbage while importing: a million objects are made that last, and scanning them takes a second."""
+    """Stop garbage collection during imports: they create a million permanent objects, and scanning them takes a second."""
     gc.disable()
 
 
 def restore_gc() -> None:
-    """Undo `relax_gc`: collect garbage as usual from here on, without scanning what was imported."""
+    """Undo `relax_gc`: collect garbage as usual from now on, without scanning the objects from imports."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since the machine did; None if the system does not say."""
+    """Return when a process started, in clock ticks since the machine's start, or None if the system does not report it."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
@@ -66,7 +66,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def when_started() -> float:
-    """When this process began, by time.monotonic(): its imports have taken seconds on a busy machine."""
+    """Return when this process started by time.monotonic(). On a busy machine its imports have taken seconds."""
     ticks = start_ticks(os.getpid())
     if ticks is None:  # not on Linux
         return time.monotonic() - time.process_time()
@@ -74,12 +74,12 @@ def when_started() -> float:
 
 
 def revision(folder: Path = Path(__file__).parent.parent) -> str:
-    """The version of halfstep; where its folder is a git checkout also the commit, `dirty` if files were changed."""
+    """Return the version of halfstep. For a git checkout add the commit, with `dirty` if files were changed."""
     if not (folder / ".git").exists():
         return VERSION
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        # Without the lock: of the user's git commands beside this one, none shall fail.
+        # Without git's lock, so that no git command of the user fails meanwhile.
         options = {"env": os.environ | {"GIT_OPTIONAL_LOCKS": "0"}, "timeout": 10, "check": True}
         commit = subprocess.run(command, capture_output=True, text=True, **options).stdout.strip()
     except (OSError, subprocess.SubprocessError):  # no git, or not the owner's folder
@@ -88,8 +88,8 @@ def revision(folder: Path = Path(__file__).parent.parent) -> str:
 
 
 def describe_environment() -> str:
-    """What halfstep runs with and on, as a report of a mistake needs it."""
-    import torch  # which, like timm, takes seconds
+    """Return versions and hardware as text for a bug report."""
+    import torch  # imported here because torch, like timm, takes seconds
 
     from utils.distributed import find_devices
     from utils.host import count_cores, half_speedup, name_of
@@ -113,11 +113,14 @@ def describe_environment() -> str:
 
 
 def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Run a program and return its exit code: its own, 2 for a user's mistake, reported without a traceback, or 1. 0 if
-    the reader of its output has seen enough (`| head`)."""
+    """Run a program and return its exit code, after reporting its error.
+
+    The code is the program's own, or 2 for an error that the user can fix (without a traceback), or 1 for other errors. It is
+    0 if the reader of its output has ended (`| head`).
+    """
     open_closed_streams()
-    with contextlib.suppress(AttributeError, OSError):  # no stream of Python's own
-        sys.stdout.reconfigure(errors="backslashreplace")  # escapes the letters that a terminal without UTF-8 lacks
+    with contextlib.suppress(AttributeError, OSError):  # stdout may be replaced by another object
+        sys.stdout.reconfigure(errors="backslashreplace")  # escapes characters that a terminal without UTF-8 lacks
     try:
         arguments = with_one_dash(arguments)
         if "-version" in arguments:
@@ -140,7 +143,7 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
 def open_closed_streams() -> None:
     """Open /dev/null for standard streams that were closed at the start (`2>&-`).
 
-    Otherwise the next file that the program opens gets the stream's number, and whatever prints there writes into it.
+    Otherwise the next file that the program opens would get the stream's number, and printed text would go into that file.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is not None:
@@ -157,7 +160,10 @@ def open_closed_streams() -> None:
 
 
 def with_one_dash(arguments: list[str]) -> list[str]:
-    """Flags as halfstep writes them: -batch_size for --batch-size; not what torch's launcher passes, nor what follows --."""
+    """Return the arguments with halfstep's form of flags: -batch_size for --batch-size.
+
+    Arguments of torch's launcher, and arguments after --, stay unchanged.
+    """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     flag = re.compile(r"^--(?!help$|local.rank)([A-Za-z][\w-]*)")
     flags = [flag.sub(lambda found: f"-{found[1].replace('-', '_')}", each) for each in arguments[:end]]
@@ -165,7 +171,7 @@ def with_one_dash(arguments: list[str]) -> list[str]:
 
 
 def judge(error: BaseException) -> tuple[int, str | None]:
-    """The exit code for an error and what to print: nothing if it is reported already, None for a mistake of ours."""
+    """Return the exit code for an error and its message: '' if it is already reported, None for a bug in halfstep."""
     if isinstance(error, AlreadyReportedError):
         return error.code, ""
     if isinstance(error, UserError):
@@ -179,38 +185,40 @@ def judge(error: BaseException) -> tuple[int, str | None]:
     if isinstance(error, OSError) and error.errno in OF_A_NAME:
         return (
             ExitCode.REFUSED,
-            f"{error.filename}: {cause_of(error)}; name another file or folder, or allow to read it",
+            f"{error.filename}: {cause_of(error)}; name another file or folder, or change its permissions",
         )
     if isinstance(error, OSError) and error.errno in OF_THE_DISK:
         place = f"{error.filename}: " if error.filename else ""
         return (
             ExitCode.FAILED,
-            f"{place}{cause_of(error)}; a file could not be read or written, start again when the disk can",
+            f"{place}{cause_of(error)}; a file could not be read or written; start again when the disk works",
         )
     message = _remedy_for(error)
     return ExitCode.REFUSED if message else ExitCode.FAILED, message
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """The extra that could not be imported because it was deleted."""
+    """Return the extra that could not be imported because it was deleted, or None."""
     room, _, name = (error.name or "").partition(".")
     return find_missing(name.partition(".")[0]) if room == "extras" and name else None
 
 
 def nobody_reads() -> bool:
-    """Whether the reader of what is printed has gone, as in `| head`. Then all the rest goes nowhere."""
+    """Return whether the reader of stdout has ended, as in `| head`. If so, discard all further output."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     has_gone = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     if has_gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # also for the interpreter's flush at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # also for the interpreter's flush at exit
     return has_gone
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exit with this code and no other. Exit handlers run, at most 10 s because that of a tracker's library may wait
-    for a server. The interpreter is not torn down: that takes half a second, and gloo's threads may still hold tensors
-    then and abort the process (pytorch/pytorch#179291)."""
+    """Exit with exactly this code, without tearing down the interpreter.
+
+    A teardown takes half a second, and gloo's threads may still have tensors then and abort the process
+    (pytorch/pytorch#179291). Exit handlers run for at most 10 s, because a tracker's handler may wait for a server.
+    """
     handlers = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     handlers.start()
     handlers.join(10.0)
@@ -220,11 +228,11 @@ def exit_now(code: int) -> NoReturn:
 
 
 def _remedy_for(error: BaseException) -> str | None:
-    """The message for a library's error that the user can fix; None for any other."""
+    """Return the message for a library's error that the user can fix, or None for any other error."""
     text = str(error)
     if "torchvision::nms" in text:
         return (
-            "this torch and this torchvision do not match (operator torchvision::nms does not exist); there is no "
+            "the installed torch and torchvision do not match (operator torchvision::nms does not exist); there is no "
             "torchvision for a +cpu build of torch. Remedy: pip uninstall -y torch torchvision, then "
             "pip install -r requirements.txt; the default builds run on CPUs too"
         )
@@ -234,17 +242,15 @@ def _remedy_for(error: BaseException) -> str | None:
             f"out of memory ({how}); lower DATA.BATCH_SIZE, DATA.IMAGE_SIZE or the size of the model (MODEL.EMBED_DIM, "
             "MODEL.DEPTH), or stop other programs that use memory"
         )
-    if os.strerror(errno.EMFILE) in text:  # an OSError, or what torch makes of it
-        return (
-            "too many open files for the limit of this shell; raise it, as with ulimit -n 4096, or lower -num_workers"
-        )
+    if os.strerror(errno.EMFILE) in text:  # an OSError, or torch's error about it
+        return "too many open files for the limit of this shell; raise it, for example with ulimit -n 4096, or lower -num_workers"
     if any(each in text for each in NO_COMPILER):
         return (
-            f"-compile: {text.splitlines()[0]}; install a compiler such as g++, name yours in the environment as CXX and CC, "
+            f"-compile: {text.splitlines()[0]}; install a compiler such as g++, set CXX and CC to yours in the environment, "
             "or leave -compile out"
         )
     if "C++ compile error" in text and "No space left" in text:
-        return "-compile: disk full; make room for its kernels, or name another folder as TORCHINDUCTOR_CACHE_DIR"
+        return "-compile: disk full; free space for its kernels, or set TORCHINDUCTOR_CACHE_DIR to another folder"
     return None
 
 
@@ -252,15 +258,15 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def hangup_is_ignored() -> bool:
-    """Return whether this program was started to outlive its terminal, as by nohup."""
+    """Return whether this program was started to outlive its terminal, for example by nohup."""
     return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 class StopSignal:
-    """Notes SIGTERM, SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning) and SIGHUP (the terminal was closed); a second one ends the
-    process at once.
+    """A record of SIGTERM, SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning) or SIGHUP (the terminal was closed).
 
-    Unless it comes within seconds: a signal to the whole group reaches a worker twice, as torchrun passes its own on.
+    A second signal ends the process at once, unless it arrives within 3 s of the first: a signal to the whole group reaches
+    a worker twice, because torchrun forwards its own.
     """
 
     SECONDS_TO_REPEAT = 3.0
@@ -280,7 +286,7 @@ class StopSignal:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Linux: ask for this signal when the launcher dies, even by kill -9, so that no orphan holds the device."""
+    """Request this signal (on Linux) for when the launcher dies, even by kill -9, so that no orphan keeps the device."""
     if os.uname().sysname == "Linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_parent_death_signal, number)

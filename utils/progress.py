@@ -1,4 +1,4 @@
-"""Progress bars of tqdm, on stderr, where a person sees them."""
+"""Progress bars of tqdm on stderr, shown only on a terminal."""
 
 import os
 import sys
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 
 def is_terminal() -> bool:
-    """Return whether a person sees stdout and stderr, on a terminal that can go back to the start of a line."""
+    """Return whether stdout and stderr are a terminal that can go back to the start of a line."""
     return sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def progress_bar(title: str, total: int, unit: str = "images", **options) -> tqdm:
-    """Return a bar that is as wide as the terminal and that disappears at its end. `options`: further ones of tqdm."""
+    """Return a bar that is as wide as the terminal and disappears at its end. `options` are passed to tqdm."""
     return tqdm(desc=title, total=total, unit=f" {unit}", leave=False, dynamic_ncols=True, **options)
 
 
@@ -25,7 +25,7 @@ def shown(
 ) -> Iterator[T]:
     """Yield the items, with a bar on a terminal if that takes more than two seconds.
 
-    `size`: how much of the total one of them is.
+    `size` returns the part of the total that an item counts.
     """
     if not is_terminal():
         yield from items
@@ -36,4 +36,4 @@ def shown(
                 yield item
                 bar.update(size(item))
         finally:
-            bar.clear()  # tqdm does not do it where a line of the log drew the bar before its two seconds were over
+            bar.clear()  # tqdm does not clear a bar that a log line drew before the two seconds were over

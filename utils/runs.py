@@ -1,4 +1,4 @@
-"""A run: its identity, its copies, and how a user names it: by its folder, a checkpoint in it, or the word latest."""
+"""Runs: their identity, their copies, and their names (a folder, a checkpoint in it, or the word latest)."""
 
 import contextlib
 import json
@@ -17,19 +17,19 @@ from utils.files import content_of
 BEST, LAST = "best.pth", "last.pth"
 LATEST = "latest"
 FILES_OF_A_RUN = ("status.json", "config.yaml", ".lock")
-OUTPUT = "output"  # where runs are by default
-EMPTY_NAME = "a run or file has an empty name, as of a shell variable that is not set; name one"
+OUTPUT = "output"  # the default folder for runs
+EMPTY_NAME = "the name of a run or file is empty, perhaps because a shell variable is not set; give a name"
 LARGEST = 2**26  # bytes of a status.json
-# train-DATE, and train-DATE.2 of the same second. A copy of a run often has a suffix: train-DATE-backup.
+# train-DATE, or train-DATE.2 for a second run in the same second. Copies often have a suffix: train-DATE-backup.
 DATED = re.compile(r"[a-z]+-(\d{8}-\d\d-\d\d-\d\d)(-.+?)?(?:\.(\d+))?")
 
 
 class Identity(NamedTuple):
-    """What a run keeps from its first start on, in status.json and in its checkpoints, under the key `run`."""
+    """The identity of a run since its first start, stored in status.json and in its checkpoints under the key `run`."""
 
     id: str
-    name: str  # of the folder in which it began
-    began: str  # when, in UTC
+    name: str  # of the folder in which the run started
+    began: str  # the time of the first start, in UTC
 
     @classmethod
     def new(cls, folder: Path) -> "Identity":
@@ -37,13 +37,13 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, record: Any) -> "Identity | None":
-        """Return the identity in the content of status.json or of a checkpoint; None if it has none or is damaged."""
+        """Return the identity in status.json or a checkpoint, or None if there is none or it is damaged."""
         known = record.get("run") if isinstance(record, dict) else None
         found = [known.get(name) for name in cls._fields] if isinstance(known, dict) else [None]
         return cls(*found) if all(isinstance(each, str) for each in found) else None
 
     def saved_now(self) -> dict[str, str]:
-        """Return what a checkpoint that is written now says of its run."""
+        """Return the identity as a dict for a checkpoint that is written now."""
         return {**self._asdict(), "saved": utc_now()}
 
 
@@ -52,12 +52,12 @@ class RunCopy(NamedTuple):
 
     folder: Path
     id: str
-    name: str  # of the folder in which the run began; "" if status.json does not say
-    is_original: bool  # the folder has this name
-    began: float  # seconds since 1970
-    saved: float  # the same, of its last save
+    name: str  # of the folder in which the run started; "" if status.json does not have it
+    is_original: bool  # whether the folder still has this name
+    began: float  # the first start, in seconds since 1970
+    saved: float  # the last save, in seconds since 1970
     step: int
-    number: int  # of several folders of one second
+    number: int  # distinguishes folders of the same second
 
     @classmethod
     def at(cls, folder: Path) -> "RunCopy":
@@ -79,7 +79,7 @@ class RunCopy(NamedTuple):
         )
 
     def describe(self) -> str:
-        """Return a line for the log of a run that goes on in another copy."""
+        """Return a log line for a run that continues in another copy."""
         saved = datetime.fromtimestamp(self.saved, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         return f"{self.folder} is another copy of this run: step {self.step}, saved {saved}; name that folder to use it"
 
@@ -91,8 +91,8 @@ def utc_now() -> str:
 def _time_of(folder: Path, text: Any) -> float:
     """Return the time in a text, in seconds since 1970.
 
-    Without a time, because status.json is missing or damaged: the date in the folder's name, by the clock of this
-    machine, else the date of config.yaml, else 0.
+    If status.json is missing or damaged there is no text. Then return the date in the folder's name by this machine's
+    clock, else the date of config.yaml, else 0.
     """
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         return datetime.fromisoformat(text).timestamp()
@@ -105,15 +105,15 @@ def _time_of(folder: Path, text: Any) -> float:
 
 
 def newest_first(folders: Iterable[Path]) -> list[RunCopy]:
-    """Return the runs in these folders, the one that was saved last first, of equal times the one with more updates.
+    """Return the runs in these folders, sorted by their last save, newest first. More updates win at equal times.
 
-    All copies of a run stand together. The first of them is in the folder of the run's own name; whoever copies a run
-    goes on in the original.
+    All copies of a run are adjacent. The first of them is in the folder with the run's original name, because users who
+    copy a run continue in the original.
     """
 
     def by_time(copy: RunCopy) -> tuple:
         dated = DATED.fullmatch(copy.folder.name)
-        has_suffix = dated is not None and dated[2] is not None  # as in train-20260102-03-04-05-backup
+        has_suffix = dated is not None and dated[2] is not None  # for example train-20260102-03-04-05-backup
         return copy.saved, copy.step, not has_suffix, copy.number, copy.folder.name
 
     runs: dict[str, list[RunCopy]] = {}
@@ -126,7 +126,7 @@ def newest_first(folders: Iterable[Path]) -> list[RunCopy]:
 
 
 def _with_lost_identities(copies: Sequence[RunCopy]) -> list[RunCopy]:
-    """Return the copies, and take a folder without a readable status.json for the original of a copy that names it."""
+    """Return the copies. A folder without a readable status.json counts as the original of a copy that names it."""
     lost = {copy.folder: copy for copy in copies if not copy.name}
     for copy in copies:
         folder = copy.folder.with_name(copy.name) if copy.name else copy.folder
@@ -137,7 +137,7 @@ def _with_lost_identities(copies: Sequence[RunCopy]) -> list[RunCopy]:
 
 
 def other_copies(folder: str | Path) -> list[RunCopy]:
-    """Return the copies of a run that lie beside its folder and have weights."""
+    """Return the copies of a run that are next to its folder and have weights."""
     folder = Path(folder)
     beside = [file.parent for file in folder.parent.glob("*/status.json") if weights_in(file.parent)]
     copies = newest_first({*beside, folder})
@@ -147,20 +147,20 @@ def other_copies(folder: str | Path) -> list[RunCopy]:
 
 def is_run_folder(folder: str | Path) -> bool:
     """Return whether this is the folder of a run."""
-    # Class folders have neither, so that thousands of them cost two questions each.
+    # Folders of classes have neither file, so that thousands of them cost only two checks each.
     found = [name for name in FILES_OF_A_RUN[:2] if os.path.exists(os.path.join(folder, name))]
     return bool(found) and has_files_of_run([*found, *os.listdir(folder)])
 
 
 def has_files_of_run(names: Collection[str]) -> bool:
-    """Return whether a folder with files of these names is that of a run. A copy may lack one of them."""
+    """Return whether a folder with files of these names is the folder of a run. A copy may lack one of the files."""
     return sum(each in names for each in FILES_OF_A_RUN) > 1
 
 
 def without_latest(source: str | Path, save: str = OUTPUT) -> str:
-    """The folder of the newest run in `save` in place of the word latest; anything else, and a file of that name, as it is.
+    """Return the folder of the newest run in `save` for the word latest, and any other name or existing file unchanged.
 
-    Raise ConfigError for an empty name, which Path would take for the current folder.
+    Raise ConfigError for an empty name, which Path would treat as the current folder.
     """
     if not str(source).strip():
         raise ConfigError(EMPTY_NAME)
@@ -169,12 +169,12 @@ def without_latest(source: str | Path, save: str = OUTPUT) -> str:
     settings = Path(save).expanduser().glob("*/config.yaml")
     runs = newest_first(file.parent for file in settings if weights_in(file.parent))
     if not runs:
-        raise ConfigError(f"{LATEST}: there is no run with a checkpoint in {save}; name the folder of one")
+        raise ConfigError(f"{LATEST}: there is no run with a checkpoint in {save}; give the folder of a run")
     return str(runs[0].folder)
 
 
 def weights_in(folder: str | Path) -> Path | None:
-    """The best weights of a run by its folder, before there are any the last; None if there are none."""
+    """Return the file with the best weights in a run's folder, else with the last weights, else None."""
     return next((file for name in (BEST, LAST) if (file := Path(folder) / name).is_file()), None)
 
 
@@ -185,6 +185,6 @@ def is_checkpoint_of_run(path: Path) -> bool:
 
 
 def folder_of(source: str | Path) -> Path:
-    """The folder of the run that is named."""
+    """Return the folder of a run that is named by `latest`, its folder or its checkpoint."""
     path = Path(without_latest(source)).expanduser()
     return path.parent if path.suffix == ".pth" and (path.parent / "config.yaml").exists() else path

@@ -1,4 +1,4 @@
-"""How messages write quantities and tables, and which URLs may stand in files that a run writes."""
+"""Text in messages: quantities, tables, safe printing, and checks of URLs."""
 
 import csv
 import io
@@ -9,57 +9,57 @@ from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 SCHEMES = ("http", "https", "s3")
-# A terminal obeys the first, which file names can have; the second, marks of the direction of writing, show what follows as
-# what it is not; the third, halves of surrogate pairs, stand for bytes that are no UTF-8, and no text file takes them.
+# File names can contain these characters: control characters, which a terminal obeys; marks of the writing direction, which
+# make the following text look different; and halves of surrogate pairs for invalid UTF-8, which text files cannot contain.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u200e\u200f\u2028-\u202e\u2066-\u2069]|[\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Return the text as it is safe to print: with control characters escaped, without credentials in URLs."""
+    """Return the text in a form that is safe to print: with control characters escaped and without credentials in URLs."""
     return redacted(escape_controls(text))
 
 
 def escape_controls(text: str) -> str:
-    """Write control characters, except tab and newline, as Python does: \\x1b."""
+    """Escape control characters, except tab and newline, as Python does: \\x1b."""
     return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(name: str) -> str:
-    """A name as a line of output has it: printable, and no line or column of its own."""
+    """Return a name for a line of output: printable, with newlines and tabs escaped."""
     return printable(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """The key by which names are sorted as people count: 2.jpg before 10.jpg."""
+    """Return a sort key that orders numbers in names by value: 2.jpg before 10.jpg."""
     return [int(part) if number % 2 else part for number, part in enumerate(re.split("([0-9]+)", name))], name
 
 
 def csv_cell(value: object) -> object:
-    """A cell that a spreadsheet shows and does not compute: an apostrophe before a text that begins like a formula."""
+    """Return a cell that a spreadsheet does not compute: text that starts like a formula gets an apostrophe."""
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
-    """The rows as a CSV file has them; a cell of None is empty."""
+    """Return the rows as CSV text. A cell of None is empty."""
     text = io.StringIO()
-    # The usual "\r\n" at the end of lines has it quote a cell with either, but it writes "\n".
+    # With its default line end "\r\n", csv quotes cells that contain either character. The written line end is "\n".
     lines = SimpleNamespace(write=lambda line: text.write(line.removesuffix("\r\n") + "\n"))
     csv.writer(lines).writerows(rows)
     return text.getvalue()
 
 
 def cut(text: str, limit: int = 8_000) -> str:
-    """A text that may hold someone's whole file, at a length that can be read."""
+    """Return a text, cut to a readable length because it may contain a whole file."""
     return text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit:,} more characters)"
 
 
 def format_bytes(count: float) -> str:
-    """1.5 GiB, 12 MiB; rounded up below a GiB."""
+    """Return a size such as 1.5 GiB or 12 MiB. Sizes below a GiB are rounded up."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{math.ceil(count / 2**20):,} MiB"
 
 
 def format_bytes_apart(one: float, other: float) -> tuple[str, str]:
-    """Return two sizes that a message compares as texts that differ if the sizes do: 2.3 MiB and 2.0 MiB."""
+    """Return two sizes as texts that differ if the sizes differ, such as 2.3 MiB and 2.0 MiB, for a message that compares them."""
     texts = format_bytes(one), format_bytes(other)
     if texts[0] != texts[1] or one == other:
         return texts
@@ -72,25 +72,25 @@ def format_bytes_apart(one: float, other: float) -> tuple[str, str]:
 
 
 def first_of(names: Sequence[str], separator: str = ", ", limit: int = 10, total: int | None = None) -> str:
-    """The first names, and how many more there are. `total`: of all names, where not all are given."""
+    """Return the first names and the number of further ones. `total` is the number of all names if not all are given."""
     total = len(names) if total is None else total
     more = f" and {total - limit:,} more" if total > limit else ""
     return separator.join(names[:limit]) + more
 
 
 def counted(number: int, noun: str) -> str:
-    """1 image, 1,437 images, 2 processes."""
+    """Return a number with its noun: 1 image, 1,437 images, 2 processes."""
     plural = "es" if noun.endswith(("s", "x", "tch")) else "s"
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def format_ranks(ranks: list[int]) -> str:
-    """Return the ranks in words: process 1, or processes 1, 2."""
+    """Return the ranks as text: process 1, or processes 1, 2."""
     return f"process{'es' * (len(ranks) > 1)} {', '.join(str(rank) for rank in ranks)}"
 
 
 def format_duration(seconds: float) -> str:
-    """The time that something took: 11.7 s, 5 min 12 s, 3 h 20 min, 2 d 4 h."""
+    """Return a duration as text: 11.7 s, 5 min 12 s, 3 h 20 min, 2 d 4 h."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     if seconds < 60:
@@ -101,7 +101,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """The time on a clock that runs: 0:07, 12:40, 2:03:12, 3 d 2 h."""
+    """Return a time for a running clock: 0:07, 12:40, 2:03:12, 3 d 2 h."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -111,7 +111,7 @@ def format_time(seconds: float) -> str:
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """One line a row, columns two spaces apart; what looks like a number stands to the right."""
+    """Return one line per row, with columns two spaces apart. Cells that start with a digit are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -123,7 +123,7 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that is also read easily as text."""
+    """Return a Markdown table that is also easy to read as plain text."""
     lines = [header, *rows]
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
@@ -131,12 +131,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def is_url(path: str) -> bool:
-    """Whether a path is a URL, mistyped ones (https:/server) included: they may contain a password, and are no folders."""
+    """Return whether a path is a URL. Mistyped URLs (https:/server) count too, because they may contain a password."""
     return re.match(rf"[a-z][a-z0-9+.-]+:/|({'|'.join(SCHEMES)}):", path, re.IGNORECASE) is not None
 
 
 def problem_of(url: str) -> str | None:
-    """Why a URL is not accepted as the place of data, without quoting it; None if it is."""
+    """Return why a URL cannot be the place of data, without quoting it, or None if it can."""
     try:
         parts = urlsplit(url)
         user, host = parts.username or parts.password, parts.hostname
@@ -157,7 +157,7 @@ def problem_of(url: str) -> str | None:
 
 
 def redacted(text: str) -> str:
-    """The text without what may be credentials in its URLs, or a key of AWS."""
+    """Return the text without possible credentials in URLs and without AWS keys."""
     text = re.sub(r"\b(\w{1,20}://)[^/\s'\"]*@", r"\1***@", text)
     text = re.sub(r"\b(\w{1,20}://[^\s'\"?#]*)[?#][^\s'\")]*", r"\1?***", text)
     return re.sub(r"\b(AKIA|ASIA)[0-9A-Z]{12,}", r"\1***", text)

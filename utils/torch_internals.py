@@ -1,7 +1,7 @@
-"""The private names of torch, torchvision and timm that are used, each with the reason; no other file has any.
+"""All private names of torch, torchvision and timm that halfstep uses, each with the reason. No other file uses any.
 
 They exist in torch 2.11 to 2.15 and timm 1.0.20 to 1.0.31. Before requirements.txt allows another version, run
-tests/utils/test_torch_internals.py with it.
+tests/utils/test_torch_internals.py with that version.
 """
 
 import importlib
@@ -18,51 +18,56 @@ from torch.amp.grad_scaler import OptState
 from torch.utils import _python_dispatch, _pytree
 
 TORCH_VERSIONS, TIMM_VERSIONS = ("2.11", "2.15"), ("1.0.20", "1.0.31")  # supported: oldest and newest
-TorchDispatchMode = _python_dispatch.TorchDispatchMode  # sees what autocast made: torch.overrides is above it
-tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map  # nests of tensors: torch has no public ones
-# functional.interpolate allocates its result, where these write uint8 pixels into the batch.
+TorchDispatchMode = _python_dispatch.TorchDispatchMode  # it sees the result of autocast, which torch.overrides does not
+tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map  # torch has no public functions for nested tensors
+# These write uint8 pixels into the batch, while functional.interpolate would allocate its result.
 RESIZE_KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
 }
-# One kernel for all tensors of a model, as torch.optim does it; a loop starts hundreds.
+# These start one kernel for all tensors of a model, as torch.optim does. A loop would start hundreds.
 foreach_copy_, foreach_sub = torch._foreach_copy_, torch._foreach_sub
 foreach_mul_, foreach_add_ = torch._foreach_mul_, torch._foreach_add_
 
 
 def foreach_put_back_(tensors: list[Tensor], former: list[Tensor], skipped: Tensor) -> None:
-    """Copy `former`, which is lost, to the tensors where `skipped` on the device is 1: in one kernel, which else does nothing.
+    """Copy `former` back to the tensors if `skipped` on the device is 1. The values of `former` are lost.
 
-    As a first momentum fused SGD takes the gradient as it is, which is `former` here. All have one floating-point type.
+    A single kernel of fused SGD does this, or nothing if `skipped` is 0. It uses the gradient, here `former`, unchanged as
+    the first momentum. All tensors have the same floating-point type.
     """
     rates = dict.fromkeys(("lr", "weight_decay", "dampening"), 0.0)
     flags = {"nesterov": False, "maximize": False, "is_first_step": True}
     torch._fused_sgd_(former, former, tensors, momentum=1.0, found_inf=1 - skipped, **rates, **flags)
 
 
-ALLOWED_IN_WEIGHTS = _weights_only_unpickler._get_allowed_globals()  # by their names: what such files may call
-LABELS = ("targets", "labels", "_labels")  # where torchvision's data sets keep them; else every image has to be read
+ALLOWED_IN_WEIGHTS = _weights_only_unpickler._get_allowed_globals()  # {name: function} that files of weights may call
+LABELS = (
+    "targets",
+    "labels",
+    "_labels",
+)  # attributes with the labels of torchvision's data sets; avoids reading all images
 
 
 COMPILER, COMPILER_UTILITIES = "torch._dynamo", "torch._dynamo.utils"
 
 
 def import_compiler() -> None:
-    """Import torch's compiler, so that import_timm() leaves everything as it is."""
+    """Import torch's compiler, so that a later import_timm() does not hide it."""
     importlib.import_module(COMPILER)
 
 
 def import_timm() -> ModuleType:
-    """timm, imported with torchvision but without torch's compiler and without wandb: 2 s and 150 MB.
+    """Return timm, imported with torchvision but without torch's compiler and wandb, which saves 2 s and 150 MB.
 
-    They import the compiler to ask it something, or to have it leave a function out; here that waits for the first such
-    call. wandb they import to see whether it is there.
+    timm and torchvision import the compiler only to query it, or to exclude a function from compilation. Here the import
+    waits until the first such call. They import wandb only to check whether it is installed.
     """
     if COMPILER in sys.modules or "timm" in sys.modules:
         return importlib.import_module("timm")
 
     def ask(name: str) -> Any:
-        if name.startswith("__"):  # whoever looks for a source file asks all modules
+        if name.startswith("__"):  # a search for source files looks at attributes of all modules
             raise AttributeError(name)
         if sys.modules.get(COMPILER_UTILITIES) is utilities:
             del sys.modules[COMPILER_UTILITIES]
@@ -85,7 +90,7 @@ def import_timm() -> ModuleType:
 
 
 def without_compiler(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """An optimizer of torch whose methods do not import the compiler only to be left out by it."""
+    """Return an optimizer class whose methods do not import the compiler only to be excluded from compilation."""
     for method in vars(torch.optim.Optimizer).values():
         if wrapped := getattr(method, "__wrapped__", None):
             wrapped.__dynamo_disable = wrapped
@@ -93,60 +98,60 @@ def without_compiler(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optim
 
 
 def scale_and_growth(scaler: GradScaler) -> tuple[Tensor, Tensor]:
-    """The loss scale and the count of good updates, on the device: get_scale() waits for it."""
+    """Return the loss scale and the count of good updates on the device. get_scale() would wait for the device."""
     return scaler._check_scale_growth_tracker("update")
 
 
 def found_infs(scaler: GradScaler) -> list[Tensor]:
-    """What every unscale_ since the last update found: step() asks the same, and tells only by not stepping."""
+    """Return found_inf of every unscale_ since the last update. step() uses them too, but does not report them."""
     states = scaler._per_optimizer_states.values()
     return [each for state in states for each in state["found_inf_per_device"].values()]
 
 
 def found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor:
-    """1.0 where unscale_ met a gradient of this optimizer that is not finite; gone after update()."""
+    """Return 1.0 if unscale_ found a gradient of this optimizer that is not finite, else 0.0. It is valid until update()."""
     (found,) = scaler._found_inf_per_device(optimizer).values()
     return found
 
 
 def set_found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer, found: Tensor) -> None:
-    """Put this in place of what unscale_ would have found: step() then skips by it, and leaves unscaling to the optimizer's `grad_scale`."""
+    """Set found_inf in place of unscale_. step() then skips by it, and leaves unscaling to the optimizer's `grad_scale`."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state.update(stage=OptState.UNSCALED, found_inf_per_device={found.device: found})
 
 
 def call_after_backward(function: Callable[[], None]) -> None:
-    """Call a function at the end of the backward that runs now; hooks of parameters run before DDP's own callback."""
+    """Call a function at the end of the current backward. Hooks of parameters would run before DDP's own callback."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 def allow_graphs(number: int) -> None:
-    """Graphs that torch.compile makes of one function before it leaves the rest uncompiled; the default is 8."""
+    """Set how many graphs torch.compile makes of one function before it stops compiling it. The default is 8."""
     torch._dynamo.config.recompile_limit = number
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether anything waits for the module's forward: torch has no public list of hooks."""
+    """Return whether the module has forward hooks. torch has no public list of hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def own_parameter(module: nn.Module, name: str) -> nn.Parameter:
-    """The weight itself where the module's class has a property of that name, which get_parameter would call."""
+    """Return the stored weight, even if the module's class has a property of this name, which get_parameter would call."""
     return module._parameters[name]
 
 
 def add_position_embedding(model: nn.Module, patches: Tensor) -> Tensor:
-    """Class token and position embedding of timm's VisionTransformer, between its public modules."""
+    """Add class token and position embedding as timm's VisionTransformer does, for which it has no public module."""
     return model._pos_embed(patches)
 
 
 def inner_data(tensor: Any) -> Any:
-    """What a tensor of torchao's is computed with: its dtype is the one that it was converted from."""
+    """Return the inner data of a torchao tensor, which shows the type of computations; `dtype` is its original type."""
     return getattr(tensor, "_data", tensor)
 
 
 def end_restarts_after(is_final: Callable[[Collection], bool]) -> None:
-    """Have torchrun's agent start processes again only if they did not fail like this, however many restarts are left."""
+    """Stop torchrun's agent from restarting processes after failures for which `is_final` is true."""
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     monitor = LocalElasticAgent._monitor_workers

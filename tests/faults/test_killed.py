@@ -105,5 +105,5 @@ def test_told_to_stop_before_it_is_a_run_it_ends_and_leaves_nothing(tmp_path, st
 
 def test_a_second_signal_ends_it_at_once_without_a_save(tmp_path, start):
     ended = start(tmp_path, take_at_once=[], tell=[0, "accumulation", TERM, INT])
-    assert ended.returncode == 128 + INT and "told to stop" not in ended.printed
+    assert ended.returncode == 128 + INT and "stopped by signal" not in ended.printed
     assert not (run_folder(tmp_path) / "last.pth").exists()

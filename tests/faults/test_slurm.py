@@ -72,7 +72,7 @@ def test_jobs_that_reach_their_time_limit_and_lose_a_node_end_with_the_same_hash
         said = (tmp_path / launcher / "out.txt").read_text()
         # A fifth time where Slurm, as the node comes back, kills the new step for the old one.
         assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) in (4, 5), said
-        assert said.count("told to stop") == 3, said
+        assert said.count("stopped by signal") == 3, said
         assert run_hash(tmp_path / launcher / "runs/mine") == run_hash(tmp_path / "unbroken/mine"), said
 
 

@@ -69,7 +69,7 @@ def test_the_cause_is_what_the_system_said_beneath_what_a_library_raised():
     failed.__context__.__context__ = OSError(errno.EACCES, "Permission denied")
     full = OSError(errno.ENOSPC, "No space left on device")
     others = {OSError("no answer"): "no answer", KeyError(): "KeyError", RuntimeError("odd"): "odd"}
-    for error, words in {failed: "Permission denied", full: "disk full; make room on it", **others}.items():
+    for error, words in {failed: "Permission denied", full: "disk full; free some space", **others}.items():
         assert cause_of(error) == words
 
 

@@ -49,7 +49,7 @@ def _all_frozen(path: str, module: nn.Module, frozen: set[str]) -> bool:
 
 @functools.cache
 def _frozen_class(cls: type) -> type:
-    """A norm that stays in evaluation mode when model.train() is called.
+    """Return a subclass of a norm that stays in evaluation mode when model.train() is called.
 
     A subclass survives copy.deepcopy, DDP and torch.compile. Rejected: resetting these modules after each call of train(),
     because a later caller of train() would forget it.

@@ -164,7 +164,7 @@ class Process:
                 result = task() if self.is_first else None
             except Exception as caught:
                 error = caught
-        if self._host_group is not None:  # -check simulates one of several processes
+        if self._host_group is not None:  # it is None if -check simulates one of several processes
             message = str(error) if isinstance(error, UserError) else "process 0 failed"
             outcome = [result, (message, judge(error)[0]) if error else None]
             dist.broadcast_object_list(outcome, src=0, group=self._host_group)

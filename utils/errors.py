@@ -43,11 +43,11 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A wrong setting, flag or file name. The message has its name, its value and the remedy."""
+    """An error about a setting, flag or file name. The message has the name, the value and the remedy."""
 
 
 class DataError(UserError):
-    """Data that cannot be used. The message has the file and the remedy."""
+    """An error about data that cannot be used. The message has the file and the remedy."""
 
 
 class AlreadyReportedError(UserError):

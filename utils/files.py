@@ -37,7 +37,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
         with open(temporary, "xb") as file:
             yield file
             sync(file)
-        check_in_place(path)  # writing a large file takes time
+        check_in_place(path)  # check again, because writing a large file takes time
         os.replace(temporary, path)
     finally:
         if is_in_place(path):
@@ -126,7 +126,7 @@ def without_waiting(path: str, flags: int) -> int:
 
 
 def has_other_names(file: int | Path) -> bool:
-    """Return whether a file, which may be an open descriptor, has further hard links, as in a snapshot by `cp -al`."""
+    """Return whether a file or open descriptor has further hard links, for example in a snapshot by `cp -al`."""
     status = os.stat(file)
     return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
 
@@ -150,7 +150,7 @@ class LineFile:
     def write(self, lines: str) -> None:
         """Append whole lines at once. Raise OSError if they cannot be written."""
         self._unwritten += lines.encode()
-        # In a folder that was moved or taken by another run, a copy would replace a file of that run.
+        # Make no copy in a folder that was moved or taken over by another run, because it would replace that run's file.
         if has_other_names(self._file.fileno()) and is_in_place(self.path) and _is_at(self._file, self.path):
             self._separate()
         while self._unwritten:
@@ -160,13 +160,13 @@ class LineFile:
             self._unwritten = self._unwritten[count:]
 
     def _separate(self) -> None:
-        """Go on in a copy that replaces this name of the file."""
+        """Replace the file under this name by a copy, and continue to write to the copy."""
         copied = None
         try:
             with open(self.path, "rb") as source, replacing(self.path) as copy:
                 os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
                 shutil.copyfileobj(source, copy)
-                copied = self._open(Path(copy.name))  # before it has the name: no error may come in between
+                copied = self._open(Path(copy.name))  # opened before the rename, so that no error can occur after it
         finally:
             if copied is not None:
                 if _is_at(copied, self.path):

@@ -82,7 +82,7 @@ def revision(folder: Path = Path(__file__).parent.parent) -> str:
         # Without git's lock, so that no git command of the user fails meanwhile.
         options = {"env": os.environ | {"GIT_OPTIONAL_LOCKS": "0"}, "timeout": 10, "check": True}
         commit = subprocess.run(command, capture_output=True, text=True, **options).stdout.strip()
-    except (OSError, subprocess.SubprocessError):  # no git, or not the owner's folder
+    except (OSError, subprocess.SubprocessError):  # git is missing, or refuses a folder of another user
         return f"{VERSION}, commit unknown"
     return f"{VERSION}, commit {commit}"
 
@@ -97,7 +97,7 @@ def describe_environment() -> str:
 
     kind, count = find_devices("auto")
     cpu, device = torch.device("cpu"), torch.device(kind)
-    half = torch.float16 if kind == "cuda" else torch.bfloat16  # what -amp means
+    half = torch.float16 if kind == "cuda" else torch.bfloat16  # the default type of -amp
     speedup = half_speedup(device, half)
     advice = "" if speedup >= 1 else ": leave -amp out"
     rows = [
@@ -149,7 +149,7 @@ def open_closed_streams() -> None:
         if getattr(sys, name) is not None:
             continue
         try:
-            os.fstat(number)  # an import has opened a file under this number
+            os.fstat(number)  # succeeds if an import has opened a file under this number
         except OSError:
             descriptor = os.open(os.devnull, os.O_RDWR)
             if descriptor != number:

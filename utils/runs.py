@@ -48,7 +48,7 @@ class Identity(NamedTuple):
 
 
 class RunCopy(NamedTuple):
-    """A folder with a run, or a copy of one, as its status.json describes it."""
+    """A folder with a run or a copy of a run, as described by its status.json."""
 
     folder: Path
     id: str
@@ -179,7 +179,7 @@ def weights_in(folder: str | Path) -> Path | None:
 
 
 def is_checkpoint_of_run(path: Path) -> bool:
-    """Return whether the path has the name of a checkpoint that the run in its folder writes."""
+    """Return whether the path is named like a checkpoint and is in the folder of a run."""
     is_named = re.fullmatch(r"(best|last|previous|checkpoint-\d+)\.pth", path.name)
     return bool(is_named) and (path.parent / "config.yaml").exists()
 

@@ -193,7 +193,7 @@ def _open(data: bytes, rules: PixelRules) -> Image.Image:
     try:
         image = Image.open(_Reads(data), formats=FORMATS)
     except UnidentifiedImageError:
-        if data[4:8] != b"ftyp" or data[8:11] == b"avi":  # a damaged AVIF file
+        if data[4:8] != b"ftyp" or data[8:11] == b"avi":  # not HEIF, or a damaged AVIF file
             raise
         image = _open_heif(data, rules)
     _refuse_bomb(data, *image.size, rules, WEBP_COST if image.format == "WEBP" else 1)

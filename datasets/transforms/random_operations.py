@@ -16,7 +16,7 @@ GEOMETRIC = frozenset("rotate shear_x shear_y translate_x translate_y".split())
 class Options(NamedTuple):
     """The options that all operations of a policy share."""
 
-    resamples: tuple[int, ...]  # Pillow's numbers of interpolations, one of which is drawn for each rotation or shift
+    resamples: tuple[int, ...]  # Pillow's interpolation numbers; one is drawn for each rotation or shift
     shift: float  # pixels of a translation with magnitude 10
     deviation: float  # standard deviation of a magnitude; infinite to draw it uniformly from 0 to the magnitude
     highest: float = MOST  # the upper limit of magnitudes

@@ -107,7 +107,7 @@ def record_forward(config: Config, model: nn.Module, precision: Precision, count
             torch.zeros_like(logits, dtype=torch.float32) if several else logits.new_zeros(count, dtype=torch.int64)
         )
         loss = build_loss(config)(logits, targets)
-    del loss  # only now: a freed storage could be counted twice under another address
+    del loss  # kept until now, because a storage that is freed earlier could be counted again at another address
     return kept
 
 

@@ -49,7 +49,7 @@ class Tally:
         are_right &= are_finite(logits)[:, None]
         counted = ((targets, ones), (best[:, 0], ones), (targets, are_right[:, 0].to(ones)))
         for row, (classes, values) in zip(self.counts, counted, strict=True):
-            row.index_add_(0, classes, values)  # bincount would make the host wait
+            row.index_add_(0, classes, values)  # not bincount, because it would make the host wait
         return functional.cross_entropy(logits, targets, reduction="none"), are_right
 
     def _add_labels(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,7 @@ class LabelResults:
 
 
 class PerImage:
-    """Collects the results of the images of this process, in the order of its share."""
+    """The results of each image of this process, in the order of its share."""
 
     def __init__(self):
         self._rows: list[Tensor] = []  # float32 [B, 4]; float32 is exact for class numbers up to 16 million

@@ -28,7 +28,7 @@ from utils.program import nobody_reads
 from utils.text import csv_cell, csv_text, one_line
 
 UNSURE = "unsure"
-PER_CLASS = ("class", "probability")  # columns of the table
+PER_CLASS = ("class", "probability")  # the table's columns for each predicted class
 SHEET_ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 MARK = "halfstep, scripts/predict.py"  # metadata of our pictures, so that a user's own picture is never overwritten
 TABLE = Kind("a table of scripts/predict.py", (b"\xef\xbb\xbfimage_path,",))

@@ -24,7 +24,7 @@ SECONDS = 1.0  # the shortest time between two updates of the bar's metrics
 
 
 class Console(Callback):
-    """Shows the progress of training. Accuracies in PaddleViT's format are fractions in [0, 1]."""
+    """A callback that shows the progress of training. Accuracies in PaddleViT's format are fractions in [0, 1]."""
 
     def __init__(self, config: Config, log: Log, timing: Timing, forecast: Forecast, clock: Callable = time.monotonic):
         self._config, self._log, self._timing, self._forecast, self._clock = config, log, timing, forecast, clock
@@ -153,7 +153,7 @@ ENOUGH_UPDATES = 10  # before the waiting time is judged; the first report inclu
 
 
 class DataWaitAdvice(Callback):
-    """Advice, logged once, on what to change if updates wait for data."""
+    """A callback that logs advice, once, if updates wait for data."""
 
     def __init__(self, config: Config, image_set: ImageSet, process: Process, say: Callable[[str], None]):
         self._config, self._image_set, self._say = config, image_set, say
@@ -202,9 +202,9 @@ class DataWaitAdvice(Callback):
 
 
 class TrainedOnAdvice(Callback):
-    """A warning about validation images that are also training images, logged once after the first evaluated epoch.
+    """A callback that warns once, after the first evaluated epoch, of validation images that are also training images.
 
-    Every process has to run it, because the comparison is a collective.
+    Every process needs it, because the comparison is a collective.
     """
 
     def __init__(self, overlap: Overlap, process: Process, say: Callable[[str], None]):

@@ -216,7 +216,7 @@ class RowReader(Protocol):
 
 
 class Curves(Protocol):
-    """Draws curves of the rows so far, as extras/report does."""
+    """A drawer of curves of the rows so far, such as extras/report."""
 
     def draw(self, epochs: Sequence[Mapping], steps: Sequence[Mapping], now: bool) -> None: ...
 

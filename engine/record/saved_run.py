@@ -155,7 +155,7 @@ class SavedRun:
         pid, beat = self.status.get("pid"), to_time(self.status.get("heartbeat"))
         if self.status.get("host") == socket.gethostname() and isinstance(pid, int) and pid > 0:
             try:
-                os.kill(pid, 0)  # sends nothing
+                os.kill(pid, 0)  # checks the process without sending a signal
             except (OSError, OverflowError) as error:
                 return isinstance(error, PermissionError)  # the process exists and belongs to another user
             # After a restart of a container or machine, another process may have the same pid.
@@ -245,7 +245,7 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
                 values[section] = dict(add_argument(arguments, section, key, text, str(path)))
             else:
                 values[key] = plain(convert(SETTINGS[key], text, str(path))) if key in SETTINGS else text
-        except (ValueError, ConfigError) as error:  # edited by hand
+        except (ValueError, ConfigError) as error:  # the file was edited by hand
             if key in SETTINGS and SETTINGS[key].kind is not str:
                 raise ConfigError(f"{error}; restore the file, which the run itself wrote") from None
             values[key] = node.value if isinstance(node, yaml.ScalarNode) else "?"
@@ -318,7 +318,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def is_figure(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < LARGEST  # no NaN
+    return isinstance(value, int | float) and abs(value) < LARGEST  # false for NaN too
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

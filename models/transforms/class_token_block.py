@@ -43,7 +43,7 @@ def reads_class_token_alone(model: nn.Module) -> bool:
     modules = [*block.modules(), model.norm]
     if any(type(module) not in KNOWN or "forward" in vars(module) for module in modules):
         return False
-    # These three are no longer called as modules, so hooks would miss them.
+    # These three modules are no longer called, so their hooks would not run.
     passed_by = (block, block.attn, block.attn.qkv)
     return not any(map(has_hooks, passed_by)) and getattr(block.attn, "gate", None) is None
 

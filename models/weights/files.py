@@ -133,7 +133,7 @@ def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
             f"no checkpoint at {source}; give the folder of a run, or its best.pth, last.pth or checkpoint-N.pth"
         )
     state = read_torch(path) if format_of(path) == "torch" else {}
-    if not (isinstance(state, dict) and needed <= state.keys()) and read_record(path):  # an export
+    if not (isinstance(state, dict) and needed <= state.keys()) and read_record(path):  # the file is an export
         weights = read_weights(path)
         state = {weights.record.get("weights", "state_dict"): weights.state, **weights.record}
     if missing := needed - set(state if isinstance(state, dict) else ()):

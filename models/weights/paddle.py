@@ -38,7 +38,7 @@ class _Reader(pickle._Unpickler):  # the C unpickler can allocate 64 GiB for a f
     """An unpickler that resolves the names that numpy and Paddle write, and refuses all others."""
 
     def find_class(self, module: str, name: str):
-        # Protocol 2 has Python 2's module names; numpy 2 renamed numpy.core.
+        # Pickle protocol 2 uses Python 2's module names, and numpy 2 renamed numpy.core.
         module = module.replace("__builtin__", "builtins").replace("numpy._core", "numpy.core")
         if (module, name) not in STAND_INS:
             raise Refusal(f"{module}.{name}")

@@ -13,7 +13,7 @@ from engine.record.metrics import Recorder, RowReader
 from engine.record.timing import Timing
 from engine.session import Session
 from engine.train.callback import Callback
-from engine.train.forecast import Forecast
+from engine.train.forecast import Forecast, RunTimes
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Trainer
 from utils.extras import has_extra
@@ -59,8 +59,9 @@ def choose_callbacks(
         return callback
 
     timing = add(Timing.on(process.device))
-    started, num_evaluated = plan.loaded.started, len(plan.eval_set)
-    forecast = add(Forecast(config, plan.order, num_evaluated, started, lambda: saver.longest, session.beat, log.say))
+    started = plan.loaded.started
+    times = RunTimes.of(config, plan.order, len(plan.eval_set), lambda: saver.longest)
+    forecast = add(Forecast(config, times, started, session.beat, log.say))
     report = make_report(session, plan, trainer)
     callbacks += report.callbacks if report else []
     if process.is_first and config.START.PROFILE:

@@ -43,7 +43,7 @@ from engine.plan import ImageSets, Plan, begin, make_plan, refusals
 from engine.plan_lines import describe_batch_size, describe_evaluation, notes_on
 from engine.precision.policy import Precision, or_amp
 from engine.session import check_folder
-from engine.train.forecast import END_BY_START, Forecast
+from engine.train.forecast import END_BY_START, Forecast, RunTimes
 from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
 from engine.trained import evaluate_both
@@ -245,12 +245,13 @@ def check_memory(config: Config, num_classes: int, precision: Precision, free: i
 def estimate_time(plan: Plan, trainer: Trainer, startup: float) -> str:
     """Make some updates, evaluate a batch, and describe how long the whole run takes. Raise ConfigError if that is too long for
     TRAIN.BUDGET. `startup`: seconds from the start of the program to the first update."""
-    forecast, step = Forecast(plan.config, plan.order, len(plan.eval_set), time.monotonic()), trainer.step
-    forecast.end_work = END_BY_START * startup
+    times, step = RunTimes.of(plan.config, plan.order, len(plan.eval_set)), trainer.step
+    forecast = Forecast(plan.config, times, time.monotonic())
+    times.end_work = END_BY_START * startup
     make_updates(plan, trainer, forecast)
-    forecast.evaluation = time_evaluation(plan, trainer)
-    forecast.until_first = startup + forecast.evaluation * plan.scores_start
-    each = f"; {forecast.update:.3g} s an update, {forecast.evaluation:.3g} s an evaluation"
+    times.evaluation = time_evaluation(plan, trainer)
+    times.before_first_update = startup + times.evaluation * plan.scores_start
+    each = f"; {times.update:.3g} s an update, {times.evaluation:.3g} s an evaluation"
     others = os.getloadavg()[0] - time.process_time() / 60  # less this process's own work in the minute it has run
     if others + torch.get_num_threads() > 1.25 * (os.cpu_count() or 1):
         each += f"; others work on this machine (a load of {others:.1f}): it may be shorter without them"
@@ -261,7 +262,7 @@ def estimate_time(plan: Plan, trainer: Trainer, startup: float) -> str:
         if not step:
             budget.refuse_too_short(step)
         return budget.describe(step, budget.fitting(step)) + each
-    return forecast.describe(step, forecast.seconds(step, trainer.schedule.num_updates)) + each
+    return forecast.describe(step, times.until_end(step, trainer.schedule.num_updates)) + each
 
 
 def make_updates(plan: Plan, trainer: Trainer, forecast: Forecast) -> None:

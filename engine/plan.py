@@ -123,7 +123,7 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
         "strategy": lambda: check_strategy(config),
         "optimizer": lambda: check_optimizer(config),
     }
-    if config.TRACK and has_extra("trackers"):
+    if config.TRACK and has_extra("trackers"):  # without it the notes of the settings have said so
         from extras.trackers import check_trackers
 
         checks["tracking"] = lambda: check_trackers(config)

@@ -4,7 +4,7 @@ The files to read, in this order: this one, plan.py, build.py, loop.py, train/tr
 evaluation/evaluate.py and saves.py. docs/architecture.md has a picture of them.
 """
 
-import contextlib
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -45,6 +45,7 @@ from utils.distributed import Process
 from utils.errors import LostProcess
 from utils.extras import has_extra
 from utils.host import name_of
+from utils.log import Log
 from utils.program import StopSignal, judge
 from utils.text import counted, printable
 
@@ -120,12 +121,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     if process.is_first:
         write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
     saver = make_saver(config, session.path, process, log)
-    tracking = contextlib.nullcontext()
-    if config.TRACK and has_extra("trackers"):
-        from extras.trackers import track
-
-        tracking = track(config, session.path, process, log)
-    with tracking as trackers:
+    with open_trackers(config, session.path, process, log) as trackers:
         watchers = choose_callbacks(session, plan, trainer, saver, trackers)
         trainer.callbacks = watchers.callbacks
         if config.START.EXPLAIN:
@@ -140,6 +136,15 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         watchers.report.write_page()
     session.advise(after_training(config, process, session.path, plan.eval_set, outcome.next_step))
     return outcome.code
+
+
+def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> AbstractContextManager:
+    """The trackers that TRACK names, or None. If that extra is missing, the notes of the settings have said so."""
+    if not (config.TRACK and has_extra("trackers")):
+        return nullcontext()
+    from extras.trackers import track  # extra: trackers
+
+    return track(config, folder, process, log)
 
 
 def describe_setup(plan: Plan, trainer: Trainer) -> dict[str, str | int]:

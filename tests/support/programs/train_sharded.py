@@ -58,8 +58,7 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     if "evaluate" in words:  # what it gathers must not be there when the weights are others
         score(trainer, eval_set, process)
     if "compile" in words:
-        for part in [trainer.model] if words["compile"] == "model" else trainer.model.blocks:
-            part.compile(backend="aot_eager", dynamic=False)
+        compile_parts(trainer.model, words["compile"])
     for window in data.windows(trainer.step, UPDATES):
         if "poison" in words and trainer.step == 1 and process.rank == process.world_size - 1:
             poison_once(trainer)
@@ -75,6 +74,12 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     if process.is_first:
         found |= {key: state[key] for key in ("state_dict", "state_dict_ema", "optimizer") if key in state}
     return found
+
+
+def compile_parts(model: torch.nn.Module, which: str) -> None:
+    """Compile the whole model, or each of its blocks."""
+    for part in [model] if which == "model" else model.blocks:
+        part.compile(backend="aot_eager", dynamic=False)
 
 
 @contextlib.contextmanager

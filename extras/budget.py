@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import to_seconds
-from engine.plan import Plan
+from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
@@ -31,11 +31,11 @@ MOST_BYTES = 2**20  # of that file
 
 
 def budget_callbacks(
-    session: Session, plan: Plan, trainer: Trainer, forecast: Forecast, finish: Callable[[], float]
+    session: Session, plan: TrainPlan, trainer: Trainer, forecast: Forecast, finish: Callable[[], float]
 ) -> list[Callback]:
     """The callbacks of a run with a budget, in process 0. For `finish` see Budget."""
-    log, saved = session.log, plan.saved.get("budget", {})
-    allowance = Allowance(plan.config.TRAIN.BUDGET, plan.loaded.started, saved)
+    log, saved = session.log, plan.inputs.saved.get("budget", {})
+    allowance = Allowance(plan.config.TRAIN.BUDGET, plan.inputs.loaded.started, saved)
 
     record = ChoiceRecord(session.path / CHOICES_FILE, forecast, allowance.clock, log.warn)
     record.write(trainer)  # also over the record of a start that was killed before its first save

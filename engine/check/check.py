@@ -39,7 +39,7 @@ from engine.check.quick_checks import (
 )
 from engine.eval_run import weights_to_score
 from engine.parallel import is_sharded
-from engine.plan import ImageSets, Plan, begin, make_plan, refusals
+from engine.plan import EvalPlan, ImageSets, Inputs, TrainPlan, plan_evaluation, plan_training, read_inputs, refusals
 from engine.plan_lines import describe_batch_size, describe_evaluation, notes_on
 from engine.precision.policy import Precision, or_amp
 from engine.session import check_folder
@@ -112,7 +112,7 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
     """
     restore_gc()
     loaded = loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded
-    config, table, begun, plan = loaded.config, Table(), None, None
+    config, table, inputs, plan = loaded.config, Table(), None, None
     found: list[ImageSets] = []
     table.say(*loaded.notes)
 
@@ -133,22 +133,23 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
             with suppress(UserError), table.section(title):
                 refuse()
         with table.section("checkpoint"):
-            begun = begin(loaded, process, table)
+            inputs = read_inputs(loaded, process, table)
         with table.section("plan"):
-            plan = make_plan(begun, load_data)
+            make_plan = plan_evaluation if config.START.EVAL else plan_training
+            plan = make_plan(inputs, load_data)
     startup = time.monotonic() - loaded.started
-    if begun is None:
+    if inputs is None:
         with suppress(UserError):
             load_data(config, None)
     for sets in found:
         check_data(table, config, *sets)
     folder = None
     with suppress(UserError), table.section("output"):
-        folder = check_folder(config, begun.folder if begun and not config.START.EVAL else None)
+        folder = check_folder(config, inputs.folder if inputs and not config.START.EVAL else None)
         table.say(f"{folder} can be written to")
     with suppress(UserError):
         if plan and config.START.EVAL:
-            check_evaluation(table, alone(plan))
+            check_evaluation(table, replace(plan, inputs=alone(plan.inputs)))
         elif plan:
             check_training(table, plan, folder, startup)
     return table.conclude()
@@ -163,9 +164,9 @@ def simulated_process(setting: str, world_size: int | None, local_size: int | No
     return Process(choose_device(setting, 0), world_size=world_size, **sizes)
 
 
-def alone(plan: Plan) -> Plan:
-    """Return the plan for a single process, which does its share of each update without the others."""
-    return replace(plan, process=replace(plan.process, world_size=1, local_size=1))
+def alone(inputs: Inputs) -> Inputs:
+    """Return the inputs of a single process, which does its share of each update without the others."""
+    return replace(inputs, process=replace(inputs.process, world_size=1, local_size=1))
 
 
 def check_data(table: Table, config: Config, train_set: ImageSet | None, eval_set: ImageSet) -> None:
@@ -177,7 +178,7 @@ def check_data(table: Table, config: Config, train_set: ImageSet | None, eval_se
             table.add(finding)
 
 
-def check_evaluation(table: Table, plan: Plan) -> None:
+def check_evaluation(table: Table, plan: EvalPlan) -> None:
     """Load all weights that -eval would evaluate."""
     table.add(check_shared_memory(plan.config, loader_processes(plan.config, plan.eval_set, plan.process)))
     with table.section("precision"):
@@ -189,9 +190,10 @@ def check_evaluation(table: Table, plan: Plan) -> None:
         table.say(f"to be scored: {', '.join(name.strip() or 'raw' for name, _ in loaded)}")
 
 
-def check_training(table: Table, plan: Plan, folder: Path | None, startup: float) -> None:
+def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: float) -> None:
     """Build everything that a run builds, and try it. `startup`: seconds from the start of the program to the plan."""
-    config, single, start, trainer, finished = plan.config, alone(plan), time.monotonic(), None, ""
+    config, start, trainer, finished = plan.config, time.monotonic(), None, ""
+    single = replace(plan, inputs=alone(plan.inputs))
     free = free_memory(plan.process.device)
     with suppress(UserError), table.section("model"):
         trainer = build(single, table)
@@ -205,7 +207,7 @@ def check_training(table: Table, plan: Plan, folder: Path | None, startup: float
         return
     with table.section("precision"):
         table.say(plan.precision.describe())
-    if plan.checkpoint:
+    if plan.inputs.checkpoint:
         with table.section("resume"):
             restore(single, trainer, table)
             finished = why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better)
@@ -242,7 +244,7 @@ def check_memory(config: Config, num_classes: int, precision: Precision, free: i
     return Finding("memory", text, WRONG if total > FAR * free else WARN, remedy)
 
 
-def estimate_time(plan: Plan, trainer: Trainer, startup: float) -> str:
+def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
     """Make some updates, evaluate a batch, and describe how long the whole run takes. Raise ConfigError if that is too long for
     TRAIN.BUDGET. `startup`: seconds from the start of the program to the first update."""
     times, step = RunTimes.of(plan.config, plan.order, len(plan.eval_set)), trainer.step
@@ -258,14 +260,16 @@ def estimate_time(plan: Plan, trainer: Trainer, startup: float) -> str:
     if plan.config.TRAIN.BUDGET:
         from extras.budget import Allowance, Budget
 
-        budget = Budget(forecast, Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.saved.get("budget", {})))
+        budget = Budget(
+            forecast, Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.inputs.saved.get("budget", {}))
+        )
         if not step:
             budget.refuse_too_short(step)
         return budget.describe(step, budget.fitting(step)) + each
     return forecast.describe(step, times.until_end(step, trainer.schedule.num_updates)) + each
 
 
-def make_updates(plan: Plan, trainer: Trainer, forecast: Forecast) -> None:
+def make_updates(plan: TrainPlan, trainer: Trainer, forecast: Forecast) -> None:
     """Train for a few seconds as the run would. The forecast measures an update."""
     trainer.callbacks = [forecast]
     trainer.notify("on_epoch_start")
@@ -278,7 +282,7 @@ def make_updates(plan: Plan, trainer: Trainer, forecast: Forecast) -> None:
                 break
 
 
-def time_evaluation(plan: Plan, trainer: Trainer) -> float:
+def time_evaluation(plan: TrainPlan, trainer: Trainer) -> float:
     """Evaluate the first batch. Return the seconds that a process needs for its share of all images."""
     size = plan.config.DATA.BATCH_SIZE_EVAL or plan.config.DATA.BATCH_SIZE
     batch = plan.eval_set.take(np.arange(min(size, len(plan.eval_set))))

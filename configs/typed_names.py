@@ -4,8 +4,9 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from configs.paddlevit.translation import OLD_SECTION, RENAMED
 from configs.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
-from configs.values import ALL_SETTINGS
+from configs.values import ALL_SETTINGS, SECTIONS, Text, describe_allowed, quoted
 
 # {setting (or setting=value, or a flag that sets none): what Hugging Face and others call it}; in lower case, with _ for - and .
 # The arguments of timm's train.py are in timm_arguments.py. Names that resemble the setting's own are not here: difflib finds
@@ -78,6 +79,20 @@ _TARGETS = _by_name(ALIASES, {name: each.setting for name, each in _TIMM.items()
 _REASONS = _by_name(NOT_HERE, {name: each.reason for name, each in _TIMM.items()})
 MOST_WORDS = 20  # of a key that are looked up: all that follow each
 _CUTOFF = 0.75  # of the similarity of spelling; below it guesses mislead
+
+
+def why_no_setting(key: str, text: Text) -> str:
+    """Return the message about a key in a file or -opts that is no setting."""
+    if key == "BASE":
+        return "BASE is for files only; name another file with -cfg"
+    if key in (*SECTIONS, OLD_SECTION):
+        inside = next(each for each in (*ALL_SETTINGS, *RENAMED) if each.startswith(key + "."))
+        return f"{key} is {quoted(text)}, but it is a section, with settings such as {inside}"
+    parent = key.rpartition(".")[0]
+    if parent in ALL_SETTINGS:
+        allowed = describe_allowed(ALL_SETTINGS[parent])
+        return f"{parent} is a section here, which contains {key}; it must be {allowed}"
+    return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, *RENAMED, 'BASE'])}"
 
 
 def suggest_key(key: str, known: Iterable[str]) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.combinations import WITHOUT_FILES
+from configs.derive import name_runs
 from configs.flags import parse
-from configs.load import LoadedConfig, load, name_runs
+from configs.load import LoadedConfig, load
 from configs.paddlevit.translation import RENAMED
 from configs.removed import DECISIVE_ROLES, REMOVED
 from configs.schema import MACHINE, VIT_FIELDS, Config

@@ -163,7 +163,7 @@ class Loop:
 
     def save_and_stop(self, stopped: Stopped, made_progress: bool) -> Outcome:
         """End because of a signal or because the time is up."""
-        limit = self.plan.config.START.MAX_TIME
+        limit = self.plan.config.START.MAX_TIME  # users write RUN.MAX_TIME: class Start in configs/schema.py
         if not stopped.signal and not made_progress:
             reason = f"not one update fits into RUN.MAX_TIME, {limit}; raise it"
             return Outcome("stopped", ExitCode.NO_PROGRESS, f"stopped: {reason}", reason)

@@ -20,7 +20,6 @@ from configs.load import LoadedConfig
 from configs.schema import Config
 from datasets import (
     BadImages,
-    ImageSet,
     SavedData,
     build_eval_data,
     load_image_sets,
@@ -107,24 +106,40 @@ class Table(Log):
 def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | None = None) -> int:
     """Check a run of `world_size` processes (None: one per device), `local_size` of them on this machine (None: all).
 
-    A mistake ends its section and everything that needs its result. The rest is checked too, so that all mistakes that do not
+    A mistake ends its step and everything that needs its result. The other steps follow, so that all mistakes that do not
     depend on each other are found at once. Return the exit code.
     """
     restore_gc()
-    loaded = loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded
-    config, table, inputs, plan = loaded.config, Table(), None, None
-    found: list[ImageSets] = []
-    table.say(*loaded.notes)
-
-    def load_data(config: Config, kept: SavedData | None) -> ImageSets:
-        with table.section("data"):
-            found.append(load_image_sets(config, Log(rank=0).say, kept, config.SAVE))
-        if config.DATA.CACHE == "none":
-            return found[0]
-        with table.section("cache"):
-            return read_through_cache(config, found[0], say=table.say, warn=table.warn, is_check=True)
-
+    steps = Check(loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded)
     with suppress(UserError):
+        steps.plan_run(world_size, local_size)
+    startup = time.monotonic() - loaded.started
+    with suppress(UserError):
+        steps.check_data()
+    with suppress(UserError):
+        steps.check_output()
+    with suppress(UserError):
+        if isinstance(steps.plan, EvalPlan):
+            check_evaluation(steps.table, replace(steps.plan, inputs=alone(steps.plan.inputs)))
+        elif steps.plan:
+            check_training(steps.table, steps.plan, steps.folder, startup)
+    return steps.table.conclude()
+
+
+class Check:
+    """The steps of a check before it builds something. Each fills a field, which stays None after a mistake."""
+
+    def __init__(self, loaded: LoadedConfig):
+        self.loaded, self.config, self.table = loaded, loaded.config, Table()
+        self.inputs: Inputs | None = None
+        self.image_sets: ImageSets | None = None
+        self.plan: TrainPlan | EvalPlan | None = None
+        self.folder: Path | None = None
+        self.table.say(*loaded.notes)
+
+    def plan_run(self, world_size: int | None, local_size: int | None) -> None:
+        """Make the plan as process 0 of a run would."""
+        config, table = self.config, self.table
         with table.section("device"):
             process = simulated_process(config.DEVICE, world_size, local_size)
             table.say(f"{process.device}; processes: {process.world_size}")
@@ -133,26 +148,40 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
             with suppress(UserError), table.section(title):
                 refuse()
         with table.section("checkpoint"):
-            inputs = read_inputs(loaded, process, table)
+            self.inputs = read_inputs(self.loaded, process, table)
+        make_plan = plan_evaluation if config.START.EVAL else plan_training
         with table.section("plan"):
-            make_plan = plan_evaluation if config.START.EVAL else plan_training
-            plan = make_plan(inputs, load_data)
-    startup = time.monotonic() - loaded.started
-    if inputs is None:
-        with suppress(UserError):
-            load_data(config, None)
-    for sets in found:
-        check_data(table, config, *sets)
-    folder = None
-    with suppress(UserError), table.section("output"):
-        folder = check_folder(config, inputs.folder if inputs and not config.START.EVAL else None)
-        table.say(f"{folder} can be written to")
-    with suppress(UserError):
-        if plan and config.START.EVAL:
-            check_evaluation(table, replace(plan, inputs=alone(plan.inputs)))
-        elif plan:
-            check_training(table, plan, folder, startup)
-    return table.conclude()
+            self.plan = make_plan(self.inputs, self.load_data)
+
+    def load_data(self, config: Config, kept: SavedData | None) -> ImageSets:
+        with self.table.section("data"):
+            self.image_sets = load_image_sets(config, Log(rank=0).say, kept, config.SAVE)
+        if config.DATA.CACHE == "none":
+            return self.image_sets
+        with self.table.section("cache"):
+            progress = {"say": self.table.say, "warn": self.table.warn, "is_check": True}
+            return read_through_cache(config, self.image_sets, **progress)
+
+    def check_data(self) -> None:
+        """Add the rows about the images, which are all read: also if the run cannot be planned for another reason."""
+        if self.inputs is None:
+            with suppress(UserError):
+                self.load_data(self.config, None)
+        if self.image_sets is None:
+            return
+        train_set, eval_set = self.image_sets
+        with self.table.section("data set"):
+            self.table.say(*eval_set.notes)
+        with self.table.section("images"):
+            for finding in check_images(self.config, train_set, eval_set):
+                self.table.add(finding)
+
+    def check_output(self) -> None:
+        """Add the row about the folder that the run would write to."""
+        is_resumed = self.inputs is not None and not self.config.START.EVAL
+        with self.table.section("output"):
+            self.folder = check_folder(self.config, self.inputs.folder if is_resumed else None)
+            self.table.say(f"{self.folder} can be written to")
 
 
 def simulated_process(setting: str, world_size: int | None, local_size: int | None) -> Process:
@@ -167,15 +196,6 @@ def simulated_process(setting: str, world_size: int | None, local_size: int | No
 def alone(inputs: Inputs) -> Inputs:
     """Return the inputs of a single process, which does its share of each update without the others."""
     return replace(inputs, process=replace(inputs.process, world_size=1, local_size=1))
-
-
-def check_data(table: Table, config: Config, train_set: ImageSet | None, eval_set: ImageSet) -> None:
-    """Add the rows about the images, which are all read."""
-    with table.section("data set"):
-        table.say(*eval_set.notes)
-    with suppress(UserError), table.section("images"):
-        for finding in check_images(config, train_set, eval_set):
-            table.add(finding)
 
 
 def check_evaluation(table: Table, plan: EvalPlan) -> None:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import pytest
 
-from configs.derive import Merged, derive
+from configs.derive import STEPS, Merged, derive
 from configs.load import load, merge, to_yaml
 from configs.values import SETTINGS, flatten
 from configs.yaml_files import Layer
@@ -36,7 +36,7 @@ def test_later_sources_win_and_each_value_says_where_it_came_from():
     assert {key: (values[key], loaded.origins[key]) for key in expected} == expected
 
 
-def test_derived_settings_leave_the_merged_ones_unchanged():
+def test_steps_that_derive_settings_change_nothing_in_place():
     files = Layer("x.yaml", {"MODEL.TYPE": "vit", "MODEL.EMBED_DIM": "64"})
     texts = {
         "MODEL.TYPE": "timm",
@@ -47,7 +47,9 @@ def test_derived_settings_leave_the_merged_ones_unchanged():
     }
     merged, _ = merge([files, Layer("-opts", texts)])
     read_only = Merged(MappingProxyType(merged.values), MappingProxyType(merged.origins), merged.order)
-    derived, notes = derive(read_only)
+    for step in STEPS:
+        step(read_only)
+    derived, notes = derive(merged)
     changed = {key for key, value in derived.values.items() if value != merged.values[key]}
     means = {"DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"}
     chosen = {"TRAIN.OPTIMIZER.NAME", "TRAIN.LR_SCHEDULER.AFTER_WARMUP", "TRAIN.LOSS", "TRAIN.BEST_METRIC"}

@@ -25,7 +25,7 @@ from utils.errors import ConfigError, LostProcess, cause_of
 from utils.files import check_writable, creating, write_text
 from utils.held_folders import LOCK, FolderMoved, HeldFolder
 from utils.log import Log
-from utils.program import OF_THE_DISK, judge, restore_gc, revision, start_ticks
+from utils.program import OF_THE_DISK, exit_code_and_message, restore_gc, revision, start_ticks
 from utils.runs import Identity
 from utils.text import cut, printable
 
@@ -124,7 +124,7 @@ class Session:
 
     def end(self, error: BaseException | None) -> None:
         """End the run, with an error in the log and status.json. A start that did not get to `begin` leaves no new folder."""
-        code, message = judge(error) if error else (0, "")
+        code, message = exit_code_and_message(error) if error else (0, "")
         reason = printable(f"{type(error).__name__}: {error}")
         if message != "":  # empty where another process prints it
             self.log.note(f"error: {cut(message or reason)}")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
 from utils.host import available_cores, count_cores, cpu_quota, share_of_cores
-from utils.program import die_with_parent, judge
+from utils.program import die_with_parent, exit_code_and_message
 from utils.text import counted, format_ranks
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Process:
                 error = caught
         if self._host_group is not None:  # it is None if -check simulates one of several processes
             message = str(error) if isinstance(error, UserError) else "process 0 failed"
-            outcome = [result, (message, judge(error)[0]) if error else None]
+            outcome = [result, (message, exit_code_and_message(error)[0]) if error else None]
             dist.broadcast_object_list(outcome, src=0, group=self._host_group)
             if not self.is_first:
                 result, error = outcome[0], outcome[1] and AlreadyReportedError(*outcome[1])

@@ -132,7 +132,7 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, BrokenPipeError) and nobody_reads():
             return 0
-        code, message = judge(error)
+        code, message = exit_code_and_message(error)
         if message is None:
             traceback.print_exc()
         elif message:
@@ -170,7 +170,7 @@ def with_one_dash(arguments: list[str]) -> list[str]:
     return flags + arguments[end:]
 
 
-def judge(error: BaseException) -> tuple[int, str | None]:
+def exit_code_and_message(error: BaseException) -> tuple[int, str | None]:
     """Return the exit code for an error and its message: '' if it is already reported, None for a bug in halfstep."""
     if isinstance(error, AlreadyReportedError):
         return error.code, ""
@@ -219,7 +219,8 @@ def exit_now(code: int) -> NoReturn:
     A teardown takes half a second, and gloo's threads may still have tensors then and abort the process
     (pytorch/pytorch#179291). Exit handlers run for at most 10 s, because a tracker's handler may wait for a server.
     """
-    handlers = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    run_handlers = atexit._run_exitfuncs  # Python has no public name for it
+    handlers = threading.Thread(target=run_handlers, daemon=True)
     handlers.start()
     handlers.join(10.0)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The plan for an image, as plain data, and what it makes of the pixels: by timm's operations or equal arithmetic.
+"""Drawn operations as plain data, and their application to pixels by timm's operations or by equal arithmetic.
 
 Pillow keeps Python's lock in all operations, so loader threads would wait for each other, and it is slower in most. The
 arithmetic here takes 0.3 of Pillow's time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each function gets and
@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-# Every operation that a plan can hold, with what its value means.
+# Every operation, with the meaning of its value.
 OPERATIONS = {
     "autocontrast": "none",
     "equalize": "none",
@@ -38,20 +38,20 @@ OPERATIONS = {
 
 
 class Operation(NamedTuple):
-    """One operation on the pixels."""
+    """An operation on the pixels."""
 
     name: str  # a key of OPERATIONS
     value: float = 0.0
-    resample: int = 0  # of rotate, shear and translate: Pillow's number of the interpolation
+    resample: int = 0  # Pillow's interpolation number for rotate, shear and translate
 
 
-class Plan(NamedTuple):
-    """AugMix's chains, if there are any, and then `operations` one after another."""
+class DrawnOperations(NamedTuple):
+    """The operations drawn for an image: AugMix's chains, if any, and then `operations` one after another."""
 
     operations: tuple[Operation, ...] = ()
     chains: tuple[tuple[Operation, ...], ...] = ()  # each starts from the image
     weights: tuple[float, ...] = ()  # one for each chain
-    blend: float = 0.0  # weight of their sum, with which the image is blended
+    blend: float = 0.0  # the weight of the chains' sum when it is blended with the image
 
 
 GREY = (19595, 38470, 7471)  # parts of red, green and blue out of 65536; their sums are exact in float32
@@ -139,11 +139,11 @@ Fill = int | tuple[int, ...]  # the colour for pixels that a rotation or shift u
 ARITHMETIC = {each.__name__: each for each in (brightness, contrast, color, solarize, gaussian_blur)}
 
 
-def carry_out(plan: Plan, pixels: np.ndarray, fill: Fill) -> np.ndarray:
-    """uint8 [H, W, C] changed as planned, which may be the same array; `pixels` stay as they are."""
-    if plan.chains:
-        pixels = _mix(plan, pixels, fill)
-    return _in_turn(plan.operations, pixels, fill)
+def carry_out(drawn: DrawnOperations, pixels: np.ndarray, fill: Fill) -> np.ndarray:
+    """Return uint8 [H, W, C] after the operations. It may be the same array as `pixels`, which stays unchanged."""
+    if drawn.chains:
+        pixels = _mix(drawn, pixels, fill)
+    return _in_turn(drawn.operations, pixels, fill)
 
 
 def _to_image(pixels: np.ndarray) -> Image.Image:
@@ -167,19 +167,19 @@ def _in_turn(operations: tuple[Operation, ...], pixels: np.ndarray, fill: Fill) 
     return pixels
 
 
-def _mix(plan: Plan, pixels: np.ndarray, fill: Fill) -> np.ndarray:
-    changed = (_in_turn(chain, pixels, fill) for chain in plan.chains)
+def _mix(drawn: DrawnOperations, pixels: np.ndarray, fill: Fill) -> np.ndarray:
+    changed = (_in_turn(chain, pixels, fill) for chain in drawn.chains)
     total = sum(
-        weight * each.astype(np.float32) for weight, each in zip(np.float32(plan.weights), changed, strict=True)
+        weight * each.astype(np.float32) for weight, each in zip(np.float32(drawn.weights), changed, strict=True)
     )
     total = np.clip(total, 0, 255).astype(np.uint8)
-    mixed = Image.blend(_to_image(pixels), _to_image(total), plan.blend)
+    mixed = Image.blend(_to_image(pixels), _to_image(total), drawn.blend)
     return np.array(mixed).reshape(pixels.shape)
 
 
 @functools.cache
 def _pillow_operations() -> dict[str, Callable[..., Image.Image]]:
-    """{name: function(image, value, resample=, fillcolor=)}, for the rest of plan.OPERATIONS."""
+    """Return {name: function(image, value, resample=, fillcolor=)} for the operations that are not in ARITHMETIC."""
     from timm.data import auto_augment as timm  # imported here: it takes a second, and most runs do not need it
 
     def posterize(image: Image.Image, bits: float, **options) -> Image.Image:

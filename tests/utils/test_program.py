@@ -22,7 +22,7 @@ from utils import VERSION, errors, program
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import locked, refuse_special, replacing
 from utils.log import Log
-from utils.program import StopSignal, exit_code, judge, revision
+from utils.program import StopSignal, exit_code, exit_code_and_message, revision
 from utils.seed import make_deterministic
 
 
@@ -48,7 +48,7 @@ def test_the_revision_names_version_and_commit_and_needs_no_git(tmp_path, monkey
 
 @pytest.mark.parametrize("error", cases_of("errors"))
 def test_the_exit_code_of_an_error_and_the_line_that_tells_of_it(error):
-    code, message = judge(eval(error, vars(errors)))
+    code, message = exit_code_and_message(eval(error, vars(errors)))
     same_message(repr((int(code), message)), "errors", error)
 
 

@@ -13,7 +13,7 @@ from configs.flags import FLAGS  # noqa: E402
 from configs.paddlevit.translation import IGNORED  # noqa: E402
 from configs.schema import START, Arguments  # noqa: E402
 from configs.values import SETTINGS, START_SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
-from engine.record.metrics import COLUMNS, STEP_COLUMNS  # noqa: E402
+from engine.record.columns import COLUMNS, STEP_COLUMNS  # noqa: E402
 
 INTRODUCTION = """\
 # Settings

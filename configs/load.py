@@ -10,7 +10,8 @@ from configs.combinations import check_combinations, several_labels_key
 from configs.paddlevit.deit import take_deit
 from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, REPLACED, translate
 from configs.removed import REMOVED, translate_removed
-from configs.schema import AUTO, TORCH_OPTIMIZERS, VIT_FIELDS, Config, Only
+from configs.schema import AUTO, VIT_FIELDS, Config, Only
+from configs.tables import LOSSES, TORCH_OPTIMIZERS, names_with
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,
@@ -245,8 +246,8 @@ def _fit_channels(values: dict[str, Any]) -> None:
 
 def _fit_labels(values: dict[str, Any], origins: dict[str, str]) -> None:
     """Several labels an image imply a loss and a metric, where none are set."""
-    several = several_labels_key(values)
-    for key, value in (("TRAIN.LOSS", "bce"), ("TRAIN.BEST_METRIC", "map")) if several else ():
+    several, (loss, *_) = several_labels_key(values), names_with(LOSSES, "several_labels")
+    for key, value in (("TRAIN.LOSS", loss), ("TRAIN.BEST_METRIC", "map")) if several else ():
         if origins[key] == "default":
             values[key], origins[key] = value, f"because of {several}"
 

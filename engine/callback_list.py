@@ -8,7 +8,7 @@ from datasets import BadImages, Overlap, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
 from engine.plan import Plan
-from engine.record.console import Console, DataWaitAdvice, TrainedOnAdvice
+from engine.record.console import Console
 from engine.record.metrics import Recorder, RowReader
 from engine.record.timing import Timing
 from engine.session import Session
@@ -72,7 +72,10 @@ def choose_callbacks(
         # It closes after the callbacks of the report, so its curves are the last pictures that a run draws.
         curves = report.curves if report else None
         recorder = add(Recorder(session.path, log, timing, trainer, trackers, curves))
-        add(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
+        if not trainer.data.image_set.in_memory:
+            from engine.record.advice import DataWaitAdvice
+
+            add(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
         if config.TRAIN.BUDGET:
@@ -101,6 +104,8 @@ def choose_callbacks(
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
     if trainer.epoch == 0 and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
+        from engine.record.advice import TrainedOnAdvice
+
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
     add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, get_advice))
     return Watchers(callbacks, report, bad_images)

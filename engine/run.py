@@ -88,7 +88,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         refuse()
     begun = begin(loaded, process, log)
     session.open_folder("train", existing=begun.folder, saved=begun.saved)
-    # Images come from the source that DATA.DATASET names: datasets/sources/__init__.py has one line for each.
+    # Images come from the source that DATA.DATASET names: configs/tables.py has a row for each.
     load_data = partial(load_data_sets, session=session, signal=lambda: stop.number)
     plan = make_plan(begun, load_data, stop)
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches

@@ -14,7 +14,7 @@ ARROWS = {
     "extras": ("extras", "engine", "models", "datasets", "configs", "utils"),
     "engine": ("engine", "models", "datasets", "configs", "utils"),
     "models": ("models", "configs.schema", "configs.values", "configs.removed", "utils"),
-    "datasets": ("datasets", "configs.schema", "utils"),
+    "datasets": ("datasets", "configs.schema", "configs.tables", "utils"),
     "configs": ("configs", "utils"),
     "utils": ("utils",),
 }

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from engine.evaluation.scores import Scores
 from engine.record.columns import STEP_COLUMNS, Epoch, Row, epoch_row, start_row
-from engine.record.saved_run import read_rows, read_table
+from engine.record.saved_files import read_rows, read_table
 from engine.record.timing import Timing, shares
 from engine.train.callback import PHASES, Callback
 from engine.train.counters import EpochResult, Report

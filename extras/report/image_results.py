@@ -18,7 +18,7 @@ from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
 from engine.plan import Plan
-from engine.record.saved_run import read_object
+from engine.record.saved_files import read_object
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult

@@ -14,7 +14,8 @@ from configs.load import load as read_settings
 from datasets import holds_out_no_more
 from engine.check.quick_checks import OK, WARN
 from engine.plan import Plan
-from engine.record.saved_run import SavedRun, read_table
+from engine.record.saved_files import read_table
+from engine.record.saved_run import SavedRun
 from engine.settings import load_settings
 from scripts import export
 from tests.engine.check.small_photos import CLEAN

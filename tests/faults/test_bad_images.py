@@ -1,4 +1,4 @@
-"""Runs on images of which some cannot be read: in several processes, over a resume, and in validation."""
+"""Runs on images of which some cannot be read: in several processes, over a resume, and in validation (BadImageLimit, BadImages)."""
 
 import torch
 

@@ -34,7 +34,8 @@ from engine.predict.classifier import config_of, load_classifier
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
 from engine.record.metrics import StepRows
-from engine.record.saved_run import KINDS, SavedRun, read_object, read_settings, read_status
+from engine.record.saved_files import read_object
+from engine.record.saved_run import KINDS, SavedRun, read_settings, read_status
 from engine.saves import Saves
 from engine.train.stop_conditions import NonFinite
 from models.weights.files import chosen_weights, read_record, read_weights

@@ -13,11 +13,11 @@ import torch
 from datasets import load_image_sets
 from engine.evaluation.scores import Best, Scores
 from engine.record import columns, console
+from engine.record.advice import DataWaitAdvice
 from engine.record.columns import Epoch, epoch_row, peak_memory
-from engine.record.console import LINES_BELOW_A_HEAD, DataWaitAdvice, EpochPrinter
+from engine.record.console import LINES_BELOW_A_HEAD, EpochPrinter
 from engine.record.metrics import EpochRows, Recorder, StepRows
 from engine.train.counters import EpochResult, Report
-from scripts.maintenance import make_settings_page
 from tests.support.configs import CPU, small_config
 from tests.support.printed import same_text
 from tests.support.runs import epochs_of, rows_of
@@ -179,12 +179,6 @@ def test_a_resumed_run_keeps_the_epochs_before_its_first(tmp_path):
         assert rows.is_written
     assert [row["epoch"] for row in epochs_of(tmp_path)] == [0, 1]
     assert (tmp_path / "metrics.csv").read_text() == "epoch,train_loss,eval_top1\n0,1.0,\n1,1.0,5.0\n"
-
-
-def test_the_table_of_columns_in_the_documentation_is_up_to_date():
-    assert make_settings_page.columns_page() == make_settings_page.COLUMNS_PAGE.read_text(encoding="utf-8"), (
-        "run python scripts/maintenance/make_settings_page.py"
-    )
 
 
 def test_the_memory_of_a_process_is_in_bytes():

@@ -117,12 +117,7 @@ def shared_names(train: ImageSet, val: ImageSet) -> list[str]:
     by_name = defaultdict(list)
     for index in sample:
         by_name[os.path.basename(os.fsencode(val.key(index)))].append(index)
-    pairs, first = [], 0
-    for keys in train.all_keys():
-        names = [key[key.rfind(b"/") + 1 :] for key in keys]
-        if not by_name.keys().isdisjoint(names):
-            pairs += [(i, first + place) for place, name in enumerate(names) for i in by_name.get(name, ())]
-        first += len(keys)
+    pairs = [(i, number) for number, name in train.find_file_names(by_name.keys()) for i in by_name[name]]
     pairs = [pair for pair in pairs if val.label_sets or val.targets[pair[0]] == train.targets[pair[1]]]
     files = [(Path(val.name(i)), Path(train.name(j))) for i, j in pairs[: MOST_ALIKE * len(sample)]]
     with ThreadPoolExecutor() as pool:

@@ -2,7 +2,7 @@
 
 import copy
 import io
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +108,10 @@ class ImageSet:
         for start in range(0, len(self), CHUNK):
             numbers = range(start, min(start + CHUNK, len(self)))
             yield [self.key(index).encode(errors="surrogateescape") for index in numbers]
+
+    def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
+        """Yield (index, file name) of the images whose file name is one of these. A set with a `root` can do this."""
+        raise NotImplementedError
 
     def split_keys(self) -> Iterable[list[bytes]]:
         """The bytes whose hash decides whether each image is held out: its key."""

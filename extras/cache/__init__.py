@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -101,6 +101,9 @@ class CachedImages(ImageSet):
 
     def naming(self) -> Iterable[bytes | np.ndarray]:
         return self._image_set.naming()
+
+    def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
+        return self._image_set.find_file_names(names)
 
     def file_sizes(self, indices: Sequence[int]) -> list[int]:
         return self._image_set.file_sizes(indices)

@@ -24,6 +24,8 @@ from utils import VERSION, host
 from utils.launch import root_cause
 from utils.program import describe_environment
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, small_yaml):

@@ -114,7 +114,7 @@ def test_source_is_complete(name):
     assert row, f"docs/zh/data.md: add a row for `{name}` to the table of data sets"
     section, headings = SOURCES[name].section or name, re.findall(r"^## (.*)$", text_of("docs/data.md"), re.M)
     anchors = [re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings]
-    assert section in anchors, f"docs/data.md: add a section for {name}: ## {section}"
+    assert section in anchors or not SOURCES[name].has_files, f"docs/data.md: add a section for {name}: ## {section}"
     assert_tested(name.removesuffix("/NAME"), "tests", "tests/datasets/test_datasets.py")
 
 
@@ -255,16 +255,18 @@ def test_names_in_contributing_exist():
             )
             for path in paths:
                 found = list(ROOT.glob(path.rstrip("/"))) or list(ROOT.glob(f"**/{path.rstrip('/')}"))
-                assert found or path in ("report.html",), (
+                assert found or path in files_in("docs/resuming.md"), (
                     f"CONTRIBUTING.md: add the right name for {path}, which is no file"
                 )
             continue
         for name in re.findall(r"(?<![\w\"'.-])[A-Za-z_]\w+", re.sub(r"\"[^\"]*\"", "", code)):
-            assert name in defined_names(), f"CONTRIBUTING.md: add the right name for {name} in `{code}`"
+            is_defined = name in defined_names()
+            assert is_defined, f"CONTRIBUTING.md: add the right name for {name} in `{code}`"
 
 
 def test_files_in_contributing_have_the_names_that_it_says():
     pairs = re.findall(r"`(\w+)`(?: and `\w+`)? (?:of|in) `([\w/]+\.py)`", without_blocks())
     assert len(pairs) > 10
     for name, path in pairs:
-        assert re.search(rf"\b{name}\b", text_of(path)), f"CONTRIBUTING.md: add the right name for {name} in {path}"
+        is_there = re.search(rf"\b{name}\b", text_of(path)) is not None
+        assert is_there, f"CONTRIBUTING.md: add the right name for {name} in {path}"

@@ -102,9 +102,13 @@ def step_rows() -> list[str]:
 
 def source_rows() -> Iterator[str]:
     """The rows of the data sets, each with the settings that only some data sets have."""
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs/data.md").read_text(encoding="utf-8"), re.M)
+    sections = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
     for name, row in SOURCES.items():
+        section = row.section or name
+        title = f"[`{name}`](#{section})" if section in sections else f"`{name}`"
         own = ", ".join(f"`{setting.key}`" for setting in settings_of("DATA.DATASET", name))
-        yield f"| [`{name}`](#{row.section or name}) | {row.sentence} | {row.split} | {own} |"
+        yield f"| {title} | {row.sentence} | {row.split} | {own} |"
 
 
 def optimizer_rows() -> Iterator[str]:

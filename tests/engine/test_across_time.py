@@ -25,7 +25,7 @@ from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run_folder, status_of, typed
 
-pytestmark = pytest.mark.usefixtures("signal_handlers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signal_handlers")]
 
 
 def halfstep(*flags: str | Path, exit_with: int = 0) -> str:

@@ -60,6 +60,8 @@ from utils.errors import ConfigError, DataError, naming_damage
 from utils.extras import has_extra
 from utils.program import exit_code
 
+pytestmark = pytest.mark.slow
+
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(touched) (w) file closefile\nshowpage\n%%EOF\n"
 
 

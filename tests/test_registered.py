@@ -155,7 +155,7 @@ def test_every_callback_is_added_to_a_run_and_tested():
         is_added = f"{name}(" in added or f"{name}.on(" in added
         assert is_added, f"engine/callback_list.py: add {name} of {path}"
         assert kind.__doc__ != Callback.__doc__ and kind.__doc__, f"{path}: add a sentence to {name}"
-        assert_tested(name, "tests", f"tests/engine/record/test_{path.rpartition('/')[2]}")
+        assert_tested(name, "tests", "tests/{}/test_{}".format(*path.rsplit("/", 1)))
 
 
 # Figures of an epoch, and the files of a run

@@ -1,15 +1,20 @@
-"""Reads the files of a run's folder: text, JSON objects and tables, which a kill may have cut off."""
+"""Reads the files of a run's folder, which a kill may have cut off, and finds the best epoch in their rows."""
 
 import csv
 import io
+import itertools
 import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.evaluation.scores import Best, rank_of
 from utils.errors import ConfigError, cause_of
 from utils.files import content_of
 
 LARGEST = 1e39  # above float32's largest number
+SUFFIXES = ("", "_ema")  # of the columns of raw and EMA weights
 
 
 def read_text(path: Path) -> str:
@@ -85,3 +90,20 @@ def to_number(text: str) -> float | None:
     except ValueError:
         return None
     return value if is_figure(value) else None
+
+
+def title_of(settings: dict[str, Any]) -> str:
+    """What a run is about: its model and its data; a folder of images has a name of its own."""
+    data = settings["DATA.DATASET"]
+    folder = Path(settings.get("DATA.DATA_PATH") or "").name if data == "imagefolder" else ""
+    return f"{settings['MODEL.NAME']} on {folder or data}"
+
+
+def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
+    """The best evaluation in these rows of metrics.jsonl, of equal ones the first; its epoch is 0 if there is none."""
+    found = []
+    for row, suffix in itertools.product(epochs, SUFFIXES):
+        value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
+        if value is not None and row["epoch"] >= 0:
+            found.append(Best(value, row["epoch"] + 1, math.nan if loss is None else loss, suffix, metric=metric))
+    return max(found, key=lambda each: rank_of(each.metric, each.value, each.loss), default=Best())

@@ -1,12 +1,10 @@
 """A run as its folder describes it: settings with their origins, state, figures, in tables that a kill may have cut off."""
 
-import itertools
-import math
 import os
 import socket
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -19,8 +17,18 @@ from configs.arguments import add_argument
 from configs.schema import Arguments
 from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
 from configs.yaml_files import compose, read_node
-from engine.evaluation.scores import TITLES, Best, rank_of
-from engine.record.saved_files import is_figure, read_json, read_object, read_rows, read_table, read_text, to_number
+from engine.evaluation.scores import TITLES, Best
+from engine.record.saved_files import (
+    SUFFIXES,
+    best_of,
+    is_figure,
+    read_json,
+    read_object,
+    read_rows,
+    read_table,
+    read_text,
+    to_number,
+)
 from utils.errors import ConfigError
 from utils.program import start_ticks
 from utils.runs import folder_of
@@ -37,15 +45,7 @@ KINDS = {
 }
 ENDS = ("done", "stopped", "save_failed", "failed")
 SILENT_SECONDS = 15 * 60  # a run on another host whose status.json is older than this is taken for dead
-SUFFIXES = ("", "_ema")  # of the columns of raw and EMA weights
 PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")  # of images and classes, which extras/report draws
-
-
-def title_of(settings: dict[str, Any]) -> str:
-    """What a run is about: its model and its data; a folder of images has a name of its own."""
-    data = settings["DATA.DATASET"]
-    folder = Path(settings.get("DATA.DATA_PATH") or "").name if data == "imagefolder" else ""
-    return f"{settings['MODEL.NAME']} on {folder or data}"
 
 
 def written(value: object) -> str:
@@ -190,16 +190,6 @@ class SavedRun:
         """First and last of each series of updates that a rollback left out."""
         pairs = [each for each in self.status.get("left_out", []) if isinstance(each, list) and len(each) == 2]
         return [(first, last) for first, last in pairs if isinstance(first, int) and isinstance(last, int)]
-
-
-def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
-    """The best evaluation in these rows of metrics.jsonl, of equal ones the first; its epoch is 0 if there is none."""
-    found = []
-    for row, suffix in itertools.product(epochs, SUFFIXES):
-        value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
-        if value is not None and row["epoch"] >= 0:
-            found.append(Best(value, row["epoch"] + 1, math.nan if loss is None else loss, suffix, metric=metric))
-    return max(found, key=lambda each: rank_of(each.metric, each.value, each.loss), default=Best())
 
 
 def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

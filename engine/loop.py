@@ -152,14 +152,7 @@ class Loop:
             suffix, is_best = saves.judge(scores, number)
 
         images = found[suffix].images.gather(trainer.process) if is_best else None
-        result = EpochResult(
-            report=report,
-            scores=scores,
-            num_images=num_images,
-            training_seconds=trained - start,
-            evaluation_seconds=evaluated - trained,
-            images=images,
-        )
+        result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images=images)
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()
 

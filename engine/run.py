@@ -22,9 +22,8 @@ from datasets import (
 from engine.build import build, load_data_sets, prepare_torch, restore
 from engine.callback_list import choose_callbacks, make_report
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
-from engine.checkpoint.async_saver import BEST
+from engine.checkpoint.async_saver import BEST, make_saver
 from engine.checkpoint.format import checkpoint_bytes, progress_in
-from engine.checkpoint.sharded_saver import make_saver
 from engine.evaluation.scores import Best
 from engine.loop import Loop
 from engine.plan import Plan, begin, make_plan, refusals

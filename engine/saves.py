@@ -6,9 +6,7 @@ from typing import Any
 
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST, AsyncSaver
-from engine.checkpoint.format import BAD_BATCHES_FILE, find_before, read_checkpoint, write_bad_batches
 from engine.checkpoint.resume import TRAINED_ON, comparable
-from engine.checkpoint.sharded_saver import PIECES
 from engine.evaluation.scores import Best, Scores
 from engine.plan import Plan
 from engine.session import Session
@@ -47,6 +45,8 @@ class Saves:
         state = trainer.state_dict() | describe_run(self.plan, trainer, metric, list(self.watchers.bad_images.indices))
         state["run"] = self.session.identity.saved_now()
         if parallel.is_sharded:
+            from engine.checkpoint.sharded_saver import PIECES
+
             rest, pieces = parallel.split_for_save(state)
             self.saver.save({**rest, PIECES: pieces}, list(also))
         else:
@@ -83,6 +83,9 @@ class Saves:
 
     def roll_back(self, error: NonFinite) -> bool:
         """Go back to the newest checkpoint before a streak of skipped updates. False if none is left."""
+        from engine.checkpoint.find import find_before, read_checkpoint
+        from engine.checkpoint.format import BAD_BATCHES_FILE, write_bad_batches
+
         trainer, streak = self.trainer, error.streak
         if trainer.left_out:  # a second time it would not help
             return False

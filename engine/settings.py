@@ -52,7 +52,7 @@ def _checkpoint(given: dict[str, Text]) -> Path | None:
     """The file that -resume names. Whether its tensors are whole, the run finds out."""
     if "MODEL.RESUME" not in given:
         return None
-    from engine.checkpoint.resume import checkpoint_at
+    from engine.checkpoint.find import checkpoint_at
     from models.weights.torch_files import read_index
 
     where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
@@ -142,7 +142,7 @@ def _load_without_file(arguments: list[str], given: dict[str, Text], checkpoint:
             "name another folder with -output, or a settings file with -cfg to start a run"
         )
     if resumes and path is None:
-        from engine.checkpoint.resume import no_checkpoint_at
+        from engine.checkpoint.find import no_checkpoint_at
 
         raise no_checkpoint_at(source)
     if resumes and not is_evaluated:

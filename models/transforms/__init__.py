@@ -7,7 +7,6 @@ from torch import nn
 
 from configs.schema import AUTO, Config
 from models.transforms.base import ModelTransform
-from models.transforms.blocks import ActivationCheckpointing, HalfResidual, ResizeByMatrices, SharedDropPath
 from utils.errors import ConfigError
 
 
@@ -62,8 +61,12 @@ def choose_transforms(
         # After the overrides and the class token: it converts neither named layers nor those with few rows.
         transforms.append(Float8(device))
     if training and config.COMPILE == "blocks":
+        from models.transforms.blocks import SharedDropPath
+
         transforms.append(SharedDropPath())
     if training and config.TRAIN.GRAD_CHECKPOINTING:
+        from models.transforms.blocks import ActivationCheckpointing
+
         # After everything that replaces forwards: it must recompute what was computed.
         transforms.append(ActivationCheckpointing(config.MODEL.NAME))
     # Without -compile it moves no fewer bytes, as autocast's layer norms work in float32, and it doubles the error of the
@@ -71,10 +74,14 @@ def choose_transforms(
     is_fused = settings.RESIDUAL == "bfloat16" or settings.RESIDUAL == AUTO and bool(config.COMPILE)
     pays = is_fused and half is torch.bfloat16 and device.type != "cpu"
     if is_autocast and (pays or settings.RESIDUAL == "half"):
+        from models.transforms.blocks import HalfResidual
+
         # After checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half, is_required=not pays))
     # Last: these wrap the whole model, whose class ClassTokenBlock looks at.
     if training and config.DETERMINISTIC and config.TRAIN.SIZE_SCHEDULE and device.type != "cpu":
+        from models.transforms.blocks import ResizeByMatrices
+
         transforms.append(ResizeByMatrices())
     if device.type == "cuda":
         transforms.append(ChannelsLast())

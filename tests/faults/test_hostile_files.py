@@ -29,7 +29,8 @@ from datasets.sources.tar import Tar
 from datasets.split import divide, new_record
 from datasets.transforms.decode import FORMATS, PixelRules, decode
 from datasets.types import ImageReadError
-from engine.checkpoint.format import progress_in, read_checkpoint, remove_unused_parts
+from engine.checkpoint.find import read_checkpoint
+from engine.checkpoint.format import progress_in, remove_unused_parts
 from engine.predict.classifier import config_of, load_classifier
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction

@@ -13,7 +13,7 @@ import torch
 from configs.schema import Config, Data, Model, Train
 from engine.checkpoint import format as checkpoint
 from engine.checkpoint.async_saver import AsyncSaver, HostCopy
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
 from tests.support.configs import CPU
 from tests.support.loading import order

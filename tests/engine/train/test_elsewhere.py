@@ -9,7 +9,7 @@ import engine.run
 from configs.load import load
 from datasets import BadImages, build_eval_data, load_image_sets
 from engine.checkpoint.async_saver import AsyncSaver
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.find import read_checkpoint
 from engine.evaluation.evaluate import evaluate
 from engine.loop import Loop, Outcome
 from engine.precision.loss_scale import FusedLossScaler

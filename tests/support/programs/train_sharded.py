@@ -19,7 +19,8 @@ import torch
 from configs.load import load
 from datasets import BadImages, ImageSet, build_eval_data, build_train_data, load_image_sets
 from engine.build import build_trainer
-from engine.checkpoint.format import read_checkpoint, save_checkpoint
+from engine.checkpoint.find import read_checkpoint
+from engine.checkpoint.format import save_checkpoint
 from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
 from engine.evaluation.evaluate import evaluate
 from engine.plan import plan_of

@@ -13,6 +13,6 @@ from datasets.overlap import Overlap, shared_names, watches
 from datasets.split import holds_out_no_more, identity, write_split
 from datasets.transforms.augment import parse_policy
 from datasets.transforms.crop import Normalize
-from datasets.transforms.mix import Mixed, dominant_class
+from datasets.transforms.mixed import Mixed, dominant_class
 from datasets.transforms.preparation import Preparation, SizedPreparation, build_preparation
 from datasets.types import Batch, ImageSet, SavedData

@@ -193,7 +193,7 @@ class Batch(NamedTuple):
     num_samples: int  # B, or 0 for an image that only keeps this process in step with the others
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # in training; mixing depends on it
-    # int64 [B, RANDOM_ERASE_COUNT, 6], on the host: the boxes to erase, rows of Boxes in mix.py. None if the loader drew none.
+    # int64 [B, RANDOM_ERASE_COUNT, 6], on the host: the boxes to erase, rows of Boxes in erasing.py. None if the loader drew none.
     boxes: np.ndarray | None = None
 
     def parts(self, size: int) -> list["Batch"]:

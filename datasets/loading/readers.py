@@ -15,7 +15,6 @@ from configs.schema import Config
 from datasets.batch_order import Order, Piece, sample_rng
 from datasets.transforms.augment import build_augmentation
 from datasets.transforms.crop import BySize, EvalTransform, TrainTransform
-from datasets.transforms.mix import Boxes
 from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError
 from utils.progress import shown
@@ -81,7 +80,11 @@ class TrainReader(Reader):
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
         self.transform = TrainTransform(config.DATA, build_augmentation(config))
-        self.boxes = Boxes(config) if config.TRAIN.RANDOM_ERASE_PROB else None
+        self.boxes = None
+        if config.TRAIN.RANDOM_ERASE_PROB:
+            from datasets.transforms.erasing import Boxes
+
+            self.boxes = Boxes(config)
 
     def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
         bad: list[int] = []

@@ -17,7 +17,7 @@ from datasets.relabelled import trained_by_other_folders
 from datasets.sources import images
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record, write_split
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import rows, write_parquet

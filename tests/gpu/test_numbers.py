@@ -7,7 +7,7 @@ import torch
 from timm.layers import PatchEmbed
 
 from datasets import Normalize, Preparation
-from datasets.transforms.mix import BatchedErasing
+from datasets.transforms.erasing import BatchedErasing
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from engine.train.ema import ForeachLerp, FusedLerp
 from models.transforms.kernels import GpuKernels

@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from configs.schema import to_seconds
-from datasets import BadImages, Overlap, watches
+from datasets import BadImages, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
 from engine.plan import Plan
@@ -101,6 +101,8 @@ def choose_callbacks(
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
     if trainer.epoch == 0 and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
+        from datasets.overlap import Overlap
+
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
     add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, get_advice))
     return Watchers(callbacks, report, bad_images)

@@ -15,7 +15,6 @@ from datasets import (
     EvalData,
     ImageSet,
     build_eval_data,
-    shared_names,
     watches,
     write_split,
 )
@@ -93,6 +92,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
     log.say(*plan.eval_set.notes)
     if watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
+        from datasets.overlap import shared_names
+
         log.say(*process.first(lambda: shared_names(plan.train_set, plan.eval_set)))
 
     # Build.

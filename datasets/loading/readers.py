@@ -13,7 +13,7 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets.batch_order import Order, Piece, sample_rng
-from datasets.transforms.augment import build_augmentation
+from datasets.transforms import build_augmentation
 from datasets.transforms.crop import BySize, EvalTransform, TrainTransform
 from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError

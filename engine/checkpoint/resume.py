@@ -10,7 +10,7 @@ from torch import Tensor
 from configs.schema import Config
 from configs.values import flatten
 from datasets.batch_order import Order
-from datasets.transforms.augment import REVISION
+from datasets.transforms import REVISION
 from utils.facts import changed_facts
 
 TRAINED_ON = "trained_on"  # the key of a checkpoint's data_facts

@@ -4,9 +4,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from configs.schema import Config
-from datasets import ImageSet, Overlap, choose_workers
+from datasets import ImageSet, choose_workers
 from datasets.loading.workers import cores_to_read
 from engine.evaluation.scores import TITLES, Best, Scores, format_value
 from engine.record.metrics import COLUMNS, Epoch, Row, epoch_row, peak_memory
@@ -18,6 +19,9 @@ from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.log import Log
 from utils.text import counted, format_time
+
+if TYPE_CHECKING:
+    from datasets.overlap import Overlap
 
 LINES_BELOW_A_HEAD = 40
 SECONDS = 1.0  # at least, between two readings of the figures for the bar
@@ -196,7 +200,7 @@ class DataWaitAdvice(Callback):
 class TrainedOnAdvice(Callback):
     """Logs once, after the first evaluated epoch, how many validation images are training images. In every process."""
 
-    def __init__(self, overlap: Overlap, process: Process, say: Callable[[str], None]):
+    def __init__(self, overlap: "Overlap", process: Process, say: Callable[[str], None]):
         self._overlap, self._process, self._say = overlap, process, say
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:

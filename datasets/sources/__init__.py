@@ -11,7 +11,7 @@ Read = Callable[[Config, Callable[[str], None]], tuple[ImageSet | None, ImageSet
 
 TORCHVISION = "torchvision/"
 # {DATA.DATASET: file and function}. The function gets the settings, and `say` to report a download; it returns the training
-# set (None with EVAL if there is a validation set) and the validation set, or all images and None: then datasets/split.py
+# set (None with EVAL if there is a validation set) and the validation set, or all images and None: then datasets/split/
 # holds some out. The file is imported for its own data set alone.
 SOURCES = {
     "imagenet2012": "imagenet.read_imagenet",

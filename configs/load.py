@@ -33,7 +33,7 @@ from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
 from utils.extras import find_missing, has_extra, how_to_get_back
 from utils.program import when_started
-from utils.runs import LATEST, other_copies, without_latest
+from utils.runs import LATEST, without_latest
 
 NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # settings whose value may be a run
 
@@ -105,7 +105,10 @@ def load(
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
     newest = name_runs(values)
     values |= newest
-    notes += [copy.describe() for folder in dict.fromkeys(newest.values()) for copy in other_copies(folder)]
+    if newest:
+        from utils.run_copies import other_copies
+
+        notes += [copy.describe() for folder in dict.fromkeys(newest.values()) for copy in other_copies(folder)]
     _fit_channels(values)
     _fit_labels(values, origins)
     _settle_optimizer(values, origins)

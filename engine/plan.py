@@ -17,7 +17,15 @@ from configs.values import flatten
 from datasets import ImageSet, SavedData, build_order, check_policy, class_weights, identity, renumber
 from datasets.batch_order import Order
 from datasets.fingerprint import data_facts
-from engine.checkpoint.resume import TRAINED_ON, batch_size_of, global_batch_to_keep, is_run, read_saved, run_folder_of
+from engine.checkpoint.resume import (
+    TRAINED_ON,
+    batch_size_of,
+    find_checkpoint,
+    global_batch_to_keep,
+    is_run,
+    read_saved,
+    run_folder_of,
+)
 from engine.parallel import check_strategy
 from engine.precision.policy import Precision
 from engine.provenance import refuse_other_ranks
@@ -183,11 +191,7 @@ def source_of(config: Config, checkpoint: Path | None) -> tuple[str, str | None]
 
 
 def _find(config: Config, log: Log) -> Path | None:
-    found = None
-    if config.START.RESUME is not None:
-        from engine.checkpoint.find import find_checkpoint
-
-        found = find_checkpoint(config, log)
+    found = find_checkpoint(config, log)
     if config.START.EVAL and not (found or config.MODEL.PRETRAINED):
         raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
     return found

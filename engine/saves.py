@@ -12,6 +12,7 @@ from engine.plan import Plan
 from engine.session import Session
 from engine.train.stop_conditions import NonFinite
 from engine.train.trainer import Trainer
+from models.weights.sharded import PIECES
 from models.weights.state import preprocessing_of
 from utils import VERSION
 from utils.errors import cause_of, naming_damage
@@ -45,8 +46,6 @@ class Saves:
         state = trainer.state_dict() | describe_run(self.plan, trainer, metric, list(self.watchers.bad_images.indices))
         state["run"] = self.session.identity.saved_now()
         if parallel.is_sharded:
-            from engine.checkpoint.sharded_saver import PIECES
-
             rest, pieces = parallel.split_for_save(state)
             self.saver.save({**rest, PIECES: pieces}, list(also))
         else:

@@ -6,6 +6,7 @@ from configs.schema import Config, Train
 
 if TYPE_CHECKING:
     from datasets.transforms.augment import Augmentation
+    from datasets.transforms.erasing import Boxes
 
 REVISION = 2  # increases whenever the same settings draw or do something else; a resumed run compares it
 
@@ -17,6 +18,15 @@ def build_augmentation(config: Config) -> "Augmentation | None":
     from datasets.transforms.augment import Augmentation
 
     return Augmentation(config)
+
+
+def build_boxes(config: Config) -> "Boxes | None":
+    """Return what draws the boxes to erase, if the settings ask for random erasing."""
+    if not config.TRAIN.RANDOM_ERASE_PROB:
+        return None
+    from datasets.transforms.erasing import Boxes
+
+    return Boxes(config)
 
 
 def check_policy(train: Train) -> None:

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from configs.schema import Config
 from engine.checkpoint.format import numbered
 from models.weights.torch_files import read_torch
 from utils.errors import ConfigError, naming_damage
-from utils.log import Log
-from utils.runs import DATED, newest_first, other_copies, weights_in
+from utils.run_copies import newest_first, other_copies
+from utils.runs import DATED, weights_in
 
 
 def read_checkpoint(path: Path, lazily: bool = False, compares: bool = True) -> dict:
@@ -63,19 +62,6 @@ def _first(paths: list[Path], is_wanted: Callable[[Path], bool], warn: Callable[
         except ConfigError as error:
             warn(f"{error}; trying the one before")
     return None
-
-
-def find_checkpoint(config: Config, log: Log) -> Path | None:
-    """The file to continue from, if any."""
-    if config.START.RESUME is None:
-        return None
-    found = checkpoint_at(config.START.RESUME, config.SAVE, config.START.NAME, config.START.EVAL, log.warn)
-    if found is None and config.START.RESUME != "auto":
-        raise no_checkpoint_at(config.START.RESUME)
-    if found is None:
-        where = Path(config.SAVE, config.START.NAME) if config.START.NAME else config.SAVE
-        log.say(f"-resume auto: no run to continue in {where}, so this is a new one")
-    return found
 
 
 def no_checkpoint_at(resume: str) -> ConfigError:

@@ -12,9 +12,25 @@ from configs.values import flatten
 from datasets.batch_order import Order
 from datasets.transforms import REVISION
 from utils.facts import changed_facts
+from utils.log import Log
 
 TRAINED_ON = "trained_on"  # the key of a checkpoint's data_facts
 WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that hold nothing but weights
+
+
+def find_checkpoint(config: Config, log: Log) -> Path | None:
+    """The file to continue from, if any."""
+    if config.START.RESUME is None:
+        return None
+    from engine.checkpoint.find import checkpoint_at, no_checkpoint_at
+
+    found = checkpoint_at(config.START.RESUME, config.SAVE, config.START.NAME, config.START.EVAL, log.warn)
+    if found is None and config.START.RESUME != "auto":
+        raise no_checkpoint_at(config.START.RESUME)
+    if found is None:
+        where = Path(config.SAVE, config.START.NAME) if config.START.NAME else config.SAVE
+        log.say(f"-resume auto: no run to continue in {where}, so this is a new one")
+    return found
 
 
 def run_folder_of(checkpoint: Path | None) -> Path | None:

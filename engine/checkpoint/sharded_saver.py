@@ -15,13 +15,11 @@ import torch.distributed as dist
 
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import save_checkpoint
-from models.weights.sharded import FOLDER, SHARDS
+from models.weights.sharded import FOLDER, PIECES, SHARDS
 from utils.distributed import Process
 from utils.errors import cause_of
 from utils.files import replacing, sync_folder
 from utils.held_folders import FolderMoved, check_in_place
-
-PIECES = "pieces"  # key of a state to be saved: this process's rows, by the path of their tensor
 
 
 class Channel:

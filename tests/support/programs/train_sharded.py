@@ -21,7 +21,7 @@ from datasets import BadImages, ImageSet, build_eval_data, build_train_data, loa
 from engine.build import build_trainer
 from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import save_checkpoint
-from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
+from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation.evaluate import evaluate
 from engine.plan import plan_of
 from engine.precision.loss_scale import FusedLossScaler
@@ -29,6 +29,7 @@ from engine.train.ema import FusedLerp
 from engine.train.trainer import Trainer
 from models import build_model
 from models.transforms.kernels import GpuKernels
+from models.weights.sharded import PIECES
 from tests.support.cpu_memory import passing_bytes
 from utils.distributed import Process
 from utils.launch import find_launched_rank

@@ -32,7 +32,7 @@ from datasets.index import (
     stamps_of,
 )
 from datasets.labels import MAX_CLASSES, check_trained, numbered_classes
-from datasets.shuffle import GroupedShuffle
+from datasets.nearby_shuffle import GroupedShuffle
 from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split

@@ -29,7 +29,7 @@ from datasets.index import (
     open_or_build,
 )
 from datasets.labels import MAX_CLASSES, MAX_DIGITS, check_trained, numbered_classes
-from datasets.shuffle import GroupedShuffle
+from datasets.nearby_shuffle import GroupedShuffle
 from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split

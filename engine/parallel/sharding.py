@@ -69,7 +69,7 @@ class Sharded(Parallel):
         policy = MixedPrecisionPolicy(reduce_dtype=self._reduce, cast_forward_inputs=False)
         if self._half is None or not hasattr(policy, "param_dtype_override_fn"):  # older torch: one type for all
             return policy
-        from models.transforms.kernels import PatchConv2d  # local: importing timm takes seconds
+        from models.transforms.gpu_kernels import PatchConv2d  # local: importing timm takes seconds
 
         # By identity: a layer named by a list has another class, and casts as the list says.
         layers = [each for each in module.modules() if type(each) in (nn.Linear, nn.Conv2d, PatchConv2d)]

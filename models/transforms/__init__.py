@@ -36,7 +36,6 @@ def choose_transforms(
     """The transforms for these settings and this device, in order. `half`: the type of -amp, None without."""
     # Local: importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenBlock
-    from models.transforms.kernels import ChannelsLast, CpuKernels, GpuKernels
 
     settings, is_autocast = config.PRECISION, half is not None and config.PRECISION.MODE != "naive"
     transforms: list[ModelTransform] = []
@@ -53,8 +52,14 @@ def choose_transforms(
     # After the overrides: it does not call the modules of the last block, so it skips a block with overrides.
     transforms.append(ClassTokenBlock())
     # After both: they replace layers of exactly timm's classes, and the class token needs timm's attention.
-    on_cpu = CpuKernels(half is not None, is_compiled=training and bool(config.COMPILE))
-    transforms.append(on_cpu if device.type == "cpu" else GpuKernels())
+    if device.type == "cpu":
+        from models.transforms.kernels import CpuKernels
+
+        transforms.append(CpuKernels(half is not None, is_compiled=training and bool(config.COMPILE)))
+    else:
+        from models.transforms.gpu_kernels import GpuKernels
+
+        transforms.append(GpuKernels())
     if half is not None and settings.MODE == "float8":
         from extras.float8 import Float8
 
@@ -84,5 +89,7 @@ def choose_transforms(
 
         transforms.append(ResizeByMatrices())
     if device.type == "cuda":
+        from models.transforms.gpu_kernels import ChannelsLast
+
         transforms.append(ChannelsLast())
     return ModelTransforms(tuple(transforms))

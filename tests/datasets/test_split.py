@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from configs.schema import Fold
-from datasets import ImageSet, SavedData, identity, load_image_sets, types
+from datasets import ImageSet, SavedData, identity, load_image_sets
 from datasets.relabelled import trained_by_other_folders
-from datasets.sources import images
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record, write_split
 from datasets.transforms.pixel_rules import PixelRules
@@ -282,8 +281,8 @@ def test_the_part_of_each_image_is_written_whatever_its_name_also_in_chunks(tmp_
         def name(self, index):
             return os.fsdecode(names[self.row(index)])
 
-    for module in (types, images):
-        monkeypatch.setattr(module, "CHUNK", 2)
+    for module in ("datasets.index", "datasets.sources.images"):
+        monkeypatch.setattr(f"{module}.CHUNK", 2)
     targets = np.zeros(len(names), int)
     for whole in (Named(targets, ["a"]), FileImages(tmp_path, [*map(os.fsdecode, names)], targets, ["a"], RULES)):
         parts = divide(whole, new_record("position", "here", 0.5, None))

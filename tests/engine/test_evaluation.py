@@ -12,7 +12,7 @@ from datasets import BadImages, Normalize, build_eval_data, load_image_sets
 from datasets.sources.arrays import ArrayImages
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
-from engine.evaluation import tally as module
+from engine.evaluation import all_scores as module
 from engine.evaluation.all_scores import average_precision
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.not_finite import refuse_not_finite

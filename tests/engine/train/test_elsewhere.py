@@ -15,7 +15,7 @@ from engine.loop import Loop, Outcome
 from engine.precision.loss_scale import FusedLossScaler
 from engine.record.timing import Timing
 from engine.train.stop_conditions import SkipLimit
-from models.transforms.kernels import PatchConv2d
+from models.transforms.gpu_kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
 from tests.support.extras import needing_extra
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits

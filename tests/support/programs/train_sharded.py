@@ -28,7 +28,7 @@ from engine.precision.loss_scale import FusedLossScaler
 from engine.train.ema import FusedLerp
 from engine.train.trainer import Trainer
 from models import build_model
-from models.transforms.kernels import GpuKernels
+from models.transforms.gpu_kernels import GpuKernels
 from models.weights.sharded import PIECES
 from tests.support.cpu_memory import passing_bytes
 from utils.distributed import Process

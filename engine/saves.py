@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST, AsyncSaver
+from engine.checkpoint.format import BAD_BATCHES_FILE, write_bad_batches
 from engine.checkpoint.resume import TRAINED_ON, comparable
 from engine.evaluation.scores import Best, Scores
 from engine.plan import Plan
@@ -83,7 +84,6 @@ class Saves:
     def roll_back(self, error: NonFinite) -> bool:
         """Go back to the newest checkpoint before a streak of skipped updates. False if none is left."""
         from engine.checkpoint.find import find_before, read_checkpoint
-        from engine.checkpoint.format import BAD_BATCHES_FILE, write_bad_batches
 
         trainer, streak = self.trainer, error.streak
         if trainer.left_out:  # a second time it would not help

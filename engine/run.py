@@ -10,14 +10,7 @@ from pathlib import Path
 
 from configs.load import LoadedConfig
 from configs.schema import Config
-from datasets import (
-    BadImages,
-    EvalData,
-    ImageSet,
-    build_eval_data,
-    watches,
-    write_split,
-)
+from datasets import BadImages, EvalData, ImageSet, build_eval_data, watches, write_split
 from engine.build import build, load_data_sets, prepare_torch, restore
 from engine.callback_list import choose_callbacks, make_report
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk

@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from configs.schema import to_seconds
-from datasets import BadImages, Overlap, watches
+from datasets import BadImages, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
 from engine.plan import TrainPlan
@@ -112,6 +112,7 @@ def choose_callbacks(
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
     if trainer.epoch == 0 and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
+        from datasets.overlap import Overlap
         from engine.record.advice import TrainedOnAdvice
 
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))

@@ -11,7 +11,7 @@ from torch import nn
 from extras.operator_lists import OpOverrides
 from models import build_model
 from models.transforms import ModelTransforms
-from models.transforms.kernels import GpuKernels
+from models.transforms.gpu_kernels import GpuKernels
 from tests.support.configs import replaced, small_config
 from tests.support.printed import cases_of
 from tests.support.refusals import refused

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from configs.combinations import several_labels_key
-from configs.schema import TORCH_OPTIMIZERS, VIT_FIELDS
+from configs.schema import VIT_FIELDS
+from configs.tables import LOSSES, TORCH_OPTIMIZERS, names_with
 from configs.values import OPTIMIZER_VALUES, RATES, SETTINGS, to_text, usual_optimizer_values
-from utils.runs import LATEST, other_copies, without_latest
+from utils.runs import LATEST, without_latest
 
 NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # settings whose value may be a run
 
@@ -46,6 +47,10 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
 def _name_newest_runs(found: Merged) -> Derived:
     """Replace the word latest by the folder of the newest run."""
     newest = name_runs(found.values)
+    if not newest:
+        return Derived({})
+    from utils.run_copies import other_copies
+
     copies = [copy for folder in dict.fromkeys(newest.values()) for copy in other_copies(folder)]
     return Derived(newest, notes=[copy.describe() for copy in copies])
 
@@ -62,7 +67,8 @@ def _fit_channels(found: Merged) -> Derived:
 def _fit_labels(found: Merged) -> Derived:
     """Several labels an image imply a loss and a metric, where none are set."""
     several = several_labels_key(found.values)
-    implied = {"TRAIN.LOSS": "bce", "TRAIN.BEST_METRIC": "map"} if several else {}
+    loss, *_ = names_with(LOSSES, "several_labels")
+    implied = {"TRAIN.LOSS": loss, "TRAIN.BEST_METRIC": "map"} if several else {}
     values = {key: value for key, value in implied.items() if found.origins[key] == "default"}
     return Derived(values, dict.fromkeys(values, f"because of {several}"))
 

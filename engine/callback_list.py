@@ -4,11 +4,11 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from configs.schema import to_seconds
-from datasets import BadImages, Overlap, watches
+from datasets import BadImages, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
 from engine.plan import TrainPlan
-from engine.record.console import Console, DataWaitAdvice, TrainedOnAdvice
+from engine.record.console import Console
 from engine.record.metrics import Recorder, RowReader
 from engine.record.timing import Timing
 from engine.session import Session
@@ -47,6 +47,16 @@ def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunRepo
     return RunReport(session, plan, trainer)
 
 
+def advice_on_data(session: Session, plan: TrainPlan, trainer: Trainer) -> list[Callback]:
+    """Return the advice for updates that wait for data. Images in memory need none."""
+    image_set = trainer.data.image_set
+    if image_set.in_memory:
+        return []
+    from engine.record.advice import DataWaitAdvice
+
+    return [DataWaitAdvice(plan.config, image_set, session.process, session.log.say)]
+
+
 def choose_callbacks(
     session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, trackers: RowReader | None
 ) -> Watchers:
@@ -73,7 +83,7 @@ def choose_callbacks(
         # It closes after the callbacks of the report, so its curves are the last pictures that a run draws.
         curves = report.curves if report else None
         recorder = add(Recorder(session.path, log, timing, trainer, trackers, curves))
-        add(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
+        callbacks += advice_on_data(session, plan, trainer)
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
         if config.TRAIN.BUDGET:
@@ -102,6 +112,9 @@ def choose_callbacks(
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
     if trainer.epoch == 0 and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
+        from datasets.overlap import Overlap
+        from engine.record.advice import TrainedOnAdvice
+
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
     add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, get_advice))
     return Watchers(callbacks, report, bad_images)

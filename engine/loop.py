@@ -152,7 +152,7 @@ class Loop:
             suffix, is_best = saves.judge(scores, number)
 
         images = found[suffix].images.gather(trainer.process) if is_best else None
-        result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images)
+        result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images=images)
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()
 

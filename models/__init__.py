@@ -4,16 +4,20 @@ from torch import nn
 
 from configs.schema import Config, Model
 from models.freeze import freeze
-from models.timm_models import build_timm, describe_own_rates
-from models.vit import build_vit
 from utils.torch_internals import import_timm
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
     """Return the model with random weights from torch's seed, on torch's default device, with MODEL.FREEZE applied."""
     import_timm()
-    build = {"vit": build_vit, "timm": build_timm}[config.MODEL.TYPE]
-    model = build(config, num_classes)
+    if config.MODEL.TYPE == "vit":
+        from models.vit import build_vit
+
+        model = build_vit(config, num_classes)
+    else:
+        from models.timm_models import build_timm
+
+        model = build_timm(config, num_classes)
     freeze(model, config.MODEL.FREEZE)
     return model
 
@@ -37,5 +41,9 @@ def describe(model: nn.Module, trained: Model | None = None) -> str:
     """
     total = sum(parameter.numel() for parameter in model.parameters())
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    rates = describe_own_rates(model, trained) if trained else ""
+    rates = ""
+    if trained and trained.TYPE == "timm":
+        from models.timm_models import describe_own_rates
+
+        rates = describe_own_rates(model, trained)
     return f"{total:,} parameters, {'all' if trainable == total else f'{trainable:,}'} trainable{rates}"

@@ -14,7 +14,7 @@ ARROWS = {
     "extras": ("extras", "engine", "models", "datasets", "configs", "utils"),
     "engine": ("engine", "models", "datasets", "configs", "utils"),
     "models": ("models", "configs.schema", "configs.values", "configs.removed", "utils"),
-    "datasets": ("datasets", "configs.schema", "utils"),
+    "datasets": ("datasets", "configs.schema", "configs.tables", "utils"),
     "configs": ("configs", "utils"),
     "utils": ("utils",),
 }
@@ -67,7 +67,7 @@ def test_no_test_module_imports_another():
 # The files and packages of a room, from bottom to top. A file may import its own package and those before it.
 PACKAGES = {
     "datasets": (
-        "shuffle batch_order index collect types labels balance fingerprint split relabelled classes bad_images overlap transforms sources"
+        "shuffle nearby_shuffle batch_order index collect types labels weights_file balanced_order balance fingerprint split relabelled classes bad_images overlap transforms sources"
         " sources.torchvision_sets loading build __init__"
     ).split(),
     "models": (

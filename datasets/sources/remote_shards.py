@@ -20,7 +20,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index import ENDING, caches_folder
-from datasets.shuffle import GroupedShuffle
+from datasets.nearby_shuffle import GroupedShuffle
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts
 from datasets.sources.server import PATIENCE, ListedFile, NotThereError, Server, parse_address
 from datasets.sources.shards import (

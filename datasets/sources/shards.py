@@ -29,12 +29,13 @@ from datasets.index import (
     open_or_build,
 )
 from datasets.labels import MAX_CLASSES, MAX_DIGITS, check_trained, numbered_classes
-from datasets.shuffle import GroupedShuffle
+from datasets.nearby_shuffle import GroupedShuffle
 from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.tar import Member, Tar
-from datasets.transforms.decode import KNOWN_ENDINGS, PixelRules
+from datasets.transforms.decode import KNOWN_ENDINGS
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, ensure
 from utils.files import read_names

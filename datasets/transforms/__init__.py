@@ -1,1 +1,37 @@
 """Image transforms, from the bytes of a file to the model's input: decoding, cropping, augmentation, mixing."""
+
+from typing import TYPE_CHECKING
+
+from configs.schema import Config, Train
+
+if TYPE_CHECKING:
+    from datasets.transforms.augment import Augmentation
+    from datasets.transforms.erasing import Boxes
+
+REVISION = 2  # increases whenever augmentation changes for the same settings; a resumed run compares it
+
+
+def build_augmentation(config: Config) -> "Augmentation | None":
+    """Return the augmentation for these settings, or None."""
+    if not config.TRAIN.augments:
+        return None
+    from datasets.transforms.augment import Augmentation
+
+    return Augmentation(config)
+
+
+def build_boxes(config: Config) -> "Boxes | None":
+    """Return the generator of boxes to erase, or None if the settings have no random erasing."""
+    if not config.TRAIN.RANDOM_ERASE_PROB:
+        return None
+    from datasets.transforms.erasing import Boxes
+
+    return Boxes(config)
+
+
+def check_policy(train: Train) -> None:
+    """Raise ConfigError if TRAIN.AUTO_AUGMENT is set and is not a valid policy."""
+    if train.AUTO_AUGMENT:
+        from datasets.transforms.augment import parse_policy
+
+        parse_policy(train)

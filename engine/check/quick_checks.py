@@ -9,12 +9,12 @@ from pathlib import Path
 from torch import nn
 
 from configs.schema import Config, Train
+from configs.tables import TORCH_OPTIMIZERS
 from datasets import choose_workers
 from datasets.batch_order import Order
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from engine.checkpoint.format import checkpoint_bytes
 from engine.plan import TrainPlan
-from engine.train.ema import decay_at
 from engine.train.schedule import batch_factor
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -23,8 +23,7 @@ from utils.host import SHARED_MEMORY
 from utils.text import counted, format_bytes, format_bytes_apart
 
 OK, WARN, WRONG = "ok", "WARN", "WRONG"
-# Usual learning rates per 256 images, from fine-tuning to training from scratch. They are rules of thumb.
-CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
+CUSTOMARY = {name: row.usual_rates for name, row in TORCH_OPTIMIZERS.items()}
 FAR = 10  # a rate outside the usual range by more than this factor is reported
 # The highest rates for trained weights, as fractions of the highest rate from scratch. With layer decay the limit is higher,
 # because layers near the image get only a small part of it.
@@ -147,6 +146,8 @@ def check_ema(settings: Train, num_updates: int) -> Finding:
     """Check that the average forgets the initial weights."""
     updates, decay = counted(num_updates, "update"), settings.MODEL_EMA_DECAY
     if settings.MODEL_EMA_WARMUP:
+        from engine.train.ema import decay_at
+
         return Finding("EMA", f"its decay warms up to {decay_at(num_updates - 1, settings):.6g} in {updates}")
     share = decay**num_updates
     text = f"after {updates} with decay {decay:g}, {share:.2%} of it is still initial weights"

@@ -1,20 +1,14 @@
-"""Metrics of a run: every column of metrics.csv and steps.csv with its meaning, and the callback that writes them.
-
-docs/tracking.md has the table of these columns. `python scripts/maintenance/make_settings_page.py` writes it.
-"""
+"""The files with a run's metrics: metrics.csv, metrics.jsonl and steps.csv, with the columns of columns.py."""
 
 import contextlib
 import json
-import math
-import resource
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-import torch
+from typing import Protocol
 
 from engine.evaluation.scores import Scores
-from engine.record.saved_run import read_rows, read_table
+from engine.record.columns import STEP_COLUMNS, Epoch, Row, epoch_row, start_row
+from engine.record.saved_files import read_rows, read_table
 from engine.record.timing import Timing, shares
 from engine.train.callback import PHASES, Callback
 from engine.train.counters import EpochResult, Report
@@ -23,137 +17,6 @@ from utils.errors import cause_of, naming_damage
 from utils.files import LineFile, write_text
 from utils.log import Log
 from utils.text import csv_text
-
-Row = dict[str, float | None]
-
-
-class Epoch(NamedTuple):
-    """The source of an epoch's metrics. Only process 0 reads them, so no metric may call a collective."""
-
-    trainer: Trainer
-    result: EpochResult
-    times: dict[str, float | None]  # percentage of the training time in each phase
-
-    def score(self, name: str, digits: int = 4) -> float | None:
-        """Return a score of the raw weights, or None in an epoch without evaluation."""
-        scores = self.result.scores.get("")
-        return finite(getattr(scores, name), digits) if scores else None
-
-    def further_scores(self) -> Row:
-        """Return the raw weights' scores other than loss, top-1 and top-5, and all scores of the EMA weights."""
-        row: Row = {}
-        for suffix, scores in self.result.scores.items():
-            figures = scores.more() if not suffix else {"top1": scores.top1, "top5": scores.top5} | scores.more()
-            row |= {f"eval_loss{suffix}": finite(scores.loss)} if suffix else {}
-            row |= {f"eval_{name}{suffix}": round(value, 4) for name, value in figures.items()}
-        return row
-
-    @property
-    def images_per_s(self) -> float:
-        return self.result.num_images / max(self.result.training_seconds, 1e-9)
-
-
-class Column(NamedTuple):
-    """A column of metrics.csv."""
-
-    name: str
-    meaning: str
-    value: Callable[[Epoch], float | Row | None]  # returns a row to fill several columns at once
-    # A column with a title is also shown on the epoch's line on a terminal.
-    title: str = ""
-    text: Callable[[float], str] = "{:.4f}".format
-    width: int = 8
-
-
-OF_LAYERS = "; with `TRAIN.LAYER_DECAY` the classifier's, and earlier layers have a fraction of it"
-# The first six columns are the columns of timm's summary.csv. Scores are in percent unless the meaning says otherwise.
-COLUMNS = (
-    Column(
-        "epoch",
-        "number of the epoch, from 0; -1: the weights that the run started from, before training",
-        lambda epoch: epoch.trainer.epoch,
-    ),
-    Column(
-        *("train_loss", "mean training loss", lambda epoch: finite(epoch.result.report.mean_loss)),
-        **{"title": "loss", "width": 6},
-    ),
-    Column("eval_loss", "validation loss", lambda epoch: epoch.score("loss", 6), title="val loss"),
-    Column("eval_top1", "validation top-1 accuracy", lambda epoch: epoch.score("top1")),
-    Column("eval_top5", "validation top-5 accuracy", lambda epoch: epoch.score("top5")),
-    Column("lr", f"learning rate of the last update{OF_LAYERS}", lambda epoch: epoch.result.report.lr),
-    Column(
-        "train_top1",
-        "top-1 accuracy on augmented training images",
-        lambda epoch: finite(100 * epoch.result.report.accuracy),
-    ),
-    Column(
-        "eval_macro_recall, eval_macro_f1, eval_micro_f1, eval_map",
-        "further scores, the last two with several labels per image; with EMA every score again, as in `eval_top1_ema`",
-        Epoch.further_scores,
-    ),
-    Column("step", "number of updates until the end of the epoch", lambda epoch: epoch.trainer.step),
-    Column(
-        *("images_per_s", "training images per second", lambda epoch: round(epoch.images_per_s, 1)),
-        **{"title": "images/s", "text": lambda speed: f"{speed:,.0f}" if speed >= 10 else f"{speed:.2f}"},
-    ),
-    Column("data_wait_pct", "share of the training time spent waiting for data", lambda epoch: epoch.times["data"]),
-    Column(
-        "memory_mb",
-        "peak memory in MiB of the device, or on CPUs of process 0",
-        lambda epoch: round(peak_memory(epoch.trainer.process.device) / 2**20),
-    ),
-    Column("loss_scale", "loss scale in half precision", lambda epoch: epoch.result.report.loss_scale),
-    Column("skipped", "updates skipped in the epoch", lambda epoch: epoch.result.report.skipped),
-    Column("grad_norm", "mean norm of the gradient", lambda epoch: round(epoch.result.report.mean_grad_norm, 6)),
-    Column("train_seconds", "training time in seconds", lambda epoch: round(epoch.result.training_seconds, 3)),
-    Column("eval_seconds", "evaluation time in seconds", lambda epoch: round(epoch.result.evaluation_seconds, 3)),
-)
-# The columns of steps.csv, one row per report. They are fields of `Report`.
-STEP_COLUMNS = {
-    "step": "number of the update, from 0",
-    "epoch": "number of the epoch, from 0",
-    "lr": f"learning rate{OF_LAYERS}",
-    "loss": "training loss of the update",
-    "mean_loss": "mean training loss of the epoch so far",
-    "grad_norm": "norm of the gradient",
-    "loss_scale": "loss scale in half precision",
-    "skipped": "updates skipped in the epoch so far",
-    "num_updates": "with `TRAIN.BUDGET`: the current plan for the number of updates of the whole run",
-    "seconds": "time since the last report",
-    **{f"{name}_pct": f"percentage of these seconds in phase {name}" for name in PHASES},
-}
-
-
-def epoch_row(epoch: Epoch) -> Row:
-    """Return the row of metrics.csv for an epoch."""
-    row: Row = {}
-    for column in COLUMNS:
-        value = column.value(epoch)
-        row |= value if isinstance(value, dict) else {column.name: value}
-    return row
-
-
-def start_row(trainer: Trainer, scores: Scores, seconds: float) -> Row:
-    """Return the row of metrics.csv before the first epoch, with empty columns for metrics that only training has."""
-    nothing = Report(*[math.nan] * 11)
-    row = epoch_row(Epoch(trainer, EpochResult(nothing, {"": scores}, 0, 0.0, seconds), {"data": None}))
-    measured = {key: value for key, value in row.items() if value is not None and math.isfinite(value)}
-    return dict.fromkeys(row) | measured | {"epoch": -1}
-
-
-def finite(value: float, digits: int = 6) -> float | None:
-    """Return the value rounded for a table, or None if it is not finite.
-
-    A mean is NaN if every update was skipped, and JSON has no NaN.
-    """
-    return round(value, digits) if math.isfinite(value) else None
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of the device if it counts memory, otherwise of this process."""
-    if device.type in ("cuda", "xpu"):
-        return getattr(torch, device.type).max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class EpochRows:

@@ -2,7 +2,7 @@
 
 from configs.values import flatten
 from engine.plan import TrainPlan
-from engine.record.saved_run import title_of
+from engine.record.saved_files import title_of
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.trainer import Trainer

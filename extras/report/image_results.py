@@ -13,12 +13,11 @@ from PIL.Image import DecompressionBombError
 from configs.schema import Config
 from datasets import ImageSet
 from engine.checkpoint.async_saver import BEST
-from engine.checkpoint.format import read_checkpoint
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
 from engine.plan import EvalPlan
-from engine.record.saved_run import read_object
+from engine.record.saved_files import read_object
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
@@ -125,6 +124,8 @@ class BestResults(Callback):
         best = self._trainer.best
         if not best.epoch or best in self._held or self._files.are_of(best, self._draws):
             return False
+        from engine.checkpoint.find import read_checkpoint
+
         try:
             return Best(*read_checkpoint(self._best_file, lazily=True)["progress"]["best"]) == best
         except (ConfigError, KeyError):

@@ -80,7 +80,7 @@ class LoaderWorker:
         self.num_ahead = 2 + per_batch * workers.ahead if workers.count else 0
 
     def answer(self, question: dict) -> dict:
-        from engine.record.metrics import peak_memory
+        from engine.record.columns import peak_memory
 
         if "steps" in question:
             return {"seconds": self.time_updates(question["warm_up"], question["steps"])}

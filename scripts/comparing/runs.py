@@ -9,11 +9,13 @@ from typing import Any
 
 from configs.schema import DATA, MACHINE, RECORD
 from configs.values import SETTINGS, of_role
-from engine.record.saved_run import SavedRun, read_table, to_number, written
+from engine.record.saved_files import read_table, to_number
+from engine.record.saved_run import SavedRun, written
 from scripts.comparing.statistics import ImageTest
 from utils.errors import ConfigError
 from utils.facts import FACTS_OF_IMAGES, NUMBERS, SIZES, changed_facts
-from utils.runs import Identity, folder_of, newest_first
+from utils.run_copies import newest_first
+from utils.runs import Identity, folder_of
 from utils.text import first_of
 
 # Settings without influence on what a run learns; what differs of them is shown apart. Of the data that is where it lies.

@@ -16,7 +16,7 @@ from configs.flags import parse
 from configs.load import LoadedConfig
 from configs.paddlevit.translation import RENAMED
 from configs.values import SETTINGS, convert
-from engine.record.saved_run import read_text
+from engine.record.saved_files import read_text
 from engine.settings import load_settings
 from utils.errors import ConfigError, cause_of
 from utils.files import creating, write_text

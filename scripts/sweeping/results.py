@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.evaluation.scores import TITLES
-from engine.record.saved_run import read_status, read_table
+from engine.record.saved_files import read_table
+from engine.record.saved_run import read_status
 from scripts.comparing.statistics import spread
 from scripts.sweeping.plan import Sweep, describe
 from utils.errors import ConfigError, ExitCode, cause_of

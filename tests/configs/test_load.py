@@ -1,7 +1,6 @@
 """Which value wins, what settings must be together, and the config that comes of them."""
 
 import dataclasses
-import runpy
 from types import MappingProxyType
 
 import pytest
@@ -14,7 +13,6 @@ from models import build_model
 from tests.support.configs import load_text, write, yaml_of
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import ROOT
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -99,12 +97,6 @@ def test_the_config_cannot_be_written_to():
         config.SEED = 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.TRAIN.OPTIMIZER.EPS = 1.0
-
-
-def test_the_settings_page_is_what_its_script_makes():
-    page = runpy.run_path(str(ROOT / "scripts" / "maintenance" / "make_settings_page.py"))["page"]()
-    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page
-    assert all(f"| `{key.rpartition('.')[2]}` |" in page for key in SETTINGS)
 
 
 def test_a_step_schedule_of_milestones_needs_no_decay_epochs():

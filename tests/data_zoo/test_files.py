@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from datasets.sources.torchvision_sets import TorchvisionImages
 from datasets.transforms import decode
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from scripts import make_shards
 from tests.data_zoo.files import (
@@ -28,6 +28,8 @@ from tests.data_zoo.files import (
 )
 from tests.support.image_sets import load, settings
 from tests.support.refusals import refused
+
+pytestmark = pytest.mark.slow
 
 MEAN = (0.2, 0.4, 0.6)
 BACKGROUND = (51, 102, 153)

@@ -14,7 +14,8 @@ from configs.load import load as read_settings
 from datasets import holds_out_no_more
 from engine.check.quick_checks import OK, WARN
 from engine.plan import TrainPlan
-from engine.record.saved_run import SavedRun, read_table
+from engine.record.saved_files import read_table
+from engine.record.saved_run import SavedRun
 from engine.settings import load_settings
 from scripts import export
 from tests.engine.check.small_photos import CLEAN
@@ -24,7 +25,7 @@ from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run_folder, status_of, typed
 
-pytestmark = pytest.mark.usefixtures("signal_handlers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signal_handlers")]
 
 
 def halfstep(*flags: str | Path, exit_with: int = 0) -> str:

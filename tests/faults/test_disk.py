@@ -13,13 +13,15 @@ import pytest
 import torch
 
 from engine.checkpoint.async_saver import AsyncSaver
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.find import read_checkpoint
 from engine.session import RunFolder
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import rows, run_folder, typed
 from utils import files
 from utils.log import Log
+
+pytestmark = pytest.mark.slow
 
 ENOUGH_FOR_ALL_BUT_CHECKPOINTS = 20_000  # bytes
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.find import read_checkpoint
 from tests.support.refusals import assert_names
 from tests.support.runs import Ended, ending, run, run_folder, status_of
+
+pytestmark = pytest.mark.slow
 
 OPTIONS = ("-opts", "VALIDATE_FREQ=1")
 # Raw and EMA: top-1 and loss after the first epoch, and after the second.

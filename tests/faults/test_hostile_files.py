@@ -24,17 +24,21 @@ from configs.schema import Config
 from configs.yaml_files import read_layers
 from datasets.balance import class_weights
 from datasets.index import MAGIC, IndexWriter, open_index
-from datasets.sources.images import ArrayImages, FileImages
+from datasets.sources.arrays import ArrayImages
+from datasets.sources.images import FileImages
 from datasets.sources.tar import Tar
 from datasets.split import divide, new_record
-from datasets.transforms.decode import FORMATS, PixelRules, decode
+from datasets.transforms.decode import FORMATS, decode
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
-from engine.checkpoint.format import progress_in, read_checkpoint, remove_unused_parts
+from engine.checkpoint.find import read_checkpoint
+from engine.checkpoint.format import progress_in, remove_unused_parts
 from engine.predict.classifier import config_of, load_classifier
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
 from engine.record.metrics import StepRows
-from engine.record.saved_run import KINDS, SavedRun, read_object, read_settings, read_status
+from engine.record.saved_files import read_object
+from engine.record.saved_run import KINDS, SavedRun, read_settings, read_status
 from engine.saves import Saves
 from engine.train.stop_conditions import NonFinite
 from models.weights.files import chosen_weights, read_record, read_weights
@@ -58,6 +62,8 @@ from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError, DataError, naming_damage
 from utils.extras import has_extra
 from utils.program import exit_code
+
+pytestmark = pytest.mark.slow
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(touched) (w) file closefile\nshowpage\n%%EOF\n"
 

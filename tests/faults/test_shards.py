@@ -6,11 +6,13 @@ import signal
 import pytest
 import torch
 
-from engine.checkpoint.format import find_newest
+from engine.checkpoint.find import find_newest
 from models.weights.torch_files import named_shards, read_torch
 from scripts.export import export
 from tests.support.run_hash import run_hash, state_hash
 from tests.support.runs import run_folder
+
+pytestmark = pytest.mark.slow
 
 SHARDED = ("-batch_size", "4", "-opts", "DIST.STRATEGY=fsdp2")
 FIRST_EPOCH, SECOND_EPOCH = 4, 8  # updates when they end

@@ -13,13 +13,16 @@ import torch
 from configs.schema import Config, Data, Model, Train
 from engine.checkpoint import format as checkpoint
 from engine.checkpoint.async_saver import AsyncSaver, HostCopy
-from engine.checkpoint.format import read_checkpoint
-from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
+from engine.checkpoint.find import read_checkpoint
+from engine.checkpoint.sharded_saver import ShardedSaver
+from models.weights.sharded import PIECES
 from tests.support.configs import CPU
 from tests.support.loading import order
 from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
+
+pytestmark = pytest.mark.slow
 
 CONFIG = Config(
     DATA=Data(DATASET="synthetic", SYNTHETIC_SIZE=64, IMAGE_SIZE=8, BATCH_SIZE=8),

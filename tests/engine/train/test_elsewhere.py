@@ -7,15 +7,16 @@ import torch
 
 import engine.run
 from configs.load import load
+from configs.tables import LOSSES
 from datasets import BadImages, build_eval_data, load_image_sets
 from engine.checkpoint.async_saver import AsyncSaver
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.find import read_checkpoint
 from engine.evaluation.evaluate import evaluate
 from engine.loop import Loop, Outcome
 from engine.precision.loss_scale import FusedLossScaler
 from engine.record.timing import Timing
 from engine.train.stop_conditions import SkipLimit
-from models.transforms.kernels import PatchConv2d
+from models.transforms.gpu_kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
 from tests.support.extras import needing_extra
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
@@ -37,6 +38,7 @@ HALF = "AMP=true"
 ALL = "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true TRAIN.ACCUM_ITER=2"
 MODES = {
     "float32": "",
+    **{f"loss {name}": f"{HALF} TRAIN.LOSS={name}" for name in LOSSES},
     "float16": f"{HALF} PRECISION.DTYPE=float16",
     "float16 that overflows": f"{HALF} PRECISION.DTYPE=float16 PRECISION.INIT_LOSS_SCALING={2.0**32}",
     "LoRA": f"{HALF} MODEL.LORA.RANK=4",

@@ -15,6 +15,8 @@ from tests.support.runs import run, run_folder, status_of
 from tests.support.trainers import make_trainer, train, update
 from utils.program import StopSignal
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = {"3h30m": 12600, "90m": 5400, "5400": 5400, "1.5H": 5400, "1d": 86400, "10s": 10}
 LENGTHS |= {"1-12:00:00": 129600, "01:30:00": 5400, "2-1": 176400, "1-00:30": 88200}
 LENGTHS |= dict.fromkeys(["2m 5s", "30m3h", "", "-5", "soon", "3h30", "01:30", "1:2:3"])

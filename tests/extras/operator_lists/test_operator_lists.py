@@ -11,12 +11,14 @@ from torch import nn
 from extras.operator_lists import OpOverrides
 from models import build_model
 from models.transforms import ModelTransforms
-from models.transforms.kernels import GpuKernels
+from models.transforms.gpu_kernels import GpuKernels
 from tests.support.configs import replaced, small_config
 from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
+
+pytestmark = pytest.mark.slow
 
 HALF, FLOAT = torch.bfloat16, torch.float32
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -16,8 +16,8 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 import extras.report.image_results
 from datasets import BadImages, Normalize, build_eval_data
-from datasets.sources.images import ArrayImages
-from datasets.transforms.decode import PixelRules
+from datasets.sources.arrays import ArrayImages
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Best
@@ -35,6 +35,8 @@ from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
 from tests.support.threads import Threads
 from tests.support.trainers import Lines, make_trainer, update
 from utils.distributed import Process
+
+pytestmark = pytest.mark.slow
 
 CLASSES = ["ant\r", 'b"e,e', "猫\n", "dog|wolf", "empty", "never predicted"]
 NUM_IMAGES, UNREADABLE = 61, (0, 17, 60)

@@ -1,9 +1,13 @@
 """The arguments of timm's train.py: all of them, each with a row in the documentation and a hint where it is typed as a flag."""
 
+import pytest
+
 from configs.flags import FLAGS
 from configs.timm_arguments import TIMM_ARGUMENTS
 from configs.typed_names import suggest_flag
 from tests.support.forks import ROOT
+
+pytestmark = pytest.mark.slow
 
 KNOWN_FLAGS = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()} | {
     "-cfg": "-cfg",

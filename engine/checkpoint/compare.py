@@ -1,0 +1,110 @@
+"""The refusal to resume a run with settings or images that would change its result."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from configs.combinations import CHANGEABLE
+from configs.removed import REMOVED, not_translated
+from configs.schema import Config
+from configs.values import IMPLIED, SETTINGS, today
+from datasets import ImageSet
+from datasets.batch_order import Order
+from datasets.fingerprint import CLASSES, describe_changed_images
+from engine.checkpoint.resume import TRAINED_ON, comparable
+from utils.errors import ConfigError
+from utils.facts import NUMBERS, changed_facts
+from utils.text import counted, first_of
+
+
+def changes(saved: dict, current: dict) -> dict[str, str]:
+    """Return {key: both values} of the settings that differ between a checkpoint and this run and affect the result."""
+    now, current = today(saved), today(current)
+    compared = {key: value for key, value in current.items() if not _may_differ(key, now.get(key), value)}
+    different = changed_facts(now, compared)
+    gone = {key: f"{value} -> removed; {REMOVED[key].remedy}" for key, value in not_translated(saved).items()}
+    return different | gone
+
+
+def _may_differ(key: str, saved: Any, current: Any) -> bool:
+    setting = SETTINGS.get(key)  # None for GLOBAL_BATCH and other values that are not settings
+    return setting is not None and (setting.may_change or saved in setting.alike and current in setting.alike)
+
+
+def changed_images(state: dict, path: Path, facts: Mapping[str, Any], train: ImageSet, val: ImageSet) -> dict[str, str]:
+    """Return {NUM_IMAGES or IMAGES: description} if images or labels differ from the checkpoint's training data.
+
+    `facts` are the facts of the current data. The key is NUM_IMAGES if images were only added, or if only the number of
+    images is known to differ.
+    """
+    found = changed_facts(state.get(TRAINED_ON, {}), facts)
+    if not found or CLASSES in found:  # the user allowed renamed classes, whose images have new paths
+        return {}
+    words, is_only_added = describe_changed_images(path.with_name("split.csv"), train, val)
+    if words:
+        return {"NUM_IMAGES" if is_only_added else "IMAGES": ", ".join(words)}
+    lines: dict[str, list[str]] = {}
+    for what, values in found.items():
+        lines.setdefault("NUM_IMAGES" if what in NUMBERS else "IMAGES", []).append(f"{what}: {values}")
+    return {key: ", ".join(each) for key, each in lines.items()}
+
+
+def refuse_changes(
+    config: Config,
+    order: Order,
+    split: dict,
+    state: dict,
+    path: Path,
+    images: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
+    """Refuse to resume with settings that would change the result of the run. Return log lines about allowed changes.
+
+    `images` is the result of `changed_images`.
+    """
+    if unknown := [key for key in state["config"] if key not in CHANGEABLE]:
+        raise ConfigError(
+            f"-resume: {path} has settings that this version of halfstep does not know: {first_of(unknown)}; continue with the "
+            "version that started the run, or start a new run from its weights with -pretrained"
+        )
+    then, now = ({"SPLIT": each["rule"]} if each else {} for each in (state.get("split"), split))
+    saved = IMPLIED | state["config"] | then
+    different = changes(saved, comparable(config, order) | now) | images
+    revisions = different.pop("AUGMENTATION", None)
+    if revisions and config.TRAIN.augments:
+        different["AUGMENTATION"] = f"revision {revisions}: the same settings change images differently from here on"
+    refused = {key: values for key, values in different.items() if not config.START.allows(key)}
+    if refused:
+        names = [*(name for name in config.START.ALLOW_CHANGED if name == "CLASS_NAMES"), *different]
+        raise ConfigError(
+            f"-resume: these settings differ from the run of {path}:\n  "
+            + "\n  ".join(f"{key}: {values}" for key, values in refused.items())
+            + "\nrestore them, start a new run from its weights with -pretrained, or continue anyway with "
+            + f"-opts RESUME.ALLOW_CHANGED=[{','.join(names)}]"
+        )
+    key, adams = "TRAIN.OPTIMIZER.NAME", ("AdamW", "Adam")  # these have the same state for each weight
+    if key in different and not (saved[key] in adams and config.TRAIN.OPTIMIZER.NAME in adams):
+        raise ConfigError(
+            f"-resume: {key} is {config.TRAIN.OPTIMIZER.NAME}, which cannot use the optimizer state of {saved[key]}; "
+            "restore the setting, or start a new run from the weights with -pretrained"
+        )
+    if config.START.LAST_EPOCH not in (0, state["epoch"] + 1):
+        raise ConfigError(
+            f"-last_epoch is {config.START.LAST_EPOCH}, but {path} is from after epoch {state['epoch'] + 1}; "
+            "leave -last_epoch out"
+        )
+    if state.get("progress", {}).get("choices") and not order.has_updates_of(state["config"]):
+        raise ConfigError(
+            f"-resume: {path} is part of the way through the schedule that TRAIN.BUDGET chose, and its updates had other "
+            "images; restore the images and the batch size, or start a new run from its weights with -pretrained"
+        )
+    lines = [f"resume: RESUME.ALLOW_CHANGED allows {key}: {values}" for key, values in different.items()]
+    if not order.has_updates_of(state["config"]):
+        step = (state["epoch"] + 1) * order.steps_per_epoch
+        lines.append(
+            f"resume: the updates now have other images, so epoch {state['epoch'] + 2} starts from its beginning, at step {step}"
+        )
+    then, now = state["config"].get("TRAIN.NUM_EPOCHS"), config.TRAIN.NUM_EPOCHS
+    if then not in (None, now) and now > state["epoch"] + 1:
+        lines.append(f"resume: {counted(now, 'epoch')} instead of {then}: the learning rate follows the new schedule")
+    return lines

@@ -137,7 +137,7 @@ def test_a_published_recipe_has_timms_updates_rates_groups_and_augmentation(tmp_
     assert our_augmentation(config) == timms_augmentation(args, theirs)
 
 
-@pytest.mark.parametrize("row", cases_of("timms_arguments"))
+@pytest.mark.parametrize("row", cases_of("extras/timm_arguments/timms_arguments"))
 def test_an_argument_becomes_the_setting_that_means_it_and_is_named_where_none_does(here, row):
     """A row has arguments | the settings that they become."""
     arguments, settings = row.split("|")
@@ -146,7 +146,7 @@ def test_an_argument_becomes_the_setting_that_means_it_and_is_named_where_none_d
     values = flatten(load(["-cfg", write(translation.file())]).config)
     for key, _, value in (word.partition("=") for word in settings.split()):
         assert str(values[key]).replace(" ", "") == value
-    same_message("\n".join(translation.remarks), "timms_arguments", row)
+    same_message("\n".join(translation.remarks), "extras/timm_arguments/timms_arguments", row)
 
 
 NAMES = [
@@ -240,12 +240,12 @@ def test_an_args_yaml_means_what_its_command_line_does(tmp_path):
     assert dict(config.TRAIN.OPTIMIZER.KWARGS) == {"nesterov": True} and config.TRAIN.OPTIMIZER.MOMENTUM == 0.8
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_timms_arguments"))
+@pytest.mark.parametrize("words", cases_of("extras/timm_arguments/mistakes_of_timms_arguments"))
 def test_an_unknown_argument_or_value_is_named_with_exit_code_2(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     for name, text in {"args": "modle: x", "1": "amp: maybe", "2": "epochs: [3]", "3": "lr_noise: [0.4, 0.9]"}.items():
         (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
-    with refused(ConfigError, page="mistakes/of_timms_arguments", case=words):
+    with refused(ConfigError, page="extras/timm_arguments/mistakes_of_timms_arguments", case=words):
         from_timm.main(shlex.split(words))
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from configs import flags
 from configs.arguments import add_argument
 from configs.combinations import check_combinations, several_labels_key
-from configs.paddlevit.deit import take_deit
-from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, REPLACED, translate
+from configs.other_words import replace_words
+from configs.paddlevit import translate_paddlevit
 from configs.removed import REMOVED, translate_removed
 from configs.schema import AUTO, TORCH_OPTIMIZERS, VIT_FIELDS, Config, Only
 from configs.values import (
@@ -76,19 +76,18 @@ def load(
     `beneath`: layers in place of those of the -cfg file. `weights`: what the pretrained weights say, beneath all others.
     """
     command_line = flags.parse(argv)
-    files, deit = take_deit(_files(command_line.cfg, needs_file, beneath, weights), command_line.layers)
+    files = _files(command_line.cfg, needs_file, beneath, weights)
+    layers, lines, check_model = translate_paddlevit(files, command_line.layers)
     values = {key: setting.default for key, setting in ALL_SETTINGS.items()}
     origins = dict.fromkeys(ALL_SETTINGS, "default")
-    notes = [*command_line.notes]
-    layers = [*files, *command_line.layers]
+    notes = [*command_line.notes, *lines]
     context: dict[str, Text] = {}
-    removed = REPLACED | REMOVED
     for layer in layers:
-        texts, lines = translate(layer.texts, layer.origin)
+        texts, lines = replace_words(layer.texts, layer.origin)
         notes += lines
         context |= texts  # a layer may have only one of several removed settings that go together
-        replacements = translate_removed(texts, context, layer.origin, removed=removed)
-        texts = {key: text for key, text in texts.items() if key not in removed} | replacements
+        replacements = translate_removed(texts, context, layer.origin)
+        texts = {key: text for key, text in texts.items() if key not in REMOVED} | replacements
         for key, text in texts.items():
             if section := next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), None):
                 values[section] = add_argument(values[section], section, key, text, layer.origin)
@@ -99,9 +98,7 @@ def load(
                     found = f"{to_text(values[key])} ({origins[key]}) and {to_text(value)} (-opts)"
                     raise ConfigError(f"{key}: both {found} are given; leave one of them out")
                 values[key], origins[key] = value, layer.origin
-            elif key in IGNORED:
-                notes.append(f"{layer.origin}: {key} is ignored: {IGNORED[key]}")
-            elif key not in (*SECTIONS, OLD_SECTION) or not is_none(text):  # a section may be empty
+            elif key not in SECTIONS or not is_none(text):  # a section may be empty
                 raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
     newest = name_runs(values)
     values |= newest
@@ -113,8 +110,8 @@ def load(
     _unset_rates(values)
     check_combinations(values, origins)
     notes += _missing_extras(values, origins)
-    if deit:
-        notes.insert(0, deit.agree(values["MODEL.NAME"]))
+    if check_model:
+        notes.insert(0, check_model(values["MODEL.NAME"]))
     config = build(values)
     return LoadedConfig(config, origins, [*notes, *_without_effect(values, origins)], argv, weights=weights)
 
@@ -158,8 +155,8 @@ def to_yaml(config: Config, origins: dict[str, str], only: Collection[str] = SET
 def _why_no_setting(key: str, text: Text) -> str:
     if key == "BASE":
         return "BASE is for files only; name another file with -cfg"
-    if key in (*SECTIONS, OLD_SECTION):
-        inside = next(each for each in (*ALL_SETTINGS, *RENAMED) if each.startswith(key + "."))
+    if key in SECTIONS:
+        inside = next(each for each in ALL_SETTINGS if each.startswith(key + "."))
         return f"{key} is {quoted(text)}, but it is a section, with settings such as {inside}"
     parent = key.rpartition(".")[0]
     if parent in ALL_SETTINGS:
@@ -167,7 +164,7 @@ def _why_no_setting(key: str, text: Text) -> str:
         return f"{parent} is a section here, which contains {key}; it must be {allowed}"
     from configs.typed_names import suggest_key
 
-    return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, *RENAMED, 'BASE'])}"
+    return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, 'BASE'])}"
 
 
 def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from configs.combinations import WITHOUT_FILES
 from configs.flags import parse
 from configs.load import LoadedConfig, load, name_runs
-from configs.paddlevit.translation import RENAMED
+from configs.paddlevit import our_name
 from configs.removed import DECISIVE_ROLES, REMOVED
 from configs.schema import MACHINE, VIT_FIELDS, Config
 from configs.values import ALL_SETTINGS, IMPLIED, SETTINGS, Text, convert, flatten, is_none, of_role, to_text, today
@@ -39,7 +39,7 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
 
 def _given(layers: Sequence[Layer]) -> dict[str, Text]:
     """The texts of what files and flags set, by today's names."""
-    last = {RENAMED.get(key, key): text for layer in layers for key, text in layer.texts.items()}
+    last = {our_name(key): text for layer in layers for key, text in layer.texts.items()}
     given = {key: text for key, text in last.items() if not is_none(text)}
     return given | name_runs(given)
 

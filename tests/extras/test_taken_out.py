@@ -28,6 +28,7 @@ ASKING: dict[str, str | None] = {
     "trackers": f"{TRAIN} -track mlflow",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
     "operator_lists": f"{TRAIN} -amp -opts PRECISION.CUSTOM_BLACK_LIST=[softmax]",
+    "paddlevit": f"{TRAIN} -opts MODEL.TRANS.DEPTH=2",
     "profiler": f"{TRAIN} -profile 2",
     "lora": f"{TRAIN} -opts MODEL.LORA.RANK=4",
     "memory": f"{TRAIN} -batch_size auto",

@@ -17,7 +17,7 @@ SOURCES = {
     "imagenet2012": "imagenet.read_imagenet",
     "imagefolder": "folder.read_image_folder",
     "csv": "csv_list.read_csv",
-    "shards": "remote_shards.read_shards",
+    "shards": "shards.read_shards",
     "parquet": "parquet.read_parquet",
     "caltech101": "caltech.read_caltech",
     "caltech256": "caltech.read_caltech",

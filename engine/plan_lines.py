@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from configs.load import LoadedConfig
+from configs.schema import Config
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets import describe_balance, holds_out_no_more
@@ -14,6 +15,7 @@ from engine.evaluation.scores import TITLES, Best, format_value
 from engine.plan import Plan
 from engine.train.schedule import batch_factor
 from utils.facts import changed_facts
+from utils.log import Log
 from utils.text import align, counted, first_of
 
 
@@ -182,3 +184,9 @@ def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
     unusual = [key for key in followed if key not in here or here[key] != SETTINGS[key].default]
     model = [f"{key} {to_text(here.get(key, followed[key]))}" for key in unusual if key.startswith("MODEL.")]
     return [f"as the {weights.origin} say: {', '.join(each)}" for each in (images, model) if each]
+
+
+def say_that_tables_are_missing(config: Config, log: Log) -> None:
+    """Log that extras/report is missing where the settings do not ask for a report; if they do, a note says so."""
+    if not config.REPORT:
+        log.say("extras/report is missing: no tables of images")

@@ -37,7 +37,7 @@ ASKING: dict[str, str | None] = {
     "optimizers": f"{TRAIN} -opts TRAIN.OPTIMIZER.NAME=lamb",
 }
 # Every run uses these, so a run without one says in its log that it is missing.
-IN_EVERY_RUN = ("doctor", "memory")
+IN_EVERY_RUN = ("doctor", "memory", "report")
 
 
 def extras() -> list[str]:

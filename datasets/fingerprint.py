@@ -30,7 +30,8 @@ def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
     for part, image_set in (("training", train), ("validation", val)):
         if image_set is None or not len(image_set):
             continue
-        rows = np.unique(np.linspace(0, len(image_set) - 1, NUM_SIZES).astype(int)).tolist()
+        places = np.linspace(0, len(image_set) - 1, NUM_SIZES).astype(int).tolist()
+        rows = sorted(set(places))  # np.unique would import numpy.ma, 20 ms
         names, labels, sizes = (fact.format(part) for fact in OF_A_PART)
         facts |= {
             f"{part} images": len(image_set),

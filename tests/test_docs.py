@@ -12,7 +12,9 @@ from tests.support.trainers import Reports, make_trainer, train
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    path for path in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))] if path.name != "CHANGELOG.md"
+    path
+    for path in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")), ROOT / "tests/README.md"]
+    if path.name != "CHANGELOG.md"
 ]
 OURS = r"(?:configs|datasets|docs|engine|models|scripts|tests|utils)"
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]

@@ -10,6 +10,7 @@ from configs.values import ALL_SETTINGS, flatten
 from engine.settings import load_settings
 from extras.paddlevit.settings import IGNORED, RENAMED, REPLACED, WORDS
 from tests.support.configs import load_text
+from tests.support.modules import ROOT
 from tests.support.printed import cases_of, content_of, same_message
 from tests.support.refusals import refused
 from tests.support.weight_files import saved
@@ -68,6 +69,12 @@ def test_setting_of_paddlevit_without_replacement_is_refused(text):
 def test_setting_without_effect_is_reported_in_one_line(text):
     (note,) = load_text(text).notes
     same_message(note, "extras/paddlevit/ignored_settings", text)
+
+
+@pytest.mark.parametrize("page", ["docs/from-paddlevit.md", "docs/zh/from-paddlevit.md"])
+def test_docs_name_every_setting_without_effect(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert [key for key in IGNORED if f"`{key}`" not in text] == []
 
 
 def test_core_recognises_every_translated_setting():

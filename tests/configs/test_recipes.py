@@ -21,7 +21,7 @@ from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
 from models import build_model
 from tests.support.configs import meta_device
-from tests.support.extras import configs_with_extras, needing_extra
+from tests.support.extras import needing_extra
 from tests.support.runs import ROOT
 
 # What README_deit.md, README_revenge.md and main.py of DeiT say: the GPUs, and what the script is given or takes by default.
@@ -59,7 +59,7 @@ def test_every_recipe_is_compared():
     assert {path.stem for path in (ROOT / "configs" / "recipes").glob("*.yaml")} == {*DEIT, *COSINES}
 
 
-@pytest.mark.parametrize("name", configs_with_extras(DEIT))
+@pytest.mark.parametrize("name", DEIT)
 def test_rates_of_deit_are_those_of_timms_scheduler(name):
     script = DEIT[name]
     batch = script.gpus * script.batch
@@ -112,7 +112,7 @@ def test_plain_vit_decays_big_visions_kernels_and_nothing_else():
     assert not model.num_prefix_tokens and model.global_pool == "avg"  # no class token
 
 
-@pytest.mark.parametrize("name", configs_with_extras(DEIT))
+@pytest.mark.parametrize("name", DEIT)
 def test_images_of_deit_are_augmented_as_by_timms_transform(name):
     config, script = recipe(name), DEIT[name]
     given = {"color_jitter": script.color_jitter, "auto_augment": script.aa, "re_prob": 0.25, "re_mode": "pixel"}
@@ -170,7 +170,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", configs_with_extras(LOSSES))
+@pytest.mark.parametrize("name", LOSSES)
 def test_loss_is_the_published_one_for_mixed_targets(name):
     smoothing, published = LOSSES[name]
     config = recipe(name)

@@ -218,7 +218,7 @@ def option_with_mark(option: str):
     return pytest.param(option, marks=needing_extra(OF_EXTRAS[option])) if option in OF_EXTRAS else option
 
 
-@pytest.mark.parametrize("option", map(option_with_mark, cases_of("mistakes/of_shards")))
+@pytest.mark.parametrize("option", [*map(option_with_mark, cases_of("mistakes/of_shards"))])
 def test_what_shards_cannot_do_is_refused(tmp_path, option):
     with refused(ConfigError, page="mistakes/of_shards", case=option):
         check_strategy(small_config(tmp_path, "AMP=true", "COMPILE=blocks", FSDP, option))

@@ -14,7 +14,8 @@ import sys
 from configs.load import load
 from configs.yaml_files import shipped_files
 for path in shipped_files():
-    load(["-cfg", str(path)])
+    if path.stem.startswith("vit_"):  # others ask for other extras
+        load(["-cfg", str(path)])
 print(*(name for name in sys.modules if name.startswith("extras")))
 """
 

@@ -344,8 +344,8 @@ def test_a_url_is_a_folder_one_tar_or_those_that_braces_mean_to_webdataset(url):
     same_message(f"{folder}: {names}", "extras/remote/urls_of_tars", url)
 
 
-@pytest.mark.parametrize("name", cases_of("mistakes/of_braces"))
+@pytest.mark.parametrize("name", cases_of("extras/remote/mistakes_of_braces"))
 def test_braces_that_mean_no_tars_are_refused(name):
     long = re.compile(r"(?<=server/)\S{200,}")
-    with refused(DataError, page="mistakes/of_braces", case=name, long=long):
+    with refused(DataError, page="extras/remote/mistakes_of_braces", case=name, long=long):
         parse_address(f"https://server/{content_of(name)}")

@@ -564,7 +564,8 @@ class Dist:
 class Start:
     """What one start of the program is to do: commands in the form of settings, which are not saved with the run.
 
-    In files and behind -opts some are in a section, with its other settings: `In`.
+    The code has all of them in `config.START`. In files, behind -opts and in messages, some have the section that `In` names:
+    `config.START.MAX_TIME` is the setting RUN.MAX_TIME, and `config.START.RESUME` is MODEL.RESUME.
     """
 
     role: ClassVar[str] = START

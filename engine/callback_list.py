@@ -7,14 +7,14 @@ from configs.schema import to_seconds
 from datasets import BadImages, Overlap, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
-from engine.plan import Plan
+from engine.plan import TrainPlan
 from engine.plan_lines import say_that_tables_are_missing
 from engine.record.console import Console, DataWaitAdvice, TrainedOnAdvice
 from engine.record.metrics import Recorder, RowReader
 from engine.record.timing import Timing
 from engine.session import Session
 from engine.train.callback import Callback
-from engine.train.forecast import Forecast
+from engine.train.forecast import Forecast, RunTimes
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Trainer
 from utils.extras import has_extra
@@ -39,7 +39,7 @@ class Watchers(NamedTuple):
                 raise callback.refusal
 
 
-def make_report(session: Session, plan: Plan, trainer: Trainer) -> "RunReport | None":
+def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunReport | None":
     """Return the writer of tables, pictures and report.html; None if that extra is missing, which the log says."""
     if not has_extra("report"):
         say_that_tables_are_missing(plan.config, session.log)
@@ -50,7 +50,7 @@ def make_report(session: Session, plan: Plan, trainer: Trainer) -> "RunReport | 
 
 
 def choose_callbacks(
-    session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, trackers: RowReader | None
+    session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, trackers: RowReader | None
 ) -> Watchers:
     """The callbacks of every process, and those of process 0 only. A new one is one line here. A callback that reads
     what another one found takes it as an argument, so it can only be made and called after it."""
@@ -61,8 +61,9 @@ def choose_callbacks(
         return callback
 
     timing = add(Timing.on(process.device))
-    started, num_evaluated = plan.loaded.started, len(plan.eval_set)
-    forecast = add(Forecast(config, plan.order, num_evaluated, started, lambda: saver.longest, session.beat, log.say))
+    started = plan.inputs.loaded.started
+    times = RunTimes.of(config, plan.order, len(plan.eval_set), lambda: saver.longest)
+    forecast = add(Forecast(config, times, started, session.beat, log.say))
     report = make_report(session, plan, trainer)
     callbacks += report.callbacks if report else []
     if process.is_first and config.START.PROFILE:
@@ -98,7 +99,7 @@ def choose_callbacks(
         callbacks += found
     else:
         log.say("extras/doctor is missing: updates that overflow are not examined")
-    known = bad_images_of(plan.saved, len(plan.train_set), plan.facts)
+    known = bad_images_of(plan.inputs.saved, len(plan.train_set), plan.facts)
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import to_seconds
-from engine.plan import Plan
+from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
@@ -31,11 +31,11 @@ MOST_BYTES = 2**20  # of that file
 
 
 def budget_callbacks(
-    session: Session, plan: Plan, trainer: Trainer, forecast: Forecast, finish: Callable[[], float]
+    session: Session, plan: TrainPlan, trainer: Trainer, forecast: Forecast, finish: Callable[[], float]
 ) -> list[Callback]:
     """The callbacks of a run with a budget, in process 0. For `finish` see Budget."""
-    log, saved = session.log, plan.saved.get("budget", {})
-    allowance = Allowance(plan.config.TRAIN.BUDGET, plan.loaded.started, saved)
+    log, saved = session.log, plan.inputs.saved.get("budget", {})
+    allowance = Allowance(plan.config.TRAIN.BUDGET, plan.inputs.loaded.started, saved)
 
     record = ChoiceRecord(session.path / CHOICES_FILE, forecast, allowance.clock, log.warn)
     record.write(trainer)  # also over the record of a start that was killed before its first save
@@ -96,36 +96,37 @@ class Budget(Callback):
         """`finish`: does what the run does after its last evaluation, and returns how long that took. `say`, `note`: of the log.
         `longest_write`: seconds that it took to write a choice."""
         self._longest_write = longest_write
-        self.forecast, self.allowance, self._finish, self._say, self._note = forecast, allowance, finish, say, note
+        self.forecast, self.times, self.allowance = forecast, forecast.times, allowance
+        self._finish, self._say, self._note = finish, say, note
         self._clock, self.refusal = allowance.clock, None
         self._began = self._next_look = 0.0
         for name in COSTS if saved else ():
-            setattr(forecast, name, saved[name])
+            setattr(self.times, name, saved[name])
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        return self.allowance.state() | {name: getattr(self.forecast, name) for name in COSTS}
+        return self.allowance.state() | {name: getattr(self.times, name) for name in COSTS}
 
     def on_epoch_start(self, trainer: Trainer) -> None:
         self._began = self._began or self._clock()
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         """Write once what stands at the end of a run, to see how long that takes."""
-        if result.images is not None and not self.forecast.then:
-            start, self.forecast.then = self._clock(), self.forecast.update
-            self.forecast.end_work = self._finish()
+        if result.images is not None and not self.times.then:
+            start, self.times.then = self._clock(), self.times.update
+            self.times.end_work = self._finish()
             self.forecast.leave_out(self._clock() - start)
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
         return self.refusal is not None
 
     def choose(self, trainer: Trainer) -> int:
-        now, left, forecast, schedule = self._clock(), self.allowance.left(), self.forecast, trainer.schedule
+        now, left, times, schedule = self._clock(), self.allowance.left(), self.times, trainer.schedule
         goes_on = schedule.choices or schedule.to_repeat
         # A run that goes on repeats what it did, until it knows how fast it is here.
-        until_measured = (NOT_TYPICAL + MEASURED) * forecast.update if goes_on else 0.0
-        can_wait = not forecast.is_measured and left > until_measured + forecast.after_last_update() + self._spare()
-        if now < self._next_look or can_wait or not forecast.update:
+        until_measured = (NOT_TYPICAL + MEASURED) * times.update if goes_on else 0.0
+        can_wait = not self.forecast.is_measured and left > until_measured + times.after_last_update() + self._spare()
+        if now < self._next_look or can_wait or not times.update:
             return 0
         step = trainer.step + (trainer.process.world_size > 1)  # several processes take it over one update later
         if not goes_on:
@@ -151,24 +152,24 @@ class Budget(Callback):
             return fitting >= (chosen_at + chosen) / 2
         if not schedule.choices:
             return False
-        forecast = self.forecast
-        missed = forecast.seconds(step, fitting) - forecast.seconds(step, schedule.num_updates)
-        tolerated = max(TOLERANCE * (left - forecast.after_last_update()), self._longest_write())
+        times = self.times
+        missed = times.until_end(step, fitting) - times.until_end(step, schedule.num_updates)
+        tolerated = max(TOLERANCE * (left - times.after_last_update()), self._longest_write())
         return not missed or abs(missed) <= tolerated
 
     def fitting(self, step: int) -> int:
         """The updates of the longest run that ends in time, with some to spare; one at least from this step on."""
         target = self.allowance.left() - self._spare() - self._longest_write()
-        ends = range(step + 2, self.forecast.of_settings + 1)
-        return step + 1 + bisect_right(ends, target, key=lambda end: self.forecast.seconds(step, end))
+        ends = range(step + 2, self.times.most_updates + 1)
+        return step + 1 + bisect_right(ends, target, key=lambda end: self.times.until_end(step, end))
 
     def _spare(self) -> float:
         most = max(MOST, MOST_PART * (self.allowance.used() + self.allowance.left()))
-        return min(SPARE + SPARE_PART * self.forecast.after_last_update(), most)
+        return min(SPARE + SPARE_PART * self.times.after_last_update(), most)
 
     def _need(self, step: int, chosen: int) -> float:
         """Seconds from this step on, if the first choice is that late."""
-        return self.forecast.seconds(step, min(chosen + LEAST, self.forecast.of_settings)) + self._spare()
+        return self.times.until_end(step, min(chosen + LEAST, self.times.most_updates)) + self._spare()
 
     def refuse_too_short(self, step: int, is_typical: bool = True) -> None:
         """ConfigError where there is no time for a warm-up and a landing. `is_typical`: the update that was measured."""
@@ -183,14 +184,14 @@ class Budget(Callback):
 
     def describe(self, step: int, num_updates: int) -> str:
         """What a run of so many updates is, and when it ends."""
-        forecast, per_epoch, every = self.forecast, self.forecast.order.steps_per_epoch, self.forecast.validate_freq
+        times, per_epoch, every = self.times, self.times.order.steps_per_epoch, self.times.validate_freq
         number = num_updates / per_epoch
         how_many = f"about {number:.{0 if number >= 10 else 1}f} epochs"
-        if num_updates == forecast.of_settings:
+        if num_updates == times.most_updates:
             how_many = f"less is needed for the settings' {counted(round(number), 'epoch')}"
         often = "each evaluated" if every == 1 else f"evaluated every {every}"
-        end = time_in(forecast.seconds(step, num_updates))
-        return f"{self.allowance.text}: {how_many} of {per_epoch * forecast.update:.3g} s, {often}; ends {end}"
+        end = time_in(times.until_end(step, num_updates))
+        return f"{self.allowance.text}: {how_many} of {per_epoch * times.update:.3g} s, {often}; ends {end}"
 
 
 class ChoiceRecord(Callback):

@@ -76,9 +76,9 @@ PACKAGES = {
         "parts transforms compilation weights.sharded kwargs weights freeze vit timm_models __init__ export"
     ).split(),
     "engine": (
-        "parallel precision evaluation train checkpoint record settings predict session"
+        "parallel precision evaluation train checkpoint record settings_of_weights settings predict session"
         " provenance plan plan_lines"
-        " build eval_run trained check callback_list saves loop run __init__"
+        " build trial eval_run trained check callback_list saves loop run __init__"
     ).split(),
 }
 

@@ -13,7 +13,7 @@ from datasets import choose_workers
 from datasets.batch_order import Order
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from engine.checkpoint.format import checkpoint_bytes
-from engine.plan import Plan
+from engine.plan import TrainPlan
 from engine.train.ema import decay_at
 from engine.train.schedule import batch_factor
 from utils.distributed import Process
@@ -50,7 +50,7 @@ class Finding:
         return [f"{self.title:<17}  {self.verdict:<5}  {first}", *(" " * 26 + line.strip() for line in more)]
 
 
-def quick_checks(plan: Plan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
+def quick_checks(plan: TrainPlan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
     """Yield all quick checks of a training. In -check `model` or `path`, the run's folder, is None if it is wrong."""
     config, order = plan.config, plan.order
     yield check_updates(order)

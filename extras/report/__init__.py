@@ -1,7 +1,7 @@
 """What shows a run: tables and pictures of its images, curves of its figures, and report.html."""
 
 from configs.values import flatten
-from engine.plan import Plan
+from engine.plan import TrainPlan
 from engine.record.saved_run import title_of
 from engine.session import Session
 from engine.train.callback import Callback
@@ -13,7 +13,7 @@ from extras.report.plot import Plotter
 class RunReport:
     """The tables, pictures and curves of a training run, and at its end the page. A setting leaves out pictures and page."""
 
-    def __init__(self, session: Session, plan: Plan, trainer: Trainer):
+    def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer):
         config = plan.config
         self._folder, self._log = session.path, session.log
         self._writes_page = config.REPORT and session.process.is_first

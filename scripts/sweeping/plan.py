@@ -83,7 +83,7 @@ def describe(settings: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sweep:
     """`points`: the settings of each point of the grid."""
 
     flags: list[str]  # of the runs, as typed
@@ -94,23 +94,23 @@ class Plan:
     points: list[dict[str, str]] = field(default_factory=list)
 
     @classmethod
-    def new(cls, flags: list[str], over: dict[str, str], **options: Any) -> "Plan":
-        """A plan that is checked: a mistake in the settings of any point is a ConfigError now."""
+    def new(cls, flags: list[str], over: dict[str, str], **options: Any) -> "Sweep":
+        """A sweep that is checked: a mistake in the settings of any point is a ConfigError now."""
         choices = [choices_of(key, text) for key, text in over.items()]
         points = [dict(zip(over, values, strict=True)) for values in itertools.product(*choices)]
-        plan = cls(flags, over, points=points, **options)
-        plan.check()
-        plan.load_point({})
-        if plan.num_trials > MOST_TRIALS:
+        sweep = cls(flags, over, points=points, **options)
+        sweep.check()
+        sweep.load_point({})
+        if sweep.num_trials > MOST_TRIALS:
             raise ConfigError(
-                f"{plan.num_trials:,} trials; at most {MOST_TRIALS:,} in a sweep: give fewer values, seeds or folds"
+                f"{sweep.num_trials:,} trials; at most {MOST_TRIALS:,} in a sweep: give fewer values, seeds or folds"
             )
         for point in points:
-            plan.load_point(point)
-        return plan
+            sweep.load_point(point)
+        return sweep
 
     def is_whole(self) -> bool:
-        """Whether all values are of the right types and sizes, in a plan that was read from a file."""
+        """Whether all values are of the right types and sizes, in a sweep that was read from a file."""
         texts = [
             *self.flags,
             self.cwd,
@@ -178,10 +178,10 @@ class Plan:
         with naming(folder):
             write_text(folder / FILE, json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
 
-    def goes_on(self, former: "Plan", folder: Path) -> "Plan":
-        """The plan of the folder, if what is asked for now is the same.
+    def goes_on(self, former: "Sweep", folder: Path) -> "Sweep":
+        """Return the sweep of the folder, `former`, if what is asked for now is the same.
 
-        One that never came to train, because a setting was wrong, gives way.
+        It is replaced if none of its trials has started, as after a wrong setting.
         """
         if not any((folder / trial.name).exists() for trial in former.trials):
             return self
@@ -212,17 +212,17 @@ def make_folder(folder: Path) -> None:
             pass
 
 
-def read_plan(folder: Path) -> Plan | None:
-    """The plan that a folder holds, if it is that of a sweep."""
+def read_sweep(folder: Path) -> Sweep | None:
+    """Return the sweep of a folder; None if it has none."""
     if not (folder / FILE).exists():
         return None
     try:
         facts = json.loads(read_text(folder / FILE))
         if facts.pop("version") != VERSION:
             raise ValueError("it is of another version of halfstep")
-        plan = Plan(**facts)
-        if not plan.is_whole():
+        sweep = Sweep(**facts)
+        if not sweep.is_whole():
             raise ValueError("its values are not of a sweep")
-        return plan
+        return sweep
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{folder / FILE} cannot be read ({error}); give -output another folder") from error

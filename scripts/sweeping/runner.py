@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.evaluation.scores import TITLES, format_value
 from engine.record.saved_run import read_status
-from scripts.sweeping.plan import Plan, Trial
+from scripts.sweeping.plan import Sweep, Trial
 from scripts.sweeping.results import DONE, FAILED, STOPPED, WAITING, is_locked, read_result, write_trials
 from utils.errors import ConfigError, ExitCode, cause_of
 from utils.files import creating
@@ -40,15 +40,15 @@ def start(arguments: list[str], output: Path, cwd: str) -> subprocess.Popen:
 class Runner:
     """Starts one trial after another, and notes what becomes of them."""
 
-    def __init__(self, plan: Plan, folder: Path):
-        self.plan, self.folder = plan, folder
-        self.results = {trial.index: read_result(folder / trial.name) for trial in plan.trials}
+    def __init__(self, sweep: Sweep, folder: Path):
+        self.sweep, self.folder = sweep, folder
+        self.results = {trial.index: read_result(folder / trial.name) for trial in sweep.trials}
         self.stop = StopSignal()
         self.seconds = [each.seconds for each in self.results.values() if each.seconds]  # of each trial that ended
 
     @property
     def num_left(self) -> int:
-        return self.plan.num_trials - sum(each.is_final for each in self.results.values())
+        return self.sweep.num_trials - sum(each.is_final for each in self.results.values())
 
     def _time_left(self, of_running: float | None = None) -> str:
         """How long the rest takes, once a trial has ended or the one that runs knows how long it takes."""
@@ -58,9 +58,9 @@ class Runner:
     def run(self) -> int:
         """Run the trials that are not finished. Returns the exit code: 0 if every trial is done, 3 if gradients of some were not
         finite and the others are done, else 1; of a sweep that was stopped 128 and the signal's number."""
-        of, place = f"{self.num_left} of {counted(self.plan.num_trials, 'trial')}", self.folder / "trial-000.txt"
+        of, place = f"{self.num_left} of {counted(self.sweep.num_trials, 'trial')}", self.folder / "trial-000.txt"
         print(f"{of} to run, one after another{self._time_left()}; what each prints: {place} ...", flush=True)
-        for trial in self.plan.trials:
+        for trial in self.sweep.trials:
             while is_locked(self.folder / trial.name) and not self.stop.number:
                 time.sleep(SECONDS_BETWEEN_LOOKS)  # a run that outlived its sweep is still at work there
             if self.stop.number:
@@ -76,8 +76,8 @@ class Runner:
     def _run(self, trial: Trial) -> int:
         """Run the trial and return its exit code; told to stop, it saves and ends."""
         try:
-            command = [sys.executable, *self.plan.command(trial, self.folder)]
-            program = start(command, self._output(trial), self.plan.cwd)
+            command = [sys.executable, *self.sweep.command(trial, self.folder)]
+            program = start(command, self._output(trial), self.sweep.cwd)
         except OSError as error:
             raise ConfigError(f"-output: {trial} cannot be started in {self.folder} ({cause_of(error)})") from error
         began, is_told, is_estimated = time.monotonic(), False, bool(self.seconds)
@@ -112,12 +112,12 @@ class Runner:
             changes = {"state": STOPPED} if was_stopped else {"state": FAILED, "exit_code": code, "reason": why}
             result = replace(result, **changes)
         self.results[trial.index] = result
-        write_trials(self.plan, self.folder, [*self.results.values()])
-        number = self.plan.num_trials - self.num_left
+        write_trials(self.sweep, self.folder, [*self.results.values()])
+        number = self.sweep.num_trials - self.num_left
         what = f"{result.state} {result.reason}".strip()
         if result.state == DONE and result.best is not None:
             what = f"{TITLES[result.metric]} {format_value(result.metric, result.best)} in epoch {result.epoch}"
-        print(f"[{number}/{self.plan.num_trials}] {trial}: {what}{self._time_left()}", flush=True)
+        print(f"[{number}/{self.sweep.num_trials}] {trial}: {what}{self._time_left()}", flush=True)
         if is_refused:  # it did not come to train: so it would be with all others too
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
 

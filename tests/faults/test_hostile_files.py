@@ -43,7 +43,7 @@ from scripts.comparing.groups import group_runs
 from scripts.comparing.tables import to_markdown
 from scripts.predict import Outputs, find_images
 from scripts.sweeping import runner
-from scripts.sweeping.plan import read_plan
+from scripts.sweeping.plan import read_sweep
 from scripts.sweeping.results import read_result
 from tests.support.configs import small_config
 from tests.support.extras import needing_extra
@@ -648,7 +648,7 @@ def test_a_pipe_in_place_of_what_is_read_again_is_not_waited_for(tmp_path):
     assert read_object(tmp_path / "results.json") == {}
     assert read_object(tmp_path / "wandb.json") == {}
     with pytest.raises(ConfigError, match="pipe"):
-        read_plan(tmp_path)
+        read_sweep(tmp_path)
     with pytest.raises(OSError, match=r"trial-000\.txt"):
         runner.start(["true"], tmp_path / "trial-000.txt", str(tmp_path))
 

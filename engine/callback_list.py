@@ -8,6 +8,7 @@ from datasets import BadImages, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
 from engine.plan import TrainPlan
+from engine.plan_lines import say_that_tables_are_missing
 from engine.record.console import Console
 from engine.record.metrics import Recorder, RowReader
 from engine.record.timing import Timing
@@ -41,6 +42,7 @@ class Watchers(NamedTuple):
 def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunReport | None":
     """Return the writer of tables, pictures and report.html; None if that extra is missing, which the log says."""
     if not has_extra("report"):
+        say_that_tables_are_missing(plan.config, session.log)
         return None
     from extras.report import RunReport  # extra: report
 

@@ -190,10 +190,7 @@ class TrainData:
         self._load = load
 
     def windows(self, first_step: int, last_step: int, skipped: Collection[range] = ()) -> Iterator[Window]:
-        """Yield the windows of steps first_step to last_step - 1, without skipped steps, whose images are not read.
-
-        Workers and the batches that they have prefetched persist across epochs.
-        """
+        """Yield the windows of steps first_step to last_step - 1, without skipped steps, whose images are not read."""
 
         def steps() -> Iterator[int]:
             return (step for step in range(first_step, last_step) if not any(step in each for each in skipped))
@@ -203,6 +200,7 @@ class TrainData:
                 self.image_set.will_read(self.order.seed, *self.order.place(step))
                 yield from self.order.pieces(step, self.rank)
 
+        # Workers and the batches that they have prefetched persist across epochs.
         with contextlib.closing(self._load(pieces())) as batches:
             for step in steps():
                 num_batches = self.order.num_micro_batches(step)

@@ -32,10 +32,9 @@ def evaluate(
     process: Process,
     bad_images: BadImages,
 ) -> list[Evaluation]:
-    """Evaluate models in the precision of their training.
+    """Evaluate models in the precision of their training, in one pass, since reading images takes longer than most forwards.
 
-    All models share one pass over the images, because reading images takes longer than most forward passes. With fewer
-    than 5 classes, top-5 is the top-k of all classes.
+    With fewer than 5 classes, top-5 is the top-k of all classes.
     """
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]

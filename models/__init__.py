@@ -22,16 +22,16 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     return model
 
 
-def adapt(model: nn.Module, config: Config) -> nn.Module:
-    """Return the model for training, with adapters if MODEL.LORA is set.
+def add_adapters(model: nn.Module, config: Config) -> nn.Module:
+    """Return the model with the adapters of MODEL.LORA, or unchanged if there are none.
 
-    Evaluation needs no adapters, because readers of weights merge them (models/weights/state.py).
+    An evaluation adds none, because the readers of weights merge saved adapters (models/weights/state.py).
     """
     if not config.MODEL.LORA.RANK or config.START.EVAL:
         return model
-    from extras.lora import add_adapters  # extra: lora
+    from extras.lora import add_adapters as add_lora  # extra: lora
 
-    return add_adapters(model, config.MODEL.LORA)
+    return add_lora(model, config.MODEL.LORA)
 
 
 def describe(model: nn.Module, trained: Model | None = None) -> str:

@@ -179,7 +179,7 @@ class Window(NamedTuple):
 
 
 class TrainData:
-    """The training images of one process, in the order that seed and step determine."""
+    """The training images of one process, in the order of seed and step. `load` reads them (workers.make_loader)."""
 
     def __init__(
         self, image_set: ImageSet, order: Order, rank: int, load: Callable[[Iterable[Piece]], Iterator[Batch]]

@@ -27,7 +27,7 @@ def assert_ended(output: Path, ended: Ended, where: str = "moved") -> None:
     assert found == set(OF_ANOTHER_RUN)
     assert {(output / "exp" / name).read_text() for name in OF_ANOTHER_RUN} == {"of another run"}
     assert_names(ended.stderr, "error: SAVE: ", output / "exp", output / where)
-    assert "-resume" not in ended.stdout, "it would continue the other run"
+    assert "\n  continue" not in ended.stdout, "it would continue the other run"
 
 
 @pytest.mark.parametrize("moment", ["a save", "a rename", "a sign of life"])

@@ -11,7 +11,7 @@ class Argument(NamedTuple):
     """An argument of timm's train.py."""
 
     short: str  # another name without dashes; '' for none
-    kind: type  # of its value, or of each of several: bool for a switch, int, float or str
+    kind: type  # of its value or values: bool for a switch, int, float or str
     default: Any
     setting: str  # its row in ALIASES; '' if there is none
     reason: str  # its row in NOT_HERE; '' if there is none
@@ -22,7 +22,7 @@ class Argument(NamedTuple):
 
 
 def timm_arguments() -> dict[str, Argument]:
-    """{name without dashes: argument}"""
+    """Return {name without dashes: argument} for all arguments."""
     found = {}
     for row in (*ALIASES, *NOT_HERE):
         for word in (ALIASES.get(row) or NOT_HERE[row]).split():
@@ -37,7 +37,7 @@ def timm_arguments() -> dict[str, Argument]:
 
 
 def _kind(name: str, default: Any) -> type:
-    """The type of an argument's values, by its name in the table or by its default."""
+    """Return the type of an argument's values, from its name in the table or from the default."""
     members = default if isinstance(default, list) else [default]
     kinds = {"int": int, "float": float, "": type(members[0]) if members and members[0] is not None else str}
     return kinds[name]

@@ -1,4 +1,4 @@
-"""Print the run hash of 14 variants of a short training on the digits.
+"""Prints the run hash of 14 variants of a short training on the digits.
 
     python scripts/maintenance/run_hashes.py                     # of this checkout
     python scripts/maintenance/run_hashes.py -tree ../before     # of another checkout

@@ -1,4 +1,4 @@
-"""Makes modules and operators compute in float32 or in half precision, whatever autocast would choose."""
+"""Makes modules and operators compute in float32 or in half precision, regardless of autocast's choice."""
 
 import contextlib
 from collections.abc import Iterator

@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError("; ".join(remedies) or f"{message}{near}; -h shows the flags of this script")
 
     def _suggest(self, flag: str) -> str:
-        """Return '; did you mean -csv?' for a misspelt flag, or for another trainer's name of one of this script's."""
+        """Return '; did you mean -csv?' for a misspelt flag, or for the name that another trainer gives to a flag."""
         from configs.typed_names import setting_meant  # local: only a mistake needs it
 
         known, setting = self._option_string_actions, setting_meant(flag)

@@ -120,7 +120,7 @@ def export(source: str | Path, target: Path, key: str | None = None, to: str | N
 
 
 def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
-    """Read a checkpoint of a run. `key`: the weights to use; None: the ones that scored better."""
+    """Read a checkpoint of a run. `key`: the weights to use; None: the better of raw and EMA weights."""
     from models.weights.files import chosen_weights, read_checkpoint
 
     path, content = read_checkpoint(source, needed)

@@ -2,7 +2,7 @@
 
     python scripts/from_timm.py --model resnet50 -b 256 --opt lamb --lr 5e-3 > my.yaml
     python scripts/from_timm.py torchrun --nproc_per_node 4 train.py --model resnet50 > my.yaml      a whole command line
-    python scripts/from_timm.py output/train/20260102-030405-resnet50-224/args.yaml > my.yaml        what train.py wrote
+    python scripts/from_timm.py output/train/20260102-030405-resnet50-224/args.yaml > my.yaml        train.py's own file
 
 A comment after each setting names the argument that it comes from. Stderr lists arguments that are not needed or work
 slightly differently, and the command that trains. An argument with which halfstep cannot train is an error: exit code 2,

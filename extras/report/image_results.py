@@ -70,7 +70,7 @@ class ResultFiles:
         if not self._image_set.makes_batches:
             write_picture(draw_mistakes(results, self._image_set), self._folder / MISTAKES_PICTURE)
 
-    def are_of(self, best: Best, with_pictures: bool) -> bool:
+    def belong_to(self, best: Best, with_pictures: bool) -> bool:
         """Return whether the folder has the results of this evaluation."""
         wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
         return wanted.items() <= read_object(self._folder / RECORD).items()
@@ -125,7 +125,7 @@ class BestResults(Callback):
 
     def _are_missing(self) -> bool:
         best = self._trainer.best
-        if not best.epoch or best in self._held or self._files.are_of(best, self._draws):
+        if not best.epoch or best in self._held or self._files.belong_to(best, self._draws):
             return False
         try:
             return Best(*read_checkpoint(self._best_file, lazily=True)["progress"]["best"]) == best
@@ -138,7 +138,7 @@ class BestResults(Callback):
 
     def _write(self, with_pictures: bool) -> None:
         best = self._trainer.best
-        if self._trainer.process.is_first and best in self._held and not self._files.are_of(best, with_pictures):
+        if self._trainer.process.is_first and best in self._held and not self._files.belong_to(best, with_pictures):
             self._files.write(self._held[best], best, with_pictures)
 
 

@@ -111,7 +111,7 @@ def smallest(image: Image.Image) -> tuple[bytes, str]:
 
 
 def embedded(path: Path, alt: str, class_: str) -> Markup | None:
-    """Return a picture of the run for the page, recompressed if it is large. None if the file is not such a picture."""
+    """Return a picture of the run for the page, recompressed if it is large. None if the file is not a picture."""
     try:
         content, kind = content_of(path, LARGEST), "png"
         small = None

@@ -26,7 +26,7 @@ NEEDED = {
     "dataset": ("input-key", "target-key", "epoch-repeats"),
     "resume": ("no-resume-opt",),
 }
-# Values that describe what halfstep does anyway.
+# Values that match halfstep's own behaviour.
 SAME = {
     "train-split": ("train", "training"),
     "val-split": ("validation", "val", "valid", "eval", "evaluation"),

@@ -88,7 +88,7 @@ def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
 
 
 def name_limit(loader: float, step: float, both: float) -> str:
-    """Return what to change first, by the images/s of the loader alone, of the step alone and of both together."""
+    """Return the part that limits a run, by the images/s of the loader alone, the step alone and both together."""
     if both < 0.9 * min(loader, step):
         return f"each slows the other, to {both / min(loader, step):.2f} of the slower one: they share cores; DATA.CACHE needs fewer"
     if loader < 1.1 * step:

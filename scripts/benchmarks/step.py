@@ -94,7 +94,7 @@ def peer(arguments: argparse.Namespace) -> str:
     for ending, option in KINDS[: 1 + arguments.compile]:
         for name, role in (("timm", "timm"), ("halfstep", "step")):
             workers[name + ending] = worker(arguments, *options, option, role=role)
-    print(f"## halfstep beside timm\n\n`{shlex.join(['python', 'scripts/benchmarks/step.py', *sys.argv[1:]])}`:\n")
+    print(f"## halfstep and timm\n\n`{shlex.join(['python', 'scripts/benchmarks/step.py', *sys.argv[1:]])}`:\n")
     return measure_cases(arguments, workers, dict.fromkeys(workers, "bfloat16"), {})
 
 

@@ -16,7 +16,7 @@ from utils.facts import FACTS_OF_IMAGES, NUMBERS, SIZES, changed_facts
 from utils.runs import Identity, folder_of, newest_first
 from utils.text import first_of
 
-# Settings that do not influence what a run learns, such as the location of the data. They do not separate groups.
+# Settings that do not influence the result of a run, such as the location of the data. They do not separate groups.
 WITHOUT_EFFECT = {*of_role(MACHINE, RECORD), *(key for key in of_role(DATA) if SETTINGS[key].may_change)}
 # {fact that identifies the data: its words in a message}, for runs that recorded it.
 NOTED = {

@@ -33,7 +33,7 @@ MAX_BYTES = 2**20  # of that file
 def budget_callbacks(
     session: Session, plan: Plan, trainer: Trainer, forecast: Forecast, finish: Callable[[], float]
 ) -> list[Callback]:
-    """The callbacks of a run with a budget, in process 0. For `finish` see Budget."""
+    """Return the callbacks of a run with a budget, for process 0. `finish`: see Budget."""
     log, saved = session.log, plan.saved.get("budget", {})
     allowance = Allowance(plan.config.TRAIN.BUDGET, plan.loaded.started, saved)
 

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 class Model(NamedTuple):
-    """timm's metadata of a model, or of pretrained weights."""
+    """A model or pretrained weights, with timm's metadata."""
 
     name: str
     parameters: int

@@ -50,7 +50,7 @@ class Ending(NamedTuple):
 
 
 class Tracker:
-    """Base class. A separate thread calls the methods of each tracker; any exception ends the tracker.
+    """A base class for trackers. A separate thread calls the methods of each tracker; any exception ends the tracker.
 
     `tracking/NAME.json` in the run's folder holds the run's identity on the tracker and the numbers of the last rows
     sent. A resumed run continues after these.

@@ -10,7 +10,7 @@ from extras.trackers import PROJECT, Ending, Row, Tracker
 
 
 class Mlflow(Tracker):
-    """MLflow. Its own environment variables set server and experiment; the default is a folder next to the runs."""
+    """Sends a run to MLflow, whose environment variables set server and experiment. Default: a folder next to the runs."""
 
     STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 

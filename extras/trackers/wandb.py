@@ -9,7 +9,7 @@ from extras.trackers import PROJECT, Ending, Row, Tracker
 
 
 class Wandb(Tracker):
-    """Weights & Biases. Its own environment variables and files set project, entity, mode and key."""
+    """Sends a run to Weights & Biases, whose environment variables and files set project, entity, mode and key."""
 
     # {horizontal axis: figures}. W&B's default axis counts calls, and that count would continue after a resume.
     AXES = {"epoch": ("train/*", "eval/*", "run/*"), "step": ("step/*", "time/*")}

@@ -63,7 +63,7 @@ def difference(values: Mapping, others: Mapping) -> Difference:
 
 @dataclass(frozen=True)
 class ImageTest:
-    """McNemar's exact test of two runs on the images that both scored. Only images that one run has right count."""
+    """McNemar's exact test of two runs on the images that both scored. Only images on which they disagree count."""
 
     num_images: int
     only_first: int  # right in the first run alone

@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.removed import REMOVED
 from configs.schema import AUTO
+from configs.tables import LOSSES, SOURCES, names_with
 from configs.values import SETTINGS, to_text
 from utils.errors import ConfigError, did_you_mean
 from utils.text import is_url, problem_of
@@ -14,8 +15,8 @@ from utils.text import is_url, problem_of
 # What a resumed run compares besides its settings.
 NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "IMAGES", "CLASS_NAMES", "SPLIT", "AUGMENTATION")
 CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
-IN_THEIR_ORDER = ("shards", "parquet")  # values of DATA.DATASET: read in the order of their files
-WITHOUT_FILES = ("digits", "fractals", "synthetic")  # values of DATA.DATASET
+IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET: read in the order of their files
+WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 MAX_WEIGHTS = 1e11  # of all blocks; the largest Vision Transformer so far has a fifth of that
 Values = dict[str, Any]  # {full key: value}
@@ -142,8 +143,11 @@ def _label_rules(values: Values, named: Callable[[str], str]) -> Rules:
     yield key == separator and len(values[columns]) > 2, columns, problem
     problem = f"is for -dataset csv; with {named('DATA.DATASET')}, an image has one label"
     yield values["DATA.DATASET"] != "csv", key, problem
-    problem = f"must be bce with {named(key)}: an image with several labels has a yes or no for each class"
-    yield values["TRAIN.LOSS"] != "bce", "TRAIN.LOSS", problem
+    losses = names_with(LOSSES, "several_labels")
+    problem = (
+        f"must be {' or '.join(losses)} with {named(key)}: an image with several labels has a yes or no for each class"
+    )
+    yield values["TRAIN.LOSS"] not in losses, "TRAIN.LOSS", problem
     problem = f"must be shuffle with {named(key)}: the classes of an image cannot be balanced one by one"
     yield values["DATA.SAMPLER"] == "balanced", "DATA.SAMPLER", problem
     distillation = "TRAIN.DISTILLATION_TYPE"

@@ -6,36 +6,29 @@ from typing import Any
 
 from configs import flags
 from configs.arguments import add_argument
-from configs.combinations import check_combinations, several_labels_key
+from configs.combinations import check_combinations
+from configs.derive import Merged, derive
 from configs.paddlevit.deit import take_deit
-from configs.paddlevit.translation import IGNORED, OLD_SECTION, RENAMED, REPLACED, translate
+from configs.paddlevit.translation import IGNORED, OLD_SECTION, REPLACED, translate
 from configs.removed import REMOVED, translate_removed
-from configs.schema import AUTO, TORCH_OPTIMIZERS, VIT_FIELDS, Config, Only
+from configs.schema import AUTO, Config, Only
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,
-    OPTIMIZER_VALUES,
-    RATES,
     SECTIONS,
     SETTINGS,
     Text,
     build,
     convert,
-    describe_allowed,
     flatten,
     is_none,
-    quoted,
     to_text,
     unflatten,
-    usual_optimizer_values,
 )
 from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
 from utils.extras import find_missing, has_extra, how_to_get_back
 from utils.program import when_started
-from utils.runs import LATEST, other_copies, without_latest
-
-NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # settings whose value may be a run
 
 
 @dataclass(frozen=True)
@@ -77,19 +70,27 @@ def load(
     """
     command_line = flags.parse(argv)
     files, deit = take_deit(_files(command_line.cfg, needs_file, beneath, weights), command_line.layers)
+    merged, notes = merge([*files, *command_line.layers])
+    merged, lines = derive(merged)
+    notes = [*command_line.notes, *notes, *lines]
+    check_combinations(merged.values, merged.origins)
+    notes += _missing_extras(merged.values, merged.origins)
+    notes += _without_effect(merged.values, merged.origins)
+    if deit:
+        notes.insert(0, deit.agree(merged.values["MODEL.NAME"]))
+    return LoadedConfig(build(merged.values), merged.origins, notes, argv, weights=weights)
+
+
+def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
+    """Put the layers on top of the defaults: the last one that has a setting decides it. Returns also notes for the user."""
     values = {key: setting.default for key, setting in ALL_SETTINGS.items()}
-    origins = dict.fromkeys(ALL_SETTINGS, "default")
-    notes = [*command_line.notes]
-    layers = [*files, *command_line.layers]
+    origins, notes = dict.fromkeys(ALL_SETTINGS, "default"), []
     context: dict[str, Text] = {}
-    removed = REPLACED | REMOVED
     for layer in layers:
         texts, lines = translate(layer.texts, layer.origin)
         notes += lines
         context |= texts  # a layer may have only one of several removed settings that go together
-        replacements = translate_removed(texts, context, layer.origin, removed=removed)
-        texts = {key: text for key, text in texts.items() if key not in removed} | replacements
-        for key, text in texts.items():
+        for key, text in _without_removed(texts, context, layer.origin).items():
             if section := next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), None):
                 values[section] = add_argument(values[section], section, key, text, layer.origin)
                 origins[section] = origins[key] = layer.origin
@@ -102,27 +103,17 @@ def load(
             elif key in IGNORED:
                 notes.append(f"{layer.origin}: {key} is ignored: {IGNORED[key]}")
             elif key not in (*SECTIONS, OLD_SECTION) or not is_none(text):  # a section may be empty
-                raise ConfigError(f"{layer.origin}: {_why_no_setting(key, text)}")
-    newest = name_runs(values)
-    values |= newest
-    notes += [copy.describe() for folder in dict.fromkeys(newest.values()) for copy in other_copies(folder)]
-    _fit_channels(values)
-    _fit_labels(values, origins)
-    _settle_optimizer(values, origins)
-    notes += _drop_vit_fields(values, origins, [layer.origin for layer in layers])
-    _unset_rates(values)
-    check_combinations(values, origins)
-    notes += _missing_extras(values, origins)
-    if deit:
-        notes.insert(0, deit.agree(values["MODEL.NAME"]))
-    config = build(values)
-    return LoadedConfig(config, origins, [*notes, *_without_effect(values, origins)], argv, weights=weights)
+                from configs.typed_names import why_no_setting
+
+                raise ConfigError(f"{layer.origin}: {why_no_setting(key, text)}")
+    return Merged(values, origins, [layer.origin for layer in layers]), notes
 
 
-def name_runs(values: dict[str, Any]) -> dict[str, str]:
-    """The folder of the newest run in SAVE where a setting is the word latest."""
-    save = values.get("SAVE", SETTINGS["SAVE"].default)
-    return {key: without_latest(values[key], save) for key in NAME_RUNS if values.get(key) == LATEST}
+def _without_removed(texts: dict[str, Text], context: dict[str, Text], origin: str) -> dict[str, Text]:
+    """The texts with removed settings replaced. `context`: also the texts of the layers below."""
+    removed = REPLACED | REMOVED
+    replacements = translate_removed(texts, context, origin, removed=removed)
+    return {key: text for key, text in texts.items() if key not in removed} | replacements
 
 
 def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights: Layer | None) -> list[Layer]:
@@ -153,21 +144,6 @@ def to_yaml(config: Config, origins: dict[str, str], only: Collection[str] = SET
             line = {key: f"{indent}{name}: {'{}' if key in OPEN_SECTIONS else to_text(value)}"}
         lines += [f"{text:<44}  # {origins.get(each, 'default')}" for each, text in line.items()]
     return "\n".join(lines) + "\n"
-
-
-def _why_no_setting(key: str, text: Text) -> str:
-    if key == "BASE":
-        return "BASE is for files only; name another file with -cfg"
-    if key in (*SECTIONS, OLD_SECTION):
-        inside = next(each for each in (*ALL_SETTINGS, *RENAMED) if each.startswith(key + "."))
-        return f"{key} is {quoted(text)}, but it is a section, with settings such as {inside}"
-    parent = key.rpartition(".")[0]
-    if parent in ALL_SETTINGS:
-        allowed = describe_allowed(ALL_SETTINGS[parent])
-        return f"{parent} is a section here, which contains {key}; it must be {allowed}"
-    from configs.typed_names import suggest_key
-
-    return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, *RENAMED, 'BASE'])}"
 
 
 def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
@@ -209,56 +185,3 @@ def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str
 def _is_typed(key: str, origins: dict[str, str]) -> bool:
     """Return whether the setting is on the command line, and not in a file."""
     return origins[key].startswith(("flag ", "-opts"))
-
-
-def _settle_optimizer(values: dict[str, Any], origins: dict[str, str]) -> None:
-    """Choose one spelling for each optimizer: torch's own for AdamW, Adam and SGD, small letters for the others.
-
-    For an optimizer that is not torch's, the values of torch's optimizers count as not set if one place sets EPS, BETAS
-    and MOMENTUM together: PaddleViT's files always have all three. The schedule step starts counting at the beginning,
-    unless that is set.
-    """
-    key = "TRAIN.OPTIMIZER.NAME"
-    spelling = {name.lower(): name for name in TORCH_OPTIMIZERS}
-    values[key] = spelling.get(values[key].lower(), values[key].lower())
-    are_together = len({origins[each] for each in OPTIMIZER_VALUES}) == 1
-    are_all_set = all(values[each] not in (None, ()) for each in OPTIMIZER_VALUES)
-    if values[key] not in TORCH_OPTIMIZERS and are_together and are_all_set:
-        values |= {each: SETTINGS[each].default for each in usual_optimizer_values(values)}
-    if values["TRAIN.LR_SCHEDULER.NAME"] == "step" and origins["TRAIN.LR_SCHEDULER.AFTER_WARMUP"] == "default":
-        values["TRAIN.LR_SCHEDULER.AFTER_WARMUP"] = False
-
-
-def _unset_rates(values: dict[str, Any]) -> None:
-    """Use one spelling for the rates of a ViT that is built from fields: a rate of 0 is not set."""
-    for key in RATES if values["MODEL.TYPE"] == "vit" else ():
-        if values[key] == 0:
-            values[key] = None
-
-
-def _fit_channels(values: dict[str, Any]) -> None:
-    """Shorten the default mean and deviation, which have three channels, for grey images."""
-    for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
-        if values["DATA.IMAGE_CHANNELS"] == 1 and values[key] == SETTINGS[key].default:
-            values[key] = values[key][:1]
-
-
-def _fit_labels(values: dict[str, Any], origins: dict[str, str]) -> None:
-    """Several labels an image imply a loss and a metric, where none are set."""
-    several = several_labels_key(values)
-    for key, value in (("TRAIN.LOSS", "bce"), ("TRAIN.BEST_METRIC", "map")) if several else ():
-        if origins[key] == "default":
-            values[key], origins[key] = value, f"because of {several}"
-
-
-def _drop_vit_fields(values: dict[str, Any], origins: dict[str, str], order: list[str]) -> list[str]:
-    """Reset what describes a ViT in files that a later MODEL.TYPE timm overrides. Beside it or after it, it is an error."""
-    earlier = order[: order.index(origins["MODEL.TYPE"])] if values["MODEL.TYPE"] == "timm" else []
-    dropped = [key for name in VIT_FIELDS if origins[key := f"MODEL.{name}"] in earlier]
-    if not dropped:
-        return []
-    found = ", ".join(f"{key} {to_text(values[key])}" for key in dropped)
-    files = ", ".join(dict.fromkeys(origins[key] for key in dropped))
-    for key in dropped:
-        values[key], origins[key] = SETTINGS[key].default, "default"
-    return [f"note: without effect: {found} ({files}), because of MODEL.TYPE timm ({origins['MODEL.TYPE']})"]

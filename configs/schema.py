@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+from configs.tables import LOSSES, TORCH_OPTIMIZERS
 from utils.text import is_url
 
 AUTO = "auto"  # of a number: find it out at the start
@@ -137,6 +138,12 @@ class Extra(NamedTuple):
         if self.values:
             return value in self.values
         return bool(value) and value not in ("none", "off", *self.but)
+
+
+class Described(NamedTuple):
+    """The table of a setting's values (configs/tables.py), whose sentences end the setting's sentence."""
+
+    table: Mapping[str, Any]
 
 
 class In(NamedTuple):
@@ -340,16 +347,13 @@ class Model:
     LORA: Lora = Lora()
 
 
-TORCH_OPTIMIZERS = ("AdamW", "Adam", "SGD")  # by TRAIN.OPTIMIZER.NAME; the others are timm's
-
-
 @dataclass(frozen=True)
 class Optimizer:
     """The optimizer."""
 
     role: ClassVar[str] = RECIPE
 
-    NAME: Annotated[str, Extra("optimizers", but=TORCH_OPTIMIZERS)] = "AdamW"
+    NAME: Annotated[str, Extra("optimizers", but=tuple(TORCH_OPTIMIZERS))] = "AdamW"
     """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; also any name of timm.optim.list_optimizers(), such as lamb, lion, muon, nadamw or adafactor. In any case of letters."""
     EPS: Annotated[float | None, Bounds(0.0, 1_000.0)] = None
     """Adam's epsilon; not set, of this and the next two: what the optimizer has by itself (AdamW and Adam 1e-8)."""
@@ -431,8 +435,8 @@ class Train:
     """Activation checkpointing: a transformer block saves only its input and recomputes the rest in the backward; much less memory for the time of one more forward. (Other timm models: as timm's `--grad-checkpointing`.)"""
     SMOOTHING: Annotated[float, Bounds(0.0, 0.99)] = 0.0
     """Label smoothing."""
-    LOSS: Literal["cross_entropy", "bce"] = "cross_entropy"
-    """Training loss: cross_entropy, of all classes together; bce, binary cross entropy: a yes or no for each class (timm's `--bce-loss`)."""
+    LOSS: Annotated[Literal[*LOSSES], Described(LOSSES)] = "cross_entropy"
+    """Training loss"""
     BCE_TARGET_THRESH: Annotated[float | None, Bounds(0.0, 1.0), Only("LOSS", ("bce",))] = None
     """For bce: targets above this, after smoothing and mixing, become 1, the others 0; not set: they stay as they are."""
     CLASS_WEIGHTS: str | None = None
@@ -564,7 +568,8 @@ class Dist:
 class Start:
     """What one start of the program is to do: commands in the form of settings, which are not saved with the run.
 
-    In files and behind -opts some are in a section, with its other settings: `In`.
+    The code has all of them in `config.START`. In files, behind -opts and in messages, some have the section that `In` names:
+    `config.START.MAX_TIME` is the setting RUN.MAX_TIME, and `config.START.RESUME` is MODEL.RESUME.
     """
 
     role: ClassVar[str] = START

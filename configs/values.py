@@ -22,16 +22,17 @@ from configs.schema import (
     RECIPE,
     RECORD,
     START,
-    TORCH_OPTIMIZERS,
     Alike,
     Arguments,
     Bounds,
     Config,
+    Described,
     Extra,
     Form,
     In,
     Start,
 )
+from configs.tables import TORCH_OPTIMIZERS, sentences_of
 from utils.errors import ConfigError, did_you_mean
 
 # Values stay text as typed until they are converted here, because PyYAML would guess their types:
@@ -109,7 +110,7 @@ def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
             optional=type(None) in types,
             is_list=get_origin(hint) is tuple,
             default=each.default,
-            help=_HELP[cls.__name__, each.name],
+            help=_HELP[cls.__name__, each.name] + _sentences(marks),
             choices=words if is_choice else (),
             bounds=next((mark for mark in marks if isinstance(mark, Bounds)), None),
             form=next((mark for mark in marks if isinstance(mark, Form)), None),
@@ -117,6 +118,11 @@ def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
             role=next((mark for mark in marks if mark in ROLES), cls.role),
             marks=tuple(marks),
         )
+
+
+def _sentences(marks: Iterable) -> str:
+    """Return the end of a setting's sentence if its values are described in a table."""
+    return "".join(f": {sentences_of(mark.table)}." for mark in marks if isinstance(mark, Described))
 
 
 def _read_help() -> dict[tuple[str, str], str]:

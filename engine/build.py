@@ -19,7 +19,7 @@ from datasets import (
 from engine.checkpoint.resume import changed_images, drop_tensors, is_run, refuse_changes
 from engine.evaluation.scores import Best
 from engine.parallel import choose_parallel, is_sharded
-from engine.plan import ImageSets, Plan
+from engine.plan import ImageSets, Inputs, Plan, TrainPlan
 from engine.plan_lines import describe_other_validation
 from engine.precision.loss_scale import Clipping
 from engine.precision.policy import set_matmul
@@ -74,12 +74,12 @@ def prepare_torch(config: Config, process: Process, log: Log) -> None:
         import_compiler()
 
 
-def build(plan: Plan, log: Log) -> Trainer:
+def build(plan: TrainPlan, log: Log) -> Trainer:
     """Build the trainer of a run at step 0, with its model, its data and what wraps its steps."""
     model = make_model(plan, log)
     data = build_train_data(plan.config, plan.train_set, plan.process, plan.order)
     wrappers = make_wrappers(plan.config, plan.process, log, plan.num_classes, plan.classes)
-    return build_trainer(plan, model, data, log, wrappers)
+    return build_trainer(plan.inputs, plan.class_weights, model, data, log, wrappers)
 
 
 def make_model(plan: Plan, log: Log) -> nn.Module:
@@ -109,12 +109,20 @@ def make_wrappers(
 
 
 def build_trainer(
-    plan: Plan, model: nn.Module, data: TrainData, log: Log, wrappers: Sequence[StepWrapper] = ()
+    inputs: Inputs,
+    loss_weights: list[float] | None,
+    model: nn.Module,
+    data: TrainData,
+    log: Log,
+    wrappers: Sequence[StepWrapper] = (),
 ) -> Trainer:
-    """A trainer for this model at step 0. The model is on its device, unless fsdp2 moves it there block by block."""
+    """A trainer for this model at step 0. The model is on its device, unless fsdp2 moves it there block by block.
+
+    `loss_weights`: of the classes; None: no class counts more than another.
+    """
     for wrapper in wrappers:
         wrapper.change_model(model)
-    config, process, precision = plan.config, plan.process, plan.precision
+    config, process, precision = inputs.config, inputs.process, inputs.precision
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
     parallel = choose_parallel(config, process, precision.half)
@@ -143,7 +151,7 @@ def build_trainer(
     parallel.track_optimizer(optimizer)
     normalize = Normalize(config.DATA, parameters[0].dtype).to(process.device)
     prepare = build_preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
-    loss = build_loss(config, plan.class_weights, process.device)
+    loss = build_loss(config, loss_weights, process.device)
     for wrapper in wrappers:
         prepare, loss = wrapper.wrap(prepare, loss, precision)
     trainer = Trainer(
@@ -169,9 +177,9 @@ def build_trainer(
     return trainer
 
 
-def restore(plan: Plan, trainer: Trainer, log: Log) -> None:
+def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
     """Continue from a checkpoint: from its whole state, or from the weights and epoch of another system."""
-    config, path, state = plan.config, plan.checkpoint, plan.saved
+    config, path, state = plan.config, plan.inputs.checkpoint, plan.inputs.saved
     if not is_run(state):
         trainer.epoch = config.START.LAST_EPOCH or state.get("epoch", -1) + 1
         trainer.step = trainer.epoch * trainer.data.steps_per_epoch

@@ -7,13 +7,13 @@ from configs.schema import to_seconds
 from datasets import BadImages, Overlap, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
-from engine.plan import Plan
-from engine.record.console import Console, DataWaitAdvice, TrainedOnAdvice
+from engine.plan import TrainPlan
+from engine.record.console import Console
 from engine.record.metrics import Recorder, RowReader
 from engine.record.timing import Timing
 from engine.session import Session
 from engine.train.callback import Callback
-from engine.train.forecast import Forecast
+from engine.train.forecast import Forecast, RunTimes
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Trainer
 from utils.extras import has_extra
@@ -38,7 +38,7 @@ class Watchers(NamedTuple):
                 raise callback.refusal
 
 
-def make_report(session: Session, plan: Plan, trainer: Trainer) -> "RunReport | None":
+def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunReport | None":
     """Return the writer of tables, pictures and report.html; None if that extra is missing, which the log says."""
     if not has_extra("report"):
         return None
@@ -47,8 +47,18 @@ def make_report(session: Session, plan: Plan, trainer: Trainer) -> "RunReport | 
     return RunReport(session, plan, trainer)
 
 
+def advice_on_data(session: Session, plan: TrainPlan, trainer: Trainer) -> list[Callback]:
+    """Return the advice for updates that wait for data. Images in memory need none."""
+    image_set = trainer.data.image_set
+    if image_set.in_memory:
+        return []
+    from engine.record.advice import DataWaitAdvice
+
+    return [DataWaitAdvice(plan.config, image_set, session.process, session.log.say)]
+
+
 def choose_callbacks(
-    session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, trackers: RowReader | None
+    session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, trackers: RowReader | None
 ) -> Watchers:
     """The callbacks of every process, and those of process 0 only. A new one is one line here. A callback that reads
     what another one found takes it as an argument, so it can only be made and called after it."""
@@ -59,8 +69,9 @@ def choose_callbacks(
         return callback
 
     timing = add(Timing.on(process.device))
-    started, num_evaluated = plan.loaded.started, len(plan.eval_set)
-    forecast = add(Forecast(config, plan.order, num_evaluated, started, lambda: saver.longest, session.beat, log.say))
+    started = plan.inputs.loaded.started
+    times = RunTimes.of(config, plan.order, len(plan.eval_set), lambda: saver.longest)
+    forecast = add(Forecast(config, times, started, session.beat, log.say))
     report = make_report(session, plan, trainer)
     callbacks += report.callbacks if report else []
     if process.is_first and config.START.PROFILE:
@@ -72,7 +83,7 @@ def choose_callbacks(
         # It closes after the callbacks of the report, so its curves are the last pictures that a run draws.
         curves = report.curves if report else None
         recorder = add(Recorder(session.path, log, timing, trainer, trackers, curves))
-        add(DataWaitAdvice(config, trainer.data.image_set, process, log.say))
+        callbacks += advice_on_data(session, plan, trainer)
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
         if config.TRAIN.BUDGET:
@@ -96,11 +107,13 @@ def choose_callbacks(
         callbacks += found
     else:
         log.say("extras/doctor is missing: updates that overflow are not examined")
-    known = bad_images_of(plan.saved, len(plan.train_set), plan.facts)
+    known = bad_images_of(plan.inputs.saved, len(plan.train_set), plan.facts)
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
     if trainer.epoch == 0 and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
+        from engine.record.advice import TrainedOnAdvice
+
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
     add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, get_advice))
     return Watchers(callbacks, report, bad_images)

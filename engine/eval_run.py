@@ -17,7 +17,7 @@ from engine.evaluation.evaluate import evaluate
 from engine.evaluation.not_finite import refuse_not_finite
 from engine.evaluation.scores import describe_scores
 from engine.evaluation.tally import are_finite
-from engine.plan import Plan, begin, make_plan
+from engine.plan import EvalPlan, plan_evaluation, read_inputs
 from engine.plan_lines import describe_evaluation, measured_classes
 from engine.precision.policy import set_matmul
 from engine.record.next_steps import after_evaluation
@@ -36,9 +36,9 @@ from utils.text import counted
 def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     """Evaluate weights on the validation images: of a checkpoint both the raw and the EMA weights."""
     process, log = session.process, session.log
-    begun = begin(loaded, process, log)
+    inputs = read_inputs(loaded, process, log)
     session.open_folder("eval")
-    plan = make_plan(begun, partial(load_data_sets, session=session))
+    plan = plan_evaluation(inputs, partial(load_data_sets, session=session))
     config, eval_set, precision = plan.config, plan.eval_set, plan.precision
     log.say(*eval_set.notes)
     data = build_eval_data(config, eval_set, process)
@@ -55,7 +55,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
             log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
         log.say(*transforms.apply(model.to(process.device)))
         if not found:  # the weights can be used
-            session.begin(plan.loaded)
+            session.begin(plan.inputs.loaded)
             session.status("evaluating")
         start = time.perf_counter()
         (found[name],) = evaluate([model], data, normalize, precision, process, bad_images)
@@ -72,13 +72,13 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         leave_results(session, plan, found)
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     session.status("done", exit_code=0, **figures)
-    weights = find_file(plan.source[1]) if plan.kept else None
+    weights = find_file(plan.inputs.source[1]) if plan.inputs.kept else None
     session.advise(after_evaluation(weights, session.path, eval_set))
     return 0
 
 
 def refuse_outputs(
-    plan: Plan, model: nn.Module, transforms: ModelTransforms, data: EvalData, normalize: nn.Module
+    plan: EvalPlan, model: nn.Module, transforms: ModelTransforms, data: EvalData, normalize: nn.Module
 ) -> NoReturn:
     """Raise ConfigError for a model whose outputs for some image are not finite."""
     precision = plan.precision
@@ -92,21 +92,21 @@ def refuse_outputs(
         images = normalize(batch.images.to(precision.device), precision.input_dtype(model))
         if len(images) and not are_finite(forward()).all():
             break
-    refuse_not_finite(str(plan.source[1]), model, transforms, forward)
+    refuse_not_finite(str(plan.inputs.source[1]), model, transforms, forward)
 
 
-def weights_to_score(plan: Plan, make_model: Callable[[], nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+def weights_to_score(plan: EvalPlan, make_model: Callable[[], nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """The model with each set of weights to evaluate, and a prefix for its figures.
 
     `make_model`: builds the model with foreign weights.
     """
-    state = plan.saved
+    state = plan.inputs.saved
     if not is_run(state):
-        yield "EMA " if plan.record.get("weights", "").endswith("_ema") else "", make_model()
+        yield "EMA " if plan.inputs.record.get("weights", "").endswith("_ema") else "", make_model()
         return
     model = build_model(plan.config, plan.num_classes)
     for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
         if state.get(key):
-            with naming_damage(plan.checkpoint):
-                load_exactly(model, merged(state[key], state["config"]), plan.checkpoint)
+            with naming_damage(plan.inputs.checkpoint):
+                load_exactly(model, merged(state[key], state["config"]), plan.inputs.checkpoint)
             yield name, model

@@ -10,7 +10,7 @@ from datasets import BadImages, EvalData, Window
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST
 from engine.evaluation.scores import rank_of
-from engine.plan import Plan
+from engine.plan import TrainPlan
 from engine.plan_lines import measured_classes
 from engine.saves import Saves
 from engine.session import Session
@@ -62,7 +62,7 @@ class Loop:
     """Trains from the trainer's epoch to the last one. All processes call its methods after the same update."""
 
     session: Session
-    plan: Plan
+    plan: TrainPlan
     trainer: Trainer
     eval_data: EvalData
     watchers: Watchers
@@ -152,7 +152,7 @@ class Loop:
             suffix, is_best = saves.judge(scores, number)
 
         images = found[suffix].images.gather(trainer.process) if is_best else None
-        result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images)
+        result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images=images)
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()
 
@@ -163,7 +163,7 @@ class Loop:
 
     def save_and_stop(self, stopped: Stopped, made_progress: bool) -> Outcome:
         """End because of a signal or because the time is up."""
-        limit = self.plan.config.START.MAX_TIME
+        limit = self.plan.config.START.MAX_TIME  # users write RUN.MAX_TIME: class Start in configs/schema.py
         if not stopped.signal and not made_progress:
             reason = f"not one update fits into RUN.MAX_TIME, {limit}; raise it"
             return Outcome("stopped", ExitCode.NO_PROGRESS, f"stopped: {reason}", reason)

@@ -1,10 +1,11 @@
-"""The plan of a run: every fact that is settled before anything is built.
+"""The plan of a run: everything that is decided before its model is built.
 
-A run executes it. -check (engine/check/check.py, which the entries call in place of a run) makes the same plan.
+First come its inputs (settings and checkpoint), then the plan, which also needs the data. For DATA.BATCH_SIZE auto, trial
+models are built here and thrown away. -check (engine/check/check.py) makes the same plan.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from unicodedata import normalize
@@ -39,18 +40,19 @@ from utils.program import StopSignal
 from utils.runs import Identity
 
 ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
+LoadData = Callable[[Config, SavedData | None], ImageSets]
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """The facts that are settled before the run's folder is opened and data is read."""
+class Inputs:
+    """The settings, the process and the weights of a run: all that is known before its images are read."""
 
     loaded: LoadedConfig
     process: Process
     precision: Precision  # the only one of a run: it holds the loss scale
     checkpoint: Path | None = None  # of -resume: to continue from or to evaluate
     saved: dict = field(default_factory=dict)  # the content of the checkpoint
-    record: dict = field(default_factory=dict)  # what the file of the weights says beside them
+    record: dict = field(default_factory=dict)  # metadata of the weights that the run starts from
     kept: SavedData | None = None  # classes and split of the run that is resumed or evaluated
 
     @property
@@ -68,17 +70,25 @@ class Beginning:
         return source_of(self.config, self.checkpoint)
 
 
-@dataclass(frozen=True)
-class Plan(Beginning):
-    """Every settled fact of a run: `config` is what it uses and writes to config.yaml."""
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What training and evaluation have in common."""
 
-    train_set: ImageSet | None = None  # None in evaluation
-    eval_set: ImageSet | None = None
-    order: Order | None = None  # which training images each update sees; None in evaluation
-    class_weights: list[float] | None = None  # of the training loss; None: no class counts more than another
-    validation: dict = field(default_factory=dict)  # what tells these validation images from others
-    facts: dict = field(default_factory=dict)  # of the data: see datasets.fingerprint
-    classes_of_weights: list[str] = field(default_factory=list)  # of another program's weights that are evaluated
+    inputs: Inputs
+    eval_set: ImageSet
+
+    @property
+    def config(self) -> Config:
+        """The settings that the run uses and writes to config.yaml."""
+        return self.inputs.config
+
+    @property
+    def process(self) -> Process:
+        return self.inputs.process
+
+    @property
+    def precision(self) -> Precision:
+        return self.inputs.precision
 
     @property
     def classes(self) -> list[str]:
@@ -88,30 +98,48 @@ class Plan(Beginning):
     def num_classes(self) -> int:
         return self.config.MODEL.NUM_CLASSES or len(self.classes)
 
+    def load_weights(self, model: nn.Module) -> list[str]:
+        """Load what the model starts from; nothing if a whole run is resumed or evaluated. Returns lines for the log."""
+        setting, source = self.inputs.source
+        if is_run(self.inputs.saved) or not source:
+            return []
+        from models.weights.load import load_pretrained
+
+        return load_pretrained(model, source, setting, self.config.START.EVAL, self.classes, flatten(self.config))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalPlan(Plan):
+    """The plan of -eval."""
+
+    classes_of_weights: list[str]  # class names in another program's weights; empty if they name none
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPlan(Plan):
+    """The plan of a training."""
+
+    train_set: ImageSet
+    order: Order  # which training images each update sees
+    class_weights: list[float] | None  # of the training loss; None: no class counts more than another
+    validation: dict  # fingerprint of the validation images
+    facts: dict  # of the data: see datasets.fingerprint
+
     @property
     def starts_from_its_classes(self) -> bool:
         """Whether the file of weights knows all classes, so that an evaluation before the first update tells something."""
-        both = self.classes, self.record.get("class_names", ())
+        both = self.classes, self.inputs.record.get("class_names", ())
         here, there = ({normalize("NFC", name) for name in each} for each in both)
         return here <= there
 
     @property
     def scores_start(self) -> bool:
         """Whether a new run evaluates its first weights: with a budget also random ones, to see how long that takes."""
-        return not self.checkpoint and (self.starts_from_its_classes or self.config.TRAIN.BUDGET is not None)
+        return not self.inputs.checkpoint and (self.starts_from_its_classes or self.config.TRAIN.BUDGET is not None)
 
     @property
     def num_updates(self) -> int:
         return self.config.TRAIN.NUM_EPOCHS * self.order.steps_per_epoch
-
-    def load_weights(self, model: nn.Module) -> list[str]:
-        """Load what the model starts from; nothing if a whole run is resumed or evaluated. Returns lines for the log."""
-        setting, source = self.source
-        if is_run(self.saved) or not source:
-            return []
-        from models.weights.load import load_pretrained
-
-        return load_pretrained(model, source, setting, self.config.START.EVAL, self.classes, flatten(self.config))
 
 
 def refusals(config: Config) -> dict[str, Callable[[], object]]:
@@ -123,14 +151,14 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
         "strategy": lambda: check_strategy(config),
         "optimizer": lambda: check_optimizer(config),
     }
-    if config.TRACK and has_extra("trackers"):
+    if config.TRACK and has_extra("trackers"):  # without it the notes of the settings have said so
         from extras.trackers import check_trackers
 
         checks["tracking"] = lambda: check_trackers(config)
     return checks
 
 
-def begin(loaded: LoadedConfig, process: Process, log: Log) -> Beginning:
+def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
     """Choose the precision, and read the checkpoint. Collective."""
     config = loaded.config
     precision = Precision(config, process.device)
@@ -143,47 +171,42 @@ def begin(loaded: LoadedConfig, process: Process, log: Log) -> Beginning:
     if "class_names" in record and (is_run(saved) or config.START.EVAL):
         about = (record.get(key, {}) for key in ("split", "validation", TRAINED_ON))
         kept = SavedData(list(record["class_names"]), *about)
-    return Beginning(loaded, process, precision, checkpoint, saved, record, kept)
+    return Inputs(loaded, process, precision, checkpoint, saved, record, kept)
 
 
-def make_plan(
-    begun: Beginning,
-    load_data: Callable[[Config, SavedData | None], ImageSets],
-    stop: StopSignal | None = None,
-) -> Plan:
-    """Settle what depends on the data. Collective. `stop`: a signal also ends the search of a batch size."""
-    facts, process, loaded = vars(begun), begun.process, begun.loaded
-    names = _classes_of_weights(begun)
-    train, val = _load(begun, load_data, names)
-    of_data = data_facts(train, val)
-    where = {"RESUME": _describe_save(begun.saved)} if begun.saved else {}
-    refuse_other_ranks(process, of_data | where)
-    if loaded.config.START.EVAL:
-        return Plan(**facts, eval_set=val, classes_of_weights=names, facts=of_data)
-    if loaded.config.DATA.BATCH_SIZE == AUTO:
-        num_classes = loaded.config.MODEL.NUM_CLASSES or len(val.classes)
-        loaded = _with_batch_size(begun, len(train), num_classes, stop)
-    config = loaded.config
+def plan_training(inputs: Inputs, load_data: LoadData, stop: StopSignal | None = None) -> TrainPlan:
+    """Read the data, and settle what depends on it. Collective. `stop`: a signal also ends the search of a batch size."""
+    process = inputs.process
+    train, val = load_data(inputs.config, inputs.kept)
+    facts = data_facts(train, val)
+    _refuse_other_data(inputs, facts)
+    if inputs.config.DATA.BATCH_SIZE == AUTO:
+        num_classes = inputs.config.MODEL.NUM_CLASSES or len(val.classes)
+        inputs = replace(inputs, loaded=_with_batch_size(inputs, len(train), num_classes, stop))
+    config = inputs.config
     # An elastic run may begin with fewer nodes than may come. Its updates have the size for all of them from the start, so
     # that the number of nodes does not change what is trained.
     in_step = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.most)
-    global_batch = global_batch_to_keep(config, begun.saved) or in_step
-    return Plan(
-        **facts | {"loaded": loaded},
+    global_batch = global_batch_to_keep(config, inputs.saved) or in_step
+    return TrainPlan(
+        inputs=inputs,
         train_set=train,
         eval_set=val,
-        facts=of_data,
         order=build_order(config, train, process.world_size, global_batch),
         class_weights=class_weights(config, train),
         validation=process.first(lambda: identity(val)),  # one process alone goes through millions of names
+        facts=facts,
     )
 
 
-def plan_of(config: Config, process: Process, train_set: ImageSet) -> Plan:
-    """The plan of settings alone, without checkpoint and validation images: for the trials of a batch size, and benchmarks."""
-    loaded = LoadedConfig(config, {}, [], [])
-    precision, weights = Precision(config, process.device), class_weights(config, train_set)
-    return Plan(loaded, process, precision, train_set=train_set, class_weights=weights)
+def plan_evaluation(inputs: Inputs, load_data: LoadData) -> EvalPlan:
+    """Read the validation images, and number their classes as the weights do. Collective."""
+    names = _classes_of_weights(inputs)
+    _, val = load_data(inputs.config, inputs.kept)
+    if val.classes != names and set(val.classes) <= set(names):
+        renumber([val], names)
+    _refuse_other_data(inputs, data_facts(None, val))
+    return EvalPlan(inputs=inputs, eval_set=val, classes_of_weights=names)
 
 
 def source_of(config: Config, checkpoint: Path | None) -> tuple[str, str | None]:
@@ -207,10 +230,10 @@ def _record(source: str | None, saved: dict) -> dict:
     return read_record(path) if path else {}
 
 
-def _classes_of_weights(begun: Beginning) -> list[str]:
-    """Class names of another program's weights that are evaluated, where these say them."""
-    _, source = begun.source
-    if begun.kept or not (begun.config.START.EVAL and source):
+def _classes_of_weights(inputs: Inputs) -> list[str]:
+    """Class names of another program's weights, if they have any."""
+    _, source = inputs.source
+    if inputs.kept or not source:
         return []
     from models.weights.metadata import classes_of_weights
 
@@ -220,11 +243,10 @@ def _classes_of_weights(begun: Beginning) -> list[str]:
         return []
 
 
-def _load(begun: Beginning, load_data: Callable[[Config, SavedData | None], ImageSets], names: list[str]) -> ImageSets:
-    train, val = load_data(begun.config, begun.kept)
-    if val.classes != names and set(val.classes) <= set(names):
-        renumber([val], names)
-    return train, val
+def _refuse_other_data(inputs: Inputs, facts: dict) -> None:
+    """Raise ConfigError if processes have read different data, or different checkpoints. Collective."""
+    where = {"RESUME": _describe_save(inputs.saved)} if inputs.saved else {}
+    refuse_other_ranks(inputs.process, facts | where)
 
 
 def _describe_save(saved: dict) -> str:
@@ -234,10 +256,10 @@ def _describe_save(saved: dict) -> str:
     return f"step {saved.get('step')}{of_run}"
 
 
-def _with_batch_size(begun: Beginning, num_images: int, num_classes: int, stop: StopSignal | None) -> LoadedConfig:
-    number, how = batch_size_of(begun.saved), "as this run began"
+def _with_batch_size(inputs: Inputs, num_images: int, num_classes: int, stop: StopSignal | None) -> LoadedConfig:
+    number, how = batch_size_of(inputs.saved), "as this run began"
     if number is None:
         from extras.memory.batch_size import find_batch_size  # extra: memory
 
-        number, how = find_batch_size(begun, num_images, num_classes, stop)
-    return begun.loaded.with_batch_size(number, how)
+        number, how = find_batch_size(inputs, num_images, num_classes, stop)
+    return inputs.loaded.with_batch_size(number, how)

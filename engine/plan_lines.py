@@ -1,23 +1,27 @@
-"""Lines of a run and of -check about a plan: what is trained, and where it differs from the checkpoint that it begins with."""
+"""Describes a plan for the log, -check and status.json: what is trained, and how it differs from the checkpoint that it begins with."""
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from configs.load import LoadedConfig
+from configs.schema import Config
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
-from datasets import describe_balance, holds_out_no_more
+from datasets import ImageSet, describe_balance, holds_out_no_more
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.evaluation.scores import TITLES, Best, format_value
-from engine.plan import Plan
+from engine.plan import EvalPlan, Plan, TrainPlan
 from engine.train.schedule import batch_factor
 from utils.facts import changed_facts
-from utils.text import align, counted, first_of
+from utils.host import name_of
+from utils.text import align, counted, first_of, printable
 
 
-def describe_training(plan: Plan, model: str) -> list[str]:
+def describe_training(plan: TrainPlan, model: str) -> list[str]:
     """The lines that a run logs before it trains. `model`: what is known of it besides its name."""
     lines = [*(f"batch size: {how}" for how in describe_batch_size(plan)), *align(list(_most_important(plan, model)))]
     if plan.config.TRAIN.SIZE_SCHEDULE:
@@ -26,7 +30,7 @@ def describe_training(plan: Plan, model: str) -> list[str]:
     return lines + [line for note in notes_on(plan).values() for line in note]
 
 
-def notes_on(plan: Plan) -> dict[str, list[str]]:
+def notes_on(plan: TrainPlan) -> dict[str, list[str]]:
     """Return lines about unusual facts of a training, by the titles of their rows in -check."""
     return {
         "balance": describe_balance(plan.config, plan.train_set, plan.class_weights),
@@ -35,9 +39,9 @@ def notes_on(plan: Plan) -> dict[str, list[str]]:
     }
 
 
-def _most_important(plan: Plan, model: str) -> Iterator[tuple[str, str]]:
+def _most_important(plan: TrainPlan, model: str) -> Iterator[tuple[str, str]]:
     """The model, its data and its training, with where each value comes from: a file, a flag, weights, or the default."""
-    config, order, origins = plan.config, plan.order, plan.loaded.origins
+    config, order, origins = plan.config, plan.order, plan.inputs.loaded.origins
     sets = f"{len(plan.train_set):,} training and {counted(len(plan.eval_set), 'validation image')}"
     scale = batch_factor(config.TRAIN, order.global_batch)
     scaled = f" x {scale:.3g} (TRAIN.LINEAR_SCALED_LR)" if scale != 1 else ""
@@ -66,7 +70,7 @@ def _origin(key: str, origins: dict[str, str]) -> str:
     return "checkpoint" if origin.startswith("checkpoint ") else origin  # another line has its path
 
 
-def describe_evaluation(plan: Plan) -> list[str]:
+def describe_evaluation(plan: EvalPlan) -> list[str]:
     """Lines about an evaluation: which classes occur, and settings that are not the checkpoint's."""
     from models.weights.load import differences
     from models.weights.metadata import ARCHITECTURE
@@ -74,15 +78,40 @@ def describe_evaluation(plan: Plan) -> list[str]:
 
     lines, names = [], plan.classes_of_weights
     number = np.count_nonzero(plan.eval_set.count_classes())
-    if number < len(plan.classes) and (plan.kept or names == plan.classes):
+    if number < len(plan.classes) and (plan.inputs.kept or names == plan.classes):
         lines.append(f"{number} of the checkpoint's {len(plan.classes)} classes occur")
     if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
         lines.append(
             f"warning: the weights have other classes ({first_of(names)}) than the data ({first_of(plan.classes)}); they "
             "are taken for the same in this order"
         )
-    lines += [f"warning: {each}" for each in differences(plan.record, flatten(plan.config), ARCHITECTURE)]
+    lines += [f"warning: {each}" for each in differences(plan.inputs.record, flatten(plan.config), ARCHITECTURE)]
     return [*lines, *compare_with_weights(plan)]
+
+
+def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
+    """Facts for status.json: the devices, the data and the size of the run."""
+    process = plan.process
+    return {
+        "device": process.device.type,
+        "device_name": name_of(process.device),
+        "processes": process.world_size,
+        "precision": plan.precision.name,
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "training_images": len(plan.train_set),
+        "validation_images": len(plan.eval_set),
+        "validation_digest": plan.validation["digest"],
+        "data": plan.facts,
+        "data_path": path_of_data(plan.config, plan.eval_set),
+        "classes": len(plan.classes),
+        "images_per_update": plan.order.global_batch,
+    }
+
+
+def path_of_data(config: Config, image_set: ImageSet) -> str | None:
+    """The real path of the data folder or file; None for data that is not read from there."""
+    path = Path(config.DATA.DATA_PATH).expanduser()
+    return printable(str(path.resolve())) if path.exists() and not image_set.names_are_numbers else None
 
 
 def measured_classes(plan: Plan) -> str:
@@ -91,26 +120,28 @@ def measured_classes(plan: Plan) -> str:
     return total if number == len(plan.classes) else f"{number} of {total}"
 
 
-def describe_batch_size(plan: Plan) -> list[str]:
+def describe_batch_size(plan: TrainPlan) -> list[str]:
     """Return a line about the batch size if DATA.BATCH_SIZE auto has found it."""
-    origin, _, how = plan.loaded.origins["DATA.BATCH_SIZE"].partition(": ")
+    origin, _, how = plan.inputs.loaded.origins["DATA.BATCH_SIZE"].partition(": ")
     return [f"{counted(plan.config.DATA.BATCH_SIZE, 'image')}, {how}"] if origin.startswith("auto (") else []
 
 
-def warn_of_overlap(plan: Plan) -> list[str]:
+def warn_of_overlap(plan: TrainPlan) -> list[str]:
     """A warning where images to validate on may be among those that the pretrained weights were trained on."""
-    common = set(plan.record.get("class_names", ())) & set(plan.classes)
-    here, there = plan.eval_set.split, plan.record.get("split", {})
+    common = set(plan.inputs.record.get("class_names", ())) & set(plan.classes)
+    here, there = plan.eval_set.split, plan.inputs.record.get("split", {})
     is_same_data = "training" in here and here["training"] == there.get("training")
-    if plan.kept or not (common or is_same_data):
+    if plan.inputs.kept or not (common or is_same_data):
         return []
     if holds_out_no_more(here, there):
         if not plan.eval_set.class_folders:
             return []
         from datasets.relabelled import warn_of_other_folders  # local: for weights of a run alone
 
-        return warn_of_other_folders(plan.eval_set, plan.record.get("class_names", ()), there, ": ".join(plan.source))
-    setting, source = plan.source
+        return warn_of_other_folders(
+            plan.eval_set, plan.inputs.record.get("class_names", ()), there, ": ".join(plan.inputs.source)
+        )
+    setting, source = plan.inputs.source
     text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
     return [
         f"warning: {setting}: the validation images ({text}) may be among those that {source} was trained on "
@@ -118,10 +149,10 @@ def warn_of_overlap(plan: Plan) -> list[str]:
     ]
 
 
-def describe_other_validation(plan: Plan) -> list[str]:
+def describe_other_validation(plan: TrainPlan) -> list[str]:
     """Lines if the run to continue was validated on other images or by another metric: its best epoch does not count."""
-    then, now, best = plan.saved["validation"], plan.validation, Best(*plan.saved["progress"]["best"])
-    others = [fact for fact in changed_facts(plan.saved[TRAINED_ON], plan.facts) if "validation" in fact]
+    then, now, best = plan.inputs.saved["validation"], plan.validation, Best(*plan.inputs.saved["progress"]["best"])
+    others = [fact for fact in changed_facts(plan.inputs.saved[TRAINED_ON], plan.facts) if "validation" in fact]
     if then == now and not others:
         if not best.epoch or best.metric == plan.config.TRAIN.BEST_METRIC:
             return []
@@ -139,10 +170,12 @@ def describe_other_validation(plan: Plan) -> list[str]:
 
 def compare_with_weights(plan: Plan) -> list[str]:
     """Which settings follow the weights, and a warning of those that contradict them, with how to undo that."""
-    loaded, weights = plan.loaded, plan.loaded.weights
-    if weights is None and not (plan.checkpoint or plan.config.MODEL.PRETRAINED):
+    loaded, weights = plan.inputs.loaded, plan.inputs.loaded.weights
+    if weights is None and not (plan.inputs.checkpoint or plan.config.MODEL.PRETRAINED):
         return _compare_with_timm(plan)
-    if weights is None or (is_run(plan.saved) and not plan.config.START.EVAL):  # a run that is continued is as it began
+    if weights is None or (
+        is_run(plan.inputs.saved) and not plan.config.START.EVAL
+    ):  # a run that is continued is as it began
         return []
     here = flatten(loaded.config)
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
@@ -164,7 +197,7 @@ def _compare_with_timm(plan: Plan) -> list[str]:
         return []
     from models.weights.timm_tags import usual_images
 
-    here, origins = flatten(plan.config), plan.loaded.origins
+    here, origins = flatten(plan.config), plan.inputs.loaded.origins
     theirs = usual_images(plan.config.MODEL.NAME)
     size, channels = "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS"
     if theirs.get(channels) != here[channels]:

@@ -4,7 +4,7 @@ The files to read, in this order: this one, plan.py, build.py, loop.py, train/tr
 evaluation/evaluate.py and saves.py. docs/architecture.md has a picture of them.
 """
 
-import contextlib
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from configs.schema import Config
 from datasets import (
     BadImages,
     EvalData,
-    ImageSet,
     build_eval_data,
     shared_names,
     watches,
@@ -27,8 +26,8 @@ from engine.checkpoint.format import checkpoint_bytes, progress_in
 from engine.checkpoint.sharded_saver import make_saver
 from engine.evaluation.scores import Best
 from engine.loop import Loop
-from engine.plan import Plan, begin, make_plan, refusals
-from engine.plan_lines import describe_training
+from engine.plan import TrainPlan, plan_training, read_inputs, refusals
+from engine.plan_lines import describe_training, facts_for_status
 from engine.provenance import refuse_other_ranks, setting_facts, source_facts
 from engine.record.next_steps import after_failure, after_training
 from engine.saves import Saves, describe_progress
@@ -44,9 +43,9 @@ from models import describe
 from utils.distributed import Process
 from utils.errors import LostProcess
 from utils.extras import has_extra
-from utils.host import name_of
+from utils.log import Log
 from utils.program import StopSignal, judge
-from utils.text import counted, printable
+from utils.text import counted
 
 
 def run(loaded: LoadedConfig, process: Process) -> int:
@@ -83,14 +82,15 @@ def run(loaded: LoadedConfig, process: Process) -> int:
 def run_training(session: Session, loaded: LoadedConfig) -> int:
     process, log, stop = session.process, session.log, StopSignal()
 
-    # Plan: every fact is settled before anything is built, and what can be refused is, before there is a folder.
+    # Plan. Mistakes in the settings or the checkpoint are refused before there is a folder. If a later step refuses
+    # something, up to session.begin below, a new folder is removed again, and a resumed run stays as it was.
     for refuse in refusals(loaded.config).values():
         refuse()
-    begun = begin(loaded, process, log)
-    session.open_folder("train", existing=begun.folder, saved=begun.saved)
-    # Images come from the source that DATA.DATASET names: datasets/sources/__init__.py has one line for each.
+    inputs = read_inputs(loaded, process, log)
+    session.open_folder("train", existing=inputs.folder, saved=inputs.saved)
+    # Images come from the source that DATA.DATASET names: configs/tables.py has a row for each.
     load_data = partial(load_data_sets, session=session, signal=lambda: stop.number)
-    plan = make_plan(begun, load_data, stop)
+    plan = plan_training(inputs, load_data, stop)
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
     log.say(*plan.eval_set.notes)
     if watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
@@ -106,9 +106,9 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
             log.say(f"check: {finding.title}: {finding.text}; {finding.remedy}")
 
     # Continue where a checkpoint ends.
-    if plan.checkpoint:
+    if plan.inputs.checkpoint:
         restore(plan, trainer, log)
-    session.describe(**describe_setup(plan, trainer))
+    session.describe(**facts_for_status(plan, trainer.model))
     if why := why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better):
         return leave_finished(session, plan, trainer, eval_data, why)
 
@@ -116,16 +116,11 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
 
     # Train: all checks have passed, so the folder becomes this run's.
     log.say(f"writing to {session.path}")
-    session.begin(plan.loaded)
+    session.begin(plan.inputs.loaded)
     if process.is_first:
         write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
     saver = make_saver(config, session.path, process, log)
-    tracking = contextlib.nullcontext()
-    if config.TRACK and has_extra("trackers"):
-        from extras.trackers import track
-
-        tracking = track(config, session.path, process, log)
-    with tracking as trackers:
+    with open_trackers(config, session.path, process, log) as trackers:
         watchers = choose_callbacks(session, plan, trainer, saver, trackers)
         trainer.callbacks = watchers.callbacks
         if config.START.EXPLAIN:
@@ -142,37 +137,21 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     return outcome.code
 
 
-def describe_setup(plan: Plan, trainer: Trainer) -> dict[str, str | int]:
-    """Facts for status.json: on what and how large the run is. Collective."""
-    process, model = trainer.process, trainer.model
-    return {
-        "device": process.device.type,
-        "device_name": name_of(process.device),
-        "processes": process.world_size,
-        "precision": plan.precision.name,
-        "parameters": sum(each.numel() for each in model.parameters()),
-        "training_images": len(plan.train_set),
-        "validation_images": len(plan.eval_set),
-        "validation_digest": plan.validation["digest"],
-        "data": plan.facts,
-        "data_path": path_of_data(plan.config, plan.eval_set),
-        "classes": len(plan.classes),
-        "images_per_update": plan.order.global_batch,
-    }
+def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> AbstractContextManager:
+    """The trackers that TRACK names, or None. If that extra is missing, the notes of the settings have said so."""
+    if not (config.TRACK and has_extra("trackers")):
+        return nullcontext()
+    from extras.trackers import track  # extra: trackers
+
+    return track(config, folder, process, log)
 
 
-def path_of_data(config: Config, image_set: ImageSet) -> str | None:
-    """The real path of the data folder or file; None for data that is not read from there."""
-    path = Path(config.DATA.DATA_PATH).expanduser()
-    return printable(str(path.resolve())) if path.exists() and not image_set.names_are_numbers else None
-
-
-def leave_finished(session: Session, plan: Plan, trainer: Trainer, eval_data: EvalData, why: str) -> int:
+def leave_finished(session: Session, plan: TrainPlan, trainer: Trainer, eval_data: EvalData, why: str) -> int:
     """Train nothing; status.json says that the run is done, also if it was killed before it could. Returns the exit code."""
     is_early = why != DONE
     early = f", {why}; a higher or no limit (-opts TRAIN.EARLY_STOP=none) lets it go on" if is_early else ""
     session.log.say(f"this run is finished already, after {counted(trainer.epoch, 'epoch')}: nothing to do{early}")
-    if trainer.epoch <= trainer.schedule.num_epochs and plan.checkpoint == session.path / "last.pth":
+    if trainer.epoch <= trainer.schedule.num_epochs and plan.inputs.checkpoint == session.path / "last.pth":
         report = make_report(session, plan, trainer)
         bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)
         if report:

@@ -10,7 +10,7 @@ from engine.checkpoint.format import BAD_BATCHES_FILE, find_before, read_checkpo
 from engine.checkpoint.resume import TRAINED_ON, comparable
 from engine.checkpoint.sharded_saver import PIECES
 from engine.evaluation.scores import Best, Scores
-from engine.plan import Plan
+from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.stop_conditions import NonFinite
 from engine.train.trainer import Trainer
@@ -26,7 +26,7 @@ class Saves:
     takes that back where the disk had no room for its best.pth; `look` does so after an earlier state was loaded.
     """
 
-    def __init__(self, session: Session, plan: Plan, trainer: Trainer, saver: AsyncSaver, watchers: Watchers):
+    def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, watchers: Watchers):
         self.session, self.plan, self.trainer, self.saver, self.watchers = session, plan, trainer, saver, watchers
         self.process, self.log, self.folder = session.process, session.log, session.path
         self.failure = ""  # why the last save failed, in every process
@@ -115,7 +115,7 @@ class Saves:
         self.saver.wait()  # in the other processes: sharded checkpoints
 
 
-def describe_run(plan: Plan, trainer: Trainer, metric: float | None, bad_images: list[int]) -> dict[str, Any]:
+def describe_run(plan: TrainPlan, trainer: Trainer, metric: float | None, bad_images: list[int]) -> dict[str, Any]:
     """Architecture, classes and preprocessing under timm's names, for other programs."""
     config = plan.config
     return {
@@ -135,7 +135,9 @@ def describe_run(plan: Plan, trainer: Trainer, metric: float | None, bad_images:
     }
 
 
-def describe_progress(plan: Plan, trainer: Trainer, folder: Path, saved: dict[str, int], best: Best) -> dict[str, Any]:
+def describe_progress(
+    plan: TrainPlan, trainer: Trainer, folder: Path, saved: dict[str, int], best: Best
+) -> dict[str, Any]:
     """Facts for status.json: where the training is, and what is on the disk: `saved`, the last.pth, and `best`."""
     held = {best.metric: best.value, "epoch": best.epoch, "file": BEST} if best.epoch else None
     return {

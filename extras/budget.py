@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import to_seconds
-from engine.plan import Plan
+from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
@@ -31,11 +31,11 @@ MAX_BYTES = 2**20  # of that file
 
 
 def budget_callbacks(
-    session: Session, plan: Plan, trainer: Trainer, forecast: Forecast, finish: Callable[[], float]
+    session: Session, plan: TrainPlan, trainer: Trainer, forecast: Forecast, finish: Callable[[], float]
 ) -> list[Callback]:
     """Return the callbacks of a run with a budget, for process 0. `finish`: see Budget."""
-    log, saved = session.log, plan.saved.get("budget", {})
-    allowance = Allowance(plan.config.TRAIN.BUDGET, plan.loaded.started, saved)
+    log, saved = session.log, plan.inputs.saved.get("budget", {})
+    allowance = Allowance(plan.config.TRAIN.BUDGET, plan.inputs.loaded.started, saved)
 
     record = ChoiceRecord(session.path / CHOICES_FILE, forecast, allowance.clock, log.warn)
     record.write(trainer)  # also replaces the record of a start that was killed before its first save
@@ -99,36 +99,37 @@ class Budget(Callback):
         `longest_write`: returns the seconds of the longest write of a choice.
         """
         self._longest_write = longest_write
-        self.forecast, self.allowance, self._finish, self._say, self._note = forecast, allowance, finish, say, note
+        self.forecast, self.times, self.allowance = forecast, forecast.times, allowance
+        self._finish, self._say, self._note = finish, say, note
         self._clock, self.refusal = allowance.clock, None
         self._began = self._next_check = 0.0
         for name in COSTS if saved else ():
-            setattr(forecast, name, saved[name])
+            setattr(self.times, name, saved[name])
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return self.allowance.state() | {name: getattr(self.forecast, name) for name in COSTS}
+        return self.allowance.state() | {name: getattr(self.times, name) for name in COSTS}
 
     def on_epoch_start(self, trainer: Trainer) -> None:
         self._began = self._began or self._clock()
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         """Do the work at the end of a run once, to measure how long it takes."""
-        if result.images is not None and not self.forecast.then:
-            start, self.forecast.then = self._clock(), self.forecast.update
-            self.forecast.end_work = self._finish()
+        if result.images is not None and not self.times.then:
+            start, self.times.then = self._clock(), self.times.update
+            self.times.end_work = self._finish()
             self.forecast.leave_out(self._clock() - start)
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
         return self.refusal is not None
 
     def choose(self, trainer: Trainer) -> int:
-        now, left, forecast, schedule = self._clock(), self.allowance.left(), self.forecast, trainer.schedule
+        now, left, times, schedule = self._clock(), self.allowance.left(), self.times, trainer.schedule
         has_choice = schedule.choices or schedule.to_repeat
         # A resumed run keeps its choice until it has measured its speed on this machine.
-        until_measured = (NOT_TYPICAL + MEASURED) * forecast.update if has_choice else 0.0
-        can_wait = not forecast.is_measured and left > until_measured + forecast.after_last_update() + self._spare()
-        if now < self._next_check or can_wait or not forecast.update:
+        until_measured = (NOT_TYPICAL + MEASURED) * times.update if has_choice else 0.0
+        can_wait = not self.forecast.is_measured and left > until_measured + times.after_last_update() + self._spare()
+        if now < self._next_check or can_wait or not times.update:
             return 0
         step = trainer.step + (trainer.process.world_size > 1)  # several processes adopt it one update later
         if not has_choice:
@@ -154,24 +155,24 @@ class Budget(Callback):
             return fitting >= (chosen_at + chosen) / 2
         if not schedule.choices:
             return False
-        forecast = self.forecast
-        missed = forecast.seconds(step, fitting) - forecast.seconds(step, schedule.num_updates)
-        tolerated = max(TOLERANCE * (left - forecast.after_last_update()), self._longest_write())
+        times = self.times
+        missed = times.until_end(step, fitting) - times.until_end(step, schedule.num_updates)
+        tolerated = max(TOLERANCE * (left - times.after_last_update()), self._longest_write())
         return not missed or abs(missed) <= tolerated
 
     def fitting(self, step: int) -> int:
         """Return the updates of the longest run that ends in time with a reserve, at least `step` + 1."""
         target = self.allowance.left() - self._spare() - self._longest_write()
-        ends = range(step + 2, self.forecast.of_settings + 1)
-        return step + 1 + bisect_right(ends, target, key=lambda end: self.forecast.seconds(step, end))
+        ends = range(step + 2, self.times.most_updates + 1)
+        return step + 1 + bisect_right(ends, target, key=lambda end: self.times.until_end(step, end))
 
     def _spare(self) -> float:
         most = max(MAX_SPARE, MAX_SPARE_PART * (self.allowance.used() + self.allowance.left()))
-        return min(SPARE + SPARE_PART * self.forecast.after_last_update(), most)
+        return min(SPARE + SPARE_PART * self.times.after_last_update(), most)
 
     def _need(self, step: int, chosen: int) -> float:
         """Return the seconds that a run needs from `step` on if it makes its first choice at step `chosen`."""
-        return self.forecast.seconds(step, min(chosen + MIN_UPDATES, self.forecast.of_settings)) + self._spare()
+        return self.times.until_end(step, min(chosen + MIN_UPDATES, self.times.most_updates)) + self._spare()
 
     def refuse_too_short(self, step: int, is_typical: bool = True) -> None:
         """Raise ConfigError if there is no time for warm-up and decay. `is_typical`: whether the measured update is."""
@@ -186,14 +187,14 @@ class Budget(Callback):
 
     def describe(self, step: int, num_updates: int) -> str:
         """Return a description of a run with this number of updates, and when it ends."""
-        forecast, per_epoch, every = self.forecast, self.forecast.order.steps_per_epoch, self.forecast.validate_freq
+        times, per_epoch, every = self.times, self.times.order.steps_per_epoch, self.times.validate_freq
         number = num_updates / per_epoch
         how_many = f"about {number:.{0 if number >= 10 else 1}f} epochs"
-        if num_updates == forecast.of_settings:
+        if num_updates == times.most_updates:
             how_many = f"enough for all {counted(round(number), 'epoch')}"
         often = "each evaluated" if every == 1 else f"evaluated every {every}"
-        end = time_in(forecast.seconds(step, num_updates))
-        return f"{self.allowance.text}: {how_many} of {per_epoch * forecast.update:.3g} s, {often}; ends {end}"
+        end = time_in(times.until_end(step, num_updates))
+        return f"{self.allowance.text}: {how_many} of {per_epoch * times.update:.3g} s, {often}; ends {end}"
 
 
 class ChoiceRecord(Callback):

@@ -1,7 +1,7 @@
 """Freezes the parameters that MODEL.FREEZE names, and the running statistics of fully frozen norms."""
 
-import functools
 from collections.abc import Sequence
+from types import MethodType
 
 from torch import nn
 
@@ -34,8 +34,10 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         parameters[name].requires_grad_(False)
     for path, module in model.named_modules():
         if has_running_statistics(module) and _all_frozen(path, module, frozen):
-            module.__class__ = _frozen_class(type(module))
-            module.train(False)
+            # A method of the object survives copy.deepcopy, DDP and torch.compile. Rejected: resetting these modules after
+            # each model.train(), which the next caller of it would forget.
+            module.train = MethodType(_stay_in_evaluation, module)
+            module.train()
 
 
 def _all_frozen(path: str, module: nn.Module, frozen: set[str]) -> bool:
@@ -44,16 +46,6 @@ def _all_frozen(path: str, module: nn.Module, frozen: set[str]) -> bool:
     return all(f"{path}.{name}" in frozen for name in own)
 
 
-@functools.cache
-def _frozen_class(cls: type) -> type:
-    """A norm that stays in evaluation mode when model.train() is called.
-
-    A subclass survives copy.deepcopy, DDP and torch.compile. Rejected: resetting these modules after each train() call,
-    which the next caller of train() would forget.
-    """
-
-    def train(self, mode: bool = True):
-        return super(frozen, self).train(False)
-
-    frozen = type(f"Frozen{cls.__name__}", (cls,), {"train": train})
-    return frozen
+def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
+    """Take the place of the method `train` of a frozen norm, which model.train() calls."""
+    return type(module).train(module, False)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from utils.program import exit_code  # isort: skip
 from scripts.command_line import Parser, at_least
-from scripts.sweeping.plan import LOCK, Plan, make_folder, read_over, read_plan
+from scripts.sweeping.plan import LOCK, Sweep, make_folder, read_over, read_sweep
 from scripts.sweeping.results import DONE, read_result, table, write_trials
 from scripts.sweeping.runner import Runner
 from utils.errors import ConfigError
@@ -39,21 +39,21 @@ def main(argv: list[str]) -> int:
     if arguments.output is None:
         raise ConfigError("-output is missing: the folder of the sweep; -h shows the flags")
     folder = arguments.output.absolute()
-    plan = make_plan(arguments, flags, folder)
+    sweep = find_sweep(arguments, flags, folder)
     if arguments.table:
-        print(report(plan, folder))
+        print(report(sweep, folder))
         return 0
     if arguments.trial is not None:
-        return run_trial(plan, folder, arguments.trial)
+        return run_trial(sweep, folder, arguments.trial)
     make_folder(folder)
     with locked(folder / LOCK) as lock:
         if lock is None:
             raise ConfigError(f"-output: another sweep is at work in {folder}; wait for it or stop it")
-        plan.save(folder)
+        sweep.save(folder)
         held = HeldFolder(folder, setting="-output", user="sweep")
         try:
-            code = Runner(plan, folder).run()
-            print(report(plan, folder))
+            code = Runner(sweep, folder).run()
+            print(report(sweep, folder))
         finally:
             held.release()
     name = shlex.quote(str(arguments.output))
@@ -91,9 +91,9 @@ def seeds(text: str) -> list[int]:
     return values
 
 
-def make_plan(arguments: argparse.Namespace, flags: list[str], folder: Path) -> Plan:
-    """Return the plan saved in the folder, or a new plan from the flags. If there are both, they must be the same."""
-    former = read_plan(folder)
+def find_sweep(arguments: argparse.Namespace, flags: list[str], folder: Path) -> Sweep:
+    """Return the sweep saved in the folder, or a new one from the flags. If there are both, they must be the same."""
+    former = read_sweep(folder)
     if not (flags or arguments.over or arguments.seeds or arguments.folds):
         if former:
             return former
@@ -101,31 +101,31 @@ def make_plan(arguments: argparse.Namespace, flags: list[str], folder: Path) -> 
             f"-output: {arguments.output} has no sweep to continue; for a new one give -over KEY=VALUE,VALUE, -seeds or "
             "-folds"
         )
-    plan = Plan.new(flags, read_over(arguments.over), seeds=arguments.seeds, folds=arguments.folds)
-    return plan.or_saved(former, folder) if former else plan
+    sweep = Sweep.new(flags, read_over(arguments.over), seeds=arguments.seeds, folds=arguments.folds)
+    return sweep.or_saved(former, folder) if former else sweep
 
 
-def run_trial(plan: Plan, folder: Path, index: int) -> int:
+def run_trial(sweep: Sweep, folder: Path, index: int) -> int:
     """Replace this process by the run of a trial, so that signals reach it. Return 0 if it is done already."""
-    if index >= len(plan.trials):
-        raise ConfigError(f"-trial: {folder} has trials 0 to {len(plan.trials) - 1}, not {index}")
+    if index >= len(sweep.trials):
+        raise ConfigError(f"-trial: {folder} has trials 0 to {len(sweep.trials) - 1}, not {index}")
     make_folder(folder)
-    plan.save(folder)  # each task of an array writes the same plan
-    trial = plan.trials[index]
+    sweep.save(folder)  # each task of an array writes the same sweep
+    trial = sweep.trials[index]
     if read_result(folder / trial.name).state == DONE:
         print(f"{trial} is done already")
         return 0
     sys.stdout.flush()
-    os.chdir(plan.cwd)
+    os.chdir(sweep.cwd)
     environment = {name: value for name, value in os.environ.items() if name not in SLURM_RANKS}
-    os.execve(sys.executable, [sys.executable, *plan.command(trial, folder)], environment)
+    os.execve(sys.executable, [sys.executable, *sweep.command(trial, folder)], environment)
 
 
-def report(plan: Plan, folder: Path) -> str:
+def report(sweep: Sweep, folder: Path) -> str:
     """Return the table so far, and rewrite trials.csv, which includes the trials of array tasks."""
-    results = [read_result(folder / trial.name) for trial in plan.trials]
-    write_trials(plan, folder, results)
-    return table(plan, results)
+    results = [read_result(folder / trial.name) for trial in sweep.trials]
+    write_trials(sweep, folder, results)
+    return table(sweep, results)
 
 
 if __name__ == "__main__":

@@ -60,5 +60,26 @@ def signal_handlers():
         signal.signal(each, handler)
 
 
-def pytest_sessionfinish() -> None:
+_left_out: list[int] = []  # how many tests this process, or each of its workers, has deselected
+
+
+def pytest_deselected(items) -> None:
+    _left_out.append(len(items))
+
+
+def pytest_sessionfinish(session) -> None:
     end_server()
+    if hasattr(session.config, "workeroutput"):  # of a worker of pytest-xdist
+        session.config.workeroutput["left_out"] = sum(_left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    """Get the number from a worker: all workers collect, and deselect, the same tests."""
+    _left_out[:] = [getattr(node, "workeroutput", {}).get("left_out", 0)]
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    if terminalreporter.config.option.markexpr and _left_out:
+        left_out = f"left out: {sum(_left_out)} tests that are not '{terminalreporter.config.option.markexpr}'"
+        terminalreporter.write_line(left_out)

@@ -24,6 +24,8 @@ from utils import VERSION, host
 from utils.launch import root_cause
 from utils.program import describe_environment
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, small_yaml):
@@ -35,7 +37,7 @@ def finished(tmp_path_factory, small_yaml):
     return run_folder(output), result.stdout
 
 
-def test_a_run_leaves_its_files_in_a_folder_with_its_date_and_the_readme_names_them(finished):
+def test_a_run_leaves_its_files_in_a_folder_with_its_date(finished):
     folder, _ = finished
     assert re.fullmatch(r"train-\d{8}-\d\d-\d\d-\d\d", folder.name)
     names = {path.name for path in folder.iterdir()}
@@ -46,9 +48,6 @@ def test_a_run_leaves_its_files_in_a_folder_with_its_date_and_the_readme_names_t
     assert status_of(folder)["state"] == "done"
     for name in ("loss.png", "accuracy.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
-    readme = (ROOT / "README.md").read_text().partition("What a run leaves")[2].partition("\n## ")[0]
-    known = {re.sub(r"checkpoint-\d+", "checkpoint-N", name) for name in names} - {".lock"}
-    assert not [name for name in known if f"`{name}" not in readme]
 
 
 def test_the_log_is_what_the_console_showed_with_times(finished):

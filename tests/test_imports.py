@@ -14,7 +14,7 @@ ARROWS = {
     "extras": ("extras", "engine", "models", "datasets", "configs", "utils"),
     "engine": ("engine", "models", "datasets", "configs", "utils"),
     "models": ("models", "configs.schema", "configs.values", "configs.removed", "utils"),
-    "datasets": ("datasets", "configs.schema", "utils"),
+    "datasets": ("datasets", "configs.schema", "configs.tables", "utils"),
     "configs": ("configs", "utils"),
     "utils": ("utils",),
 }
@@ -74,9 +74,9 @@ PACKAGES = {
         "parts transforms compilation weights.sharded kwargs weights freeze vit timm_models __init__ export"
     ).split(),
     "engine": (
-        "parallel precision evaluation train checkpoint record settings predict session"
+        "parallel precision evaluation train checkpoint record settings_of_weights settings predict session"
         " provenance plan plan_lines"
-        " build eval_run trained check callback_list saves loop run __init__"
+        " build trial eval_run trained check callback_list saves loop run __init__"
     ).split(),
 }
 

@@ -16,6 +16,8 @@ from tests.support.configs import write
 from tests.support.image_sets import draw_photos
 from tests.support.runs import ROOT, rows_of, typed
 
+pytestmark = pytest.mark.slow
+
 RUN = r"output/train-\d{8}-\d\d-\d\d-\d\d"
 
 

@@ -211,7 +211,8 @@ def exit_now(code: int) -> NoReturn:
     """Exit with this code and no other. Exit handlers run, at most 10 s because that of a tracker's library may wait
     for a server. The interpreter is not torn down: that takes half a second, and gloo's threads may still hold tensors
     then and abort the process (pytorch/pytorch#179291)."""
-    handlers = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    run_handlers = atexit._run_exitfuncs  # Python has no public name for it
+    handlers = threading.Thread(target=run_handlers, daemon=True)
     handlers.start()
     handlers.join(10.0)
     sys.stdout.flush()

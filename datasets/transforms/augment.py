@@ -1,4 +1,4 @@
-"""Draws what an augmentation policy does to an image: a plan, from the same laws as timm's policies and torchvision's TrivialAugment.
+"""Draws the operations of an augmentation policy for an image, from the same laws as timm's policies and torchvision's TrivialAugment.
 
 All random numbers come from the generator of the call, by methods that give the same in every version of Python.
 """
@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from configs.schema import Config, Train
-from datasets.transforms.pixels import Operation, Plan, carry_out
+from datasets.transforms.pixels import DrawnOperations, Operation, carry_out
 from datasets.transforms.random_operations import MOST, Options, RandomOperation, choose, trivial_augment
 from utils.errors import ConfigError, did_you_mean
 
@@ -105,7 +105,7 @@ class SubPolicies(NamedTuple):
 
     sequences: list[list]
 
-    def draw(self, rng: Random) -> Plan:
+    def draw(self, rng: Random) -> DrawnOperations:
         return _draw_each(choose(self.sequences, rng), rng)
 
 
@@ -116,7 +116,7 @@ class RandAugment(NamedTuple):
     weights: list[float] | None
     count: int
 
-    def draw(self, rng: Random) -> Plan:
+    def draw(self, rng: Random) -> DrawnOperations:
         if self.weights is None:
             return _draw_each([choose(self.operations, rng) for _ in range(self.count)], rng)
         weights, chosen = list(self.weights), []
@@ -135,13 +135,13 @@ class AugMix(NamedTuple):
     depth: int  # 0: 1 to 3, drawn for each chain
     alpha: float
 
-    def draw(self, rng: Random) -> Plan:
+    def draw(self, rng: Random) -> DrawnOperations:
         weights, blend = _dirichlet(self.alpha, self.width, rng), rng.betavariate(self.alpha, self.alpha)
         chains = []
         for _ in range(self.width):
             chain = [choose(self.operations, rng) for _ in range(self.depth or 1 + int(rng.random() * 3))]
             chains.append(_draw_each(chain, rng).operations)
-        return Plan(chains=tuple(chains), weights=tuple(weights), blend=blend)
+        return DrawnOperations(chains=tuple(chains), weights=tuple(weights), blend=blend)
 
 
 def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> SubPolicies | RandAugment | AugMix:
@@ -172,8 +172,8 @@ def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> SubPo
     )
 
 
-def _draw_each(operations: list, rng: Random) -> Plan:
-    return Plan(tuple(drawn for operation in operations for drawn in operation.draw(rng)))
+def _draw_each(operations: list, rng: Random) -> DrawnOperations:
+    return DrawnOperations(tuple(drawn for operation in operations for drawn in operation.draw(rng)))
 
 
 def _choose_weighted(weights: list[float], rng: Random) -> int:
@@ -209,14 +209,14 @@ class Augmentation:
         colour = tuple(min(max(round(255 * mean), 0), 255) for mean in data.IMAGENET_MEAN[: data.IMAGE_CHANNELS])
         self.fill = colour if len(colour) > 1 else colour[0]  # of what a rotation or shift uncovers, as in timm
 
-    def draw(self, rng: Random) -> Plan:
+    def draw(self, rng: Random) -> DrawnOperations:
         """Draw what is done to one image. All random numbers come from `rng`."""
-        plan = self.policy.draw(rng) if self.policy else Plan()
-        return plan._replace(operations=(*plan.operations, *self._draw_jitter(rng)))
+        drawn = self.policy.draw(rng) if self.policy else DrawnOperations()
+        return drawn._replace(operations=(*drawn.operations, *self._draw_jitter(rng)))
 
-    def apply(self, plan: Plan, pixels: np.ndarray) -> np.ndarray:
+    def apply(self, drawn: DrawnOperations, pixels: np.ndarray) -> np.ndarray:
         """uint8 [H, W, C] changed as planned, which may be the same array. Nothing is drawn."""
-        return carry_out(plan, pixels, self.fill)
+        return carry_out(drawn, pixels, self.fill)
 
     def __call__(self, image: Tensor, rng: Random) -> None:
         """Augment uint8 [C, H, W] in place."""

@@ -1,4 +1,4 @@
-"""The plan for an image, as plain data, and what it makes of the pixels: by timm's operations or equal arithmetic.
+"""Operations drawn for an image, as plain data, and their effect on the pixels: by timm's operations or equal arithmetic.
 
 Pillow holds Python's lock in all of them, so that loader threads would wait for each other, and takes longer in most: the
 arithmetic here takes 0.3 of its time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each such function gets the
@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-# Every operation that a plan can hold, with what its value means.
+# Every operation, with the meaning of its value.
 OPERATIONS = {
     "autocontrast": "none",
     "equalize": "none",
@@ -45,7 +45,7 @@ class Operation(NamedTuple):
     resample: int = 0  # of rotate, shear and translate: Pillow's number of the interpolation
 
 
-class Plan(NamedTuple):
+class DrawnOperations(NamedTuple):
     """AugMix's chains, if there are any, and then `operations` one after another."""
 
     operations: tuple[Operation, ...] = ()
@@ -139,11 +139,11 @@ Fill = int | tuple[int, ...]  # the colour of pixels that a rotation or shift un
 ARITHMETIC = {each.__name__: each for each in (brightness, contrast, color, solarize, gaussian_blur)}
 
 
-def carry_out(plan: Plan, pixels: np.ndarray, fill: Fill) -> np.ndarray:
-    """uint8 [H, W, C] changed as planned, which may be the same array; `pixels` stay as they are."""
-    if plan.chains:
-        pixels = _mix(plan, pixels, fill)
-    return _in_turn(plan.operations, pixels, fill)
+def carry_out(drawn: DrawnOperations, pixels: np.ndarray, fill: Fill) -> np.ndarray:
+    """uint8 [H, W, C] changed by the operations, which may be the same array; `pixels` stay as they are."""
+    if drawn.chains:
+        pixels = _mix(drawn, pixels, fill)
+    return _in_turn(drawn.operations, pixels, fill)
 
 
 def _to_image(pixels: np.ndarray) -> Image.Image:
@@ -167,19 +167,19 @@ def _in_turn(operations: tuple[Operation, ...], pixels: np.ndarray, fill: Fill) 
     return pixels
 
 
-def _mix(plan: Plan, pixels: np.ndarray, fill: Fill) -> np.ndarray:
-    changed = (_in_turn(chain, pixels, fill) for chain in plan.chains)
+def _mix(drawn: DrawnOperations, pixels: np.ndarray, fill: Fill) -> np.ndarray:
+    changed = (_in_turn(chain, pixels, fill) for chain in drawn.chains)
     total = sum(
-        weight * each.astype(np.float32) for weight, each in zip(np.float32(plan.weights), changed, strict=True)
+        weight * each.astype(np.float32) for weight, each in zip(np.float32(drawn.weights), changed, strict=True)
     )
     total = np.clip(total, 0, 255).astype(np.uint8)
-    mixed = Image.blend(_to_image(pixels), _to_image(total), plan.blend)
+    mixed = Image.blend(_to_image(pixels), _to_image(total), drawn.blend)
     return np.array(mixed).reshape(pixels.shape)
 
 
 @functools.cache
 def _pillow_operations() -> dict[str, Callable[..., Image.Image]]:
-    """{name: function(image, value, resample=, fillcolor=)}, for the rest of plan.OPERATIONS."""
+    """{name: function(image, value, resample=, fillcolor=)}, for the rest of OPERATIONS."""
     from timm.data import auto_augment as timm  # imported here: it takes a second, and most runs do not need it
 
     def posterize(image: Image.Image, bits: float, **options) -> Image.Image:

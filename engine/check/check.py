@@ -20,7 +20,6 @@ from configs.load import LoadedConfig
 from configs.schema import Config
 from datasets import (
     BadImages,
-    ImageSet,
     SavedData,
     build_eval_data,
     load_image_sets,
@@ -39,11 +38,11 @@ from engine.check.quick_checks import (
 )
 from engine.eval_run import weights_to_score
 from engine.parallel import is_sharded
-from engine.plan import ImageSets, Plan, begin, make_plan, refusals
+from engine.plan import EvalPlan, ImageSets, Inputs, TrainPlan, plan_evaluation, plan_training, read_inputs, refusals
 from engine.plan_lines import describe_batch_size, describe_evaluation, notes_on
 from engine.precision.policy import Precision, or_amp
 from engine.session import check_folder
-from engine.train.forecast import END_BY_START, Forecast
+from engine.train.forecast import END_BY_START, Forecast, RunTimes
 from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
 from engine.trained import evaluate_both
@@ -107,24 +106,40 @@ class Table(Log):
 def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | None = None) -> int:
     """Check a run of `world_size` processes (None: one per device), `local_size` of them on this machine (None: all).
 
-    A mistake ends its section and everything that needs its result. The rest is checked too, so that all mistakes that do not
+    A mistake ends its step and everything that needs its result. The other steps follow, so that all mistakes that do not
     depend on each other are found at once. Return the exit code.
     """
     restore_gc()
-    loaded = loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded
-    config, table, begun, plan = loaded.config, Table(), None, None
-    found: list[ImageSets] = []
-    table.say(*loaded.notes)
-
-    def load_data(config: Config, kept: SavedData | None) -> ImageSets:
-        with table.section("data"):
-            found.append(load_image_sets(config, Log(rank=0).say, kept, config.SAVE))
-        if config.DATA.CACHE == "none":
-            return found[0]
-        with table.section("cache"):
-            return read_through_cache(config, found[0], say=table.say, warn=table.warn, is_check=True)
-
+    steps = Check(loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded)
     with suppress(UserError):
+        steps.plan_run(world_size, local_size)
+    startup = time.monotonic() - loaded.started
+    with suppress(UserError):
+        steps.check_data()
+    with suppress(UserError):
+        steps.check_output()
+    with suppress(UserError):
+        if isinstance(steps.plan, EvalPlan):
+            check_evaluation(steps.table, replace(steps.plan, inputs=alone(steps.plan.inputs)))
+        elif steps.plan:
+            check_training(steps.table, steps.plan, steps.folder, startup)
+    return steps.table.conclude()
+
+
+class Check:
+    """The steps of a check before it builds something. Each fills a field, which stays None after a mistake."""
+
+    def __init__(self, loaded: LoadedConfig):
+        self.loaded, self.config, self.table = loaded, loaded.config, Table()
+        self.inputs: Inputs | None = None
+        self.image_sets: ImageSets | None = None
+        self.plan: TrainPlan | EvalPlan | None = None
+        self.folder: Path | None = None
+        self.table.say(*loaded.notes)
+
+    def plan_run(self, world_size: int | None, local_size: int | None) -> None:
+        """Make the plan as process 0 of a run would."""
+        config, table = self.config, self.table
         with table.section("device"):
             process = simulated_process(config.DEVICE, world_size, local_size)
             table.say(f"{process.device}; processes: {process.world_size}")
@@ -133,25 +148,40 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
             with suppress(UserError), table.section(title):
                 refuse()
         with table.section("checkpoint"):
-            begun = begin(loaded, process, table)
+            self.inputs = read_inputs(self.loaded, process, table)
+        make_plan = plan_evaluation if config.START.EVAL else plan_training
         with table.section("plan"):
-            plan = make_plan(begun, load_data)
-    startup = time.monotonic() - loaded.started
-    if begun is None:
-        with suppress(UserError):
-            load_data(config, None)
-    for sets in found:
-        check_data(table, config, *sets)
-    folder = None
-    with suppress(UserError), table.section("output"):
-        folder = check_folder(config, begun.folder if begun and not config.START.EVAL else None)
-        table.say(f"{folder} can be written to")
-    with suppress(UserError):
-        if plan and config.START.EVAL:
-            check_evaluation(table, alone(plan))
-        elif plan:
-            check_training(table, plan, folder, startup)
-    return table.conclude()
+            self.plan = make_plan(self.inputs, self.load_data)
+
+    def load_data(self, config: Config, kept: SavedData | None) -> ImageSets:
+        with self.table.section("data"):
+            self.image_sets = load_image_sets(config, Log(rank=0).say, kept, config.SAVE)
+        if config.DATA.CACHE == "none":
+            return self.image_sets
+        with self.table.section("cache"):
+            progress = {"say": self.table.say, "warn": self.table.warn, "is_check": True}
+            return read_through_cache(config, self.image_sets, **progress)
+
+    def check_data(self) -> None:
+        """Add the rows about the images, which are all read: also if the run cannot be planned for another reason."""
+        if self.inputs is None:
+            with suppress(UserError):
+                self.load_data(self.config, None)
+        if self.image_sets is None:
+            return
+        train_set, eval_set = self.image_sets
+        with self.table.section("data set"):
+            self.table.say(*eval_set.notes)
+        with self.table.section("images"):
+            for finding in check_images(self.config, train_set, eval_set):
+                self.table.add(finding)
+
+    def check_output(self) -> None:
+        """Add the row about the folder that the run would write to."""
+        is_resumed = self.inputs is not None and not self.config.START.EVAL
+        with self.table.section("output"):
+            self.folder = check_folder(self.config, self.inputs.folder if is_resumed else None)
+            self.table.say(f"{self.folder} can be written to")
 
 
 def simulated_process(setting: str, world_size: int | None, local_size: int | None) -> Process:
@@ -163,21 +193,12 @@ def simulated_process(setting: str, world_size: int | None, local_size: int | No
     return Process(choose_device(setting, 0), world_size=world_size, **sizes)
 
 
-def alone(plan: Plan) -> Plan:
-    """Return the plan for a single process, which does its share of each update without the others."""
-    return replace(plan, process=replace(plan.process, world_size=1, local_size=1))
+def alone(inputs: Inputs) -> Inputs:
+    """Return the inputs of a single process, which does its share of each update without the others."""
+    return replace(inputs, process=replace(inputs.process, world_size=1, local_size=1))
 
 
-def check_data(table: Table, config: Config, train_set: ImageSet | None, eval_set: ImageSet) -> None:
-    """Add the rows about the images, which are all read."""
-    with table.section("data set"):
-        table.say(*eval_set.notes)
-    with suppress(UserError), table.section("images"):
-        for finding in check_images(config, train_set, eval_set):
-            table.add(finding)
-
-
-def check_evaluation(table: Table, plan: Plan) -> None:
+def check_evaluation(table: Table, plan: EvalPlan) -> None:
     """Load all weights that -eval would evaluate."""
     table.add(check_shared_memory(plan.config, loader_processes(plan.config, plan.eval_set, plan.process)))
     with table.section("precision"):
@@ -189,9 +210,10 @@ def check_evaluation(table: Table, plan: Plan) -> None:
         table.say(f"to be scored: {', '.join(name.strip() or 'raw' for name, _ in loaded)}")
 
 
-def check_training(table: Table, plan: Plan, folder: Path | None, startup: float) -> None:
+def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: float) -> None:
     """Build everything that a run builds, and try it. `startup`: seconds from the start of the program to the plan."""
-    config, single, start, trainer, finished = plan.config, alone(plan), time.monotonic(), None, ""
+    config, start, trainer, finished = plan.config, time.monotonic(), None, ""
+    single = replace(plan, inputs=alone(plan.inputs))
     free = free_memory(plan.process.device)
     with suppress(UserError), table.section("model"):
         trainer = build(single, table)
@@ -205,7 +227,7 @@ def check_training(table: Table, plan: Plan, folder: Path | None, startup: float
         return
     with table.section("precision"):
         table.say(plan.precision.describe())
-    if plan.checkpoint:
+    if plan.inputs.checkpoint:
         with table.section("resume"):
             restore(single, trainer, table)
             finished = why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better)
@@ -242,29 +264,32 @@ def check_memory(config: Config, num_classes: int, precision: Precision, free: i
     return Finding("memory", text, WRONG if total > FAR * free else WARN, remedy)
 
 
-def estimate_time(plan: Plan, trainer: Trainer, startup: float) -> str:
+def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
     """Make some updates, evaluate a batch, and describe how long the whole run takes. Raise ConfigError if that is too long for
     TRAIN.BUDGET. `startup`: seconds from the start of the program to the first update."""
-    forecast, step = Forecast(plan.config, plan.order, len(plan.eval_set), time.monotonic()), trainer.step
-    forecast.end_work = END_BY_START * startup
+    times, step = RunTimes.of(plan.config, plan.order, len(plan.eval_set)), trainer.step
+    forecast = Forecast(plan.config, times, time.monotonic())
+    times.end_work = END_BY_START * startup
     make_updates(plan, trainer, forecast)
-    forecast.evaluation = time_evaluation(plan, trainer)
-    forecast.until_first = startup + forecast.evaluation * plan.scores_start
-    each = f"; {forecast.update:.3g} s an update, {forecast.evaluation:.3g} s an evaluation"
+    times.evaluation = time_evaluation(plan, trainer)
+    times.before_first_update = startup + times.evaluation * plan.scores_start
+    each = f"; {times.update:.3g} s an update, {times.evaluation:.3g} s an evaluation"
     others = os.getloadavg()[0] - time.process_time() / 60  # less this process's own work in the minute it has run
     if others + torch.get_num_threads() > 1.25 * (os.cpu_count() or 1):
         each += f"; others work on this machine (a load of {others:.1f}): it may be shorter without them"
     if plan.config.TRAIN.BUDGET:
         from extras.budget import Allowance, Budget
 
-        budget = Budget(forecast, Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.saved.get("budget", {})))
+        budget = Budget(
+            forecast, Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.inputs.saved.get("budget", {}))
+        )
         if not step:
             budget.refuse_too_short(step)
         return budget.describe(step, budget.fitting(step)) + each
-    return forecast.describe(step, forecast.seconds(step, trainer.schedule.num_updates)) + each
+    return forecast.describe(step, times.until_end(step, trainer.schedule.num_updates)) + each
 
 
-def make_updates(plan: Plan, trainer: Trainer, forecast: Forecast) -> None:
+def make_updates(plan: TrainPlan, trainer: Trainer, forecast: Forecast) -> None:
     """Train for a few seconds as the run would. The forecast measures an update."""
     trainer.callbacks = [forecast]
     trainer.notify("on_epoch_start")
@@ -277,7 +302,7 @@ def make_updates(plan: Plan, trainer: Trainer, forecast: Forecast) -> None:
                 break
 
 
-def time_evaluation(plan: Plan, trainer: Trainer) -> float:
+def time_evaluation(plan: TrainPlan, trainer: Trainer) -> float:
     """Evaluate the first batch. Return the seconds that a process needs for its share of all images."""
     size = plan.config.DATA.BATCH_SIZE_EVAL or plan.config.DATA.BATCH_SIZE
     batch = plan.eval_set.take(np.arange(min(size, len(plan.eval_set))))

@@ -9,11 +9,12 @@ from pathlib import Path
 from torch import nn
 
 from configs.schema import Config, Train
+from configs.tables import TORCH_OPTIMIZERS
 from datasets import choose_workers
 from datasets.batch_order import Order
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from engine.checkpoint.format import checkpoint_bytes
-from engine.plan import Plan
+from engine.plan import TrainPlan
 from engine.train.ema import decay_at
 from engine.train.schedule import batch_factor
 from utils.distributed import Process
@@ -23,8 +24,7 @@ from utils.host import SHARED_MEMORY
 from utils.text import counted, format_bytes, format_bytes_apart
 
 OK, WARN, WRONG = "ok", "WARN", "WRONG"
-# Usual learning rates per 256 images, from fine-tuning to training from scratch; rules of thumb.
-CUSTOMARY = {"AdamW": (1e-5, 1e-3), "Adam": (1e-5, 1e-3), "SGD": (1e-3, 1e-1)}
+CUSTOMARY = {name: row.usual_rates for name, row in TORCH_OPTIMIZERS.items()}
 FAR = 10  # factor beyond them that is reported
 # Highest rates for trained weights, as parts of those from scratch. With layer decay, layers near the image get little of it.
 OF_TRAINED, WITH_LAYER_DECAY = 0.5, 2.5
@@ -50,7 +50,7 @@ class Finding:
         return [f"{self.title:<17}  {self.verdict:<5}  {first}", *(" " * 26 + line.strip() for line in more)]
 
 
-def quick_checks(plan: Plan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
+def quick_checks(plan: TrainPlan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
     """Yield all quick checks of a training. In -check `model` or `path`, the run's folder, is None if it is wrong."""
     config, order = plan.config, plan.order
     yield check_updates(order)

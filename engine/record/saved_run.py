@@ -1,15 +1,10 @@
 """A run as its folder describes it: settings with their origins, state, figures, in tables that a kill may have cut off."""
 
-import csv
-import io
-import itertools
-import json
-import math
 import os
 import socket
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -22,9 +17,19 @@ from configs.arguments import add_argument
 from configs.schema import Arguments
 from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
 from configs.yaml_files import compose, read_node
-from engine.evaluation.scores import TITLES, Best, rank_of
-from utils.errors import ConfigError, cause_of
-from utils.files import content_of
+from engine.evaluation.scores import TITLES, Best
+from engine.record.saved_files import (
+    SUFFIXES,
+    best_of,
+    is_figure,
+    read_json,
+    read_object,
+    read_rows,
+    read_table,
+    read_text,
+    to_number,
+)
+from utils.errors import ConfigError
 from utils.program import start_ticks
 from utils.runs import folder_of
 from utils.text import printable, redacted
@@ -38,18 +43,9 @@ KINDS = {
     **dict.fromkeys([*TITLES, "eta_seconds"], int | float),
     **{"about": dict, "best": dict, "data": dict, "run": dict, "command": list, "left_out": list},
 }
-LARGEST = 1e39  # above float32's largest number
 ENDS = ("done", "stopped", "save_failed", "failed")
 SILENT_SECONDS = 15 * 60  # a run on another host whose status.json is older than this is taken for dead
-SUFFIXES = ("", "_ema")  # of the columns of raw and EMA weights
 PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")  # of images and classes, which extras/report draws
-
-
-def title_of(settings: dict[str, Any]) -> str:
-    """What a run is about: its model and its data; a folder of images has a name of its own."""
-    data = settings["DATA.DATASET"]
-    folder = Path(settings.get("DATA.DATA_PATH") or "").name if data == "imagefolder" else ""
-    return f"{settings['MODEL.NAME']} on {folder or data}"
 
 
 def written(value: object) -> str:
@@ -196,28 +192,6 @@ class SavedRun:
         return [(first, last) for first, last in pairs if isinstance(first, int) and isinstance(last, int)]
 
 
-def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
-    """The best evaluation in these rows of metrics.jsonl, of equal ones the first; its epoch is 0 if there is none."""
-    found = []
-    for row, suffix in itertools.product(epochs, SUFFIXES):
-        value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
-        if value is not None and row["epoch"] >= 0:
-            found.append(Best(value, row["epoch"] + 1, math.nan if loss is None else loss, suffix, metric=metric))
-    return max(found, key=lambda each: rank_of(each.metric, each.value, each.loss), default=Best())
-
-
-def read_text(path: Path) -> str:
-    """The text, empty without a file; bytes that are not UTF-8 (a damaged disk) become question marks."""
-    if not path.exists():
-        return ""
-    try:
-        return content_of(path).decode("utf-8", errors="replace")
-    except (MemoryError, OSError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({cause_of(error)}); check that it is there and its permissions"
-        ) from None
-
-
 def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return {full key: value} of all settings, and {full key: origin}, from the config.yaml of a run.
 
@@ -263,25 +237,6 @@ def _leaves(node: yaml.MappingNode, prefix: str = ""):
             yield key, value
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} if there is none."""
-    try:
-        found = json.loads(read_text(path)) if path.exists() else {}
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path}: is damaged: not a JSON object; delete it, what is read from it is then left out")
-    return found
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} without one, or where it cannot be read."""
-    try:
-        return read_json(path)
-    except ConfigError:
-        return {}
-
-
 def read_status(folder: Path) -> dict[str, Any]:
     """status.json of a run, without what is not of its kind."""
     status = _of_their_kinds(read_json(folder / "status.json"))
@@ -294,50 +249,6 @@ def _of_their_kinds(facts: dict[str, Any]) -> dict[str, Any]:
         del kept["command"]
     kept = {name: printable(value) if isinstance(value, str) else value for name, value in kept.items()}
     return {name: value for name, value in kept.items() if not isinstance(value, int | float) or is_figure(value)}
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON lines file, by epoch, without a last line that a kill cut off; [] if there is no file."""
-    lines = [line for line in read_text(path).split("\n") if line.strip()]
-    rows: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        epoch = row.get("epoch") if isinstance(row, dict) else None
-        if not isinstance(epoch, int) or not -1 <= epoch < 2**31:
-            if number == len(lines):
-                break
-            raise ConfigError(f"{path}: line {number} is damaged: not a JSON object with an epoch; delete that line")
-        rows[epoch] = {key: value for key, value in row.items() if value is None or is_figure(value)}
-    return [rows[epoch] for epoch in sorted(rows)]
-
-
-def is_figure(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < LARGEST  # no NaN
-
-
-def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file by the names of their columns, without lines that a kill cut off; [] if there is no file."""
-    limit = csv.field_size_limit(2**27)  # of the process; a cell may hold all labels of an image
-    rows = csv.reader(io.StringIO(read_text(path), newline=""))
-    try:
-        header = next(rows, [])
-        return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
-    except csv.Error as error:
-        raise ConfigError(f"{path}: is damaged ({error}); delete it, what is read from it is then left out") from None
-    finally:
-        csv.field_size_limit(limit)
-
-
-def to_number(text: str) -> float | None:
-    """A figure; None if the text is empty or no finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if is_figure(value) else None
 
 
 def to_time(text: object) -> float | None:

@@ -1,9 +1,10 @@
-"""How long a run has still to go."""
+"""Estimates the remaining time of a run."""
 
 import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from configs.schema import Config, to_seconds
 from datasets.batch_order import Order
@@ -13,89 +14,147 @@ from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
 from utils.text import counted, format_duration
 
-NOT_TYPICAL, MEASURED = 3, 10  # first updates of a start, which are slower; those that are needed to know their time
-MARKS = 200  # places in the past, as long as what is left, between which updates are timed
+NOT_TYPICAL, MEASURED = 3, 10  # first updates of a start, which are slower; updates that are needed to know their time
+MARKS = 200  # about as many points in time are kept, from which updates are timed
 END_BY_START = 1 / 3  # what follows the last evaluation, by the time until the first update, until it was measured
-ENOUGH = 10.0  # seconds of training by which the whole run is judged
+ENOUGH = 10.0  # seconds of training after which the log gets an estimate
+
+
+@dataclass
+class RunTimes:
+    """Seconds that the parts of a run take (0: not measured yet), and their sum from any step to the end."""
+
+    order: Order
+    validate_freq: int  # epochs
+    most_updates: int  # by the settings; a budget can only lower their number
+    evaluation_in_updates: float  # an estimate, used until an evaluation was measured
+    longest_save: Callable[[], float]
+    before_first_update: float = 0.0  # for -check, where the run has not begun
+    update: float = 0.0
+    evaluation: float = 0.0
+    end_work: float = 0.0  # pictures, tables and report after the last evaluation
+    then: float = 0.0  # an update at the time when end_work was measured
+
+    @classmethod
+    def of(
+        cls, config: Config, order: Order, num_evaluated: int, longest_save: Callable[[], float] = lambda: 0.0
+    ) -> "RunTimes":
+        """The times of a run of which nothing is measured. `num_evaluated`: validation images."""
+        # An evaluation is a forward of its images, which takes a third of a training step.
+        forwards = num_evaluated * order.steps_per_epoch / order.num_images
+        return cls(
+            order=order,
+            validate_freq=config.VALIDATE_FREQ,
+            most_updates=config.TRAIN.NUM_EPOCHS * order.steps_per_epoch,
+            evaluation_in_updates=forwards / 3 * (1 + config.TRAIN.MODEL_EMA),
+            longest_save=longest_save,
+        )
+
+    def until_end(self, step: int, num_updates: int, num_done: int | None = None) -> float:
+        """Seconds from this step to the end of a run of `num_updates`.
+
+        `num_done`: epochs whose evaluation is done; None: all epochs before this step.
+        """
+        per_epoch, every = self.order.steps_per_epoch, self.validate_freq
+        num_done = step // per_epoch if num_done is None else num_done
+        before_last = math.ceil(num_updates / per_epoch) - 1  # epochs
+        num_evaluations = before_last // every - num_done // every if num_done <= before_last else -1
+        training = self.before_first_update + (num_updates - step) * self.update
+        return training + num_evaluations * self.one_evaluation() + self.after_last_update()
+
+    def one_evaluation(self) -> float:
+        return self.evaluation or self.evaluation_in_updates * self.update
+
+    def after_last_update(self) -> float:
+        # Where updates have become slower, so may the processor; or only the device or the disk has.
+        slower = max(1.0, self.update / self.then) if self.then else 1.0
+        return self.one_evaluation() + self.longest_save() + self.end_work * (1 + slower) / 2
+
+
+class UpdateTimer:
+    """Measures the seconds of an update in this start of the program.
+
+    The mean is over as much of the past as the run has left: what slowed updates down then may do so again.
+    """
+
+    def __init__(self, now: float, step: int, earlier: float):
+        """`earlier`: seconds of an update in an earlier start, used until this one has measured enough; 0: unknown."""
+        self.first_step, self.is_measured, self._earlier = step, False, earlier
+        self._marks = deque([(now, step)])  # seconds of training, and the step then
+
+    def measure(self, now: float, step: int, left: float) -> float:
+        """Return the seconds of an update. `step` counts the update that was just done. `left`: seconds to the end."""
+        marks = self._marks
+        while len(marks) > 1 and step - marks[1][1] >= MEASURED and now - marks[1][0] > left:
+            marks.popleft()
+        since, first = marks[0]
+        self.is_measured = self.is_measured or step - first >= MEASURED
+        if step - self.first_step in (1, NOT_TYPICAL):
+            marks.clear()
+        if not marks or now - marks[-1][0] > left / MARKS:
+            marks.append((now, step))
+        return (now - since) / (step - first) if self.is_measured or not self._earlier else self._earlier
+
+    def timed(self, now: float) -> float:
+        """Return the seconds over which updates are timed."""
+        return now - self._marks[0][0]
 
 
 class Forecast(Callback):
-    """Tells the time that is left, by what updates, evaluations and the end take.
-
-    An update takes what those in the past took, as long ago as the end lies ahead: what came and went then may do so again.
-    An evaluation that nobody saw is taken for a forward of its images, a third of a training step.
-    """
+    """Measures updates and evaluations, and says how long the run still takes."""
 
     def __init__(
         self,
         config: Config,
-        order: Order,
-        num_evaluated: int,
+        times: RunTimes,
         start: float,
-        longest_save: Callable[[], float] = lambda: 0.0,
         beat: Callable[..., None] = dict,
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`num_evaluated`: validation images. `start`: of the program. `beat`: takes after each report how far the training is."""
-        self.order, self._start, self._longest_save = order, start, longest_save
+        """`start`: of the program, by `clock`. `beat`: called after each report with the position and the time left."""
+        self.times, self._start, self._max_time = times, start, config.START.MAX_TIME
         self._beat, self._say, self._clock = beat, say, clock
-        self._evaluated = num_evaluated * order.steps_per_epoch / order.num_images / 3  # in updates
-        self._evaluated *= 1 + config.TRAIN.MODEL_EMA
-        self.validate_freq, self._max_time = config.VALIDATE_FREQ, config.START.MAX_TIME
-        self._is_told = config.TRAIN.BUDGET is not None  # which tells it
-        self.of_settings = config.TRAIN.NUM_EPOCHS * order.steps_per_epoch  # updates; no run has more
-        self.until_first = 0.0  # seconds; for a run that has not begun
-        # Seconds, 0 until they were measured: of an update, of an evaluation, of pictures, tables and report after the last
-        # one, and of an update when that was measured.
-        self.update = self.evaluation = self.end_work = self.then = 0.0
+        self._is_said = config.TRAIN.BUDGET is not None  # a budget says it in its own line
         self._begin()
 
     def _begin(self) -> None:
-        self._first: int | None = None  # step of this start's first update
-        self.is_measured = False  # in this start
-        self._marks: deque[tuple[float, int]] = deque()  # seconds of training, and the step then
+        self._timer: UpdateTimer | None = None  # None: no epoch has begun
         self._trained = self._paused = 0.0  # when the last update of an epoch was done; seconds of all evaluations
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether this start has done enough updates to know their time."""
+        return self._timer is not None and self._timer.is_measured
+
     def on_start_scored(self, trainer: Trainer, scores: Scores, seconds: float) -> None:
-        self.evaluation = seconds
+        self.times.evaluation = seconds
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        now = self._clock()
-        if self._first is None:
-            self._first, self._is_known = trainer.step, self.update > 0  # from an earlier start
-            self._marks.append((now, trainer.step))
-            self.end_work = self.end_work or END_BY_START * (now - self._start)
+        now, times = self._clock(), self.times
+        if self._timer is None:
+            self._timer = UpdateTimer(now, trainer.step, times.update)
+            times.end_work = times.end_work or END_BY_START * (now - self._start)
         if self._trained:
             took = now - self._trained
-            self.evaluation = (took + (self.evaluation or took)) / 2
+            times.evaluation = (took + (times.evaluation or took)) / 2
             self._paused += took
 
     def on_update(self, trainer: Trainer) -> None:
-        now, step, marks = self._clock() - self._paused, trainer.step, self._marks
-        left = self.seconds(step, trainer.schedule.num_updates)
-        while len(marks) > 1 and step - marks[1][1] >= MEASURED and now - marks[1][0] > left:
-            marks.popleft()
-        count = step - marks[0][1]
-        self.is_measured = self.is_measured or count >= MEASURED
-        if self.is_measured or not self._is_known:
-            self.update = (now - marks[0][0]) / count
-        if step - self._first in (1, NOT_TYPICAL):
-            marks.clear()
-        if not marks or now - marks[-1][0] > left / MARKS:
-            marks.append((now, step))
+        left = self.times.until_end(trainer.step, trainer.schedule.num_updates)
+        self.times.update = self._timer.measure(self._clock() - self._paused, trainer.step, left)
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         self._trained = self._clock()
         left = self.left(trainer, trainer.epoch)
         position = {"epoch": trainer.epoch, "step": trainer.step}
         self._beat(position=position, eta_seconds=None if left is None else round(left))
-        if left is not None and not self._is_told and self._trained - self._paused - self._marks[0][0] >= ENOUGH:
-            self._is_told = True
+        if left is not None and not self._is_said and self._timer.timed(self._trained - self._paused) >= ENOUGH:
+            self._is_said = True
             self._say(f"time: {self.describe(trainer.step, left)}")
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        self.evaluation = self.evaluation or result.evaluation_seconds
+        self.times.evaluation = self.times.evaluation or result.evaluation_seconds
         self._trained *= bool(result.scores)  # what lies between two epochs without an evaluation counts as training
 
     def on_rollback(self, trainer: Trainer) -> None:
@@ -107,40 +166,24 @@ class Forecast(Callback):
 
     def left(self, trainer: Trainer, num_done: int) -> float | None:
         """Seconds to the end of the run, after so many epochs with their evaluations; None before the second update."""
-        if self._first is None or trainer.step < self._first + 2:
+        if self._timer is None or trainer.step < self._timer.first_step + 2:
             return None
-        return self.seconds(trainer.step, trainer.schedule.num_updates, num_done)
-
-    def seconds(self, step: int, num_updates: int, num_done: int | None = None) -> float:
-        """From this step to the end of a run of so many updates, of which so many epochs are evaluated: None, all before it."""
-        per_epoch, every = self.order.steps_per_epoch, self.validate_freq
-        num_done = step // per_epoch if num_done is None else num_done
-        before_last = math.ceil(num_updates / per_epoch) - 1  # epochs
-        num_evaluations = before_last // every - num_done // every if num_done <= before_last else -1
-        training = self.until_first + (num_updates - step) * self.update
-        return training + num_evaluations * self.one_evaluation() + self.after_last_update()
-
-    def one_evaluation(self) -> float:
-        return self.evaluation or self._evaluated * self.update
-
-    def after_last_update(self) -> float:
-        # Where updates have become slower, so may the processor; or only the device or the disk has.
-        slower = max(1.0, self.update / self.then) if self.then else 1.0
-        return self.one_evaluation() + self._longest_save() + self.end_work * (1 + slower) / 2
+        return self.times.until_end(trainer.step, trainer.schedule.num_updates, num_done)
 
     def describe(self, step: int, left: float) -> str:
-        """How long the run still takes, when that is over, and how far it gets before RUN.MAX_TIME."""
+        """Say how long the run still takes, when it ends, and how far it gets before RUN.MAX_TIME."""
         short = f"{math.ceil(left)} s" if left < 100 else f"{left / 60:.0f} min"
         text = f"about {short if left < 3600 else format_duration(left)}, until {time_in(left)}"
         allowed = self._start + to_seconds(self._max_time) - self._clock() if self._max_time else math.inf
         if left <= allowed:
             return text
-        per_epoch, limit = self.order.steps_per_epoch, f"RUN.MAX_TIME, {self._max_time}, ends this start before that"
-        reached = (step + (self.of_settings - step) * max(allowed, 0) / left) / per_epoch
-        return f"{text}; {limit}, after about {reached:.1f} of {counted(self.of_settings // per_epoch, 'epoch')}"
+        per_epoch, most = self.times.order.steps_per_epoch, self.times.most_updates
+        reached = (step + (most - step) * max(allowed, 0) / left) / per_epoch
+        limit = f"RUN.MAX_TIME, {self._max_time}, ends this start before that"
+        return f"{text}; {limit}, after about {reached:.1f} of {counted(most // per_epoch, 'epoch')}"
 
 
 def time_in(seconds: float) -> str:
-    """The time of day in so many seconds, with the date where that may be another one."""
+    """Return the time of day in so many seconds, with the date if that may be another one."""
     clock = "%H:%M:%S" if seconds < 600 else "%H:%M" if seconds < 20 * 3600 else "%Y-%m-%d %H:%M"
     return time.strftime(clock, time.localtime(time.time() + seconds))

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.schema import TORCH_OPTIMIZERS, Config, Optimizer, Train
+from configs.schema import Config, Optimizer, Train
+from configs.tables import TORCH_OPTIMIZERS
 from models.weights.sharded import is_plain
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import tree_leaves, without_compiler
@@ -53,10 +54,9 @@ def _build_ours(settings: Train, groups: list[dict], is_fused: bool) -> torch.op
     chosen = settings.OPTIMIZER
     arguments = {"lr": settings.BASE_LR, "fused": is_fused} | dict(chosen.KWARGS)
     with refusing_arguments(settings):
-        if chosen.NAME != "SGD":
-            return find_class(chosen)(groups, **set_arguments(chosen, "EPS", "BETAS") | arguments)
-        optimizer = find_class(chosen)(groups, **{"momentum": 0.9} | set_arguments(chosen, "MOMENTUM") | arguments)
-    if optimizer.defaults["momentum"]:
+        row = TORCH_OPTIMIZERS[chosen.NAME]
+        optimizer = find_class(chosen)(groups, **row.defaults | set_arguments(chosen, *row.settings) | arguments)
+    if optimizer.defaults.get("momentum"):
         for parameter in [each for group in groups for each in group["params"]]:
             # torch allocates it in the first update, and leaves it uninitialised if that one is skipped.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

@@ -14,7 +14,7 @@ from configs.schema import Config
 from configs.values import flatten
 from datasets import Batch, Piece
 from engine.parallel import is_sharded
-from engine.plan import Plan
+from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.counters import Report
@@ -24,7 +24,7 @@ from utils.log import Log
 from utils.seed import unchanged_random_state
 
 
-def doctor_callbacks(session: Session, plan: Plan) -> tuple[list[Callback], Callable[[], str] | None]:
+def doctor_callbacks(session: Session, plan: TrainPlan) -> tuple[list[Callback], Callable[[], str] | None]:
     """Return the callbacks of this process, and a function that returns the doctor's advice (None without a doctor)."""
     last_update = LastUpdate()
     callbacks = [last_update, KeepLastUpdate(session, plan, last_update)]
@@ -72,7 +72,7 @@ def _plain(piece: Piece) -> dict:
 class KeepLastUpdate(Callback):
     """Saves the last update, in every process, when the run stops because gradients are not finite."""
 
-    def __init__(self, session: Session, plan: Plan, last_update: LastUpdate):
+    def __init__(self, session: Session, plan: TrainPlan, last_update: LastUpdate):
         self._session, self._plan, self._last_update = session, plan, last_update
 
     def on_non_finite(self, trainer: Trainer) -> str:

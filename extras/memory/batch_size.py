@@ -12,12 +12,13 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import TrainData, build_train_data
 from datasets.sources.synthetic import read_synthetic
-from engine.build import build_trainer, make_wrappers
+from engine.build import make_wrappers
 from engine.check.memory import estimate, free_memory
-from engine.plan import Beginning, plan_of
+from engine.plan import Inputs
 from engine.precision.policy import Precision, or_amp
 from engine.train.micro_batches import Guard
 from engine.train.trainer import Trainer
+from engine.trial import build_trial
 from extras.memory.guard import MemoryGuard, release, shortage
 from models import adapt, build_model
 from utils.distributed import Process
@@ -36,15 +37,15 @@ AT_LIMIT = f"with a larger one an epoch would have fewer than {UPDATES} updates"
 
 
 def find_batch_size(
-    begun: Beginning, num_images: int, num_classes: int, stop: StopSignal | None = None
+    inputs: Inputs, num_images: int, num_classes: int, stop: StopSignal | None = None
 ) -> tuple[int, str]:
     """Find one batch size for all processes. Return it, and how it was found. `num_images`: of the training set."""
-    config, process = begun.config, begun.process
+    config, process = inputs.config, inputs.process
     start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
     if can_run_out(process.device):
         found, how = try_sizes(Trial(config, num_classes, process, stop), limit)
     else:
-        found, how = calculate(config, num_classes, begun.precision, process, limit)
+        found, how = calculate(config, num_classes, inputs.precision, process, limit)
     agreed = process.host_min(-stop.number if stop and stop.number else found)
     if agreed < 0:
         raise StoppedBySignal(-agreed, "while searching for the largest batch")
@@ -178,10 +179,10 @@ class Trial:
     def begin(self, config: Config, train_data: TrainData) -> None:
         model = adapt(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
         silent = Log(rank=1)
-        # The plan has its own precision, since updates change the loss scale. The guard must not repeat failed updates.
-        plan = plan_of(config, Process(self.device), train_data.image_set)
-        wrappers = make_wrappers(config, plan.process, silent, config.MODEL.NUM_CLASSES)
-        trainer = build_trainer(plan, model, train_data, silent, wrappers)
+        # The trial has its own precision, since updates change the loss scale. Its guard must not repeat failed updates.
+        process = Process(self.device)
+        wrappers = make_wrappers(config, process, silent, config.MODEL.NUM_CLASSES)
+        trainer = build_trial(config, process, model, train_data, silent, wrappers)
         trainer.guard = ProbeOnly(config, trainer, silent) if self.probes else Guard()
         if self.has_others:
             self.ddp_buckets = [torch.empty_like(each) for each in trainer.parameters]

@@ -1,8 +1,8 @@
 """Shows a run: tables and pictures of its images, curves of its metrics, and report.html."""
 
 from configs.values import flatten
-from engine.plan import Plan
-from engine.record.saved_run import title_of
+from engine.plan import TrainPlan
+from engine.record.saved_files import title_of
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.trainer import Trainer
@@ -16,7 +16,7 @@ class RunReport:
     With REPORT false it writes no pictures and no page.
     """
 
-    def __init__(self, session: Session, plan: Plan, trainer: Trainer):
+    def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer):
         config = plan.config
         self._folder, self._log = session.path, session.log
         self._writes_page = config.REPORT and session.process.is_first

@@ -17,8 +17,8 @@ from engine.checkpoint.format import read_checkpoint
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
-from engine.plan import Plan
-from engine.record.saved_run import read_object
+from engine.plan import EvalPlan
+from engine.record.saved_files import read_object
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
@@ -142,7 +142,7 @@ class BestResults(Callback):
             self._files.write(self._held[best], best, with_pictures)
 
 
-def leave_results(session: Session, plan: Plan, found: dict[str, Evaluation]) -> None:
+def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> None:
     """Write tables and pictures for the weights that score best. A collective."""
     metric = plan.config.TRAIN.BEST_METRIC
     scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.evaluation.scores import TITLES, Best
-from engine.record.saved_run import best_of
+from engine.record.saved_files import best_of
 from utils.files import replacing
 
 Rows = Sequence[Mapping[str, Any]]

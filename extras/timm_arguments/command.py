@@ -9,13 +9,12 @@ from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from configs.timm_arguments import TIMM_ARGUMENTS, Argument
 from configs.values import BOOLS, FLOAT, INT, Text
 from configs.yaml_files import Quoted, read_file
-from extras.timm_arguments.arguments import Argument, timm_arguments
 from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 
-ARGUMENTS = timm_arguments()
 KWARGS = ("model-kwargs", "opt-kwargs")  # NAME=VALUE each
 # For an argument without a default, an empty text means that it is not set. These arguments are exceptions.
 NEVER_EMPTY = ("gp", "input-img-mode", "kd-model-name")
@@ -65,7 +64,7 @@ def read_arguments(words: list[str], description: str = "") -> tuple[dict[str, A
         )
     given = _of_file(typed.pop("config")) if "config" in typed else {}
     given |= {_name(key): _typed(_name(key), value) for key, value in typed.items()}
-    changed = {name: value for name, value in given.items() if value not in (None, {}, ARGUMENTS[name].default)}
+    changed = {name: value for name, value in given.items() if value not in (None, {}, TIMM_ARGUMENTS[name].default)}
     return changed, launch
 
 
@@ -128,7 +127,7 @@ def _is_command(word: str) -> bool:
 
 def _is_argument(word: str) -> bool:
     """Return whether a word is an argument of train.py, with or without =VALUE."""
-    return word.startswith("--") and _name(word[2:].partition("=")[0]) in ARGUMENTS
+    return word.startswith("--") and _name(word[2:].partition("=")[0]) in TIMM_ARGUMENTS
 
 
 def _parser(description: str) -> Parser:
@@ -136,7 +135,7 @@ def _parser(description: str) -> Parser:
     parser = Parser(description, usage="from_timm.py ARGUMENT ... | ARGS.YAML", argument_default=argparse.SUPPRESS)
     parser.allow_abbrev = True  # as in train.py
     parser.add_argument("-c", "--config", metavar="FILE", help="an args.yaml; other arguments override it")
-    for name, argument in ARGUMENTS.items():
+    for name, argument in TIMM_ARGUMENTS.items():
         options = [f"--{name}", *(dash + argument.short for dash in ("-", "--") if argument.short)]
         kind: dict[str, Any] = {"nargs": "*" if name in KWARGS else "+"} if argument.is_list else {}
         if argument.kind is bool:
@@ -153,8 +152,8 @@ def _of_file(path: str) -> dict[str, Any]:
     for key, text in read_file(path).items():
         name, _, member = key.partition(".")  # model_kwargs and opt_kwargs are sections
         name = _name(name)
-        if name not in ARGUMENTS:
-            raise ConfigError(f"{path}: train.py has no argument {key}{did_you_mean(name, ARGUMENTS)}")
+        if name not in TIMM_ARGUMENTS:
+            raise ConfigError(f"{path}: train.py has no argument {key}{did_you_mean(name, TIMM_ARGUMENTS)}")
         is_null = not isinstance(text, Quoted) and text in ("", "~", "null", "Null", "NULL")
         if member and name in KWARGS:
             found[name] = found.get(name, {}) | {member: text}
@@ -164,12 +163,12 @@ def _of_file(path: str) -> dict[str, Any]:
 
 
 def _name(key: str) -> str:
-    return key if key in ARGUMENTS else key.replace("_", "-")
+    return key if key in TIMM_ARGUMENTS else key.replace("_", "-")
 
 
 def _typed(name: str, given: Any) -> Any:
     """Return the value of an argument, converted from its text or texts."""
-    argument = ARGUMENTS[name]
+    argument = TIMM_ARGUMENTS[name]
     if name in KWARGS:
         return _pairs(name, given)
     if argument.is_list:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from configs.schema import Config
 from configs.values import flatten
-from engine.record.saved_run import PICTURES, read_object
+from engine.record.saved_files import read_object
+from engine.record.saved_run import PICTURES
 from utils.distributed import Process
 from utils.errors import ConfigError, ExitCode
 from utils.files import write_text

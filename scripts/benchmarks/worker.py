@@ -80,7 +80,7 @@ class LoaderWorker:
         self.num_ahead = 2 + per_batch * workers.ahead if workers.count else 0
 
     def answer(self, question: dict) -> dict:
-        from engine.record.metrics import peak_memory
+        from engine.record.columns import peak_memory
 
         if "steps" in question:
             return {"seconds": self.time_updates(question["warm_up"], question["steps"])}
@@ -111,17 +111,16 @@ class TrainerWorker(LoaderWorker):
     """A worker with a Trainer and its data."""
 
     def __init__(self, argv: list[str]):
-        from engine.build import build_trainer, make_wrappers
-        from engine.plan import plan_of
+        from engine.build import make_wrappers
+        from engine.trial import build_trial
         from models import adapt, build_model
         from utils.log import Log
 
         super().__init__(argv)
         torch.manual_seed(self.config.SEED)
         model = adapt(build_model(self.config, self.num_classes), self.config)
-        plan = plan_of(self.config, self.process, self.data.image_set)
         wrappers = make_wrappers(self.config, self.process, Log(0), self.num_classes)
-        self.trainer = build_trainer(plan, model.to(self.device), self.data, Log(0), wrappers)
+        self.trainer = build_trial(self.config, self.process, model.to(self.device), self.data, Log(0), wrappers)
 
     def update(self, steps: int) -> None:
         for _ in range(steps):

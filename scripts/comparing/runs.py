@@ -9,7 +9,8 @@ from typing import Any
 
 from configs.schema import DATA, MACHINE, RECORD
 from configs.values import SETTINGS, of_role
-from engine.record.saved_run import SavedRun, read_table, to_number, written
+from engine.record.saved_files import read_table, to_number
+from engine.record.saved_run import SavedRun, written
 from scripts.comparing.statistics import ImageTest
 from utils.errors import ConfigError
 from utils.facts import FACTS_OF_IMAGES, NUMBERS, SIZES, changed_facts

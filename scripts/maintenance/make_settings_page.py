@@ -1,9 +1,9 @@
-"""Writes docs/settings.md and the columns in docs/tracking.md:  python scripts/maintenance/make_settings_page.py"""
+"""Writes the documentation's tables from the program's tables:  python scripts/maintenance/make_settings_page.py"""
 
 import argparse
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -11,9 +11,10 @@ sys.path.insert(0, str(ROOT))
 
 from configs.flags import FLAGS  # noqa: E402
 from configs.paddlevit.translation import IGNORED  # noqa: E402
-from configs.schema import START, Arguments  # noqa: E402
+from configs.schema import START, Arguments, Only  # noqa: E402
+from configs.tables import SOURCES, TORCH_OPTIMIZERS  # noqa: E402
 from configs.values import SETTINGS, START_SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
-from engine.record.metrics import COLUMNS, STEP_COLUMNS  # noqa: E402
+from engine.record.columns import COLUMNS, STEP_COLUMNS  # noqa: E402
 
 INTRODUCTION = """\
 # Settings
@@ -66,7 +67,6 @@ Other keys of PaddleViT's files, which are accepted so that these work unmodifie
 
 """
 
-COLUMNS_PAGE = ROOT / "docs" / "tracking.md"
 _TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text", Arguments: "arguments"}
 _FLAG_OF = {key: flag for group in FLAGS.values() for flag, (key, _) in group.items()}
 
@@ -83,17 +83,50 @@ def page() -> str:
     return "".join([INTRODUCTION, *tables, start, IGNORED_INTRODUCTION, *ignored])
 
 
-def columns_page() -> str:
-    """Return docs/tracking.md with the columns of metrics.csv and steps.csv."""
-    text = COLUMNS_PAGE.read_text(encoding="utf-8")
-    for file, columns in (
-        ("metrics.csv", {column.name.replace(", ", "`, `"): column.meaning for column in COLUMNS}),
-        ("steps.csv", STEP_COLUMNS),
-    ):
-        head = f"| column of `{file}` | |\n|---|---|\n"
-        rows = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in columns.items())
-        text = re.sub(re.escape(head) + r"(\|.*\n)*", lambda found, new=head + rows: new, text)
+def with_tables(path: str, *tables: tuple[Sequence[str], Iterable[str]]) -> str:
+    """Return a page of docs/ with new rows below each of these heads. `tables`: (head, rows)."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    for titles, rows in tables:
+        columns = f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n"
+        assert columns in text, f"{path}: add a table with the head {columns}"
+        lines = "".join(f"{row}\n" for row in rows)
+        text = re.sub(re.escape(columns) + r"(\|.*\n)*", lambda found, new=columns + lines: new, text)
     return text
+
+
+def column_rows() -> list[str]:
+    return [f"| `{column.name.replace(', ', '`, `')}` | {column.meaning} |" for column in COLUMNS]
+
+
+def step_rows() -> list[str]:
+    return [f"| `{name}` | {meaning} |" for name, meaning in STEP_COLUMNS.items()]
+
+
+def source_rows() -> Iterator[str]:
+    """The rows of the data sets, each with the settings that only some data sets have."""
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs/data.md").read_text(encoding="utf-8"), re.M)
+    sections = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+    for name, row in SOURCES.items():
+        section = row.section or name
+        title = f"[`{name}`](#{section})" if section in sections else f"`{name}`"
+        own = ", ".join(f"`{setting.key}`" for setting in settings_of("DATA.DATASET", name))
+        yield f"| {title} | {row.sentence} | {row.split} | {own} |"
+
+
+def optimizer_rows() -> Iterator[str]:
+    for name, row in TORCH_OPTIMIZERS.items():
+        settings = ", ".join(f"`{each}`" for each in row.settings)
+        low, high = row.usual_rates
+        yield f"| `{name}` | {row.sentence} | {settings} | {low:g} to {high:g} |"
+
+
+def settings_of(key: str, name: str) -> Iterator[Setting]:
+    """Yield the settings that have an effect only with this value of another setting."""
+    for setting in SETTINGS.values():
+        section = setting.key.rpartition(".")[0]
+        for mark in setting.marks:
+            if isinstance(mark, Only) and mark.keys(SETTINGS, section) == [key] and name in mark.values:
+                yield setting
 
 
 def _table(settings: Iterable[Setting]) -> str:
@@ -113,7 +146,24 @@ def _row(setting: Setting) -> str:
     return f"| `{name}` | {flag} | {role} | {kind} | {default} | {allowed} | {setting.help} |\n"
 
 
+# {page: the function that returns its whole text}
+PAGES = {
+    "docs/settings.md": page,
+    "docs/data.md": lambda: with_tables(
+        "docs/data.md", (("name", "what it is", "split", "own settings"), source_rows())
+    ),
+    "docs/optimizers.md": lambda: with_tables(
+        "docs/optimizers.md",
+        (("torch's", "what it is", "settings", "usual learning rates for each 256 images"), optimizer_rows()),
+    ),
+    "docs/tracking.md": lambda: with_tables(
+        "docs/tracking.md",
+        (("column of `metrics.csv`", "meaning"), column_rows()),
+        (("column of `steps.csv`", "meaning"), step_rows()),
+    ),
+}
+
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
-    (ROOT / "docs" / "settings.md").write_text(page(), encoding="utf-8")
-    COLUMNS_PAGE.write_text(columns_page(), encoding="utf-8")
+    for path, write in PAGES.items():
+        (ROOT / path).write_text(write(), encoding="utf-8")

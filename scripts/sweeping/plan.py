@@ -16,7 +16,7 @@ from configs.flags import parse
 from configs.load import LoadedConfig
 from configs.paddlevit.translation import RENAMED
 from configs.values import SETTINGS, convert
-from engine.record.saved_run import read_text
+from engine.record.saved_files import read_text
 from engine.settings import load_settings
 from utils.errors import ConfigError, cause_of
 from utils.files import creating, write_text
@@ -83,7 +83,7 @@ def describe(settings: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sweep:
     """The flags of the runs, and the settings (`points`), seeds and folds over which they vary."""
 
     flags: list[str]  # of the runs, as typed
@@ -94,23 +94,23 @@ class Plan:
     points: list[dict[str, str]] = field(default_factory=list)
 
     @classmethod
-    def new(cls, flags: list[str], over: dict[str, str], **options: Any) -> "Plan":
-        """Return a checked plan. A mistake in the settings of any point raises ConfigError now."""
+    def new(cls, flags: list[str], over: dict[str, str], **options: Any) -> "Sweep":
+        """Return a checked sweep. A mistake in the settings of any point raises ConfigError now."""
         choices = [choices_of(key, text) for key, text in over.items()]
         points = [dict(zip(over, values, strict=True)) for values in itertools.product(*choices)]
-        plan = cls(flags, over, points=points, **options)
-        plan.check()
-        plan.load_point({})
-        if plan.num_trials > MOST_TRIALS:
+        sweep = cls(flags, over, points=points, **options)
+        sweep.check()
+        sweep.load_point({})
+        if sweep.num_trials > MOST_TRIALS:
             raise ConfigError(
-                f"{plan.num_trials:,} trials; a sweep has at most {MOST_TRIALS:,}: give fewer values, seeds or folds"
+                f"{sweep.num_trials:,} trials; a sweep has at most {MOST_TRIALS:,}: give fewer values, seeds or folds"
             )
         for point in points:
-            plan.load_point(point)
-        return plan
+            sweep.load_point(point)
+        return sweep
 
     def is_whole(self) -> bool:
-        """Return whether all values have the right types and sizes, in a plan that was read from a file."""
+        """Return whether all values have the right types and sizes, in a sweep that was read from a file."""
         texts = [
             *self.flags,
             self.cwd,
@@ -178,10 +178,10 @@ class Plan:
         with naming(folder):
             write_text(folder / FILE, json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
 
-    def or_saved(self, former: "Plan", folder: Path) -> "Plan":
-        """Return the saved plan of the folder, which must be the same as this one.
+    def or_saved(self, former: "Sweep", folder: Path) -> "Sweep":
+        """Return the sweep saved in the folder, `former`, which must be the same as this one.
 
-        Replace a saved plan if none of its trials has started, because a setting was wrong.
+        It is replaced if none of its trials has started, as after a wrong setting.
         """
         if not any((folder / trial.name).exists() for trial in former.trials):
             return self
@@ -212,17 +212,17 @@ def make_folder(folder: Path) -> None:
             pass
 
 
-def read_plan(folder: Path) -> Plan | None:
-    """Read the plan in a folder. Return None if the folder is not a sweep's."""
+def read_sweep(folder: Path) -> Sweep | None:
+    """Read the sweep in a folder. Return None if there is none."""
     if not (folder / FILE).exists():
         return None
     try:
         facts = json.loads(read_text(folder / FILE))
         if facts.pop("version") != VERSION:
             raise ValueError("another version of halfstep wrote it")
-        plan = Plan(**facts)
-        if not plan.is_whole():
+        sweep = Sweep(**facts)
+        if not sweep.is_whole():
             raise ValueError("its values are not a sweep's")
-        return plan
+        return sweep
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {folder / FILE} ({error}); give -output another folder") from error

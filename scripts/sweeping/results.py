@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.evaluation.scores import TITLES
-from engine.record.saved_run import read_status, read_table
+from engine.record.saved_files import read_table
+from engine.record.saved_run import read_status
 from scripts.comparing.statistics import spread
-from scripts.sweeping.plan import Plan, describe
+from scripts.sweeping.plan import Sweep, describe
 from utils.errors import ConfigError, ExitCode, cause_of
 from utils.files import locked, write_text
 from utils.text import counted, csv_text, markdown_table
@@ -65,10 +66,10 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def write_trials(plan: Plan, folder: Path, results: Sequence[Result]) -> None:
+def write_trials(sweep: Sweep, folder: Path, results: Sequence[Result]) -> None:
     """Write trials.csv. If that fails, print a warning, since no trial depends on it."""
-    rows = [["index", *plan.over, "seed", "fold", "state", "metric", "best", "epoch", "seconds", "folder"]]
-    for trial, result in zip(plan.trials, results, strict=True):
+    rows = [["index", *sweep.over, "seed", "fold", "state", "metric", "best", "epoch", "seconds", "folder"]]
+    for trial, result in zip(sweep.trials, results, strict=True):
         seconds = None if result.seconds is None else round(result.seconds, 1)
         facts = [trial.seed, trial.fold, result.state, result.metric, result.best, result.epoch, seconds]
         rows.append([trial.index, *trial.settings.values(), *facts, trial.name])
@@ -78,7 +79,7 @@ def write_trials(plan: Plan, folder: Path, results: Sequence[Result]) -> None:
         print(f"warning: cannot write {folder / 'trials.csv'} ({cause_of(error)}); the sweep continues")
 
 
-def table(plan: Plan, results: Sequence[Result]) -> str:
+def table(sweep: Sweep, results: Sequence[Result]) -> str:
     """Return the table of the points in Markdown and the command of the best one.
 
     The best mean comes first; points with missing trials come last.
@@ -90,8 +91,8 @@ def table(plan: Plan, results: Sequence[Result]) -> str:
     metric = next((each.metric for each in results if each.metric), None)
     sign, digits = (1, 4) if metric == "loss" else (-1, 2)
     points = []
-    for number, settings in enumerate(plan.points):
-        of_point = [result for trial, result in zip(plan.trials, results, strict=True) if trial.point == number]
+    for number, settings in enumerate(sweep.points):
+        of_point = [result for trial, result in zip(sweep.trials, results, strict=True) if trial.point == number]
         values = [each.best for each in of_point if each.state == DONE and each.best is not None]
         if values:
             row = [describe(settings) or "as given", spread(values, digits), f"{len(values)} of {len(of_point)}"]
@@ -101,5 +102,5 @@ def table(plan: Plan, results: Sequence[Result]) -> str:
     points.sort()
     title = f"best {TITLES[metric]}{'' if metric == 'loss' else ', %'}"
     rows = markdown_table(["settings", title, "trials"], [row for *_, row in points])
-    command = plan.command_of_point(plan.points[points[0][2]])
+    command = sweep.command_of_point(sweep.points[points[0][2]])
     return f"{summary}{rows}\n\n±: standard deviation over seeds and folds. Best settings:\n\n    {command}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.evaluation.scores import TITLES, format_value
 from engine.record.saved_run import read_status
-from scripts.sweeping.plan import Plan, Trial
+from scripts.sweeping.plan import Sweep, Trial
 from scripts.sweeping.results import DONE, FAILED, STOPPED, WAITING, is_locked, read_result, write_trials
 from utils.errors import ConfigError, ExitCode, cause_of
 from utils.files import creating
@@ -40,15 +40,15 @@ def start(arguments: list[str], output: Path, cwd: str) -> subprocess.Popen:
 class Runner:
     """Starts one trial after another, and records their results."""
 
-    def __init__(self, plan: Plan, folder: Path):
-        self.plan, self.folder = plan, folder
-        self.results = {trial.index: read_result(folder / trial.name) for trial in plan.trials}
+    def __init__(self, sweep: Sweep, folder: Path):
+        self.sweep, self.folder = sweep, folder
+        self.results = {trial.index: read_result(folder / trial.name) for trial in sweep.trials}
         self.stop = StopSignal()
         self.seconds = [each.seconds for each in self.results.values() if each.seconds]  # of each trial that ended
 
     @property
     def num_left(self) -> int:
-        return self.plan.num_trials - sum(each.is_final for each in self.results.values())
+        return self.sweep.num_trials - sum(each.is_final for each in self.results.values())
 
     def _time_left(self, of_running: float | None = None) -> str:
         """Return the estimated time left, once a trial has ended or the running one has an estimate."""
@@ -61,9 +61,9 @@ class Runner:
         The code is 0 if every trial is done, 3 if gradients of some were not finite and the others are done, and
         otherwise 1. For a stopped sweep it is 128 plus the signal's number.
         """
-        of, place = f"{self.num_left} of {counted(self.plan.num_trials, 'trial')}", self.folder / "trial-000.txt"
+        of, place = f"{self.num_left} of {counted(self.sweep.num_trials, 'trial')}", self.folder / "trial-000.txt"
         print(f"{of} to run, one after another{self._time_left()}; their output: {place} ...", flush=True)
-        for trial in self.plan.trials:
+        for trial in self.sweep.trials:
             while is_locked(self.folder / trial.name) and not self.stop.number:
                 time.sleep(SECONDS_BETWEEN_LOOKS)  # a run that outlived an earlier sweep is still at work there
             if self.stop.number:
@@ -79,8 +79,8 @@ class Runner:
     def _run(self, trial: Trial) -> int:
         """Run the trial and return its exit code. After a signal, make it save and end."""
         try:
-            command = [sys.executable, *self.plan.command(trial, self.folder)]
-            program = start(command, self._output(trial), self.plan.cwd)
+            command = [sys.executable, *self.sweep.command(trial, self.folder)]
+            program = start(command, self._output(trial), self.sweep.cwd)
         except OSError as error:
             raise ConfigError(f"-output: cannot start {trial} in {self.folder} ({cause_of(error)})") from error
         began, is_signalled, is_estimated = time.monotonic(), False, bool(self.seconds)
@@ -115,12 +115,12 @@ class Runner:
             changes = {"state": STOPPED} if was_stopped else {"state": FAILED, "exit_code": code, "reason": why}
             result = replace(result, **changes)
         self.results[trial.index] = result
-        write_trials(self.plan, self.folder, [*self.results.values()])
-        number = self.plan.num_trials - self.num_left
+        write_trials(self.sweep, self.folder, [*self.results.values()])
+        number = self.sweep.num_trials - self.num_left
         outcome = f"{result.state} {result.reason}".strip()
         if result.state == DONE and result.best is not None:
             outcome = f"{TITLES[result.metric]} {format_value(result.metric, result.best)} in epoch {result.epoch}"
-        print(f"[{number}/{self.plan.num_trials}] {trial}: {outcome}{self._time_left()}", flush=True)
+        print(f"[{number}/{self.sweep.num_trials}] {trial}: {outcome}{self._time_left()}", flush=True)
         if is_refused:  # it could not start to train, and neither could the other trials
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
 

@@ -1,5 +1,6 @@
 """The command line: every flag, -opts, -h, and what is mistyped."""
 
+import itertools
 import re
 import shlex
 
@@ -7,6 +8,7 @@ import pytest
 
 from configs.flags import FLAGS
 from configs.load import load
+from configs.timm_arguments import SUPPORTED, UNSUPPORTED
 from configs.typed_names import ALIASES, NOT_HERE
 from configs.values import ALL_SETTINGS, START_SETTINGS, flatten, to_text
 from tests.support.configs import load_text
@@ -84,12 +86,11 @@ def test_a_mistake_on_the_command_line_is_named_with_the_remedy(words):
 
 
 def test_names_of_other_trainers_lead_to_settings_that_exist():
-    tables = (*ALIASES.values(), *NOT_HERE.values())
-    typed = [
-        name for words in tables for word in words.split() for name in re.split("[:=]", word)[0].strip("-").split("|")
-    ]
-    assert len(typed) == len(set(typed)), "one name, one answer"
-    for words in ALIASES:
+    arguments = (*SUPPORTED, *itertools.chain.from_iterable(UNSUPPORTED.values()))
+    of_timm = [name.replace("-", "_") for each in arguments for name in (each.name, each.short) if name]
+    typed = [name for names in (*ALIASES.values(), *NOT_HERE.values()) for name in names.split()]
+    assert len(typed + of_timm) == len({*typed, *of_timm}), "one name, one answer"
+    for words in (*ALIASES, *(each.setting for each in SUPPORTED)):
         if not words.startswith("-"):
             load_text("", "-opts", "SEED=0", *(word for word in words.split() if "=" in word))
             assert {re.split("=|(?<=KWARGS)[.]", word)[0] for word in words.split()} <= set(ALL_SETTINGS)

@@ -1,18 +1,18 @@
 """Which value wins, what settings must be together, and the config that comes of them."""
 
 import dataclasses
-import runpy
+from types import MappingProxyType
 
 import pytest
 
-from configs.load import load, to_yaml
+from configs.derive import STEPS, Merged, derive
+from configs.load import load, merge, to_yaml
 from configs.values import SETTINGS, flatten
 from configs.yaml_files import Layer
 from models import build_model
 from tests.support.configs import load_text, write, yaml_of
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import ROOT
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -32,6 +32,26 @@ def test_later_sources_win_and_each_value_says_where_it_came_from():
     }
     values = flatten(loaded.config)
     assert {key: (values[key], loaded.origins[key]) for key in expected} == expected
+
+
+def test_steps_that_derive_settings_change_nothing_in_place():
+    files = Layer("x.yaml", {"MODEL.TYPE": "vit", "MODEL.EMBED_DIM": "64"})
+    texts = {
+        "MODEL.TYPE": "timm",
+        "DATA.IMAGE_CHANNELS": "1",
+        "DATA.LABEL_SEPARATOR": "|",
+        "TRAIN.OPTIMIZER.NAME": "adamw",
+        "TRAIN.LR_SCHEDULER.NAME": "step",
+    }
+    merged, _ = merge([files, Layer("-opts", texts)])
+    read_only = Merged(MappingProxyType(merged.values), MappingProxyType(merged.origins), merged.order)
+    for step in STEPS:
+        step(read_only)
+    derived, notes = derive(merged)
+    changed = {key for key, value in derived.values.items() if value != merged.values[key]}
+    means = {"DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"}
+    chosen = {"TRAIN.OPTIMIZER.NAME", "TRAIN.LR_SCHEDULER.AFTER_WARMUP", "TRAIN.LOSS", "TRAIN.BEST_METRIC"}
+    assert changed == means | chosen | {"MODEL.EMBED_DIM"} and len(notes) == 1
 
 
 def test_grey_images_take_one_entry_of_the_default_mean_and_deviation():
@@ -77,12 +97,6 @@ def test_the_config_cannot_be_written_to():
         config.SEED = 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.TRAIN.OPTIMIZER.EPS = 1.0
-
-
-def test_the_settings_page_is_what_its_script_makes():
-    page = runpy.run_path(str(ROOT / "scripts" / "maintenance" / "make_settings_page.py"))["page"]()
-    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page
-    assert all(f"| `{key.rpartition('.')[2]}` |" in page for key in SETTINGS)
 
 
 def test_a_step_schedule_of_milestones_needs_no_decay_epochs():

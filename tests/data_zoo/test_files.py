@@ -29,6 +29,8 @@ from tests.data_zoo.files import (
 from tests.support.image_sets import load, settings
 from tests.support.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 MEAN = (0.2, 0.4, 0.6)
 BACKGROUND = (51, 102, 153)
 

@@ -14,6 +14,8 @@ from tests.support.printed import same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, typed
 
+pytestmark = pytest.mark.slow
+
 
 class Case(NamedTuple):
     """What becomes of a data set: what is said of it stands in a page. `names`, `warns`: of -check."""

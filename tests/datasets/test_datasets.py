@@ -1,27 +1,15 @@
 """What holds for every data set, and those that need no files."""
 
 import hashlib
-import inspect
-import re
 
 import numpy as np
 import pytest
 
 from datasets import ImageSet, build
 from datasets.shuffle import shuffled
-from datasets.sources import SOURCES, find_source
 from datasets.sources.digits import FILE
 from tests.support.image_sets import error_of, load, make_folders
 from tests.support.refusals import assert_names
-from tests.support.runs import ROOT
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_data_set_is_read_by_a_function_and_described_in_both_languages(name):
-    assert list(inspect.signature(find_source(name)).parameters) == ["config", "say"], f"datasets/sources: {name}"
-    for page in ("docs/data.md", "docs/zh/data.md"):
-        table = (ROOT / page).read_text(encoding="utf-8")
-        assert re.search(rf"^\| .*`{name}`", table, re.M), f"{page}: no line for {name} in the table of data sets"
 
 
 def test_a_source_that_does_not_say_where_its_images_come_from_is_refused(monkeypatch):
@@ -91,11 +79,3 @@ def test_more_classes_than_the_model_has_are_an_error_and_fewer_are_not(tmp_path
 def test_the_shuffle_is_the_same_in_every_version_of_numpy():
     assert shuffled(10, 0, 0).tolist() == [3, 2, 1, 8, 6, 0, 7, 4, 5, 9]
     assert shuffled(10, 0, 1).tolist() != shuffled(10, 1, 0).tolist()
-
-
-def test_every_function_that_reads_a_data_set_has_its_line():
-    for path in (ROOT / "datasets/sources").glob("*.py"):
-        for name in re.findall(r"^def (read_\w+)\(config: Config, say: ", path.read_text(encoding="utf-8"), re.M):
-            assert f"{path.stem}.{name}" in SOURCES.values(), (
-                f"datasets/sources/__init__.py: no line in SOURCES for {path.stem}.{name}"
-            )

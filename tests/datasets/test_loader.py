@@ -34,6 +34,8 @@ from tests.support.runs import alive, wait_until
 from utils.distributed import Process
 from utils.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 # --- order ---
 
 

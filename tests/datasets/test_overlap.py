@@ -1,4 +1,4 @@
-"""A run says how many of its validation images are training images: by name and size, then by content."""
+"""A run says how many of its validation images are training images: by name and size, then by content (TrainedOnAdvice)."""
 
 import shutil
 from pathlib import Path

@@ -14,7 +14,7 @@ from torchvision.transforms import functional as tv
 
 from configs.schema import Config
 from datasets.transforms.augment import Augmentation, build_augmentation
-from datasets.transforms.pixels import OPERATIONS, Operation, Plan
+from datasets.transforms.pixels import OPERATIONS, DrawnOperations, Operation
 from tests.support.configs import replaced
 
 SIDE = 32
@@ -39,9 +39,9 @@ def picture(mode: str = "RGB", size: tuple[int, int] = (SIDE, SIDE)) -> Image.Im
     return image.convert(mode)
 
 
-def changed(augment: Augmentation, plan: Plan, image: Image.Image) -> np.ndarray:
+def changed(augment: Augmentation, drawn: DrawnOperations, image: Image.Image) -> np.ndarray:
     pixels = np.array(image)
-    return augment.apply(plan, np.atleast_3d(pixels)).reshape(pixels.shape)
+    return augment.apply(drawn, np.atleast_3d(pixels)).reshape(pixels.shape)
 
 
 def timms(policy: str, interpolation: str = "bicubic", **options):
@@ -179,7 +179,7 @@ def test_an_operation_makes_the_same_pixels_of_an_image_of_any_shape(name, mode)
     for value in VALUES.get(name, FEW):
         for resample in (0, 2, 3) if name.startswith(("rotate", "shear", "translate")) else (None,):
             options = {} if resample is None else {"resample": resample, "fillcolor": fill}
-            mine = changed(augment, Plan((Operation(name, value, resample or 0),)), image)
+            mine = changed(augment, DrawnOperations((Operation(name, value, resample or 0),)), image)
             assert np.array_equal(mine, np.asarray(REFERENCES[name](image, value, **options))), (value, resample)
 
 

@@ -13,8 +13,9 @@ from PIL import Image
 from configs.load import load as read_settings
 from datasets import holds_out_no_more
 from engine.check.quick_checks import OK, WARN
-from engine.plan import Plan
-from engine.record.saved_run import SavedRun, read_table
+from engine.plan import TrainPlan
+from engine.record.saved_files import read_table
+from engine.record.saved_run import SavedRun
 from engine.settings import load_settings
 from scripts import export
 from tests.engine.check.small_photos import CLEAN
@@ -24,7 +25,7 @@ from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run_folder, status_of, typed
 
-pytestmark = pytest.mark.usefixtures("signal_handlers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signal_handlers")]
 
 
 def halfstep(*flags: str | Path, exit_with: int = 0) -> str:
@@ -206,7 +207,7 @@ def test_weights_that_know_all_classes_are_scored_before_training_which_stays_th
             assert "before training" not in said and SavedRun.open(run).before == saved.before
         else:
             assert not saved.before and "before" not in status
-        monkeypatch.setattr(Plan, "starts_from_its_classes", False)
+        monkeypatch.setattr(TrainPlan, "starts_from_its_classes", False)
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
 
 

@@ -19,6 +19,8 @@ from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder, status_of
 from tests.support.weight_files import saved
 
+pytestmark = pytest.mark.slow
+
 EMA = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "TRAIN.MODEL_EMA_DECAY=0.99996")
 
 

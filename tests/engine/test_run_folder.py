@@ -21,6 +21,8 @@ from utils.distributed import Process
 from utils.errors import ConfigError, LostProcess
 from utils.files import LineFile
 
+pytestmark = pytest.mark.slow
+
 
 def start(folder: Path, *words: str, **options) -> Ended:
     """A run of one epoch that is called mine."""

@@ -60,6 +60,7 @@ def test_every_extra_is_tried():
     assert extras() == sorted(ASKING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", extras())
 def test_all_else_works_without_it(name, tmp_path, small_yaml):
     root, asking = without(name, tmp_path), ASKING[name]

@@ -1,10 +1,13 @@
-"""Runs on images of which some cannot be read: in several processes, over a resume, and in validation."""
+"""Runs on images of which some cannot be read: in several processes, over a resume, and in validation (BadImageLimit, BadImages)."""
 
+import pytest
 import torch
 
 from tests.support.image_sets import make_folders
 from tests.support.refusals import assert_names
 from tests.support.runs import run_folder
+
+pytestmark = pytest.mark.slow
 
 
 def flags(photos, *options: str) -> list[str]:

@@ -18,6 +18,8 @@ from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 ORDER = Order(100, 32, 1, 1, True, 0, epoch_order=shuffled)
 # What a resumed run may have otherwise, written out: whoever adds a name must mean it. None of it moves the weights,
 # except by what the global batch, the number of images and the names of the classes stand for.

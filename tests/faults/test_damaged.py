@@ -12,6 +12,8 @@ from tests.support.run_hash import state_hash
 from tests.support.weight_files import PAYLOADS, payloads, pickled
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path):

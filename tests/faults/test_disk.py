@@ -21,6 +21,8 @@ from tests.support.runs import rows, run_folder, typed
 from utils import files
 from utils.log import Log
 
+pytestmark = pytest.mark.slow
+
 ENOUGH_FOR_ALL_BUT_CHECKPOINTS = 20_000  # bytes
 
 

@@ -11,6 +11,8 @@ from engine.checkpoint.format import read_checkpoint
 from tests.support.refusals import assert_names
 from tests.support.runs import Ended, ending, run, run_folder, status_of
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ("-opts", "VALIDATE_FREQ=1")
 # Raw and EMA: top-1 and loss after the first epoch, and after the second.
 RISING = [[25.0, 1.0]] * 2 + [[50.0, 1.0]] * 2

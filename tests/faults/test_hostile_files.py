@@ -34,7 +34,8 @@ from engine.predict.classifier import config_of, load_classifier
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
 from engine.record.metrics import StepRows
-from engine.record.saved_run import KINDS, SavedRun, read_object, read_settings, read_status
+from engine.record.saved_files import read_object
+from engine.record.saved_run import KINDS, SavedRun, read_settings, read_status
 from engine.saves import Saves
 from engine.train.stop_conditions import NonFinite
 from models.weights.files import chosen_weights, read_record, read_weights
@@ -43,7 +44,7 @@ from scripts.comparing.groups import group_runs
 from scripts.comparing.tables import to_markdown
 from scripts.predict import Outputs, find_images
 from scripts.sweeping import runner
-from scripts.sweeping.plan import read_plan
+from scripts.sweeping.plan import read_sweep
 from scripts.sweeping.results import read_result
 from tests.support.configs import small_config
 from tests.support.extras import needing_extra
@@ -58,6 +59,8 @@ from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError, DataError, naming_damage
 from utils.extras import has_extra
 from utils.program import exit_code
+
+pytestmark = pytest.mark.slow
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(touched) (w) file closefile\nshowpage\n%%EOF\n"
 
@@ -648,7 +651,7 @@ def test_a_pipe_in_place_of_what_is_read_again_is_not_waited_for(tmp_path):
     assert read_object(tmp_path / "results.json") == {}
     assert read_object(tmp_path / "wandb.json") == {}
     with pytest.raises(ConfigError, match="pipe"):
-        read_plan(tmp_path)
+        read_sweep(tmp_path)
     with pytest.raises(OSError, match=r"trial-000\.txt"):
         runner.start(["true"], tmp_path / "trial-000.txt", str(tmp_path))
 

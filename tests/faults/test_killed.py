@@ -11,6 +11,8 @@ from engine.checkpoint.format import read_checkpoint
 from tests.support.run_hash import run_hash
 from tests.support.runs import run_folder, status_of
 
+pytestmark = pytest.mark.slow
+
 # With everything that draws random numbers or remembers something; an epoch has four updates either way.
 ALL = "TRAIN.SMOOTHING=0.1 TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.MIXUP_GROUP=4 TRAIN.RANDOM_ERASE_PROB=0.25"
 ALL += " TRAIN.REPEATED_AUG=3 DATA.TRAIN_CROP=simple DATA.VFLIP=0.5 VALIDATE_FREQ=1 SAVE_STEPS=5"

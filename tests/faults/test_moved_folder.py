@@ -14,6 +14,8 @@ from tests.support.runs import Ended, status_of
 from utils.files import LineFile, replacing, write_text
 from utils.held_folders import FolderMoved, HeldFolder, check_in_place
 
+pytestmark = pytest.mark.slow
+
 FAST = ("-name", "exp", "-opts", "VALIDATE_FREQ=1", "SAVE_STEPS=2")
 SHARDED = ("-batch_size", "4", *FAST, "DIST.STRATEGY=fsdp2")
 

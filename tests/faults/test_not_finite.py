@@ -7,6 +7,8 @@ from engine.checkpoint.format import read_checkpoint
 from tests.support.refusals import assert_names
 from tests.support.runs import rows_of, run_folder
 
+pytestmark = pytest.mark.slow
+
 FLAGS = ["-batch_size", "4", "-opts", "SAVE_STEPS=1"]  # four updates an epoch, two epochs
 RANKS = {"one": [1], "both": [0, 1]}
 

@@ -11,6 +11,8 @@ from tests.support.image_sets import make_folders, noise
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, Ended, Run, as_ranks, command, run, run_folder
 
+pytestmark = pytest.mark.slow
+
 CODE = ("configs", "datasets", "engine", "models", "utils")
 
 

@@ -11,6 +11,8 @@ from tests.support.run_hash import run_hash
 from tests.support.runs import run_folder
 from tests.support.servers import HttpFolder
 
+pytestmark = pytest.mark.slow
+
 NUM_TARS, PER_TAR = 240, 1
 BUFFERED = ("DATA.SHUFFLE_BUFFER=10", "DATA.REMOTE_CACHE_GB=0.001")  # the cache holds fewer than 100 of these tars
 

@@ -20,6 +20,8 @@ from tests.support.runs import ROOT, run_folder
 from utils.errors import ConfigError
 from utils.extras import has_extra
 
+pytestmark = pytest.mark.slow
+
 OURS = [
     path
     for path in ROOT.rglob("*.py")

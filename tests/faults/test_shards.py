@@ -12,6 +12,8 @@ from scripts.export import export
 from tests.support.run_hash import run_hash, state_hash
 from tests.support.runs import run_folder
 
+pytestmark = pytest.mark.slow
+
 SHARDED = ("-batch_size", "4", "-opts", "DIST.STRATEGY=fsdp2")
 FIRST_EPOCH, SECOND_EPOCH = 4, 8  # updates when they end
 # What the second save does to files, in order: rows, then names, then what is not needed any more.

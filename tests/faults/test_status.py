@@ -12,6 +12,8 @@ from engine import session
 from engine.session import Status
 from tests.support.runs import ROOT, run_folder, status_of
 
+pytestmark = pytest.mark.slow
+
 
 def contents(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]

@@ -10,6 +10,8 @@ from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import run_folder, status_of
 
+pytestmark = pytest.mark.slow
+
 DIGITS = ["-dataset", "digits", "-batch_size", "100", "-opts", "DATA.IMAGE_CHANNELS=1", "MODEL.NUM_CLASSES=10"]
 PROCESSES = ["DATA.WORKERS=processes", "DATA.NUM_WORKERS=2"]
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from datasets import build_train_data, load_image_sets
-from engine.build import build_trainer
 from engine.checkpoint.async_saver import HostCopy
-from engine.plan import plan_of
 from engine.record.timing import Timing
 from engine.train.callback import PHASES
 from engine.train.trainer import Trainer
+from engine.trial import build_trial
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
 from tests.support.extras import needing_extra
@@ -31,7 +30,7 @@ def cuda_trainer(config) -> Trainer:
     torch.manual_seed(0)
     model = build_model(config, len(train_set.classes)).to(process.device)
     data = build_train_data(config, train_set, process)
-    return build_trainer(plan_of(config, process, train_set), model, data, Log(0))
+    return build_trial(config, process, model, data, Log(0))
 
 
 def test_phases_are_timed_by_the_device(tmp_path):

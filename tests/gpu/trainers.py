@@ -7,8 +7,8 @@ from torch import Tensor
 
 from configs.load import load
 from datasets import build_train_data, load_image_sets
-from engine.build import build_trainer, make_wrappers
-from engine.plan import plan_of
+from engine.build import make_wrappers
+from engine.trial import build_trial
 from models import adapt, build_model
 from models.compilation import parts_to_compile
 from tests.support.runs import ROOT
@@ -29,7 +29,7 @@ def small_trainer(device: str, *options: str):
     model = adapt(build_model(config, 64), config).to(process.device)
     data = build_train_data(config, train_set, process)
     wrappers = make_wrappers(config, process, Log(1), 64)
-    trainer = build_trainer(plan_of(config, process, train_set), model, data, Log(1), wrappers)
+    trainer = build_trial(config, process, model, data, Log(1), wrappers)
     if config.COMPILE and device == "cpu":
         for part in parts_to_compile(trainer.computing.model, config):
             part.compile(backend="eager", dynamic=False)  # a compiler of machine code would take half a minute

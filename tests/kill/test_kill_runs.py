@@ -6,6 +6,8 @@ from tests.kill import kill_runs
 from tests.kill.kill_runs import KilledRun, Outcome, StartMethod
 from tests.support.runs import alive, wait_until
 
+pytestmark = pytest.mark.slow
+
 HEAD = "import json, os, pathlib, subprocess, sys, time; folder = pathlib.Path(sys.argv[2])\n"
 OLDER = """
 step = 3 if (folder / "train-a").exists() else 5

@@ -35,6 +35,8 @@ from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.text import counted
 
+pytestmark = pytest.mark.slow
+
 
 def compile_with(monkeypatch: pytest.MonkeyPatch, backend) -> None:
     """Let this backend compile, and forget earlier graphs."""

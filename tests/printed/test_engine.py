@@ -15,7 +15,7 @@ from engine.check.images import ScanResult
 from engine.check.memory import MemoryEstimate
 from engine.evaluation.scores import Best, Scores, describe_scores
 from engine.record.next_steps import after_evaluation, after_failure, after_training
-from engine.train.forecast import Forecast
+from engine.train.forecast import Forecast, RunTimes
 from engine.train.stop_conditions import why_finished
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.printed import same_text
@@ -196,7 +196,8 @@ def test_the_time_that_is_left(tmp_path, monkeypatch):
     lines = []
     for limit in ("", "RUN.MAX_TIME=1h"):
         config = small_config(tmp_path, "TRAIN.NUM_EPOCHS=1", *limit.split())
-        forecast = Forecast(config, Order(320, 32, 1, 1, False, 0, None), 10, 0.0, clock=lambda: 600.0)
+        times = RunTimes.of(config, Order(320, 32, 1, 1, False, 0, None), num_evaluated=10)
+        forecast = Forecast(config, times, start=0.0, clock=lambda: 600.0)
         lines += [forecast.describe(5, left) for left in (7.2, 99.5, 100.0, 3540.0, 3 * 3600 + 59, 200_000.0)]
     lines += [why_finished(replace(Train(), EARLY_STOP=number), 9, 3, number) for number in (1, 2)]
     same_text("time_left", "\n".join(lines))

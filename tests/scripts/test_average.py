@@ -12,6 +12,8 @@ from tests.support.checkpoints import PLAIN, checkpoint
 from tests.support.runs import typed
 from tests.support.weight_files import assert_same
 
+pytestmark = pytest.mark.slow
+
 MODEL = PLAIN | {"PATCH_SIZE": 4}
 DATA = {"DATASET": "digits", "IMAGE_SIZE": 8, "IMAGE_CHANNELS": 1, "NUM_WORKERS": 0}
 DATA |= {"IMAGENET_MEAN": (0.5,), "IMAGENET_STD": (0.5,)}

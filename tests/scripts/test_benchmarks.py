@@ -16,6 +16,8 @@ from scripts.benchmarks.photos import make_photos
 from tests.support.runs import alive, run, wait_until
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 
 def rows_of(printed: str) -> list[dict[str, str]]:
     """The table of a Markdown text, by its heads."""

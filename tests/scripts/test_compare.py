@@ -21,6 +21,8 @@ from tests.support.printed import cases_of, content_of, same_message, same_text
 from tests.support.refusals import assert_names
 from tests.support.runs import typed
 
+pytestmark = pytest.mark.slow
+
 ABOUT = {"classes": 10, "training_images": 80, "validation_images": 20, "validation_digest": "aa"}
 
 

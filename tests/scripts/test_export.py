@@ -21,6 +21,8 @@ from tests.support.runs import ROOT, Ended, run, run_fresh, typed
 from tests.support.weight_files import assert_same, saved, vit
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 DISTILLED = {"TYPE": "timm", "NAME": "deit_tiny_distilled_patch16_224"}
 
 

@@ -18,6 +18,8 @@ from tests.support.printed import cases_of, same_text
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.slow
+
 
 def call(*arguments) -> int:
     return make_shards.main([str(each) for each in arguments])

@@ -10,6 +10,8 @@ from tests.support.refusals import assert_names, refused
 from tests.support.runs import typed
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_row_of_a_model_says_its_size_and_how_its_images_are_prepared():
     found = {model.name: model for model in describe_models(find_names(["vit_tiny_patch16_224", "in21k"]))}

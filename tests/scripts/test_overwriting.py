@@ -11,6 +11,8 @@ from PIL import Image
 from tests.support.extras import needing_extra
 from tests.support.runs import Ended, run, run_folder, typed
 
+pytestmark = pytest.mark.slow
+
 EXPORT = ["scripts/export.py", "{run}", "-output", "{target}", "-to"]
 PREDICT = ["scripts/predict.py", "{run}", "{photo}"]
 WRITERS = {

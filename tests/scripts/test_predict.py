@@ -20,6 +20,8 @@ from tests.support.runs import rows_of, run, run_fresh, typed
 from utils.errors import UserError
 from utils.program import exit_code
 
+pytestmark = pytest.mark.slow
+
 
 def type_in(*words, exit_with=0):
     """Types a command; returns its lines cut at the tabs, and what went to the error stream."""

@@ -5,6 +5,8 @@ import pytest
 from configs.load import load
 from scripts.maintenance.run_hashes import VARIANTS, words_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_setting_of_a_variant_has_an_effect(name, tmp_path):

@@ -20,6 +20,8 @@ from tests.support.runs import alive, rows_of, run, wait_until
 from utils.files import locked
 from utils.program import exit_code
 
+pytestmark = pytest.mark.slow
+
 
 def flag(arguments: list[str], name: str) -> str:
     return arguments[arguments.index(name) + 1]

@@ -1,6 +1,7 @@
 """Faults that are planted in a run before it starts, each a function: see tests/support/forks.py."""
 
 import ctypes
+import dataclasses
 import importlib
 import itertools
 import json
@@ -279,8 +280,8 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
         return now[0]
 
     class PassingForecast(Forecast):
-        def __init__(self, config, order, num_evaluated, start, longest_save, beat, say):
-            super().__init__(config, order, num_evaluated, 0.0, lambda: 0.0, beat, say, clock)
+        def __init__(self, config, times, start, beat, say):
+            super().__init__(config, dataclasses.replace(times, longest_save=lambda: 0.0), 0.0, beat, say, clock)
 
         def on_start_scored(self, trainer, scores, seconds):
             super().on_start_scored(trainer, scores, 0.1)

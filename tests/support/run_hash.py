@@ -5,18 +5,15 @@ from pathlib import Path
 
 import torch
 
+from engine.record.columns import COLUMNS
 from engine.record.timing import PHASES
 from models.weights.torch_files import read_torch
 from tests.support.runs import rows_of
 
-# They depend on the machine's mood.
+# They depend on the speed of the machine.
 NOT_REPEATABLE = (
-    "images_per_s",
-    "data_wait_pct",
-    "memory_mb",
+    *(column.name for column in COLUMNS if not column.is_repeatable),
     "seconds",
-    "train_seconds",
-    "eval_seconds",
     *(f"{name}_pct" for name in PHASES),
 )
 

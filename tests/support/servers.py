@@ -69,15 +69,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(self.path)
         fault, file = self.server.next_fault(path), self.server.root / path.strip("/")
-        if fault == "drop":
+        if fault in ("drop", "early"):
             self.close_connection = True
-            return None
-        if fault == "early":
-            self.close_connection = True
-            with contextlib.suppress(OSError):
-                while True:
-                    self.wfile.write(1000 * b"HTTP/1.1 103 Early Hints\r\n\r\n")
-            return None
+            return self._hint_forever() if fault == "early" else None
         if fault == "elsewhere":
             return self._answer(302, b"", {"Location": "file:///etc/passwd"})
         if self.server.password and not self._is_known():
@@ -85,11 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, int):
             return self._answer(fault, b"a fault")
         if file.is_dir():
-            if not self.server.lists:
-                return self._answer(403, b"")
-            names = (f"{each.name}/" if each.is_dir() else each.name for each in sorted(file.iterdir()))
-            links = "".join(f'<a href="{quote(name)}">{html.escape(name)}</a>\n' for name in names)
-            return self._answer(200, f"<html>{links}{self.server.links}</html>".encode(), {"Content-Type": "text/html"})
+            return self._list(file) if self.server.lists else self._answer(403, b"")
         if not file.is_file():
             return self._answer(404, b"")
         content, status, about = file.read_bytes(), 200, {"ETag": f'"{file.stat().st_mtime_ns}"'}
@@ -101,6 +91,18 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(status, b"" if fault == "empty" else content, about, fault)
 
     do_HEAD = do_GET
+
+    def _hint_forever(self) -> None:
+        """Send early hints and no answer, until the client closes the connection."""
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(1000 * b"HTTP/1.1 103 Early Hints\r\n\r\n")
+
+    def _list(self, folder: Path) -> None:
+        """Answer with a page of links to the files of a folder."""
+        names = (f"{each.name}/" if each.is_dir() else each.name for each in sorted(folder.iterdir()))
+        links = "".join(f'<a href="{quote(name)}">{html.escape(name)}</a>\n' for name in names)
+        self._answer(200, f"<html>{links}{self.server.links}</html>".encode(), {"Content-Type": "text/html"})
 
     def _answer(self, status: int, body: bytes, about: dict | None = None, fault: Fault = None) -> None:
         self.send_response(status)

@@ -9,13 +9,13 @@ from torch.nn.functional import cosine_similarity
 
 from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
-from engine.build import build_trainer, make_wrappers
+from engine.build import make_wrappers
 from engine.loop import train_epoch
-from engine.plan import plan_of
 from engine.precision.loss_scale import LossScaler
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
+from engine.trial import build_trial
 from models import adapt, build_model
 from tests.support.configs import CPU
 from utils.distributed import Process
@@ -54,9 +54,8 @@ def make_trainer(
     model = adapt(build_model(config, 10), config)
     data = build_train_data(config, train_set, Process(device))
     model = (model.double() if double else model).to(device)
-    plan = plan_of(config, Process(device), train_set)
-    wrappers = make_wrappers(config, plan.process, Log(0), 10)
-    trainer = build_trainer(plan, model, data, Log(0), wrappers)
+    wrappers = make_wrappers(config, Process(device), Log(0), 10)
+    trainer = build_trial(config, Process(device), model, data, Log(0), wrappers)
     trainer.callbacks = list(callbacks)
     return trainer
 

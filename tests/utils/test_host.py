@@ -10,6 +10,8 @@ from tests.support.printed import cases_of, same_message
 from tests.support.runs import ROOT, run
 from utils.host import cpu_quota, free_host_memory, share_of_cores
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("local", cases_of("shares_of_cores"))
 def test_cores_are_divided_among_the_processes_that_may_run_on_them(local):

@@ -34,6 +34,8 @@ from tests.support.runs import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_flags_for_several_processes_are_refused_where_there_is_one(small_yaml):
     typed("main_single_gpu.py", "-cfg", small_yaml, "-world_size", "2").refused("-world_size", "main_multi_gpu.py")

@@ -25,6 +25,8 @@ from utils.log import Log
 from utils.program import StopSignal, exit_code, judge, revision
 from utils.seed import make_deterministic
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")
 def test_the_revision_names_version_and_commit_and_needs_no_git(tmp_path, monkeypatch):

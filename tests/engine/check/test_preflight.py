@@ -20,6 +20,8 @@ from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, typed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("load", "is_told"), [(0.0, False), (1000.0, True)])
 def test_of_a_clean_run_nothing_is_said_but_ok_and_where_others_work_on_the_machine(check, monkeypatch, load, is_told):

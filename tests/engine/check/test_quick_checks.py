@@ -1,7 +1,6 @@
 """Learning rate, disk, output, memory and shared memory, each weighed against what is there."""
 
 import dataclasses
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,9 @@ from engine.check.quick_checks import (
     check_shared_memory,
     loader_processes,
 )
-from engine.plan import plan_of
+from engine.plan import TrainPlan
 from engine.precision.policy import Precision
+from engine.trial import inputs_of_trial
 from models import build_model
 from tests.engine.check.small_photos import sets_of
 from tests.support.configs import CPU, replaced, small_config
@@ -81,7 +81,15 @@ def test_only_loader_processes_take_shared_memory_and_those_of_all_training_proc
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_the_decay_of_an_ema_is_of_interest_only_where_there_is_one(photos, is_kept):
     config, train, _ = sets_of(photos, "TRAIN.MODEL_EMA_WARMUP=false", f"TRAIN.MODEL_EMA={is_kept}")
-    plan = replace(plan_of(config, Process(CPU), train), order=build_order(config, train, world_size=1))
+    plan = TrainPlan(
+        inputs=inputs_of_trial(config, Process(CPU)),
+        train_set=train,
+        eval_set=train,
+        order=build_order(config, train, world_size=1),
+        class_weights=None,
+        validation={},
+        facts={},
+    )
     findings = quick_checks.quick_checks(plan, None, None)
     assert ("EMA" in [finding.title for finding in findings]) is is_kept
 

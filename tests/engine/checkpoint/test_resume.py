@@ -28,6 +28,8 @@ from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 from utils.log import Log
 
+pytestmark = pytest.mark.slow
+
 
 def start(output: Path, *words: str, **options) -> Ended:
     """A run of two short epochs, in the folder of whose settings file the output is."""

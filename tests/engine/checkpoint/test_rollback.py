@@ -16,6 +16,8 @@ from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, run, run_folder, status_of
 from tests.support.trainers import make_trainer, train, update
 
+pytestmark = pytest.mark.slow
+
 STREAKS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=5", "REPORT_FREQ=1"]
 RANDOM = ["MODEL.DROPOUT=0.1", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.MIXUP_ALPHA=0.8"]
 

@@ -14,6 +14,8 @@ from tests.support.refusals import assert_names
 from tests.support.runs import Ended, epochs_of, run, run_folder, status_of
 from utils.runs import newest_first, other_copies
 
+pytestmark = pytest.mark.slow
+
 
 def start(output: Path, *words: str, **faults: list) -> Ended:
     """A run of the small settings, in epochs of 4 updates."""

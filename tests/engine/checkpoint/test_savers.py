@@ -21,6 +21,8 @@ from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
 
+pytestmark = pytest.mark.slow
+
 CONFIG = Config(
     DATA=Data(DATASET="synthetic", SYNTHETIC_SIZE=64, IMAGE_SIZE=8, BATCH_SIZE=8),
     MODEL=Model(PATCH_SIZE=4, EMBED_DIM=8, DEPTH=1, NUM_HEADS=1, NUM_CLASSES=4),

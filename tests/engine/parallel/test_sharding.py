@@ -18,6 +18,8 @@ from tests.support.runs import ROOT, launch
 from utils.errors import ConfigError
 from utils.extras import has_extra
 
+pytestmark = pytest.mark.slow
+
 # With what remembers something, and a micro-batch that some updates have less of.
 COMMON = "TRAIN.MODEL_EMA=true,TRAIN.MODEL_EMA_DECAY=0.5,TRAIN.WARMUP_EPOCHS=0,TRAIN.ACCUM_ITER=2,MODEL.EMBED_DIM=18"
 FSDP = "DIST.STRATEGY=fsdp2"

@@ -155,18 +155,21 @@ def test_a_saved_scale_is_taken_up_by_the_same_type_only(tmp_path):
         assert other.scaler.get_scale() == 1
 
 
-def paddles_rule(found, init, every_good, up, every_bad, down, floor, ceiling):
-    """Paddle's loss scale after each update, in plain Python."""
-    scale, good, bad, scales = init, 0, 0, []
+INITIAL_SCALE, LOWEST_SCALE, HIGHEST_SCALE = 1024.0, 4.0, 2.0**20
+
+
+def paddles_rule(found, every_good, every_bad):
+    """Paddle's loss scale after each update, in plain Python, which doubles and halves it."""
+    scale, good, bad, scales = INITIAL_SCALE, 0, 0, []
     for is_bad in found:
         if is_bad:
             good, bad = 0, bad + 1
             if bad == every_bad:
-                scale, bad = max(scale * down, floor), 0
+                scale, bad = max(scale / 2, LOWEST_SCALE), 0
         else:
             bad, good = 0, good + 1
             if good == every_good:
-                scale, good = min(scale * up, ceiling), 0
+                scale, good = min(scale * 2, HIGHEST_SCALE), 0
         scales.append(scale)
     return scales
 
@@ -192,10 +195,11 @@ def test_the_scale_follows_paddles_rule_step_by_step_over_random_sequences(tmp_p
         every_good, every_bad = draw.randint(1, 4), draw.randint(1, 4)
         found = [draw.random() < draw.choice((0.1, 0.5, 0.9)) for _ in range(120)]
         config = make(
-            tmp_path, True, "float16", INIT_LOSS_SCALING=1024.0, INCR_EVERY_N_STEPS=every_good,
-            DECR_EVERY_N_NAN_OR_INF=every_bad, MIN_LOSS_SCALING=4.0, MAX_LOSS_SCALING=2.0**20,
+            tmp_path, True, "float16", INIT_LOSS_SCALING=INITIAL_SCALE, INCR_EVERY_N_STEPS=every_good,
+            DECR_EVERY_N_NAN_OR_INF=every_bad, MIN_LOSS_SCALING=LOWEST_SCALE,
+            MAX_LOSS_SCALING=HIGHEST_SCALE,
         )  # fmt: skip
-        expected = paddles_rule(found, 1024.0, every_good, 2.0, every_bad, 0.5, 4.0, 2.0**20)
+        expected = paddles_rule(found, every_good, every_bad)
         assert our_scales(config, found) == expected
         assert our_scales(config, found, stop_at=draw.randint(1, 119)) == expected, "counters are lost in a checkpoint"
 

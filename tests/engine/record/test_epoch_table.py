@@ -1,6 +1,7 @@
 """The lines of epochs on a terminal, and advice; tables, which go on from what an earlier start of a run wrote."""
 
 import errno
+import math
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,11 +12,12 @@ import torch
 
 from datasets import load_image_sets
 from engine.evaluation.scores import Best, Scores
-from engine.record import console, metrics
-from engine.record.console import LINES_BELOW_A_HEAD, DataWaitAdvice, EpochTable
-from engine.record.metrics import Epoch, EpochRows, Recorder, StepRows, epoch_row, peak_memory
+from engine.record import columns, console
+from engine.record.advice import DataWaitAdvice
+from engine.record.columns import Epoch, epoch_row, peak_memory
+from engine.record.console import LINES_BELOW_A_HEAD, EpochPrinter
+from engine.record.metrics import EpochRows, Recorder, StepRows
 from engine.train.counters import EpochResult, Report
-from scripts.maintenance import make_settings_page
 from tests.support.configs import CPU, small_config
 from tests.support.printed import same_text
 from tests.support.runs import epochs_of, rows_of
@@ -31,13 +33,17 @@ def result(report=REPORT, **scores: Scores) -> EpochResult:
     return EpochResult(report, named, 1000, 2.0, 1.0)
 
 
-def lines_of(epochs: EpochTable, number: int, found: EpochResult, best: Best, left: float | None) -> list[str]:
-    trainer = SimpleNamespace(epoch=number - 1, step=0, process=Process(CPU))
-    return epochs.lines(epoch_row(Epoch(trainer, found, {"data": 0.0})), found.scores, best, left)
+def epoch_of(number: int, found: EpochResult) -> Epoch:
+    trainer = SimpleNamespace(epoch=number - 1, step=440, process=Process(CPU))
+    return Epoch(trainer, found, {"data": 1.5})
 
 
-def table(tmp_path, *options: str, has_ema: bool = False) -> EpochTable:
-    return EpochTable(small_config(tmp_path, "TRAIN.NUM_EPOCHS=40", *options), has_ema)
+def lines_of(printer: EpochPrinter, number: int, found: EpochResult, best: Best, left: float | None) -> list[str]:
+    return printer.terminal_lines(epoch_row(epoch_of(number, found)), found.scores, best, left, 40)
+
+
+def printer_of(tmp_path, *options: str, has_ema: bool = False) -> EpochPrinter:
+    return EpochPrinter(small_config(tmp_path, *options), has_ema)
 
 
 F1 = Scores(0.5, 90.0, 99.0, 100, 0, macro_f1=80.0, metric="macro_f1")
@@ -54,26 +60,73 @@ def test_a_line_has_aligned_columns_of_which_one_is_of_the_metric_that_decides(t
     pages = {}
     for number, (name, (options, scores, best)) in enumerate(CASES.items()):
         found = result(replace(REPORT, skipped=number % 3), **scores)
-        lines = lines_of(table(tmp_path, *options, has_ema="ema" in scores), 3, found, best, number * 100.0 or None)
+        lines = lines_of(
+            printer_of(tmp_path, *options, has_ema="ema" in scores), 3, found, best, number * 100.0 or None
+        )
         pages[name] = "\n".join(lines)
         assert number % 3 or len(lines[0]) == len(lines[1]) < 80
     same_text("epochs_on_a_terminal", pages)
 
 
 def test_the_head_comes_again_after_a_screen(tmp_path):
-    epochs = table(tmp_path)
-    counts = [len(lines_of(epochs, epoch, result(raw=SCORES), Best(), None)) for epoch in range(LINES_BELOW_A_HEAD + 2)]
+    printer = printer_of(tmp_path)
+    counts = [
+        len(lines_of(printer, epoch, result(raw=SCORES), Best(), None)) for epoch in range(LINES_BELOW_A_HEAD + 2)
+    ]
     assert counts == [2, *[1] * (LINES_BELOW_A_HEAD - 1), 2, 1]
 
 
-def test_a_figure_of_an_epoch_is_one_line_that_puts_it_into_the_table_and_on_the_terminal(tmp_path, monkeypatch):
-    seven = metrics.Column("seven", "always 7", lambda epoch: 7.0, title="seven", text="{:.1f}".format)
-    for module in (metrics, console):
-        monkeypatch.setattr(module, "COLUMNS", (*metrics.COLUMNS, seven))
-    lines = lines_of(table(tmp_path), 3, result(raw=SCORES), Best(90.0, 3), 200.0)
+def test_new_column_reaches_table_terminal_and_log(tmp_path, monkeypatch):
+    seven = columns.Column(
+        "seven", "always 7", lambda epoch: 7.0, title="seven", text="{:.1f}".format, words="Seven: {:.2f}".format
+    )
+    for module in (columns, console):
+        monkeypatch.setattr(module, "COLUMNS", (*columns.COLUMNS, seven))
+    found, printer = result(raw=SCORES), printer_of(tmp_path)
+    lines = lines_of(printer, 3, found, Best(90.0, 3), 200.0)
     assert [line.split()[-2] for line in lines] == ["seven", "7.0"]
-    trainer = SimpleNamespace(epoch=2, step=0, process=Process(CPU))
-    assert epoch_row(Epoch(trainer, result(raw=SCORES), {"data": 0.0}))["seven"] == 7.0
+    epoch = epoch_of(3, found)
+    assert epoch_row(epoch)["seven"] == 7.0
+    assert printer.log_lines(epoch_row(epoch), epoch, 40)[0].endswith(", Seven: 7.00")
+
+
+# The value of each column in the epoch of the test below: {column: value}.
+USUAL = {
+    "epoch": 2,
+    "train_loss": 0.25,
+    "eval_loss": 0.5,
+    "eval_top1": 90.0,
+    "eval_top5": 99.0,
+    "lr": 0.1,
+    "train_top1": 90.0,
+    "eval_macro_f1": 80.0,
+    "step": 440,
+    "images_per_s": 500.0,
+    "data_wait_pct": 1.5,
+    "memory_mb": 64,
+    "loss_scale": 1024.0,
+    "skipped": 3,
+    "grad_norm": 0.75,
+    "train_seconds": 2.0,
+    "eval_seconds": 1.0,
+}
+
+
+def test_columns_hold_the_figures_of_an_epoch(monkeypatch):
+    monkeypatch.setattr(columns, "peak_memory", lambda device: 64 * 2**20)
+    report = replace(REPORT, loss_scale=1024.0, skipped=3, mean_grad_norm=0.75)
+    assert epoch_row(epoch_of(3, result(report, raw=F1))) == USUAL
+
+
+def test_log_has_lines_in_paddlevits_format(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "peak_memory", lambda device: 64 * 2**20)
+    usual, printer = result(raw=SCORES, ema=replace(SCORES, top1=95.0)), printer_of(tmp_path, has_ema=True)
+    skipping = replace(REPORT, mean_loss=math.nan, accuracy=math.nan, loss_scale=1024.0, skipped=1)
+    pages = {}
+    for name, found in {"evaluated": usual, "all updates skipped, not evaluated": result(skipping)}.items():
+        epoch = epoch_of(3, found)
+        pages[name] = "\n".join(printer.log_lines(epoch_row(epoch), epoch, 40))
+    same_text("epochs_in_the_log", pages)
 
 
 def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path, monkeypatch):
@@ -126,12 +179,6 @@ def test_a_resumed_run_keeps_the_epochs_before_its_first(tmp_path):
         assert rows.is_written
     assert [row["epoch"] for row in epochs_of(tmp_path)] == [0, 1]
     assert (tmp_path / "metrics.csv").read_text() == "epoch,train_loss,eval_top1\n0,1.0,\n1,1.0,5.0\n"
-
-
-def test_the_table_of_columns_in_the_documentation_is_up_to_date():
-    assert make_settings_page.columns_page() == make_settings_page.COLUMNS_PAGE.read_text(encoding="utf-8"), (
-        "run python scripts/maintenance/make_settings_page.py"
-    )
 
 
 def test_the_memory_of_a_process_is_in_bytes():

@@ -13,6 +13,8 @@ from tests.support.forks import ROOT
 from tests.support.runs import run
 from tests.support.terminals import run_on_terminal, visible
 
+pytestmark = pytest.mark.slow
+
 ODD = 'it\'s a "folder" of $HOME'
 
 

@@ -19,6 +19,8 @@ from tests.support.runs import ROOT
 from utils.errors import ConfigError
 from utils.program import start_ticks
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 TRAIN:
     NUM_EPOCHS: 3                             # flag -epochs

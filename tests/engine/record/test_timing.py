@@ -24,6 +24,8 @@ from tests.support.trainers import Reports, make_trainer, train, update
 from utils.distributed import Process
 from utils.log import Log
 
+pytestmark = pytest.mark.slow
+
 
 class HandClock(HostClock):
     """Stands still unless it is moved."""

@@ -10,9 +10,9 @@ from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTarget
 from torch.nn import functional
 
 from configs.schema import Config
-from configs.values import SETTINGS
+from configs.tables import LOSSES
 from datasets import Mixed
-from engine.train.loss import LOSSES, build_loss, hits
+from engine.train.loss import build_loss, hits
 from tests.support.configs import replaced, small_config
 from tests.support.trainers import make_trainer, update
 
@@ -41,7 +41,7 @@ def mixed(targets: torch.Tensor, share: float) -> Mixed:
 def test_cross_entropy_is_timms_with_smoothing_and_mixup(fixed):
     logits, targets, _ = fixed
     torch.testing.assert_close(
-        loss_of(logits, targets, SMOOTHING=0.1), LabelSmoothingCrossEntropy(0.1)(logits, targets)
+        loss_of(logits, targets, LOSS="cross_entropy", SMOOTHING=0.1), LabelSmoothingCrossEntropy(0.1)(logits, targets)
     )
     soft = mixup_target(targets, C, lam=0.3, smoothing=0.1).double()
     ours = loss_of(logits, mixed(targets, 0.3), SMOOTHING=0.1)
@@ -110,7 +110,23 @@ def test_a_run_trains_with_the_loss_and_the_weights_of_its_settings(tmp_path):
     assert weighted == pytest.approx(3 * loss) and binary == pytest.approx(math.log(2), rel=0.1)
 
 
-def test_every_loss_of_the_schema_is_there():
-    assert set(LOSSES) == set(SETTINGS["TRAIN.LOSS"].choices), (
-        "LOSSES in engine/train/loss.py, Train.LOSS in configs/schema.py"
-    )
+def take(targets: torch.Tensor | Mixed, part: slice) -> torch.Tensor | Mixed:
+    if isinstance(targets, Mixed):
+        return Mixed(targets.first[part], targets.second[part], targets.share[part])
+    return targets[part]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_is_a_mean_over_images(fixed, name):
+    logits, targets, labels = fixed
+    for each in (targets, mixed(targets, 0.3), *([labels] if LOSSES[name].several_labels else [])):
+        whole = loss_of(logits, each, WEIGHTS, LOSS=name)
+        parts = [loss_of(logits[part], take(each, part), WEIGHTS, LOSS=name) for part in (slice(0, 2), slice(2, 6))]
+        torch.testing.assert_close(parts[0] / 3 + parts[1] * 2 / 3, whole)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_widens_half_logits(fixed, name):
+    logits, targets, _ = fixed
+    half = loss_of(1000 * logits.half(), targets, LOSS=name)
+    assert half.dtype == torch.float32 and math.isfinite(half)

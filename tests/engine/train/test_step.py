@@ -15,6 +15,8 @@ from tests.support.threads import Threads
 from tests.support.trainers import make_trainer, update
 from utils.seed import seed_update
 
+pytestmark = pytest.mark.slow
+
 # Images and whether the remainder is trained: one that two processes cannot share evenly, one smaller than them.
 SETS = {
     "remainder of 21": "149,false,none",

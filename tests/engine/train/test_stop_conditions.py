@@ -7,13 +7,15 @@ import pytest
 from configs.schema import to_seconds
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
-from engine.train.forecast import Forecast
+from engine.train.forecast import Forecast, RunTimes
 from engine.train.stop_conditions import Stopped, TimeLimit
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder, status_of
 from tests.support.trainers import make_trainer, train, update
 from utils.program import StopSignal
+
+pytestmark = pytest.mark.slow
 
 LENGTHS = {"3h30m": 12600, "90m": 5400, "5400": 5400, "1.5H": 5400, "1d": 86400, "10s": 10}
 LENGTHS |= {"1-12:00:00": 129600, "01:30:00": 5400, "2-1": 176400, "1-00:30": 88200}
@@ -111,8 +113,9 @@ def test_the_time_left_is_that_of_updates_evaluations_and_the_end(tmp_path):
     trainer = make_trainer(config)
     order = trainer.data.order
     num_evaluated = 3 * order.num_images / order.steps_per_epoch  # so many that they take as long as an update
-    calls = lambda: 5, lambda **facts: told.append(facts), said.append, lambda: time.now
-    forecast = Forecast(config, order, num_evaluated, 0.0, *calls)
+    times = RunTimes.of(config, order, num_evaluated, longest_save=lambda: 5)
+    calls = lambda **facts: told.append(facts), said.append, lambda: time.now
+    forecast = Forecast(config, times, 0.0, *calls)
     trainer.callbacks = [time, forecast]
     report = train(trainer)
     # The report at the end is taken for a third of the 30 s until the first update; a save takes 5.

@@ -13,6 +13,8 @@ from tests.support.refusals import refused
 from tests.support.runs import run, typed
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 
 def test_models_without_places_have_no_maps(tmp_path):
     config = replaced(

@@ -11,6 +11,8 @@ from torchvision.ops import Permute
 
 from extras.attention_maps import GradientMaps, Rollout, attention_layers, map_names, overlaid
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"img_size": 16, "patch_size": 4, "in_chans": 1, "embed_dim": 12, "depth": 3, "num_heads": 3, "num_classes": 5}
 KINDS = {
     "class token": {},

@@ -16,7 +16,7 @@ import pytest
 from configs.schema import to_seconds
 from engine.loop import Vote, stop_if_requested, train_epoch
 from engine.train.counters import EpochResult, Report
-from engine.train.forecast import Forecast
+from engine.train.forecast import Forecast, RunTimes
 from engine.train.schedule import Schedule
 from engine.train.stop_conditions import Stopped, why_finished
 from engine.train.trainer import Trainer
@@ -112,7 +112,7 @@ class Run:
         trainer.epoch, trainer.step = self.saved["epoch"], self.saved["step"]
         trainer.schedule.resume(self.saved["choices"])
         clock = lambda: world.now  # noqa: E731
-        forecast = Forecast(config, ORDER, 64, self.started, lambda: world.save, clock=clock)
+        forecast = Forecast(config, RunTimes.of(config, ORDER, 64, lambda: world.save), self.started, clock=clock)
         self.allowance = Allowance(
             config.TRAIN.BUDGET, world.now, self.saved["budget"], clock, lambda: world.now + world.jumped
         )
@@ -439,7 +439,7 @@ def test_a_budget_that_is_too_short_is_refused_with_one_that_fits(config):
         fitting = Run(config(fits), World(**machine)).go()
         assert fitting.world.now <= to_seconds(fits) and fitting.last_rate == pytest.approx(END_LR, abs=1e-7)
     run = Run(config("15s"), World())
-    run.budget.forecast.update = 60.0
+    run.budget.times.update = 60.0
     for given, least in (((), 26), ((False,), 13)):  # updates: until an update is measured, and the landing
         with pytest.raises(ConfigError) as refusal:
             run.budget.refuse_too_short(0, *given)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.format import read_checkpoint
-from engine.record.saved_run import read_table
+from engine.record.saved_files import read_table
 from tests.support.runs import run_folder, status_of
 
 KILLED = -signal.SIGKILL

@@ -20,6 +20,8 @@ from tests.support.runs import rows_of, run, run_folder, status_of
 from tests.support.trainers import Lines, big_logits, make_trainer, train, update
 from utils.seed import seed_update
 
+pytestmark = pytest.mark.slow
+
 OVERFLOWS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=40", "SAVE_STEPS=10"]
 
 

@@ -26,6 +26,8 @@ from tests.support.runs import run, run_folder, typed
 from tests.support.trainers import big_logits, make_trainer, update
 from utils.distributed import Process
 
+pytestmark = pytest.mark.slow
+
 
 def make_case(folder, plant, scale=65536.0, black_list=()) -> Case:
     """A ViT of 8 blocks in float16 with something planted, and one batch of 4."""

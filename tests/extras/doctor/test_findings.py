@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from extras.doctor.diagnosis import Diagnosis, Row, Vanishing
@@ -9,6 +10,8 @@ from extras.doctor.overflow import advice
 from extras.doctor.trace import Location
 from tests.support.configs import small_config
 from tests.support.printed import same_text
+
+pytestmark = pytest.mark.slow
 
 CORE, MLP = Location("blocks.1.attn", "logits (q·k)"), Location("blocks.1.mlp.fc1")
 ROWS = [Row(CORE, "float16", 131008.0, 64.0, 0.25), Row(MLP, "float16 float32", 3.5, 70000.0, None)]

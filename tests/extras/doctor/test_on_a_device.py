@@ -1,11 +1,14 @@
 """The doctor on the pretend device."""
 
+import pytest
 import torch
 
 from extras.doctor.in_runs import AutoDoctor, LastUpdate
 from tests.support.configs import small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.trainers import Lines, make_trainer, update
+
+pytestmark = pytest.mark.slow
 
 HALF = "AMP=true"
 

@@ -22,6 +22,8 @@ from tests.support.runs import typed
 from tests.support.trainers import cosines_to_float32, make_trainer, update
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 CUDA = torch.device("cuda")
 # In the blocks before the last one fc1 has 1056 outputs, which is enough.
 FLOAT8 = ("AMP=true", "PRECISION.MODE=float8", "MODEL.MLP_RATIO=66", "MODEL.DEPTH=3")

@@ -19,6 +19,8 @@ from tests.support.runs import epochs_of, rows, run_folder, status_of, typed
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 RANK = "MODEL.LORA.RANK=4"
 
 

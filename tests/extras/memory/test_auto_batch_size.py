@@ -26,7 +26,7 @@ from utils.errors import ConfigError, StoppedBySignal
 from utils.program import StopSignal
 
 MIB = 2**20
-pytestmark = pytest.mark.usefixtures("signal_handlers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signal_handlers")]
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from utils.errors import ConfigError
 from utils.log import Log
 from utils.torch_internals import TorchDispatchMode
 
+pytestmark = pytest.mark.slow
+
 IMAGES = "149,false,pair"  # mixed, and with a remainder
 # How the images of an update are shared out, and from which step on how many fit at once.
 SPLITS = {

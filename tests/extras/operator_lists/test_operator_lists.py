@@ -18,6 +18,8 @@ from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 HALF, FLOAT = torch.bfloat16, torch.float32
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 

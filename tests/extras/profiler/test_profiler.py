@@ -12,6 +12,8 @@ from tests.support.run_hash import run_hash
 from tests.support.runs import ending, run, run_folder
 from tests.support.trainers import make_trainer, update
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def start(tmp_path, small_yaml):

@@ -9,6 +9,8 @@ from engine.evaluation.scores import Scores
 from extras.report.image_results import leave_results
 from tests.support.configs import small_config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("metric, name", [("top1", "raw"), ("loss", "EMA")])
 def test_the_tables_of_an_evaluation_are_of_the_weights_that_the_metric_prefers(tmp_path, metric, name):

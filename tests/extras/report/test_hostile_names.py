@@ -3,11 +3,14 @@
 import csv
 
 import numpy as np
+import pytest
 
 from datasets.sources.images import ArrayImages
 from datasets.transforms.decode import PixelRules
 from engine.evaluation.tally import ImageResults
 from extras.report.image_tables import write_tables
+
+pytestmark = pytest.mark.slow
 
 
 def test_no_table_of_a_run_has_a_formula(tmp_path):

@@ -26,6 +26,8 @@ from tests.support.printed import cases_of, same_message, same_text
 from tests.support.runs import run, run_folder, status_of, typed
 from tests.support.saved_runs import write_json, write_run
 
+pytestmark = pytest.mark.slow
+
 REPORT = "scripts/report.py"
 EVIL = '<script>alert("1")</script>&amp;'
 

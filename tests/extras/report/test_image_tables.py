@@ -36,6 +36,8 @@ from tests.support.threads import Threads
 from tests.support.trainers import Lines, make_trainer, update
 from utils.distributed import Process
 
+pytestmark = pytest.mark.slow
+
 CLASSES = ["ant\r", 'b"e,e', "猫\n", "dog|wolf", "empty", "never predicted"]
 NUM_IMAGES, UNREADABLE = 61, (0, 17, 60)
 

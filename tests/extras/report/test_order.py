@@ -13,6 +13,8 @@ from tests.support.configs import CPU, small_config
 from tests.support.runs import run_folder
 from utils.distributed import Process
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.usefixtures("signal_handlers")
 def test_the_recorder_closes_after_the_callbacks_whose_last_pictures_it_hands_on(tmp_path):

@@ -9,6 +9,8 @@ import pytest
 
 from extras.report.plot import Plotter, figure_of, plots_of
 
+pytestmark = pytest.mark.slow
+
 
 def drawn(rows: list[dict], metric: str = "top1", steps: list[dict] = ()) -> dict:
     """{file: the axes that are drawn into it}"""

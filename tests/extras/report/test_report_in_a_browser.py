@@ -16,6 +16,8 @@ from tests.support.image_sets import draw_photos
 from tests.support.runs import rows_of, run, run_folder, status_of
 from tests.support.saved_runs import write_run
 
+pytestmark = pytest.mark.slow
+
 PHONE, DESKTOP = (390, 844), (1280, 900)
 # Of each picture: its left and right edge and its own width, in pixels; and whether it scrolls in a frame of its own.
 PICTURES = """[...document.images].map(each => {

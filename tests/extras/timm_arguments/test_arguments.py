@@ -1,9 +1,13 @@
 """The arguments of timm's train.py: all of them, each with a row in the documentation and a hint where it is typed as a flag."""
 
+import pytest
+
 from configs.flags import FLAGS
+from configs.timm_arguments import TIMM_ARGUMENTS
 from configs.typed_names import suggest_flag
-from extras.timm_arguments.arguments import timm_arguments
 from tests.support.forks import ROOT
+
+pytestmark = pytest.mark.slow
 
 KNOWN_FLAGS = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()} | {
     "-cfg": "-cfg",
@@ -14,9 +18,8 @@ KNOWN_FLAGS = {flag: key for group in FLAGS.values() for flag, (key, _) in group
 def test_every_argument_of_timms_train_py_has_a_place_in_the_docs_beside_its_setting_and_is_answered_with_a_hint():
     page = (ROOT / "docs" / "from-timm.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    arguments = timm_arguments()
-    assert len(arguments) == 172
-    for name, argument in arguments.items():
+    assert len(TIMM_ARGUMENTS) == 172
+    for name, argument in TIMM_ARGUMENTS.items():
         flag = name if name == "data" else f"--{name}"
         ours = [row[1] for row in rows if f"`{flag}`" in row[0]] or [row[2] for row in rows if f"`{flag}`" in row[2]]
         setting = argument.setting.partition("=bce")[0].split(".")

@@ -29,6 +29,8 @@ from tests.support.refusals import refused
 from tests.support.runs import ROOT, typed
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 EFFICIENTNET = """--sched step --epochs 450 --decay-epochs 2.4 --decay-rate .97 --opt rmsproptf --opt-eps .001 -j 8 --warmup-lr 1e-6
 --weight-decay 1e-5 --aa rand-m9-mstd0.5 --remode pixel --reprob 0.2 --amp"""
 A1 = "--opt lamb --lr 5e-3 --weight-decay .01 --bce-loss --aa rand-m7-mstd0.5-inc1 --mixup .2 --cutmix 1 --warmup-lr 1e-6"

@@ -13,8 +13,7 @@ import torch
 
 from configs.load import load
 from datasets import build_train_data, load_image_sets
-from engine.build import build_trainer
-from engine.plan import plan_of
+from engine.trial import build_trial
 from models import build_model
 from tests.support.planted import run_out
 from utils.distributed import Process
@@ -39,7 +38,7 @@ def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]
     torch.manual_seed(0)
     model = build_model(config, 10).double()
     data = build_train_data(config, train_set, process)
-    trainer = build_trainer(plan_of(config, process, train_set), model, data, Log(process.rank))
+    trainer = build_trial(config, process, model, data, Log(process.rank))
     if shortage and process.rank == process.world_size - 1:
         run_out(trainer, *map(int, shortage))
     for window in data.windows(0, 12):

@@ -18,14 +18,13 @@ import torch
 
 from configs.load import load
 from datasets import BadImages, ImageSet, build_eval_data, build_train_data, load_image_sets
-from engine.build import build_trainer
 from engine.checkpoint.format import read_checkpoint, save_checkpoint
 from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
 from engine.evaluation.evaluate import evaluate
-from engine.plan import plan_of
 from engine.precision.loss_scale import FusedLossScaler
 from engine.train.ema import FusedLerp
 from engine.train.trainer import Trainer
+from engine.trial import build_trial
 from models import build_model
 from models.transforms.kernels import GpuKernels
 from tests.support.cpu_memory import passing_bytes
@@ -47,10 +46,10 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     model = build_model(config, 10)
     data = build_train_data(config, train_set, process)
     with as_on_gpus(model) if "gpu" in words else contextlib.nullcontext():
-        plan, log = plan_of(config, process, train_set), Log(process.rank)
-        trainer = build_trainer(plan, model, data, log)
+        log = Log(process.rank)
+        trainer = build_trial(config, process, model, data, log)
     if "measure" in words:
-        return {"building": passing_bytes(lambda: build_trainer(plan, build_model(config, 10), data, log))}
+        return {"building": passing_bytes(lambda: build_trial(config, process, build_model(config, 10), data, log))}
     if "load" in words:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
     found = {"updates": [], "gathered": {}}
@@ -58,8 +57,7 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     if "evaluate" in words:  # what it gathers must not be there when the weights are others
         score(trainer, eval_set, process)
     if "compile" in words:
-        for part in [trainer.model] if words["compile"] == "model" else trainer.model.blocks:
-            part.compile(backend="aot_eager", dynamic=False)
+        compile_parts(trainer.model, words["compile"])
     for window in data.windows(trainer.step, UPDATES):
         if "poison" in words and trainer.step == 1 and process.rank == process.world_size - 1:
             poison_once(trainer)
@@ -75,6 +73,12 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     if process.is_first:
         found |= {key: state[key] for key in ("state_dict", "state_dict_ema", "optimizer") if key in state}
     return found
+
+
+def compile_parts(model: torch.nn.Module, which: str) -> None:
+    """Compile the whole model, or each of its blocks."""
+    for part in [model] if which == "model" else model.blocks:
+        part.compile(backend="aot_eager", dynamic=False)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,126 @@
+"""Settings that follow from other settings: a list of steps, each of which returns what it changes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from configs.combinations import several_labels_key
+from configs.schema import VIT_FIELDS
+from configs.tables import LOSSES, TORCH_OPTIMIZERS, names_with
+from configs.values import OPTIMIZER_VALUES, RATES, SETTINGS, to_text, usual_optimizer_values
+from utils.runs import LATEST, other_copies, without_latest
+
+NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # settings whose value may be a run
+
+
+class Derived(NamedTuple):
+    """Values and origins that follow from other settings, and notes about them for the user."""
+
+    values: Mapping[str, Any] = {}
+    origins: Mapping[str, str] = {}
+    notes: Sequence[str] = ()
+
+
+class Merged(NamedTuple):
+    """The value of each setting, and where it came from."""
+
+    values: dict[str, Any]
+    origins: dict[str, str]
+    order: list[str]  # the origins of all layers, the lowest one first
+
+
+def derive(merged: Merged) -> tuple[Merged, list[str]]:
+    """Apply all steps. Returns also notes for the user."""
+    notes = []
+    for step in STEPS:
+        derived = step(merged)
+        merged = Merged(merged.values | derived.values, merged.origins | derived.origins, merged.order)
+        notes += derived.notes
+    return merged, notes
+
+
+def name_runs(values: dict[str, Any]) -> dict[str, str]:
+    """The folder of the newest run in SAVE where a setting is the word latest."""
+    save = values.get("SAVE", SETTINGS["SAVE"].default)
+    return {key: without_latest(values[key], save) for key in NAME_RUNS if values.get(key) == LATEST}
+
+
+def _name_newest_runs(found: Merged) -> Derived:
+    """Replace the word latest by the folder of the newest run."""
+    newest = name_runs(found.values)
+    copies = [copy for folder in dict.fromkeys(newest.values()) for copy in other_copies(folder)]
+    return Derived(newest, notes=[copy.describe() for copy in copies])
+
+
+def _fit_channels(found: Merged) -> Derived:
+    """Shorten the default mean and deviation, which have three channels, for grey images."""
+    keys = ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD")
+    is_grey = found.values["DATA.IMAGE_CHANNELS"] == 1
+    return Derived(
+        {key: found.values[key][:1] for key in keys if is_grey and found.values[key] == SETTINGS[key].default}
+    )
+
+
+def _fit_labels(found: Merged) -> Derived:
+    """Several labels an image imply a loss and a metric, where none are set."""
+    several = several_labels_key(found.values)
+    loss, *_ = names_with(LOSSES, "several_labels")
+    implied = {"TRAIN.LOSS": loss, "TRAIN.BEST_METRIC": "map"} if several else {}
+    values = {key: value for key, value in implied.items() if found.origins[key] == "default"}
+    return Derived(values, dict.fromkeys(values, f"because of {several}"))
+
+
+def _settle_optimizer(found: Merged) -> Derived:
+    """Choose one spelling for each optimizer: torch's own for AdamW, Adam and SGD, small letters for the others.
+
+    For an optimizer that is not torch's, the values of torch's optimizers count as not set if one place sets EPS, BETAS
+    and MOMENTUM together: PaddleViT's files always have all three.
+    """
+    spelling = {name.lower(): name for name in TORCH_OPTIMIZERS}
+    typed = found.values["TRAIN.OPTIMIZER.NAME"].lower()
+    name = spelling.get(typed, typed)
+    are_together = len({found.origins[each] for each in OPTIMIZER_VALUES}) == 1
+    are_all_set = all(found.values[each] not in (None, ()) for each in OPTIMIZER_VALUES)
+    unset = name not in TORCH_OPTIMIZERS and are_together and are_all_set
+    keys = usual_optimizer_values(found.values) if unset else []
+    return Derived({"TRAIN.OPTIMIZER.NAME": name} | {key: SETTINGS[key].default for key in keys})
+
+
+def _count_steps_from_start(found: Merged) -> Derived:
+    """The schedule step starts counting at the beginning, unless that is set."""
+    key = "TRAIN.LR_SCHEDULER.AFTER_WARMUP"
+    is_step = found.values["TRAIN.LR_SCHEDULER.NAME"] == "step"
+    return Derived({key: False} if is_step and found.origins[key] == "default" else {})
+
+
+def _drop_vit_fields(found: Merged) -> Derived:
+    """Reset what describes a ViT in files that a later MODEL.TYPE timm overrides. Beside it or after it, it is an error."""
+    values, origins, order = found
+    earlier = order[: order.index(origins["MODEL.TYPE"])] if values["MODEL.TYPE"] == "timm" else []
+    dropped = [key for name in VIT_FIELDS if origins[key := f"MODEL.{name}"] in earlier]
+    if not dropped:
+        return Derived()
+    fields = ", ".join(f"{key} {to_text(values[key])}" for key in dropped)
+    files = ", ".join(dict.fromkeys(origins[key] for key in dropped))
+    return Derived(
+        values={key: SETTINGS[key].default for key in dropped},
+        origins=dict.fromkeys(dropped, "default"),
+        notes=[f"note: without effect: {fields} ({files}), because of MODEL.TYPE timm ({origins['MODEL.TYPE']})"],
+    )
+
+
+def _unset_rates(found: Merged) -> Derived:
+    """Use one spelling for the rates of a ViT that is built from fields: a rate of 0 is not set."""
+    keys = RATES if found.values["MODEL.TYPE"] == "vit" else ()
+    return Derived({key: None for key in keys if found.values[key] == 0})
+
+
+# Settings that follow from others, in this order: each step sees what those before it have changed.
+STEPS = (
+    _name_newest_runs,
+    _fit_channels,
+    _fit_labels,
+    _settle_optimizer,
+    _count_steps_from_start,
+    _drop_vit_fields,
+    _unset_rates,
+)

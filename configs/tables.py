@@ -1,0 +1,127 @@
+"""The losses, optimizers and data sets: one row registers one of them, with its name and its sentence.
+
+Settings, checks and documentation follow these rows: `python scripts/maintenance/make_settings_page.py` writes the
+documentation, and tests/test_registered.py names each file in which something is missing. A row names its class or function
+as text, which is imported by the run that uses it.
+"""
+
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class LossRow(NamedTuple):
+    """A row of LOSSES."""
+
+    where: str  # file and class in engine/train/
+    sentence: str
+    several_labels: bool = False  # whether an image can have any number of labels
+
+
+# By TRAIN.LOSS. A setting of one loss has Only("LOSS", ("name",)) in configs/schema.py.
+LOSSES = {
+    "cross_entropy": LossRow("loss.CrossEntropy", "of all classes together"),
+    "bce": LossRow(
+        "binary_loss.BinaryCrossEntropy",
+        "binary cross entropy: a yes or no for each class (timm's `--bce-loss`)",
+        several_labels=True,
+    ),
+}
+
+
+class OptimizerRow(NamedTuple):
+    """A row of TORCH_OPTIMIZERS."""
+
+    sentence: str
+    settings: tuple[str, ...]  # of TRAIN.OPTIMIZER, besides KWARGS
+    usual_rates: tuple[float, float]  # per 256 images, from fine-tuning to training from scratch; rules of thumb
+    defaults: Mapping[str, float] = {}  # arguments whose default is not torch's
+
+
+# By TRAIN.OPTIMIZER.NAME, the classes of torch.optim that have fused kernels. Other names are those of timm.
+TORCH_OPTIMIZERS = {
+    "AdamW": OptimizerRow("Adam with decoupled weight decay", ("EPS", "BETAS"), (1e-5, 1e-3)),
+    "Adam": OptimizerRow("Adam, whose weight decay is part of the gradient", ("EPS", "BETAS"), (1e-5, 1e-3)),
+    "SGD": OptimizerRow(
+        "without Nesterov, unless `TRAIN.OPTIMIZER.KWARGS.nesterov=true`",
+        ("MOMENTUM",),
+        (1e-3, 1e-1),
+        {"momentum": 0.9},
+    ),
+}
+
+
+class SourceRow(NamedTuple):
+    """A row of SOURCES."""
+
+    where: str  # file and function in datasets/sources/, whose __init__.py says what it returns
+    sentence: str
+    split: str  # where its validation images come from
+    section: str = ""  # its section in docs/data.md, as in a link, if that is not called like the data set
+    has_files: bool = True  # False: DATA.DATA_PATH is not used
+    in_order: bool = False  # whether its images are read in the order of its files
+
+
+# By DATA.DATASET. A setting of some data sets has Only("DATASET", ("name",)) in configs/schema.py.
+SOURCES = {
+    "imagenet2012": SourceRow("imagenet.read_imagenet", "ImageNet as lists or class folders", "its own"),
+    "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "its own, or held out"),
+    "csv": SourceRow("csv_list.read_csv", "a table of paths and classes", "its own, or held out"),
+    "shards": SourceRow(
+        "remote_shards.read_shards",
+        "tar files with many images each, as WebDataset writes them",
+        "its own, or held out",
+        in_order=True,
+    ),
+    "parquet": SourceRow(
+        "parquet.read_parquet",
+        "parquet files, as data sets travel on Hugging Face",
+        "its own, or held out",
+        in_order=True,
+    ),
+    "caltech101": SourceRow("caltech.read_caltech", "as its archive unpacks", "random", "caltech101-and-caltech256"),
+    "caltech256": SourceRow("caltech.read_caltech", "as its archive unpacks", "random", "caltech101-and-caltech256"),
+    "cifar10": SourceRow(
+        "torchvision_sets.read_torchvision", "downloaded if missing", "its own", "cifar10-and-cifar100"
+    ),
+    "cifar100": SourceRow(
+        "torchvision_sets.read_torchvision", "downloaded if missing", "its own", "cifar10-and-cifar100"
+    ),
+    "digits": SourceRow(
+        "digits.read_digits",
+        "1,797 handwritten digits, part of halfstep",
+        "fixed, 80/20, or in [folds](#cross-validation)",
+        has_files=False,
+    ),
+    "torchvision/NAME": SourceRow(
+        "torchvision_sets.read_torchvision",
+        "Flowers102, Food101, SVHN and others; downloaded if missing",
+        "its own, or random",
+        "torchvisionname",
+    ),
+    "fractals": SourceRow(
+        "fractals.read_fractals",
+        "images computed by formula, to pretrain without data",
+        "computed, other pictures",
+        has_files=False,
+    ),
+    "synthetic": SourceRow(
+        "synthetic.read_synthetic", "random images, to measure speed", "none needed", has_files=False
+    ),
+}
+
+
+def import_named(folder: str, where: str) -> Any:
+    """Import the class or function that a row names. `folder`: a package, such as engine.train."""
+    file, _, name = where.rpartition(".")
+    return getattr(importlib.import_module(f"{folder}.{file}"), name)
+
+
+def sentences_of(table: Mapping[str, Any]) -> str:
+    """Return the rows as the end of a sentence: `name, its sentence; name, its sentence`."""
+    return "; ".join(f"{name}, {row.sentence}" for name, row in table.items())
+
+
+def names_with(table: Mapping[str, Any], field: str, value: bool = True) -> Iterable[str]:
+    """Return the names of the rows that have this value in a field."""
+    return tuple(name for name, row in table.items() if getattr(row, field) is value)

@@ -1,0 +1,246 @@
+"""The arguments of timm's train.py, each with the setting that does the same here, or why there is none."""
+
+from typing import Any, NamedTuple
+
+OTHER_LOSSES = "see TRAIN.LOSS for the losses there are; TRAIN.CLASS_WEIGHTS gives rare classes more weight"
+
+
+class Argument(NamedTuple):
+    """An argument of timm's train.py."""
+
+    name: str  # without dashes in front
+    setting: str  # as in MODEL.DROPOUT, or with a value as in TRAIN.LOSS=bce; '' if there is none
+    kind: type  # of its value, or of each of several: bool for a switch, int, float or str
+    default: Any = None  # timm's; a list: several values
+    short: str = ""  # another name without dashes; '' for none
+    reason: str = ""  # why there is no setting, or what comes nearest
+
+    @property
+    def is_list(self) -> bool:
+        return isinstance(self.default, list)
+
+
+SUPPORTED = (
+    Argument("amp", "AMP", bool, False),
+    Argument("torchcompile", "COMPILE", str),
+    Argument("torchcompile-mode", "COMPILE", str),
+    Argument("batch-size", "DATA.BATCH_SIZE", int, 128, short="b"),
+    Argument("validation-batch-size", "DATA.BATCH_SIZE_EVAL", int, short="vb"),
+    Argument("class-map", "DATA.CLASSES", str),
+    Argument("crop-pct", "DATA.CROP_PCT", float),
+    Argument("ratio", "DATA.CROP_RATIO", float, [0.75, 1.3333333333333333]),
+    Argument("scale", "DATA.CROP_SCALE", float, [0.08, 1.0]),
+    Argument("dataset", "DATA.DATASET", str),
+    Argument("data-dir", "DATA.DATA_PATH", str),
+    Argument("data", "DATA.DATA_PATH", str),
+    Argument("hflip", "DATA.HFLIP", float, 0.5),
+    Argument("mean", "DATA.IMAGENET_MEAN", float, []),
+    Argument("std", "DATA.IMAGENET_STD", float, []),
+    Argument("in-chans", "DATA.IMAGE_CHANNELS", int),
+    Argument("input-img-mode", "DATA.IMAGE_CHANNELS", str),
+    Argument("img-size", "DATA.IMAGE_SIZE", int),
+    Argument("input-size", "DATA.IMAGE_SIZE", int, []),
+    Argument("interpolation", "DATA.INTERPOLATION", str),
+    Argument("workers", "DATA.NUM_WORKERS", int, 4, short="j"),
+    Argument("train-crop-mode", "DATA.TRAIN_CROP", str),
+    Argument("train-interpolation", "DATA.TRAIN_INTERPOLATION", str, "random"),
+    Argument("vflip", "DATA.VFLIP", float, 0.0),
+    Argument("device", "DEVICE", str, "cuda"),
+    Argument("checkpoint-hist", "KEEP_CHECKPOINTS", int, 10),
+    Argument("drop", "MODEL.DROPOUT", float, 0.0),
+    Argument("drop-path", "MODEL.DROPPATH", float),
+    Argument("model-kwargs", "MODEL.KWARGS", str, []),
+    Argument("bn-eps", "MODEL.KWARGS.bn_eps", float),
+    Argument("bn-momentum", "MODEL.KWARGS.bn_momentum", float),
+    Argument("drop-block", "MODEL.KWARGS.drop_block_rate", float),
+    Argument("gp", "MODEL.KWARGS.global_pool", str),
+    Argument("num-classes", "MODEL.NUM_CLASSES", int),
+    Argument("pretrained", "MODEL.PRETRAINED", bool, False),
+    Argument("pretrained-path", "MODEL.PRETRAINED", str),
+    Argument("initial-checkpoint", "MODEL.PRETRAINED", str),
+    Argument("resume", "MODEL.RESUME", str),
+    Argument("model", "MODEL.TYPE=timm MODEL.NAME", str, "resnet50"),
+    Argument("experiment", "NAME", str),
+    Argument("amp-dtype", "PRECISION.DTYPE", str, "float16"),
+    Argument("log-interval", "REPORT_FREQ", int, 50),
+    Argument("output", "SAVE", str),
+    Argument("recovery-interval", "SAVE_STEPS", int, 0),
+    Argument("seed", "SEED", int, 42),
+    Argument("log-wandb", "TRACK=wandb", bool, False),
+    Argument("grad-accum-steps", "TRAIN.ACCUM_ITER", int, 1),
+    Argument("aa", "TRAIN.AUTO_AUGMENT", str),
+    Argument("lr", "TRAIN.BASE_LR", float),
+    Argument("lr-base", "TRAIN.BASE_LR", float, 0.1),
+    Argument("bce-target-thresh", "TRAIN.BCE_TARGET_THRESH", float),
+    Argument("eval-metric", "TRAIN.BEST_METRIC", str, "top1"),
+    Argument("bce-pos-weight", "TRAIN.CLASS_WEIGHTS", float),
+    Argument("clip-mode", "TRAIN.CLIP_MODE", str, "norm"),
+    Argument("color-jitter", "TRAIN.COLOR_JITTER", float, 0.4),
+    Argument("cutmix", "TRAIN.CUTMIX_ALPHA", float, 0.0),
+    Argument("cutmix-minmax", "TRAIN.CUTMIX_MINMAX", float, []),
+    Argument("task-loss-weight", "TRAIN.DISTILLATION_ALPHA", float),
+    Argument("distill-loss-weight", "TRAIN.DISTILLATION_ALPHA", float),
+    Argument("kd-temperature", "TRAIN.DISTILLATION_TAU", float, 4.0),
+    Argument("kd-distill-type", "TRAIN.DISTILLATION_TYPE", str, "logit"),
+    Argument("kd-token-distill-type", "TRAIN.DISTILLATION_TYPE", str, "soft"),
+    Argument("kd-loss-type", "TRAIN.DISTILLATION_TYPE", str, "kl"),
+    Argument("min-lr", "TRAIN.END_LR", float, 0.0),
+    Argument("grad-checkpointing", "TRAIN.GRAD_CHECKPOINTING", bool, False),
+    Argument("clip-grad", "TRAIN.GRAD_CLIP", float),
+    Argument("start-epoch", "TRAIN.LAST_EPOCH", int),
+    Argument("layer-decay", "TRAIN.LAYER_DECAY", float),
+    Argument("lr-base-size", "TRAIN.LINEAR_SCALED_LR", int, 256),
+    Argument("bce-loss", "TRAIN.LOSS=bce", bool, False),
+    Argument("lr-base-scale", "TRAIN.LR_SCALING", str),
+    Argument("warmup-prefix", "TRAIN.LR_SCHEDULER.AFTER_WARMUP", bool, False),
+    Argument("cooldown-epochs", "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS", int, 0),
+    Argument("decay-epochs", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS", float, 90.0),
+    Argument("decay-rate", "TRAIN.LR_SCHEDULER.DECAY_RATE", float, 0.1, short="dr"),
+    Argument("decay-milestones", "TRAIN.LR_SCHEDULER.MILESTONES", int, [90, 180, 270]),
+    Argument("sched", "TRAIN.LR_SCHEDULER.NAME", str, "cosine"),
+    Argument("sched-on-updates", "TRAIN.LR_SCHEDULER.PER_EPOCH", bool, False),
+    Argument("mixup", "TRAIN.MIXUP_ALPHA", float, 0.0),
+    Argument("mixup-mode", "TRAIN.MIXUP_MODE", str, "batch"),
+    Argument("mixup-off-epoch", "TRAIN.MIXUP_OFF_EPOCH", int, 0),
+    Argument("mixup-prob", "TRAIN.MIXUP_PROB", float, 1.0),
+    Argument("mixup-switch-prob", "TRAIN.MIXUP_SWITCH_PROB", float, 0.5),
+    Argument("model-ema", "TRAIN.MODEL_EMA", bool, False),
+    Argument("model-ema-decay", "TRAIN.MODEL_EMA_DECAY", float, 0.9998),
+    Argument("model-ema-warmup", "TRAIN.MODEL_EMA_WARMUP", bool, False),
+    Argument("epochs", "TRAIN.NUM_EPOCHS", int, 300),
+    Argument("opt-betas", "TRAIN.OPTIMIZER.BETAS", float, []),
+    Argument("opt-eps", "TRAIN.OPTIMIZER.EPS", float),
+    Argument("opt-kwargs", "TRAIN.OPTIMIZER.KWARGS", str, []),
+    Argument("momentum", "TRAIN.OPTIMIZER.MOMENTUM", float, 0.9),
+    Argument("opt", "TRAIN.OPTIMIZER.NAME", str, "sgd"),
+    Argument("recount", "TRAIN.RANDOM_ERASE_COUNT", int, 1),
+    Argument("remode", "TRAIN.RANDOM_ERASE_MODE", str, "pixel"),
+    Argument("reprob", "TRAIN.RANDOM_ERASE_PROB", float, 0.0),
+    Argument("aug-repeats", "TRAIN.REPEATED_AUG", float, 0.0),
+    Argument("smoothing", "TRAIN.SMOOTHING", float, 0.1),
+    Argument("kd-model-name", "TRAIN.TEACHER_MODEL", str),
+    Argument("warmup-epochs", "TRAIN.WARMUP_EPOCHS", int, 5),
+    Argument("warmup-lr", "TRAIN.WARMUP_START_LR", float, 1e-05),
+    Argument("weight-decay", "TRAIN.WEIGHT_DECAY", float, 2e-05),
+    Argument("val-interval", "VALIDATE_FREQ", int, 1),
+)
+
+# {reason: arguments}
+UNSUPPORTED = {
+    OTHER_LOSSES: (Argument("jsd-loss", "", bool, False),),
+    "training and validation images are found by the names of their folders": (
+        Argument("train-split", "", str, "train"),
+        Argument("val-split", "", str, "validation"),
+    ),
+    "the data set says how many images it has": (
+        Argument("train-num-samples", "", int),
+        Argument("val-num-samples", "", int),
+    ),
+    "what is missing of a data set that can be downloaded is downloaded": (
+        Argument("dataset-download", "", bool, False),
+    ),
+    "DATA.COLUMNS names the columns": (
+        Argument("input-key", "", str),
+        Argument("target-key", "", str),
+    ),
+    "code of a data set is never executed": (Argument("dataset-trust-remote-code", "", bool, False),),
+    "-resume goes on with the optimizer too; -pretrained takes the weights alone": (
+        Argument("no-resume-opt", "", bool, False),
+    ),
+    "it changes the speed, not the result, and there is none": (
+        Argument("channels-last", "", bool, False),
+        Argument("fuser", "", str),
+        Argument("fast-norm", "", bool, False),
+        Argument("torchscript", "", bool, False),
+        Argument("no-ddp-bb", "", bool, False),
+        Argument("synchronize-step", "", bool, False),
+        Argument("device-modules", "", str, []),
+        Argument("local_rank", "", int, 0),
+        Argument("pin-mem", "", bool, False),
+        Argument("no-prefetcher", "", bool, False),
+        Argument("use-multi-epochs-loader", "", bool, False),
+        Argument("worker-seeding", "", str, "all"),
+    ),
+    "the classifier starts as timm's default starts it": (
+        Argument("head-init-scale", "", float),
+        Argument("head-init-bias", "", float),
+    ),
+    "AMP with PRECISION.MODE=naive computes in half precision, with float32 master weights": (
+        Argument("model-dtype", "", str),
+    ),
+    "there is no smallest factor of TRAIN.LAYER_DECAY": (
+        Argument("layer-decay-min-scale", "", float, 0.0),
+        Argument("layer-decay-no-opt-scale", "", float),
+    ),
+    "rates have no noise": (
+        Argument("lr-noise", "", float, []),
+        Argument("lr-noise-pct", "", float, 0.67),
+        Argument("lr-noise-std", "", float, 1.0),
+    ),
+    "the schedule is not repeated": (
+        Argument("lr-cycle-mul", "", float, 1.0),
+        Argument("lr-cycle-decay", "", float, 0.5),
+        Argument("lr-cycle-limit", "", int, 1),
+    ),
+    "the cosine has no exponent": (Argument("lr-k-decay", "", float, 1.0),),
+    "there is no schedule plateau; TRAIN.EARLY_STOP ends a run that gets no better": (
+        Argument("patience-epochs", "", int, 10),
+    ),
+    "multiply TRAIN.NUM_EPOCHS": (Argument("epoch-repeats", "", float, 0.0),),
+    "TRAIN.AUTO_AUGMENT=none, TRAIN.COLOR_JITTER=0, DATA.HFLIP=0 and DATA.TRAIN_CROP=simple come nearest": (
+        Argument("no-aug", "", bool, False),
+    ),
+    "the policy TRAIN.AUTO_AUGMENT=3a has greyscale and blur": (
+        Argument("color-jitter-prob", "", float),
+        Argument("grayscale-prob", "", float),
+        Argument("gaussian-blur-prob", "", float),
+    ),
+    "an image is not augmented into several splits": (
+        Argument("aug-splits", "", int, 0),
+        Argument("resplit", "", bool, False),
+        Argument("split-bn", "", bool, False),
+    ),
+    "the loss is the mean over the classes; multiply TRAIN.BASE_LR where the optimizer follows the size of gradients": (
+        Argument("bce-sum", "", bool, False),
+    ),
+    "train.py ignores it; --drop-path is MODEL.DROPPATH": (Argument("drop-connect", "", float),),
+    "BatchNorm's statistics are each process's, and those of process 0 are saved": (
+        Argument("sync-bn", "", bool, False),
+        Argument("dist-bn", "", str, "reduce"),
+    ),
+    "the EMA is on the device": (Argument("model-ema-force-cpu", "", bool, False),),
+    "train_batch.png shows images of each run": (Argument("save-images", "", bool, False),),
+    "an image is evaluated once; scripts/predict.py has -flip": (Argument("tta", "", int, 0),),
+    "the variables WANDB_PROJECT and WANDB_TAGS, and a resumed run goes on by itself": (
+        Argument("wandb-project", "", str),
+        Argument("wandb-tags", "", str, []),
+        Argument("wandb-resume-id", "", str),
+    ),
+    "TRAIN.SIZE_SCHEDULE changes the size with the epoch": (
+        Argument("train-img-sizes", "", int, []),
+        Argument("train-batch-sizes", "", int, []),
+        Argument("train-size-probs", "", float, []),
+        Argument("train-size-schedule", "", str, "constant"),
+        Argument("train-size-schedule-spread", "", float, 0.65),
+        Argument("train-size-random-mix", "", float, 0.1),
+        Argument("variable-batch-loss-scale", "", str, "none"),
+    ),
+    "an epoch is all images": (Argument("train-batches-per-epoch", "", int, short="train-steps-per-epoch"),),
+    "there is no NaFlex loader": (
+        Argument("naflex-loader", "", bool, False),
+        Argument("naflex-train-seq-lens", "", int, [128, 256, 576, 784, 1024]),
+        Argument("naflex-max-seq-len", "", int, 576),
+        Argument("naflex-patch-sizes", "", int, []),
+        Argument("naflex-patch-size-probs", "", float, []),
+        Argument("naflex-loss-scale", "", str, "linear"),
+        Argument("naflex-patchify-channels-first", "", bool, False),
+    ),
+    "features are not distilled": (
+        Argument("kd-student-feature-dim", "", int),
+        Argument("kd-teacher-feature-dim", "", int),
+    ),
+}
+
+TIMM_ARGUMENTS = {each.name: each for each in SUPPORTED} | {
+    each.name: each._replace(reason=reason) for reason, arguments in UNSUPPORTED.items() for each in arguments
+}

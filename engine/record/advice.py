@@ -1,0 +1,76 @@
+"""Advice that a run gives once: if updates wait for data, and if validation images are training images."""
+
+import math
+from collections.abc import Callable
+
+from configs.schema import Config
+from datasets import ImageSet, Overlap, choose_workers
+from datasets.loading.workers import cores_to_read
+from engine.train.callback import Callback
+from engine.train.counters import EpochResult, Report
+from engine.train.trainer import Trainer
+from utils.distributed import Process
+from utils.text import counted
+
+LIMIT = 20.0  # percent of the time
+ENOUGH_UPDATES = 10  # before it judges; the first report contains start-up and is ignored
+
+
+class DataWaitAdvice(Callback):
+    """Logs once what to change if updates wait for data."""
+
+    def __init__(self, config: Config, image_set: ImageSet, process: Process, say: Callable[[str], None]):
+        self._config, self._image_set, self._say = config, image_set, say
+        self._workers = choose_workers(config, image_set, process)
+        self._process = process
+        self._judged: int | None = None  # step at which it judged last; None before the first report
+        self._waiting = self._seconds = 0.0  # since then
+        self._is_given = False
+
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        if self._judged is None:
+            self._judged = report.step
+            return
+        self._waiting += report.shares["data"] * report.seconds
+        self._seconds += report.seconds
+        if self._is_given or report.step - self._judged < ENOUGH_UPDATES:
+            return
+        percent = self._waiting / max(self._seconds, 1e-9)
+        self._judged, self._waiting, self._seconds = report.step, 0.0, 0.0
+        if percent > LIMIT and (remedy := self._remedy(percent / 100)):
+            self._say(f"{percent:.0f}% of the time is spent waiting for data: {remedy}")
+            self._is_given = True
+
+    def _remedy(self, fraction: float) -> str | None:
+        """The first remedy that applies; none for images in memory, of which the first batches alone take time."""
+        data = self._config.DATA
+        if self._image_set.in_memory:
+            return None
+        # Throughput is proportional to the number of workers. 0 workers: the training process reads.
+        count = self._workers.count
+        needed = math.ceil(max(count, fraction) / max(1 - fraction, 1e-3))
+        most = cores_to_read(self._process)
+        if count < most:
+            cores = counted(self._process.num_cores, "core")
+            return f"try -num_workers {min(needed, most)} (now {count}; each process has {cores})"
+        if data.CACHE == "none":
+            size = data.IMAGE_SIZE
+            return (
+                f"there is a worker for each core already; DATA.CACHE={2 * size} keeps images decoded, no larger than "
+                f"IMAGE_SIZE {size} needs"
+            )
+        return None
+
+
+class TrainedOnAdvice(Callback):
+    """Logs once, after the first evaluated epoch, how many validation images are training images. In every process."""
+
+    def __init__(self, overlap: Overlap, process: Process, say: Callable[[str], None]):
+        self._overlap, self._process, self._say = overlap, process, say
+
+    def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
+        if not (self._overlap and result.scores):
+            return
+        for line in self._overlap.compare(self._process):
+            self._say(line)
+        self._overlap = None

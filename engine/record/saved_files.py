@@ -1,0 +1,109 @@
+"""Reads the files of a run's folder, which a kill may have cut off, and finds the best epoch in their rows."""
+
+import csv
+import io
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.evaluation.scores import Best, rank_of
+from utils.errors import ConfigError, cause_of
+from utils.files import content_of
+
+LARGEST = 1e39  # above float32's largest number
+SUFFIXES = ("", "_ema")  # of the columns of raw and EMA weights
+
+
+def read_text(path: Path) -> str:
+    """The text, empty without a file; bytes that are not UTF-8 (a damaged disk) become question marks."""
+    if not path.exists():
+        return ""
+    try:
+        return content_of(path).decode("utf-8", errors="replace")
+    except (MemoryError, OSError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({cause_of(error)}); check that it is there and its permissions"
+        ) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} if there is none."""
+    try:
+        found = json.loads(read_text(path)) if path.exists() else {}
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: is damaged: not a JSON object; delete it, what is read from it is then left out")
+    return found
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} without one, or where it cannot be read."""
+    try:
+        return read_json(path)
+    except ConfigError:
+        return {}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON lines file, by epoch, without a last line that a kill cut off; [] if there is no file."""
+    lines = [line for line in read_text(path).split("\n") if line.strip()]
+    rows: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        epoch = row.get("epoch") if isinstance(row, dict) else None
+        if not isinstance(epoch, int) or not -1 <= epoch < 2**31:
+            if number == len(lines):
+                break
+            raise ConfigError(f"{path}: line {number} is damaged: not a JSON object with an epoch; delete that line")
+        rows[epoch] = {key: value for key, value in row.items() if value is None or is_figure(value)}
+    return [rows[epoch] for epoch in sorted(rows)]
+
+
+def is_figure(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < LARGEST  # no NaN
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by the names of their columns, without lines that a kill cut off; [] if there is no file."""
+    limit = csv.field_size_limit(2**27)  # of the process; a cell may hold all labels of an image
+    rows = csv.reader(io.StringIO(read_text(path), newline=""))
+    try:
+        header = next(rows, [])
+        return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
+    except csv.Error as error:
+        raise ConfigError(f"{path}: is damaged ({error}); delete it, what is read from it is then left out") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def to_number(text: str) -> float | None:
+    """A figure; None if the text is empty or no finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if is_figure(value) else None
+
+
+def title_of(settings: dict[str, Any]) -> str:
+    """What a run is about: its model and its data; a folder of images has a name of its own."""
+    data = settings["DATA.DATASET"]
+    folder = Path(settings.get("DATA.DATA_PATH") or "").name if data == "imagefolder" else ""
+    return f"{settings['MODEL.NAME']} on {folder or data}"
+
+
+def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
+    """The best evaluation in these rows of metrics.jsonl, of equal ones the first; its epoch is 0 if there is none."""
+    found = []
+    for row, suffix in itertools.product(epochs, SUFFIXES):
+        value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
+        if value is not None and row["epoch"] >= 0:
+            found.append(Best(value, row["epoch"] + 1, math.nan if loss is None else loss, suffix, metric=metric))
+    return max(found, key=lambda each: rank_of(each.metric, each.value, each.loss), default=Best())

@@ -1,0 +1,186 @@
+"""Settings that follow from the weights that a command names: of their run, their model and their images."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from configs.combinations import WITHOUT_FILES
+from configs.removed import DECISIVE_ROLES, REMOVED
+from configs.schema import MACHINE, VIT_FIELDS
+from configs.values import ALL_SETTINGS, IMPLIED, SETTINGS, Text, convert, of_role, to_text, today
+from configs.yaml_files import Layer, Quoted
+from utils.errors import ConfigError
+
+# What is not taken over from a run: an evaluation, or a new run from its weights, has its own machine and folder, and a
+# new run its own classes and its own way to adapt the weights. A cache is the machine's too, whatever size its images have.
+OWN = {*of_role(MACHINE), "SAVE", "MODEL.PRETRAINED", "DATA.CACHE"}
+ADAPTED = {"MODEL.NUM_CLASSES", "MODEL.FREEZE", *(key for key in SETTINGS if key.startswith("MODEL.LORA."))}
+NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
+# Whoever sets one of these says which model it is.
+MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))
+
+
+def is_on(given: dict[str, Text], key: str) -> bool:
+    return key in given and convert(ALL_SETTINGS[key], given[key], key)
+
+
+def checkpoint_of(given: dict[str, Text]) -> Path | None:
+    """The file that -resume names. Whether its tensors are whole, the run finds out."""
+    if "MODEL.RESUME" not in given:
+        return None
+    from engine.checkpoint.resume import checkpoint_at
+    from models.weights.torch_files import read_index
+
+    where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
+    is_evaluated = is_on(given, "EVAL")
+    return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, read_index)  # the run warns
+
+
+def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:
+    """Return the file of the weights, and the layers of the run that they are of: none for weights of another program."""
+    path, recorded = _recorded_settings(given, checkpoint)
+    if "MODEL.TYPE" in recorded:
+        return path, _settings_of_run(recorded, given, f"checkpoint {path}")
+    if "MODEL.RESUME" in given:
+        _refuse_without_settings(given, path)
+    return path, []
+
+
+def _recorded_settings(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, dict[str, Any]]:
+    """Return the file of the weights, if there is one, and the settings of their run; {} for weights of other programs."""
+    from models.weights.files import find_file, read_record
+
+    resumes = "MODEL.RESUME" in given
+    try:
+        path = checkpoint if resumes else find_file(given["MODEL.PRETRAINED"])
+        return path, read_record(path).get("config", {}) if path else {}
+    except ConfigError as error:
+        raise ConfigError(f"{'-resume' if resumes else 'MODEL.PRETRAINED'}: {error}") from None
+
+
+def _refuse_without_settings(given: dict[str, Text], path: Path | None) -> None:
+    """Raise ConfigError if there is no run to continue or to evaluate, or if a run to continue has no settings."""
+    source = given["MODEL.RESUME"]
+    if path is None and source == "auto":
+        where = Path(*(given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME")))
+        raise ConfigError(
+            f"-resume auto: there is no run to continue in {where}; "
+            "name another folder with -output, or a settings file with -cfg to start a run"
+        )
+    if path is None:
+        from engine.checkpoint.resume import no_checkpoint_at
+
+        raise no_checkpoint_at(source)
+    if not is_on(given, "EVAL"):
+        raise ConfigError(f"-cfg is missing, and {path} does not hold the settings of a run; name a settings file")
+
+
+def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: str) -> list[Layer]:
+    """Return the settings of a run that are taken over: all to continue it, fewer to evaluate it or to start from its weights.
+
+    A folder of images beside weights of a computed data set, such as those that come with halfstep, is an imagefolder.
+    """
+    is_evaluated = is_on(given, "EVAL")
+    use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
+    saved = IMPLIED | (today(recorded, ("model",)) if is_evaluated else recorded)
+    removed = [key for key, each in REMOVED.items() if each.role in DECISIVE_ROLES]
+    kept = SETTINGS if is_evaluated else {*SETTINGS, *removed}
+    taken = {key: saved[key] for key in saved if key in kept and key not in NOT_TAKEN[use]}
+    names_folder = "DATA.DATA_PATH" in given and "DATA.DATASET" not in given
+    if use == "-resume" or not names_folder or taken.get("DATA.DATASET") not in WITHOUT_FILES:
+        return [layer_from(origin, taken)]
+    taken.pop("DATA.SYNTHETIC_SIZE", None)
+    by_folder = layer_from("for -data_path", {"DATA.DATASET": "imagefolder"})
+    return [layer_from(origin, taken), by_folder]
+
+
+def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
+    """Settings that follow from the weights that the run starts from or evaluates; a run that is continued keeps what it had."""
+    from models.weights.files import read_record
+    from models.weights.metadata import ARCHITECTURE, PREPROCESSING, metadata_of
+
+    names_model = any(key in given for key in MODEL_SETTINGS)
+    try:
+        if checkpoint and not is_on(given, "EVAL"):
+            began = read_record(checkpoint).get("config", {})
+            if "MODEL.TYPE" in began:
+                keys = (*PREPROCESSING, *(() if names_model else ARCHITECTURE)) if began.get("MODEL.PRETRAINED") else ()
+                return layer_from(f"checkpoint {checkpoint}", {key: began[key] for key in keys if key in began})
+        source = checkpoint or given.get("MODEL.PRETRAINED")
+        metadata = metadata_of(str(source)) if source else None
+    except ConfigError as error:
+        if checkpoint or (names_model and is_on(given, "CHECK")):
+            return None  # the run, or a row of -check, says why they cannot be read
+        raise ConfigError(f"MODEL.PRETRAINED: {error}") from None
+    if metadata is None:
+        return None
+    origin, images, model = _by_weights(metadata, given, names_model)
+    if not (names_model or model):
+        raise ConfigError(
+            f"MODEL.NAME: {metadata.by} does not say which model it is of; name timm's (any of timm.list_models()), as in "
+            "-opts MODEL.NAME=vit_base_patch16_224"
+        )
+    if images and not {"DATA.IMAGE_SIZE"} & {*images, *given}:
+        raise ConfigError(f"DATA.IMAGE_SIZE: {metadata.by} was trained on images that are not square; set one side")
+    return layer_from(origin, _for_channels(images, given) | model)
+
+
+def layer_for_evaluation(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
+    """Return `layer_of_weights` for an evaluation without a settings file. An error says that a file would help."""
+    try:
+        return layer_of_weights(given, checkpoint)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or name a settings file with -cfg") from None
+
+
+def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The origin of what follows from weights, for their images and model: of what they do not say, timm knows the usual."""
+    from models.weights.timm_tags import usual_images
+
+    origin, images = f"weights {metadata.by}", metadata.images
+    model = metadata.model or ({"MODEL.TYPE": "timm"} if "MODEL.NAME" in given else {})
+    kind, name = (str((given if names_model else model | given).get(f"MODEL.{each}", "")) for each in ("TYPE", "NAME"))
+    if kind.lower() == "timm" and not images and (images := usual_images(name)):
+        origin += f" (timm's {name})"
+    if names_model:  # of the same model of timm's the arguments are still theirs
+        theirs = model.get("MODEL.NAME", "").partition(".")[0]
+        is_same = kind.lower() == "timm" and name.partition(".")[0] == theirs
+        model = {key: model[key] for key in ("MODEL.KWARGS",) if key in model and is_same}
+    return origin, images, model
+
+
+def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, Any]:
+    """Mean and deviation for grey images in place of colour ones, or the other way round, where that is set."""
+    key, theirs = "DATA.IMAGE_CHANNELS", images.get("DATA.IMAGE_CHANNELS")
+    number = convert(SETTINGS[key], given[key], key) if key in given else theirs
+    if number == theirs:
+        return images
+    for name in {"DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"} & images.keys():
+        images = images | {name: [round(sum(images[name]) / len(images[name]), 6)] * number}
+    return images
+
+
+def layer_from(origin: str, settings: dict[str, Any]) -> Layer:
+    """Return a layer of these values, written as in a settings file."""
+    try:
+        return Layer(origin, {name: text for key, value in settings.items() for name, text in _texts(key, value)})
+    except TypeError:
+        raise ConfigError(
+            f"{origin}: a value in it is neither text nor a number nor a list of them; it is damaged"
+        ) from None
+
+
+def _texts(key: str, value: Any) -> Iterator[tuple[str, Text]]:
+    """Names and texts of a value as in a settings file; of an open section, one for each of its arguments."""
+    if not isinstance(value, dict):
+        yield key, _to_text(value)
+        return
+    for name, each in value.items():
+        yield f"{key}.{name}", _to_text(each)
+
+
+def _to_text(value: Any) -> Text:
+    """A value as it is read from a settings file."""
+    if isinstance(value, list | tuple):
+        return [_to_text(each) for each in value]
+    return Quoted(value) if isinstance(value, str) else to_text(value)

@@ -1,0 +1,42 @@
+"""Binary cross entropy: whether an image has a class, for each class by itself."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from configs.schema import Train
+from datasets import Mixed
+from engine.evaluation.tally import widen
+
+
+class BinaryCrossEntropy:
+    """A yes or no for each class, as timm's BinaryCrossEntropy, in float32 or better.
+
+    A class number is smoothed to 1 - s + s / classes, and s / classes for the others; a yes or no of several labels is moved
+    towards 0.5. Class weights multiply the part of the images that have the class, as timm's pos_weight.
+    """
+
+    def __init__(self, settings: Train, class_weights: Tensor | None = None):
+        """`class_weights` [classes]: on the device of the logits."""
+        self._settings, self._weights = settings, class_weights
+
+    def __call__(self, logits: Tensor, targets: Tensor | Mixed) -> Tensor:
+        logits, threshold = widen(logits), self._settings.BCE_TARGET_THRESH
+        if isinstance(targets, Mixed):
+            first, second = (self._soft(each, logits) for each in (targets.first, targets.second))
+            soft = torch.lerp(second, first, targets.share.to(first.dtype)[:, None])
+        else:
+            soft = self._soft(targets, logits)
+        if threshold is not None:
+            soft = soft.gt(threshold).to(soft.dtype)
+        weights = None if self._weights is None else self._weights.to(logits.dtype)
+        losses = functional.binary_cross_entropy_with_logits(logits, soft, pos_weight=weights, reduction="none")
+        return losses.mean(1).mean()
+
+    def _soft(self, targets: Tensor, logits: Tensor) -> Tensor:
+        """[B, classes] of class numbers int64 [B], or of several labels [B, classes] of 0 and 1."""
+        smoothing = self._settings.SMOOTHING
+        if targets.ndim == 2:
+            return targets.to(logits.dtype) * (1 - smoothing) + 0.5 * smoothing
+        low = smoothing / logits.shape[1]
+        return torch.full_like(logits, low).scatter_(1, targets[:, None], 1 - smoothing + low)

@@ -1,0 +1,272 @@
+"""Everything that is registered in a table is complete: its code, its documentation in both languages, and its test.
+
+Each failure names the file to edit: `FILE: add ...`. CONTRIBUTING.md has the recipes.
+"""
+
+import ast
+import builtins
+import functools
+import importlib
+import inspect
+import keyword
+import pkgutil
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+import engine
+from configs.schema import Only
+from configs.tables import LOSSES, SOURCES, TORCH_OPTIMIZERS, import_named
+from configs.values import SETTINGS
+from datasets.sources import find_source
+from engine.record.columns import COLUMNS, STEP_COLUMNS
+from engine.train.callback import Callback
+from engine.train.counters import EpochResult, Report
+from scripts.maintenance.make_settings_page import PAGES
+from tests.support.configs import SMALL
+from tests.support.forks import ROOT
+from tests.support.runs import rows_of, run, run_folder
+
+ROOMS = ("configs", "datasets", "engine", "extras", "models", "scripts", "utils")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def text_of(path: str | Path) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@functools.cache
+def texts_below(folder: str) -> dict[str, str]:
+    """{path: text} of the test files of a folder, without this one."""
+    return {str(path): text_of(path) for path in sorted((ROOT / folder).rglob("test_*.py")) if path != Path(__file__)}
+
+
+def assert_tested(name: str, folder: str, where: str) -> None:
+    """Fail unless a test of this folder mentions the name."""
+    mentioned = any(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) for text in texts_below(folder).values())
+    assert mentioned, f"{where}: add a test of {name}"
+
+
+# Documentation that follows the tables of the program
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_follows_its_tables(page):
+    made = PAGES[page]() == text_of(page)
+    assert made, f"{page}: add what is new in its tables, by python scripts/maintenance/make_settings_page.py"
+
+
+# Losses
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_is_complete(name):
+    file, _, cls = LOSSES[name].where.rpartition(".")
+    path = f"engine/train/{file}.py"
+    found = re.search(rf"^class {cls}\b", text_of(path), re.M) if (ROOT / path).exists() else None
+    assert found, f"{path}: add the class {cls}, which LOSSES in configs/tables.py names for {name}"
+    taken = list(inspect.signature(import_named("engine.train", LOSSES[name].where)).parameters)
+    assert taken == ["settings", "class_weights"], f"{path}: add the arguments settings and class_weights to {cls}"
+    assert_tested(name, "tests/engine/train", "tests/engine/train/test_loss.py")
+
+
+def test_every_loss_class_has_a_row():
+    rows = {row.where for row in LOSSES.values()}
+    for path in sorted((ROOT / "engine/train").glob("*.py")):
+        for node in ast.parse(text_of(path)).body:
+            calls = [each for each in getattr(node, "body", []) if getattr(each, "name", "") == "__call__"]
+            arguments = [argument.arg for call in calls for argument in call.args.args]
+            if isinstance(node, ast.ClassDef) and arguments == ["self", "logits", "targets"]:
+                where = f"{path.stem}.{node.name}"
+                assert where in rows, f'configs/tables.py: add a row to LOSSES for "{where}"'
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize("name", TORCH_OPTIMIZERS)
+def test_optimizer_is_complete(name):
+    row, cls = TORCH_OPTIMIZERS[name], getattr(torch.optim, name, None)
+    assert cls, f"configs/tables.py: add to TORCH_OPTIMIZERS only classes of torch.optim, not {name}"
+    taken = inspect.signature(cls).parameters
+    assert "fused" in taken, f"configs/tables.py: add to TORCH_OPTIMIZERS only classes with fused kernels, not {name}"
+    for setting in row.settings:
+        known = f"TRAIN.OPTIMIZER.{setting}" in SETTINGS and setting.lower() in taken
+        assert known, f"configs/schema.py: add {setting} to Optimizer, which the row of {name} names"
+    assert_tested(name, "tests/engine/train", "tests/engine/train/test_optimizers.py")
+
+
+# Data sets
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_source_is_complete(name):
+    file, _, function = SOURCES[name].where.rpartition(".")
+    path = f"datasets/sources/{file}.py"
+    found = re.search(rf"^def {function}\b", text_of(path), re.M) if (ROOT / path).exists() else None
+    assert found, f"{path}: add the function {function}, which SOURCES in configs/tables.py names for {name}"
+    taken = list(inspect.signature(find_source(name)).parameters)
+    assert taken == ["config", "say"], f"{path}: add the arguments config and say to {function}"
+    row = re.search(rf"^\| .*`{re.escape(name)}`", text_of("docs/zh/data.md"), re.M)
+    assert row, f"docs/zh/data.md: add a row for `{name}` to the table of data sets"
+    section, headings = SOURCES[name].section or name, re.findall(r"^## (.*)$", text_of("docs/data.md"), re.M)
+    anchors = [re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings]
+    assert section in anchors or not SOURCES[name].has_files, f"docs/data.md: add a section for {name}: ## {section}"
+    assert_tested(name.removesuffix("/NAME"), "tests", "tests/datasets/test_datasets.py")
+
+
+def test_every_function_that_reads_a_data_set_has_a_row():
+    rows = {row.where for row in SOURCES.values()}
+    for path in sorted((ROOT / "datasets/sources").glob("*.py")):
+        for name in re.findall(r"^def (read_\w+)\(config: Config, say: ", text_of(path), re.M):
+            where = f"{path.stem}.{name}"
+            assert where in rows, f'configs/tables.py: add a row to SOURCES for "{where}"'
+
+
+# Settings that have an effect only with some values of another one
+
+
+def test_settings_name_values_that_exist():
+    known = {"TRAIN.LOSS": LOSSES, "DATA.DATASET": SOURCES}
+    for key, setting in SETTINGS.items():
+        for mark in [each for each in setting.marks if isinstance(each, Only) and each.values]:
+            (other,) = mark.keys(SETTINGS, key.rpartition(".")[0])
+            names = known.get(other, SETTINGS[other].choices) if other in SETTINGS else ()
+            wrong = [value for value in mark.values if names and value not in names]
+            assert not wrong, f"configs/tables.py: add {wrong} to the values of {other}, which {key} names in Only(...)"
+
+
+# Callbacks
+
+
+def test_every_callback_is_added_to_a_run_and_tested():
+    for module in pkgutil.walk_packages(engine.__path__, "engine."):
+        importlib.import_module(module.name)
+    added, kinds = text_of("engine/callback_list.py"), [Callback]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    for kind in kinds[1:]:
+        if not kind.__module__.startswith("engine.") or kind.__subclasses__():
+            continue
+        name, path = kind.__name__, kind.__module__.replace(".", "/") + ".py"
+        is_added = f"{name}(" in added or f"{name}.on(" in added
+        assert is_added, f"engine/callback_list.py: add {name} of {path}"
+        assert kind.__doc__ != Callback.__doc__ and kind.__doc__, f"{path}: add a sentence to {name}"
+        assert_tested(name, "tests", "tests/{}/test_{}".format(*path.rsplit("/", 1)))
+
+
+# Figures of an epoch, and the files of a run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The folder of a small run that evaluates, reports and saves."""
+    folder = tmp_path_factory.mktemp("registered")
+    (folder / "small.yaml").write_text(SMALL)
+    flags = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / "output")]
+    words = "-batch_size 480 -epochs 1 -opts TRAIN.MODEL_EMA=true REPORT=true"
+    run("main_single_gpu.py", *flags, *words.split()).done()
+    return run_folder(folder / "output")
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name.partition(",")[0])
+def test_column_has_a_figure_after_a_run_and_a_test(folder, column):
+    (row,), names = rows_of(folder / "metrics.csv"), column.name.split(", ")
+    measured = any(row.get(name) for name in names)
+    assert measured, (
+        f"engine/loop.py: add the figure of the column {column.name} to EpochResult; it is empty after a run"
+    )
+    tested = any(f'"{name}"' in text_of("tests/engine/record/test_epoch_table.py") for name in names)
+    assert tested, f"tests/engine/record/test_epoch_table.py: add the value of {column.name} to USUAL"
+
+
+def test_every_figure_of_an_epoch_has_a_column():
+    read = text_of("engine/record/columns.py")
+    for field in fields(EpochResult):
+        if field.name not in ("report", "images"):  # figures of updates; what each image got
+            assert f"result.{field.name}" in read, (
+                f"engine/record/columns.py: add a Column for EpochResult.{field.name}"
+            )
+    of_others = ("step", "epoch", "skips_in_a_row", "accuracy", "mean_grad_norm", "shares")
+    for name in {field.name for field in fields(Report)} - {*of_others}:
+        found = name in STEP_COLUMNS or f"report.{name}" in read
+        assert found, f"engine/record/columns.py: add Report.{name} to COLUMNS or STEP_COLUMNS"
+
+
+def files_in(page: str) -> set[str]:
+    """The files of a run's folder that a page names in the first column of its table."""
+    titles = (
+        '## What lies in a run\'s folder|## What a run leaves|id="what-lies-in-a-runs-folder"|id="what-a-run-leaves"'
+    )
+    section = re.split(titles, text_of(page))[1].partition("\n## ")[0].partition("\n### ")[0]
+    rows = [row.split(" | ")[0] for row in re.findall(r"^\| .* \|$", section, re.M)]
+    return set(re.findall(r"`([\w.-]+/?)`", " ".join(rows)))
+
+
+def test_readme_names_files_that_a_run_writes():
+    for page in ("README.md", "docs/zh/README.md"):
+        unknown = files_in(page) - files_in("docs/resuming.md")
+        assert not unknown, f"docs/resuming.md: add rows for {unknown}, which {page} names, or remove them there"
+
+
+@pytest.mark.parametrize("page", ["docs/resuming.md", "docs/zh/resuming.md"])
+def test_every_file_of_a_run_has_a_row(folder, page):
+    known = files_in(page)
+    for path in sorted(folder.iterdir()):
+        name = re.sub(r"(?<=checkpoint-)\d+", "N", path.name) + "/" * path.is_dir()
+        assert name in known, f"{page}: add a row for {name} to the table of the files in a run's folder"
+
+
+# Names in CONTRIBUTING.md
+
+
+@functools.cache
+def defined_names() -> set[str]:
+    """All words of our Python files, comments and docstrings left out, and of the example in CONTRIBUTING.md."""
+    files = [path for room in (*ROOMS, "tests") for path in (ROOT / room).rglob("*.py")] + [*ROOT.glob("*.py")]
+    texts = [*map(text_of, files), *re.findall(r"```python\n(.*?)```", CONTRIBUTING, re.S)]
+    code = [re.sub(r"(?s)\"\"\".*?\"\"\"|(?<= )# [^\n]*", "", text) for text in texts]
+    return {*dir(builtins), *keyword.kwlist}.union(*(re.findall(r"\w+", each) for each in code))
+
+
+def without_blocks() -> str:
+    return " ".join(re.sub(r"```.*?```", "", CONTRIBUTING, flags=re.S).split())
+
+
+def inline_code() -> list[str]:
+    return re.findall(r"`([^`]+)`", without_blocks())
+
+
+COMMANDS = ("python ", "bash ", "apt-get ", ".venv/", "WRITE_PAGES", "mpirun", "-", "==", "#")
+
+
+def test_names_in_contributing_exist():
+    assert len(inline_code()) > 100
+    for code in inline_code():
+        if code.startswith(COMMANDS) or " | " in code:
+            continue
+        if re.fullmatch(r"[\w./*{},-]*(/|\.(py|md|sh|yaml|jsonl|csv|html|txt|npz))", code):
+            alternatives = re.search(r"\{([^}]*)\}", code)
+            paths = (
+                [code.replace(alternatives[0], each) for each in alternatives[1].split(",")] if alternatives else [code]
+            )
+            for path in paths:
+                found = list(ROOT.glob(path.rstrip("/"))) or list(ROOT.glob(f"**/{path.rstrip('/')}"))
+                assert found or path in files_in("docs/resuming.md"), (
+                    f"CONTRIBUTING.md: add the right name for {path}, which is no file"
+                )
+            continue
+        for name in re.findall(r"(?<![\w\"'.-])[A-Za-z_]\w+", re.sub(r"\"[^\"]*\"", "", code)):
+            is_defined = name in defined_names()
+            assert is_defined, f"CONTRIBUTING.md: add the right name for {name} in `{code}`"
+
+
+def test_files_in_contributing_have_the_names_that_it_says():
+    pairs = re.findall(r"`(\w+)`(?: and `\w+`)? (?:of|in) `([\w/]+\.py)`", without_blocks())
+    assert len(pairs) > 10
+    for name, path in pairs:
+        is_there = re.search(rf"\b{name}\b", text_of(path)) is not None
+        assert is_there, f"CONTRIBUTING.md: add the right name for {name} in {path}"

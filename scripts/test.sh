@@ -3,7 +3,7 @@
 # moments. With arguments for pytest, it runs only the tests that they select.
 #
 #   bash scripts/test.sh            everything
-#   bash scripts/test.sh -quick     for every edit: at most 2 minutes on 2 cores; leaves out what has @pytest.mark.slow
+#   bash scripts/test.sh -quick     for every edit: at most 2 minutes on 2 cores; without tests marked slow
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -13,7 +13,7 @@ is_quick=false options=()
 if [[ "${1:-}" =~ ^--?quick$ ]]; then
     is_quick=true
     shift
-    options=(-m "not slow") # @pytest.mark.slow: what starts programs, compiles, or takes its time for other reasons
+    options=(-m "not slow") # slow tests start programs, compile, or take long for other reasons
 fi
 python -m ruff check .
 python -m ruff format --check .

@@ -72,7 +72,7 @@ _FLAG_OF = {key: flag for group in FLAGS.values() for flag, (key, _) in group.it
 
 
 def page() -> str:
-    """Return the whole page."""
+    """Return the whole of docs/settings.md."""
     sections: dict[str, list[Setting]] = {}
     for key, setting in SETTINGS.items():
         sections.setdefault(key.rpartition(".")[0], []).append(setting)
@@ -103,7 +103,7 @@ def step_rows() -> list[str]:
 
 
 def source_rows() -> Iterator[str]:
-    """The rows of the data sets, each with the settings that only some data sets have."""
+    """Yield the rows of the data sets, each with the settings that only this data set has."""
     headings = re.findall(r"^## (.*)$", (ROOT / "docs/data.md").read_text(encoding="utf-8"), re.M)
     sections = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
     for name, row in SOURCES.items():

@@ -14,7 +14,14 @@ from utils.program import exit_code, exit_now, relax_gc  # isort: skip
 from configs.load import LoadedConfig
 from engine.settings import load_settings
 from utils.errors import AlreadyReportedError, UserError
-from utils.launch import NODE_VARIABLES, LaunchedRank, LaunchOptions, find_launched_rank, launch, rank_in_environment
+from utils.launch import (
+    LaunchedRank,
+    LaunchOptions,
+    find_launched_rank,
+    launch,
+    may_have_other_nodes,
+    rank_in_environment,
+)
 
 STARTED = "HALFSTEP_STARTED"  # when this program was, by a clock that all processes of a machine share
 
@@ -25,8 +32,8 @@ def main(arguments: list[str]) -> int:
     options = LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS)
     launched = find_launched_rank(os.environ, options)
     nodes = None
-    if launched is None and NODE_VARIABLES & os.environ.keys():
-        from utils.engines import find_nodes, launch_on_node
+    if launched is None and may_have_other_nodes(os.environ):
+        from extras.launchers.engines import find_nodes, launch_on_node  # extra: launchers
 
         nodes = find_nodes(os.environ)
     if start.CHECK:

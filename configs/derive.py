@@ -7,7 +7,7 @@ from configs.combinations import several_labels_key
 from configs.schema import VIT_FIELDS
 from configs.tables import LOSSES, TORCH_OPTIMIZERS, names_with
 from configs.values import OPTIMIZER_VALUES, RATES, SETTINGS, to_text, usual_optimizer_values
-from utils.runs import LATEST, other_copies, without_latest
+from utils.runs import LATEST, without_latest
 
 NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # settings whose value may be a run
 
@@ -47,6 +47,10 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
 def _name_newest_runs(found: Merged) -> Derived:
     """Replace the word latest by the folder of the newest run."""
     newest = name_runs(found.values)
+    if not newest:
+        return Derived({})
+    from utils.run_copies import other_copies
+
     copies = [copy for folder in dict.fromkeys(newest.values()) for copy in other_copies(folder)]
     return Derived(newest, notes=[copy.describe() for copy in copies])
 

@@ -8,8 +8,8 @@ from configs import flags
 from configs.arguments import add_argument
 from configs.combinations import check_combinations
 from configs.derive import Merged, derive
-from configs.paddlevit.deit import take_deit
-from configs.paddlevit.translation import IGNORED, OLD_SECTION, REPLACED, translate
+from configs.other_words import replace_words
+from configs.paddlevit import translate_paddlevit
 from configs.removed import REMOVED, translate_removed
 from configs.schema import AUTO, Config, Only
 from configs.values import (
@@ -69,15 +69,16 @@ def load(
     `beneath`: layers in place of those of the -cfg file. `weights`: what the pretrained weights say, beneath all others.
     """
     command_line = flags.parse(argv)
-    files, deit = take_deit(_files(command_line.cfg, needs_file, beneath, weights), command_line.layers)
-    merged, notes = merge([*files, *command_line.layers])
+    files = _files(command_line.cfg, needs_file, beneath, weights)
+    layers, translated, check_model = translate_paddlevit(files, command_line.layers)
+    merged, notes = merge(layers)
     merged, lines = derive(merged)
-    notes = [*command_line.notes, *notes, *lines]
+    notes = [*command_line.notes, *translated, *notes, *lines]
     check_combinations(merged.values, merged.origins)
     notes += _missing_extras(merged.values, merged.origins)
     notes += _without_effect(merged.values, merged.origins)
-    if deit:
-        notes.insert(0, deit.agree(merged.values["MODEL.NAME"]))
+    if check_model:
+        notes.insert(0, check_model(merged.values["MODEL.NAME"]))
     return LoadedConfig(build(merged.values), merged.origins, notes, argv, weights=weights)
 
 
@@ -87,7 +88,7 @@ def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
     origins, notes = dict.fromkeys(ALL_SETTINGS, "default"), []
     context: dict[str, Text] = {}
     for layer in layers:
-        texts, lines = translate(layer.texts, layer.origin)
+        texts, lines = replace_words(layer.texts, layer.origin)
         notes += lines
         context |= texts  # a layer may have only one of several removed settings that go together
         for key, text in _without_removed(texts, context, layer.origin).items():
@@ -100,9 +101,7 @@ def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
                     found = f"{to_text(values[key])} ({origins[key]}) and {to_text(value)} (-opts)"
                     raise ConfigError(f"{key}: both {found} are given; leave one of them out")
                 values[key], origins[key] = value, layer.origin
-            elif key in IGNORED:
-                notes.append(f"{layer.origin}: {key} is ignored: {IGNORED[key]}")
-            elif key not in (*SECTIONS, OLD_SECTION) or not is_none(text):  # a section may be empty
+            elif key not in SECTIONS or not is_none(text):  # a section may be empty
                 from configs.typed_names import why_no_setting
 
                 raise ConfigError(f"{layer.origin}: {why_no_setting(key, text)}")
@@ -111,9 +110,8 @@ def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
 
 def _without_removed(texts: dict[str, Text], context: dict[str, Text], origin: str) -> dict[str, Text]:
     """The texts with removed settings replaced. `context`: also the texts of the layers below."""
-    removed = REPLACED | REMOVED
-    replacements = translate_removed(texts, context, origin, removed=removed)
-    return {key: text for key, text in texts.items() if key not in removed} | replacements
+    replacements = translate_removed(texts, context, origin)
+    return {key: text for key, text in texts.items() if key not in REMOVED} | replacements
 
 
 def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights: Layer | None) -> list[Layer]:

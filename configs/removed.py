@@ -1,6 +1,6 @@
 """Settings, values and flags that a release removed, and what to do instead of each. No release has removed any so far.
 
-PaddleViT's settings without a counterpart (configs/paddlevit/translation.py) are rows of the same kind.
+PaddleViT's settings without a counterpart (extras/paddlevit/settings.py) are rows of the same kind.
 """
 
 from collections.abc import Callable, Mapping

@@ -68,7 +68,7 @@ SOURCES = {
     "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "its own, or held out"),
     "csv": SourceRow("csv_list.read_csv", "a table of paths and classes", "its own, or held out"),
     "shards": SourceRow(
-        "remote_shards.read_shards",
+        "shards.read_shards",
         "tar files with many images each, as WebDataset writes them",
         "its own, or held out",
         in_order=True,

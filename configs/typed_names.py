@@ -4,7 +4,6 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from configs.paddlevit.translation import OLD_SECTION, RENAMED
 from configs.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
 from configs.values import ALL_SETTINGS, SECTIONS, Text, describe_allowed, quoted
 
@@ -85,14 +84,14 @@ def why_no_setting(key: str, text: Text) -> str:
     """Return the message about a key in a file or -opts that is no setting."""
     if key == "BASE":
         return "BASE is for files only; name another file with -cfg"
-    if key in (*SECTIONS, OLD_SECTION):
-        inside = next(each for each in (*ALL_SETTINGS, *RENAMED) if each.startswith(key + "."))
+    if key in SECTIONS:
+        inside = next(each for each in ALL_SETTINGS if each.startswith(key + "."))
         return f"{key} is {quoted(text)}, but it is a section, with settings such as {inside}"
     parent = key.rpartition(".")[0]
     if parent in ALL_SETTINGS:
         allowed = describe_allowed(ALL_SETTINGS[parent])
         return f"{parent} is a section here, which contains {key}; it must be {allowed}"
-    return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, *RENAMED, 'BASE'])}"
+    return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, 'BASE'])}"
 
 
 def suggest_key(key: str, known: Iterable[str]) -> str:

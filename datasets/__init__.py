@@ -5,14 +5,13 @@
 from datasets.bad_images import BadImages
 from datasets.balance import class_weights, describe_balance
 from datasets.batch_order import Piece
-from datasets.build import build_eval_data, build_order, build_train_data, load_image_sets
+from datasets.build import build_eval_data, build_order, build_train_data, load_image_sets, watches
 from datasets.classes import renumber
 from datasets.loading.readers import EvalData, TrainData, Window
 from datasets.loading.workers import choose_workers
-from datasets.overlap import Overlap, shared_names, watches
 from datasets.split import holds_out_no_more, identity, write_split
-from datasets.transforms.augment import parse_policy
+from datasets.transforms import check_policy
 from datasets.transforms.crop import Normalize
-from datasets.transforms.mix import Mixed, dominant_class
+from datasets.transforms.mixed import Mixed, dominant_class
 from datasets.transforms.preparation import Preparation, SizedPreparation, build_preparation
 from datasets.types import Batch, ImageSet, SavedData

@@ -18,9 +18,11 @@ from datasets.split import describe_split, split, warn_of_other_parts
 from datasets.types import ImageSet, SavedData
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, ensure
-from utils.text import counted
+from utils.text import counted, is_url
 
 NUM_SMALLEST = 3  # classes that are named
+# Training images up to which overlap.py compares the sets: 16 MB a process, and a second at the start.
+MOST_TRAINED = 2_000_000
 
 
 def load_image_sets(
@@ -209,3 +211,12 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
     if not load:
         load = make_loader(EvalReader(image_set, config), choose_workers(config, image_set, process), process.device)
     return EvalData(image_set, batch_size, process.rank, process.world_size, load, is_padded=config.COMPILE)
+
+
+def watches(train: ImageSet, val: ImageSet, path: str) -> bool:
+    """Return whether a run looks for validation images that are training images (overlap.py).
+
+    Images in memory are of published sets. Other images that are not files cannot be read at will.
+    """
+    is_of_files = not (train.in_memory or train.makes_batches or val.in_memory or is_url(path))
+    return is_of_files and len(train) <= MOST_TRAINED

@@ -12,9 +12,7 @@ import numpy as np
 
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
-from utils.text import is_url
 
-MOST_TRAINED = 2_000_000  # training images up to which this is looked for: 16 MB a process, and a second at the start
 MOST_NAMES = 2_000  # validation images whose names are looked for, and the files of a few of which are compared
 FEW_FILES = 16
 MOST_READ, MOST_IN_GROUPS = 200, 50  # validation images that are read again to be sure
@@ -101,12 +99,6 @@ class Overlap:
             return next((i for i in others[:MOST_ALIKE] if np.array_equal(self.train.read(i), pixels)), None)
         except ImageReadError:
             return None
-
-
-def watches(train: ImageSet, val: ImageSet, path: str) -> bool:
-    """Return whether a run looks for such images. Those in memory are of published sets; others it may not read at will."""
-    is_of_files = not (train.in_memory or train.makes_batches or val.in_memory or is_url(path))
-    return is_of_files and len(train) <= MOST_TRAINED
 
 
 def shared_names(train: ImageSet, val: ImageSet) -> list[str]:

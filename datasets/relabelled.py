@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from datasets.split import CLASS_FOLDERS, class_folders_of, hashes_of, is_drawn
+from datasets.split import CLASS_FOLDERS, class_folders_of
+from datasets.split.by_hash import hashes_of, is_drawn
 from datasets.types import ImageSet
 from utils.text import first_of
 

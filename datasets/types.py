@@ -4,15 +4,17 @@ import copy
 import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
 from datasets.batch_order import Piece
-from datasets.index import CHUNK, Index
 from datasets.shuffle import EpochOrder, FullShuffle
+
+if TYPE_CHECKING:
+    from datasets.index import Index
 
 
 class ImageReadError(Exception):
@@ -31,7 +33,7 @@ class ImageSet:
     is_read_in_groups = False  # a process reads and keeps many images at once, so loader processes would repeat that
     per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
     rows: np.ndarray | None = None  # of a part: which rows of the columns that `take` leaves whole; None: all
-    index: Index | None = None  # where the columns of the set are, if they are in one
+    index: "Index | None" = None  # where the columns of the set are, if they are in one
     root: Path | None = None  # the folder of its files, if they are known
     is_listing = False  # of what lies in class folders below `root`, so that a label is a folder
     notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
@@ -105,6 +107,8 @@ class ImageSet:
 
     def all_keys(self) -> Iterable[list[bytes]]:
         """The keys of all images as bytes, in chunks."""
+        from datasets.index import CHUNK
+
         for start in range(0, len(self), CHUNK):
             numbers = range(start, min(start + CHUNK, len(self)))
             yield [self.key(index).encode(errors="surrogateescape") for index in numbers]
@@ -193,7 +197,7 @@ class Batch(NamedTuple):
     num_samples: int  # B, or 0 for an image that only keeps this process in step with the others
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # in training; mixing depends on it
-    # int64 [B, RANDOM_ERASE_COUNT, 6], on the host: the boxes to erase, rows of Boxes in mix.py. None if the loader drew none.
+    # int64 [B, RANDOM_ERASE_COUNT, 6], on the host: the boxes to erase, rows of Boxes in erasing.py. None if the loader drew none.
     boxes: np.ndarray | None = None
 
     def parts(self, size: int) -> list["Batch"]:

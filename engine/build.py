@@ -16,7 +16,7 @@ from datasets import (
     build_train_data,
     load_image_sets,
 )
-from engine.checkpoint.resume import changed_images, drop_tensors, is_run, refuse_changes
+from engine.checkpoint.resume import drop_tensors, is_run
 from engine.evaluation.scores import Best
 from engine.parallel import choose_parallel, is_sharded
 from engine.plan import ImageSets, Inputs, Plan, TrainPlan
@@ -25,14 +25,12 @@ from engine.precision.loss_scale import Clipping
 from engine.precision.policy import set_matmul
 from engine.session import Session
 from engine.train.counters import Counters
-from engine.train.ema import Ema
 from engine.train.guards import choose_guard
 from engine.train.loss import StepWrapper, build_loss
 from engine.train.optimizers import build_optimizer
 from engine.train.schedule import Schedule
 from engine.train.trainer import Trainer
 from models import adapt, build_model
-from models.compilation import compile_model, prepare_compiler
 from models.transforms import choose_transforms
 from utils.distributed import Process
 from utils.errors import ConfigError, naming_damage
@@ -70,6 +68,8 @@ def prepare_torch(config: Config, process: Process, log: Log) -> None:
     if config.DETERMINISTIC:
         make_deterministic()
     if config.COMPILE and not config.START.EVAL:
+        from models.compilation import prepare_compiler
+
         log.say(*prepare_compiler(os.environ, process.num_cores))
         import_compiler()
 
@@ -128,13 +128,19 @@ def build_trainer(
     parallel = choose_parallel(config, process, precision.half)
     transforms = choose_transforms(config, process.device, precision.half, training=True)
     log.say(*transforms.apply(model))
-    ema = Ema(model, config.TRAIN, parallel) if config.TRAIN.MODEL_EMA else None
+    ema = None
+    if config.TRAIN.MODEL_EMA:
+        from engine.train.ema import Ema
+
+        ema = Ema(model, config.TRAIN, parallel)
     parallel.place(model, *([ema.model] if ema else []))
     if ema:
         ema.follow(model, parallel)
     computing = precision.computing_model(model)
     compute_model = computing.model.train()
     if config.COMPILE:
+        from models.compilation import compile_model
+
         for each in [compute_model, ema.model] if ema else [compute_model]:  # which share their graphs
             compile_model(each, config)
     accumulates = data.order.num_micro_batches(0) > 1
@@ -185,6 +191,8 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
         trainer.step = trainer.epoch * trainer.data.steps_per_epoch
         log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
         return
+    from engine.checkpoint.compare import changed_images, refuse_changes
+
     with naming_damage(path):
         images = changed_images(state, path, plan.facts, plan.train_set, plan.eval_set)
         log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))

@@ -4,10 +4,11 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from configs.schema import to_seconds
-from datasets import BadImages, Overlap, watches
+from datasets import BadImages, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
 from engine.plan import TrainPlan
+from engine.plan_lines import say_that_tables_are_missing
 from engine.record.console import Console
 from engine.record.metrics import Recorder, RowReader
 from engine.record.timing import Timing
@@ -41,6 +42,7 @@ class Watchers(NamedTuple):
 def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunReport | None":
     """Return the writer of tables, pictures and report.html; None if that extra is missing, which the log says."""
     if not has_extra("report"):
+        say_that_tables_are_missing(plan.config, session.log)
         return None
     from extras.report import RunReport  # extra: report
 
@@ -112,6 +114,7 @@ def choose_callbacks(
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
     if trainer.epoch == 0 and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
+        from datasets.overlap import Overlap
         from engine.record.advice import TrainedOnAdvice
 
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))

@@ -18,7 +18,7 @@ from engine.evaluation.not_finite import refuse_not_finite
 from engine.evaluation.scores import describe_scores
 from engine.evaluation.tally import are_finite
 from engine.plan import EvalPlan, plan_evaluation, read_inputs
-from engine.plan_lines import describe_evaluation, measured_classes
+from engine.plan_lines import describe_evaluation, measured_classes, say_that_tables_are_missing
 from engine.precision.policy import set_matmul
 from engine.record.next_steps import after_evaluation
 from engine.session import Session
@@ -70,6 +70,8 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         from extras.report.image_results import leave_results  # extra: report
 
         leave_results(session, plan, found)
+    else:
+        say_that_tables_are_missing(plan.config, log)
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     session.status("done", exit_code=0, **figures)
     weights = find_file(plan.inputs.source[1]) if plan.inputs.kept else None

@@ -15,7 +15,7 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import flatten
-from datasets import ImageSet, SavedData, build_order, class_weights, identity, parse_policy, renumber
+from datasets import ImageSet, SavedData, build_order, check_policy, class_weights, identity, renumber
 from datasets.batch_order import Order
 from datasets.fingerprint import data_facts
 from engine.checkpoint.resume import (
@@ -147,7 +147,7 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
     if config.START.EVAL:
         return {}
     checks = {
-        "augmentation": lambda: parse_policy(config.TRAIN),
+        "augmentation": lambda: check_policy(config.TRAIN),
         "strategy": lambda: check_strategy(config),
         "optimizer": lambda: check_optimizer(config),
     }

@@ -18,6 +18,7 @@ from engine.plan import EvalPlan, Plan, TrainPlan
 from engine.train.schedule import batch_factor
 from utils.facts import changed_facts
 from utils.host import name_of
+from utils.log import Log
 from utils.text import align, counted, first_of, printable
 
 
@@ -215,3 +216,9 @@ def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
     unusual = [key for key in followed if key not in here or here[key] != SETTINGS[key].default]
     model = [f"{key} {to_text(here.get(key, followed[key]))}" for key in unusual if key.startswith("MODEL.")]
     return [f"as the {weights.origin} say: {', '.join(each)}" for each in (images, model) if each]
+
+
+def say_that_tables_are_missing(config: Config, log: Log) -> None:
+    """Log that extras/report is missing where the settings do not ask for a report; if they do, a note says so."""
+    if not config.REPORT:
+        log.say("extras/report is missing: no tables of images")

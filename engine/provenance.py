@@ -8,7 +8,6 @@ from typing import Any
 
 from configs.schema import DATA, MODEL, RECIPE, Config
 from configs.values import SETTINGS, flatten, of_role
-from models.weights.files import find_file
 from utils.distributed import Process
 from utils.errors import AlreadyReportedError, ConfigError
 from utils.facts import changed_facts
@@ -35,6 +34,8 @@ def setting_facts(config: Config) -> dict[str, Any]:
 
 def _describe_file(source: str) -> str:
     """Return the name of a file without its folder, and a digest of its content if there is such a file."""
+    from models.weights.files import find_file
+
     name, path = Path(source).name, None
     with contextlib.suppress(ConfigError, OSError):  # whoever loads it says what is wrong
         path = find_file(source)

@@ -10,20 +10,12 @@ from pathlib import Path
 
 from configs.load import LoadedConfig
 from configs.schema import Config
-from datasets import (
-    BadImages,
-    EvalData,
-    build_eval_data,
-    shared_names,
-    watches,
-    write_split,
-)
+from datasets import BadImages, EvalData, build_eval_data, watches, write_split
 from engine.build import build, load_data_sets, prepare_torch, restore
 from engine.callback_list import choose_callbacks, make_report
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
-from engine.checkpoint.async_saver import BEST
+from engine.checkpoint.async_saver import BEST, make_saver
 from engine.checkpoint.format import checkpoint_bytes, progress_in
-from engine.checkpoint.sharded_saver import make_saver
 from engine.evaluation.scores import Best
 from engine.loop import Loop
 from engine.plan import TrainPlan, plan_training, read_inputs, refusals
@@ -94,6 +86,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
     log.say(*plan.eval_set.notes)
     if watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
+        from datasets.overlap import shared_names
+
         log.say(*process.first(lambda: shared_names(plan.train_set, plan.eval_set)))
 
     # Build.

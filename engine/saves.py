@@ -6,14 +6,14 @@ from typing import Any
 
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST, AsyncSaver
-from engine.checkpoint.format import BAD_BATCHES_FILE, find_before, read_checkpoint, write_bad_batches
+from engine.checkpoint.format import BAD_BATCHES_FILE, write_bad_batches
 from engine.checkpoint.resume import TRAINED_ON, comparable
-from engine.checkpoint.sharded_saver import PIECES
 from engine.evaluation.scores import Best, Scores
 from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.stop_conditions import NonFinite
 from engine.train.trainer import Trainer
+from models.weights.sharded import PIECES
 from models.weights.state import preprocessing_of
 from utils import VERSION
 from utils.errors import cause_of, naming_damage
@@ -83,6 +83,8 @@ class Saves:
 
     def roll_back(self, error: NonFinite) -> bool:
         """Go back to the newest checkpoint before a streak of skipped updates. False if none is left."""
+        from engine.checkpoint.find import find_before, read_checkpoint
+
         trainer, streak = self.trainer, error.streak
         if trainer.left_out:  # a second time it would not help
             return False

@@ -6,7 +6,7 @@ from dataclasses import replace
 from configs.derive import name_runs
 from configs.flags import parse
 from configs.load import LoadedConfig, load
-from configs.paddlevit.translation import RENAMED
+from configs.paddlevit import our_name
 from configs.schema import Config
 from configs.values import Text, flatten, is_none
 from configs.yaml_files import Layer, find_settings_file, read_layers
@@ -45,7 +45,7 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
 
 def _given(layers: Sequence[Layer]) -> dict[str, Text]:
     """The texts of what files and flags set, by today's names."""
-    last = {RENAMED.get(key, key): text for layer in layers for key, text in layer.texts.items()}
+    last = {our_name(key): text for layer in layers for key, text in layer.texts.items()}
     given = {key: text for key, text in last.items() if not is_none(text)}
     return given | name_runs(given)
 

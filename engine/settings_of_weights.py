@@ -28,7 +28,7 @@ def checkpoint_of(given: dict[str, Text]) -> Path | None:
     """The file that -resume names. Whether its tensors are whole, the run finds out."""
     if "MODEL.RESUME" not in given:
         return None
-    from engine.checkpoint.resume import checkpoint_at
+    from engine.checkpoint.find import checkpoint_at
     from models.weights.torch_files import read_index
 
     where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
@@ -68,7 +68,7 @@ def _refuse_without_settings(given: dict[str, Text], path: Path | None) -> None:
             "name another folder with -output, or a settings file with -cfg to start a run"
         )
     if path is None:
-        from engine.checkpoint.resume import no_checkpoint_at
+        from engine.checkpoint.find import no_checkpoint_at
 
         raise no_checkpoint_at(source)
     if not is_on(given, "EVAL"):

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from datasets import BadImages, EvalData
-from engine.checkpoint.format import read_checkpoint
 from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.tally import ImageResults, LabelResults
 from engine.train.trainer import Trainer
@@ -21,6 +20,8 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
 
 def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:
     """Evaluate a best.pth again, as it was in its epoch. The training must be over: the trainer's model gets its weights."""
+    from engine.checkpoint.find import read_checkpoint
+
     suffix = trainer.best.suffix
     key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
     state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})

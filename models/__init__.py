@@ -4,16 +4,20 @@ from torch import nn
 
 from configs.schema import Config, Model
 from models.freeze import freeze
-from models.timm_models import build_timm, describe_own_rates
-from models.vit import build_vit
 from utils.torch_internals import import_timm
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
     """The model with random weights, drawn from torch's seed on torch's default device; MODEL.FREEZE is in force."""
     import_timm()
-    build = {"vit": build_vit, "timm": build_timm}[config.MODEL.TYPE]
-    model = build(config, num_classes)
+    if config.MODEL.TYPE == "vit":
+        from models.vit import build_vit
+
+        model = build_vit(config, num_classes)
+    else:
+        from models.timm_models import build_timm
+
+        model = build_timm(config, num_classes)
     freeze(model, config.MODEL.FREEZE)
     return model
 
@@ -34,5 +38,9 @@ def describe(model: nn.Module, trained: Model | None = None) -> str:
     """'86,567,656 parameters, all trainable'; `trained`: its settings, for the rates of a model that is trained."""
     total = sum(parameter.numel() for parameter in model.parameters())
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    rates = describe_own_rates(model, trained) if trained else ""
+    rates = ""
+    if trained and trained.TYPE == "timm":
+        from models.timm_models import describe_own_rates
+
+        rates = describe_own_rates(model, trained)
     return f"{total:,} parameters, {'all' if trainable == total else f'{trainable:,}'} trainable{rates}"

@@ -112,7 +112,7 @@ def describe_own_rates(model: nn.Module, settings: Model) -> str:
     paths = [each.drop_prob or 0.0 for each in modules if isinstance(each, DropPath)]
     rates = {"drop path": (settings.DROPPATH, paths), "dropout": (settings.DROPOUT, dropouts)}
     own = [f"{name} {max(found):g}" for name, (given, found) in rates.items() if given is None and any(found)]
-    return f", {' and '.join(own)} (the model's own)" if own and settings.TYPE == "timm" else ""
+    return f", {' and '.join(own)} (the model's own)" if own else ""
 
 
 def _refuse_vit_fields(model: Model) -> None:

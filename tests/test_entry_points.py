@@ -21,8 +21,8 @@ from tests.support.extras import needing_extra
 from tests.support.forks import MARK, ROOT, find_processes
 from tests.support.runs import Run, epochs_of, rows_of, run, run_folder, run_fresh, status_of, wait_until
 from utils import VERSION, host
+from utils.environment import describe_environment
 from utils.launch import root_cause
-from utils.program import describe_environment
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ import torch
 from configs.load import load
 from datasets import build_order, load_image_sets
 from datasets.sources.images import FileImages
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError, ImageSet
-from engine.checkpoint.format import find_before, find_newest
+from engine.checkpoint.find import find_before, find_newest
 from models.weights.files import find_file
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import engine
+import extras
 from configs.schema import Only
 from configs.tables import LOSSES, SOURCES, TORCH_OPTIMIZERS, import_named
 from configs.values import SETTINGS
@@ -143,19 +144,36 @@ def test_settings_name_values_that_exist():
 
 
 def test_every_callback_is_added_to_a_run_and_tested():
-    for module in pkgutil.walk_packages(engine.__path__, "engine."):
-        importlib.import_module(module.name)
+    """engine/callback_list.py adds the callbacks of the program, and calls the functions of extras that return theirs."""
+    for package in (engine, extras):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     added, kinds = text_of("engine/callback_list.py"), [Callback]
     for kind in kinds:
         kinds += kind.__subclasses__()
     for kind in kinds[1:]:
-        if not kind.__module__.startswith("engine.") or kind.__subclasses__():
+        room, *names = kind.__module__.split(".")
+        if room not in ("engine", "extras") or kind.__subclasses__():
             continue
-        name, path = kind.__name__, kind.__module__.replace(".", "/") + ".py"
-        is_added = f"{name}(" in added or f"{name}.on(" in added
+        name, path = kind.__name__, file_of(kind.__module__)
+        made = added + (calls_of_extra(names[0]) if room == "extras" and f"extras.{names[0]}" in added else "")
+        is_added = f"{name}(" in made or f"{name}.on(" in made
         assert is_added, f"engine/callback_list.py: add {name} of {path}"
         assert kind.__doc__ != Callback.__doc__ and kind.__doc__, f"{path}: add a sentence to {name}"
-        assert_tested(name, "tests", "tests/{}/test_{}".format(*path.rsplit("/", 1)))
+        if room == "engine":
+            assert_tested(name, "tests", "tests/{}/test_{}".format(*path.rsplit("/", 1)))
+
+
+def file_of(module: str) -> str:
+    return module.replace(".", "/") + ".py"
+
+
+def calls_of_extra(name: str) -> str:
+    """Return the calls in an extra's files, without the definitions of its classes."""
+    folder = ROOT / "extras" / name
+    files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    return "\n".join(ast.unparse(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
 # Figures of an epoch, and the files of a run

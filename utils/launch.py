@@ -1,6 +1,7 @@
 """Finds out which process of a run this one is, and starts the processes of this machine through torchrun.
 
-utils/launchers.py knows the launchers other than torchrun; utils/engines.py starts a run on several nodes.
+utils/launchers.py knows the launchers other than torchrun; extras/launchers/ reads srun's and mpirun's variables, and
+starts a run on several nodes.
 """
 
 import contextlib
@@ -18,9 +19,10 @@ from typing import Any
 from utils.errors import ConfigError
 from utils.program import hangup_is_ignored
 
-# If none of these is set, utils/launchers.py finds no rank, and utils/engines.py no other nodes.
+# If none of these is set, utils/launchers.py finds no rank.
 LAUNCHER_VARIABLES = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"}
-NODE_VARIABLES = {"PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SLURM_NNODES", "PBS_NODEFILE"}
+# Numbers of nodes, as engines and Slurm give them.
+NODE_COUNTS = ("PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SLURM_NNODES")
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,11 @@ def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions = 
     if has_flags:
         ranks.append(rank_by_flags(options, ranks[0] if ranks else None))
     return choose_rank(environment, options, ranks)
+
+
+def may_have_other_nodes(environment: Mapping[str, str]) -> bool:
+    """Return whether a variable says that this run has several nodes, or lists its nodes as PBS does."""
+    return "PBS_NODEFILE" in environment or any(environment.get(name, "1") != "1" for name in NODE_COUNTS)
 
 
 def rank_in_environment(environment: Mapping[str, str]) -> int:

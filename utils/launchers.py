@@ -1,6 +1,5 @@
-"""Recognizes srun, mpirun, a program that set RANK, and the flags, and finds out where process 0 is."""
+"""Takes ranks from flags, from RANK and WORLD_SIZE, and from srun and mpirun, and finds out where process 0 is."""
 
-import re
 import socket
 import time
 import zlib
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from utils.errors import ConfigError
+from utils.extras import has_extra, how_to_get_back
 from utils.launch import LaunchedRank, LaunchOptions, read_rank
 from utils.text import counted
 
@@ -21,31 +21,30 @@ SLURM, OPEN_MPI, MPI, VARIABLES = "Slurm (srun)", "Open MPI", "MPI (PMI)", "RANK
 
 
 def ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """Return what each launcher says. If srun started mpirun, only the numbers of mpirun count."""
-    by_mpi = [rank for rank in (open_mpi(environment), mpi(environment)) if rank]
-    innermost = by_mpi or [slurm(environment)]
-    return [rank for rank in (*innermost, variables(environment)) if rank]
+    """Return what each launcher says, the innermost launcher first."""
+    ranks = []
+    if names := by_srun_or_mpirun(environment):
+        if not has_extra("launchers"):
+            raise ConfigError(
+                f"{' and '.join(names)} in the environment: srun or mpirun started this process; "
+                f"{how_to_get_back('launchers')}"
+            )
+        from extras.launchers.ranks import ranks_by_srun_or_mpirun  # extra: launchers
+
+        ranks = ranks_by_srun_or_mpirun(environment)
+    return [rank for rank in (*ranks, variables(environment)) if rank]
 
 
-def slurm(environment: Mapping[str, str]) -> LaunchedRank | None:
-    """Return the rank of a task of srun. An sbatch script has most of the same variables, but no step."""
+def by_srun_or_mpirun(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that only processes of srun and mpirun have."""
+    names = [name for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in environment]
+    return [*names, *(["SLURM_PROCID"] if is_task_of_srun(environment) else [])]
+
+
+def is_task_of_srun(environment: Mapping[str, str]) -> bool:
+    """Return whether srun started this process. An sbatch script has most of the same variables, but no step."""
     has_step = any(name.startswith("SLURM_STEP_") for name in environment)
-    if "SLURM_PROCID" not in environment or not (has_step or environment.get("ENVIRONMENT") != "BATCH"):
-        return None
-    world_size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
-    return read_rank(environment, SLURM, "SLURM_PROCID", world_size, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
-
-
-def open_mpi(environment: Mapping[str, str]) -> LaunchedRank | None:
-    """Return the rank of a process of Open MPI's mpirun."""
-    names = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
-    return read_rank(environment, OPEN_MPI, *names) if "OMPI_COMM_WORLD_RANK" in environment else None
-
-
-def mpi(environment: Mapping[str, str]) -> LaunchedRank | None:
-    """Return the rank of a process of MPICH's or Intel's mpirun, or of `srun --mpi=pmi2`."""
-    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    return read_rank(environment, MPI, *names) if "PMI_RANK" in environment else None
+    return "SLURM_PROCID" in environment and (has_step or environment.get("ENVIRONMENT") != "BATCH")
 
 
 def variables(environment: Mapping[str, str]) -> LaunchedRank | None:
@@ -140,10 +139,13 @@ def _parse_url(url: str) -> tuple[str, int]:
 
 
 def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str:
-    nodes = environment.get("SLURM_STEP_NODELIST") if launched.launcher == SLURM else None
-    nodes = nodes or environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
-    if nodes and launched.launcher != VARIABLES:
-        return _first_host(nodes)
+    host = ""
+    if launched.launcher != VARIABLES and any(name.startswith("SLURM_") for name in environment):
+        from extras.launchers.ranks import first_host  # extra: launchers
+
+        host = first_host(environment, launched.launcher)
+    if host:
+        return host
     if launched.local_size == launched.world_size and launched.launcher != VARIABLES:
         return "127.0.0.1"
     raise ConfigError(
@@ -157,17 +159,6 @@ def _default_port(environment: Mapping[str, str], launched: LaunchedRank) -> int
     job = environment.get("PMIX_NAMESPACE") if launched.launcher == OPEN_MPI else None
     job = job or f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
     return 10000 + zlib.crc32(job.encode()) % 20000
-
-
-def _first_host(nodes: str) -> str:
-    """Return the first host of a Slurm node list: node01 of node[01-03,7],gpu5."""
-    match = re.fullmatch(r"((?:[^,\[\]]|\[[^\[\]]+\])+)(,.*)?", nodes)
-    host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", match[1]) if match else ""
-    if not re.fullmatch(r"[\w.-]+", host):
-        raise ConfigError(
-            f"SLURM_JOB_NODELIST is {nodes!r}, which is not a list of hosts; set MASTER_ADDR and MASTER_PORT"
-        )
-    return host
 
 
 def open_store(host: str, port: int, is_host: bool, timeout: float) -> "TCPStore":

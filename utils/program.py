@@ -6,7 +6,6 @@ import ctypes
 import errno
 import gc
 import os
-import platform
 import re
 import select
 import signal
@@ -87,31 +86,6 @@ def revision(folder: Path = Path(__file__).parent.parent) -> str:
     return f"{VERSION}, commit {commit}"
 
 
-def describe_environment() -> str:
-    """What halfstep runs with and on, as a report of a mistake needs it."""
-    import torch  # which, like timm, takes seconds
-
-    from utils.distributed import find_devices
-    from utils.host import count_cores, half_speedup, name_of
-    from utils.torch_internals import import_timm
-
-    kind, count = find_devices("auto")
-    cpu, device = torch.device("cpu"), torch.device(kind)
-    half = torch.float16 if kind == "cuda" else torch.bfloat16  # what -amp means
-    speedup = half_speedup(device, half)
-    advice = "" if speedup >= 1 else ": leave -amp out"
-    rows = [
-        ("halfstep", revision()),
-        ("python", platform.python_version()),
-        ("torch", torch.__version__),
-        ("timm", import_timm().__version__),
-        ("device", f"{kind}, {count} of {name_of(device)}"),
-        ("processor", f"{name_of(cpu)}, {count_cores()} cores"),
-        ("precision", f"{str(half).removeprefix('torch.')} is {speedup:.1f} times as fast as float32{advice}"),
-    ]
-    return "\n".join(f"{name:<11}{value}" for name, value in rows)
-
-
 def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a program and return its exit code: its own, 2 for a user's mistake, reported without a traceback, or 1. 0 if
     the reader of its output has seen enough (`| head`)."""
@@ -121,6 +95,8 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
     try:
         arguments = with_one_dash(arguments)
         if "-version" in arguments:
+            from utils.environment import describe_environment
+
             print(describe_environment())
             return 0
         code = program(arguments)

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets.batch_order import Order, Piece, sample_rng
-from datasets.transforms.augment import build_augmentation
+from datasets.transforms import build_augmentation, build_boxes
 from datasets.transforms.crop import BySize, EvalTransform, TrainTransform
-from datasets.transforms.mix import Boxes
 from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError
 from utils.progress import shown
@@ -81,7 +80,7 @@ class TrainReader(Reader):
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
         self.transform = TrainTransform(config.DATA, build_augmentation(config))
-        self.boxes = Boxes(config) if config.TRAIN.RANDOM_ERASE_PROB else None
+        self.boxes = build_boxes(config)
 
     def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
         bad: list[int] = []

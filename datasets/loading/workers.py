@@ -4,17 +4,13 @@ import atexit
 import contextlib
 import functools
 import gc
-import itertools
-import math
 import multiprocessing
 import secrets
 import shutil
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
@@ -111,77 +107,8 @@ def _ahead_of_threads(data: Data, process: Process) -> int:
     return min(max(int(room / pinned), MIN_AHEAD), MAX_AHEAD)
 
 
-def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """The batches on the device. A separate stream copies the next one while the device computes on this one.
-
-    A batch for which the device lacks memory stays on the host: the update copies it once more, and if memory is still
-    lacking then, the update is repeated with smaller micro-batches.
-    """
-    stream = torch.Stream(device)
-
-    def start_copy(batch: Batch) -> tuple[Batch, torch.Event | None]:
-        try:
-            with stream:
-                images, targets = (each.to(device, non_blocking=True) for each in (batch.images, batch.targets))
-        except torch.OutOfMemoryError:
-            return batch, None
-        return batch._replace(images=images, targets=targets), stream.record_event()
-
-    def hand_over(batch: Batch, copied: torch.Event | None) -> Batch:
-        if copied:
-            now = torch.accelerator.current_stream(device)
-            now.wait_event(copied)  # the device waits, not the host
-            for each in (batch.images, batch.targets):
-                each.record_stream(now)  # or the next copy could reuse its memory too early
-        return batch
-
-    with contextlib.closing(batches):
-        ahead = None
-        for batch in batches:
-            started = start_copy(batch)
-            if ahead:
-                yield hand_over(*ahead)
-            ahead = started
-        if ahead:
-            yield hand_over(*ahead)
-
-
-MIN_IMAGES_PER_THREAD = 4
 SECONDS_TO_DIE = 1.0  # between the first error that a dying worker causes and its end
 REMEDY = "lower DATA.NUM_WORKERS, or set DATA.WORKERS=threads, which need no shared memory"
-
-
-def read_in_threads(
-    pieces: Iterable[Piece], reader: Reader, num_threads: int, device: torch.device, ahead: int
-) -> Iterator[Batch]:
-    """The batches of the pieces in their order, `ahead` of them in advance. Closing this generator ends the threads.
-
-    All threads work on the same batch. Reading, decoding and resizing release Python's lock.
-    """
-    # Each loader thread uses one torch thread: more would spin while they wait, and take the cores from the training.
-    # Reading the number here fixes this thread's own, which the loader threads would otherwise change.
-    torch.get_num_threads()
-    with ThreadPoolExecutor(num_threads, "loader", initializer=torch.set_num_threads, initargs=(1,)) as pool:
-
-        def start(piece: Piece):
-            buffers = reader.allocate(piece, pinned=has_streams(device))
-            count = len(piece.indices)
-            share = max(MIN_IMAGES_PER_THREAD, math.ceil(count / num_threads))
-            shares = [range(first, min(first + share, count)) for first in range(0, count, share)]
-            return piece, buffers, [pool.submit(reader.fill, piece, each, buffers) for each in shares]
-
-        started = map(start, pieces)
-        waiting = deque(itertools.islice(started, ahead))
-        try:
-            while True:
-                waiting.extend(itertools.islice(started, 1))
-                if not waiting:
-                    return
-                piece, buffers, shares = waiting.popleft()
-                bad = [index for share in shares for index in share.result()]
-                yield reader.batch(piece, buffers, bad)
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def read_in_processes(
@@ -314,7 +241,13 @@ def make_loader(reader: Reader, workers: Workers, device: torch.device) -> Calla
     """The function from pieces to batches, for images that are read one by one."""
     common = {"reader": reader, "device": device, "ahead": workers.ahead}
     if workers.count and workers.kind == "threads":
+        from datasets.loading.threads import read_in_threads
+
         load = functools.partial(read_in_threads, num_threads=workers.count, **common)
     else:
         load = functools.partial(read_in_processes, num_processes=workers.count, **common)
-    return (lambda pieces: prefetch_to_device(load(pieces), device)) if has_streams(device) else load
+    if not has_streams(device):
+        return load
+    from datasets.loading.to_device import prefetch_to_device
+
+    return lambda pieces: prefetch_to_device(load(pieces), device)

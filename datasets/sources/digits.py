@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from datasets.sources.images import ArrayImages
+from datasets.sources.arrays import ArrayImages
 from datasets.split import hold_out
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 
 FILE = Path(__file__).with_name("digits.npz")

@@ -16,7 +16,8 @@ from datasets.collect import encoded
 from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, Shape, index_paths, open_or_build
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
-from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY, PixelRules
+from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, did_you_mean
 from utils.runs import has_files_of_run, is_run_folder

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from configs.schema import Config
-from datasets.transforms.decode import PixelRules, to_array
+from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageSet
 
 SIDE = 32  # pixels

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from datasets.index import CHUNK, Texts
-from datasets.transforms.decode import PixelRules, decode, kinds_of, to_array
+from datasets.transforms.decode import decode, kinds_of
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError, not_a_file
 from utils.files import without_waiting
@@ -149,26 +149,6 @@ class FileImages(EncodedImages):
                 has, may_have = format_bytes_apart(size, most)
                 raise ImageReadError(f"the file has {has}; DATA.MAX_PIXELS allows at most {may_have}")
             return os.path.splitext(path)[1], file.read()
-
-
-class ArrayImages(ImageSet):
-    """Images in memory: uint8 [N, H, W] or [N, H, W, 3]."""
-
-    in_memory = names_are_numbers = True
-    per_image = ("targets", "images")
-
-    def __init__(self, images: np.ndarray, targets: np.ndarray, classes: list[str], rules: PixelRules, title: str):
-        super().__init__(targets, classes)
-        self.images, self.rules, self.title = images, rules, title
-
-    def name(self, index: int) -> str:
-        return f"{self.title} image {index}"
-
-    def read(self, index: int) -> np.ndarray:
-        pixels = self.images[index]
-        if pixels.ndim == 3 and pixels.shape[2] == self.rules.num_channels:
-            return pixels
-        return to_array(Image.fromarray(pixels), self.rules)
 
 
 def normal_paths(paths: list[bytes]) -> list[bytes]:

@@ -17,7 +17,7 @@ from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, Shape, Texts
 from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources.images import FileImages, Inside, normal_paths
 from datasets.sources.root import own_split
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import count_classes
 from utils.errors import DataError, not_a_file
 from utils.text import first_of

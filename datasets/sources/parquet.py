@@ -32,11 +32,11 @@ from datasets.index import (
     stamps_of,
 )
 from datasets.labels import MAX_CLASSES, check_trained, numbered_classes
-from datasets.shuffle import GroupedShuffle
+from datasets.nearby_shuffle import GroupedShuffle
 from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, needing, not_a_file
 from utils.progress import shown

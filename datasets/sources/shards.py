@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -29,17 +29,19 @@ from datasets.index import (
     open_or_build,
 )
 from datasets.labels import MAX_CLASSES, MAX_DIGITS, check_trained, numbered_classes
-from datasets.shuffle import GroupedShuffle
+from datasets.nearby_shuffle import GroupedShuffle
 from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.tar import Member, Tar
-from datasets.transforms.decode import KNOWN_ENDINGS, PixelRules
+from datasets.transforms.decode import KNOWN_ENDINGS
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
-from utils.errors import DataError, ensure
+from utils.errors import ConfigError, DataError, ensure
+from utils.extras import has_extra, how_to_get_back
 from utils.files import read_names
 from utils.progress import shown
-from utils.text import counted
+from utils.text import counted, is_url
 
 VERSION = 2  # of what the index holds
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
@@ -383,8 +385,14 @@ def _sample(folder: ShardFolder, table: ShardTable, row: int) -> str:
     return f"{folder.title_of(table.tar(table.tar_of(row)))}: {table.sample_name(row)}"
 
 
-def read_shards(config: Config) -> tuple[ImageSet | None, ImageSet | None]:
-    """Training and validation shards, or all shards and None."""
+def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
+    """Training and validation shards, or all shards and None; from a server if DATA.DATA_PATH is a URL."""
+    if is_url(config.DATA.DATA_PATH):
+        if not has_extra("remote"):
+            raise ConfigError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} is on a server; {how_to_get_back('remote')}")
+        from extras.remote.shards import read_remote_shards  # extra: remote
+
+        return read_remote_shards(config, say)
     return read_from(ShardFolder(data_root(config.DATA, EXPECTS)), config)
 
 

@@ -11,10 +11,11 @@ from PIL import ImageOps
 
 from configs.schema import Config
 from datasets.sources import TORCHVISION, find_source
-from datasets.sources.images import ArrayImages, FileImages
+from datasets.sources.arrays import ArrayImages
+from datasets.sources.images import FileImages
 from datasets.sources.root import own_split
 from datasets.split import hold_out
-from datasets.transforms.decode import PixelRules, to_array
+from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.torch_internals import LABELS

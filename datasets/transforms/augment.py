@@ -17,8 +17,6 @@ from datasets.transforms.pixels import DrawnOperations, Operation, carry_out
 from datasets.transforms.random_operations import MOST, Options, RandomOperation, choose, trivial_augment
 from utils.errors import ConfigError, did_you_mean
 
-REVISION = 2  # increases whenever the same settings draw or do something else; a resumed run compares it
-
 # {name of a policy: its parameters with their defaults}
 POLICIES: dict[str, dict[str, float]] = {
     **dict.fromkeys(("original", "originalr", "v0", "v0r", "3a"), {"mstd": 0.0}),
@@ -191,11 +189,6 @@ def _dirichlet(alpha: float, count: int, rng: Random) -> list[float]:
     if total == 0:  # with a small alpha all can be too small for a float; one of them would have been all but 1
         return [1.0] + [0.0] * (count - 1)
     return [share / total for share in shares]
-
-
-def build_augmentation(config: Config) -> "Augmentation | None":
-    """The augmentation that the settings ask for, if any."""
-    return Augmentation(config) if config.TRAIN.augments else None
 
 
 class Augmentation:

@@ -4,81 +4,26 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from configs.schema import Data
+from datasets.transforms.pixel_rules import PixelRules, has_32_bits, to_array
 from datasets.types import ImageReadError
-
-# Data sets of a user's own photos. The published figures of the others were reached without EXIF.
-UPRIGHT = ("imagefolder", "csv", "shards", "parquet")
-MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
-GREY_16_BIT = ("PNG", "PPM")  # formats whose images of Pillow's mode I, 32-bit integers, have 16 bits
-TIFF_BITS = 258  # the tag of the bits per channel
-
-
-@dataclass(frozen=True)
-class PixelRules:
-    """The rules by which image files of one data set become pixels. A cache of pixels is valid for the same rules only."""
-
-    num_channels: int
-    applies_exif: bool = False
-    background: tuple[int, ...] = (128, 128, 128)  # RGB, behind transparent pixels
-    max_pixels: int = Data.MAX_PIXELS
-
-    @classmethod
-    def of(cls, data: Data) -> "PixelRules":
-        channels = data.IMAGE_CHANNELS
-        exif = data.EXIF or ("apply" if data.DATASET in UPRIGHT else "ignore")
-        mean = data.IMAGENET_MEAN[:channels] * (3 // channels)
-        background = tuple(min(max(round(255 * each), 0), 255) for each in mean)
-        return cls(channels, exif == "apply", background, data.MAX_PIXELS)
-
-
-def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
-    """A Pillow image, of its frames the first, as uint8 [H, W, rules.num_channels]."""
-    if _has_32_bits(image):
-        raise ImageReadError(f"32 bits per pixel (Pillow's mode {image.mode}) of unknown range; save it with 8 or 16")
-    if image.mode.startswith("I"):
-        image = _to_8_bits(image)
-    if image.has_transparency_data:
-        canvas, image = Image.new("RGB", image.size, rules.background), image.convert("RGBA")
-        canvas.paste(image, mask=image)
-        image = canvas
-    mode = MODES[rules.num_channels]
-    pixels = np.array(image if image.mode == mode else image.convert(mode))
-    return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
 def describe_kinds(image: Image.Image) -> list[str]:
     """List what is unusual about an opened image, in the words of -check."""
     kinds = {
-        "16-bit": any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not _has_32_bits(image),
-        "32-bit (refused)": _has_32_bits(image),
+        "16-bit": any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not has_32_bits(image),
+        "32-bit (refused)": has_32_bits(image),
         "transparent": image.has_transparency_data,
         "CMYK": image.mode == "CMYK",
         # The other pictures of a camera's MPO are previews.
         "animated or of several pages": getattr(image, "is_animated", False) and image.format != "MPO",
     }
     return [kind for kind, applies in kinds.items() if applies]
-
-
-def _has_32_bits(image: Image.Image) -> bool:
-    """Whether its pixels have 32 bits, which have no usual range."""
-    return image.mode == "F" or (image.mode == "I" and image.format not in GREY_16_BIT)
-
-
-def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Scale down grey of 16 bits, or of a TIFF's 12."""
-    highest = 2 ** getattr(image, "tag_v2", {}).get(TIFF_BITS, (16,))[0] - 1
-    pixels = np.asarray(image).astype(np.uint32)
-    grey = Image.fromarray(((pixels * 255 + highest // 2) // highest).astype(np.uint8))
-    if "transparency" in image.info:  # the one shade that is transparent
-        grey.putalpha(Image.fromarray(np.where(pixels == image.info["transparency"], 0, 255).astype(np.uint8)))
-    return grey
 
 
 try:

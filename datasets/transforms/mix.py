@@ -1,126 +1,19 @@
-"""Random erasing, mixup and cutmix: what is drawn on the host, and what that makes of a batch on its device."""
+"""Mixup and cutmix: what is drawn on the host, and what that makes of a batch on its device."""
 
 import math
 import random
 import sys
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.batch_order import Piece, sample_rng
-from datasets.transforms.crop import crop_box, inside_box
+from datasets.batch_order import Piece
+from datasets.transforms.crop import inside_box
+from datasets.transforms.mixed import Mixed
 from utils.seed import keyed_rng
 
-ERASED_AREA = (0.02, 1 / 3)  # fraction of the image
-ERASED_RATIO = (0.3, 1 / 0.3)  # width over height
-NO_BOX = (0,) * 6
-
-
-class Boxes:
-    """Draws what is erased. Several threads may do so at once."""
-
-    def __init__(self, config: Config):
-        self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
-
-    def rows(self, piece: Piece) -> list[list[tuple[int, ...]]]:
-        """For each image of a piece its row."""
-        return [self.row(piece, position) for position in range(len(piece.indices))]
-
-    def row(self, piece: Piece, position: int) -> list[tuple[int, ...]]:
-        """RANDOM_ERASE_COUNT boxes of one image: left, top, width and height, then left and top of the noise in it."""
-        index, repeat = int(piece.indices[position]), int(piece.repeats[position])
-        rng = sample_rng(self.seed, piece.epoch, index, "erasing", repeat)
-        settings, row = self.settings, []
-        if rng.random() < settings.RANDOM_ERASE_PROB:
-            for box in self.boxes(rng):
-                is_noise = settings.RANDOM_ERASE_MODE != "const"
-                row.append((*box, *(int(rng.random() * self.side) if is_noise else 0 for _ in range(2))))
-        return row + [NO_BOX] * (settings.RANDOM_ERASE_COUNT - len(row))
-
-    def boxes(self, rng: random.Random) -> list[tuple[int, int, int, int]]:
-        """left, top, width and height of the boxes of one image."""
-        count = 1 + int(rng.random() * self.settings.RANDOM_ERASE_COUNT)
-        area = (ERASED_AREA[0] / count, ERASED_AREA[1] / count)
-        return [crop_box(self.side, self.side, area, ERASED_RATIO, rng) for _ in range(count)]
-
-
-class Erasing(Boxes):
-    """Random erasing box by box and in place, which on a CPU takes little time: the boxes are small."""
-
-    def __init__(self, config: Config, device: torch.device):
-        super().__init__(config)
-        # Noise is cut from one large piece at random positions: numbers drawn on the device would depend on the split.
-        shape = (config.DATA.IMAGE_CHANNELS, 2 * self.side, 2 * self.side)
-        self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.SEED)).to(device)
-
-    def __call__(self, images: Tensor, table: Tensor) -> Tensor:
-        """The images with the boxes of a table [B, RANDOM_ERASE_COUNT, 6] erased, the last one over those before it."""
-        for image, boxes in zip(images, table.numpy().tolist(), strict=True):
-            for left, top, width, height, *noise_at in boxes:
-                if width:
-                    image[:, top : top + height, left : left + width] = self._filling(width, height, *noise_at)
-        return images
-
-    def _filling(self, width: int, height: int, left: int, top: int) -> Tensor | float:
-        mode = self.settings.RANDOM_ERASE_MODE
-        if mode == "const":
-            return 0.0
-        if mode == "rand":
-            width = height = 1
-        return self.noise[:, top : top + height, left : left + width]
-
-
-class BatchedErasing(Erasing):
-    """Erasing with the same pixels for a GPU, which computes a whole batch sooner than the host starts an operation for each box."""
-
-    def __call__(self, images: Tensor, table: Tensor) -> Tensor:
-        noise = self.noise.to(images.dtype)
-        for boxes in table.unbind(1):
-            left, top, width, height, *noise_at = boxes.unbind(1)
-            filling = self._fillings(noise, left, top, *noise_at)
-            images = torch.where(inside_box(left, top, width, height, self.side), filling, images)
-        return images
-
-    def _fillings(
-        self, noise: Tensor, left: Tensor, top: Tensor, noise_left: Tensor, noise_top: Tensor
-    ) -> Tensor | float:
-        """[B, C, H, W], or [B, C, 1, 1] of one colour. Outside of its box it may be anything."""
-        mode = self.settings.RANDOM_ERASE_MODE
-        if mode == "const":
-            return 0.0
-        if mode == "rand":
-            return noise[:, noise_top, noise_left].T[:, :, None, None]
-        pixels = torch.arange(self.side, device=noise.device)
-        starts = noise_top - top, noise_left - left
-        rows, columns = ((start[:, None] + pixels).clamp(0, 2 * self.side - 1) for start in starts)
-        channels = torch.arange(len(noise), device=noise.device)
-        return noise[channels[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
-
-
-def build_erasing(config: Config, device: torch.device) -> Erasing:
-    """The kind that is fast on this device."""
-    return Erasing(config, device) if device.type == "cpu" else BatchedErasing(config, device)
-
-
 UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)  # factor and box of an image that is not mixed
-
-
-class Mixed(NamedTuple):
-    """Targets of images that are each mixed from two."""
-
-    first: Tensor  # int64 [B], the class of the image itself
-    second: Tensor  # int64 [B], the class of its partner
-    share: Tensor  # float32 [B], the weight of the first in [0, 1]
-
-
-def dominant_class(targets: Tensor | Mixed) -> Tensor:
-    """One class for each image, for training accuracy: that of the part with the larger weight; of several its labels."""
-    if not isinstance(targets, Mixed):
-        return targets
-    is_first = targets.share >= 0.5
-    return torch.where(is_first if targets.first.ndim == 1 else is_first[:, None], targets.first, targets.second)
 
 
 class Mixing:

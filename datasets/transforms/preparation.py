@@ -12,7 +12,7 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets.transforms.crop import BySize, Normalize
-from datasets.transforms.mix import Mixed, Mixing, build_erasing
+from datasets.transforms.mixed import Mixed
 from datasets.types import Batch
 from utils.host import has_streams
 
@@ -25,8 +25,15 @@ class Preparation:
         self.normalize = normalize
         self.device = normalize.scale.device
         self.copy = functools.partial(copied, device=self.device)
-        self.erase = build_erasing(config, self.device) if config.TRAIN.RANDOM_ERASE_PROB else None
-        self.mix = Mixing(config) if config.TRAIN.mixes else None
+        self.erase = self.mix = None
+        if config.TRAIN.RANDOM_ERASE_PROB:
+            from datasets.transforms.erasing import build_erasing
+
+            self.erase = build_erasing(config, self.device)
+        if config.TRAIN.mixes:
+            from datasets.transforms.mix import Mixing
+
+            self.mix = Mixing(config)
         if is_compiled:
             self.compute = torch.compile(self.compute, dynamic=False)
 

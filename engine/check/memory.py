@@ -11,7 +11,8 @@ from torch import nn
 
 from configs.schema import Config
 from datasets import Normalize
-from engine.parallel import gathered_blocks, is_sharded
+from engine.parallel import is_sharded
+from engine.parallel.sharding import gathered_blocks
 from engine.precision.policy import Precision
 from engine.train.loss import build_loss
 from engine.train.optimizers import OURS, optimizer_bytes, trained_bytes

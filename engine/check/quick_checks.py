@@ -15,7 +15,6 @@ from datasets.batch_order import Order
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from engine.checkpoint.format import checkpoint_bytes
 from engine.plan import TrainPlan
-from engine.train.ema import decay_at
 from engine.train.schedule import batch_factor
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -143,6 +142,8 @@ def check_ema(settings: Train, num_updates: int) -> Finding:
     """Check that the average forgets the initial weights."""
     updates, decay = counted(num_updates, "update"), settings.MODEL_EMA_DECAY
     if settings.MODEL_EMA_WARMUP:
+        from engine.train.ema import decay_at
+
         return Finding("EMA", f"its decay warms up to {decay_at(num_updates - 1, settings):.6g} in {updates}")
     share = decay**num_updates
     text = f"after {updates} with decay {decay:g} it is still {share:.2%} initial weights"

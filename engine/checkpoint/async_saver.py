@@ -11,10 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from configs.schema import Config
 from engine.checkpoint.format import progress_in, remove_old, remove_unused_parts, save_checkpoint, start_of_streak
 from engine.evaluation.scores import Best
+from engine.parallel import is_sharded
+from utils.distributed import Process
 from utils.errors import cause_of
 from utils.host import has_streams
+from utils.log import Log
 from utils.runs import BEST
 
 CHUNK = 2**26  # bytes: page-locked memory is allocated in powers of two, so a larger piece would waste much
@@ -156,3 +160,12 @@ def allocate(tensors: Iterable[Tensor], pinned: bool) -> list[Tensor]:
         copies.append(torch.empty(0, dtype=tensor.dtype).set_(storage, 0, like.shape, like.stride()))
         start += (like.nbytes // 64 + 1) * 64  # aligned to cache lines; never two at one address
     return copies
+
+
+def make_saver(config: Config, folder: Path, process: Process, log: Log) -> AsyncSaver:
+    """The saver for DIST.STRATEGY. A collective."""
+    if is_sharded(config, process):
+        from engine.checkpoint.sharded_saver import ShardedSaver
+
+        return ShardedSaver(folder, config.KEEP_CHECKPOINTS, process, log.warn if process.is_first else log.note)
+    return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn)

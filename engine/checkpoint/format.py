@@ -4,25 +4,22 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from configs.removed import REMOVED, not_translated
 from configs.schema import Train
-from configs.values import SETTINGS, today
 from datasets import TrainData
 from engine.train.optimizers import optimizer_bytes
 from models.weights.sharded import FOLDER
-from models.weights.torch_files import named_shards, read_index, read_torch
+from models.weights.torch_files import named_shards, read_index
 from utils.errors import ConfigError, naming_damage
-from utils.facts import changed_facts
 from utils.files import replacing, sync, write_text
 from utils.held_folders import check_in_place
-from utils.runs import DATED, Identity, newest_first, other_copies
+from utils.runs import Identity
 
 BAD_BATCHES_FILE = "bad_batches.jsonl"
 PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # of a folder in shards/
@@ -118,60 +115,6 @@ def numbered(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def read_checkpoint(path: Path, lazily: bool = False, compares: bool = True) -> dict:
-    """Read a checkpoint of this or another system; ConfigError if the file is damaged. Never executes its content.
-
-    `lazily`, `compares` as in read_torch.
-    """
-    try:
-        state = read_torch(path, lazily, compares)
-    except ConfigError as error:
-        raise ConfigError(f"-resume: {error}; use an older checkpoint beside it") from error
-    return state if isinstance(state, dict) else {}
-
-
-def read_lazily(path: Path) -> dict:
-    """Compare the file with its checksums; its tensors are read when they are used."""
-    return read_checkpoint(path, lazily=True)
-
-
-def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """The newest valid checkpoint of the newest run without a name of its own, for `-resume auto`. `read` as in newest_in."""
-    runs = newest_first(path for path in Path(save).glob("train-*") if DATED.fullmatch(path.name))
-    found = next((found for run in runs if (found := newest_in(run.folder, warn, read))), None)
-    for copy in other_copies(found.parent) if found else ():
-        warn(f"resume: {copy.describe()}")
-    return found
-
-
-def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """The newest valid checkpoint of a run. `read`: raises ConfigError for a file that is not valid."""
-
-    def is_whole(path: Path) -> bool:
-        read(path)
-        return True
-
-    numbers = numbered(run) if run.is_dir() else []
-    return _first([run / "last.pth", run / "previous.pth", *numbers, run / "best.pth"], is_whole, warn)
-
-
-def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | None:
-    """The newest valid checkpoint of a run from before this step."""
-    return _first([folder / "last.pth", folder / "previous.pth"], lambda path: read_lazily(path)["step"] <= step, warn)
-
-
-def _first(paths: list[Path], is_wanted: Callable[[Path], bool], warn: Callable[[str], None]) -> Path | None:
-    """The first of these files that is wanted, with a warning of those that cannot be read."""
-    for path in filter(Path.is_file, paths):
-        try:
-            with naming_damage(path):
-                if is_wanted(path):
-                    return path
-        except ConfigError as error:
-            warn(f"{error}; trying the one before")
-    return None
-
-
 def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) -> None:
     """Write bad_batches.jsonl: the images of all updates that are left out, one line per update and process.
 
@@ -185,17 +128,3 @@ def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) 
             names = list(dict.fromkeys(map(data.image_set.name, indices)))
             lines.append(json.dumps({"step": step, "rank": rank, "names": names}) + "\n")
     write_text(folder / BAD_BATCHES_FILE, "".join(lines))
-
-
-def changes(saved: dict, current: dict) -> dict[str, str]:
-    """Settings that differ between a checkpoint and this run and that would change its course: {key: both values}."""
-    now, current = today(saved), today(current)
-    compared = {key: value for key, value in current.items() if not _may_differ(key, now.get(key), value)}
-    different = changed_facts(now, compared)
-    gone = {key: f"{value} -> removed; {REMOVED[key].remedy}" for key, value in not_translated(saved).items()}
-    return different | gone
-
-
-def _may_differ(key: str, saved: Any, current: Any) -> bool:
-    setting = SETTINGS.get(key)  # none of GLOBAL_BATCH and the like
-    return setting is not None and (setting.may_change or saved in setting.alike and current in setting.alike)

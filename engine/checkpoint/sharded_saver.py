@@ -13,18 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from configs.schema import Config
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.format import save_checkpoint
-from engine.parallel import is_sharded
-from models.weights.sharded import FOLDER, SHARDS
+from models.weights.sharded import FOLDER, PIECES, SHARDS
 from utils.distributed import Process
 from utils.errors import cause_of
 from utils.files import replacing, sync_folder
 from utils.held_folders import FolderMoved, check_in_place
-from utils.log import Log
-
-PIECES = "pieces"  # key of a state to be saved: this process's rows, by the path of their tensor
 
 
 class Channel:
@@ -106,10 +101,3 @@ class ShardedSaver(AsyncSaver):
     def _tidy(self) -> None:
         # Collective: no process may begin another save while unused files are removed.
         self._channel.first(super()._tidy)
-
-
-def make_saver(config: Config, folder: Path, process: Process, log: Log) -> AsyncSaver:
-    """The saver for DIST.STRATEGY. A collective."""
-    if is_sharded(config, process):
-        return ShardedSaver(folder, config.KEEP_CHECKPOINTS, process, log.warn if process.is_first else log.note)
-    return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn)

@@ -1,7 +1,7 @@
 """Sums over the images of an evaluation, what each image got, and the scores made of them; on the device until asked for."""
 
-import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,6 +11,9 @@ from torch.nn import functional
 from engine.evaluation.scores import Scores
 from utils.distributed import Process
 from utils.errors import ensure
+
+if TYPE_CHECKING:
+    from engine.evaluation.all_scores import AllScores
 
 
 class Tally:
@@ -48,7 +51,10 @@ class Tally:
 
     def _add_labels(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
         """The same two where an image can have several labels; a class is taken to be there if its probability is above 0.5."""
-        self.scores = self.scores or AllScores()
+        if self.scores is None:
+            from engine.evaluation.all_scores import AllScores
+
+            self.scores = AllScores()
         self.scores.add(logits, targets)
         actual, predicted = targets.bool(), logits > 0
         self.counts += torch.stack([each.sum(0) for each in (actual, predicted, actual & predicted)])
@@ -163,62 +169,6 @@ class PerImage:
         with np.errstate(over="ignore"):
             probabilities = 1 / (1 + np.exp(-chosen))
         return self.indices, self.indices[images], classes, probabilities, targets[images, classes], chosen > 0
-
-
-BYTES_ON_DEVICE = 2**26  # of scores that wait there; more go to the host together
-BYTES_AT_ONCE = 2**26  # of scores that processes exchange
-
-
-class AllScores:
-    """Keeps the score of each class for each image of this process."""
-
-    def __init__(self):
-        self._on_device: list[tuple[Tensor, Tensor]] = []
-        self._on_host: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def add(self, scores: Tensor, targets: Tensor) -> None:
-        """[B, classes], and whether each image has each class. Waits for the device once in many batches."""
-        self._on_device.append((scores.float(), targets.bool()))
-        if sum(each.nbytes for each, _ in self._on_device) > BYTES_ON_DEVICE:
-            self._move()
-
-    def _move(self) -> None:
-        if self._on_device:
-            scores, targets = (torch.cat(each).cpu().numpy() for each in zip(*self._on_device, strict=True))
-            self._on_host.append((scores, targets))
-            self._on_device = []
-
-    def on_host(self) -> tuple[np.ndarray, np.ndarray]:
-        """The scores [N, classes] and whether each image has each class, of this process."""
-        self._move()
-        if len(self._on_host) > 1:
-            self._on_host = [tuple(np.concatenate(each) for each in zip(*self._on_host, strict=True))]
-        return self._on_host[0]
-
-    def mean_average_precision(self, process: Process) -> float:
-        """mAP in percent over the classes that some image has; 0 if there are none. Each process computes some classes."""
-        scores, targets = self.on_host()
-        num_images, num_classes = process.join([len(scores)]), scores.shape[1]
-        width = max(1, BYTES_AT_ONCE // (5 * max(1, sum(num_images))))
-        found: list[float] = []
-        for turn, start in enumerate(range(0, num_classes, width)):
-            block = slice(start, start + width)
-            parts = process.join([(scores[:, block], targets[:, block])])
-            if turn % process.world_size == process.rank:
-                together = [np.concatenate(each) for each in zip(*parts, strict=True)]
-                classes = zip(*(each.T for each in together), strict=True)
-                found += [average_precision(*each) for each in classes if each[1].any()]
-        found = process.join(found)
-        return 100 * math.fsum(found) / len(found) if found else 0.0
-
-
-def average_precision(scores: np.ndarray, positives: np.ndarray) -> float:
-    """The mean, over the images that have the class, of the precision down to the score of each; equal scores together."""
-    scores = np.nan_to_num(scores, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-    order = np.argsort(-scores, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # the last image of each score
-    right = np.cumsum(positives[order])[ends]
-    return float(np.sum(np.diff(right, prepend=0) * right / (ends + 1)) / right[-1])
 
 
 def widen(tensor: Tensor) -> Tensor:

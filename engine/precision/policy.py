@@ -9,7 +9,6 @@ import torch
 from configs.schema import Config
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from engine.precision.master_weights import ComputingModel, HalfCopy, half_copy
-from models.compilation import compile_model
 from models.parts import starts_with_convolution
 from utils.errors import ConfigError
 from utils.host import half_speedup
@@ -112,6 +111,8 @@ class Precision:
             return model
         copied = half_copy(model, self.half)
         if in_training and self._config.COMPILE and not self._config.START.EVAL:
+            from models.compilation import compile_model
+
             compile_model(copied, self._config)
         return copied
 

@@ -10,7 +10,7 @@ from torch import nn
 from configs.schema import Config
 from configs.values import unflatten, wrong_in
 from datasets.classes import read_classes
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from engine.settings import load_settings, override
 from models import build_model
 from models.parts import classifier_names

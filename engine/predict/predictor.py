@@ -10,7 +10,7 @@ from torch import Tensor
 
 from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.images import FileImages
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from engine.evaluation.not_finite import refuse_not_finite
 from engine.evaluation.tally import are_finite, widen
 from engine.precision.policy import Precision, set_matmul

@@ -1,7 +1,7 @@
 """The training step, and all that changes while the model learns."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from engine.precision.master_weights import ComputingModel
 from engine.precision.policy import Precision
 from engine.train.callback import Callback
 from engine.train.counters import Counters, Report
-from engine.train.ema import Ema
 from engine.train.loss import Loss, hits
 from engine.train.micro_batches import Guard
 from engine.train.optimizers import AnyOptimizer, load_state, set_rates
@@ -24,6 +23,9 @@ from models.transforms import ModelTransforms
 from models.weights.state import PREFERRED
 from utils.distributed import Process
 from utils.seed import seed_update
+
+if TYPE_CHECKING:
+    from engine.train.ema import Ema
 
 
 class Part(Protocol):
@@ -55,7 +57,7 @@ class Trainer:
     schedule: Schedule  # the rate of each step: TRAIN.BASE_LR, times batch_factor with TRAIN.LINEAR_SCALED_LR
     loss: Loss  # a function of logits and targets; build_loss has the table
     prepare: Preparation
-    ema: Ema | None
+    ema: "Ema | None"
     counters: Counters
     guard: Guard = field(default_factory=Guard)
     callbacks: list[Callback] = field(default_factory=list)

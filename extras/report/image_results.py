@@ -13,7 +13,6 @@ from PIL.Image import DecompressionBombError
 from configs.schema import Config
 from datasets import ImageSet
 from engine.checkpoint.async_saver import BEST
-from engine.checkpoint.format import read_checkpoint
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
@@ -127,6 +126,8 @@ class BestResults(Callback):
         best = self._trainer.best
         if not best.epoch or best in self._held or self._files.belong_to(best, self._draws):
             return False
+        from engine.checkpoint.find import read_checkpoint
+
         try:
             return Best(*read_checkpoint(self._best_file, lazily=True)["progress"]["best"]) == best
         except (ConfigError, KeyError):

@@ -5,9 +5,10 @@ from typing import Any
 
 from configs.load import LoadedConfig
 from configs.schema import Only
+from configs.timm_arguments import TIMM_ARGUMENTS
 from configs.values import SETTINGS, Text, flatten, is_none
 from configs.yaml_files import Layer, Quoted
-from extras.timm_arguments.command import ARGUMENTS, KWARGS
+from extras.timm_arguments.command import KWARGS
 from utils.errors import ConfigError
 
 # Arguments that halfstep does not have and does not need: it trains the same way without them.
@@ -47,7 +48,7 @@ class ArgumentSettings:
 
     def __init__(self, given: dict[str, Any], processes: int):
         self.given, self.processes = given, processes
-        self.args = {name: each.default for name, each in ARGUMENTS.items()} | given
+        self.args = {name: each.default for name, each in TIMM_ARGUMENTS.items()} | given
         self.layers: dict[str, Layer] = {}  # {setting: its layer}
         self.sources: dict[str, tuple[str, ...]] = {}  # {setting: the arguments that it comes from}
         self.named: set[str] = set()  # arguments that a remark is about, or that need none

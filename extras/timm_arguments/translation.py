@@ -6,8 +6,9 @@ from statistics import fmean
 from typing import Any
 
 from configs.load import LoadedConfig, load, to_yaml
+from configs.timm_arguments import TIMM_ARGUMENTS
 from configs.values import SETTINGS
-from extras.timm_arguments.command import ARGUMENTS, Launch
+from extras.timm_arguments.command import Launch
 from extras.timm_arguments.settings import ArgumentSettings, saved_key
 from models.kwargs import OF_A_MODEL
 from utils.errors import ConfigError, did_you_mean
@@ -42,8 +43,8 @@ class Translation(ArgumentSettings):
         self.variables: list[str] = []  # NAME=VALUE, before the command that trains
         for name in CHOICES:
             self.check_choice(name)
-        several = Counter(argument.setting for argument in ARGUMENTS.values())
-        for name, argument in ARGUMENTS.items():
+        several = Counter(argument.setting for argument in TIMM_ARGUMENTS.values())
+        for name, argument in TIMM_ARGUMENTS.items():
             if argument.reason and name in given:
                 self.without_setting(name, argument.reason)
             elif name not in COMPUTED and several[argument.setting] == 1 and saved_key(argument.setting) in SETTINGS:
@@ -107,7 +108,7 @@ class Translation(ArgumentSettings):
         args, own = self.args, preprocessing(self.args)
         for name in ("mean", "std", "crop-pct", "interpolation"):
             is_own = bool(args[name]) and name in self.given
-            self.put(ARGUMENTS[name].setting, own[name.replace("-", "_")], name if is_own else "model")
+            self.put(TIMM_ARGUMENTS[name].setting, own[name.replace("-", "_")], name if is_own else "model")
         channels, height, width = own["input_size"]
         if height != width:
             self.refuse("input-size", "images must be square")
@@ -275,7 +276,7 @@ class Translation(ArgumentSettings):
         if self.processes > 1:
             self.named.add("dist-bn")
             if args["dist-bn"] != "broadcast":
-                self.differs("dist-bn", ARGUMENTS["dist-bn"].reason)
+                self.differs("dist-bn", TIMM_ARGUMENTS["dist-bn"].reason)
 
     def choose_device(self, kind: str, number: str) -> None:
         """Choose a device such as cuda:1, which only an environment variable can do."""

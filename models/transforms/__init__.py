@@ -7,7 +7,6 @@ from torch import nn
 
 from configs.schema import AUTO, Config
 from models.transforms.base import ModelTransform
-from models.transforms.blocks import ActivationCheckpointing, HalfResidual, ResizeByMatrices, SharedDropPath
 from utils.errors import ConfigError
 
 
@@ -37,7 +36,6 @@ def choose_transforms(
     """The transforms for these settings and this device, in order. `half`: the type of -amp, None without."""
     # Local: importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenBlock
-    from models.transforms.kernels import ChannelsLast, CpuKernels, GpuKernels
 
     settings, is_autocast = config.PRECISION, half is not None and config.PRECISION.MODE != "naive"
     transforms: list[ModelTransform] = []
@@ -54,16 +52,26 @@ def choose_transforms(
     # After the overrides: it does not call the modules of the last block, so it skips a block with overrides.
     transforms.append(ClassTokenBlock())
     # After both: they replace layers of exactly timm's classes, and the class token needs timm's attention.
-    on_cpu = CpuKernels(half is not None, is_compiled=training and bool(config.COMPILE))
-    transforms.append(on_cpu if device.type == "cpu" else GpuKernels())
+    if device.type == "cpu":
+        from models.transforms.kernels import CpuKernels
+
+        transforms.append(CpuKernels(half is not None, is_compiled=training and bool(config.COMPILE)))
+    else:
+        from models.transforms.gpu_kernels import GpuKernels
+
+        transforms.append(GpuKernels())
     if half is not None and settings.MODE == "float8":
         from extras.float8 import Float8
 
         # After the overrides and the class token: it converts neither named layers nor those with few rows.
         transforms.append(Float8(device))
     if training and config.COMPILE == "blocks":
+        from models.transforms.blocks import SharedDropPath
+
         transforms.append(SharedDropPath())
     if training and config.TRAIN.GRAD_CHECKPOINTING:
+        from models.transforms.blocks import ActivationCheckpointing
+
         # After everything that replaces forwards: it must recompute what was computed.
         transforms.append(ActivationCheckpointing(config.MODEL.NAME))
     # Without -compile it moves no fewer bytes, as autocast's layer norms work in float32, and it doubles the error of the
@@ -71,11 +79,17 @@ def choose_transforms(
     is_fused = settings.RESIDUAL == "bfloat16" or settings.RESIDUAL == AUTO and bool(config.COMPILE)
     pays = is_fused and half is torch.bfloat16 and device.type != "cpu"
     if is_autocast and (pays or settings.RESIDUAL == "half"):
+        from models.transforms.blocks import HalfResidual
+
         # After checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half, is_required=not pays))
     # Last: these wrap the whole model, whose class ClassTokenBlock looks at.
     if training and config.DETERMINISTIC and config.TRAIN.SIZE_SCHEDULE and device.type != "cpu":
+        from models.transforms.blocks import ResizeByMatrices
+
         transforms.append(ResizeByMatrices())
     if device.type == "cuda":
+        from models.transforms.gpu_kernels import ChannelsLast
+
         transforms.append(ChannelsLast())
     return ModelTransforms(tuple(transforms))

@@ -1,13 +1,13 @@
-"""Attention, dropout, patch embedding and convolutions: the same numbers up to rounding, computed faster on a device."""
+"""Attention on every device, and dropout on a CPU: the same numbers up to rounding, computed faster."""
 
 from dataclasses import dataclass
 
 import torch
-from timm.layers import Attention, PatchEmbed
+from timm.layers import Attention
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.transforms.base import ModelTransform, change_class, wrap
+from models.transforms.base import ModelTransform, change_class
 
 
 def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -50,69 +50,6 @@ class QkvLayoutAttention(Attention):
         B, N, _ = x.shape
         qkv = self.qkv(x).view(B, N, 3, self.num_heads, self.head_dim)
         return attend(self, *(each.transpose(1, 2) for each in qkv.unbind(2)))
-
-
-@dataclass(frozen=True)
-class GpuKernels(ModelTransform):
-    """Applied with -compile too: the number of graphs stays, and that of kernels nearly."""
-
-    def apply(self, model: nn.Module) -> list[str]:
-        change_class(model.modules(), {Attention: QkvLayoutAttention})
-        embeddings = [module.proj for module in model.modules() if isinstance(module, PatchEmbed)]
-        change_class(filter(_cuts_into_patches, embeddings), {nn.Conv2d: PatchConv2d})
-        return []
-
-    def revert(self, model: nn.Module) -> None:
-        change_class(model.modules(), {QkvLayoutAttention: Attention, PatchConv2d: nn.Conv2d})
-
-
-def _cuts_into_patches(layer: nn.Module) -> bool:
-    return (
-        isinstance(layer, nn.Conv2d)
-        and layer.kernel_size == layer.stride
-        and not any(layer.padding)
-        and layer.groups == 1
-    )
-
-
-class PatchConv2d(nn.Conv2d):
-    """A convolution whose kernel is as large as its stride, as a matrix product. cuDNN's kernels for the gradient of
-    such a weight are slower than the product that it is."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, D, h, w], in memory [B, h, w, D]: the order of tokens, so that timm's flatten copies nothing"""
-        height, width = self.kernel_size
-        if input.shape[-2] % height or input.shape[-1] % width:  # the convolution leaves the rest out
-            return super().forward(input)
-        patches = input.unflatten(-1, (-1, width)).unflatten(-3, (-1, height))  # [B, C, h, height, w, width]
-        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
-        return functional.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
-
-
-@dataclass(frozen=True)
-class ChannelsLast(ModelTransform):
-    """Hands the images on with channels last; every convolution keeps the layout of its input.
-
-    Weights, gradients and optimizer keep the usual layout, so that checkpoints load everywhere. Rejected: weights with
-    channels last, too. cuDNN then copies no weights, which are small beside the activations, but an optimizer's state
-    of the other layout would be misread, and safetensors refuses them.
-    """
-
-    def apply(self, model: nn.Module) -> list[str]:
-        # A Vision Transformer's patch embedding does not overlap, and is a matrix product.
-        convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-        if not any(each.kernel_size > each.stride for each in convolutions):
-            return []
-        wrap(model, self)
-        # Try cuDNN's kernels for each new size, and take the fastest: not the same one at every start.
-        torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
-        return ["convolutions: channels last in memory"]
-
-    def subclass(self, cls: type) -> type:
-        def forward(self, images: Tensor, *others, **named_others):
-            return cls.forward(self, images.contiguous(memory_format=torch.channels_last), *others, **named_others)
-
-        return type(f"{cls.__name__}ChannelsLast", (cls,), {"forward": forward})
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import numpy as np
 from torch import Tensor
 
 from models.weights.names import from_google
-from models.weights.paddle import read_paddle_weights
 from models.weights.state import Weights, check_record, check_tensors, merged, refuse_bomb, weights_of
 from models.weights.torch_files import (
     read_safetensors,
@@ -17,6 +16,7 @@ from models.weights.torch_files import (
     record_in_torch_file,
 )
 from utils.errors import ConfigError, naming_damage, not_a_file
+from utils.extras import has_extra, how_to_get_back
 from utils.runs import weights_in, without_latest
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
@@ -31,11 +31,24 @@ def read_google(path: Path) -> Weights:
         raise ConfigError(f"{path}: damaged, or not Google's ViT ({type(error).__name__}: {error})") from None
 
 
+def read_paddle(path: Path) -> Weights:
+    """The weights in a .pdparams file of PaddleViT, or the reason why the file is none."""
+    if not has_extra("paddlevit"):
+        with open(path, "rb") as file:
+            is_pickle = file.read(1) == b"\x80"
+        if is_pickle or path.suffix == ".pdparams":
+            raise ConfigError(f"{path} may be PaddleViT's weights; {how_to_get_back('paddlevit')}")
+        raise ConfigError(f"{path}: damaged, or not a file of weights")
+    from extras.paddlevit.weights import read_paddle_weights  # extra: paddlevit
+
+    return read_paddle_weights(path)
+
+
 READERS = {
     "google": read_google,
     "torch": read_torch_weights,
     "safetensors": read_safetensors,
-    "paddle": read_paddle_weights,
+    "paddle": read_paddle,
 }
 GRAPHS = (".onnx", ".pt2")
 IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")  # as the Hugging Face hub names the weights of a model

@@ -12,6 +12,7 @@ from utils.errors import ConfigError, naming_damage
 ROWS = "rows_in_shards"  # in the index {ROWS: 12} replaces a tensor of 12 rows
 SHARDS = "shards"  # in the index: the files with its rows, in order
 FOLDER = "shards"  # of these files, beside the index
+PIECES = "pieces"  # key of a state to be saved: this process's rows, by the path of their tensor
 
 NUMBERS = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),

@@ -14,7 +14,8 @@ from engine.record.saved_run import SavedRun, written
 from scripts.comparing.statistics import ImageTest
 from utils.errors import ConfigError
 from utils.facts import FACTS_OF_IMAGES, NUMBERS, SIZES, changed_facts
-from utils.runs import Identity, folder_of, newest_first
+from utils.run_copies import newest_first
+from utils.runs import Identity, folder_of
 from utils.text import first_of
 
 # Settings that do not influence the result of a run, such as the location of the data. They do not separate groups.

@@ -10,7 +10,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from configs.flags import FLAGS  # noqa: E402
-from configs.paddlevit.translation import IGNORED  # noqa: E402
 from configs.schema import START, Arguments, Only  # noqa: E402
 from configs.tables import SOURCES, TORCH_OPTIMIZERS  # noqa: E402
 from configs.values import SETTINGS, START_SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
@@ -60,13 +59,6 @@ the run.
 
 """
 
-IGNORED_INTRODUCTION = """
-## Accepted without effect
-
-Other keys of PaddleViT's files, which are accepted so that these work unmodified. A run whose file sets one logs a line.
-
-"""
-
 _TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text", Arguments: "arguments"}
 _FLAG_OF = {key: flag for group in FLAGS.values() for flag, (key, _) in group.items()}
 
@@ -77,10 +69,8 @@ def page() -> str:
     for key, setting in SETTINGS.items():
         sections.setdefault(key.rpartition(".")[0], []).append(setting)
     tables = [f"\n## {section or 'The run'}\n\n{_table(settings)}" for section, settings in sections.items()]
-    reasons = dict.fromkeys(IGNORED.values())
-    ignored = [f"- {', '.join(f'`{key}`' for key in IGNORED if IGNORED[key] == why)}: {why}.\n" for why in reasons]
     start = START_INTRODUCTION + _table(START_SETTINGS.values())
-    return "".join([INTRODUCTION, *tables, start, IGNORED_INTRODUCTION, *ignored])
+    return "".join([INTRODUCTION, *tables, start])
 
 
 def with_tables(path: str, *tables: tuple[Sequence[str], Iterable[str]]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from configs.flags import parse
 from configs.load import LoadedConfig
-from configs.paddlevit.translation import RENAMED
+from configs.paddlevit import our_name
 from configs.values import SETTINGS, convert
 from engine.record.saved_files import read_text
 from engine.settings import load_settings
@@ -123,7 +123,7 @@ class Sweep:
     def check(self) -> None:
         if not (self.over or self.seeds or self.folds):
             raise ConfigError("nothing to sweep; give -over KEY=VALUE,VALUE, -seeds 0,1,2 or -folds 5")
-        given = {RENAMED.get(key, key) for layer in parse(self.flags).layers for key in layer.texts}
+        given = {our_name(key) for layer in parse(self.flags).layers for key in layer.texts}
         decided = dict.fromkeys(self.over, "-over") | DECIDED
         unused = {flag for flag, values in (("-seeds", self.seeds), ("-folds", self.folds)) if not values}
         for key, flag in decided.items():

@@ -11,7 +11,7 @@ from configs.load import load
 from configs.timm_arguments import SUPPORTED, UNSUPPORTED
 from configs.typed_names import ALIASES, NOT_HERE
 from configs.values import ALL_SETTINGS, START_SETTINGS, flatten, to_text
-from tests.support.configs import load_text
+from tests.support.configs import load_text, write
 from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
@@ -106,3 +106,15 @@ def test_help_shows_each_flag_with_its_setting_and_default_and_four_commands(fla
         default = ALL_SETTINGS[key].default
         assert f" {name} " in text and f"[{key}={'none' if default in (None, '') else to_text(default)}]" in text
     assert "local" not in text and text.partition("examples:")[2].count("python main_") == 4
+
+
+def test_a_command_out_of_paddlevits_history_is_understood():
+    write("", "configs/vit.yaml")
+    command = """-cfg='./configs/vit.yaml' -dataset='imagenet2012' -batch_size=32 -data_path='/dataset/imagenet' -ngpus=8
+                 -eval -pretrained='./vit_base_patch16_224' -amp"""
+    config = load(shlex.split(command)).config
+    assert (config.START.EVAL, config.AMP, config.DATA.BATCH_SIZE, config.START.NGPUS) == (True, True, 32, 8)
+    assert (config.DATA.DATA_PATH, config.MODEL.PRETRAINED) == ("/dataset/imagenet", "./vit_base_patch16_224")
+    assert config.MODEL.NUM_CLASSES is None
+    for words in ("--local-rank=3", "--local_rank=3", "--local-rank 3"):  # a launcher's
+        assert load(shlex.split(f"{command} {words}")).config == config

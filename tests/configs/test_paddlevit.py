@@ -1,87 +1,48 @@
-"""PaddleViT's settings files and commands, in their three dialects, give the same settings here."""
-
-import dataclasses
-import shlex
+"""PaddleViT's settings are recognised, and what they need is imported for them alone."""
 
 import pytest
 
 from configs.load import load
-from configs.schema import Config
-from configs.values import flatten
-from tests.support.configs import load_text, write
-from tests.support.printed import cases_of, same_message
+from tests.support.configs import load_text
+from tests.support.modules import ROOT
 from tests.support.refusals import refused
+from tests.support.runs import run_fresh
 from utils.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("here")
-
-SAME = "PATCH_SIZE: 32, EMBED_DIM: 64, MLP_RATIO: 3.0, DEPTH: 5, NUM_HEADS: 4, QKV_BIAS: false"
-MID_2021 = "HYBRID: False, PATCH_SIZE: 32, HIDDEN_SIZE: 64, MLP_DIM: 192, NUM_LAYERS: 5, NUM_HEADS: 4, QKV_BIAS: false"
-DIALECTS = {
-    "flat": f"MODEL: {{TYPE: vit, {SAME}}}",
-    "late 2021": f"MODEL: {{TYPE: ViT, TRANS: {{{SAME}}}}}",
-    "mid 2021": f"MODEL: {{TYPE: ViT, TRANS: {{{MID_2021}}}}}",
-}
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_each_dialect_gives_the_same_model(dialect):
-    loaded = load_text(DIALECTS[dialect])
-    fields = {"PATCH_SIZE": 32, "EMBED_DIM": 64, "MLP_RATIO": 3.0, "DEPTH": 5, "NUM_HEADS": 4, "QKV_BIAS": False}
-    assert loaded.config == dataclasses.replace(Config(), MODEL=dataclasses.replace(Config().MODEL, **fields))
-    assert loaded.origins["MODEL.DEPTH"] == "x.yaml"
-    assert loaded.notes == []
+SHIPPED = """
+import sys
+from configs.load import load
+from configs.yaml_files import shipped_files
+for path in shipped_files():
+    if path.stem.startswith("vit_"):  # others ask for other extras
+        load(["-cfg", str(path)])
+print(*(name for name in sys.modules if name.startswith("extras")))
+"""
 
 
-def test_mlp_width_of_the_oldest_dialect_survives_being_turned_into_a_ratio():
-    for width, hidden in ((60, 123), (448, 453), (768, 3072)):
-        config = load_text(f"MODEL: {{TRANS: {{HIDDEN_SIZE: {width}, MLP_DIM: {hidden}, NUM_HEADS: 1}}}}").config
-        assert int(width * config.MODEL.MLP_RATIO) == hidden
-
-
-def test_paddlevits_other_words_for_values_are_understood_and_named():
-    train = "GRAD_CLIP: 0, AUTO_AUGMENT: True, LR_SCHEDULER: {NAME: warmupcosine, MILESTONES: '30, 60, 90'}"
-    loaded = load_text(f"NGPUS: -1\nTRAIN: {{{train}}}")
-    assert (loaded.config.START.NGPUS, loaded.config.TRAIN.GRAD_CLIP) == (None, None)
-    assert loaded.config.TRAIN.AUTO_AUGMENT == "original"
-    assert loaded.config.TRAIN.LR_SCHEDULER.NAME == "cosine"
-    assert loaded.config.TRAIN.LR_SCHEDULER.MILESTONES == (30, 60, 90)
-    assert sum(" is read as " in note for note in loaded.notes) == 4
-
-
-@pytest.mark.parametrize("text", cases_of("settings_of_paddlevit"))
-def test_setting_of_paddlevit_is_replaced_by_ours(text):
-    usual = flatten(load_text("").config)
-    found = {key: value for key, value in flatten(load_text(text).config).items() if value != usual[key]}
-    same_message(str(found), "settings_of_paddlevit", text)
-
-
-@pytest.mark.parametrize("text", cases_of("mistakes/of_paddlevits_settings"))
-def test_setting_of_paddlevit_without_replacement_is_refused(text):
-    with refused(ConfigError, page="mistakes/of_paddlevits_settings", case=text):
-        load_text(text)
+def test_our_files_do_not_load_the_extra(tmp_path):
+    (tmp_path / "program.py").write_text(SHIPPED)
+    assert run_fresh(str(tmp_path / "program.py"), environment={"PYTHONPATH": str(ROOT)}).done().stdout.split() == []
 
 
 @pytest.mark.parametrize(
-    ("file", "word", "policy"),
+    ("key", "text"),
     [
-        ("{RAND_AUGMENT: true, AUTO_AUGMENT: true}", "RAND_AUGMENT_MAGNITUDE=7", "rand-m7-n2-mstd0.5-inc1"),
-        ("{RAND_AUGMENT: true, RAND_AUGMENT_LAYERS: 3}", "RAND_AUGMENT_LAYERS=2", "rand-m9-n2-mstd0.5-inc1"),
-        ("{RAND_AUGMENT: true}", "AUTO_AUGMENT=3a", "3a"),
-        ("{RAND_AUGMENT: true}", "RAND_AUGMENT=false", None),
+        ("MODEL.TRANS.DEPTH", "MODEL: {TRANS: {DEPTH: 2}}"),
+        ("MODEL.TYPE", "MODEL: {TYPE: deit, NAME: deit_tiny_patch16_224}"),
+        ("TAG", "TAG: default"),
+        ("TRAIN.LR_SCHEDULER.NAME", "TRAIN: {LR_SCHEDULER: {NAME: warmupcosine}}"),
     ],
 )
-def test_rand_augment_of_file_and_command_line_are_combined(file, word, policy):
-    assert load_text(f"TRAIN: {file}", "-opts", f"TRAIN.{word}").config.TRAIN.AUTO_AUGMENT == policy
+def test_setting_of_paddlevit_without_its_extra_is_refused(here, monkeypatch, key, text):
+    monkeypatch.setattr("configs.paddlevit.has_extra", lambda name: False)
+    with refused(ConfigError, "x.yaml", key, "extras/paddlevit is missing", "git checkout"):
+        load_text(text)
 
 
-def test_a_command_out_of_paddlevits_history_is_understood():
-    write("", "configs/vit.yaml")
-    command = """-cfg='./configs/vit.yaml' -dataset='imagenet2012' -batch_size=32 -data_path='/dataset/imagenet' -ngpus=8
-                 -eval -pretrained='./vit_base_patch16_224' -amp"""
-    config = load(shlex.split(command)).config
-    assert (config.START.EVAL, config.AMP, config.DATA.BATCH_SIZE, config.START.NGPUS) == (True, True, 32, 8)
-    assert (config.DATA.DATA_PATH, config.MODEL.PRETRAINED) == ("/dataset/imagenet", "./vit_base_patch16_224")
-    assert config.MODEL.NUM_CLASSES is None
-    for words in ("--local-rank=3", "--local_rank=3", "--local-rank 3"):  # a launcher's
-        assert load(shlex.split(f"{command} {words}")).config == config
+def test_words_of_others_for_our_values_are_read_and_named(here):
+    words = ["NGPUS=-1", "TRAIN.GRAD_CLIP=0", "PRECISION.DTYPE=fp16", "PRECISION.MODE=apex_O1"]
+    loaded = load(["-cfg", "vit_digits", "-amp", "-opts", *words])
+    assert (loaded.config.START.NGPUS, loaded.config.TRAIN.GRAD_CLIP) == (None, None)
+    assert (loaded.config.PRECISION.DTYPE, loaded.config.PRECISION.MODE) == ("float16", "autocast")
+    assert sum(" is read as " in note for note in loaded.notes) == 4

@@ -5,7 +5,7 @@ import pytest
 from configs.load import to_yaml
 from configs.removed import REMOVED, REMOVED_FLAGS, REMOVED_VALUES, Removed
 from configs.values import IMPLIED, flatten, unflatten
-from engine.checkpoint.format import changes
+from engine.checkpoint.compare import changes
 from scripts.command_line import Parser
 from tests.support.configs import load_text, write, yaml_of
 from tests.support.refusals import refused

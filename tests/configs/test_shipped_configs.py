@@ -12,10 +12,14 @@ from configs.load import load, to_yaml
 from configs.values import flatten
 from models import build_model
 from tests.support.configs import load_text, meta_device
+from tests.support.extras import needing_extra
 from tests.support.runs import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 RECIPES = sorted((ROOT / "configs").glob("*/*.yaml"))
+MODELS = [
+    pytest.param(path, marks=needing_extra("lora") if path.stem == "lora" else (), id=path.stem) for path in CONFIGS
+]
 
 
 @pytest.mark.parametrize("path", [*CONFIGS, *RECIPES], ids=lambda path: path.stem)
@@ -32,7 +36,7 @@ def test_file_opens_with_accuracy_time_and_a_command_and_its_saved_form_gives_th
     assert loaded.notes == []
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODELS)
 def test_file_gives_the_model_that_its_name_says_with_timms_names_and_shapes(path):
     """The step runs on the meta device, where it costs nothing."""
     config = load(["-cfg", str(path)]).config

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from datasets.sources.torchvision_sets import TorchvisionImages
 from datasets.transforms import decode
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from scripts import make_shards
 from tests.data_zoo.files import (

@@ -12,8 +12,9 @@ import torch
 from configs.schema import Config
 from datasets import Piece
 from datasets.batch_order import sample_rng
-from datasets.transforms.augment import build_augmentation, parse_policy
-from datasets.transforms.mix import ERASED_AREA, Erasing
+from datasets.transforms import build_augmentation
+from datasets.transforms.augment import parse_policy
+from datasets.transforms.erasing import ERASED_AREA, Erasing
 from tests.support.configs import CPU, replaced
 from tests.support.loading import order as make_order
 from tests.support.printed import cases_of

@@ -20,7 +20,7 @@ from torchvision.transforms import (
 
 from configs.schema import Data
 from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform, crop_box
-from datasets.transforms.decode import PixelRules, to_array
+from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError
 from tests.support.image_sets import noise
 from tests.support.refusals import refused

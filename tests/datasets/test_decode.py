@@ -9,7 +9,8 @@ import simplejpeg
 from PIL import Image, ImageFile
 
 from datasets.sources.images import FileImages
-from datasets.transforms.decode import PixelRules, decode
+from datasets.transforms.decode import decode
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from tests.support.image_sets import noise, png
 from tests.support.refusals import refused

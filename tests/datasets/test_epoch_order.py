@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from datasets import ImageSet, build_train_data, load_image_sets
-from datasets.shuffle import FullShuffle, GroupedShuffle, NearbyShuffle
+from datasets.nearby_shuffle import GroupedShuffle, NearbyShuffle
+from datasets.shuffle import FullShuffle
 from datasets.sources.shards import Shard, ShardFolder, ShardImages, ShardTable, ShardTar, write_table
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings
 from tests.support.loading import order

@@ -16,7 +16,7 @@ from datasets import index as file
 from datasets.index import IndexWriter, Place, index_paths, open_index
 from datasets.sources import csv_list, folder, imagenet, parquet, shards
 from datasets.sources.images import FileImages
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.refusals import assert_names

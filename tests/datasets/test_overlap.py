@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import Overlap, shared_names
+from datasets.overlap import Overlap, shared_names
 from scripts import make_shards
 from tests.support.configs import CPU, SMALL
 from tests.support.image_sets import load, make_folders

@@ -13,7 +13,8 @@ from torchvision.transforms import InterpolationMode, TrivialAugmentWide
 from torchvision.transforms import functional as tv
 
 from configs.schema import Config
-from datasets.transforms.augment import Augmentation, build_augmentation
+from datasets.transforms import build_augmentation
+from datasets.transforms.augment import Augmentation
 from datasets.transforms.pixels import OPERATIONS, DrawnOperations, Operation
 from tests.support.configs import replaced
 

@@ -7,7 +7,8 @@ import torch
 from configs.schema import Config
 from datasets import Mixed, Normalize, Piece, Preparation
 from datasets.batch_order import sample_rng
-from datasets.transforms.mix import BatchedErasing, Erasing, Mixing, build_erasing
+from datasets.transforms.erasing import BatchedErasing, Erasing, build_erasing
+from datasets.transforms.mix import Mixing
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.extras import needing_extra

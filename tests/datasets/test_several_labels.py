@@ -7,7 +7,7 @@ import torch
 from datasets import SavedData, build_eval_data, build_train_data, identity, load_image_sets
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from engine.check.images import check_classes
 from tests.support.configs import CPU, load_text, replaced, small_config
 from tests.support.image_sets import draw, error_of, load, settings

@@ -22,7 +22,13 @@ from utils.errors import ConfigError, DataError
 
 
 def train_only(root: Path):
-    return shards.read_shards(settings("shards", root))[0]
+    return shards.read_shards(settings("shards", root), say=print)[0]
+
+
+def test_tars_on_a_server_without_their_extra_are_refused(monkeypatch):
+    monkeypatch.setattr("datasets.sources.shards.has_extra", lambda name: False)
+    with refused(ConfigError, "DATA.DATA_PATH", "https://a.invalid/train-0.tar", "extras/remote is missing"):
+        train_only("https://a.invalid/train-0.tar")
 
 
 # --- reading ---

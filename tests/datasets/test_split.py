@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from configs.schema import Fold
-from datasets import ImageSet, SavedData, identity, load_image_sets, types
+from datasets import ImageSet, SavedData, identity, load_image_sets
 from datasets.relabelled import trained_by_other_folders
-from datasets.sources import images
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record, write_split
-from datasets.transforms.decode import PixelRules
+from datasets.transforms.pixel_rules import PixelRules
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import rows, write_parquet
@@ -282,8 +281,8 @@ def test_the_part_of_each_image_is_written_whatever_its_name_also_in_chunks(tmp_
         def name(self, index):
             return os.fsdecode(names[self.row(index)])
 
-    for module in (types, images):
-        monkeypatch.setattr(module, "CHUNK", 2)
+    for module in ("datasets.index", "datasets.sources.images"):
+        monkeypatch.setattr(f"{module}.CHUNK", 2)
     targets = np.zeros(len(names), int)
     for whole in (Named(targets, ["a"]), FileImages(tmp_path, [*map(os.fsdecode, names)], targets, ["a"], RULES)):
         parts = divide(whole, new_record("position", "here", 0.5, None))

@@ -17,7 +17,8 @@ import torchvision.datasets
 
 from datasets import build_train_data, load_image_sets
 from datasets.sources import torchvision_sets
-from datasets.sources.images import ArrayImages, FileImages
+from datasets.sources.arrays import ArrayImages
+from datasets.sources.images import FileImages
 from datasets.sources.torchvision_sets import OWN_READERS, SPLITS, TorchvisionImages
 from scripts import make_shards
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades

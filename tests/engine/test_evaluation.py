@@ -9,13 +9,14 @@ from sklearn.metrics import average_precision_score, f1_score, recall_score
 from torch import nn
 
 from datasets import BadImages, Normalize, build_eval_data, load_image_sets
-from datasets.sources.images import ArrayImages
-from datasets.transforms.decode import PixelRules
+from datasets.sources.arrays import ArrayImages
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
-from engine.evaluation import tally as module
+from engine.evaluation import all_scores as module
+from engine.evaluation.all_scores import average_precision
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.not_finite import refuse_not_finite
-from engine.evaluation.tally import Tally, average_precision
+from engine.evaluation.tally import Tally
 from engine.precision.policy import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor

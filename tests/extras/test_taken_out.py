@@ -23,18 +23,21 @@ ASKING: dict[str, str | None] = {
     "distillation": f"{TRAIN} -opts TRAIN.DISTILLATION_TYPE=soft",
     "explain": f"{TRAIN} -explain_precision",
     "float8": f"{TRAIN} -amp -opts PRECISION.MODE=float8",
+    "remote": f"{TRAIN} -dataset shards -data_path https://a.invalid/train-0.tar",
     "report": "scripts.report {output}/run",
     "timm_arguments": "scripts.from_timm --model resnet50",
     "trackers": f"{TRAIN} -track mlflow",
     "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
+    "launchers": None,  # variables of srun and mpirun ask for it: test_srun_and_mpirun_without_their_extra
     "operator_lists": f"{TRAIN} -amp -opts PRECISION.CUSTOM_BLACK_LIST=[softmax]",
+    "paddlevit": f"{TRAIN} -opts MODEL.TRANS.DEPTH=2",
     "profiler": f"{TRAIN} -profile 2",
     "lora": f"{TRAIN} -opts MODEL.LORA.RANK=4",
     "memory": f"{TRAIN} -batch_size auto",
     "optimizers": f"{TRAIN} -opts TRAIN.OPTIMIZER.NAME=lamb",
 }
 # Every run uses these, so a run without one says in its log that it is missing.
-IN_EVERY_RUN = ("doctor", "memory")
+IN_EVERY_RUN = ("doctor", "memory", "report")
 
 
 def extras() -> list[str]:
@@ -78,6 +81,26 @@ def test_kubeflow_without_its_extra(tmp_path, small_yaml):
     program = "tests/support/programs/taken_out.py"
     ended = run(program, str(root), str(small_yaml), *words, environment=environment)
     assert_names(ended.stderr, "extras/kubeflow is missing")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"SLURM_NNODES": "2"},
+        {"SKYPILOT_NUM_NODES": "2"},
+    ],
+    ids=lambda environment: next(iter(environment)),
+)
+def test_srun_and_mpirun_without_their_extra(tmp_path, small_yaml, environment):
+    """No process may train alone what it should train together with others."""
+    root = without("launchers", tmp_path)
+    (root / "start.py").write_text((ROOT / "main_multi_gpu.py").read_text())
+    words = ["-cfg", str(small_yaml), "-output", str(root / "runs"), "-epochs", "1", "-ngpus", "1"]
+    ended = run_fresh(str(root / "start.py"), *words, environment=environment)
+    ended.refused("extras/launchers is missing", "git checkout")
+    assert not (root / "runs").exists()
 
 
 def test_a_run_without_the_report_says_so_and_writes_its_figures(tmp_path, small_yaml):

@@ -11,8 +11,8 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets.batch_order import Order
 from datasets.shuffle import shuffled
-from engine.checkpoint.format import changes
-from engine.checkpoint.resume import comparable, refuse_changes
+from engine.checkpoint.compare import changes, refuse_changes
+from engine.checkpoint.resume import comparable
 from tests.support.image_sets import make_folders, noise
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder

@@ -6,7 +6,8 @@ import shutil
 import pytest
 import torch
 
-from engine.checkpoint.format import find_newest, read_checkpoint, save_checkpoint
+from engine.checkpoint.find import find_newest, read_checkpoint
+from engine.checkpoint.format import save_checkpoint
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
 from tests.support.weight_files import PAYLOADS, payloads, pickled

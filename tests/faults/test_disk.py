@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.checkpoint.async_saver import AsyncSaver
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.find import read_checkpoint
 from engine.session import RunFolder
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash

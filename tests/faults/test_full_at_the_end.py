@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.find import read_checkpoint
 from tests.support.refusals import assert_names
 from tests.support.runs import Ended, ending, run, run_folder, status_of
 

@@ -24,12 +24,15 @@ from configs.schema import Config
 from configs.yaml_files import read_layers
 from datasets.balance import class_weights
 from datasets.index import MAGIC, IndexWriter, open_index
-from datasets.sources.images import ArrayImages, FileImages
+from datasets.sources.arrays import ArrayImages
+from datasets.sources.images import FileImages
 from datasets.sources.tar import Tar
 from datasets.split import divide, new_record
-from datasets.transforms.decode import FORMATS, PixelRules, decode
+from datasets.transforms.decode import FORMATS, decode
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
-from engine.checkpoint.format import progress_in, read_checkpoint, remove_unused_parts
+from engine.checkpoint.find import read_checkpoint
+from engine.checkpoint.format import progress_in, remove_unused_parts
 from engine.predict.classifier import config_of, load_classifier
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction

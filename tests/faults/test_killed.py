@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.find import read_checkpoint
 from tests.support.run_hash import run_hash
 from tests.support.runs import run_folder, status_of
 

@@ -44,9 +44,9 @@ def test_a_moved_run_says_save_failed_in_its_own_folder(tmp_path, start, moment)
     ("moment", "flags"),
     [
         ("the figures", []),
-        ("the pictures", []),
-        ("the trackers", ["TRACK=tensorboard"]),
-        ("the report", ["REPORT=true"]),
+        pytest.param("the pictures", [], marks=needing_extra("report")),
+        pytest.param("the trackers", ["TRACK=tensorboard"], marks=needing_extra("trackers")),
+        pytest.param("the report", ["REPORT=true"], marks=needing_extra("report")),
         pytest.param("a trace", ["PROFILE=1"], marks=needing_extra("profiler")),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.find import read_checkpoint
 from tests.support.refusals import assert_names
 from tests.support.runs import rows_of, run_folder
 

@@ -12,7 +12,8 @@ import yaml
 from PIL import Image
 
 from configs.load import load
-from datasets.transforms.decode import PixelRules, decode
+from datasets.transforms.decode import decode
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from tests.support.printed import cases_of, content_of
 from tests.support.refusals import refused

@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from engine.checkpoint.format import find_newest
+from engine.checkpoint.find import find_newest
 from models.weights.torch_files import named_shards, read_torch
 from scripts.export import export
 from tests.support.run_hash import run_hash, state_hash

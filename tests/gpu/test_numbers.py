@@ -7,10 +7,10 @@ import torch
 from timm.layers import PatchEmbed
 
 from datasets import Normalize, Preparation
-from datasets.transforms.mix import BatchedErasing
+from datasets.transforms.erasing import BatchedErasing
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from engine.train.ema import ForeachLerp, FusedLerp
-from models.transforms.kernels import GpuKernels
+from models.transforms.gpu_kernels import GpuKernels
 from tests.gpu.trainers import first_batches, relative_error, small_trainer
 from tests.support.batches import ERASES, MIXES, batch, settings
 from utils.torch_internals import foreach_put_back_

@@ -1,7 +1,6 @@
 """Files of weights: every format read to the same tensors, damage named, and nothing of an untrusted file ever run."""
 
 import argparse
-import codecs
 import contextlib
 import json
 import pickle
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
-import timm
 import torch
 import torchvision
 
@@ -19,22 +17,17 @@ from configs.schema import Config
 from configs.values import flatten
 from models.weights.files import read_record, read_state_dict
 from models.weights.load import load_pretrained
-from models.weights.metadata import metadata_of
-from models.weights.paddle import read_pdparams
 from models.weights.state import check_record
+from tests.support.extras import needing_extra
 from tests.support.printed import cases_of
-from tests.support.refusals import assert_names, flip, refused
+from tests.support.refusals import flip, refused
 from tests.support.weight_files import (
     CLASSES,
     DEPTH,
     HEADS,
-    PADDLE_2021,
     PADDLE_2022,
-    PADDLE_LAYOUTS,
     PAYLOADS,
     WIDTH,
-    YEARS,
-    Payload,
     assert_same,
     google_arrays,
     paddle_arrays,
@@ -111,62 +104,6 @@ def test_googles_npz_is_read_as_timm_reads_it(tmp_path, weights, prefix):
     assert_same(read_state_dict(path), weights)
 
 
-# --- PaddleViT's pdparams
-
-
-@pytest.mark.parametrize("layout", PADDLE_LAYOUTS)
-@pytest.mark.parametrize("year", YEARS)
-def test_pdparams_of_every_year_layout_protocol_and_numpy_are_read(tmp_path, weights, year, layout):
-    content = PADDLE_LAYOUTS[layout](paddle_arrays(weights, YEARS[year]))
-    for protocol, numpy in ((4, None), (2, b"numpy.core.")):
-        path = pickled(content, tmp_path / "x.pdparams", protocol)
-        if numpy:
-            path.write_bytes(path.read_bytes().replace(b"numpy._core.", numpy).replace(b"numpy.core.", numpy))
-            assert numpy in path.read_bytes()
-        assert_same(read_state_dict(path), weights)
-
-
-def test_split_arrays_are_put_together(tmp_path, weights):
-    content = paddle_arrays(weights, PADDLE_2022)
-    name = "encoder.layers.0.mlp.fc1.weight"
-    whole = content.pop(name)
-    parts = {f"{name}@@.{number}": part for number, part in enumerate(np.array_split(whole.ravel(), 3))}
-    content |= parts | {"UnpackBigParamInfor@@": {name: {"OriginShape": whole.shape, "slices": list(parts)}}}
-    assert_same(read_state_dict(pickled(content, tmp_path / "x.pdparams", 2)), weights)
-
-
-def test_distilled_deit_of_paddlevit_is_read_and_known_by_its_shapes(tmp_path):
-    theirs = timm.create_model("deit_tiny_distilled_patch16_224", depth=1, num_classes=5).state_dict()
-    names = PADDLE_2022 | {"dist_token": "dist_token", "head_dist": "classifier_dist"}
-    arrays = paddle_arrays({name: tensor for name, tensor in theirs.items() if "head_dist.weight" not in name}, names)
-    arrays["classifier_dist.weight"] = theirs["head_dist.weight"].T.numpy()
-    path = pickled(arrays, tmp_path / "x.pdparams")
-    assert_same(read_state_dict(path), theirs)
-    metadata = metadata_of(str(path))
-    assert metadata.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "deit_tiny_distilled_patch16_224"}
-    assert metadata.images["DATA.IMAGENET_MEAN"] == [0.485, 0.456, 0.406]
-
-
-def test_a_two_layer_head_of_2021_is_dropped(tmp_path, weights):
-    arrays = {
-        name.replace("classifier.", "classifier.3."): array
-        for name, array in paddle_arrays(weights, PADDLE_2021).items()
-    }
-    arrays |= {"classifier.0.weight": np.ones((WIDTH, WIDTH), "f4"), "classifier.0.bias": np.ones(WIDTH, "f4")}
-    model = vit()
-    head = model.head.weight.clone()
-    _, line = load_pretrained(model, str(pickled(arrays, tmp_path / "x.pdparams")))
-    assert_names(line, "head")
-    assert torch.equal(model.head.weight, head)
-    assert torch.equal(model.blocks[1].mlp.fc2.weight, weights["blocks.1.mlp.fc2.weight"])
-
-
-def test_another_model_of_paddlevit_is_refused_by_name(tmp_path):
-    for name, kind in (("stages.0.conv.weight", "f4"), ("cls_token", "i8")):
-        with refused(ConfigError, name):
-            read_state_dict(pickled({name: np.ones(2, kind)}, tmp_path / "x.pdparams"))
-
-
 # --- what must never be run
 
 
@@ -188,7 +125,9 @@ def in_torch_files(content: dict, folder: Path) -> Iterator[Path]:
         yield saved(content, folder / f"{as_zip}.pth", _use_new_zipfile_serialization=as_zip)
 
 
-@pytest.mark.parametrize("write", [in_pickles, in_torch_files, in_arrays])
+@pytest.mark.parametrize(
+    "write", [pytest.param(in_pickles, marks=needing_extra("paddlevit")), in_torch_files, in_arrays]
+)
 @pytest.mark.parametrize("kind", PAYLOADS)
 def test_a_file_that_would_run_something_is_refused_and_does_not(tmp_path, kind, write):
     marker = tmp_path / "marker"
@@ -202,17 +141,15 @@ def test_a_file_that_would_run_something_is_refused_and_does_not(tmp_path, kind,
         assert not marker.exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "name"),
-    [
-        (Payload(codecs.encode, b"x", "zip"), "zip"),  # only the codec that Paddle needs is looked up
-        (Payload(np.float32(1).__reduce__()[0], np.dtype("f4"), "text"), "objects"),
-        (np.zeros(2, dtype=[("a", "f4"), ("b", "O")]), "V12"),  # numpy would trust such a layout
-    ],
-)
-def test_what_paddle_does_not_write_is_refused(tmp_path, content, name):
-    with refused(ConfigError, "refused", name):
-        read_state_dict(pickled({"head.bias": content}, tmp_path / "x.pdparams"))
+def test_weights_of_paddlevit_without_its_extra_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("models.weights.files.has_extra", lambda name: False)
+    for name, content in (("x.pdparams", b""), ("x", pickle.dumps({}))):
+        (tmp_path / name).write_bytes(content)
+        with refused(ConfigError, tmp_path / name, "extras/paddlevit is missing"):
+            read_state_dict(tmp_path / name)
+    (tmp_path / "y").write_bytes(b"text")
+    with refused(ConfigError, tmp_path / "y", "damaged"):
+        read_state_dict(tmp_path / "y")
 
 
 # --- damaged, or not weights
@@ -268,9 +205,3 @@ def test_a_vit_is_as_large_as_its_file_and_its_shards_can_hold(tmp_path):
             file.truncate(size)
         with contextlib.nullcontext() if is_accepted else refused(ConfigError, path, "6.29e+08"):
             check_record({"config": config}, path)
-
-
-def test_paddle_arrays_of_either_byte_order_are_the_same_numbers(tmp_path):
-    numbers = np.array([1.5, -2.0, 3e-5], ">f4")
-    found = read_pdparams(pickled({"x": numbers}, tmp_path / "x.pdparams"))["x"]
-    assert found.tolist() == numbers.tolist()

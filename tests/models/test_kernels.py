@@ -14,7 +14,8 @@ from configs.load import load
 from models import build_model
 from models.parts import starts_with_convolution
 from models.transforms import ModelTransforms, choose_transforms
-from models.transforms.kernels import ChannelsLast, CpuDropout, GpuKernels, PatchConv2d, QkvLayoutAttention
+from models.transforms.gpu_kernels import ChannelsLast, GpuKernels, PatchConv2d
+from models.transforms.kernels import CpuDropout, QkvLayoutAttention
 from tests.support.configs import small_config
 from tests.support.runs import ROOT
 from tests.support.trainers import make_trainer, update

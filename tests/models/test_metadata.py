@@ -18,6 +18,7 @@ from models.weights.load import load_pretrained
 from models.weights.metadata import classes_of_weights, metadata_of
 from models.weights.state import preprocessing_of
 from models.weights.timm_tags import is_imagenet_by_other_names, usual_images
+from tests.support.extras import needing_extra
 from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
@@ -156,22 +157,28 @@ def test_checkpoints_of_timms_training_script_say_the_model_and_its_images(tmp_p
         of_checkpoint(arch="resnet50", args=argparse.Namespace(model="resnet50", img_size="160"))
 
 
-def test_googles_and_paddlevits_files_say_their_vit_by_its_shapes(tmp_path):
-    tiny = vit(EMBED_DIM=192, DEPTH=1, MLP_RATIO=0.5).state_dict()
-    model = OUR_VIT | {"MODEL.EMBED_DIM": 192, "MODEL.DEPTH": 1, "MODEL.MLP_RATIO": 0.5}
-    np.savez(tmp_path / "g.npz", **google_arrays(tiny, ""))
+TINY_VIT = {"EMBED_DIM": 192, "DEPTH": 1, "MLP_RATIO": 0.5}
+
+
+def test_googles_file_says_its_vit_by_its_shapes(tmp_path):
+    np.savez(tmp_path / "g.npz", **google_arrays(vit(**TINY_VIT).state_dict(), ""))
     metadata = metadata_of(str(tmp_path / "g.npz"))
-    assert metadata.model == model
+    assert metadata.model == OUR_VIT | {f"MODEL.{key}": value for key, value in TINY_VIT.items()}
     assert_images(metadata, IMAGE_SIZE=32, IMAGE_CHANNELS=3, IMAGENET_MEAN=HALF, IMAGENET_STD=HALF)
-    for name, names, mean in (("v", PADDLE_2022, HALF), ("deit_x", DEIT_2021, IMAGENET[0])):
-        metadata = metadata_of(str(pickled(paddle_arrays(tiny, names), tmp_path / f"{name}.pdparams")))
-        assert metadata.model == model
-        assert_images(metadata, IMAGE_SIZE=32, IMAGENET_MEAN=mean, CROP_PCT=0.875, CROP_MODE="center")
-    large = vit(image_size=384, patch_size=96, EMBED_DIM=192, DEPTH=1, MLP_RATIO=0.5).state_dict()
-    path = pickled(paddle_arrays(large, PADDLE_2022), tmp_path / "large.pdparams")
-    assert_images(metadata_of(str(path)), IMAGE_SIZE=384, CROP_PCT=1.0)
     np.savez(tmp_path / "g.npz", **google_arrays(vit().state_dict(), ""))  # of a width that no published ViT has
     assert not metadata_of(str(tmp_path / "g.npz")).model
+
+
+@needing_extra("paddlevit")
+def test_paddlevits_file_says_its_vit_by_its_shapes(tmp_path):
+    tiny = vit(**TINY_VIT).state_dict()
+    for name, names, mean in (("v", PADDLE_2022, HALF), ("deit_x", DEIT_2021, IMAGENET[0])):
+        metadata = metadata_of(str(pickled(paddle_arrays(tiny, names), tmp_path / f"{name}.pdparams")))
+        assert metadata.model == OUR_VIT | {f"MODEL.{key}": value for key, value in TINY_VIT.items()}
+        assert_images(metadata, IMAGE_SIZE=32, IMAGENET_MEAN=mean, CROP_PCT=0.875, CROP_MODE="center")
+    large = vit(image_size=384, patch_size=96, **TINY_VIT).state_dict()
+    path = pickled(paddle_arrays(large, PADDLE_2022), tmp_path / "large.pdparams")
+    assert_images(metadata_of(str(path)), IMAGE_SIZE=384, CROP_PCT=1.0)
 
 
 def test_grey_images_get_the_mean_over_the_channels():

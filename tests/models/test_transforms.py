@@ -12,7 +12,7 @@ from engine.precision.policy import Precision
 from models import build_model
 from models.transforms import ModelTransforms, choose_transforms
 from models.transforms.blocks import ActivationCheckpointing
-from models.transforms.kernels import GpuKernels
+from models.transforms.gpu_kernels import GpuKernels
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.extras import needing_extra
 from tests.support.refusals import refused

@@ -11,7 +11,6 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv
 from timm.models.vision_transformer import VisionTransformer
 
-from models.weights.files import read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.torch_files import to_safetensors
 from tests.support.printed import cases_of
@@ -21,15 +20,12 @@ from tests.support.weight_files import (
     CLASSES,
     DEPTH,
     HEADS,
-    PADDLE_OLDEST,
     WIDTH,
     Payload,
     assert_same,
-    paddle_arrays,
     pickled,
     saved,
     timm_model,
-    training_file,
     vit,
 )
 from utils.errors import ConfigError
@@ -280,10 +276,3 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, con
     path = saved(content, tmp_path / "best.pth")
     typed("scripts/export.py", path, "-output", tmp_path / target).refused(*names.split())
     assert [each.name for each in tmp_path.iterdir()] == ["best.pth"]
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_paddlevits_weights_convert_to_timms_names(tmp_path, weights, suffix):
-    source = pickled(training_file(paddle_arrays(weights, PADDLE_OLDEST)), tmp_path / "x.pdparams", 2)
-    typed("scripts/export.py", source, "-o", tmp_path / f"y{suffix}").done()
-    assert_same(read_state_dict(tmp_path / f"y{suffix}"), weights)

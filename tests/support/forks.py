@@ -101,6 +101,7 @@ def run_to_the_end(
 ) -> NoReturn:
     """Be this program; this process has no other code to go back to."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts with & ignore it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and so does nohup
     os.environ.clear()
     os.environ.update(environment)
     code = 1

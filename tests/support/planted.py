@@ -20,7 +20,6 @@ from types import SimpleNamespace
 import torch
 from tqdm import tqdm
 
-import datasets.sources.remote_shards
 import engine.build
 import engine.callback_list
 import engine.check.memory
@@ -111,7 +110,9 @@ def limit_open_files(step: int) -> None:
 
 def impatient(seconds: float) -> None:
     """Requests to a server are repeated for so long."""
-    datasets.sources.remote_shards.PATIENCE = seconds
+    from extras.remote import shards
+
+    shards.PATIENCE = seconds
 
 
 def score(*figures: list[float]) -> None:

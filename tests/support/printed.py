@@ -1,5 +1,6 @@
 """Whole texts compared with the pages of tests/printed, in which a reader finds all that the program says.
 
+The page extras/NAME/page is tests/extras/NAME/printed/page.txt, so that it is deleted together with the extra.
 WRITE_PAGES=1 python -m pytest FILES writes the pages of these files' tests anew; read their diff before you commit it.
 """
 
@@ -35,13 +36,28 @@ def plain(text: str, **named: str | Path | re.Pattern) -> str:
     return text
 
 
+def path_of(page: str) -> Path:
+    """The file of a page."""
+    if page.startswith("extras/"):
+        _, extra, name = page.split("/")
+        return ROOT / f"tests/extras/{extra}/printed/{name}.txt"
+    return PAGES / f"{page}.txt"
+
+
+def page_of_refusals(folder: str) -> str:
+    """The page of the refusals in a folder of tests, such as engine/train or extras/budget; empty for tests/ itself."""
+    if folder.startswith("extras/"):
+        return f"{folder}/refusals"
+    return f"refusals/{folder.replace('/', '-') or 'tests'}"
+
+
 def same_text(name: str, text: str | Mapping[str, str], **named: str | Path | re.Pattern) -> None:
     """The text, or {case: its text}, is that of tests/printed/NAME.txt. For `named` see `plain`."""
     if not isinstance(text, str):
         text = "\n".join(
             line for case, each in text.items() for line in (f"=== {case}", each.strip("\n") or "(nothing)")
         )
-    _compare(PAGES / f"{name}.txt", plain(text, **named).rstrip("\n") + "\n")
+    _compare(path_of(name), plain(text, **named).rstrip("\n") + "\n")
 
 
 def same_message(message: str, page: str = "", case: str = "", **named: str | Path | re.Pattern) -> None:
@@ -49,7 +65,7 @@ def same_message(message: str, page: str = "", case: str = "", **named: str | Pa
     tests, and the case is the test that runs. Lines are parted by //."""
     test = os.environ["PYTEST_CURRENT_TEST"].removeprefix("tests/").split(" ")[0].split("[")[0]
     folder, _, name = test.rpartition("/")
-    path, case = PAGES / f"{page or 'refusals/' + (folder.replace('/', '-') or 'tests')}.txt", case or name
+    path, case = path_of(page or page_of_refusals(folder)), case or name
     message = " // ".join(line.strip() for line in plain(message, **named).strip().split("\n"))
     parts = read_messages(path)
     known = parts.get(case, [])
@@ -58,6 +74,7 @@ def same_message(message: str, page: str = "", case: str = "", **named: str | Pa
         _begun.add(case)
         cases = parts if page else sorted(parts)
         lines = (f"{line}\n" for each in cases for line in (f"=== {each}", *parts[each]))
+        path.parent.mkdir(exist_ok=True)
         path.write_text("".join(lines), encoding="utf-8")
     elif message not in known:
         near = difflib.get_close_matches(message, known, n=1, cutoff=0.0)
@@ -66,7 +83,7 @@ def same_message(message: str, page: str = "", case: str = "", **named: str | Pa
 
 def cases_of(page: str) -> list[str]:
     """The cases of a page, to parametrize a test with: a line `=== CASE` adds one, and WRITE_PAGES=1 what is said of it."""
-    return [*read_messages(PAGES / f"{page}.txt")]
+    return [*read_messages(path_of(page))]
 
 
 def content_of(case: str) -> str:
@@ -84,6 +101,7 @@ def read_messages(path: Path) -> dict[str, list[str]]:
 
 def _compare(path: Path, text: str, page: str | None = None) -> None:
     if WRITES:
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     page = page if page is not None else path.read_text(encoding="utf-8") if path.exists() else ""
     diff = difflib.unified_diff(

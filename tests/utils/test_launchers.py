@@ -18,6 +18,7 @@ from datasets import ImageSet
 from datasets.batch_order import Order
 from engine.checkpoint.resume import global_batch_to_keep
 from tests.support.configs import small_config
+from tests.support.extras import needing_extra
 from tests.support.forks import DEADLINE, MARK, ROOT, find_processes, kill
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
@@ -118,6 +119,7 @@ def test_more_than_two_processes_go_on_with_the_same_hash(small_yaml, tmp_path):
     assert run_hash(tmp_path / "broken") == run_hash(tmp_path / "unbroken")
 
 
+@needing_extra("launchers")
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here (apt-get install openmpi-bin)")
 def test_mpirun_starts_the_same_run(by_flags, small_yaml, tmp_path):
     mpirun = ["mpirun", "--oversubscribe", *["--allow-run-as-root"] * (os.getuid() == 0), "-np", "2"]
@@ -256,6 +258,7 @@ def status(output: Path) -> dict:
 
 
 @needs_networks
+@needing_extra("launchers")
 @pytest.mark.parametrize(("way", "lost"), [("SkyPilot", 1), ("dstack", 0), ("Kubeflow", 1)])
 def test_nodes_of_an_engine_make_one_run_and_after_a_kill_the_same_line_goes_on(
     by_flags, small_yaml, tmp_path, two_hosts, way, lost
@@ -277,7 +280,9 @@ def has_pending_term(pid: int) -> bool:
 
 @needs_networks
 @pytest.mark.skipif(not os.environ.get("ELASTIC"), reason="ELASTIC=1 runs it: minutes on a busy machine")
-@pytest.mark.parametrize(("way", "is_cut"), [("torchrun", False), ("Kubeflow, elastic", True)])
+@pytest.mark.parametrize(
+    ("way", "is_cut"), [("torchrun", False), pytest.param("Kubeflow, elastic", True, marks=needing_extra("launchers"))]
+)
 def test_a_node_that_is_lost_and_comes_back_changes_the_number_of_processes_and_not_the_run(
     small_yaml, tmp_path, two_hosts, way, is_cut
 ):

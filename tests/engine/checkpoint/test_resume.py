@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 
 from configs.load import load
 from configs.schema import Config, Start
-from engine.checkpoint.format import find_newest, newest_in, numbered, read_checkpoint, remove_old, save_checkpoint
-from engine.checkpoint.resume import bad_images_of, comparable, drop_tensors, find_checkpoint, refuse_changes
+from engine.checkpoint.compare import refuse_changes
+from engine.checkpoint.find import find_newest, newest_in, read_checkpoint
+from engine.checkpoint.format import numbered, remove_old, save_checkpoint
+from engine.checkpoint.resume import bad_images_of, comparable, drop_tensors, find_checkpoint
 from tests.support.configs import replaced, small_config
 from tests.support.extras import needing_extra
 from tests.support.image_sets import draw

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from engine.checkpoint.async_saver import AsyncSaver
-from engine.checkpoint.format import find_before, save_checkpoint, write_bad_batches
+from engine.checkpoint.find import find_before
+from engine.checkpoint.format import save_checkpoint, write_bad_batches
 from tests.support.configs import CPU, small_config
 from tests.support.extras import needing_extra
 from tests.support.refusals import assert_names

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.find import read_checkpoint
 from tests.support.refusals import assert_names
 from tests.support.runs import Ended, epochs_of, run, run_folder, status_of
-from utils.runs import newest_first, other_copies
+from utils.run_copies import newest_first, other_copies
 
 pytestmark = pytest.mark.slow
 

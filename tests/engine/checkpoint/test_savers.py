@@ -13,8 +13,9 @@ import torch
 from configs.schema import Config, Data, Model, Train
 from engine.checkpoint import format as checkpoint
 from engine.checkpoint.async_saver import AsyncSaver, HostCopy
-from engine.checkpoint.format import read_checkpoint
-from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
+from engine.checkpoint.find import read_checkpoint
+from engine.checkpoint.sharded_saver import ShardedSaver
+from models.weights.sharded import PIECES
 from tests.support.configs import CPU
 from tests.support.loading import order
 from tests.support.run_hash import state_hash

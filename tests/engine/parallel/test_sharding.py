@@ -11,6 +11,7 @@ from engine.train.optimizers import trained_bytes
 from models import build_model
 from models.weights.sharded import Parts, span
 from tests.support.configs import SMALL, meta_device, small_config
+from tests.support.extras import needing_extra
 from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
@@ -129,9 +130,13 @@ def test_matrices_are_gathered_in_the_type_that_autocast_has_and_norms_as_they_a
     types = {"patch_embed.proj": half, "norm1": torch.float32, "mlp.fc1": half, "norm": torch.float32, "head": half}
     assert runs["fsdp2 bf16"]["gathered"] == runs["poison as on GPUs"]["gathered"] == types
     assert set(runs["fsdp2 fp32"]["gathered"].values()) == {torch.float32}
-    assert (
-        runs["fsdp2 lists"]["gathered"]["mlp.fc1"] == torch.float32 and runs["fsdp2 lists"]["gathered"]["head"] == half
-    )
+
+
+@needing_extra("operator_lists")
+def test_listed_module_is_gathered_in_float32(runs):
+    half = torch.bfloat16 if hasattr(MixedPrecisionPolicy(), "param_dtype_override_fn") else torch.float32
+    gathered = runs["fsdp2 lists"]["gathered"]
+    assert gathered["mlp.fc1"] == torch.float32 and gathered["head"] == half
 
 
 def test_a_process_holds_half_of_what_it_holds_in_ddp(runs):
@@ -208,7 +213,14 @@ def test_other_numbers_of_processes_go_on_from_it(runs, folder, world_size):
     assert len(found["updates"]) == 2 and found["updates"][-1][0] < runs["saved"]["updates"][0][0]
 
 
-@pytest.mark.parametrize("option", cases_of("mistakes/of_shards"))
+OF_EXTRAS = {"DATA.BATCH_SIZE=auto": "memory", "PRECISION.MODE=float8": "float8", "PRECISION.EXPLAIN=true": "explain"}
+
+
+def option_with_mark(option: str):
+    return pytest.param(option, marks=needing_extra(OF_EXTRAS[option])) if option in OF_EXTRAS else option
+
+
+@pytest.mark.parametrize("option", [*map(option_with_mark, cases_of("mistakes/of_shards"))])
 def test_what_shards_cannot_do_is_refused(tmp_path, option):
     with refused(ConfigError, page="mistakes/of_shards", case=option):
         check_strategy(small_config(tmp_path, "AMP=true", "COMPILE=blocks", FSDP, option))

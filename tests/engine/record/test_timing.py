@@ -254,7 +254,7 @@ def test_a_run_that_waits_says_so_in_its_log_its_tables_and_on_tensorboard(tmp_p
 
     loaded = load(["-cfg", str(small_yaml), "-output", f"{tmp_path}/o", "-opts", "TRACK=tensorboard"])
     timing = mock.patch.object(Timing, "on", return_value=PlannedTiming(data=9, forward=2, backward=4))
-    read = mock.patch("datasets.sources.images.ArrayImages.in_memory", False)
+    read = mock.patch("datasets.sources.arrays.ArrayImages.in_memory", False)
     with timing, read, mock.patch("utils.distributed.count_cores", return_value=4):
         assert engine.run.run(loaded, Process(CPU)) == 0
     folder = run_folder(tmp_path / "o")

@@ -10,13 +10,13 @@ from configs.load import load
 from configs.tables import LOSSES
 from datasets import BadImages, build_eval_data, load_image_sets
 from engine.checkpoint.async_saver import AsyncSaver
-from engine.checkpoint.format import read_checkpoint
+from engine.checkpoint.find import read_checkpoint
 from engine.evaluation.evaluate import evaluate
 from engine.loop import Loop, Outcome
 from engine.precision.loss_scale import FusedLossScaler
 from engine.record.timing import Timing
 from engine.train.stop_conditions import SkipLimit
-from models.transforms.kernels import PatchConv2d
+from models.transforms.gpu_kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
 from tests.support.extras import needing_extra
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits

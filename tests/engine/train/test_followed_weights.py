@@ -16,7 +16,7 @@ from configs.schema import Data
 from configs.values import flatten
 from datasets import Normalize
 from datasets.transforms.crop import EvalTransform
-from datasets.transforms.decode import PixelRules, to_array
+from datasets.transforms.pixel_rules import PixelRules, to_array
 from engine.settings import load_settings
 from models import build_model
 from models.weights.metadata import metadata_of
@@ -55,7 +55,7 @@ def test_what_a_file_leaves_open_follows_the_weights_and_config_yaml_says_so(che
 
 
 def test_a_model_that_is_set_is_not_replaced_by_that_of_the_weights(checkpoint, bare):
-    for word in ("MODEL.TYPE=vit", "MODEL.DEPTH=3", "MODEL.TRANS.DEPTH=3"):
+    for word in ("MODEL.TYPE=vit", "MODEL.DEPTH=3"):
         loaded = load_settings(["-cfg", bare, "-pretrained", str(checkpoint), "-image_size", "16", "-opts", word])
         assert (loaded.config.MODEL.EMBED_DIM, loaded.config.DATA.IMAGENET_MEAN) == (768, (0.25,))
 

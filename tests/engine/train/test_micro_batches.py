@@ -5,7 +5,7 @@ from unittest import mock
 import torch
 
 from datasets import Batch
-from datasets.loading.workers import prefetch_to_device
+from datasets.loading.to_device import prefetch_to_device
 from tests.support.configs import small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.refusals import refused

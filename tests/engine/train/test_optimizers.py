@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from engine.checkpoint.resume import comparable, refuse_changes
+from engine.checkpoint.compare import refuse_changes
+from engine.checkpoint.resume import comparable
 from engine.train.optimizers import (
     build_optimizer,
     parameter_groups,

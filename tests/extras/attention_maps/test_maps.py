@@ -59,8 +59,8 @@ def test_a_map_replaces_no_other_picture(trained, digits, tmp_path, name):
     assert (tmp_path / name).read_bytes() == before
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_attention_maps"))
+@pytest.mark.parametrize("words", cases_of("extras/attention_maps/mistakes_of_attention_maps"))
 def test_a_mistake_ends_with_exit_code_2_and_its_name(trained, words):
     ended = typed("scripts/predict.py", *words.format(run=trained).split())
     assert ended.returncode == 2 and not ended.stdout
-    same_message(ended.stderr, "mistakes/of_attention_maps", words, run=trained)
+    same_message(ended.stderr, "extras/attention_maps/mistakes_of_attention_maps", words, run=trained)

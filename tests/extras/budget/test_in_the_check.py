@@ -13,4 +13,4 @@ def test_a_budget_pays_for_the_start_of_the_program_too(check, monkeypatch):
     found = check("-budget", "3m")
     assert trouble(found) == {"time": WRONG}
     assert int(re.search(r"about (\d+)m", found["time"][1])[1]) >= 5  # with the report, a third of it
-    assert trouble(check("-budget", "1h")) == {}
+    assert trouble(check("-budget", "200h")) == {}  # enough on any machine

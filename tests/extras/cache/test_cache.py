@@ -257,13 +257,13 @@ NO_CACHE = {
 }
 
 
-@pytest.mark.parametrize("fault", cases_of("mistakes/of_a_cache"))
+@pytest.mark.parametrize("fault", cases_of("extras/cache/mistakes_of_a_cache"))
 def test_where_there_can_be_no_cache_the_run_goes_on_with_a_warning_and_nothing_is_left(photos, monkeypatch, fault):
     NO_CACHE[fault](monkeypatch, photos.parent / "cache")
     config, messages = config_of(photos), Messages()
     images = cached(config, messages)
     assert not isinstance(images, CachedImages) and images.read(0).shape
-    same_message(messages.warnings[0], "mistakes/of_a_cache", fault, key=re.compile(r"\b[0-9a-f]{16}\b"))
+    same_message(messages.warnings[0], "extras/cache/mistakes_of_a_cache", fault, key=re.compile(r"\b[0-9a-f]{16}\b"))
     assert not files_of(config)
 
 

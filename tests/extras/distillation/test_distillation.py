@@ -21,7 +21,7 @@ from extras.distillation.sources import find_teacher, load_teacher, random_teach
 from extras.distillation.step import DistillationLoss, DistillationTargets
 from extras.distillation.teacher import Teacher, use_both_heads
 from models import build_model
-from models.transforms.kernels import PatchConv2d
+from models.transforms.gpu_kernels import PatchConv2d
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.extras import needing_extra
 from tests.support.pretend_device import DEVICE, on_pretend_device

@@ -171,12 +171,12 @@ def test_the_largest_gradient_stays_a_factor_of_two_below_the_end_of_float16(lar
     assert scale * largest <= 65504 / 2 < 2 * scale * largest and math.log2(scale) % 1 == 0
 
 
-@pytest.mark.parametrize("case", cases_of("recommended_scales"))
+@pytest.mark.parametrize("case", cases_of("extras/doctor/recommended_scales"))
 def test_the_recommended_scale_is_between_1_and_2_to_the_24(case):
     largest, half = case.split()
     exact = SimpleNamespace(gradients={"one": (None, float(largest))})
     scale = best_scale(exact, SimpleNamespace(in_half={"one", "gone"}), getattr(torch, half))
-    same_message(f"{scale:.0f}", "recommended_scales", case)
+    same_message(f"{scale:.0f}", "extras/doctor/recommended_scales", case)
 
 
 def test_a_streak_after_a_rollback_is_examined_anew(tmp_path, monkeypatch):

@@ -235,11 +235,11 @@ def test_without_a_saved_batch_the_next_one_of_the_run_is_replayed(saved, tmp_pa
     assert "doctor.yaml" not in said and not (saved / "doctor.yaml").exists()
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_the_doctor"))
+@pytest.mark.parametrize("words", cases_of("extras/doctor/mistakes_of_the_doctor"))
 def test_a_mistake_ends_with_exit_code_2_and_a_message(saved, tmp_path, words):
     batches = {"large": ((1, 3, 16, 16), torch.uint8, 0), "float": ((1, 1, 8, 8), torch.float32, 0)}
     for name, (shape, dtype, target) in (batches | {"class": ((1, 1, 8, 8), torch.uint8, 10)}).items():
         batch = {"images": torch.zeros(shape, dtype=dtype), "targets": torch.tensor([target])}
         torch.save(batch, tmp_path / f"{name}.pth")
     given = words.format(run=saved, empty=tmp_path).replace("(nothing)", "").split()
-    typed("scripts/doctor.py", *given).refused(page="mistakes/of_the_doctor", case=words)
+    typed("scripts/doctor.py", *given).refused(page="extras/doctor/mistakes_of_the_doctor", case=words)

@@ -38,4 +38,4 @@ def test_what_the_doctor_finds_prescribes_and_advises(tmp_path):
         written = [f"{of}: {found.prescription(each)}" for of, each in {"usual": usual, "odd": odd}.items()]
         last = advice(found, "run/doctor.yaml" if found.first and found.is_fixed else None)
         pages[name] = "\n".join([*found.lines(), *written, last])
-    same_text("doctor", pages)
+    same_text("extras/doctor/doctor", pages)

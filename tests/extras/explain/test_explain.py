@@ -82,7 +82,7 @@ def test_like_modules_are_a_row_of_explain_precision():
     cells = ("Linear", "bfloat16", "float32", "bfloat16", "float32", "addmm")
     rows = [(f"blocks.{number}.attn.qkv", *cells) for number in (0, 1, 2, 4, 6, 7)]
     rows += [("blocks.3.attn.qkv", *cells[:-1], "mm"), ("head", *cells), ("stages.0.1.x", *cells)]
-    same_text("explain_precision", "\n".join(align([COLUMNS, *collapse(rows)])))
+    same_text("extras/explain/explain_precision", "\n".join(align([COLUMNS, *collapse(rows)])))
 
 
 @on_pretend_device

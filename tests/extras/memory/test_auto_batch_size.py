@@ -171,11 +171,11 @@ def test_the_process_where_the_fewest_fit_decides_and_a_signal_to_one_ends_all(
             find_batch_size(begun, 64 * 20, 10, stop)
 
 
-@pytest.mark.parametrize("case", cases_of("largest_batches"))
+@pytest.mark.parametrize("case", cases_of("extras/memory/largest_batches"))
 def test_an_epoch_has_ten_updates_where_there_are_images_for_them(tmp_path, case):
     num_images, _, world_size, _, *options = case.split()
     most = max_images(small_config(tmp_path, *options), int(num_images), int(world_size))
-    same_message(str(most), "largest_batches", case)
+    same_message(str(most), "extras/memory/largest_batches", case)
 
 
 def test_evaluation_takes_the_default_and_says_so(program):

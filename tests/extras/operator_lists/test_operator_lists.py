@@ -11,7 +11,7 @@ from torch import nn
 from extras.operator_lists import OpOverrides
 from models import build_model
 from models.transforms import ModelTransforms
-from models.transforms.kernels import GpuKernels
+from models.transforms.gpu_kernels import GpuKernels
 from tests.support.configs import replaced, small_config
 from tests.support.printed import cases_of
 from tests.support.refusals import refused
@@ -148,11 +148,11 @@ def test_compiled_and_copied_models_compute_alike_without_breaks(listed):
         torch.testing.assert_close(copied(IMAGES), model(IMAGES), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("lists", cases_of("mistakes/of_lists_of_modules"))
+@pytest.mark.parametrize("lists", cases_of("extras/operator_lists/mistakes_of_lists_of_modules"))
 def test_entries_that_cannot_be_are_refused_with_and_without_amp(listed, lists):
     given = {name: tuple(entries) for name, entries in yaml.safe_load(f"{{{lists}}}").items()}
     for half in (HALF, None):
-        with refused(ConfigError, page="mistakes/of_lists_of_modules", case=lists):
+        with refused(ConfigError, page="extras/operator_lists/mistakes_of_lists_of_modules", case=lists):
             listed(**given, half=half)
 
 

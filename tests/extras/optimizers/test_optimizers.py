@@ -137,9 +137,9 @@ def test_arguments_reach_the_optimizer_and_its_own_defaults_stay(tmp_path, words
         assert (expected | {"lr": 0.02, "weight_decay": decay}).items() <= group.items()
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_an_optimizer"))
+@pytest.mark.parametrize("words", cases_of("extras/optimizers/mistakes_of_an_optimizer"))
 def test_what_cannot_work_is_refused_before_anything_is_built(tmp_path, words):
-    with refused(ConfigError, page="mistakes/of_an_optimizer", case=words):
+    with refused(ConfigError, page="extras/optimizers/mistakes_of_an_optimizer", case=words):
         check_optimizer(small_config(tmp_path, *(f"TRAIN.OPTIMIZER.{word}" for word in words.split())))
 
 

@@ -5,8 +5,8 @@ import csv
 import numpy as np
 import pytest
 
-from datasets.sources.images import ArrayImages
-from datasets.transforms.decode import PixelRules
+from datasets.sources.arrays import ArrayImages
+from datasets.transforms.pixel_rules import PixelRules
 from engine.evaluation.tally import ImageResults
 from extras.report.image_tables import write_tables
 

@@ -126,14 +126,14 @@ def run_with(folder: Path, text: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("text", cases_of("texts_in_a_report"))
+@pytest.mark.parametrize("text", cases_of("extras/report/texts_in_a_report"))
 def test_names_of_classes_and_files_and_settings_are_text(tmp_path, text):
     folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
     plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
     assert page.elements == plain.elements, "none of them, and no attribute, is of the data"
     assert page.text.count(text) >= 8 and "doctor.yaml, for -cfg:" in page.text and "secret" not in page.text
     assert '" onload' not in element("img", alt='x" onload="x'), "a quote does not end an attribute"
-    same_message(element("p", text), "texts_in_a_report", text)
+    same_message(element("p", text), "extras/report/texts_in_a_report", text)
 
 
 def test_control_characters_of_names_are_escaped(tmp_path):
@@ -240,7 +240,7 @@ def test_a_page_says_what_is_in_the_folder_and_how_the_run_ended(here):
     for state in ("done", "stopped", "failed", "save_failed", "running", "killed", "unknown"):
         for status in ({"signal": 15}, {"reason": "early stop"}):
             pages[f"{state}, {status}"] = describe_end(SimpleNamespace(state=state, status=status), 3)
-    same_text("report", pages, run=folder.resolve(), version=re.compile(r"(?m)(?<=^halfstep )\S+(?=,)"))
+    same_text("extras/report/report", pages, run=folder.resolve(), version=re.compile(r"(?m)(?<=^halfstep )\S+(?=,)"))
 
 
 @pytest.mark.parametrize("output", ["", "no/x.html", "config.yaml/x.html"])

@@ -16,8 +16,8 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 import extras.report.image_results
 from datasets import BadImages, Normalize, build_eval_data
-from datasets.sources.images import ArrayImages
-from datasets.transforms.decode import PixelRules
+from datasets.sources.arrays import ArrayImages
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Best

@@ -13,13 +13,14 @@ import yaml
 
 from configs.load import LoadedConfig, load
 from configs.schema import Config
+from configs.timm_arguments import TIMM_ARGUMENTS
 from configs.values import flatten
 from datasets.batch_order import Order
 from datasets.transforms.augment import Augmentation
 from engine.train.loss import build_loss
 from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
-from extras.timm_arguments.command import ARGUMENTS, read_arguments
+from extras.timm_arguments.command import read_arguments
 from extras.timm_arguments.translation import Translation
 from models import build_model
 from scripts import from_timm
@@ -139,7 +140,7 @@ def test_a_published_recipe_has_timms_updates_rates_groups_and_augmentation(tmp_
     assert our_augmentation(config) == timms_augmentation(args, theirs)
 
 
-@pytest.mark.parametrize("row", cases_of("timms_arguments"))
+@pytest.mark.parametrize("row", cases_of("extras/timm_arguments/timms_arguments"))
 def test_an_argument_becomes_the_setting_that_means_it_and_is_named_where_none_does(here, row):
     """A row has arguments | the settings that they become."""
     arguments, settings = row.split("|")
@@ -148,7 +149,7 @@ def test_an_argument_becomes_the_setting_that_means_it_and_is_named_where_none_d
     values = flatten(load(["-cfg", write(translation.file())]).config)
     for key, _, value in (word.partition("=") for word in settings.split()):
         assert str(values[key]).replace(" ", "") == value
-    same_message("\n".join(translation.remarks), "timms_arguments", row)
+    same_message("\n".join(translation.remarks), "extras/timm_arguments/timms_arguments", row)
 
 
 NAMES = [
@@ -201,7 +202,7 @@ def test_a_path_that_looks_like_something_else_stays_a_path(here, path):
 def test_each_argument_of_train_py_is_translated_named_or_refused():
     plain = Translation(*read_arguments(["--lr", ".1"]))
     silent = []
-    for name, argument in ARGUMENTS.items():
+    for name, argument in TIMM_ARGUMENTS.items():
         value = {bool: [], int: ["7"], float: ["0.37"], str: ["x=1"]}[argument.kind]
         flag = [] if name == "data" else [f"--{name}"]
         try:
@@ -242,12 +243,12 @@ def test_an_args_yaml_means_what_its_command_line_does(tmp_path):
     assert dict(config.TRAIN.OPTIMIZER.KWARGS) == {"nesterov": True} and config.TRAIN.OPTIMIZER.MOMENTUM == 0.8
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_timms_arguments"))
+@pytest.mark.parametrize("words", cases_of("extras/timm_arguments/mistakes_of_timms_arguments"))
 def test_an_unknown_argument_or_value_is_named_with_exit_code_2(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     for name, text in {"args": "modle: x", "1": "amp: maybe", "2": "epochs: [3]", "3": "lr_noise: [0.4, 0.9]"}.items():
         (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
-    with refused(ConfigError, page="mistakes/of_timms_arguments", case=words):
+    with refused(ConfigError, page="extras/timm_arguments/mistakes_of_timms_arguments", case=words):
         from_timm.main(shlex.split(words))
 
 

@@ -239,7 +239,7 @@ def test_a_tracker_that_hangs_is_dropped_at_the_end_and_warned_of_once(tmp_path,
     assert len(log.warned) == 1, "waited for, it would have ended without a warning"
 
 
-@pytest.mark.parametrize("case", cases_of("states_on_trackers"))
+@pytest.mark.parametrize("case", cases_of("extras/trackers/states_on_trackers"))
 def test_a_tracker_learns_how_the_run_ended(tmp_path, case):
     status, _, has_failed = case.partition(" after ")
     best = {"top1": 50.0, "epoch": 2, "file": "best.pth"}
@@ -247,7 +247,7 @@ def test_a_tracker_learns_how_the_run_ended(tmp_path, case):
     (tmp_path / "mistakes.png").touch()
     ending = ending_of(tmp_path, bool(has_failed))
     assert ending[1:] == ({"top1": 50.0, "epoch": 2}, [tmp_path / "mistakes.png"])
-    same_message(ending.state, "states_on_trackers", case)
+    same_message(ending.state, "extras/trackers/states_on_trackers", case)
 
 
 def test_a_missing_package_is_refused_with_the_command_that_installs_it(tmp_path, monkeypatch):

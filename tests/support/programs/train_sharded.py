@@ -18,15 +18,17 @@ import torch
 
 from configs.load import load
 from datasets import BadImages, ImageSet, build_eval_data, build_train_data, load_image_sets
-from engine.checkpoint.format import read_checkpoint, save_checkpoint
-from engine.checkpoint.sharded_saver import PIECES, ShardedSaver
+from engine.checkpoint.find import read_checkpoint
+from engine.checkpoint.format import save_checkpoint
+from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation.evaluate import evaluate
 from engine.precision.loss_scale import FusedLossScaler
 from engine.train.ema import FusedLerp
 from engine.train.trainer import Trainer
 from engine.trial import build_trial
 from models import build_model
-from models.transforms.kernels import GpuKernels
+from models.transforms.gpu_kernels import GpuKernels
+from models.weights.sharded import PIECES
 from tests.support.cpu_memory import passing_bytes
 from utils.distributed import Process
 from utils.launch import find_launched_rank

@@ -20,9 +20,8 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index import ENDING, caches_folder
-from datasets.shuffle import GroupedShuffle
+from datasets.nearby_shuffle import GroupedShuffle
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts
-from datasets.sources.server import PATIENCE, ListedFile, NotThereError, Server, parse_address
 from datasets.sources.shards import (
     CLASSES_FILE,
     Shard,
@@ -35,12 +34,12 @@ from datasets.sources.shards import (
     read_from,
     scan,
 )
-from datasets.sources.shards import read_shards as read_from_disk
 from datasets.sources.tar import Tar
 from datasets.types import ImageSet
+from extras.remote.server import PATIENCE, ListedFile, NotThereError, Server, parse_address
 from utils.errors import ConfigError, DataError, cause_of
 from utils.files import free_bytes, locked, names_in, replacing, sync
-from utils.text import format_bytes, format_bytes_apart, is_url
+from utils.text import format_bytes, format_bytes_apart
 
 NUM_REQUESTS = 32  # at once, for sizes
 NUM_SCANS = 4  # tars that are pulled at once for the index
@@ -52,10 +51,8 @@ PART = ".part"  # ending of what is not whole yet
 VERSION_DIGITS = 12  # of a hash, in the names of files
 
 
-def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
-    """Training and validation shards, or all shards and None; from a server if DATA.DATA_PATH is a URL."""
-    if not is_url(config.DATA.DATA_PATH):
-        return read_from_disk(config)
+def read_remote_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
+    """Training and validation shards, or all shards and None, from the server at DATA.DATA_PATH."""
     folder = ServerFolder(config, say)
     try:
         train, val = read_from(folder, config)

@@ -4,28 +4,28 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from configs.paddlevit.deit import timm_name
-from configs.removed import Removed, Texts, plain_word
-from configs.values import SETTINGS, Text, convert, is_none
+from configs.other_words import Words, replace_words
+from configs.paddlevit import SECTION, Translated
+from configs.removed import Removed, Texts, plain_word, translate_removed
+from configs.typed_names import suggest_key
+from configs.values import ALL_SETTINGS, SETTINGS, Text, convert, is_none, quoted
+from configs.yaml_files import Layer
+from extras.paddlevit.deit import take_deit, timm_name
 from utils.errors import ConfigError, did_you_mean
 
 # The two formats of 2021 keep the model's fields one level down; the older one also has other names for three of them.
-OLD_SECTION = "MODEL.TRANS"
-_HYBRID, _MLP_DIM = f"{OLD_SECTION}.HYBRID", f"{OLD_SECTION}.MLP_DIM"
+_HYBRID, _MLP_DIM = f"{SECTION}.HYBRID", f"{SECTION}.MLP_DIM"
 _SAME_NAMES = "PATCH_GRID PATCH_SIZE EMBED_DIM MLP_RATIO DEPTH NUM_HEADS ATTN_HEAD_SIZE QKV_BIAS".split()
-RENAMED = {f"{OLD_SECTION}.{name}": f"MODEL.{name}" for name in _SAME_NAMES} | {
-    f"{OLD_SECTION}.HIDDEN_SIZE": "MODEL.EMBED_DIM",
-    f"{OLD_SECTION}.NUM_LAYERS": "MODEL.DEPTH",
+RENAMED = {f"{SECTION}.{name}": f"MODEL.{name}" for name in _SAME_NAMES} | {
+    f"{SECTION}.HIDDEN_SIZE": "MODEL.EMBED_DIM",
+    f"{SECTION}.NUM_LAYERS": "MODEL.DEPTH",
     _MLP_DIM: "MODEL.MLP_RATIO",
 }
 
-# Values with another name here: {key: {PaddleViT's: (ours, reason)}}.
-_NO_CLIPPING = ("None", "no clipping")
-_OTHER_WORDS = {
+WORDS: Words = {
     "TRAIN.LR_SCHEDULER.NAME": {
         "warmupcosine": ("cosine", "the same schedule, moving every update; PaddleViT's own, once an epoch: paddlevit")
     },
-    "TRAIN.GRAD_CLIP": {"0": _NO_CLIPPING, "0.0": _NO_CLIPPING, "0.": _NO_CLIPPING},
     "TRAIN.AUTO_AUGMENT": {
         **dict.fromkeys(("true", "yes", "on"), ("original", "AutoAugment's policy for ImageNet")),
         **dict.fromkeys(("false", "no", "off"), ("None", "no policy")),
@@ -34,9 +34,6 @@ _OTHER_WORDS = {
     "TRAIN.TEACHER_MODEL": {
         "./regnety_160.pdparams": ("regnety_160.deit_in1k", "timm's weights of the same model"),
     },
-    "NGPUS": {"-1": ("None", "one process per visible device")},
-    "PRECISION.MODE": {"apex_o1": ("autocast", "Apex's O1 is what torch's autocast does")},
-    "PRECISION.DTYPE": {"fp16": ("float16", "the same type"), "bf16": ("bfloat16", "the same type")},
 }
 
 
@@ -88,34 +85,56 @@ REPLACED = {
 }
 
 
-def translate(texts: dict[str, Text], origin: str) -> tuple[dict[str, Text], list[str]]:
-    """Return the texts by today's names, and a note for each value that was translated."""
-    _check_type(texts, origin)
-    translated: dict[str, Text] = {}
+def translate_layers(files: list[Layer], command_line: list[Layer]) -> Translated:
+    """Return the layers in our settings, and a note for each value that was translated."""
+    files, deit = take_deit(files, command_line)
+    layers, notes = [], []
+    context: dict[str, Text] = {}
+    for layer in [*files, *command_line]:
+        _check_type(layer.texts, layer.origin)
+        texts, lines = replace_words(rename(layer.texts, layer.origin), layer.origin, WORDS)
+        context |= texts  # a layer may have only one of several settings that are replaced together
+        replacements = translate_removed(texts, context, layer.origin, removed=REPLACED)
+        lines += [f"{layer.origin}: {key} is ignored: {IGNORED[key]}" for key in texts if key in IGNORED]
+        texts = {key: text for key, text in texts.items() if key not in (*REPLACED, *IGNORED)} | replacements
+        layers.append(replace(layer, texts=texts))
+        notes += lines
+    return Translated(layers, notes, deit.agree if deit else None)
+
+
+def rename(texts: dict[str, Text], origin: str) -> dict[str, Text]:
+    """Return the texts of a layer by our names of the settings."""
+    renamed: dict[str, Text] = {}
     written_as: dict[str, str] = {}
-    notes = []
     for key, text in texts.items():
-        if key == _HYBRID:
-            if is_none(text) or str(text).strip().lower() in ("false", "no", "off"):
-                continue
-            raise ConfigError(
-                f"{origin}: {_HYBRID} is {text!r}; for a convolutional stem under the transformer set MODEL.TYPE: timm and "
-                "MODEL.NAME to one of timm's hybrids, for example vit_base_r50_s16_224"
-            )
+        if key in (SECTION, _HYBRID) and _is_off(key, text, origin):
+            continue
         if key == _MLP_DIM:
             text = _mlp_ratio(texts, origin)
         name = RENAMED.get(key, key)
-        if name in translated:
+        if name.startswith(f"{SECTION}."):
+            raise ConfigError(f"{origin}: unknown key {key}{suggest_key(key, [*ALL_SETTINGS, *RENAMED, 'BASE'])}")
+        if name in renamed:
             raise ConfigError(
                 f"{origin}: {written_as[name]} and {key} are names of the same setting; remove one of them"
             )
-        other = _OTHER_WORDS.get(name, {}).get(text.strip().lower()) if isinstance(text, str) else None
-        if other:
-            notes.append(f"{origin}: {name} {text} is read as {other[0]}: {other[1]}")
-            text = other[0]
-        translated[name] = text
+        renamed[name] = text
         written_as[name] = key
-    return translated, notes
+    return renamed
+
+
+def _is_off(key: str, text: Text, origin: str) -> bool:
+    """Return whether MODEL.TRANS is empty or its HYBRID is off. Raise ConfigError for other values."""
+    if is_none(text) or (key == _HYBRID and str(text).strip().lower() in ("false", "no", "off")):
+        return True
+    if key == SECTION:
+        raise ConfigError(
+            f"{origin}: {key} is {quoted(text)}, but it is a section, with settings such as {next(iter(RENAMED))}"
+        )
+    raise ConfigError(
+        f"{origin}: {_HYBRID} is {text!r}; for a convolutional stem under the transformer set MODEL.TYPE: timm and "
+        "MODEL.NAME to one of timm's hybrids, for example vit_base_r50_s16_224"
+    )
 
 
 def _check_type(texts: dict[str, Text], origin: str) -> None:
@@ -142,9 +161,7 @@ def _check_type(texts: dict[str, Text], origin: str) -> None:
 def _mlp_ratio(texts: dict[str, Text], origin: str) -> str:
     width_key = next((key for key in texts if RENAMED.get(key, key) == "MODEL.EMBED_DIM"), None)
     if width_key is None:
-        raise ConfigError(
-            f"{origin}: {_MLP_DIM} has no effect without {OLD_SECTION}.HIDDEN_SIZE; set both, or MLP_RATIO"
-        )
+        raise ConfigError(f"{origin}: {_MLP_DIM} has no effect without {SECTION}.HIDDEN_SIZE; set both, or MLP_RATIO")
     keys = (_MLP_DIM, width_key)  # which have the same bounds
     hidden, width = (convert(replace(SETTINGS["MODEL.EMBED_DIM"], key=key), texts[key], origin) for key in keys)
     # A ViT's MLP has int(width * ratio) units: one too few if the quotient was rounded down.

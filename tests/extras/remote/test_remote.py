@@ -15,9 +15,9 @@ import pytest
 from botocore.exceptions import ConfigParseError, TokenRetrievalError, UnauthorizedSSOTokenError
 
 from datasets import load_image_sets
-from datasets.sources.remote_shards import NUM_PULLERS, ServerFolder, TarCache
-from datasets.sources.server import NotThereError, Server, judge, parse_address
 from datasets.sources.shards import ShardTar
+from extras.remote.server import NotThereError, Server, judge, parse_address
+from extras.remote.shards import NUM_PULLERS, ServerFolder, TarCache
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
 from tests.support.printed import cases_of, content_of, same_message
 from tests.support.refusals import assert_names, flip, refused
@@ -64,7 +64,7 @@ def assert_same(found, wanted) -> None:
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_over_http_it_is_the_set_of_the_folder(root, caches, ranges, monkeypatch):
-    monkeypatch.setattr("datasets.sources.server.BLOCK", 9000)  # a tar is several requests
+    monkeypatch.setattr("extras.remote.server.BLOCK", 9000)  # a tar is several requests
     (root / "classes.txt").write_text("ant\nbee\ncat\n")
     with HttpFolder(root, ranges=ranges) as server:
         found = remote(server.url, caches)
@@ -241,17 +241,17 @@ def test_what_may_pass_is_tried_again(root, tmp_path, fault):
         assert cache.path(tar).read_bytes() == (root / tar.name).read_bytes() and server.num_faults == 2
 
 
-@pytest.mark.parametrize("answer", cases_of("mistakes/of_a_server"))
+@pytest.mark.parametrize("answer", cases_of("extras/remote/mistakes_of_a_server"))
 def test_what_will_not_pass_ends_it_at_once_or_in_time(root, tmp_path, monkeypatch, answer):
     slept: list[float] = []
     clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
-    for module in ("server", "remote_shards"):
-        monkeypatch.setattr(f"datasets.sources.{module}.time", clock)
+    for module in ("server", "shards"):
+        monkeypatch.setattr(f"extras.remote.{module}.time", clock)
     fault = int(answer) if answer.isdecimal() else answer
     with HttpFolder(root, fault=lambda number, path: fault) as server:
         cache, tar = cache_of(server, tmp_path)
         cache.server.patience = 0.3
-        with refused(DataError, page="mistakes/of_a_server", case=answer):
+        with refused(DataError, page="extras/remote/mistakes_of_a_server", case=answer):
             cache.pull(tar)
         assert (len(server.paths) > 2) is (fault in (503, "empty")) and not cache.files()
 
@@ -285,7 +285,7 @@ def test_what_keeps_a_run_from_its_data_is_named(root, caches, tmp_path, monkeyp
     slept = []
     with monkeypatch.context() as patched:
         clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
-        patched.setattr("datasets.sources.server.time", clock)
+        patched.setattr("extras.remote.server.time", clock)
         for url in ("http://127.0.0.1:1/set", "http://no-such-host.invalid/set"):
             slept.clear()
             with refused(DataError, url, "DATA.DATA_PATH", "network", whole=False):
@@ -338,14 +338,14 @@ def test_a_server_cannot_name_a_file_outside_of_the_cache(root, caches, tmp_path
 # --- names ---
 
 
-@pytest.mark.parametrize("url", cases_of("urls_of_tars"))
+@pytest.mark.parametrize("url", cases_of("extras/remote/urls_of_tars"))
 def test_a_url_is_a_folder_one_tar_or_those_that_braces_mean_to_webdataset(url):
     folder, names = parse_address(url)
-    same_message(f"{folder}: {names}", "urls_of_tars", url)
+    same_message(f"{folder}: {names}", "extras/remote/urls_of_tars", url)
 
 
-@pytest.mark.parametrize("name", cases_of("mistakes/of_braces"))
+@pytest.mark.parametrize("name", cases_of("extras/remote/mistakes_of_braces"))
 def test_braces_that_mean_no_tars_are_refused(name):
     long = re.compile(r"(?<=server/)\S{200,}")
-    with refused(DataError, page="mistakes/of_braces", case=name, long=long):
+    with refused(DataError, page="extras/remote/mistakes_of_braces", case=name, long=long):
         parse_address(f"https://server/{content_of(name)}")

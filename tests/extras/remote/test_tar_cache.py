@@ -14,11 +14,11 @@ from unittest.mock import Mock
 import pytest
 
 from datasets import load_image_sets
-from datasets.sources import remote_shards
-from datasets.sources import server as asked
-from datasets.sources.remote_shards import TarCache
-from datasets.sources.server import Server
 from datasets.sources.shards import ShardTar
+from extras.remote import server as asked
+from extras.remote import shards as remote_shards
+from extras.remote.server import Server
+from extras.remote.shards import TarCache
 from tests.support.image_sets import load, make_set, settings, shades
 from tests.support.refusals import refused
 from tests.support.servers import HttpFolder

@@ -14,7 +14,7 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.usefixtures("here")
 
 # What each file sets of model and images, by its name.
-FILES: dict[str, dict[str, str]] = json.loads((ROOT / "tests/data/paddlevit_deit.json").read_text())
+FILES: dict[str, dict[str, str]] = json.loads((ROOT / "tests/extras/paddlevit/deit.json").read_text())
 TINY = FILES["deit_tiny_patch16_224.yaml"]
 PARAMETERS = {  # of timm's model with 1000 classes
     "deit_base_distilled_patch16_224": 87_338_192,

@@ -2,16 +2,13 @@
 
 import hashlib
 import os
-import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Set
 from pathlib import Path
 
 import numpy as np
 
 from configs.schema import Config, Fold
 from datasets.fingerprint import is_other_data
-from datasets.index import Index, IndexWriter, Shape, open_or_build
 from datasets.shuffle import shuffled
 from datasets.types import ImageSet, SavedData, count_classes
 from utils.errors import ConfigError
@@ -22,14 +19,8 @@ SEED = 0  # decides which images are held out
 DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" and "none" are the data's own
 # The key of a list in a record by hash: folders that do not count in the keys, if they are not called as the classes.
 CLASS_FOLDERS = "class_folders"
-HASH_BYTES = 8
-NUM_NAMED = 10  # of the images whose part follows from their class
-PARTS, COLUMNS = ("train", "val"), {"row": "<u4", "target": "<i4"}  # of the index in which a split is stored
-SHAPE = Shape(
-    {f"{part}.{column}": kind for part in PARTS for column, kind in COLUMNS.items()},
-    [f"{part}.row {part}.target" for part in PARTS],
-    {"notes": [str]},
-)
+PARTS = ("train", "val")
+ROW, TARGET = "<u4", "<i4"  # types of the columns of a part, in memory and in the index in which a split is stored
 
 
 def hold_out(image_set: ImageSet, fraction: float, title: str, fold: Fold | None = None) -> tuple[ImageSet, ImageSet]:
@@ -71,49 +62,6 @@ def _by_fraction(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -
     return _by_position(image_set, record["seed"], share), []
 
 
-def _by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """Return bool [N]: the images whose key has a hash below the fraction, and the one with the lowest hash of each class.
-
-    So an image that was trained on stays in training, whatever is added: one with a lower hash only sends the former
-    lowest back there. Where all images of a class would be held out, the one with the highest hash stays in training.
-    Images with the same name, or of one group of DATA.GROUP_BY, are always in the same part. Also return lines for the
-    log, which name the images whose part follows from their class.
-    """
-    notes, fraction, seed = [], record["fraction"], record["seed"]
-    hashes = hashes_of(image_set.split_keys(), seed, class_folders)
-    drawn = is_drawn(hashes, record)
-    counts, num_drawn = image_set.count_classes(), image_set.count_classes(drawn)
-    kept_whole, lacking = np.flatnonzero((counts > 0) & (num_drawn == counts)), (counts > 1) & (num_drawn == 0)
-    held_out, together = drawn, hashes
-    if _hashes_names(record) and (len(kept_whole) or lacking.any()):  # images of two classes may have the same key
-        together = hashes_of(image_set.split_keys(), seed)
-    if len(kept_whole):
-        held_out = drawn & ~np.isin(together, together[image_set.with_any(kept_whole)])
-    if fraction > 0:
-        held_out = held_out | _lowest_of_each_class(image_set, hashes, together, held_out, kept_whole)
-    for moved, part, why in (
-        (drawn & ~held_out, "in training", "all images of their class would be held out"),
-        (held_out & ~drawn, "held out", "their class would have no validation image"),
-    ):
-        rows = np.flatnonzero(moved)
-        names = first_of([image_set.key(row) for row in rows[:NUM_NAMED].tolist()], total=len(rows))
-        notes += [f"{part}, because {why}: {names}"] * bool(len(rows))
-    without = np.flatnonzero((counts > 0) & (image_set.count_classes(held_out) == 0))
-    if len(without):
-        names = first_of([image_set.classes[number] for number in without])
-        notes.append(f"warning: classes without validation images, so that nothing is measured of them: {names}")
-    return held_out, notes
-
-
-def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
-    """Return bool [N]: the hashes of images that are held out, whatever their classes."""
-    if "folds" not in record:
-        return hashes < int(record["fraction"] * 2 ** (8 * HASH_BYTES))
-    total = record["folds"]
-    bounds = np.array([int(each / total * 2 ** (8 * HASH_BYTES)) for each in range(1, total)], np.uint64)
-    return np.searchsorted(bounds, hashes, side="right") == record["fold"]
-
-
 def _by_fold(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
     """bool [N]: the images of this fold; and lines for the log. Each image is in one fold, whatever a class lacks then.
 
@@ -121,6 +69,8 @@ def _by_fold(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
     """
     number, total, seed = record["fold"], record["folds"], record["seed"]
     if record["rule"] == "hash":
+        from datasets.split.by_hash import hashes_of, is_drawn
+
         held_out = is_drawn(hashes_of(image_set.split_keys(), seed, class_folders), record)
     else:
         bounds = number / total, (number + 1) / total
@@ -209,7 +159,7 @@ def describe_split(config: Config, val: ImageSet) -> str:
     rule, validation = record["rule"], record["validation"]
     if rule in DRAWN:
         how = f"a hash of each {record.get('group_by', 'name')}" if rule == "hash" else "position in each class"
-        how += " without its class folder" * _hashes_names(record)
+        how += " without its class folder" * hashes_names(record)
         share = f"DATA.VAL_FRACTION {record['fraction']:g}" + ", and the lowest of each class" * (rule == "hash")
         if "folds" in record:
             share = f"DATA.FOLD {record['fold']}/{record['folds']}"
@@ -245,78 +195,48 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     """Training and validation images by a record, both in the order of the set. Of an indexed set, that is looked up."""
     class_folders = class_folders_of(image_set, record)
 
-    def build(path: Path | None) -> Index:
-        choose = _by_fold if "folds" in record else _by_hash if record["rule"] == "hash" else _by_fraction
-        held_out, notes = choose(image_set, record, class_folders)
-        writer = IndexWriter(path, SHAPE.columns)
+    def draw() -> tuple[dict[str, np.ndarray], list[str]]:
+        held_out, notes = _choose_rule(record)(image_set, record, class_folders)
+        columns = {}
         for part, chosen in zip(PARTS, (~held_out, held_out), strict=True):
-            writer.add(f"{part}.row", rows := np.flatnonzero(chosen))
-            writer.add(f"{part}.target", image_set.targets[rows])
-        return writer.finish({"of": known_by, "notes": notes})
+            rows = np.flatnonzero(chosen)
+            columns[f"{part}.row"] = rows.astype(ROW)
+            columns[f"{part}.target"] = image_set.targets[rows].astype(TARGET)
+        return columns, notes
 
-    index, whole = image_set.index, image_set.rows is None
-    known_by = [
-        index.id if index else "",
-        *(record.get(each) for each in ("rule", "fraction", "seed", "group_by")),
-    ]
-    known_by.append(hashlib.sha256(b"\0".join(sorted(class_folders))).hexdigest())
-    ending = "split"
-    if "folds" in record:  # each fold has a file, since runs of several folds may go on at once
-        known_by += [record["folds"], record["fold"]]
-        ending += f"-{record['fold']}-of-{record['folds']}"
-    paths = [index.path.with_suffix(f".{ending}{index.path.suffix}")] if index and index.path and whole else []
-    limits = {"row": len(image_set), "target": int(image_set.targets.max(initial=0)) + 1}
+    if image_set.index and image_set.index.path and image_set.rows is None:
+        from datasets.split.stored import look_up_or_store
 
-    def is_of(found: Index) -> bool:
-        within = (found.is_below(f"{part}.{name}", limit) for part in PARTS for name, limit in limits.items())
-        return found.facts.get("of") == known_by and all(within)
-
-    drawn = open_or_build(paths, SHAPE, is_of, build)
+        columns, notes = look_up_or_store(image_set, record, class_folders, draw)
+    else:
+        columns, notes = draw()
     parts = []
     for name in PARTS:
-        part = image_set.take(drawn.column(f"{name}.row"))
-        part.targets, part.split = drawn.column(f"{name}.target"), record
+        part = image_set.take(columns[f"{name}.row"])
+        part.targets, part.split = columns[f"{name}.target"], record
         part.class_folders = class_folders
-        part.notes += tuple(drawn.facts["notes"])
+        part.notes += tuple(notes)
         parts.append(part)
     return tuple(parts)
 
 
-def _hashes_names(record: dict) -> bool:
+def _choose_rule(record: dict) -> Callable[[ImageSet, dict, Set[bytes]], tuple[np.ndarray, list[str]]]:
+    """Return the function that finds the images held out by a record, with lines for the log."""
+    if "folds" in record:
+        return _by_fold
+    if record["rule"] != "hash":
+        return _by_fraction
+    from datasets.split.by_hash import by_hash
+
+    return by_hash
+
+
+def hashes_names(record: dict) -> bool:
     """Return whether a record holds images out by a hash of their names, and not by position or by DATA.GROUP_BY.
 
     A name is hashed without its class folder, so that an image that is moved to another class stays in its part.
     """
     return record["rule"] == "hash" and "group_by" not in record
-
-
-def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] = frozenset()) -> np.ndarray:
-    """Return uint64 of each key, a name without the first of its folders that is among `class_folders`.
-
-    Names are compared as Unicode does: a Mac writes umlauts as two characters.
-    """
-    with_seed, found = hashlib.blake2b(digest_size=HASH_BYTES, key=str(seed).encode()), []
-
-    def digest(name: bytes) -> bytes:
-        hashed = with_seed.copy()
-        hashed.update(name)
-        return hashed.digest()
-
-    for chunk in keys:
-        names = chunk if b"".join(chunk).isascii() else [_composed(name) for name in chunk]
-        names = [_without_first(class_folders, name) for name in names] if class_folders else names
-        found.append(np.frombuffer(b"".join(map(digest, names)), dtype=">u8").astype(np.uint64))
-    return np.concatenate([*found, np.empty(0, np.uint64)])
-
-
-def _without_first(class_folders: Set[bytes], name: bytes) -> bytes:
-    """Return a name without the first of its folders that is among these."""
-    first, _, below = name.partition(b"/")
-    if first in class_folders and below:
-        return below
-    *folders, file = name.split(b"/")
-    place = next((place for place, folder in enumerate(folders) if folder in class_folders), len(folders))
-    return b"/".join([*folders[:place], *folders[place + 1 :], file])
 
 
 def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
@@ -325,10 +245,12 @@ def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
     Whatever the source, a folder that is called as a class is one. Of labels that are numbers none is: folders that
     have nothing to do with classes have numbers too.
     """
-    if not _hashes_names(record) or image_set.labels_are_numbers:
+    if not hashes_names(record) or image_set.labels_are_numbers:
         return set()
+    from datasets.split.by_hash import composed
+
     names = record.get(CLASS_FOLDERS, image_set.classes)
-    return {_composed(name.encode(errors="surrogateescape")) for name in names}
+    return {composed(name.encode(errors="surrogateescape")) for name in names}
 
 
 def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
@@ -336,58 +258,10 @@ def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> 
 
     In a list the label of an image can change without its folder. A class that was renamed has two names.
     """
-    if not _hashes_names(record) or image_set.is_listing:
+    if not hashes_names(record) or image_set.is_listing:
         return record
     then, now = {*saved.split.get(CLASS_FOLDERS, saved.classes)}, {*image_set.classes}
     if then == now or not saved.classes:
         return record
     new, gone = now - {*saved.classes}, {*saved.classes} - now
     return record | {CLASS_FOLDERS: sorted(then | new if len(new) == len(gone) == 1 else then)}
-
-
-def _composed(name: bytes) -> bytes:
-    text = unicodedata.normalize("NFC", name.decode(errors="surrogateescape"))
-    return text.encode(errors="surrogateescape")
-
-
-def _lowest_of_each_class(
-    image_set: ImageSet,
-    hashes: np.ndarray,
-    together: np.ndarray,
-    held_out: np.ndarray,
-    kept_whole: Sequence[int] = (),
-) -> np.ndarray:
-    """bool [N]: for each class of which no image is held out the one with the lowest hash, where no class loses all that
-    it has to train on; of the classes `kept_whole` as many as that allows. `together`: equal for images that stay in the
-    same part, and the order of those with equal hashes."""
-    counts, num_held_out = image_set.count_classes(), image_set.count_classes(held_out)
-    lacking = np.flatnonzero((counts > 1) & (num_held_out == 0))
-    if not len(lacking):
-        return np.zeros_like(held_out)
-    labels, images = image_set.targets, np.arange(len(image_set))
-    if sets := image_set.label_sets:
-        images = np.repeat(images, np.array([len(each) for each in sets])[labels])
-        labels = np.array([number for target in labels.tolist() for number in sets[target]], np.int32)
-    # A group is looked at once: what a class cannot lose, it cannot lose later.
-    in_order = np.lexsort((together, hashes))
-    of_image = np.empty(len(hashes), np.int64)
-    of_image[in_order] = np.cumsum(np.diff(together[in_order], prepend=together[in_order[:1]]) != 0)
-    num_groups = int(of_image[in_order[-1]]) + 1
-    groups = of_image[images]
-    starts = [0, *np.cumsum(np.bincount(groups, minlength=num_groups)).tolist()]
-    by_group = labels[np.argsort(groups, kind="stable")]
-    chosen, left = np.zeros(num_groups, dtype=bool), (counts - num_held_out).tolist()
-    seen, have_one, take_more = set(), set(), {*map(int, kept_whole)}
-    order = np.lexsort((groups, labels))
-    order = order[np.isin(labels[order], lacking)]
-    for label, group in zip(labels[order].tolist(), groups[order].tolist(), strict=True):
-        if group in seen or (label in have_one and label not in take_more):
-            continue
-        seen.add(group)
-        taken = Counter(by_group[starts[group] : starts[group + 1]].tolist())
-        if all(count < left[number] for number, count in taken.items()):
-            chosen[group] = True
-            have_one.update(taken)
-            for number, count in taken.items():
-                left[number] -= count
-    return chosen[of_image]

@@ -1,0 +1,73 @@
+"""Recognises settings that only PaddleViT's files have. extras/paddlevit translates them into ours."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from configs.values import SETTINGS, Text, quoted
+from configs.yaml_files import Layer
+from utils.errors import ConfigError
+from utils.extras import has_extra, how_to_get_back
+
+SECTION = "MODEL.TRANS"  # describes the layers of a ViT in files of 2021
+KEYS = {
+    "LOCAL_RANK",
+    "MODEL.ATTN_HEAD_SIZE",
+    "MODEL.PATCH_GRID",
+    "TAG",
+    "TRAIN.MODEL_EMA_FORCE_CPU",
+    "TRAIN.RANDOM_ERASE_SPLIT",
+    "TRAIN.RAND_AUGMENT",
+    "TRAIN.RAND_AUGMENT_LAYERS",
+    "TRAIN.RAND_AUGMENT_MAGNITUDE",
+}
+VALUES = {
+    "TRAIN.AUTO_AUGMENT": {"true", "yes", "on", "false", "no", "off"},
+    "TRAIN.LR_SCHEDULER.NAME": {"warmupcosine"},
+    "TRAIN.OPTIMIZER.NAME": {"adamwdl"},
+    "TRAIN.TEACHER_MODEL": {"./regnety_160.pdparams"},
+}
+
+
+class Translated(NamedTuple):
+    """The layers of files and command line in our settings."""
+
+    layers: list[Layer]
+    notes: list[str]  # one for each translated value
+    check_model: Callable[[str], str] | None = None  # compares timm's model of this name with the file; returns a note
+
+
+def translate_paddlevit(files: list[Layer], command_line: list[Layer]) -> Translated:
+    """Translate PaddleViT's settings in these layers, if there are any. Raise ConfigError if its extra is missing."""
+    layers = [*files, *command_line]
+    found = next((f"{each.origin}: {key} is {quoted(each.texts[key])}" for each, key in _paddlevits(layers)), None)
+    if found is None:
+        return Translated(layers, [])
+    if not has_extra("paddlevit"):
+        raise ConfigError(f"{found}, which only PaddleViT's files have; {how_to_get_back('paddlevit')}")
+    from extras.paddlevit.settings import translate_layers  # extra: paddlevit
+
+    return translate_layers(files, command_line)
+
+
+def our_name(key: str) -> str:
+    """Return the name of the setting that PaddleViT's files of 2021 write under MODEL.TRANS; other keys as they are."""
+    if not key.startswith(f"{SECTION}."):
+        return key
+    from extras.paddlevit.settings import RENAMED  # extra: paddlevit
+
+    return RENAMED.get(key, key)
+
+
+def is_paddlevits(key: str, text: Text) -> bool:
+    """Return whether only a file of PaddleViT has this key, or this value for it."""
+    if key in KEYS or f"{key}.".startswith(f"{SECTION}."):
+        return True
+    if not isinstance(text, str):
+        return False
+    word = text.strip().lower()
+    is_another_model = key == "MODEL.TYPE" and word not in SETTINGS[key].choices
+    return is_another_model or word in VALUES.get(key, ())
+
+
+def _paddlevits(layers: list[Layer]) -> list[tuple[Layer, str]]:
+    return [(layer, key) for layer in layers for key, text in layer.texts.items() if is_paddlevits(key, text)]

@@ -1,1 +1,0 @@
-"""PaddleViT's settings files: its names and values, and its DeiT."""

@@ -1,0 +1,49 @@
+"""Threads of the training process that read batches ahead."""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from datasets.batch_order import Piece
+from datasets.loading.readers import Reader
+from datasets.types import Batch
+from utils.host import has_streams
+
+MIN_IMAGES_PER_THREAD = 4
+
+
+def read_in_threads(
+    pieces: Iterable[Piece], reader: Reader, num_threads: int, device: torch.device, ahead: int
+) -> Iterator[Batch]:
+    """The batches of the pieces in their order, `ahead` of them in advance. Closing this generator ends the threads.
+
+    All threads work on the same batch. Reading, decoding and resizing release Python's lock.
+    """
+    # Each loader thread uses one torch thread: more would spin while they wait, and take the cores from the training.
+    # Reading the number here fixes this thread's own, which the loader threads would otherwise change.
+    torch.get_num_threads()
+    with ThreadPoolExecutor(num_threads, "loader", initializer=torch.set_num_threads, initargs=(1,)) as pool:
+
+        def start(piece: Piece):
+            buffers = reader.allocate(piece, pinned=has_streams(device))
+            count = len(piece.indices)
+            share = max(MIN_IMAGES_PER_THREAD, math.ceil(count / num_threads))
+            shares = [range(first, min(first + share, count)) for first in range(0, count, share)]
+            return piece, buffers, [pool.submit(reader.fill, piece, each, buffers) for each in shares]
+
+        started = map(start, pieces)
+        waiting = deque(itertools.islice(started, ahead))
+        try:
+            while True:
+                waiting.extend(itertools.islice(started, 1))
+                if not waiting:
+                    return
+                piece, buffers, shares = waiting.popleft()
+                bad = [index for share in shares for index in share.result()]
+                yield reader.batch(piece, buffers, bad)
+        finally:
+            pool.shutdown(cancel_futures=True)

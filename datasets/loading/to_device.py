@@ -1,0 +1,43 @@
+"""Copies batches to the device while it computes."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from datasets.types import Batch
+
+
+def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The batches on the device. A separate stream copies the next one while the device computes on this one.
+
+    A batch for which the device lacks memory stays on the host: the update copies it once more, and if memory is still
+    lacking then, the update is repeated with smaller micro-batches.
+    """
+    stream = torch.Stream(device)
+
+    def start_copy(batch: Batch) -> tuple[Batch, torch.Event | None]:
+        try:
+            with stream:
+                images, targets = (each.to(device, non_blocking=True) for each in (batch.images, batch.targets))
+        except torch.OutOfMemoryError:
+            return batch, None
+        return batch._replace(images=images, targets=targets), stream.record_event()
+
+    def hand_over(batch: Batch, copied: torch.Event | None) -> Batch:
+        if copied:
+            now = torch.accelerator.current_stream(device)
+            now.wait_event(copied)  # the device waits, not the host
+            for each in (batch.images, batch.targets):
+                each.record_stream(now)  # or the next copy could reuse its memory too early
+        return batch
+
+    with contextlib.closing(batches):
+        ahead = None
+        for batch in batches:
+            started = start_copy(batch)
+            if ahead:
+                yield hand_over(*ahead)
+            ahead = started
+        if ahead:
+            yield hand_over(*ahead)

@@ -1,0 +1,135 @@
+"""Images that are held out by a hash of their names, whatever is added to the data."""
+
+import hashlib
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
+
+import numpy as np
+
+from datasets.split import hashes_names
+from datasets.types import ImageSet
+from utils.text import first_of
+
+HASH_BYTES = 8
+NUM_NAMED = 10  # of the images whose part follows from their class
+
+
+def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
+    """Return bool [N]: the images whose key has a hash below the fraction, and the one with the lowest hash of each class.
+
+    So an image that was trained on stays in training, whatever is added: one with a lower hash only sends the former
+    lowest back there. Where all images of a class would be held out, the one with the highest hash stays in training.
+    Images with the same name, or of one group of DATA.GROUP_BY, are always in the same part. Also return lines for the
+    log, which name the images whose part follows from their class.
+    """
+    notes, fraction, seed = [], record["fraction"], record["seed"]
+    hashes = hashes_of(image_set.split_keys(), seed, class_folders)
+    drawn = is_drawn(hashes, record)
+    counts, num_drawn = image_set.count_classes(), image_set.count_classes(drawn)
+    kept_whole, lacking = np.flatnonzero((counts > 0) & (num_drawn == counts)), (counts > 1) & (num_drawn == 0)
+    held_out, together = drawn, hashes
+    if hashes_names(record) and (len(kept_whole) or lacking.any()):  # images of two classes may have the same key
+        together = hashes_of(image_set.split_keys(), seed)
+    if len(kept_whole):
+        held_out = drawn & ~np.isin(together, together[image_set.with_any(kept_whole)])
+    if fraction > 0:
+        held_out = held_out | _lowest_of_each_class(image_set, hashes, together, held_out, kept_whole)
+    for moved, part, why in (
+        (drawn & ~held_out, "in training", "all images of their class would be held out"),
+        (held_out & ~drawn, "held out", "their class would have no validation image"),
+    ):
+        rows = np.flatnonzero(moved)
+        names = first_of([image_set.key(row) for row in rows[:NUM_NAMED].tolist()], total=len(rows))
+        notes += [f"{part}, because {why}: {names}"] * bool(len(rows))
+    without = np.flatnonzero((counts > 0) & (image_set.count_classes(held_out) == 0))
+    if len(without):
+        names = first_of([image_set.classes[number] for number in without])
+        notes.append(f"warning: classes without validation images, so that nothing is measured of them: {names}")
+    return held_out, notes
+
+
+def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
+    """Return bool [N]: the hashes of images that are held out, whatever their classes."""
+    if "folds" not in record:
+        return hashes < int(record["fraction"] * 2 ** (8 * HASH_BYTES))
+    total = record["folds"]
+    bounds = np.array([int(each / total * 2 ** (8 * HASH_BYTES)) for each in range(1, total)], np.uint64)
+    return np.searchsorted(bounds, hashes, side="right") == record["fold"]
+
+
+def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] = frozenset()) -> np.ndarray:
+    """Return uint64 of each key, a name without the first of its folders that is among `class_folders`.
+
+    Names are compared as Unicode does: a Mac writes umlauts as two characters.
+    """
+    with_seed, found = hashlib.blake2b(digest_size=HASH_BYTES, key=str(seed).encode()), []
+
+    def digest(name: bytes) -> bytes:
+        hashed = with_seed.copy()
+        hashed.update(name)
+        return hashed.digest()
+
+    for chunk in keys:
+        names = chunk if b"".join(chunk).isascii() else [composed(name) for name in chunk]
+        names = [_without_first(class_folders, name) for name in names] if class_folders else names
+        found.append(np.frombuffer(b"".join(map(digest, names)), dtype=">u8").astype(np.uint64))
+    return np.concatenate([*found, np.empty(0, np.uint64)])
+
+
+def _without_first(class_folders: Set[bytes], name: bytes) -> bytes:
+    """Return a name without the first of its folders that is among these."""
+    first, _, below = name.partition(b"/")
+    if first in class_folders and below:
+        return below
+    *folders, file = name.split(b"/")
+    place = next((place for place, folder in enumerate(folders) if folder in class_folders), len(folders))
+    return b"/".join([*folders[:place], *folders[place + 1 :], file])
+
+
+def composed(name: bytes) -> bytes:
+    text = unicodedata.normalize("NFC", name.decode(errors="surrogateescape"))
+    return text.encode(errors="surrogateescape")
+
+
+def _lowest_of_each_class(
+    image_set: ImageSet,
+    hashes: np.ndarray,
+    together: np.ndarray,
+    held_out: np.ndarray,
+    kept_whole: Sequence[int] = (),
+) -> np.ndarray:
+    """bool [N]: for each class of which no image is held out the one with the lowest hash, where no class loses all that
+    it has to train on; of the classes `kept_whole` as many as that allows. `together`: equal for images that stay in the
+    same part, and the order of those with equal hashes."""
+    counts, num_held_out = image_set.count_classes(), image_set.count_classes(held_out)
+    lacking = np.flatnonzero((counts > 1) & (num_held_out == 0))
+    if not len(lacking):
+        return np.zeros_like(held_out)
+    labels, images = image_set.targets, np.arange(len(image_set))
+    if sets := image_set.label_sets:
+        images = np.repeat(images, np.array([len(each) for each in sets])[labels])
+        labels = np.array([number for target in labels.tolist() for number in sets[target]], np.int32)
+    # A group is looked at once: what a class cannot lose, it cannot lose later.
+    in_order = np.lexsort((together, hashes))
+    of_image = np.empty(len(hashes), np.int64)
+    of_image[in_order] = np.cumsum(np.diff(together[in_order], prepend=together[in_order[:1]]) != 0)
+    num_groups = int(of_image[in_order[-1]]) + 1
+    groups = of_image[images]
+    starts = [0, *np.cumsum(np.bincount(groups, minlength=num_groups)).tolist()]
+    by_group = labels[np.argsort(groups, kind="stable")]
+    chosen, left = np.zeros(num_groups, dtype=bool), (counts - num_held_out).tolist()
+    seen, have_one, take_more = set(), set(), {*map(int, kept_whole)}
+    order = np.lexsort((groups, labels))
+    order = order[np.isin(labels[order], lacking)]
+    for label, group in zip(labels[order].tolist(), groups[order].tolist(), strict=True):
+        if group in seen or (label in have_one and label not in take_more):
+            continue
+        seen.add(group)
+        taken = Counter(by_group[starts[group] : starts[group + 1]].tolist())
+        if all(count < left[number] for number, count in taken.items()):
+            chosen[group] = True
+            have_one.update(taken)
+            for number, count in taken.items():
+                left[number] -= count
+    return chosen[of_image]

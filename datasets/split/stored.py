@@ -1,0 +1,48 @@
+"""The split of a large data set, which is stored beside the index of the set and looked up at the next start."""
+
+import hashlib
+from collections.abc import Callable, Set
+from pathlib import Path
+
+import numpy as np
+
+from datasets.index import Index, IndexWriter, Place, Shape, open_or_build
+from datasets.split import PARTS, ROW, TARGET
+from datasets.types import ImageSet
+
+COLUMNS = {"row": ROW, "target": TARGET}
+SHAPE = Shape(
+    {f"{part}.{column}": kind for part in PARTS for column, kind in COLUMNS.items()},
+    [f"{part}.row {part}.target" for part in PARTS],
+    {"notes": [str]},
+)
+Columns = dict[str, np.ndarray]  # {part.column: its values}
+
+
+def look_up_or_store(
+    image_set: ImageSet, record: dict, class_folders: Set[bytes], draw: Callable[[], tuple[Columns, list[str]]]
+) -> tuple[Columns, list[str]]:
+    """Return the stored columns of both parts and the notes for the log. If none are stored, `draw` them and store them."""
+    index = image_set.index
+    known_by = [index.id, *(record.get(each) for each in ("rule", "fraction", "seed", "group_by"))]
+    known_by.append(hashlib.sha256(b"\0".join(sorted(class_folders))).hexdigest())
+    ending = "split"
+    if "folds" in record:  # each fold has a file, since runs of several folds may go on at once
+        known_by += [record["folds"], record["fold"]]
+        ending += f"-{record['fold']}-of-{record['folds']}"
+    limits = {"row": len(image_set), "target": int(image_set.targets.max(initial=0)) + 1}
+
+    def is_of(found: Index) -> bool:
+        within = (found.is_below(f"{part}.{name}", limit) for part in PARTS for name, limit in limits.items())
+        return found.facts.get("of") == known_by and all(within)
+
+    def build(place: Place | None) -> Index:
+        columns, notes = draw()
+        writer = IndexWriter(place, SHAPE.columns)
+        for name, values in columns.items():
+            writer.add(name, values)
+        return writer.finish({"of": known_by, "notes": notes})
+
+    path: Path = index.path.with_suffix(f".{ending}{index.path.suffix}")
+    drawn = open_or_build([path], SHAPE, is_of, build)
+    return {name: drawn.column(name) for name in SHAPE.columns}, drawn.facts["notes"]

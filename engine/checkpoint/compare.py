@@ -1,0 +1,109 @@
+"""Refuses to resume a run with settings or images that would change its course."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from configs.combinations import CHANGEABLE
+from configs.removed import REMOVED, not_translated
+from configs.schema import Config
+from configs.values import IMPLIED, SETTINGS, today
+from datasets import ImageSet
+from datasets.batch_order import Order
+from datasets.fingerprint import CLASSES, describe_changed_images
+from engine.checkpoint.resume import TRAINED_ON, comparable
+from utils.errors import ConfigError
+from utils.facts import NUMBERS, changed_facts
+from utils.text import counted, first_of
+
+
+def changes(saved: dict, current: dict) -> dict[str, str]:
+    """Settings that differ between a checkpoint and this run and that would change its course: {key: both values}."""
+    now, current = today(saved), today(current)
+    compared = {key: value for key, value in current.items() if not _may_differ(key, now.get(key), value)}
+    different = changed_facts(now, compared)
+    gone = {key: f"{value} -> removed; {REMOVED[key].remedy}" for key, value in not_translated(saved).items()}
+    return different | gone
+
+
+def _may_differ(key: str, saved: Any, current: Any) -> bool:
+    setting = SETTINGS.get(key)  # none of GLOBAL_BATCH and the like
+    return setting is not None and (setting.may_change or saved in setting.alike and current in setting.alike)
+
+
+def changed_images(state: dict, path: Path, facts: Mapping[str, Any], train: ImageSet, val: ImageSet) -> dict[str, str]:
+    """Return {NUM_IMAGES or IMAGES: in words} if images or labels are not those that the checkpoint was trained on.
+
+    `facts`: of the data now. NUM_IMAGES: images were added, or of a part nothing more than its other number is known.
+    """
+    found = changed_facts(state.get(TRAINED_ON, {}), facts)
+    if not found or CLASSES in found:  # a class that was renamed by leave: its images have other paths
+        return {}
+    words, is_only_added = describe_changed_images(path.with_name("split.csv"), train, val)
+    if words:
+        return {"NUM_IMAGES" if is_only_added else "IMAGES": ", ".join(words)}
+    told: dict[str, list[str]] = {}
+    for what, values in found.items():
+        told.setdefault("NUM_IMAGES" if what in NUMBERS else "IMAGES", []).append(f"{what}: {values}")
+    return {key: ", ".join(each) for key, each in told.items()}
+
+
+def refuse_changes(
+    config: Config,
+    order: Order,
+    split: dict,
+    state: dict,
+    path: Path,
+    images: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
+    """Refuse to resume with settings that would change the course of the run. Returns what to say of allowed changes.
+
+    `images`: of `changed_images`.
+    """
+    if unknown := [key for key in state["config"] if key not in CHANGEABLE]:
+        raise ConfigError(
+            f"-resume: {path} has settings that this version of halfstep does not know: {first_of(unknown)}; continue with the "
+            "version that began the run, or start a new run from its weights with -pretrained"
+        )
+    then, now = ({"SPLIT": each["rule"]} if each else {} for each in (state.get("split"), split))
+    saved = IMPLIED | state["config"] | then
+    different = changes(saved, comparable(config, order) | now) | images
+    revisions = different.pop("AUGMENTATION", None)
+    if revisions and config.TRAIN.augments:
+        different["AUGMENTATION"] = f"revision {revisions}: the same settings change images differently from here on"
+    refused = {key: values for key, values in different.items() if not config.START.allows(key)}
+    if refused:
+        names = [*(name for name in config.START.ALLOW_CHANGED if name == "CLASS_NAMES"), *different]
+        raise ConfigError(
+            f"-resume: these settings are not those that {path} was made with:\n  "
+            + "\n  ".join(f"{key}: {values}" for key, values in refused.items())
+            + "\nput them back, start a new run from its weights with -pretrained, or continue all the same with "
+            + f"-opts RESUME.ALLOW_CHANGED=[{','.join(names)}]"
+        )
+    key, adams = "TRAIN.OPTIMIZER.NAME", ("AdamW", "Adam")  # which keep the same of each weight
+    if key in different and not (saved[key] in adams and config.TRAIN.OPTIMIZER.NAME in adams):
+        raise ConfigError(
+            f"-resume: {key} is {config.TRAIN.OPTIMIZER.NAME}, which cannot go on with what {saved[key]} has kept of each "
+            "weight; put it back, or start a new run from the weights with -pretrained"
+        )
+    if config.START.LAST_EPOCH not in (0, state["epoch"] + 1):
+        raise ConfigError(
+            f"-last_epoch is {config.START.LAST_EPOCH}, but {path} is from after epoch {state['epoch'] + 1}; "
+            "leave -last_epoch out"
+        )
+    if state.get("progress", {}).get("choices") and not order.has_updates_of(state["config"]):
+        raise ConfigError(
+            f"-resume: {path} has gone a part of the way that TRAIN.BUDGET chose, in updates of other images; put these back, "
+            "or start a new run from its weights with -pretrained"
+        )
+    lines = [f"resume: RESUME.ALLOW_CHANGED allows {key}: {values}" for key, values in different.items()]
+    if not order.has_updates_of(state["config"]):
+        step = (state["epoch"] + 1) * order.steps_per_epoch
+        lines.append(
+            f"resume: its updates have other images, so epoch {state['epoch'] + 2} begins anew, at step {step}"
+        )
+    then, now = state["config"].get("TRAIN.NUM_EPOCHS"), config.TRAIN.NUM_EPOCHS
+    if then not in (None, now) and now > state["epoch"] + 1:
+        lines.append(f"resume: {counted(now, 'epoch')} instead of {then}: the learning rate follows the new schedule")
+    return lines

@@ -1,0 +1,89 @@
+"""Reads checkpoints, and finds the newest valid one of a run."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.checkpoint.format import numbered
+from models.weights.torch_files import read_torch
+from utils.errors import ConfigError, naming_damage
+from utils.run_copies import newest_first, other_copies
+from utils.runs import DATED, weights_in
+
+
+def read_checkpoint(path: Path, lazily: bool = False, compares: bool = True) -> dict:
+    """Read a checkpoint of this or another system; ConfigError if the file is damaged. Never executes its content.
+
+    `lazily`, `compares` as in read_torch.
+    """
+    try:
+        state = read_torch(path, lazily, compares)
+    except ConfigError as error:
+        raise ConfigError(f"-resume: {error}; use an older checkpoint beside it") from error
+    return state if isinstance(state, dict) else {}
+
+
+def read_lazily(path: Path) -> dict:
+    """Compare the file with its checksums; its tensors are read when they are used."""
+    return read_checkpoint(path, lazily=True)
+
+
+def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
+    """The newest valid checkpoint of the newest run without a name of its own, for `-resume auto`. `read` as in newest_in."""
+    runs = newest_first(path for path in Path(save).glob("train-*") if DATED.fullmatch(path.name))
+    found = next((found for run in runs if (found := newest_in(run.folder, warn, read))), None)
+    for copy in other_copies(found.parent) if found else ():
+        warn(f"resume: {copy.describe()}")
+    return found
+
+
+def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
+    """The newest valid checkpoint of a run. `read`: raises ConfigError for a file that is not valid."""
+
+    def is_whole(path: Path) -> bool:
+        read(path)
+        return True
+
+    numbers = numbered(run) if run.is_dir() else []
+    return _first([run / "last.pth", run / "previous.pth", *numbers, run / "best.pth"], is_whole, warn)
+
+
+def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | None:
+    """The newest valid checkpoint of a run from before this step."""
+    return _first([folder / "last.pth", folder / "previous.pth"], lambda path: read_lazily(path)["step"] <= step, warn)
+
+
+def _first(paths: list[Path], is_wanted: Callable[[Path], bool], warn: Callable[[str], None]) -> Path | None:
+    """The first of these files that is wanted, with a warning of those that cannot be read."""
+    for path in filter(Path.is_file, paths):
+        try:
+            with naming_damage(path):
+                if is_wanted(path):
+                    return path
+        except ConfigError as error:
+            warn(f"{error}; trying the one before")
+    return None
+
+
+def no_checkpoint_at(resume: str) -> ConfigError:
+    return ConfigError(f"-resume: no checkpoint at {resume}; -resume auto looks for the newest run itself")
+
+
+def checkpoint_at(
+    resume: str,
+    save: str,
+    name: str,
+    is_evaluated: bool,
+    warn: Callable[[str], None],
+    read: Callable[[Path], dict] = read_lazily,
+) -> Path | None:
+    """The file that -resume means: auto, the folder of a run, or a file. `read` as in newest_in.
+
+    A run goes on from its newest checkpoint; what is evaluated are its best weights.
+    """
+    if resume != "auto" and (is_evaluated or not Path(resume).is_dir()):
+        from models.weights.files import find_file
+
+        return find_file(resume)
+    run = Path(resume) if resume != "auto" else Path(save, name) if name else None
+    found = newest_in(run, warn, read) if run else find_newest(save, warn, read)
+    return weights_in(found.parent) if found and is_evaluated else found

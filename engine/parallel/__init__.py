@@ -1,0 +1,145 @@
+"""How the processes of a run hold the model: one process, whole on each (ddp) or in shards (fsdp2)."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from configs.schema import AUTO, Config
+from models.weights.sharded import Parts, changed
+from utils.distributed import Process
+from utils.errors import ConfigError
+
+LARGE = ("state_dict", "state_dict_ema", "optimizer")  # the parts of a state with large tensors
+# torch.compile cuts its graph at every bucket: 13 pieces of a ViT-Base with torch's 25 MiB. On CUDA only, because among
+# more than two processes the size decides about the last bit of an average.
+BUCKET_MB = 100
+
+
+class Parallel:
+    """How the processes of a run hold a model; this one is for a single process, which has all of it."""
+
+    is_sharded = False
+
+    def __init__(self, process: Process | None = None):
+        self.process = process
+
+    def share_memory(self, model: nn.Module) -> dict[int, Tensor]:
+        """What deepcopy takes in place of copies, by the ids of tensors: they are copied when the copy is placed."""
+        return {}
+
+    def place(self, *models: nn.Module) -> None:
+        """Move the weights of a model, and of its copy, to their device; whole models are there already."""
+
+    def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
+        """The model, wrapped to average gradients over the processes."""
+        return model
+
+    def sync_gradients(self, replica: nn.Module, now: bool) -> contextlib.AbstractContextManager:
+        """Context for forward and backward: average the gradients now, or accumulate them locally."""
+        return contextlib.nullcontext()
+
+    def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """The parameters that this process's optimizer updates."""
+        return dict(model.named_parameters())
+
+    def local_state(self, model: nn.Module) -> dict[str, Tensor]:
+        """This process's part of weights and buffers; shares memory with the model."""
+        return model.state_dict()
+
+    def load(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+        model.load_state_dict(state)
+
+    def gradients_to_optimizer(self) -> None:
+        """Put gradients where the optimizer reads them."""
+
+    def sync_found_inf(self, found_inf: Tensor) -> None:
+        """Combine over all processes whether a gradient is not finite."""
+
+    def norm(self, norm: Tensor) -> Tensor:
+        """The norm of the whole gradient, from that of this process's part."""
+        return norm
+
+    def track_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Include this optimizer in the states below."""
+
+    def gather_state(self, state: dict) -> dict:
+        """The whole state for process 0, gathered from all processes. A collective."""
+        return state
+
+    def local_part(self, state: dict) -> dict:
+        """The part of a saved state that this process loads."""
+        return within_large(state, lambda place, value: value.whole() if isinstance(value, Parts) else value)
+
+
+class Replicated(Parallel):
+    """Every process holds all weights; torch's DDP averages the gradients."""
+
+    def __init__(self, process: Process, reduce: torch.dtype | None = None, bucket_mb: int | None = None):
+        """`reduce`: the type of the all-reduce, if it is not that of the gradients; `bucket_mb`: gradients that are
+        averaged at once, if not torch's 25 MiB.
+        """
+        super().__init__(process)
+        self._reduce, self._bucket_mb = reduce, bucket_mb
+
+    def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
+        device = self.process.device
+        replica = nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=self._bucket_mb,
+            # A static graph must be the same in every pass; with accumulation only the last pass synchronises.
+            static_graph=not accumulates,
+        )
+        if self._reduce is not None:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
+
+            compress = {torch.float16: hooks.fp16_compress_hook, torch.bfloat16: hooks.bf16_compress_hook}
+            replica.register_comm_hook(None, compress[self._reduce])
+        return replica
+
+    def sync_gradients(self, replica: nn.Module, now: bool) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if now else replica.no_sync()
+
+
+def within_large(state: dict, change: Callable[[str, Any], Any]) -> dict:
+    """The state with `change` applied to the place and the value of each leaf of its large parts."""
+    return {name: changed(value, change, name) if name in LARGE else value for name, value in state.items()}
+
+
+def check_strategy(config: Config) -> None:
+    """Refuse settings that fsdp2 does not support."""
+    if config.DIST.STRATEGY != "fsdp2":
+        return
+    precision = config.PRECISION
+    is_auto, is_other = config.DATA.BATCH_SIZE == AUTO, config.AMP and precision.MODE != "autocast"
+    unfit = (
+        (is_auto, f"DATA.BATCH_SIZE is {AUTO}", "a number; -check estimates how many images fit"),
+        (is_other, f"PRECISION.MODE is {precision.MODE}", "PRECISION.MODE autocast"),
+        # Weights are gathered block by block, and a CUDA graph would read them where they were when it was recorded.
+        (config.COMPILE not in (False, "blocks"), f"COMPILE is {str(config.COMPILE).lower()}", "COMPILE blocks"),
+        (config.START.EXPLAIN, "PRECISION.EXPLAIN is true", "-explain_precision with DIST.STRATEGY ddp"),
+    )
+    for is_set, what, remedy in unfit:
+        if is_set:
+            raise ConfigError(f"DIST.STRATEGY is fsdp2 and {what}, which do not go together; use {remedy}")
+
+
+def is_sharded(config: Config, process: Process) -> bool:
+    """A single process does not shard."""
+    return config.DIST.STRATEGY == "fsdp2" and process.world_size > 1
+
+
+def choose_parallel(config: Config, process: Process, half: torch.dtype | None) -> Parallel:
+    """The strategy for DIST.STRATEGY; `half`: autocast's type."""
+    reduce = half if config.PRECISION.REDUCE == "half" and config.PRECISION.MODE != "naive" else None
+    if is_sharded(config, process):
+        from engine.parallel.sharding import Sharded
+
+        return Sharded(process, half, reduce)
+    if process.world_size == 1:
+        return Parallel(process)
+    return Replicated(process, reduce, BUCKET_MB if config.COMPILE and process.device.type == "cuda" else None)

@@ -1,0 +1,30 @@
+"""The versions, devices and speeds that halfstep runs with, for -version."""
+
+import platform
+
+from utils.program import revision
+
+
+def describe_environment() -> str:
+    """What halfstep runs with and on, as a report of a mistake needs it."""
+    import torch  # which, like timm, takes seconds
+
+    from utils.distributed import find_devices
+    from utils.host import count_cores, half_speedup, name_of
+    from utils.torch_internals import import_timm
+
+    kind, count = find_devices("auto")
+    cpu, device = torch.device("cpu"), torch.device(kind)
+    half = torch.float16 if kind == "cuda" else torch.bfloat16  # what -amp means
+    speedup = half_speedup(device, half)
+    advice = "" if speedup >= 1 else ": leave -amp out"
+    rows = [
+        ("halfstep", revision()),
+        ("python", platform.python_version()),
+        ("torch", torch.__version__),
+        ("timm", import_timm().__version__),
+        ("device", f"{kind}, {count} of {name_of(device)}"),
+        ("processor", f"{name_of(cpu)}, {count_cores()} cores"),
+        ("precision", f"{str(half).removeprefix('torch.')} is {speedup:.1f} times as fast as float32{advice}"),
+    ]
+    return "\n".join(f"{name:<11}{value}" for name, value in rows)

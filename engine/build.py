@@ -30,7 +30,7 @@ from engine.train.loss import StepWrapper, build_loss
 from engine.train.optimizers import build_optimizer
 from engine.train.schedule import Schedule
 from engine.train.trainer import Trainer
-from models import adapt, build_model
+from models import add_adapters, build_model
 from models.transforms import choose_transforms
 from utils.distributed import Process
 from utils.errors import ConfigError, naming_damage
@@ -88,7 +88,7 @@ def make_model(plan: Plan, log: Log) -> nn.Module:
     torch.manual_seed(config.SEED)
     model = build_model(config, plan.num_classes)
     log.say(*process.after_first(lambda: plan.load_weights(model)))
-    adapt(model, config)
+    add_adapters(model, config)  # MODEL.LORA
     # FSDP moves a model to the device block by block.
     return model if is_sharded(config, process) and not config.START.EVAL else model.to(process.device)
 

@@ -22,16 +22,16 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     return model
 
 
-def adapt(model: nn.Module, config: Config) -> nn.Module:
-    """The model as it is trained: with adapters, if MODEL.LORA asks for them.
+def add_adapters(model: nn.Module, config: Config) -> nn.Module:
+    """Return the model with the adapters of MODEL.LORA, or as it is if there are none.
 
-    Not for evaluation: what reads weights merges the adapters into them (models/weights/state.py).
+    An evaluation adds none: the readers of weights merge saved adapters into the weights (models/weights/state.py).
     """
     if not config.MODEL.LORA.RANK or config.START.EVAL:
         return model
-    from extras.lora import add_adapters  # extra: lora
+    from extras.lora import add_adapters as add_lora  # extra: lora
 
-    return add_adapters(model, config.MODEL.LORA)
+    return add_lora(model, config.MODEL.LORA)
 
 
 def describe(model: nn.Module, trained: Model | None = None) -> str:

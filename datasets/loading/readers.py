@@ -179,7 +179,7 @@ class Window(NamedTuple):
 
 
 class TrainData:
-    """Training images of one process, in the order that seed and step determine."""
+    """Training images of one process, in the order that seed and step determine. `load` reads them (workers.make_loader)."""
 
     def __init__(
         self, image_set: ImageSet, order: Order, rank: int, load: Callable[[Iterable[Piece]], Iterator[Batch]]

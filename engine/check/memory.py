@@ -16,7 +16,7 @@ from engine.parallel.sharding import gathered_blocks
 from engine.precision.policy import Precision
 from engine.train.loss import build_loss
 from engine.train.optimizers import OURS, optimizer_bytes, trained_bytes
-from models import adapt, build_model
+from models import add_adapters, build_model
 from models.transforms import choose_transforms
 from models.transforms.base import has_blocks
 from utils.distributed import Process
@@ -40,7 +40,7 @@ class MemoryEstimate:
 
 def estimate(config: Config, num_classes: int, precision: Precision, process: Process) -> MemoryEstimate:
     """Estimate the step of one process from forwards of two and three images through a model with random weights."""
-    model = adapt(build_model(config, num_classes), config)
+    model = add_adapters(build_model(config, num_classes), config)
     choose_transforms(config, process.device, precision.half).apply(model)
     fixed = fixed_bytes(config, model, precision)
     if is_sharded(config, process):

@@ -51,11 +51,11 @@ class Trainer:
     transforms: ModelTransforms  # how the model computes; reverted where it must be seen plainly
     precision: Precision
     parallel: Parallel
-    optimizer: AnyOptimizer  # torch's own, or timm's of that name: find_class in optimizers.py
+    optimizer: AnyOptimizer  # one of TORCH_OPTIMIZERS (configs/tables.py), or timm's of that name
     parameters: list[nn.Parameter]  # those that this process's optimizer updates
     clipping: Clipping
-    schedule: Schedule  # the rate of each step: TRAIN.BASE_LR, times batch_factor with TRAIN.LINEAR_SCALED_LR
-    loss: Loss  # a function of logits and targets; build_loss has the table
+    schedule: Schedule  # TRAIN.BASE_LR x global batch / TRAIN.LINEAR_SCALED_LR, if that is set
+    loss: Loss  # a function of logits and targets, from the table LOSSES (configs/tables.py)
     prepare: Preparation
     ema: "Ema | None"
     counters: Counters
@@ -72,7 +72,7 @@ class Trainer:
     def update(self, window: Window) -> None:
         """One update from the images of a window; this process computes its share of them in micro-batches."""
         set_rates(self.optimizer.param_groups, self.schedule(self.step))
-        # A second one only if the first ran out of memory (with several processes: guards.py).
+        # Several if memory runs out, or in the first update of 3 or more processes: only the last one counts.
         for attempt in self.guard.attempts(window):
             with attempt as micro_batches:
                 seed_update(self.config.SEED, self.step, self.process.rank)

@@ -20,7 +20,7 @@ from engine.train.micro_batches import Guard
 from engine.train.trainer import Trainer
 from engine.trial import build_trial
 from extras.memory.guard import MemoryGuard, release, shortage
-from models import adapt, build_model
+from models import add_adapters, build_model
 from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
 from utils.log import Log
@@ -177,7 +177,7 @@ class Trial:
                 self.trainer.update(window)
 
     def begin(self, config: Config, train_data: TrainData) -> None:
-        model = adapt(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
+        model = add_adapters(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
         silent = Log(rank=1)
         # The trial has its own precision, since updates change the loss scale. Its guard must not repeat failed updates.
         process = Process(self.device)

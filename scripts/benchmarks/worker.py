@@ -113,12 +113,12 @@ class TrainerWorker(LoaderWorker):
     def __init__(self, argv: list[str]):
         from engine.build import make_wrappers
         from engine.trial import build_trial
-        from models import adapt, build_model
+        from models import add_adapters, build_model
         from utils.log import Log
 
         super().__init__(argv)
         torch.manual_seed(self.config.SEED)
-        model = adapt(build_model(self.config, self.num_classes), self.config)
+        model = add_adapters(build_model(self.config, self.num_classes), self.config)
         wrappers = make_wrappers(self.config, self.process, Log(0), self.num_classes)
         self.trainer = build_trial(self.config, self.process, model.to(self.device), self.data, Log(0), wrappers)
 

@@ -9,7 +9,7 @@ from configs.load import load
 from datasets import build_train_data, load_image_sets
 from engine.build import make_wrappers
 from engine.trial import build_trial
-from models import adapt, build_model
+from models import add_adapters, build_model
 from models.compilation import parts_to_compile
 from tests.support.runs import ROOT
 from utils.distributed import Process
@@ -26,7 +26,7 @@ def small_trainer(device: str, *options: str):
     train_set, _ = load_image_sets(config)
     process = Process.start(config.DEVICE)
     torch.manual_seed(0)
-    model = adapt(build_model(config, 64), config).to(process.device)
+    model = add_adapters(build_model(config, 64), config).to(process.device)
     data = build_train_data(config, train_set, process)
     wrappers = make_wrappers(config, process, Log(1), 64)
     trainer = build_trial(config, process, model, data, Log(1), wrappers)

@@ -16,7 +16,7 @@ from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
 from engine.trial import build_trial
-from models import adapt, build_model
+from models import add_adapters, build_model
 from tests.support.configs import CPU
 from utils.distributed import Process
 from utils.log import Log
@@ -51,7 +51,7 @@ def make_trainer(
     """A trainer as a run makes it, of weights that are always the same."""
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
-    model = adapt(build_model(config, 10), config)
+    model = add_adapters(build_model(config, 10), config)
     data = build_train_data(config, train_set, Process(device))
     model = (model.double() if double else model).to(device)
     wrappers = make_wrappers(config, Process(device), Log(0), 10)

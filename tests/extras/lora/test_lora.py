@@ -9,7 +9,7 @@ import torch
 
 from engine.check.quick_checks import OK
 from engine.predict.classifier import load_classifier
-from models import adapt, build_model
+from models import add_adapters, build_model
 from models.weights.state import merged
 from scripts.export import export
 from tests.support.configs import small_config
@@ -88,23 +88,23 @@ def test_merged_weights_give_the_same_logits(tmp_path, options):
     plain = build_model(config, 10).eval()
     with torch.no_grad():
         begun = plain(images)
-        assert torch.equal(adapt(plain, config).eval()(images), begun)  # before the first update
+        assert torch.equal(add_adapters(plain, config).eval()(images), begun)  # before the first update
     assert (ours - begun).abs().max() > 1e-2 * ours.abs().max()
 
 
 def test_what_cannot_be_adapted_or_merged_is_refused(tmp_path, monkeypatch):
     config = small_config(tmp_path, RANK)
-    state = adapt(build_model(config, 10), config).state_dict()
+    state = add_adapters(build_model(config, 10), config).state_dict()
     with refused(ConfigError):
         merged(state, {})
     name = "blocks.1.mlp.fc1"
     with refused(ConfigError, name):
         merged(state | {f"{name}.base_layer.weight": torch.ones(2, 2)}, {"MODEL.LORA.ALPHA": 4.0})
     with refused(ConfigError, "MODEL.LORA.TARGETS"):
-        adapt(timm.create_model("test_resnet", num_classes=10), config)
+        add_adapters(timm.create_model("test_resnet", num_classes=10), config)
     monkeypatch.setitem(sys.modules, "peft", None)
     with refused(ConfigError, "MODEL.LORA.RANK", "4", "pip install peft"):
-        adapt(build_model(config, 10), config)
+        add_adapters(build_model(config, 10), config)
 
 
 @pytest.fixture(scope="module")

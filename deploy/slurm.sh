@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# ViT-B/16 under Slurm, one torchrun a node:      DATA=/data/imagenet sbatch deploy/slurm.sh
-# without torchrun, one task of srun's a GPU:     DATA=/data/imagenet LAUNCHER=srun sbatch deploy/slurm.sh
-# Further flags are passed on. Two minutes before the time is up Slurm sends SIGUSR1: the run saves and ends, the job is
-# queued again, and -resume auto goes on. So it is after RUN.MAX_TIME, and where processes were lost; not where a start saved
-# no update, or ended with 2, 3 or 4 (docs/engines.md).
+# ViT-B/16 under Slurm, one torchrun per node:    DATA=/data/imagenet sbatch deploy/slurm.sh
+# without torchrun, one srun task per GPU:        DATA=/data/imagenet LAUNCHER=srun sbatch deploy/slurm.sh
+# Further flags are passed on. Two minutes before the time is up, Slurm sends SIGUSR1: the run saves and ends, the job is
+# queued again, and -resume auto continues the run. The job is also queued again after RUN.MAX_TIME and after lost
+# processes, but not if a start saved no update or ended with exit code 2, 3 or 4 (docs/engines.md).
 #SBATCH --job-name=vit
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -19,7 +19,7 @@ gpus=${SLURM_GPUS_ON_NODE:?no GPUs were given; see --gpus-per-node in this scrip
 cpus=${SLURM_CPUS_PER_TASK:-$gpus}
 [ ! -e .venv/bin/activate ] || source .venv/bin/activate
 flags=(-cfg configs/vit_base_patch16_224.yaml ${DATA:+-data_path "$DATA"} -name "job$SLURM_JOB_ID" -resume auto -amp "$@")
-# Which folder these flags name. A mistake in them, or a Python without the packages, ends the job here.
+# The folder that these flags name. A mistake in them, or a Python without the packages, ends the job here.
 folder=$(python -c '
 import sys
 from configs.load import load
@@ -45,12 +45,12 @@ srun)
 *) echo "error: LAUNCHER is $LAUNCHER; it must be torchrun or srun" >&2 && exit 2 ;;
 esac
 code=$?
-# Launchers hide the workers' exit codes; status.json in the run's folder says what happened.
+# Launchers hide the workers' exit codes, but status.json in the run's folder has them.
 case "$(status state) $(status exit_code)" in '"done" '* | *' '[234]) exit "$code" ;; esac
 after=$(status step)
 if [ "${after:-0}" = "${before:-0}" ]; then
     stuck="no update was saved since step ${before:-0}"
-    # A start that was killed gets one more: Slurm may have meant what a lost node still ran when it came back.
+    # A start that was killed gets one more try: Slurm may have killed what a lost node still ran when it came back.
     if [ "$code" -le 128 ] || [ "$(squeue -h -j "$SLURM_JOB_ID" -o %k)" = "$stuck" ]; then
         echo "error: job $SLURM_JOB_ID is not queued again: $stuck" >&2
         exit "$code"

@@ -267,7 +267,7 @@ class Status:
         if os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
             from extras.kubeflow import KubeflowProgress
 
-            self._watchers.append(KubeflowProgress(os.environ, warn, clock).tell)
+            self._watchers.append(KubeflowProgress(os.environ, warn, clock).publish)
 
     def add(self, **facts) -> None:
         """Facts for the next state."""

@@ -1,4 +1,4 @@
-"""Maps of what a model looked at: attention rollout of plain Vision Transformers, Grad-CAM of others."""
+"""Maps of the places that a model looked at: attention rollout for plain Vision Transformers, Grad-CAM for others."""
 
 import contextlib
 import copy
@@ -18,12 +18,12 @@ from engine.predict.pictures import Tile, contact_sheet, fitted
 from engine.predict.predictor import PredictedBatch
 from utils.errors import ConfigError
 
-MAP_SIDE = 320  # pixels of each picture beside a map
-MAP_SHARE = 0.5  # of the map's colours over the photo
+MAP_SIDE = 320  # pixels of each photo and map
+MAP_SHARE = 0.5  # opacity of the map over the photo
 
 
 class Maps(NamedTuple):
-    """Which kind of maps there is of a model, where they are written, and the name of each image's."""
+    """The kind of maps for a model, the folder for them, and a file name for each image."""
 
     source: "Rollout | GradientMaps"
     folder: Path
@@ -31,19 +31,19 @@ class Maps(NamedTuple):
 
     @classmethod
     def of(cls, classifier: Classifier, device: torch.device, folder: Path, paths: Sequence[str]) -> "Maps":
-        """Attention rollout of a plain Vision Transformer, maps by gradients of others; before transforms change the model."""
+        """Choose attention rollout for a plain Vision Transformer, Grad-CAM for others. Call this before any transform."""
         model, data = copy.deepcopy(classifier.model).float().to(device), classifier.config.DATA
         blank = torch.zeros(1, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE, device=device)
         source = Rollout.of(model, blank) or GradientMaps.of(model, blank)
         if source is None:
             raise ConfigError(
-                f"-attention: {classifier.config.MODEL.NAME} has neither attention from each token to all others nor a map of "
-                f"features with more than one place in images of {data.IMAGE_SIZE}; leave it out"
+                f"-attention: {classifier.config.MODEL.NAME} has neither attention from each token to all others nor a "
+                f"feature map with more than one place for images of {data.IMAGE_SIZE}; leave -attention out"
             )
         return cls(source, folder, map_names(paths))
 
     def write(self, batch: PredictedBatch) -> None:
-        """A picture for each image of a batch: what the model saw, the map over it, and the classes."""
+        """Write a picture for each image of a batch: the image that the model saw, the map over it, and the classes."""
         maps = self.source(batch.inputs, batch.best).cpu().numpy()
         for number, pixels in enumerate(as_pictures(batch.pixels)):
             photo = fitted(pixels, MAP_SIDE)
@@ -56,7 +56,7 @@ class Maps(NamedTuple):
 
 
 def map_names(paths: Sequence[str]) -> list[str]:
-    """photo.png for each photo.*, photo-2.png for the second of that name."""
+    """Return a file name for each path: photo.png for photo.*, photo-2.png for the second photo.*."""
     names: dict[str, None] = {}
     for path in paths:
         names[next(name for name in numbered(Path(path).stem, ".png") if name not in names)] = None
@@ -64,7 +64,7 @@ def map_names(paths: Sequence[str]) -> list[str]:
 
 
 def overlaid(photo: Image.Image, values: np.ndarray) -> Image.Image:
-    """The photo below a map of any size: blue where its value is lowest, red where it is highest."""
+    """Return the photo under a map of any size: blue where the value is lowest, red where it is highest."""
     import matplotlib
 
     span = float(values.max() - values.min())
@@ -75,7 +75,7 @@ def overlaid(photo: Image.Image, values: np.ndarray) -> Image.Image:
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
-    """timm's attention layers that hand their weights to a dropout when they are not fused, from first to last."""
+    """Return timm's attention layers, from first to last, that pass their weights to a dropout when not fused."""
     return [
         module
         for module in model.modules()
@@ -85,17 +85,17 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
 
 @contextlib.contextmanager
 def watching_attention(model: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call `see` with the attention weights [B, heads, N, N] of each layer, as it computes with them."""
+    """Call `see` with the attention weights [B, heads, N, N] of each layer when it computes them."""
     with contextlib.ExitStack() as stack:
         for layer in attention_layers(model):
             stack.enter_context(layer.attn_drop.register_forward_pre_hook(lambda _, given: see(given[0])))
             stack.callback(setattr, layer, "fused_attn", layer.fused_attn)
-            layer.fused_attn = False  # the fused kernel computes no weights that could be seen
+            layer.fused_attn = False  # the fused kernel does not return the weights
         yield
 
 
 class Rollout:
-    """Maps of a model whose tokens stay the same from block to block."""
+    """Attention rollout for a model whose tokens stay the same from block to block."""
 
     title = "attention rollout"
 
@@ -104,7 +104,10 @@ class Rollout:
 
     @classmethod
     def of(cls, model: nn.Module, image: Tensor) -> "Rollout | None":
-        """None for models that are no plain row of blocks up to a token or a mean, such as Swin. `image`: any, of the right size."""
+        """Return None unless the model is a plain row of blocks up to a token or a mean, which Swin is not.
+
+        `image`: any image of the right size.
+        """
         shapes: list[torch.Size] = []
         with torch.no_grad(), watching_attention(model, lambda weights: shapes.append(weights.shape)):
             model(image)
@@ -118,7 +121,7 @@ class Rollout:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
-        """[B, rows, columns]: how much the head reads of each patch. The classes make no difference."""
+        """Return [B, rows, columns]: how much the head reads of each patch. The classes make no difference."""
         mixed: Tensor | None = None
 
         def see(weights: Tensor) -> None:
@@ -136,11 +139,11 @@ class Rollout:
         return read[:, -self.grid[0] * self.grid[1] :].unflatten(1, self.grid)
 
 
-FINE_ENOUGH = 7  # places a side: what most models have of an image of 224
+FINE_ENOUGH = 7  # places per side; most models end with 7 for an image of 224
 
 
 class GradientMaps:
-    """Maps of a model by the output of one of its modules."""
+    """Grad-CAM from the output of one module of the model."""
 
     title = "Grad-CAM"
 
@@ -149,9 +152,9 @@ class GradientMaps:
 
     @classmethod
     def of(cls, model: nn.Module, image: Tensor) -> "GradientMaps | None":
-        """By the last of timm's stages that is fine enough, else the finest; None if no stage has places.
+        """Use the last of timm's stages that is fine enough, otherwise the finest. None if each has only one place.
 
-        Images of 32 leave most models a last stage of a single place.
+        For images of 32 the last stage of most models has a single place.
         """
         known = getattr(model, "feature_info", ())
         stages = {stage["module"]: stage["num_chs"] for stage in known if "module" in stage}
@@ -169,7 +172,7 @@ class GradientMaps:
         return max(reversed(found), key=lambda each: min(each[0], FINE_ENOUGH), default=(0, None))[1]
 
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
-        """[B, rows, columns]: how much each place speaks for the class of its image, at least 0."""
+        """Return [B, rows, columns]: how much each place speaks for the class of its image, at least 0."""
         with torch.enable_grad(), self._watching(outputs := []):
             logits = self.model(images.detach().clone().requires_grad_())
             (features,) = outputs
@@ -178,11 +181,11 @@ class GradientMaps:
         return (self._as_grid(features) * weights).sum(-1).relu().detach()
 
     def _watching(self, outputs: list[Tensor]) -> contextlib.AbstractContextManager:
-        """Inside, `outputs` gets what the module returns."""
+        """Append the outputs of the module to `outputs` inside the `with` block."""
         return self.module.register_forward_hook(lambda module, inputs, output: outputs.append(output))
 
     def _as_grid(self, features: Tensor) -> Tensor | None:
-        """[B, rows, columns, channels] of [B, channels, rows, columns], or of tokens in a square; None for others."""
+        """Return [B, rows, columns, channels] from [B, channels, rows, columns] or square tokens; otherwise None."""
         if not isinstance(features, Tensor) or self.channels not in (shape := features.shape):
             return None
         if features.ndim == 4:

@@ -1,4 +1,4 @@
-"""TRAIN.BUDGET: of how many updates a run is, so that it ends in time with its learning rate landed."""
+"""TRAIN.BUDGET: chooses the number of updates so that the run ends on time with its learning-rate schedule complete."""
 
 import json
 import math
@@ -21,31 +21,31 @@ from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import content_of, write_text
 from utils.text import counted
 
-LEAST = 13  # updates after the first choice, for the rest of the warm-up and the landing
-SPARE, SPARE_PART = 1.5, 0.5  # seconds, and part of what follows the last update, that are left over for what varies
-MOST, MOST_PART = 2.5, 0.025  # seconds, or part of the budget, that are left over at most
-LOOK_AGAIN, TOLERANCE = 0.05, 0.02  # parts of the time that is left: between two looks; by which the end may be missed
-COSTS = ("update", "evaluation", "end_work", "then")  # that a checkpoint holds
+MIN_UPDATES = 13  # after the first choice, for the rest of the warm-up and the decay
+SPARE, SPARE_PART = 1.5, 0.5  # reserve for variations: seconds, plus a part of the work after the last update
+MAX_SPARE, MAX_SPARE_PART = 2.5, 0.025  # limit of the reserve: seconds or a part of the budget, the larger one
+CHECK_AGAIN, TOLERANCE = 0.05, 0.02  # parts of the remaining time: between two checks; accepted error of the end
+COSTS = ("update", "evaluation", "end_work", "then")  # fields of the forecast that a checkpoint holds
 CHOICES_FILE = "budget.json"  # in the folder of a run
-MOST_BYTES = 2**20  # of that file
+MAX_BYTES = 2**20  # of that file
 
 
 def budget_callbacks(
     session: Session, plan: TrainPlan, trainer: Trainer, forecast: Forecast, finish: Callable[[], float]
 ) -> list[Callback]:
-    """The callbacks of a run with a budget, in process 0. For `finish` see Budget."""
+    """Return the callbacks of a run with a budget, for process 0. `finish`: see Budget."""
     log, saved = session.log, plan.inputs.saved.get("budget", {})
     allowance = Allowance(plan.config.TRAIN.BUDGET, plan.inputs.loaded.started, saved)
 
     record = ChoiceRecord(session.path / CHOICES_FILE, forecast, allowance.clock, log.warn)
-    record.write(trainer)  # also over the record of a start that was killed before its first save
+    record.write(trainer)  # also replaces the record of a start that was killed before its first save
     budget = Budget(forecast, allowance, saved, finish, log.say, log.note, lambda: record.longest)
     trainer.parts["budget"] = budget
     return [record, budget]
 
 
 class Allowance:
-    """How long the run may take: "8h" over all its starts, by a clock that nobody sets; until "07:00", by the one on the wall."""
+    """The time that a run may take: "8h" over all its starts by a monotonic clock, or until "07:00" by the wall clock."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class Allowance:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ):
-        """`started`: of the program, by `clock`. `saved`: what a checkpoint holds of it."""
+        """Read `text`. `started`: the start of the program, by `clock`; `saved`: the state in a checkpoint."""
         self.text, self._started, self.clock, self._wall = text, started, clock, wall
         self._seconds, self._before = to_seconds(text), saved.get("used", 0.0)
-        is_same = text == saved.get("text")  # then 07:00 is the one that the run began with, even if that is over
+        is_same = text == saved.get("text")  # then the run keeps the 07:00 it began with, even if that is over
         self._end = saved.get("end") if is_same else next_time(text, wall()) if self._seconds is None else None
 
     def used(self) -> float:
-        """Seconds in which the run was alive; of earlier starts up to the last save."""
+        """Return the seconds that the run was alive. Earlier starts count up to their last save."""
         return self._before + self.clock() - self._started
 
     def left(self) -> float:
@@ -73,7 +73,7 @@ class Allowance:
 
 
 def next_time(text: str, now: float) -> float:
-    """The next time of day such as 07:00 after `now`, in seconds since 1970."""
+    """Return the next time of day such as 07:00 after `now`, in seconds since 1970."""
     hour, minute = map(int, text.split(":"))
     here = datetime.fromtimestamp(now)
     today = here.replace(hour=hour, minute=minute, second=0, microsecond=0)
@@ -81,7 +81,7 @@ def next_time(text: str, now: float) -> float:
 
 
 class Budget(Callback):
-    """Chooses the number of updates by the forecast of the run, which is called before; in process 0."""
+    """Chooses the number of updates from the run's forecast, in process 0. The forecast must be called before it."""
 
     def __init__(
         self,
@@ -93,25 +93,28 @@ class Budget(Callback):
         note: Callable[[str], None] = print,
         longest_write: Callable[[], float] = lambda: 0.0,
     ):
-        """`finish`: does what the run does after its last evaluation, and returns how long that took. `say`, `note`: of the log.
-        `longest_write`: seconds that it took to write a choice."""
+        """Restore the forecast from `saved`.
+
+        `finish`: does the work after the last evaluation of a run, and returns its seconds; `say`, `note`: the log's;
+        `longest_write`: returns the seconds of the longest write of a choice.
+        """
         self._longest_write = longest_write
         self.forecast, self.times, self.allowance = forecast, forecast.times, allowance
         self._finish, self._say, self._note = finish, say, note
         self._clock, self.refusal = allowance.clock, None
-        self._began = self._next_look = 0.0
+        self._began = self._next_check = 0.0
         for name in COSTS if saved else ():
             setattr(self.times, name, saved[name])
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
+        """Return the state for a checkpoint."""
         return self.allowance.state() | {name: getattr(self.times, name) for name in COSTS}
 
     def on_epoch_start(self, trainer: Trainer) -> None:
         self._began = self._began or self._clock()
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        """Write once what stands at the end of a run, to see how long that takes."""
+        """Do the work at the end of a run once, to measure how long it takes."""
         if result.images is not None and not self.times.then:
             start, self.times.then = self._clock(), self.times.update
             self.times.end_work = self._finish()
@@ -122,32 +125,32 @@ class Budget(Callback):
 
     def choose(self, trainer: Trainer) -> int:
         now, left, times, schedule = self._clock(), self.allowance.left(), self.times, trainer.schedule
-        goes_on = schedule.choices or schedule.to_repeat
-        # A run that goes on repeats what it did, until it knows how fast it is here.
-        until_measured = (NOT_TYPICAL + MEASURED) * times.update if goes_on else 0.0
+        has_choice = schedule.choices or schedule.to_repeat
+        # A resumed run keeps its choice until it has measured its speed on this machine.
+        until_measured = (NOT_TYPICAL + MEASURED) * times.update if has_choice else 0.0
         can_wait = not self.forecast.is_measured and left > until_measured + times.after_last_update() + self._spare()
-        if now < self._next_look or can_wait or not times.update:
+        if now < self._next_check or can_wait or not times.update:
             return 0
-        step = trainer.step + (trainer.process.world_size > 1)  # several processes take it over one update later
-        if not goes_on:
+        step = trainer.step + (trainer.process.world_size > 1)  # several processes adopt it one update later
+        if not has_choice:
             try:
                 self.refuse_too_short(step, trainer.step > NOT_TYPICAL)
             except ConfigError as error:
                 self.refusal = error
                 return 0
-        self._next_look = now + min(LOOK_AGAIN * max(left, 0.0), now - self._began)
+        self._next_check = now + min(CHECK_AGAIN * max(left, 0.0), now - self._began)
         num_updates = self.fitting(step)
         if self._stays(schedule, step, num_updates, left):
             return 0
         self._say(f"budget {self.describe(step, num_updates)}")
-        self._say = self._note  # corrections are for log.txt
+        self._say = self._note  # later corrections go only to log.txt
         return num_updates
 
     def _stays(self, schedule: Schedule, step: int, fitting: int, left: float) -> bool:
-        """Whether the run keeps its number of updates, although it has time for `fitting`."""
+        """Return whether the run keeps its number of updates, although it has time for `fitting`."""
         if schedule.to_repeat:
-            # The run repeats what its updates have used before, on a faster machine too. On one so slow that less than half
-            # of the updates after a choice would fit, it chooses anew: repeating until then could leave no time to land.
+            # The run repeats its recorded choices, on a faster machine too. If this machine is so slow that less than
+            # half of the updates after a choice would fit, it chooses anew: repeating could leave no time for the decay.
             chosen_at, chosen = schedule.to_repeat[0]
             return fitting >= (chosen_at + chosen) / 2
         if not schedule.choices:
@@ -158,37 +161,37 @@ class Budget(Callback):
         return not missed or abs(missed) <= tolerated
 
     def fitting(self, step: int) -> int:
-        """The updates of the longest run that ends in time, with some to spare; one at least from this step on."""
+        """Return the updates of the longest run that ends in time with a reserve, at least `step` + 1."""
         target = self.allowance.left() - self._spare() - self._longest_write()
         ends = range(step + 2, self.times.most_updates + 1)
         return step + 1 + bisect_right(ends, target, key=lambda end: self.times.until_end(step, end))
 
     def _spare(self) -> float:
-        most = max(MOST, MOST_PART * (self.allowance.used() + self.allowance.left()))
+        most = max(MAX_SPARE, MAX_SPARE_PART * (self.allowance.used() + self.allowance.left()))
         return min(SPARE + SPARE_PART * self.times.after_last_update(), most)
 
     def _need(self, step: int, chosen: int) -> float:
-        """Seconds from this step on, if the first choice is that late."""
-        return self.times.until_end(step, min(chosen + LEAST, self.times.most_updates)) + self._spare()
+        """Return the seconds that a run needs from `step` on if it makes its first choice at step `chosen`."""
+        return self.times.until_end(step, min(chosen + MIN_UPDATES, self.times.most_updates)) + self._spare()
 
     def refuse_too_short(self, step: int, is_typical: bool = True) -> None:
-        """ConfigError where there is no time for a warm-up and a landing. `is_typical`: the update that was measured."""
+        """Raise ConfigError if there is no time for warm-up and decay. `is_typical`: whether the measured update is."""
         if self.allowance.left() < self._need(step, step):
             chosen = max(step, NOT_TYPICAL + MEASURED) if is_typical else step
             shortest = math.ceil(self.allowance.used() + self._need(step, chosen))
             fits = f"{shortest}s" if shortest < 120 else f"{math.ceil(shortest / 60)}m"
             raise ConfigError(
-                f"TRAIN.BUDGET (-budget) is {self.allowance.text}: too short for a warm-up and a landing; the shortest that "
-                f"fits is about {fits}"
+                f"TRAIN.BUDGET (-budget) is {self.allowance.text}: too short for warm-up and decay of the learning "
+                f"rate; give it at least about {fits}"
             )
 
     def describe(self, step: int, num_updates: int) -> str:
-        """What a run of so many updates is, and when it ends."""
+        """Return a description of a run with this number of updates, and when it ends."""
         times, per_epoch, every = self.times, self.times.order.steps_per_epoch, self.times.validate_freq
         number = num_updates / per_epoch
         how_many = f"about {number:.{0 if number >= 10 else 1}f} epochs"
         if num_updates == times.most_updates:
-            how_many = f"less is needed for the settings' {counted(round(number), 'epoch')}"
+            how_many = f"enough for all {counted(round(number), 'epoch')}"
         often = "each evaluated" if every == 1 else f"evaluated every {every}"
         end = time_in(times.until_end(step, num_updates))
         return f"{self.allowance.text}: {how_many} of {per_epoch * times.update:.3g} s, {often}; ends {end}"
@@ -197,8 +200,8 @@ class Budget(Callback):
 class ChoiceRecord(Callback):
     """Writes all choices of a run to its folder, each before an update uses it, so that a resumed run repeats it.
 
-    Works in process 0. A checkpoint has the choices made before it; this file also has the choices made since. Rejected: a
-    save for each choice, because training waits for a save of a large model.
+    It works in process 0. A checkpoint has only the choices made before it; this file also has the later ones.
+    Rejected: to save a checkpoint for each choice, because training waits for the save of a large model.
     """
 
     def __init__(self, path: Path, forecast: Forecast, clock: Callable[[], float], warn: Callable[[str], None]):
@@ -226,13 +229,13 @@ class ChoiceRecord(Callback):
             write_text(self._path, json.dumps(content) + "\n")
         except OSError as error:
             self._warn(
-                f"cannot write {self._path} ({cause_of(error)}); if the run is killed before its next save, it chooses its "
-                "number of updates anew; training goes on"
+                f"cannot write {self._path} ({cause_of(error)}); training continues, but if the run is killed before "
+                "its next save, it chooses its number of updates anew"
             )
 
 
 def basis_of(trainer: Trainer) -> dict[str, Any]:
-    """Return what a choice depends on. A run in which any of it differs does not repeat the choice."""
+    """Return the facts that a choice depends on. A run with other facts does not repeat the choice."""
     data = trainer.data
     return {
         "budget": trainer.config.TRAIN.BUDGET,
@@ -240,13 +243,13 @@ def basis_of(trainer: Trainer) -> dict[str, Any]:
         "images": data.order.num_images,
         "images_per_update": data.global_batch,
         "updates_per_epoch": data.steps_per_epoch,
-        # A rollback adds to these, so that the choices which it discards are not repeated.
+        # A rollback extends this list, so that discarded choices are not repeated.
         "left_out": [[each.start, each.stop] for each in trainer.left_out],
     }
 
 
 def repeat_choices(path: Path, trainer: Trainer) -> list[str]:
-    """Make a run that was just resumed repeat the choices that `path` records after its checkpoint. Return lines for the log.
+    """Make a resumed run repeat the choices that `path` records after its checkpoint. Return lines for the log.
 
     Collective: each process repeats them by itself, at the same step. A vote would come one update late.
     """
@@ -255,11 +258,11 @@ def repeat_choices(path: Path, trainer: Trainer) -> list[str]:
 
 
 def later_choices(path: Path, trainer: Trainer) -> tuple[list[list[int]], list[str]]:
-    """Return the choices of the file from this step on, if they are of this run, and lines for the log."""
+    """Return the choices of the file from this step on, if they belong to this run, and lines for the log."""
     otherwise = "the budget chooses anew"
     try:
         with naming_damage(path):
-            recorded = json.loads(content_of(path, MOST_BYTES))
+            recorded = json.loads(content_of(path, MAX_BYTES))
             choices = recorded.pop("choices")
             later = [each for each in choices if each[0] >= trainer.step]
             recorded["choices_before"] = [each for each in choices if each[0] < trainer.step]

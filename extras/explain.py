@@ -1,4 +1,4 @@
-"""Reports in which type every module computes, as observed in one forward pass."""
+"""Reports the type in which each module computes, as observed in one forward pass."""
 
 import contextlib
 import copy
@@ -17,9 +17,9 @@ from utils.seed import unchanged_random_state
 from utils.text import align, counted, csv_text
 from utils.torch_internals import TorchDispatchMode, inner_data, tree_leaves
 
-NEEDS = ("doctor",)  # whose trace follows the modules
+NEEDS = ("doctor",)  # its trace follows the modules
 
-# They move or convert numbers without computing.
+# These operations move or convert numbers without computing.
 MOVES = frozenset(
     "_to_copy view _unsafe_view t transpose permute expand reshape select slice unbind split split_with_sizes chunk "
     "unsqueeze squeeze clone detach alias copy_ cat stack empty empty_like new_empty zeros zeros_like ones ones_like "
@@ -46,7 +46,7 @@ class ModuleTypes:
 
 
 class TypeRecorder(TorchDispatchMode):
-    """Records the input types of kernels, below autocast, that is after its casts."""
+    """Records the input types of kernels. It works below autocast, so it sees the types after autocast's casts."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -76,7 +76,7 @@ class TypeRecorder(TorchDispatchMode):
 
 @torch.no_grad()
 def record_types(model: nn.Module, images: Tensor, autocast: torch.autocast) -> list[ModuleTypes]:
-    """One forward in training mode; random state and BatchNorm statistics are restored."""
+    """Return the types seen in one forward in training mode. Random state and BatchNorm statistics are restored."""
     found = TypeRecorder(model)
     with (
         unchanged_random_state(images.device),
@@ -100,7 +100,7 @@ def explain(trainer: Trainer, log: Log, folder: Path) -> None:
     model = copy.deepcopy(precision.computing(trainer.model)).train()
     trainer.transforms.bypassing_modules().revert(model)
     rows = [seen.row() for seen in record_types(model, images, precision.autocast())]
-    log.say(f"in which type each module computes (one pass of {counted(len(images), 'image')}):")
+    log.say(f"the types in which each module computes (one pass of {counted(len(images), 'image')}):")
     for line in align([COLUMNS, *collapse(rows)]):
         log.say(f"  {line}")
     trainer.process.first(lambda: write_text(folder / "precision.csv", csv_text([COLUMNS, *rows])))
@@ -127,7 +127,7 @@ def collapse(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """0-2,4 for 0, 1, 2, 4"""
+    """Return numbers as ranges: 0-2,4 for 0, 1, 2, 4."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][1] == number - 1:

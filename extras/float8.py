@@ -11,7 +11,7 @@ from models.transforms.base import ModelTransform
 from utils.errors import ConfigError, needing
 
 # torchao's automatic filter for scaling by tensor (torchao.float8._auto_filter_for_recipe), from its timings on H100s:
-# a smaller layer loses more time by converting its inputs than its products gain. The hardware takes multiples of 16.
+# a smaller layer loses more time by converting its inputs than its products gain. The hardware needs multiples of 16.
 OUTPUTS, INPUTS, MULTIPLE = 1024, 4096, 16
 
 
@@ -40,15 +40,16 @@ class Float8(ModelTransform):
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        # By identity: a layer named by a list has another class, and computes as the list says.
+        # Only this exact class: a layer on an operator list has another class, and computes as the list says.
         chosen = {module for module in linears if type(module) is nn.Linear and _gains(module)} - _with_few_rows(model)
         if not chosen:
             raise ConfigError(
-                f"PRECISION.MODE is float8, but the model is too small: none of its {len(linears)} Linear layers, those "
-                f"on lists and those that see only one token of an image left out, has more than {OUTPUTS} outputs or "
-                f"{INPUTS} inputs, and both multiples of {MULTIPLE}; use PRECISION.MODE autocast"
+                f"PRECISION.MODE is float8, but the model is too small: none of its {len(linears)} Linear layers has "
+                f"more than {OUTPUTS} outputs or {INPUTS} inputs, both multiples of {MULTIPLE} (layers on operator "
+                "lists, and layers that see only one token of an image, do not count); use PRECISION.MODE autocast"
             )
-        # Emulated by a device without float8, which only tests get so far. Padded, since a weight's gradient sums over the rows of the batch, rarely a multiple of 16.
+        # Devices without float8 emulate it; only tests get here with one. Padding is on, since the gradient of a weight
+        # sums over the rows of the batch, whose number is rarely a multiple of 16.
         config = Float8LinearConfig(emulate=not has_float8(self.device), pad_inner_dim=True)
         convert_to_float8_training(model, module_filter_fn=lambda module, name: module in chosen, config=config)
         return [f"{len(chosen)} of {len(linears)} Linear layers compute in float8"]
@@ -67,7 +68,10 @@ def _gains(linear: nn.Linear) -> bool:
 
 
 def _with_few_rows(model: nn.Module) -> set[nn.Module]:
-    """The classifier, and a last block for the class token alone: one row per image is too little work."""
+    """Return the modules of the classifier, and of a last block for the class token alone.
+
+    One row per image is too little work for float8.
+    """
     # Local: importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenVisionTransformer
 

@@ -1,7 +1,7 @@
-"""Tells Kubeflow's Trainer how far a TrainJob is, which its server then shows."""
+"""Reports the progress of a TrainJob to Kubeflow's Trainer, whose server displays it."""
 
 import contextlib
-import http.client  # urllib would take the token along where a server sends it
+import http.client  # not urllib, which would send the token along when it follows a redirect
 import json
 import ssl
 import threading
@@ -14,19 +14,19 @@ from engine.session import now
 
 
 class KubeflowProgress:
-    """Posts the facts of status.json to the server that a TrainJob of Kubeflow names; a thread does, and nothing waits."""
+    """Posts the facts of status.json to the server that a TrainJob names, in a thread, so that nothing waits."""
 
     VARIABLES = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN")
     SECONDS_BETWEEN = 5.0
-    PATIENCE, LAST_PATIENCE = 5.0, 1.5  # seconds for an answer; for the last post at the end of a run
+    PATIENCE, LAST_PATIENCE = 5.0, 1.5  # timeouts in seconds: of every post; of the last post at the end of a run
 
     def __init__(self, environment: Mapping[str, str], warn: Callable[[str], None], clock: Callable[[], float]):
         self._url, self._certificate, self._token = map(environment.get, self.VARIABLES)
         self._warn, self._clock, self._next, self._has_failed = warn, clock, 0.0, False
         self.thread = threading.Thread()
 
-    def tell(self, facts: Mapping[str, Any]) -> None:
-        """Post the facts, unless that was done a moment ago; those of the end are posted anyway."""
+    def publish(self, facts: Mapping[str, Any]) -> None:
+        """Post the facts, unless a post was made a moment ago. The facts at the end of a run are always posted."""
         if not facts.get("total_steps"):
             return
         is_last = "exit_code" in facts
@@ -40,7 +40,7 @@ class KubeflowProgress:
 
     def _post(self, content: dict) -> None:
         try:
-            address, token = urlsplit(self._url), Path(self._token).read_text().strip()  # which changes every hour
+            address, token = urlsplit(self._url), Path(self._token).read_text().strip()  # it changes every hour
             options = {"timeout": self.PATIENCE, "context": ssl.create_default_context(cafile=self._certificate)}
             connection = http.client.HTTPSConnection(address.hostname, address.port, **options)
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -48,17 +48,15 @@ class KubeflowProgress:
                 connection.request("POST", address.path, json.dumps(content), headers)
                 answer = connection.getresponse()
             if answer.status != 200:
-                raise OSError(f"it answers {answer.status}")
+                raise OSError(f"the server answers {answer.status}")
         except Exception as error:
             if not self._has_failed:
-                self._warn(
-                    f"Kubeflow does not take the progress of this run ({type(error).__name__}: {error}); training goes on"
-                )
+                self._warn(f"cannot report progress to Kubeflow ({type(error).__name__}: {error}); training continues")
             self._has_failed = True
 
 
 def kubeflow_status(facts: Mapping[str, Any]) -> dict:
-    """What Kubeflow shows of a TrainJob, by the facts of status.json."""
+    """Return the status that Kubeflow displays for a TrainJob, from the facts of status.json."""
     step, total = facts.get("position", facts).get("step", 0), facts["total_steps"]
     names = [name for name in ("best_top1", "best_epoch") if facts.get(name) is not None]
     status = {

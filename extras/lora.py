@@ -1,4 +1,4 @@
-"""MODEL.LORA: low-rank adapters, made by peft. Beside each layer a product of two small matrices, which alone is trained."""
+"""MODEL.LORA: low-rank adapters, made by peft. Layers get a product of two small matrices; only these are trained."""
 
 from collections.abc import Iterable
 from typing import NoReturn
@@ -16,7 +16,7 @@ ALL_LINEAR = "all-linear"
 
 
 def add_adapters(model: nn.Module, settings: Lora) -> nn.Module:
-    """The model with adapters, which compute nothing yet; only they and the classifier are trained."""
+    """Add adapters, whose output is zero at first, and return the model. Only they and the classifier are trained."""
     layers = _layers(model, settings)
     for name, layer in layers.items():
         narrow = min(layer.weight.shape)
@@ -26,7 +26,7 @@ def add_adapters(model: nn.Module, settings: Lora) -> nn.Module:
                 f"({layer.in_features} x {layer.out_features}); an adapter saves weights only well below that"
             )
     with needing("peft", f"MODEL.LORA.RANK is {settings.RANK}, which"):
-        from peft import LoraConfig, inject_adapter_in_model  # takes seconds
+        from peft import LoraConfig, inject_adapter_in_model  # local: importing peft takes seconds
 
     freeze(model, ("*", "!classifier"))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -34,14 +34,14 @@ def add_adapters(model: nn.Module, settings: Lora) -> nn.Module:
     inject_adapter_in_model(adapters, model)
     for parameter in trained:  # peft freezes all but its own
         parameter.requires_grad_(True)
-    for module in model.modules():  # it would take half inputs to float32, and autocast back
+    for module in model.modules():  # peft would cast half inputs to float32, and autocast would cast them back
         if hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = False
     return model
 
 
 def _layers(model: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
-    """The layers that MODEL.LORA.TARGETS names, by their names. The classifier is none of them: it is trained whole."""
+    """Return {name: layer} for the layers that MODEL.LORA.TARGETS names, without the classifier, which is trained."""
     heads = tuple(classifier_names(model))
     linear = {
         name: module
@@ -62,22 +62,22 @@ def _layers(model: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
 def _refuse(patterns: str, linear: Iterable[str]) -> NoReturn:
     there_are = f"it has {first_of(list(linear), limit=3)}; or {ALL_LINEAR}" if linear else "it has none"
     raise ConfigError(
-        f"MODEL.LORA.TARGETS: {patterns} matches no linear layer of this model beside its classifier; {there_are}"
+        f"MODEL.LORA.TARGETS: {patterns} matches no linear layer of this model except its classifier; {there_are}"
     )
 
 
 def merge_adapters(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
-    """The weights with the adapters merged into them. `settings`: those of their run."""
+    """Return the weights with the adapters merged into them. `settings`: the settings of their run."""
     alpha = settings.get("MODEL.LORA.ALPHA")
     if alpha is None:
-        raise ConfigError("its adapters (LoRA) are without the settings of their run; use the run's checkpoint")
+        raise ConfigError("it has adapters (LoRA) without the settings of their run; use the run's checkpoint")
     plain = {}
     for name, tensor in state.items():
         layer = name.partition(BASE_LAYER)[0]
         down, up = (state.get(f"{layer}.lora_{letter}.default.weight") for letter in "AB")
         if name == f"{layer}{BASE_LAYER}weight" and down is not None and up is not None:
             if (*up.shape[:-1], *down.shape[1:]) != tensor.shape:
-                raise ConfigError(f"{layer}: its adapter (LoRA) is not of its shape")
+                raise ConfigError(f"{layer}: its adapter (LoRA) has another shape than the layer")
             product = up.double() @ down.double()
             tensor = (tensor.double() + alpha / len(down) * product).to(tensor.dtype)
         if ".lora_" not in name:

@@ -1,4 +1,4 @@
-"""Modules and operators that compute in float32 or in half precision, in place of autocast's choice."""
+"""Makes modules and operators compute in float32 or in half precision, regardless of autocast's choice."""
 
 import contextlib
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class Node:
     module: nn.Module | None = None
 
     def is_named_by(self, text: str) -> bool:
-        """An entry names the outermost module that it covers; modules inside inherit from that."""
+        """Return whether an entry names this node. It names the outermost module it covers; modules inside inherit."""
         if text in OPERATORS:
             return bool(OPERATORS[text] & self.names)
         inside = self.parent is not None and covers(text, self.parent.path)
@@ -53,7 +53,7 @@ class Node:
 
 @dataclass(frozen=True)
 class OpOverrides(ModelTransform):
-    """Applies the two lists under autocast to `half`; None: only checks the entries."""
+    """Applies the two lists under autocast with the type `half`. If `half` is None, it only checks the entries."""
 
     black: tuple[str, ...]
     white: tuple[str, ...]
@@ -84,13 +84,13 @@ class OpOverrides(ModelTransform):
         return [*lines, f"lists: {', '.join(changes)}"]
 
     def _choose(self, nodes: list[Node]) -> dict[Node, str | None]:
-        """BLACK, WHITE or None for every node: from the most exact entry that names it, otherwise from its parent."""
+        """Return BLACK, WHITE or None for each node, by the most specific entry that names it, else by its parent."""
         entries = [(text, BLACK) for text in self.black] + [(text, WHITE) for text in self.white]
         named = {entry: [node for node in nodes if node.is_named_by(entry[0])] for entry in entries if entry[0] != LOSS}
         settings: dict[Node, str | None] = {}
         for node in nodes:
             own = [entry for entry, its_nodes in named.items() if node in its_nodes]
-            best = [entry for entry in own if _exactness(entry[0], node) == max(_exactness(e[0], node) for e in own)]
+            best = [each for each in own if _specificity(each[0], node) == max(_specificity(e[0], node) for e in own)]
             if len({setting for _, setting in best}) > 1:
                 words = " and ".join(f"{text} ({setting})" for text, setting in best)
                 raise ConfigError(f"{words} both name {node.path}; list {node.path} itself, in one of them")
@@ -106,18 +106,20 @@ class OpOverrides(ModelTransform):
                 )
             if setting not in {settings[node] for node in its_nodes}:
                 raise ConfigError(
-                    f"{setting}: {text} has no effect, since everything it names is named more exactly by the other "
-                    "list; remove it there or here"
+                    f"{setting}: {text} has no effect, since the other list has more specific entries for everything "
+                    "that it names; remove it here or there"
                 )
         return settings
 
     def subclass(
         self, cls: type, dtype: torch.dtype | None, weights: tuple[str, ...], attention: torch.dtype | None
     ) -> type:
-        """`dtype`: of inputs and of these weights, None: as they come; `attention`: of attention's functions.
+        """Return a subclass of `cls` that computes in the given types.
 
-        In half, autocast is on within a module that holds others, for whatever mixes types there; a module that holds none
-        has it off and its weights in half, since autocast would take a norm or softmax back to float32.
+        `dtype`: the type of inputs and of these weights, None leaves them as they are; `attention`: the type of
+        attention's functions. In half precision, autocast is on inside a module with submodules, since these may mix
+        types. In a module without submodules autocast is off and the weights are in half precision, since autocast
+        would compute a norm or softmax in float32.
         """
         device_type = self.device_type
 
@@ -134,7 +136,7 @@ class OpOverrides(ModelTransform):
                 return super(overridden, self).forward(*args, **kwargs)
 
         def in_half(name: str) -> property:
-            # What forward reads as self.weight; the weight itself, to save and to train, is below as ever.
+            # forward reads this property as self.weight. The parameter itself is still there to train and to save.
             return property(lambda self: _cast(own_parameter(self, name), dtype))
 
         members = {"forward": forward, **{name: in_half(name) for name in weights}}
@@ -143,7 +145,7 @@ class OpOverrides(ModelTransform):
 
 
 def _nodes(model: nn.Module) -> Iterator[Node]:
-    """Parents before what is inside them."""
+    """Yield the nodes of a model, parents before the modules inside them."""
     nodes: dict[str, Node] = {}
     for path, module in model.named_modules():
         parent = nodes[path.rpartition(".")[0]] if path else None
@@ -155,7 +157,7 @@ def _nodes(model: nn.Module) -> Iterator[Node]:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Whether this module itself computes the products of attention, not a submodule."""
+    """Return whether this module itself, and no submodule, computes the products of attention."""
 
     def looks_like_it(module: nn.Module) -> bool:
         name = type(module).__name__
@@ -168,15 +170,16 @@ def _has_children(module: nn.Module) -> bool:
     return next(module.children(), None) is not None
 
 
-def _exactness(text: str, node: Node) -> tuple[bool, ...]:
-    """Operators are the least exact, then classes, patterns and paths."""
-    # In attention softmax decides over matmul_v2, since its products are what a softmax is listed for.
+def _specificity(text: str, node: Node) -> tuple[bool, ...]:
+    """Return a sort key for entries. Operators are the least specific, then classes, patterns and paths."""
+    # In attention, softmax outranks matmul_v2, since people list softmax because of these products.
     return text not in OPERATORS, text == "softmax", text not in node.names, not set("*?[") & set(text)
 
 
 def _weights_to_cast(module: nn.Module) -> tuple[str, ...]:
-    """The weights to cast in a module that computes in half precision without autocast. None of BatchNorm: with its
-    float32 statistics it computes half inputs only with float32 weights.
+    """Return the names of the weights to cast in a module that computes in half precision without autocast.
+
+    BatchNorm casts none: with its float32 statistics it accepts half inputs only if its weights are float32.
     """
     alone = not _has_children(module) and not has_running_statistics(module)
     return tuple(name for name, _ in module.named_parameters(recurse=False)) if alone else ()
@@ -192,7 +195,7 @@ def _cast(value, dtype: torch.dtype):
 
 
 class AttentionIn(TorchFunctionMode):
-    """Computes the functions of attention in one type, with autocast off. torch.compile can trace it."""
+    """Computes the functions of attention in one type, with autocast off. torch.compile can trace this class."""
 
     def __init__(self, dtype: torch.dtype, device_type: str):
         super().__init__()

@@ -11,7 +11,7 @@ from engine.train.trainer import Trainer
 from utils.errors import cause_of
 from utils.held_folders import check_in_place
 
-WARM_UPDATES = 5  # before tracing: the first updates are not typical
+WARM_UPDATES = 5  # updates before tracing starts, because the first ones are not typical
 
 
 class Profiler(Callback):
@@ -26,7 +26,7 @@ class Profiler(Callback):
             on_trace_ready=self._write,
             acc_events=True,
         )
-        self._range = contextlib.ExitStack()  # of the current phase
+        self._range = contextlib.ExitStack()  # the range of the current phase
         self._is_done = False
         self._profile.start()
 

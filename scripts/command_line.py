@@ -1,4 +1,4 @@
-"""What the scripts share: the parser of their command lines, and whole numbers."""
+"""Parts that the scripts share: the parser of their command lines, and types and checks of its arguments."""
 
 import argparse
 import difflib
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError("; ".join(remedies) or f"{message}{near}; -h shows the flags of this script")
 
     def _suggest(self, flag: str) -> str:
-        """Return '; did you mean -csv?' for a misspelt flag, or for another trainer's name of one of this script's."""
+        """Return '; did you mean -csv?' for a misspelt flag, or for the name that another trainer gives to a flag."""
         from configs.typed_names import setting_meant  # local: only a mistake needs it
 
         known, setting = self._option_string_actions, setting_meant(flag)
@@ -60,7 +60,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def local_path(text: str) -> Path:
-    """The argparse type of every path: of a URL, Path makes a folder called `s3:`, of an empty text the current folder."""
+    """Return the path; the argparse type of every path.
+
+    Path would turn a URL into a folder called `s3:`, and an empty text into the current folder. Both are refused.
+    """
     if not text.strip():
         raise ConfigError(EMPTY_NAME)
     if is_url(text):
@@ -69,7 +72,7 @@ def local_path(text: str) -> Path:
 
 
 def at_least(low: int) -> Callable[[str], int]:
-    """The argparse type of a whole number with this lower bound."""
+    """Return the argparse type of a whole number with this lower bound."""
 
     def number(text: str) -> int:
         try:
@@ -84,7 +87,7 @@ def at_least(low: int) -> Callable[[str], int]:
 
 
 def check_writable(flag: str, path: Path) -> None:
-    """Refuse a file whose folder is not there or cannot be written to, before any work is done for it."""
+    """Raise ConfigError if the file's folder is missing or not writable. Called before any work is done for the file."""
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise ConfigError(f"{flag}: cannot write to the folder {path.parent}; create it or choose another")
     if path.is_dir():
@@ -92,11 +95,11 @@ def check_writable(flag: str, path: Path) -> None:
     try:
         refuse_special(path)
     except OSError as error:
-        raise ConfigError(f"{flag}: {path} cannot be written ({cause_of(error)})") from None
+        raise ConfigError(f"{flag}: cannot write {path} ({cause_of(error)})") from None
 
 
 def check_no_input(flag: str, path: Path, inputs: Iterable[str | Path]) -> None:
-    """Refuse to write over a file that is read."""
+    """Raise ConfigError if the output is one of the inputs."""
     for each in inputs:
         if os.path.exists(each) and path.exists() and os.path.samefile(path, each):
-            raise ConfigError(f"{flag}: {path} is read too and would be overwritten; choose another name")
+            raise ConfigError(f"{flag}: {path} is an input too and would be overwritten; choose another name")

@@ -5,14 +5,15 @@
     python scripts/compare.py 'output/lr-*' > lr.md
     python scripts/compare.py output -metric macro_f1
 
-Runs that differ only in their seed (or fold) are one group, with mean, standard deviation and number. Every group is compared
-with the first: the difference and its standard error, paired by seed where the seeds are the same. Repeat runs with
--seed 1, -seed 2 ... to learn how much is noise; of single runs no program can tell. In a folder of runs the one that began first
-is the first, and copies of a run are left out.
+Runs that differ only in their seed (or fold) are one group, with mean, standard deviation and number. Every group is
+compared with the first: the difference and its standard error, paired by seed where the seeds are the same. Repeat runs
+with -seed 1, -seed 2 ... to see how much of a difference is noise; single runs cannot show it. In a folder of runs the
+oldest run comes first, and copies of a run are left out.
 
-The comparison is printed as Markdown. Runs on different data are compared by top-1 on the validation images that all of them
-scored, and refused if there are none; -any_data compares their own figures, under a warning. -json prints the verdict on the
-second against the first for a script; the exit code is then 0 for better, 4 for worse, 5 where they cannot be told apart.
+The comparison is printed as Markdown. Runs on different data are compared by top-1 on the validation images that all of
+them scored, and refused if there are none; -any_data compares their own figures, with a warning. -json prints, for a
+script, the verdict on the second run against the first. The exit code is then 0 for better, 4 for worse, 5 for no clear
+difference.
 """
 
 import argparse
@@ -41,8 +42,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="run", help=f"{RUN_HELP}; a folder of runs; or a pattern")
     metric_help = f"compare by {', '.join(TITLES)} [as the runs did]"
     parser.add_argument("-metric", choices=TITLES, metavar="NAME", help=metric_help)
-    parser.add_argument("-any_data", action="store_true", help="compare runs on different data, under a warning")
-    json_help = "print what the second run (or pattern) is against the first as JSON, and end with its exit code"
+    parser.add_argument("-any_data", action="store_true", help="compare runs on different data, with a warning")
+    json_help = "compare the second run (or pattern) with the first, print JSON, and end with the verdict's exit code"
     parser.add_argument("-json", action="store_true", help=json_help)
     arguments = parser.parse_args(argv)
     if arguments.json:
@@ -55,9 +56,9 @@ def main(argv: list[str]) -> int:
 
 
 def print_verdict(arguments: argparse.Namespace) -> int:
-    """Print how the second of two runs, or groups over seeds, compares with the first. Returns the exit code."""
+    """Print how the second of two runs, or groups over seeds, compares with the first. Return the exit code."""
     if len(arguments.runs) != 2:
-        raise ConfigError("-json: give two runs, or for several seeds of each two patterns in quotes")
+        raise ConfigError("-json: give two runs, or two patterns in quotes for several seeds of each")
     sides = [find_runs([each], fewest=1)[0] for each in arguments.runs]
     warning, common = check_data([*sides[0], *sides[1]], arguments.any_data)
     for runs, source in zip(sides, arguments.runs, strict=True):

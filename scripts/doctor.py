@@ -2,10 +2,10 @@
 
     python scripts/doctor.py output/train-20260102-03-04-05
 
-Replays the batch that the run stopped at (overflow-batch.pth in its folder, with its weights), or else the next batch
-of the run. Given a checkpoint instead of the folder, it uses that checkpoint's weights. Prints a table of all modules and
-the first that overflows, and writes settings that avoid it to doctor.yaml in the run's folder, for -cfg.
-Exit codes: 0 whatever was found, 2 for a mistake on the command line.
+Replays the batch on which the run stopped (overflow-batch.pth in its folder, with its weights), or otherwise the run's
+next batch. Given a checkpoint instead of the folder, it uses the weights of that checkpoint. Prints a table of all
+modules and the first one that overflows, and writes settings that avoid the overflow to doctor.yaml in the run's folder,
+for -cfg. Exit codes: 0 with any finding, 2 for a mistake on the command line.
 """
 
 import sys
@@ -20,7 +20,7 @@ from scripts.command_line import RUN_HELP, Parser
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("source", metavar="run", help=RUN_HELP)
-    parser.add_argument("-cfg", metavar="FILE", help="settings in place of those saved with the run")
+    parser.add_argument("-cfg", metavar="FILE", help="settings to use in place of the run's own")
     parser.add_argument("-batch", metavar="FILE", type=Path, help="the batch to replay, as in overflow-batch.pth")
     half_help = "the half type to examine, in place of the run's"
     parser.add_argument("-amp_dtype", choices=("float16", "bfloat16"), help=half_help)

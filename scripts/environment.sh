@@ -1,7 +1,7 @@
-# Sourced by the other scripts: `enter_environment FILE...` makes .venv if need be, installs the requirements, activates it.
+# Sourced by the other scripts. `enter_environment FILE...` creates .venv if needed, activates it, installs requirements.
 enter_environment() {
     local file python pythons=("${PYTHON:-python3}")
-    if [ ! -e .venv/bin/activate ]; then # which is made last
+    if [ ! -e .venv/bin/activate ]; then # venv creates this file last
         [ -n "${PYTHON:-}" ] || pythons+=(python3.14 python3.13 python3.12 python3.11)
         for python in "${pythons[@]}"; do
             "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break

@@ -1,4 +1,4 @@
-"""Writes the model of a run in a format of other programs, loads it again there and compares its logits with the model's.
+"""Writes the model of a run in a format of other programs, loads it there and compares its logits with the model's.
 
     python scripts/export.py output/train-20260102-03-04-05 -output vit.safetensors
     python scripts/export.py output/train-20260102-03-04-05 -to hf -output vit_for_the_hub
@@ -7,19 +7,19 @@
     python scripts/export.py runA runB runC -output soup.safetensors
     python scripts/export.py vit_base_patch16_224.pdparams -output vit.safetensors
 
--to says the format; without it, the ending of the file does:
+-to names the format. Without it, the ending of the file decides:
 
     safetensors  .safetensors  weights under timm's names, with settings, class names and preprocessing as JSON
     onnx         .onnx         a graph for onnxruntime and others; pip install onnx onnxscript onnxruntime
     torch        .pt2          a graph for torch.export.load
-    hf           a folder      for timm's local-dir: and hf-hub:, and of a plain ViT or DeiT also for transformers
+    hf           a folder      for timm's local-dir: and hf-hub:; for transformers too if it is a plain ViT or DeiT
 
-The weights are the raw ones or the EMA's, whichever scored better, with adapters (MODEL.LORA) merged into them. With a
-name that ends in .pth and without -to, the whole checkpoint is written; one that is sharded (DIST.STRATEGY fsdp2) is
+The raw or the EMA weights are written, depending on which scored better, with adapters (MODEL.LORA) merged into them.
+With a name that ends in .pth and without -to, the whole checkpoint is written; a sharded one (DIST.STRATEGY fsdp2) is
 merged into one file.
 
-Several checkpoints, of a run or of runs that began from the same weights, are averaged (a model soup); one that is named twice
-counts twice. Weights of other programs, such as PaddleViT's, are converted to .safetensors or .pth.
+Several checkpoints, of one run or of runs that started from the same weights, are averaged (a model soup). A checkpoint
+that is named twice counts twice. Weights of other programs, such as PaddleViT's, are converted to .safetensors or .pth.
 """
 
 import json
@@ -55,11 +55,11 @@ NEEDED = {"config", "class_names", "data"}
 
 
 class Part(NamedTuple):
-    """A checkpoint whose model is written, or one of those that are averaged."""
+    """A checkpoint whose weights are written or averaged."""
 
     path: Path
-    facts: dict  # what it says beside its weights; epochs count from 1 here, from 0 in a checkpoint
-    key: str  # of the weights that are taken
+    facts: dict  # its metadata; epochs count from 1 here, from 0 in a checkpoint
+    key: str  # of the chosen weights
     weights: dict
 
 
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
         return 0
     to = format_of(arguments.output, arguments.to)
     if to == "checkpoint":
-        raise ConfigError(f"-output: {arguments.output}: a mean has no optimizer to go on with; name a .safetensors")
+        raise ConfigError(f"-output: {arguments.output}: a mean has no optimizer state to resume; name a .safetensors")
     parts = read_alike(sources, arguments.key)
     check_target(arguments.output, to, [part.path for part in parts])
     print(write_mean(parts, to, arguments.output))
@@ -86,12 +86,12 @@ def main(argv: list[str]) -> int:
 
 
 def format_of(target: Path, to: str | None) -> str:
-    """The format that -to names, else the one that the name of the file ends in."""
+    """Return the format that -to names, or otherwise the format for the ending of the file."""
     if not target.name:
-        raise ConfigError(f"-output: {target} names no file; add a name")
+        raise ConfigError(f"-output: {target} has no file name; add one")
     if chosen := to or BY_ENDING.get(target.suffix):
         return chosen
-    raise ConfigError(f"-output: {target} must end in one of {', '.join(BY_ENDING)}; or say the format with -to")
+    raise ConfigError(f"-output: {target} must end in one of {', '.join(BY_ENDING)}; or name the format with -to")
 
 
 def check_target(target: Path, to: str, sources: list[Path]) -> None:
@@ -104,11 +104,11 @@ def check_target(target: Path, to: str, sources: list[Path]) -> None:
 
 
 def export(source: str | Path, target: Path, key: str | None = None, to: str | None = None) -> str:
-    """Write the model of one checkpoint, or the weights of another program; return a line for the summary."""
+    """Write the model of one checkpoint, or the weights of another program. Return a line for the summary."""
     from models.weights.files import find_file, read_record
 
     to, path = format_of(target, to), find_file(source)
-    if path and "config" not in read_record(path):  # no run of ours
+    if path and "config" not in read_record(path):  # not from a run of halfstep
         return convert(source, target, key)
     if to == "checkpoint":
         return write_checkpoint(source, target, key)
@@ -120,7 +120,7 @@ def export(source: str | Path, target: Path, key: str | None = None, to: str | N
 
 
 def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
-    """A checkpoint of a run; `key`: of the weights, those that scored better if not given."""
+    """Read a checkpoint of a run. `key`: the weights to use; None: the better of raw and EMA weights."""
     from models.weights.files import chosen_weights, read_checkpoint
 
     path, content = read_checkpoint(source, needed)
@@ -130,8 +130,8 @@ def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
 
 
 def write(part: Part, to: str, target: Path) -> str:
-    """Write the weights in a format and return how that was checked, for the summary."""
-    import torch  # takes seconds
+    """Write the weights in a format. Return how the file was checked, for the summary."""
+    import torch  # local: importing torch takes seconds
 
     from engine.predict.classifier import config_of
     from models.export import formats
@@ -149,11 +149,11 @@ def write(part: Part, to: str, target: Path) -> str:
         path.write_bytes(to_safetensors(part.weights, {"format": "pt", **metadata}))
         with formats.naming_wrong_export(to, "halfstep", target):
             check_weights(read_weights(path).state, part.weights)
-    return "read again, the same to the last bit"
+    return "read again, identical to the last bit"
 
 
 def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
-    """Write all of a checkpoint into one file."""
+    """Write a whole checkpoint into one file."""
     import torch
 
     from models.export.formats import staged
@@ -161,12 +161,12 @@ def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
 
     path, checkpoint = read_checkpoint(source, {"state_dict"})
     if key:
-        raise ConfigError("-ema, -raw: a .pth file contains both the weights and their moving average; leave it out")
+        raise ConfigError("-ema, -raw: a .pth file contains the weights and their moving average; leave the flag out")
     check_target(target, "checkpoint", [path])
     with staged(target) as place, open(place, "wb") as file:
         torch.save(checkpoint, file)
     epoch = f", after epoch {checkpoint['epoch'] + 1}" if "epoch" in checkpoint else ""
-    return f"{target}: all of {path}{epoch}"
+    return f"{target}: the whole of {path}{epoch}"
 
 
 def convert(source: str | Path, target: Path, key: str | None) -> str:
@@ -183,8 +183,8 @@ def convert(source: str | Path, target: Path, key: str | None) -> str:
     }
     if key or target.suffix not in writers:
         raise ConfigError(
-            f"{'-ema, -raw' if key else '-output'}: {source} is no checkpoint of a run, but weights of another program; they "
-            f"are written as they are into {', '.join(writers)}"
+            f"{'-ema, -raw' if key else '-output'}: {source} is not a checkpoint of a run, but has weights of another "
+            f"program, which can only be written unchanged, into {', '.join(writers)}"
         )
     check_target(target, BY_ENDING[target.suffix], [find_file(source)])
     state = read_state_dict(source)
@@ -194,7 +194,7 @@ def convert(source: str | Path, target: Path, key: str | None) -> str:
 
 
 def read_alike(sources: list, key: str | None) -> list[Part]:
-    """The checkpoints; ConfigError unless they are of one architecture, with the same classes and preparation of images."""
+    """Read the checkpoints. Raise ConfigError if architecture, classes or preparation of images differ."""
     from models.weights.metadata import ARCHITECTURE
 
     def compared(part: Part) -> dict:
@@ -209,15 +209,15 @@ def read_alike(sources: list, key: str | None) -> list[Part]:
     parts = [read_part(source, NEEDED, key) for source in sources]
     first = compared(parts[0])
     for part in parts[1:]:
-        if differing := [what for what, value in compared(part).items() if value != first[what]]:
+        if differing := [fact for fact, value in compared(part).items() if value != first[fact]]:
             raise ConfigError(
-                f"{part.path} and {parts[0].path} differ in their {differing[0]}; only like models can be averaged"
+                f"{part.path} and {parts[0].path} differ in their {differing[0]}; only models that agree can be averaged"
             )
     return parts
 
 
 def write_mean(parts: list[Part], to: str, target: Path) -> str:
-    """Write the mean with the facts of the latest epoch, except its score, which is not that of the mean."""
+    """Write the mean with the facts of the latest epoch, except its score, which the mean does not have."""
     from models.weights.state import average
 
     last = max(parts, key=lambda part: part.facts.get("epoch", 0))
@@ -225,7 +225,8 @@ def write_mean(parts: list[Part], to: str, target: Path) -> str:
     facts["averaged"] = [{"file": os.fspath(part.path), "weights": part.key} for part in parts]
     mean = average([part.weights for part in parts])
     checked = write(Part(last.path, facts, "state_dict", mean), to, target)
-    return f"{target}: the mean of {counted(len(parts), 'checkpoint')} ({', '.join(part.path.name for part in parts)}); {checked}"
+    names = ", ".join(part.path.name for part in parts)
+    return f"{target}: the mean of {counted(len(parts), 'checkpoint')} ({names}); {checked}"
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Writes a settings file that trains as timm's train.py does with these arguments.
+"""Writes a settings file that trains like timm's train.py with these arguments.
 
     python scripts/from_timm.py --model resnet50 -b 256 --opt lamb --lr 5e-3 > my.yaml
     python scripts/from_timm.py torchrun --nproc_per_node 4 train.py --model resnet50 > my.yaml      a whole command line
-    python scripts/from_timm.py output/train/20260102-030405-resnet50-224/args.yaml > my.yaml        what train.py wrote
+    python scripts/from_timm.py output/train/20260102-030405-resnet50-224/args.yaml > my.yaml        train.py's own file
 
-Beside each setting stands the argument that it comes from. On stderr stand the arguments that are not needed or differ a
-little, and the command that trains. An argument with which halfstep cannot train is an error: exit code 2, and no file.
-docs/from-timm.md has a row for each argument.
+A comment after each setting names the argument that it comes from. Stderr lists arguments that are not needed or work
+slightly differently, and the command that trains. An argument with which halfstep cannot train is an error: exit code 2,
+and no file. docs/from-timm.md has a row for each argument.
 """
 
 import sys
@@ -28,4 +28,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main, ["--", *sys.argv[1:]]))  # behind which the dashes stay as train.py's
+    sys.exit(exit_code(main, ["--", *sys.argv[1:]]))  # after it, dashes stay as train.py has them

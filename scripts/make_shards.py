@@ -5,8 +5,8 @@
     python main_single_gpu.py -cfg configs/vit_base_patch16_224.yaml -dataset shards -data_path /fast/imagenet-shards
 
 A sample is the unchanged image file and KEY.cls, its class number; classes.txt has the class names. Images that are not
-files are written as PNG. Training images are shuffled once; validation images keep their order. If it was killed, the
-same command continues after the last complete shard.
+files are written as PNG. Training images are shuffled once; validation images keep their order. If the script was killed,
+the same command continues after the last complete shard.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from utils.files import content_of, replacing, write_text
 
 NUM_READERS = 8
 FILES_AHEAD = 64
-MANIFEST = "shards.json"  # what the shards are made from, so that no others are added to the folder
+MANIFEST = "shards.json"  # the source of the shards, so that shards of other data are not added to the folder
 
 
 def main(argv: list[str]) -> int:
@@ -71,7 +71,7 @@ def make_shards(arguments: argparse.Namespace) -> None:
         raise ConfigError("-dataset: synthetic has no images to write")
     if config.DATA.has_several_labels:
         raise ConfigError(
-            "-opts: shards hold one label an image, so LABEL_SEPARATOR and columns of 0 and 1 cannot be kept"
+            "-opts: shards have one label per image, so LABEL_SEPARATOR and columns of 0 and 1 are not supported"
         )
     train, val = load_image_sets(config)
     for line in val.notes:
@@ -99,12 +99,12 @@ def make_shards(arguments: argparse.Namespace) -> None:
             print(f"{arguments.output}: {part} images: {len(order)}, shards: {num_shards}{kept}")
     except OSError as error:
         raise ConfigError(
-            f"-output: cannot write to {arguments.output} ({error}); choose another folder, or make room"
+            f"-output: cannot write to {arguments.output} ({error}); choose another folder, or free some space"
         ) from error
 
 
 def claim(folder: Path, manifest: str) -> None:
-    """Create the folder, or check that an earlier call with the same arguments did."""
+    """Create the folder, or check that an earlier call with the same arguments created it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / MANIFEST
     if file.is_file():
@@ -117,13 +117,13 @@ def claim(folder: Path, manifest: str) -> None:
 
 
 def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, size: int) -> tuple[int, int]:
-    """Write the shards of one part that are missing, and its index. Returns the number of shards, and of those kept."""
+    """Write the missing shards of one part, and its index. Return the number of all shards, and of kept ones."""
     done, num_kept, shards = 0, 0, []
     with ThreadPoolExecutor(NUM_READERS, "files") as pool, tqdm(total=len(order), desc=part, disable=None) as bar:
         samples = None
         while done < len(order):
             path = folder / f"{part}-{len(shards):06d}.tar"
-            shard = None  # or that of an earlier call, unless only a part of it is there
+            shard = None  # or the shard of an earlier call, if it is complete
             with contextlib.suppress(DataError):
                 shard = scan(Tar(path)) if path.exists() else None
             if shard is None:
@@ -154,8 +154,8 @@ def read_ahead(
         try:
             ending, data = future.result()
         except ImageReadError as error:
-            raise DataError(f"{image_set.name(index)} cannot be read ({error}); repair or remove it") from error
-        # Readers detect the format from the content; the suffix only has to be a known one.
+            raise DataError(f"cannot read {image_set.name(index)} ({error}); repair or remove it") from error
+        # Readers detect the format from the content; any known suffix will do.
         yield ending.lower() if ending.lower() in KNOWN_ENDINGS else ".jpg", data, int(image_set.targets[index])
         waiting.extend(itertools.islice(started, 1))
 

@@ -1,13 +1,13 @@
 """Lists timm's models: parameters, image size and licence of their weights. Needs no network.
 
     python scripts/models.py                         # six to choose from, with accuracy and speed
-    python scripts/models.py dinov3                  # with this in their name
-    python scripts/models.py vit_small in21k         # with all of these
-    python scripts/models.py 'convnext*' -all        # a pattern of the whole name; all that match
+    python scripts/models.py dinov3                  # with this word in their name
+    python scripts/models.py vit_small in21k         # with all of these words in their name
+    python scripts/models.py 'convnext*' -all        # a pattern for the whole name, and all models that match
 
-Architectures that timm has no weights of are listed where no other has that name. The name says which images the weights were trained with: in21k_ft_in1k
-is ImageNet-21k, then ImageNet-1k. Weights that may not be used commercially are marked; read the licence of each before you use
-it, also where timm does not know it.
+Architectures without weights are listed only if no weights match. The name says which images the weights were trained
+on: in21k_ft_in1k is ImageNet-21k, then ImageNet-1k. Weights that may not be used commercially are marked. Read the
+licence of all weights before you use them, also if timm does not know it.
 """
 
 import fnmatch
@@ -26,8 +26,9 @@ from utils.text import align
 
 LIMIT = 60  # rows without -all: a few seconds
 HEADER = ("name", "parameters", "image", "classes", "licence")
-# What to begin with, all under apache-2.0: parameters, accuracy on ImageNet in percent (timm's results/results-imagenet.csv), and images
-# a second of a training step (its results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv).
+# Models to begin with, all under apache-2.0: parameters, accuracy on ImageNet in percent (timm's
+# results/results-imagenet.csv), and images per second of a training step (timm's
+# results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv).
 FIRST = {
     "vit_tiny_patch16_224.augreg_in21k_ft_in1k": ("5.7 M", "75.5%", "2,300"),
     "vit_small_patch32_224.augreg_in21k_ft_in1k": ("22.9 M", "76.0%", "4,400"),
@@ -36,21 +37,21 @@ FIRST = {
     "vit_base_patch16_224.augreg2_in21k_ft_in1k": ("86.6 M", "85.1%", "390"),
     "vit_large_patch16_224.augreg_in21k_ft_in1k": ("304.3 M", "85.9%", "120"),
 }
-MIDDLE = "vit_small_patch16_224.augreg_in21k_ft_in1k"  # accurate, and trained on a processor if need be
-RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # beside those with "nc" or "noncommercial" in their name
+MIDDLE = "vit_small_patch16_224.augreg_in21k_ft_in1k"  # accurate, and small enough to train on a CPU
+RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # besides licences with "nc" or "noncommercial" in their name
 WITHOUT_OWN_TERMS = {"apache-2.0", "bsd-3-clause", "cc-by-4.0", "mit", "unknown", ""}
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("words", nargs="*", metavar="word", help="part of the name, or a pattern with * or ?")
-    parser.add_argument("-all", action="store_true", help=f"list all that match, A to Z, also more than {LIMIT}")
+    parser.add_argument("-all", action="store_true", help=f"list all matches, A to Z, even more than {LIMIT}")
     arguments = parser.parse_args(argv)
     if not (arguments.words or arguments.all):
         rows = [(name, *figures) for name, figures in FIRST.items()]
         print("\n".join(align([("name", "parameters", "ImageNet top-1", "images/s"), *rows])))
-        print("\nas timm measured them; images/s: training in half precision on an RTX 3090, to compare them by")
-        print(f"others: words of their names, or -all; see -h\n{train(MIDDLE)}")
+        print("\nfigures measured by timm; images/s: training in half precision on an RTX 3090, for comparison")
+        print(f"to find other models: words of their names, or -all; see -h\n{train(MIDDLE)}")
         return 0
     names = find_names(arguments.words)
     models = describe_models(names if arguments.all else names[:LIMIT])
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 class Model(NamedTuple):
-    """What timm knows of a model, or of pretrained weights."""
+    """A model or pretrained weights, with timm's metadata."""
 
     name: str
     parameters: int
@@ -75,9 +76,9 @@ class Model(NamedTuple):
 
 
 def find_names(words: Sequence[str]) -> list[str]:
-    """The names of timm's pretrained weights that match all of the words, else of its architectures without weights.
+    """Return the names of timm's pretrained weights that match all words, or otherwise of its architectures.
 
-    A word is a part of the name, or a pattern with * or ? of the whole of it, with or without its tag.
+    A word is a part of the name, or a pattern with * or ? for the whole name, with or without its tag.
     """
     import timm
 
@@ -88,11 +89,11 @@ def find_names(words: Sequence[str]) -> list[str]:
         if not matching(names, [word]):
             parts = {part for name in names for part in (name.partition(".")[0], *re.split(r"[._]", name))}
             raise ConfigError(f"{word}: timm has no model with this in its name{did_you_mean(word, sorted(parts))}")
-    raise ConfigError(f"{' '.join(words)}: no name matches all of these; leave one of them out")
+    raise ConfigError(f"{' '.join(words)}: no name matches all of these words; leave one of them out")
 
 
 def matching(names: Iterable[str], words: Sequence[str]) -> list[str]:
-    """The names that match; those that begin with the first word come first: vit_tiny_patch16_224 before crossvit_tiny_240."""
+    """Return the names that match. Names that begin with the first word come first: vit_tiny before crossvit_tiny."""
 
     def matches(name: str, word: str) -> bool:
         if not set(word) & set("*?["):
@@ -104,7 +105,7 @@ def matching(names: Iterable[str], words: Sequence[str]) -> list[str]:
 
 
 def describe_models(names: Sequence[str]) -> list[Model]:
-    """The rows of the table. Models are built for their shapes only, once for the weights that have the same."""
+    """Return the rows of the table. Parameters are counted once for all weights of the same shapes."""
     import timm
 
     models, counts = [], {}
@@ -120,20 +121,20 @@ def describe_models(names: Sequence[str]) -> list[Model]:
 
 
 def count_parameters(name: str) -> int:
-    """The number of parameters, of a model that exists in shapes only: no memory, no download, a second for billions."""
-    import timm  # these two take seconds
+    """Count the parameters of a model that is built without data: no memory, no download, a second for billions."""
+    import timm  # local: importing timm and torch takes seconds
     import torch
     from torch.overrides import TorchFunctionMode
 
     class WithoutInitialValues(TorchFunctionMode):
-        """Leaves out what fills tensors without memory: that takes three times as long as all the rest."""
+        """Skips functions that fill meta tensors, which would take three times as long as everything else."""
 
         def __torch_function__(self, function, types, args=(), kwargs=None):
             tensor = args[0] if args else (kwargs or {}).get("tensor")
             fills = function.__name__.endswith("_") and not function.__name__.endswith("__")
             if fills and isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 return tensor
-            if function is torch.Tensor.item and tensor.is_meta:  # timm 1.0.20 reads how often it will drop paths
+            if function is torch.Tensor.item and tensor.is_meta:  # timm 1.0.20 reads its drop-path rates like this
                 return 0.0
             return function(*args, **kwargs or {})
 
@@ -143,7 +144,7 @@ def count_parameters(name: str) -> int:
 
 
 def row_of(model: Model) -> tuple[str, ...]:
-    """The cells of HEADER."""
+    """Return the cells under HEADER."""
     mark = "  NON-COMMERCIAL" if model.is_non_commercial else ""
     return (
         model.name,
@@ -155,23 +156,23 @@ def row_of(model: Model) -> tuple[str, ...]:
 
 
 def notes(models: list[Model], num_more: int) -> list[str]:
-    """The lines below the table: what is not in it, licences, and the next command."""
+    """Return the lines below the table: the number of models left out, licences, and the next command."""
     lines = ["", f"{num_more:,} more; be more specific, or -all"] if num_more else [""]
     forbidden = {each.licence for each in models if each.is_non_commercial}
     special = {each.licence for each in models} - forbidden - WITHOUT_OWN_TERMS
     if forbidden:
         lines.append(f"NON-COMMERCIAL: these may not be used commercially ({', '.join(sorted(forbidden))})")
     if special:
-        lines.append(f"licences with terms of their own, read them before commercial use: {', '.join(sorted(special))}")
+        lines.append(f"licences with special terms; read them before commercial use: {', '.join(sorted(special))}")
     with_weights = [each for each in models if each.has_weights]
-    if with_weights:  # the smallest, as whoever has to ask should not begin with a billion parameters
+    if with_weights:  # the smallest, since a beginner should not start with a billion parameters
         return [*lines, train(min(with_weights, key=lambda each: (each.is_non_commercial, each.parameters)).name)]
     command = f"python main_single_gpu.py -cfg configs/timm.yaml -data_path FOLDER -opts MODEL.NAME={models[0].name}"
     return [*lines, f"train one: {command}"]
 
 
 def train(weights: str) -> str:
-    """The next command."""
+    """Return the line with the command that fine-tunes these weights."""
     command = f"python main_single_gpu.py -cfg configs/finetune.yaml -pretrained {weights} -data_path FOLDER"
     return f"train one: {command}"
 

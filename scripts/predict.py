@@ -1,4 +1,4 @@
-"""Classifies images with a trained model: one of a run here, or any other that -pretrained reads.
+"""Classifies images with a trained model: the model of a run, or any other that -pretrained reads.
 
     python scripts/predict.py output/train-20260102-03-04-05 photo.jpg more_photos/ -top 3 -csv classes.csv
     python scripts/predict.py output/train-20260102-03-04-05 'photos/**/*.jpg' -sheet photos.png -attention maps
@@ -6,9 +6,9 @@
     python scripts/predict.py vit_base_patch16_224 -list files.txt -json classes.json
 
 Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by
-tabs. Where an image can have several labels, it prints all with a probability above 0.5, or as many as -top says. A
-folder means all images in it and below it, @FILE the images that a file lists. Unreadable images are reported on stderr;
-the others are classified, and the exit code is 2.
+tabs. If an image can have several labels, it prints all labels with a probability above 0.5, or -top of them. A folder
+means all images in it and below it, @FILE the images that a file lists. Unreadable images are reported on stderr; the
+others are classified, and the exit code is 2.
 """
 
 import argparse
@@ -32,14 +32,17 @@ from utils.text import counted, first_of, natural
 if TYPE_CHECKING:
     from utils.distributed import Process
 
-MODEL_HELP = f"{CHECKPOINT_HELP}, weights of timm, PaddleViT, Google or torchvision, a folder of the Hugging Face hub, or the name of a model of timm's"
-IMAGES_A_PROCESS = 500  # fewer are classified before another process has started
+MODEL_HELP = (
+    f"{CHECKPOINT_HELP}, weights of timm, PaddleViT, Google or torchvision, a folder of the Hugging Face hub, or the "
+    "name of a timm model"
+)
+IMAGES_A_PROCESS = 500  # one process classifies fewer images before another one has started
 STDIN = "-"
 
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    from utils.distributed import Process, choose_device, find_devices  # takes seconds
+    from utils.distributed import Process, choose_device, find_devices  # local: importing torch takes seconds
 
     def images() -> list[str]:
         paths = find_images(
@@ -70,21 +73,21 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(__doc__)
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("images", nargs="*", metavar="image", help="a file, a folder, a pattern in quotes, or @FILE")
-    list_help = "a file with an image a line; - is stdin"
+    list_help = "a file with one image per line; - is stdin"
     parser.add_argument("-list", action="append", default=[], metavar="FILE", help=list_help)
     parser.add_argument("-top", type=at_least(1), metavar="N", help="classes to print for each image [1]")
     add = parser.add_argument_group("output").add_argument
-    add("-csv", type=Path, metavar="FILE", help="also write a table, a row an image")
-    add("-json", type=Path, metavar="FILE", help="also write this, the model and its preprocessing as JSON")
+    add("-csv", type=Path, metavar="FILE", help="also write a table with one row per image")
+    add("-json", type=Path, metavar="FILE", help="also write the table, the model and its preprocessing as JSON")
     add("-sheet", type=Path, metavar="FILE", help="also draw thumbnails with their classes, .png or .jpg")
     add("-attention", type=Path, metavar="FOLDER", help="also draw for each image where the model looks")
-    add("-into", type=Path, metavar="FOLDER", help="also copy each image into a folder of its class in this one")
+    add("-into", type=Path, metavar="FOLDER", help="also copy each image into a folder of its class inside this one")
     add("-unsure", type=float, metavar="P", help="mark images whose class has a probability below P")
     add = parser.add_argument_group("model").add_argument
     add("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
-    add("-classes", type=Path, metavar="FILE", help="names of the classes, one a line")
-    add("-flip", action="store_true", help="take the mean of the logits of each image and its mirror image")
-    add("-cfg", metavar="FILE", help="settings of the model, where its weights do not say them")
+    add("-classes", type=Path, metavar="FILE", help="names of the classes, one per line")
+    add("-flip", action="store_true", help="use the mean of the logits of each image and its mirror image")
+    add("-cfg", metavar="FILE", help="settings of the model, if its weights do not have them")
     add(
         "-opts",
         nargs="+",
@@ -101,33 +104,35 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-ngpus", type=at_least(1), metavar="N", help=ngpus_help)
     arguments = parser.parse_args(argv)
     if arguments.unsure is not None and not 0 <= arguments.unsure <= 1:
-        raise ConfigError(f"-unsure: {arguments.unsure} is no probability; give a number from 0 to 1")
+        raise ConfigError(f"-unsure: {arguments.unsure} is not a probability; give a number from 0 to 1")
     return arguments
 
 
 def settings_flags(arguments: argparse.Namespace) -> list[str]:
-    """The part of the command line that overrides settings of the model, as the entries take it."""
+    """Return the flags that override settings of the model, in the form that the training programs take."""
     given = {"-cfg": arguments.cfg, "-amp": arguments.amp, "-batch_size_eval": arguments.batch_size}
     flags = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
     return flags + (["-opts", *arguments.opts] if arguments.opts else [])
 
 
 class Outputs(NamedTuple):
-    """Where this command writes pictures. A folder that is searched for images may hold those of an earlier call."""
+    """The places where this command writes pictures. A folder with images may also have pictures of an earlier call."""
 
     into: Path | None = None
     attention: Path | None = None
     sheet: Path | None = None
 
     def without(self, images: list[str], root: str, is_deep: bool = True) -> list[str]:
-        """Return the images that were found in `root`, without copies and pictures of an earlier call. `is_deep`: folders
-        below `root` were searched too."""
+        """Return the images that were found in `root`, without copies and pictures of an earlier call.
+
+        `is_deep`: folders below `root` were searched too.
+        """
         if not any(self):
             return images
         is_source = is_deep and self.into and os.path.realpath(root) == os.path.realpath(self.into)
         if is_source and any(os.path.samefile(os.path.dirname(each) or os.curdir, root) for each in images):
             raise ConfigError(
-                f"-into: {root} has the images, so the next call would also classify the copies that this one makes in it; "
+                f"-into: {root} has the images, so the next call would also classify the copies that this call makes; "
                 f"name another folder, such as {self.into / 'sorted'}"
             )
         copies, maps = _start_below(root, self.into), _start_below(root, self.attention)
@@ -141,7 +146,7 @@ class Outputs(NamedTuple):
 
 
 def _start_below(root: str, folder: Path | None) -> str:
-    """Return how the paths of what `root` has in this folder start; NUL, as none does, if the folder lies elsewhere."""
+    """Return the start of the paths that `root` has in this folder. NUL, with which no path starts, if it has none."""
     place = os.path.relpath(os.path.realpath(folder), os.path.realpath(root)) if folder else os.pardir
     return "\0" if place.startswith(os.pardir) else os.path.join(os.path.abspath(os.path.join(root, place)), "")
 
@@ -153,7 +158,7 @@ def _is_ours(path: str) -> bool:
 
 
 def find_images(given: Iterable[str], lists: Iterable[str], outputs: Outputs) -> list[str]:
-    """The images that are `given` on the command line, where @FILE is a list, then those of `lists`."""
+    """Return the images `given` on the command line, where @FILE is a list, and then the images in `lists`."""
     paths = []
     for each in given:
         is_list = each.startswith("@") and not os.path.exists(each)
@@ -166,7 +171,7 @@ def find_images(given: Iterable[str], lists: Iterable[str], outputs: Outputs) ->
 
 
 def expand(given: str, outputs: Outputs) -> list[str]:
-    """A file, the images of a folder and below it, or what a pattern matches; 2.jpg before 10.jpg."""
+    """Return a file, the images in and below a folder, or the matches of a pattern; 2.jpg comes before 10.jpg."""
     from datasets.sources.folder import FolderScan, describe_left_out
 
     if os.path.isdir(given):
@@ -182,7 +187,7 @@ def expand(given: str, outputs: Outputs) -> list[str]:
     matches = sorted(glob.glob(given, recursive=True), key=natural)
     if not matches:
         raise ConfigError(f"{given}: no file matches this pattern; check the folder and the ending in it")
-    if "**" in given:  # matches folders beside the files in them
+    if "**" in given:  # it matches folders as well as the files in them
         matches = [each for each in matches if not os.path.isdir(each)]
     start = os.path.dirname(given[: re.search(r"[*?[]", given).start()])
     matches = outputs.without(matches, start or os.curdir, "**" in given)
@@ -190,27 +195,27 @@ def expand(given: str, outputs: Outputs) -> list[str]:
 
 
 def read_list(name: str, outputs: Outputs) -> list[str]:
-    """The images that a file names, one path, folder or pattern a line, as if typed; `-` is the standard input."""
+    """Return the images that a file names, one path, folder or pattern per line. `-` is the standard input."""
     try:
         text = sys.stdin.read() if name == STDIN else read_names(Path(name))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"-list: {name} cannot be read ({error}); it must be a text file with a path a line"
+            f"-list: cannot read {name} ({error}); it must be a text file with one path per line"
         ) from None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     missing = [line for line in lines if not os.path.exists(line) and not glob.has_magic(line)]
     if missing:
         raise ConfigError(
-            f"-list: {len(missing)} of {len(lines)} paths in {name} do not exist: {first_of(missing, limit=3)}; they count "
-            f"from the current folder, {os.getcwd()}"
+            f"-list: {len(missing)} of {len(lines)} paths in {name} do not exist: {first_of(missing, limit=3)}; they "
+            f"are relative to the current folder, {os.getcwd()}"
         )
     if not lines:
-        raise ConfigError(f"-list: {name} names no images; it must have a path a line")
+        raise ConfigError(f"-list: {name} names no images; it must have one path per line")
     return [path for line in lines for path in expand(line, outputs)]
 
 
 def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
-    """Refuse what cannot be written, or would overwrite an image, before anything is computed."""
+    """Raise ConfigError if an output cannot be written or would overwrite an image. Called before the computation."""
     from engine.predict.output import DOCUMENT, PICTURE, TABLE
 
     outputs = files_to_write(arguments, len(paths)) | maps_to_write(arguments, paths)
@@ -223,7 +228,7 @@ def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
 
 
 def files_to_write(arguments: argparse.Namespace, num_images: int) -> dict[Path, str]:
-    """{file: its flag} of the tables and sheets, whose names are checked."""
+    """Return {file: its flag} for the tables and sheets, and check their names."""
     from datasets.transforms.decode import KNOWN_ENDINGS
     from engine.predict.output import SHEET_ENDINGS, sheet_paths
     from models.weights.files import find_file
@@ -237,9 +242,9 @@ def files_to_write(arguments: argparse.Namespace, num_images: int) -> dict[Path,
         check_no_input(flag, path, filter(None, sources))
         ending = path.suffix.lower()
         if flag != "-sheet" and ending in KNOWN_ENDINGS:
-            raise ConfigError(f"{flag}: {path} has the name of an image; name the table that is to be written")
+            raise ConfigError(f"{flag}: {path} has the name of an image; name the table to write")
         if flag == "-sheet" and ending not in SHEET_ENDINGS:
-            raise ConfigError(f"-sheet: {path} must end in {', '.join(SHEET_ENDINGS)}, the formats that are written")
+            raise ConfigError(f"-sheet: {path} must end in one of {', '.join(SHEET_ENDINGS)}")
         if path in outputs:
             raise ConfigError(f"{flag}: {path} is written by {outputs[path]} too; name another file")
         outputs |= {each: flag for each in (sheet_paths(path, num_images) if flag == "-sheet" else [path])}
@@ -247,7 +252,7 @@ def files_to_write(arguments: argparse.Namespace, num_images: int) -> dict[Path,
 
 
 def maps_to_write(arguments: argparse.Namespace, paths: list[str]) -> dict[Path, str]:
-    """{file: its flag} of the attention maps. Makes the folders of -attention and -into."""
+    """Return {file: its flag} for the attention maps. Make the folders of -attention and -into."""
     names: list[str] = []
     if arguments.attention:
         from extras.attention_maps import map_names  # extra: attention_maps
@@ -259,13 +264,13 @@ def maps_to_write(arguments: argparse.Namespace, paths: list[str]) -> dict[Path,
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{flag}: the folder {folder} cannot be made ({error}); choose another") from None
+            raise ConfigError(f"{flag}: cannot make the folder {folder} ({error}); choose another") from None
         check_writable(flag, folder / "map.png")
     return {arguments.attention / name: "-attention" for name in names}
 
 
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
-    """Print, and write as the flags say, the most probable classes of each image. Returns the exit code."""
+    """Print the most probable classes of each image, and write the files that the flags name. Return the exit code."""
     from engine.predict.classifier import load_classifier
     from engine.predict.output import Output, thumbnails
     from engine.predict.pictures import describe_missing
@@ -280,7 +285,7 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
         maps = process.after_first(lambda: Maps.of(classifier, process.device, arguments.attention, paths))
     for flag in ("into", "unsure"):
         if classifier.config.DATA.has_several_labels and getattr(arguments, flag) is not None:
-            raise ConfigError(f"-{flag}: an image of this model can have several classes, or none; leave it out")
+            raise ConfigError(f"-{flag}: with this model an image can have several classes or none; leave -{flag} out")
     predictor = Predictor(classifier, process, arguments.flip, report)
     if process.is_first:
         several = "" if process.world_size == 1 else f", {counted(process.world_size, 'process')}"

@@ -14,7 +14,7 @@ if [[ $about == *"leave -amp out"* ]]; then
 fi
 python main_single_gpu.py -cfg configs/vit_digits.yaml ${amp[@]+"${amp[@]}"} "$@"
 if [ "$before" != "$VIRTUAL_ENV" ]; then
-    echo "first, to go on in this shell:"
+    echo "first, to continue in this shell:"
     [ "$OLDPWD" = "$PWD" ] || echo "  cd $(printf %q "$PWD")"
     echo "  source .venv/bin/activate"
 fi

@@ -3,8 +3,8 @@
     python scripts/report.py output/train-20260102-03-04-05
     python scripts/report.py output/train-20260102-03-04-05 -output digits.html
 
-A run writes it at its end, with REPORT=true, into its folder. This writes it again, and for runs that were killed or are
-still going. The page is one file without scripts that loads nothing from elsewhere.
+With REPORT=true, a run writes this page into its folder when it ends. This script writes it again, also for runs that
+were killed or are still running. The page is one file without scripts and loads nothing from elsewhere.
 """
 
 import sys

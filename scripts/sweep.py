@@ -1,13 +1,14 @@
-"""Trains many runs: a grid over settings, seeds and folds; all other flags are the runs'.
+"""Trains many runs: a grid over settings, seeds and folds. All other flags are passed to the runs.
 
     python scripts/sweep.py -cfg configs/vit_digits.yaml -amp -epochs 10 -over TRAIN.BASE_LR=1e-3,3e-3 MODEL.DEPTH=4,6 -seeds 0,1,2 -output sweeps/lr
     python scripts/sweep.py -cfg configs/vit_digits.yaml -amp -folds 5 -output sweeps/folds
-    python scripts/sweep.py -output sweeps/lr               goes on with a sweep that was stopped or killed
-    python scripts/sweep.py -output sweeps/lr -table        prints where it is, and starts nothing
+    python scripts/sweep.py -output sweeps/lr               continues a sweep that was stopped or killed
+    python scripts/sweep.py -output sweeps/lr -table        prints the table so far, and starts nothing
 
-Each trial is a run in a folder of its own below that of the sweep, which also holds trials.csv. What is finished is not
-repeated, and a trial that was cut goes on from its last checkpoint. A sweep ends with exit code 0 if every trial is done, 3 if
-gradients of some were not finite, 2 if a setting is wrong, otherwise 1. -trial K runs one trial, as a task of an array of Slurm.
+Each trial is a run in its own folder below the sweep's folder, which also has trials.csv. Finished trials are not
+repeated, and an interrupted trial continues from its last checkpoint. A sweep ends with exit code 0 if every trial is
+done, 3 if gradients of some were not finite, 2 if a setting is wrong, otherwise 1. -trial K runs one trial, as a task of
+a Slurm array.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from utils.files import locked
 from utils.held_folders import HeldFolder
 
 OURS = "-h --help -output -over -seeds -folds -table -trial".split()
-# Of a task of srun: they would be taken for the ranks of a run that starts its processes itself (-ngpus).
+# Variables of an srun task. A run that starts its processes itself (-ngpus) would read them as its ranks.
 SLURM_RANKS = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
 
 
@@ -57,14 +58,14 @@ def main(argv: list[str]) -> int:
             held.release()
     name = shlex.quote(str(arguments.output))
     if code >= 128:
-        print(f"stopped; python scripts/sweep.py -output {name} goes on")
+        print(f"stopped; python scripts/sweep.py -output {name} continues the sweep")
     else:
         print(f"python scripts/compare.py {name} shows which differences are noise")
     return code
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The sweep's own flags, and those of the runs."""
+    """Return the sweep's own flags, and the flags of the runs."""
     ours, theirs = [], []
     target = theirs
     for word in argv:
@@ -78,12 +79,12 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add("-seeds", type=seeds, default=[], metavar="N,N", help="seeds of the runs; each point is trained with each")
     add("-folds", type=at_least(2), metavar="K", help="cross-validation: each point is trained on each of K folds")
     add("-table", action="store_true", help="print the table of the trials so far and start nothing")
-    add("-trial", type=at_least(0), metavar="K", help="run the trial of this number only")
+    add("-trial", type=at_least(0), metavar="K", help="run only the trial with this number")
     return parser.parse_args(ours), theirs
 
 
 def seeds(text: str) -> list[int]:
-    """The type of -seeds."""
+    """Return the seeds in a text; the type of -seeds."""
     values = [at_least(0)(each.strip()) for each in text.split(",")]
     if len(set(values)) < len(values):
         raise argparse.ArgumentTypeError(f"{text} names a seed twice")
@@ -91,24 +92,25 @@ def seeds(text: str) -> list[int]:
 
 
 def find_sweep(arguments: argparse.Namespace, flags: list[str], folder: Path) -> Sweep:
-    """Return the sweep of the folder, or the one that is asked for; both if they are the same."""
+    """Return the sweep saved in the folder, or a new one from the flags. If there are both, they must be the same."""
     former = read_sweep(folder)
     if not (flags or arguments.over or arguments.seeds or arguments.folds):
         if former:
             return former
         raise ConfigError(
-            f"-output: {arguments.output} holds no sweep to go on with; for a new one give -over KEY=VALUE,VALUE, -seeds or -folds"
+            f"-output: {arguments.output} has no sweep to continue; for a new one give -over KEY=VALUE,VALUE, -seeds or "
+            "-folds"
         )
     sweep = Sweep.new(flags, read_over(arguments.over), seeds=arguments.seeds, folds=arguments.folds)
-    return sweep.goes_on(former, folder) if former else sweep
+    return sweep.or_saved(former, folder) if former else sweep
 
 
 def run_trial(sweep: Sweep, folder: Path, index: int) -> int:
-    """Become the run of a trial, so that signals reach it; 0 if it is done already."""
+    """Replace this process by the run of a trial, so that signals reach it. Return 0 if it is done already."""
     if index >= len(sweep.trials):
         raise ConfigError(f"-trial: {folder} has trials 0 to {len(sweep.trials) - 1}, not {index}")
     make_folder(folder)
-    sweep.save(folder)  # by each task of an array, the same
+    sweep.save(folder)  # each task of an array writes the same sweep
     trial = sweep.trials[index]
     if read_result(folder / trial.name).state == DONE:
         print(f"{trial} is done already")
@@ -120,7 +122,7 @@ def run_trial(sweep: Sweep, folder: Path, index: int) -> int:
 
 
 def report(sweep: Sweep, folder: Path) -> str:
-    """The table so far; trials.csv is written anew, also of what tasks of an array did."""
+    """Return the table so far, and rewrite trials.csv, which includes the trials of array tasks."""
     results = [read_result(folder / trial.name) for trial in sweep.trials]
     write_trials(sweep, folder, results)
     return table(sweep, results)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs every test, in the environment that quickstart.sh makes (made here if it is not there yet), and at the end kills
-# some runs at random moments. With pytest's arguments, only what they select.
+# Runs every test in the environment of quickstart.sh, which it creates if needed, and finally kills some runs at random
+# moments. With arguments for pytest, it runs only the tests that they select.
 #
 #   bash scripts/test.sh            everything
-#   bash scripts/test.sh -quick     for every edit: at most 2 minutes on 2 cores; leaves out what has @pytest.mark.slow
+#   bash scripts/test.sh -quick     for every edit: at most 2 minutes on 2 cores; without tests marked slow
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -13,14 +13,14 @@ is_quick=false options=()
 if [[ "${1:-}" =~ ^--?quick$ ]]; then
     is_quick=true
     shift
-    options=(-m "not slow") # @pytest.mark.slow: what starts programs, compiles, or takes its time for other reasons
+    options=(-m "not slow") # slow tests start programs, compile, or take long for other reasons
 fi
 python -m ruff check .
 python -m ruff format --check .
-# One thread: the tests run several processes at once, whose spinning threads would wait for each other.
+# One thread: the tests run several processes at once, and their spinning threads would wait for each other.
 export OMP_NUM_THREADS=1
-# -rs: what is skipped, and why. loadfile: the tests of a file share one worker and its fixtures. One worker more than cores,
-# because some tests wait for processes that end, or do not.
+# -rs lists skipped tests with reasons. loadfile: the tests of a file share a worker and its fixtures. There is one more
+# worker than cores, because some tests only wait for processes.
 python -m pytest -rs -n $(($(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile ${options[@]+"${options[@]}"} "$@"
 if $is_quick; then
     echo "-quick left out these slow tests, and the killed runs of tests/kill/kill_runs.py"

@@ -1,6 +1,6 @@
-"""DATA.CACHE: images decoded once, and from then on read from a file that is mapped into memory.
+"""DATA.CACHE: decodes each image once, and afterwards reads it from a file that is mapped into memory.
 
-Tar shards cannot do this: they hold encoded images, and what makes the cache fast is that there is nothing to decode.
+Tar shards are no replacement: they hold encoded images, and the cache is fast because it has nothing to decode.
 """
 
 import contextlib
@@ -28,15 +28,15 @@ from utils.host import count_cores
 from utils.progress import shown
 from utils.text import counted, format_bytes, format_bytes_apart
 
-IS_REASON = 0  # the height of an unreadable image, of which the reason is stored
-NUM_SAMPLED = 64  # images from which the size of all is estimated
-IMAGES_AHEAD_PER_THREAD = 2  # decoded before they can be written
+IS_REASON = 0  # height of an unreadable image, whose content is the error message
+NUM_SAMPLED = 64  # images from which the total size is estimated
+IMAGES_AHEAD_PER_THREAD = 2  # decoded while they wait to be written
 FILES_PER_TASK = 4096
-REMEDY = "Set DATA.CACHE_PATH to a writable folder with room; DATA.CACHE=256 takes less"
+REMEDY = "Set DATA.CACHE_PATH to a writable folder with enough space; DATA.CACHE=256 needs less"
 
 
 class CacheError(Exception):
-    """The cache cannot be built; the message says why, with the numbers."""
+    """Raised if the cache cannot be built. The message gives the reason and the numbers."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,18 @@ class CacheProgress:
 
 
 def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocation:
-    """The location of this set's cache, whether it exists or not."""
+    """Return the location of this set's cache, whether it exists or not."""
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
     files = hash_files(image_set, count_threads(config))
     key = {"files": files, "pixels": asdict(image_set.rules)}
-    if side := config.DATA.cache_side:  # else the interpolation has no effect
+    if side := config.DATA.cache_side:  # without it the interpolation has no effect
         key |= {"side": side, "interpolation": config.DATA.INTERPOLATION}
     name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"
     return CacheLocation(caches_folder(config), name, key, len(image_set))
 
 
 def hash_files(image_set: ImageSet, num_threads: int) -> str:
-    """A hash of all paths, sizes and dates in their order, which changes with any image."""
+    """Return a hash of all paths, sizes and dates in their order. It changes with any image."""
 
     def describe(first: int) -> bytes:
         numbers = range(first, min(first + FILES_PER_TASK, len(image_set)))
@@ -118,13 +118,13 @@ class CachedImages(ImageSet):
             raise ImageReadError(str(error)) from error
         if height == IS_REASON:
             raise ImageReadError(os.fsdecode(content.tobytes()))
-        if len(content) != height * width * (num_channels := self._image_set.rules.num_channels):  # of one made by hand
+        if len(content) != height * width * (num_channels := self._image_set.rules.num_channels):  # made by hand
             raise ImageReadError(f"{self.cache.location.index} is damaged; remove it, and the next start rebuilds it")
         return content.reshape(height, width, num_channels)
 
 
 def open_cache(location: CacheLocation, warn: Callable[[str], None] = lambda line: None) -> CacheFile | None:
-    """The complete cache; None where there is none or it is damaged."""
+    """Return the complete cache, or None if there is none or it is damaged."""
     try:
         return CacheFile(location)
     except FileNotFoundError:
@@ -137,7 +137,7 @@ def open_cache(location: CacheLocation, warn: Callable[[str], None] = lambda lin
 def cache_image_sets(
     config: Config, image_sets: tuple[ImageSet | None, ImageSet], progress: CacheProgress
 ) -> tuple[ImageSet | None, ImageSet]:
-    """Training and validation set, read from the cache that DATA.CACHE asks for. A missing cache is built first."""
+    """Return training and validation set, read from the cache that DATA.CACHE asks for. Build a missing cache first."""
     if config.DATA.CACHE == "none":
         return image_sets
     short_side = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
@@ -151,7 +151,7 @@ def cache_image_sets(
 def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: CacheProgress) -> ImageSet:
     reason = why_not_cacheable(image_set)
     if reason:
-        progress.say(f"cache: not for the {part} images of {config.DATA.DATASET}, {reason}")
+        progress.say(f"cache: not used for the {part} images of {config.DATA.DATASET}, {reason}")
         return image_set
     location = locate_cache(config, part, image_set)
     try:
@@ -159,7 +159,7 @@ def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: C
         if cache is None and progress.is_check:
             check_writable(location.folder)
             with ThreadPoolExecutor(count_threads(config), "cache") as pool:
-                progress.say(f"cache: a run writes {check_room(config, location, image_set, pool)}")
+                progress.say(f"cache: a run writes {check_space(config, location, image_set, pool)}")
         elif cache is None and progress.may_build:
             cache = _build_or_wait(config, location, image_set, progress)
     except (CacheError, OSError) as error:
@@ -174,7 +174,7 @@ def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: C
 
 
 def why_not_cacheable(image_set: ImageSet) -> str | None:
-    """Why a cache of this set is not possible or useful; None if it is."""
+    """Return the reason why a cache of this set is impossible or useless, or None if there is none."""
     if image_set.in_memory:
         return "which are in memory already"
     return "whose files are not known" if image_set.root is None else None
@@ -184,7 +184,7 @@ def why_not_cacheable(image_set: ImageSet) -> str | None:
 
 
 def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes | np.ndarray]:
-    """Height, width and content of what the cache stores of an image."""
+    """Return height, width and content of an image as the cache stores it."""
     try:
         pixels = image_set.read(index)
     except ImageReadError as error:
@@ -201,7 +201,7 @@ def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes
 def _build_or_wait(
     config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress
 ) -> CacheFile | None:
-    """The cache, built here or by another run that this one waits for."""
+    """Return the cache, built here or by another run, for which this run waits."""
     waits = []
 
     def wait() -> None:
@@ -225,12 +225,12 @@ def _build_or_wait(
 
 
 def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress) -> None:
-    """Build the cache. CacheError: that is impossible. Of one that is not finished nothing stays."""
+    """Build the cache, or raise CacheError. An unfinished cache is removed."""
     num_threads = count_threads(config)
     with contextlib.closing(CacheWriter(location)) as writer, ThreadPoolExecutor(num_threads, "cache") as pool:
         numbers = range(location.num_images)
         try:
-            progress.say(f"cache: writing {check_room(config, location, image_set, pool)}")
+            progress.say(f"cache: writing {check_space(config, location, image_set, pool)}")
             started = (pool.submit(encode, config.DATA, image_set, number) for number in numbers)
             waiting = deque(itertools.islice(started, num_threads * IMAGES_AHEAD_PER_THREAD))
             for _ in shown(numbers, "cache", len(numbers)):
@@ -244,18 +244,18 @@ def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, pr
             pool.shutdown(cancel_futures=True)
 
 
-def check_room(config: Config, location: CacheLocation, image_set: ImageSet, pool: ThreadPoolExecutor) -> str:
+def check_space(config: Config, location: CacheLocation, image_set: ImageSet, pool: ThreadPoolExecutor) -> str:
     """Describe the size of the cache and the free space. Raise CacheError if it does not fit."""
     needed, free = estimate_bytes(config.DATA, image_set, pool), free_bytes(location.folder)
     needs, has = format_bytes_apart(needed, free)
     sizes = f"{counted(len(image_set), 'image')}, about {needs} in {location.folder}, where {has} are free"
     if needed > free:
-        raise CacheError(f"there is no room for {sizes}")
+        raise CacheError(f"there is not enough space for {sizes}")
     return sizes
 
 
 def estimate_bytes(data: Data, image_set: ImageSet, pool: ThreadPoolExecutor) -> int:
-    """The size of the set in the cache, from a sample."""
+    """Estimate the size of the set in the cache from a sample."""
     sample = np.linspace(0, len(image_set) - 1, min(len(image_set), NUM_SAMPLED)).astype(int).tolist()
     lengths = pool.map(lambda index: memoryview(encode(data, image_set, index)[2]).nbytes, sample)
     return int(np.mean(list(lengths)) * len(image_set))

@@ -1,6 +1,6 @@
-"""The two files of a cache: `.data` has the pixels of the images one after the other, `.index` says where each one is.
+"""The two files of a cache: `.data` holds the pixels of all images one after the other, `.index` their positions.
 
-The index is written last and declares the cache complete: without it the next start builds the cache anew.
+The index is written last and marks the cache as complete. Without it, the next start rebuilds the cache.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ VERSION = 5  # of the content of both files and of the key
 ENTRY = np.dtype([("start", "<u8"), ("length", "<u8"), ("height", "<u4"), ("width", "<u4"), ("checksum", "<u4")])
 COLUMNS = {name: ENTRY[name].str for name in ENTRY.names}
 SHAPE = Shape(COLUMNS, [" ".join(COLUMNS)], {"size": int})
-# Older versions of Python have no name for it.
+# Older versions of Python do not define it.
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 class DamagedCacheError(Exception):
-    """A cache differs from what was written; the message names the file."""
+    """Raised if a cache is damaged. The message names the file."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class CacheLocation:
             path.unlink(missing_ok=True)
 
     def remove_older(self) -> list[str]:
-        """Remove other caches of this data set. A run that reads one goes on with it: files stay as long as they are open."""
+        """Remove other caches of this data set and return their names. A run that has one open can still read it."""
         older = set(self.folder.glob(f"{self.data_set}-{'[0-9a-f]' * 16}.data")) - {self.data}
         for data in older:
             for ending in (ENDING, ".data"):
@@ -74,7 +74,7 @@ class CacheFile:
     """A complete cache, mapped into memory: all processes of a machine share its pages."""
 
     def __init__(self, location: CacheLocation):
-        """FileNotFoundError when there is none, DamagedCacheError when it differs from what was written."""
+        """Open the cache. Raise FileNotFoundError if there is none, DamagedCacheError if it is damaged."""
         self.location, index = location, open_index(location.index)
         if index is None or not index.has(SHAPE) or len(index.column("start")) != location.num_images:
             if not location.index.exists():
@@ -85,17 +85,17 @@ class CacheFile:
             size, expected = os.fstat(file.fileno()).st_size, index.facts["size"]
             if size != expected:
                 raise DamagedCacheError(f"{location.data} has {size:,} bytes, not {expected:,}")
-            # Private and writable, or torch warns of every array; nothing writes to it. Without MAP_NORESERVE Linux refuses
-            # a private map that is larger than the memory.
+            # Private and writable, because torch warns about read-only arrays; nothing writes to it. Without
+            # MAP_NORESERVE, Linux refuses a private map that is larger than the memory.
             flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
             self.data = np.frombuffer(mmap.mmap(file.fileno(), size, flags=flags, prot=access), np.uint8)
         self._is_checked = np.zeros(location.num_images, bool)
 
     def read(self, number: int) -> tuple[int, int, np.ndarray]:
-        """Height, width and bytes of an image. DamagedCacheError when the bytes are not those that were written.
+        """Return height, width and bytes of an image. Raise DamagedCacheError if the bytes are damaged.
 
-        Each process compares the checksum at its first read: to compare all of them at the start would mean to read the
-        whole file, perhaps hundreds of GB.
+        Each process compares the checksum of an image when it first reads it. Rejected: to compare all checksums at the
+        start, because that reads the whole file, perhaps hundreds of GB.
         """
         start, length, height, width, checksum = (int(column[number]) for column in self.columns)
         content = self.data[start : start + length]
@@ -112,13 +112,13 @@ class CacheFile:
 
 
 class CacheWriter:
-    """Writes the images of a cache one after the other. Use it under `location.lock`."""
+    """Writes the images of a cache one after the other. The caller must hold `location.lock`."""
 
     def __init__(self, location: CacheLocation):
-        location.remove()  # rather than overwrite: another run may have a damaged one mapped
+        location.remove()  # do not overwrite: another run may have a damaged cache mapped
         self.location, self._data = location, open(location.data, "wb")  # noqa: SIM115
         self._entries = np.empty(location.num_images, ENTRY)
-        self.num_done, self._end = 0, 0  # images, and their bytes
+        self.num_done, self._end = 0, 0  # number of images, and of their bytes
 
     def add(self, height: int, width: int, content: bytes | np.ndarray) -> None:
         """Append the next image."""
@@ -128,7 +128,7 @@ class CacheWriter:
         self.num_done += 1
 
     def finish(self) -> None:
-        """Bring the images to the disk, then write the index, which declares the cache complete."""
+        """Sync the images to the disk, then write the index, which marks the cache as complete."""
         sync(self._data)
         with Place(self.location.index) as place:
             writer = IndexWriter(place, COLUMNS, small=-1)
@@ -137,7 +137,7 @@ class CacheWriter:
             writer.finish({"size": self._end})
 
     def close(self) -> None:
-        """Remove what is unfinished."""
+        """Remove the files of an unfinished cache."""
         with contextlib.suppress(OSError):  # a full disk, which was reported before
             self._data.close()
         if not self.location.index.exists():

@@ -22,17 +22,17 @@ REMEDY = f"train it on this data first, and name its checkpoint: -opts {KEY}=out
 
 
 class TeacherSource(NamedTuple):
-    """Model, weights and classes of a teacher as the settings name them, before it is built."""
+    """The model, weights and classes of a teacher that is not built yet."""
 
-    config: Config  # builds its model; how its images are normalized
-    weights: str  # a file, or a name of timm's
-    classes: list[str] | None  # of its outputs, if they are known by name
+    config: Config  # settings that build its model and normalize its images
+    weights: str  # a file, or the name of a timm model
+    classes: list[str] | None  # names of its outputs, if known
     num_classes: int | None
-    side: int | None  # of its images, if it takes only one size
+    side: int | None  # of its images, if the model takes only one size
 
 
 def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tuple[Teacher, list[str]]:
-    """The teacher on the CPU, and lines for the log. `classes`: names of the data's classes."""
+    """Load the teacher on the CPU. Return it with lines for the log. `classes`: names of the data's classes."""
     found = find_teacher(config)
     outputs = _outputs(found, list(classes), num_classes)
     number = len(found.classes) if outputs else num_classes
@@ -46,14 +46,14 @@ def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tu
 
 
 def random_teacher(config: Config, num_classes: int) -> Teacher:
-    """The teacher with random weights, for trials of memory."""
+    """Return the teacher with random weights, for memory trials."""
     found = find_teacher(config)
     model = build_model(found.config, num_classes)
     return Teacher(model, config.DATA, found.config.DATA, side=found.side)
 
 
 def find_teacher(config: Config) -> TeacherSource:
-    """The teacher by its name in timm, or by the checkpoint of a run, whose settings say everything."""
+    """Find the teacher by its name in timm, or by a checkpoint, which holds the settings of its run."""
     timm = import_timm()
     name, weights = config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PRETRAINED
     path = find_file(name)
@@ -69,7 +69,7 @@ def find_teacher(config: Config) -> TeacherSource:
     images = {"IMAGENET_MEAN": tuple(cfg.mean), "IMAGENET_STD": tuple(cfg.std)} if has_means else {}
     side = cfg.input_size[-1] if cfg is not None and cfg.fixed_input_size else None
     data = replace(config.DATA, **images, **({"IMAGE_SIZE": side} if side else {}))
-    # Its images are of one size, or of any where its model takes them: it needs no schedule.
+    # The teacher needs no schedule of sizes: its model takes images of one size, or of any size.
     train = replace(config.TRAIN, SIZE_SCHEDULE=())
     built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name), TRAIN=train)
     names = read_record(file).get("class_names") if file else None
@@ -81,7 +81,8 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
     settings, names = record.get("config", {}), record.get("class_names")
     if "MODEL.TYPE" not in settings or not names:
         raise ConfigError(
-            f"{KEY}: {path} does not say which model it is of; name a timm model there, and this file as {WEIGHTS_KEY}"
+            f"{KEY}: {path} does not say which model its weights are for; set {KEY} to a timm model, "
+            f"and {WEIGHTS_KEY} to this file"
         )
     if config.TRAIN.TEACHER_PRETRAINED:
         raise ConfigError(f"{WEIGHTS_KEY}: {KEY} {path} has weights already; remove one of them")
@@ -96,7 +97,7 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
 
 
 def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list[int]:
-    """The teacher's outputs for the data's classes in their order; none: all, one for each class."""
+    """Return the teacher's output for each class of the data. An empty list means all outputs, in the same order."""
     if found.classes and len(found.classes) == found.num_classes and num_classes == len(classes):
         unknown = [name for name in classes if name not in found.classes]
         if unknown:
@@ -108,7 +109,7 @@ def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list
 
 
 def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
-    """Refuse a file with another number of classes; its classifier has a row for each."""
+    """Raise ConfigError if the classifier in the file, with one row per class, has another number of classes."""
     state = read_state_dict(file)
     for name in classifier_names(model):
         rows = len(state.get(f"{name}.weight", range(num_classes)))

@@ -1,4 +1,4 @@
-"""What a distillation changes in a step: the teacher's logits are added to the targets, and the loss follows them too."""
+"""The changes that distillation makes to a step: the teacher's logits join the targets, and a term joins the loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +24,9 @@ from utils.log import Log
 def make_distillation(
     config: Config, process: Process, log: Log, num_classes: int, classes: Sequence[str] | None
 ) -> "Distillation":
-    """The distillation of the settings; every process has the whole teacher. Collective.
+    """Return the distillation that the settings ask for. Every process has the whole teacher. Collective.
 
-    `classes`: names of the data's classes; None: a teacher with random weights will do.
+    `classes`: names of the data's classes; None: use a teacher with random weights.
     """
     if classes is None:
         return Distillation(random_teacher(config, num_classes), config)
@@ -36,7 +36,7 @@ def make_distillation(
 
 
 class Distillation:
-    """A StepWrapper that lets the model learn from a teacher too."""
+    """A StepWrapper that makes the model learn from a teacher as well."""
 
     def __init__(self, teacher: Teacher, config: Config):
         self._teacher, self._config = teacher, config
@@ -51,17 +51,17 @@ class Distillation:
 
 @dataclass(frozen=True)
 class DistillationTargets(ExtendedTargets):
-    """The labels of the images, and the logits that the teacher has for them."""
+    """The labels of the images and the teacher's logits for them."""
 
     logits: Tensor  # [B, classes]
 
 
 class DistillationLoss:
-    """(1 - ALPHA) x the loss of the labels + ALPHA x that of the teacher, as timm's and DeiT's.
+    """The loss (1 - ALPHA) x label loss + ALPHA x teacher loss, as in timm and DeiT.
 
-    A student with two heads learns the labels with the first and the teacher with the second. `soft` is the divergence of
-    the classes' probabilities at temperature TAU, times TAU^2, averaged over the images (DeiT also divides by the number of
-    classes); `hard` is the cross entropy with the class that the teacher chooses.
+    A student with two heads learns the labels with the first and the teacher with the second. `soft` is the KL
+    divergence of the class probabilities at temperature TAU, times TAU^2, averaged over the images (DeiT also divides
+    by the number of classes). `hard` is the cross entropy with the class that the teacher predicts.
     """
 
     def __init__(self, base: Loss, settings: Train):
@@ -72,26 +72,26 @@ class DistillationLoss:
         first, second = outputs if isinstance(outputs, tuple) else (outputs, outputs)
         student, teacher = widen(second), widen(targets.logits)
         if self._type == "hard":
-            taught = functional.cross_entropy(student, teacher.argmax(1))
+            teacher_loss = functional.cross_entropy(student, teacher.argmax(1))
         else:
             student, teacher = (functional.log_softmax(each / self._tau, 1) for each in (student, teacher))
             divergence = functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
-            taught = divergence * self._tau**2
-        return (1 - self._alpha) * self._base(first, targets.labels) + self._alpha * taught
+            teacher_loss = divergence * self._tau**2
+        return (1 - self._alpha) * self._base(first, targets.labels) + self._alpha * teacher_loss
 
 
 class TeacherPreparation:
-    """A preparation that adds the teacher's logits for the images that the student gets, mixed and erased, as in DeiT."""
+    """A preparation that adds the teacher's logits for the student's mixed and erased images, as in DeiT."""
 
     def __init__(self, prepare: Preparation, teacher: Teacher, precision: Precision, config: Config):
         self.prepare, self.normalize, self.precision = prepare, prepare.normalize, precision
         model, self.device = teacher.model, prepare.device
         cast(model, precision.half or self.normalize.dtype)
         self.teacher = teacher.to(self.device)
-        if self.device.type != "cpu":  # whose numbers stay as they were
-            # The lists of settings name modules of the student.
+        if self.device.type != "cpu":  # on a CPU, transforms would change the results
+            # Without the settings in PRECISION: its operator lists name modules of the student.
             choose_transforms(replace(config, PRECISION=Config().PRECISION), self.device, precision.half).apply(model)
-            if config.COMPILE:  # in no mode: CUDA graphs would overwrite logits that the loss still needs
+            if config.COMPILE:  # without a mode: CUDA graphs would overwrite logits that the loss still needs
                 compile_model(model, replace(config, COMPILE=True))
 
     def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, DistillationTargets]:
@@ -101,7 +101,7 @@ class TeacherPreparation:
 
 
 def cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Give the model's numbers this type; the running statistics of BatchNorm are kept in no half type."""
+    """Convert the model's floating-point numbers to this type, but never BatchNorm to a half type."""
     for module in model.modules():
         own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
         for tensor in own if dtype.itemsize > 2 or not has_running_statistics(module) else ():

@@ -1,4 +1,4 @@
-"""The teacher of a distillation: a frozen model that sees the images of its student as its own weights expect them."""
+"""The teacher of a distillation: a frozen model that gets the student's images, normalized for its own weights."""
 
 from collections.abc import Sequence
 
@@ -10,20 +10,22 @@ from configs.schema import Data
 
 
 class Teacher(nn.Module):
-    """Logits of a model in evaluation mode for images that are prepared for its student; never trained or saved."""
+    """A model in evaluation mode that computes logits for the images of its student. It is never trained or saved."""
 
     def __init__(
-        self, model: nn.Module, of_student: Data, own: Data, outputs: Sequence[int] = (), side: int | None = None
+        self, model: nn.Module, student: Data, own: Data, outputs: Sequence[int] = (), side: int | None = None
     ):
-        """`of_student`, `own`: how images are normalized; `outputs`: those of the student's classes in its order, none:
-        all; `side`: of the only image size that the model takes.
+        """Wrap `model`.
+
+        `student`, `own`: settings that normalize images for the student and for this model; `outputs`: indices of the
+        student's classes among the model's outputs, empty for all; `side`: the only image size that the model takes.
         """
         super().__init__()
         self.model, self.side = model.eval().requires_grad_(False), side
-        # Every output is one of the student's: (image * its deviation + its mean - own mean) / own deviation.
+        # Undo the student's normalization, then apply our own: (image * std + mean - own mean) / own std.
         own_mean, own_std, mean, std = (
             torch.tensor(each, dtype=torch.float64)
-            for each in (own.IMAGENET_MEAN, own.IMAGENET_STD, of_student.IMAGENET_MEAN, of_student.IMAGENET_STD)
+            for each in (own.IMAGENET_MEAN, own.IMAGENET_STD, student.IMAGENET_MEAN, student.IMAGENET_STD)
         )
         self.renormalizes = not (torch.equal(mean, own_mean) and torch.equal(std, own_std))
         self.register_buffer("scale", (std / own_std).float()[:, None, None])
@@ -31,13 +33,13 @@ class Teacher(nn.Module):
         self.register_buffer("outputs", torch.tensor(outputs, dtype=torch.int64))
 
     def describe(self) -> str:
-        """The number of parameters, and what is done to the images of the student."""
+        """Return the number of parameters and the changes to the student's images, for the log."""
         count = sum(parameter.numel() for parameter in self.model.parameters())
         resized = f", images resized to {self.side} x {self.side}" if self.side else ""
         return f"{count:,} parameters{resized}{', images normalized as its weights expect' * self.renormalizes}"
 
     def forward(self, images: Tensor) -> Tensor:
-        """[B, C, H, W] as the student gets them -> logits [B, classes of the student]"""
+        """Return logits [B, classes of the student] for images [B, C, H, W] as the student gets them."""
         if self.side and images.shape[-1] != self.side:
             # In float32: not every device resizes half types.
             images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
@@ -50,7 +52,7 @@ class Teacher(nn.Module):
 def use_both_heads(model: nn.Module) -> None:
     """Make a model with a second head, such as DeiT's distilled ones, return the logits of both heads in training.
 
-    In evaluation it always returns their mean; without a distillation, in training too.
+    In evaluation it always returns their mean. Without distillation it does so in training too.
     """
     if hasattr(model, "set_distilled_training"):
         model.set_distilled_training(True)

@@ -1,4 +1,4 @@
-"""What scripts/doctor.py does: replays an update of a run, prints what breaks, and writes settings that help."""
+"""Replays an update of a run, prints where it breaks, and writes settings that help. scripts/doctor.py runs this."""
 
 import contextlib
 import shlex
@@ -60,12 +60,12 @@ def examine(source: str, batch: Path | None, cfg: str | None, half: str | None) 
     num_images = sum(len(batch.targets) for batch, _ in each.batches)
     print(f"step {each.step}, process {each.rank}: {counted(num_images, 'image')}; loss scale {scale:g}")
     print("\n".join(found.lines()))
-    # A healthy run only has its next batch, and there is no setting to change.
+    # Without an overflow only the next batch was replayed. If that is finite, no setting needs to change.
     text = prescribe(found, config, folder) if found.first or batches else ""
     if text:
         target = folder / DOCTOR_FILE
         command = f"python main_single_gpu.py -cfg {shlex.quote(str(target))}"
-        print(f"\n{text}\nwritten to {target}; a run with it: {command}")
+        print(f"\n{text}\nwritten to {target}; to train with it: {command}")
 
 
 def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
@@ -102,12 +102,12 @@ def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Confi
     if config.PRECISION.MODE != "autocast" or config.PRECISION.CUSTOM_WHITE_LIST:
         print("replayed under autocast, without naive or float8 mode and CUSTOM_WHITE_LIST")
     if config.TRAIN.DISTILLATION_TYPE != "none":
-        print("replayed without the teacher: the loss is that of the labels")
+        print("replayed without the teacher: the loss uses only the labels")
     return replace(config, AMP=True, PRECISION=replace(config.PRECISION, DTYPE=half)), float(scale)
 
 
 def next_batch(config: Config, state: dict) -> Batches:
-    """The next batch of the run, which is a function of seed and step."""
+    """Return the batches of the run's next update. They depend only on seed and step."""
     kept = SavedData(state["class_names"], state.get("split", {}))
     image_sets = load_image_sets(config, saved=kept)
     train_set, _ = read_through_cache(config, image_sets, say=print, warn=print, may_build=False)
@@ -132,17 +132,17 @@ def make_model(config: Config, state: dict, batches: Batches) -> torch.nn.Module
 
 
 def check_batches(config: Config, num_classes: int, batches: Batches) -> None:
-    """Refuse batches whose images or classes do not fit the model."""
+    """Raise ConfigError if the images or classes of the batches do not fit the model."""
     shape = (config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE)
     for (images, targets, *_), _ in batches.batches:
         if tuple(images.shape[1:]) != shape:
             raise ConfigError(
-                f"-batch: its images are {list(images.shape[1:])}, but those of this run are {list(shape)} "
+                f"-batch: its images are {list(images.shape[1:])}, but the images of this run are {list(shape)} "
                 "(DATA.IMAGE_CHANNELS, DATA.IMAGE_SIZE); give a batch of this run"
             )
         low, high = targets.min(), targets.max()
         if targets.shape[1] != num_classes if targets.ndim == 2 else not 0 <= low <= high < num_classes:
             raise ConfigError(
-                f"-batch: its targets, {list(targets.shape)} from {low:g} to {high:g}, are not of the model's "
+                f"-batch: its targets, {list(targets.shape)} from {low:g} to {high:g}, do not fit the model's "
                 f"{counted(num_classes, 'class')}; give a batch of this run"
             )

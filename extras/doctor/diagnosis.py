@@ -21,7 +21,7 @@ from utils.text import align
 
 HEADROOM = 2  # factor by which the largest gradient stays below the largest value of the half type
 MAX_SCALE = 2.0**24  # a larger scale gains nothing
-OUTLIER = 1024  # times the median: a module with such a gradient is listed, as no scale suits it and the others
+OUTLIER = 1024  # times the median: above that, no scale suits a module and the others, so it goes on the black list
 MAX_REPLAYS = 40
 
 
@@ -31,7 +31,7 @@ class Case:
 
     model: nn.Module
     precision: Precision
-    transforms: ModelTransforms  # those that are applied to the model
+    transforms: ModelTransforms  # already applied to the model
     loss: Callable[[Tensor, Tensor | Mixed], Tensor]
     batches: list[tuple[Tensor, Tensor | Mixed, float]]  # prepared images and targets, weight in the update's loss
     scale: float
@@ -40,12 +40,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """One module, or one operation of an attention, in the report."""
+    """A row of the report: one module, or one operation of an attention module."""
 
     place: Location
     types: str
     activation: float  # largest absolute value, in the float32 replay
-    gradient: float  # the same of the gradients, times the loss scale
+    gradient: float  # largest absolute gradient, times the loss scale
     underflow: float | None  # fraction in [0, 1] of gradients that are zero only in half precision
 
 
@@ -72,10 +72,10 @@ class Diagnosis:
     vanishing: list[Vanishing] = field(default_factory=list)
     black_list: list[str] = field(default_factory=list)
     best_scale: float = 1.0
-    is_mended: bool = True  # whether a replay with black list and scale is finite
+    is_fixed: bool = True  # whether a replay with black list and scale is finite
 
     def prescription(self, present: Settings) -> dict[str, str]:
-        """The settings that help: keys under PRECISION and their values, for a run with the `present` settings."""
+        """Return the settings that help, as keys under PRECISION and their values. `present`: the run's settings."""
         if self.breaks_in_float32:
             return {}
         changed = {}
@@ -94,7 +94,7 @@ class Diagnosis:
         return changed
 
     def finding(self) -> str:
-        """One sentence: where it breaks and how."""
+        """Return one sentence that says where and how the update breaks."""
         name, limit = str(self.half).removeprefix("torch."), torch.finfo(self.half).max
         if self.first is None:
             scale = f"at loss scale {self.scale:g}"
@@ -103,16 +103,17 @@ class Diagnosis:
         if self.breaks_in_float32:
             return (
                 f"{self.first}: the first {'output' if self.is_forward else 'gradient'} that is not finite, even in "
-                "float32: not a matter of precision. Look at the weights and the images; lower TRAIN.BASE_LR"
+                "float32, so precision is not the cause. Look at the weights and the images; lower TRAIN.BASE_LR"
             )
         if self.is_forward:
             size = f", which reaches {row.activation:.4g} in float32 ({name} ends at {limit:.5g})" if row else ""
             return f"{self.first}: the first output that is not finite{size}"
         size = f" (up to {row.gradient:.4g} in the float32 replay; {name} ends at {limit:.5g})" if row else ""
-        return f"{self.first}: forward is finite; the first gradient that is not, at loss scale {self.scale:g}{size}"
+        at = f"at loss scale {self.scale:g}{size}; forward is finite"
+        return f"{self.first}: the first gradient that is not finite, {at}"
 
     def lines(self) -> list[str]:
-        """The report for the console."""
+        """Return the report for the console."""
         limit = torch.finfo(self.half).max
         table = [("module", "returns", "max |activation|", f"of {limit:.5g}", "max |gradient| scaled", "underflow", "")]
         for row in self.rows:
@@ -130,14 +131,14 @@ class Diagnosis:
         lines.append(f"first: {self.finding()}")
         if self.first and not self.breaks_in_float32:
             other = "-amp_dtype bfloat16" if self.half is torch.float16 else "a lower TRAIN.BASE_LR"
-            broken = f"not mended: with the settings below this batch still breaks; try {other}"
-            mended = "mended: with the settings below a replay of this batch is finite"
-            lines.append(mended if self.is_mended else broken)
+            broken = f"not fixed: with the settings below this batch still breaks; try {other}"
+            fixed = "fixed: with the settings below a replay of this batch is finite"
+            lines.append(fixed if self.is_fixed else broken)
         return lines
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Replay in float32 and in half precision, then with black list and scale until a replay is finite."""
+    """Replay in float32 and in half precision. Then change black list and scale until a replay is finite."""
     half = case.precision.half or torch.float32
     found = Diagnosis(half, case.scale)
     exact = replay(case, in_half=False, scale=1.0)
@@ -147,7 +148,7 @@ def diagnose(case: Case) -> Diagnosis:
     found.breaks_in_float32 = bool(found.first and (exact.first_forward or exact.first_backward))
     found.best_scale = best_scale(exact, trace, half) if not found.breaks_in_float32 else case.scale
     if found.first and not found.breaks_in_float32:
-        trace = _mend(case, found, exact, trace)
+        trace = _find_fix(case, found, exact, trace)
     gradients = exact.largest_gradients()
     for place, activation in exact.activations.items():
         types = " ".join(sorted(str(kind).removeprefix("torch.") for kind in as_run.types[place]))
@@ -157,8 +158,8 @@ def diagnose(case: Case) -> Diagnosis:
     return found
 
 
-def _mend(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
-    """Extend the black list or lower the scale until a replay is finite. Returns the last replay."""
+def _find_fix(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
+    """Extend the black list or lower the scale until a replay is finite. Return the last replay."""
     scale, names = case.scale, []
     for _ in range(MAX_REPLAYS):
         first = trace.first_forward or trace.first_backward
@@ -166,7 +167,7 @@ def _mend(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
             break
         found.best_scale = best_scale(exact, trace, found.half)
         path = first.path
-        while is_inside(path, names):  # it returns too large a value in half precision: its parent too
+        while is_inside(path, names):  # listed already, but its output is too large for half precision: list its parent
             path = path.rpartition(".")[0]
         largest = exact.largest_gradients()
         is_outlier = largest[first] > OUTLIER * statistics.median(largest.values())
@@ -182,12 +183,12 @@ def _mend(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
     # Replay once more with exactly the recommended settings.
     found.best_scale = best_scale(exact, trace, found.half)
     last = replay(case, in_half=True, scale=found.best_scale, floats=found.black_list, reference=exact)
-    found.is_mended = not (last.first_forward or last.first_backward)
+    found.is_fixed = not (last.first_forward or last.first_backward)
     return last
 
 
 def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = None, floats: list[str] = ()) -> Trace:
-    """Forward and backward of the update, with the same dropout as in the run; weights stay as they are."""
+    """Run forward and backward of the update, with the same dropout as in the run. The weights do not change."""
     model = case.model
     case.transforms.bypassing_modules().revert(model)
     trace = Trace(model, reference)
@@ -205,7 +206,7 @@ def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = No
 
 @contextlib.contextmanager
 def black_listed(case: Case, paths: list[str]) -> Iterator[None]:
-    """Let these modules compute in float32 meanwhile."""
+    """Make these modules compute in float32 inside the `with` block."""
     overrides = OpOverrides(tuple(paths), (), case.precision.device.type, case.precision.half)
     overrides.apply(case.model)
     try:
@@ -215,7 +216,7 @@ def black_listed(case: Case, paths: list[str]) -> Iterator[None]:
 
 
 def best_scale(exact: Trace, trace: Trace, half: torch.dtype) -> float:
-    """The largest power of two that keeps all gradients in the half type below its largest value, with headroom."""
+    """Return the largest power of two that keeps all gradients in the half type below its maximum, with headroom."""
     if half is not torch.float16:
         return 1.0
     known = trace.in_half & exact.gradients.keys()
@@ -227,9 +228,9 @@ def best_scale(exact: Trace, trace: Trace, half: torch.dtype) -> float:
 
 
 def vanishing(model: nn.Module, half: torch.dtype, trace: Trace) -> list[Vanishing]:
-    """Parameters and buffers that are mostly, and numbers such as `eps` that are, zero in half and not in float32.
+    """Return the parameters, buffers and numbers such as `eps` that become zero in the half type.
 
-    Mostly: among millions of trained weights a few are always that small.
+    A tensor counts if at least half of its elements do: among millions of trained weights a few are always that small.
     """
     found = []
     halves = {place.path for place, kinds in trace.types.items() if half in kinds}
@@ -248,12 +249,12 @@ def vanishing(model: nn.Module, half: torch.dtype, trace: Trace) -> list[Vanishi
 
 
 def is_inside(path: str, names: list[str]) -> bool:
-    """Whether a module is one of these, or inside one."""
+    """Return whether a module is one of these, or inside one of them."""
     return any(path == name or path.startswith(name + ".") for name in names)
 
 
 def merged(model: nn.Module, names: list[str]) -> list[str]:
-    """Replace modules by their parent if they are all of its modules with weights: blocks.7.mlp for its fc1 and fc2."""
+    """Replace modules by their parent if no other of its modules has weights: fc1 and fc2 become blocks.7.mlp."""
     names = list(names)
     for parent in dict.fromkeys(name.rpartition(".")[0] for name in names):
         inside = [name for name in names if name.rpartition(".")[0] == parent]

@@ -1,6 +1,6 @@
-"""The doctor's callbacks in a run: they keep the last update, examine it once if updates overflow, and save it at the end.
+"""The doctor's callbacks in a run: they keep the last update, examine it if updates overflow, save it if the run stops.
 
-What they need then is imported then, because most runs skip few updates.
+The code that examines and saves is imported late, because most runs skip few updates.
 """
 
 import copy
@@ -25,7 +25,7 @@ from utils.seed import unchanged_random_state
 
 
 def doctor_callbacks(session: Session, plan: TrainPlan) -> tuple[list[Callback], Callable[[], str] | None]:
-    """Return the callbacks of this process, and a function that returns finding and remedy where the doctor looks."""
+    """Return the callbacks of this process, and a function that returns the doctor's advice (None without a doctor)."""
     last_update = LastUpdate()
     callbacks = [last_update, KeepLastUpdate(session, plan, last_update)]
     # The doctor needs a copy of the whole model.
@@ -36,7 +36,7 @@ def doctor_callbacks(session: Session, plan: TrainPlan) -> tuple[list[Callback],
 
 
 class LastUpdate(Callback):
-    """Keeps the batches of the last update: references to the loader's tensors, no copies."""
+    """Keeps the batches of the last update, as references to the loader's tensors, not as copies."""
 
     def __init__(self):
         self.step, self._batches, self._shares = 0, [], []
@@ -49,11 +49,11 @@ class LastUpdate(Callback):
         self._shares.append(share)
 
     def batches(self) -> list[tuple[Batch, float]]:
-        """The batches, each with its weight in the loss of the update."""
+        """Return the batches, each with its weight in the loss of the update."""
         return list(zip(self._batches, self._shares, strict=True))
 
     def state_dict(self) -> dict:
-        """Images (uint8) and targets of all micro-batches, and the pieces, on which mixing and erasing depend."""
+        """Return images (uint8) and targets of all micro-batches, and the pieces that determine mixing and erasing."""
         return {
             "step": self.step,
             "images": torch.cat([batch.images.cpu() for batch in self._batches]),
@@ -65,12 +65,12 @@ class LastUpdate(Callback):
 
 
 def _plain(piece: Piece) -> dict:
-    """A piece as plain values, which a checkpoint may contain."""
+    """Return a piece as plain values, which a checkpoint may contain."""
     return {**piece._asdict(), "indices": piece.indices.tolist(), "repeats": piece.repeats.tolist()}
 
 
 class KeepLastUpdate(Callback):
-    """Saves the last update when the run stops because of gradients that are not finite; in every process."""
+    """Saves the last update, in every process, when the run stops because gradients are not finite."""
 
     def __init__(self, session: Session, plan: TrainPlan, last_update: LastUpdate):
         self._session, self._plan, self._last_update = session, plan, last_update
@@ -90,7 +90,7 @@ class KeepLastUpdate(Callback):
         try:
             return save_overflow(folder, trainer.process.rank, self._last_update.state_dict(), facts)
         except (OSError, RuntimeError) as error:
-            self._session.log.warn(f"the batch it stopped on cannot be saved in {folder} ({cause_of(error)})")
+            self._session.log.warn(f"cannot save the last batch in {folder} ({cause_of(error)})")
             return ""
 
 
@@ -104,7 +104,7 @@ class AutoDoctor(Callback):
         self._advice: str | None = None  # None: not examined yet
 
     def get_advice(self) -> str:
-        """Finding and remedy; empty without one."""
+        """Return finding and remedy, or an empty text if nothing was examined."""
         return self._advice or ""
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
@@ -116,7 +116,7 @@ class AutoDoctor(Callback):
         self._advice = None
 
     def _examine(self, trainer: Trainer) -> str:
-        """Returns finding and remedy; empty if the doctor fails."""
+        """Return finding and remedy, or an empty text if the doctor fails."""
         log, config, device = self._log, self._config, trainer.process.device
         step = self._last_update.step
         try:
@@ -131,14 +131,14 @@ class AutoDoctor(Callback):
             is_written = bool(prescribe(found, config, self._folder))
         except Exception as error:  # out of memory, a full disk, an untraceable operation: no reason to end a run
             log.warn(
-                f"the doctor cannot look at step {step} ({type(error).__name__}: {error}); training continues "
+                f"the doctor cannot examine step {step} ({type(error).__name__}: {error}); training continues "
                 "without it"
             )
             return ""
-        log.say(f"doctor: updates are skipped, the last one at step {step}. In a replay of it: {found.finding()}")
+        log.say(f"doctor: updates are skipped, the last one at step {step}. Its replay: {found.finding()}")
         path = shlex.quote(str(self._folder / DOCTOR_FILE))
         if is_written:
             settings = ", ".join(f"{name}: {value}" for name, value in found.prescription(config.PRECISION).items())
-            outcome = "a replay with them is finite" if found.is_mended else "a replay with them still breaks"
-            log.say(f"doctor: {settings}; {outcome}; written for -cfg to {path}")
-        return advice(found, path if is_written and found.is_mended else None)
+            outcome = "a replay with them is finite" if found.is_fixed else "a replay with them still breaks"
+            log.say(f"doctor: {settings}; {outcome}; to use them: -cfg {path}")
+        return advice(found, path if is_written and found.is_fixed else None)

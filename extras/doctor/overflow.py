@@ -1,4 +1,4 @@
-"""The batches of an update that overflowed: their file, their replay, and the file of settings that help."""
+"""The batches of an update that overflowed: saves, reads and replays them, and writes the settings that help."""
 
 import shlex
 from dataclasses import dataclass, field, replace
@@ -34,12 +34,12 @@ class Batches:
 
 
 def name_of(rank: int) -> str:
-    """A file per process: each had other images, any of which may be the cause."""
+    """Return the file name for a process. Each saves a file, since the images of any process may be the cause."""
     return OVERFLOW_FILE if rank == 0 else f"overflow-batch-{rank}.pth"
 
 
 def save_overflow(folder: Path, rank: int, last_update: dict, facts: dict) -> str:
-    """Write the batch of this process; process 0 adds `facts`. Returns advice how to use it.
+    """Write the batch of this process; process 0 adds `facts`. Return a sentence on how to use the file.
 
     `last_update`: the state_dict of LastUpdate.
     """
@@ -62,7 +62,7 @@ def read_overflow(path: Path) -> Batches:
     sizes = state.get("sizes", [len(targets)])
     if images.dtype != torch.uint8 or images.ndim != 4 or not len(targets) == len(images) == sum(sizes) > 0:
         raise ConfigError(
-            f"-batch: {path}: `images` must be uint8 [B, C, H, W] with one of `targets` for each, and B at least 1"
+            f"-batch: {path}: `images` must be uint8 [B, C, H, W] with B at least 1, and `targets` must have B entries"
         )
     shares = state.get("shares", [size / len(targets) for size in sizes])
     pieces = state.get("pieces", [None] * len(sizes))
@@ -72,16 +72,16 @@ def read_overflow(path: Path) -> Batches:
 
 
 def _piece(plain: dict | None) -> Piece | None:
-    """The inverse of _plain; a hand-made batch has no piece, and is neither erased nor mixed."""
+    """Invert _plain. A hand-made batch has no piece, and is neither erased nor mixed."""
     return plain and Piece(**{**plain, "indices": np.array(plain["indices"]), "repeats": np.array(plain["repeats"])})
 
 
 def make_case(
     config: Config, model: torch.nn.Module, prepare: Preparation, update: Batches, scale: float, loss: Loss
 ) -> Case:
-    """An update of a run with these settings, to be replayed on `model`, which has no transforms yet.
+    """Return an update of a run with these settings, to replay on `model`, which has no transforms yet.
 
-    `prepare`, `loss`: those of the run, on the device of the replay.
+    `prepare`, `loss`: the run's own, on the device of the replay.
     """
     # Both replays use one model: a white list would bring half precision into the exact one, and naive mode has no
     # lists. float8 layers scale their inputs, so they cannot overflow.
@@ -102,7 +102,7 @@ def make_case(
 
 
 def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
-    """Write doctor.yaml into the run folder if there are settings that help. Returns its text."""
+    """Write doctor.yaml into the run folder if some settings help. Return its text, or an empty text."""
     settings = [f"    {name}: {value}" for name, value in found.prescription(config.PRECISION).items()]
     if not settings:
         return ""
@@ -113,7 +113,7 @@ def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
 
 
 def advice(found: Diagnosis, path: str | None) -> str:
-    """One sentence: what breaks, and what to try. `path`: the file of settings that help."""
+    """Return one sentence with the finding and the remedies. `path`: the file of settings that help."""
     finding = f"first non-finite: {found.finding()}" if found.first else found.finding()
     if found.breaks_in_float32:
         return finding

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from models.transforms import ModelTransforms
 from utils.torch_internals import tree_leaves, tree_map
 
-# They compute no new numbers; their outputs were examined before.
+# These operations compute no new numbers; their values were examined before.
 MOVES = frozenset(
     "__get__ __set__ __getitem__ __len__ size dim stride numel is_floating_point is_contiguous view view_as reshape "
     "flatten permute transpose movedim unbind chunk split expand expand_as squeeze unsqueeze contiguous detach clone "
@@ -42,7 +42,7 @@ class ModuleStack:
 
     @contextlib.contextmanager
     def following(self, note: Callable = lambda path, inputs, output: None) -> Iterator[None]:
-        """Track the modules by hooks; `note` gets the inputs and the output of each."""
+        """Track the modules by hooks. `note` is called with the path, inputs and output of each module."""
         self.stack = [("", self.model)]
         paths = {module: path for path, module in self.model.named_modules() if path}
 
@@ -59,10 +59,10 @@ class ModuleStack:
 
 
 class Trace(TorchFunctionMode):
-    """One forward and backward: the output of every operation, and the gradient of each of its inputs.
+    """A record of one forward and backward: the output of every operation, and the gradient of each of its inputs.
 
-    Each operation gets an alias of its inputs, so that a gradient is the one from its own backward, not the sum over
-    all users of a tensor.
+    Each operation gets aliases of its inputs. So a gradient comes from this operation alone and is not the sum over all
+    operations that use the tensor.
     """
 
     def __init__(self, model: nn.Module, reference: "Trace | None" = None):
@@ -84,7 +84,7 @@ class Trace(TorchFunctionMode):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Wrap one forward; its backward may follow later."""
+        """Record one forward inside the `with` block. Its backward may follow later."""
         self._softmaxed.clear()
         with self.modules.following(), self:
             yield
@@ -123,7 +123,7 @@ class Trace(TorchFunctionMode):
         path, module = self.modules.stack[-1]
         if not any(True for _ in module.children()):
             return Location(path)
-        if hasattr(module, "attn_drop"):  # every attention of timm
+        if hasattr(module, "attn_drop"):  # timm's attention modules have it
             if name in MATMULS:
                 return Location(path, "attention x values" if path in self._softmaxed else "logits (q·k)")
             if name == "softmax":
@@ -133,7 +133,7 @@ class Trace(TorchFunctionMode):
 
     @torch.no_grad()
     def _note_logits(self, args: tuple) -> None:
-        """Compute q·k of a fused kernel, which is float32 or half inside, depending on the device."""
+        """Record the largest q·k, which a fused kernel does not return and computes in a type of its own choice."""
         q, k = args[0].float(), args[1].float()
         largest = (q @ k.transpose(-2, -1)).abs().amax().item() * q.shape[-1] ** -0.5
         place = Location(self.modules.stack[-1][0], "logits (q·k)")
@@ -174,9 +174,9 @@ class Trace(TorchFunctionMode):
 
 
 def first_not_finite(model: nn.Module, transforms: ModelTransforms, forward: Callable[[], Any]) -> Location | None:
-    """Return the first place in the model whose output is not finite. None: each is finite.
+    """Return the first place in the model whose output is not finite, or None if all outputs are finite.
 
-    `transforms`: those of the model, some of which are reverted; `forward`: computes the outputs once more.
+    `transforms`: the model's transforms, some of which are reverted; `forward`: computes the outputs once more.
     """
     transforms.bypassing_modules().revert(model)
     trace = Trace(model)
@@ -186,5 +186,5 @@ def first_not_finite(model: nn.Module, transforms: ModelTransforms, forward: Cal
 
 
 def larger(one: float, other: float) -> float:
-    """The larger of two; NaN is larger than any number."""
+    """Return the larger of two numbers. NaN counts as larger than any number."""
     return other if other != other or other > one else one

@@ -1,1 +1,1 @@
-"""What fits into memory: updates that ran out of it are repeated in smaller parts, and DATA.BATCH_SIZE auto."""
+"""Makes runs fit into memory: repeats updates that ran out of it in smaller parts, and finds DATA.BATCH_SIZE auto."""

@@ -31,15 +31,15 @@ from utils.text import counted, format_bytes
 # programs start and a batch that is too large gets the process killed without an error.
 DEVICE_MARGIN, HOST_MARGIN = 0.1, 0.2
 STEP = 8  # batches are multiples of it, for Tensor Cores
-CLOSE = 0.02  # relative difference that is not worth another run
-UPDATES = 10  # of an epoch, at least: with fewer a small set hardly trains, however much memory there is
-OF_SO_FEW = f"with more an epoch would have fewer than {UPDATES} updates"
+CLOSE = 0.02  # relative difference that is not worth another trial
+UPDATES = 10  # smallest number in an epoch: with fewer a small set hardly trains, however much memory there is
+AT_LIMIT = f"with a larger one an epoch would have fewer than {UPDATES} updates"
 
 
 def find_batch_size(
     inputs: Inputs, num_images: int, num_classes: int, stop: StopSignal | None = None
 ) -> tuple[int, str]:
-    """Find one batch size for all processes. Returns it, and how it was found. `num_images`: training images."""
+    """Find one batch size for all processes. Return it, and how it was found. `num_images`: of the training set."""
     config, process = inputs.config, inputs.process
     start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
     if can_run_out(process.device):
@@ -48,21 +48,21 @@ def find_batch_size(
         found, how = calculate(config, num_classes, inputs.precision, process, limit)
     agreed = process.host_min(-stop.number if stop and stop.number else found)
     if agreed < 0:
-        raise StoppedBySignal(-agreed, "while the largest batch was looked for")
+        raise StoppedBySignal(-agreed, "while searching for the largest batch")
     if agreed == 0:
         process.first(lambda: refuse(config, how, process.device))
     notes = [how]
     if agreed == limit:
-        notes.append(OF_SO_FEW)
+        notes.append(AT_LIMIT)
     if process.world_size > 1:
-        notes.append(f"in the one of {process.world_size} processes where the fewest fit")
+        notes.append(f"the smallest among {process.world_size} processes")
     if config.COMPILE:
-        notes.append("without torch.compile, which mostly takes less")
+        notes.append("without torch.compile, which usually needs less memory")
     return agreed, "; ".join([*notes, f"{time.perf_counter() - start:.1f} s"])
 
 
 def max_images(config: Config, num_images: int, world_size: int) -> int:
-    """The largest batch with which an epoch has enough updates, if there are images for that."""
+    """Return the largest batch with which an epoch has enough updates, if there are enough images."""
     limit = min(num_images // (UPDATES * world_size * config.TRAIN.ACCUM_ITER), SETTINGS["DATA.BATCH_SIZE"].bounds[1])
     return max(rounded(limit, config), unit_of(config))
 
@@ -78,20 +78,20 @@ def rounded(number: int, config: Config) -> int:
 
 
 def can_run_out(device: torch.device) -> bool:
-    """Whether the device raises an error when its memory is full; a host kills the process."""
+    """Return whether the device raises an error when its memory is full. A host kills the process instead."""
     return device.type in ("cuda", "xpu")
 
 
 def refuse(config: Config, how: str, device: torch.device) -> None:
     raise ConfigError(
-        f"DATA.BATCH_SIZE is auto, but no batch fits, not even of {counted(unit_of(config), 'image')} ({how}); lower DATA.IMAGE_SIZE "
-        f"({config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp_hint(config.AMP, device)}, or end what else "
-        "uses the memory"
+        f"DATA.BATCH_SIZE is auto, but no batch fits, not even of {counted(unit_of(config), 'image')} ({how}); lower "
+        f"DATA.IMAGE_SIZE ({config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
+        f"{amp_hint(config.AMP, device)}, or stop other programs that use the memory"
     )
 
 
 def calculate(config: Config, num_classes: int, precision: Precision, process: Process, limit: int) -> tuple[int, str]:
-    """Estimate from forwards of 2 and 3 images; 0 if nothing fits."""
+    """Calculate the largest batch from forwards of 2 and 3 images. Return it (0 if none fits), and how it was found."""
     on_device, free = can_run_out(process.device), free_memory(process.device)
     margin, sharing = (DEVICE_MARGIN, 1) if on_device else (HOST_MARGIN, process.local_size)
     shared = f" for {sharing} processes" if sharing > 1 else ""
@@ -104,18 +104,21 @@ def calculate(config: Config, num_classes: int, precision: Precision, process: P
 
 
 def try_sizes(trial: "Trial", limit: int) -> tuple[int, str]:
-    """Try whole updates on a device that raises out-of-memory errors, while a fraction of its memory is withheld."""
+    """Find the largest batch by trying whole updates. Return it, and how it was found.
+
+    The device must raise out-of-memory errors. A fraction of its memory is withheld meanwhile.
+    """
     device, free = trial.device, free_memory(trial.device)
     module = getattr(torch, device.type)
     found = search(trial, int(DEVICE_MARGIN * free), limit)
-    trial.trainer = None  # nothing of it lives while the run trains
+    trial.trainer = None  # free its memory before the run trains
     release(device)
     module.reset_peak_memory_stats(device)  # the run reports its own peak
     return found, f"tried on {module.get_device_name(device)} with {DEVICE_MARGIN:.0%} of {format_bytes(free)} withheld"
 
 
 def search(trial: "Trial", withheld: int, limit: int) -> int:
-    """The largest batch that fits while `withheld` bytes are allocated; 0 if none does."""
+    """Return the largest batch that fits while `withheld` bytes are allocated; 0 if none does."""
     memory = torch.empty(withheld, dtype=torch.uint8, device=trial.device)
     found = bisect(trial.fits, limit)
     if not found:
@@ -127,7 +130,7 @@ def search(trial: "Trial", withheld: int, limit: int) -> int:
 
 
 class Trial:
-    """A throw-away trainer like that of the run, with random weights and images."""
+    """A throw-away trainer that is like the run's trainer, with random weights and images."""
 
     def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal | None = None):
         # The second micro-batch runs with the gradients of the first in memory; a third would not need more.
@@ -142,11 +145,11 @@ class Trial:
         self.has_fitted = False
 
     def fits(self, count: int) -> bool:
-        """Whether updates with micro-batches of this size fit. After a signal it tries nothing."""
+        """Return whether updates with micro-batches of this size fit. After a signal, return False without a trial."""
         if self.stop and self.stop.number:
             return False
         try:
-            self.update(count, times=2)  # the optimizer's state exists only from the second on
+            self.update(count, times=2)  # twice, because the first update allocates the optimizer's state
             self.trainer.report()  # synchronises: the device may report an error late
             self.has_fitted = True
             return True
@@ -176,7 +179,7 @@ class Trial:
     def begin(self, config: Config, train_data: TrainData) -> None:
         model = add_adapters(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
         silent = Log(rank=1)
-        # A precision of its own, since its updates move the loss scale; and nothing repeats an update that fails.
+        # The trial has its own precision, since updates change the loss scale. Its guard must not repeat failed updates.
         process = Process(self.device)
         wrappers = make_wrappers(config, process, silent, config.MODEL.NUM_CLASSES)
         trainer = build_trial(config, process, model, train_data, silent, wrappers)
@@ -187,7 +190,7 @@ class Trial:
 
 
 class ProbeOnly(MemoryGuard):
-    """Probes every update, as a run does with its first two, and never reduces the micro-batch."""
+    """A guard that probes every update, as a run does with its first two, and never reduces the micro-batch."""
 
     def __init__(self, config: Config, trainer: Trainer, log: Log):
         super().__init__(config, trainer, log)
@@ -198,7 +201,7 @@ class ProbeOnly(MemoryGuard):
 
 
 def bisect(fits: Callable[[int], bool], max_size: int) -> int:
-    """The largest batch that fits, found by doubling and then bisecting; 0 if not even the smallest does."""
+    """Return the largest batch that fits, found by doubling and then bisecting; 0 if not even the smallest does."""
     largest, too_large, size = 0, max_size // STEP * STEP + STEP, STEP
     while too_large - largest > max(STEP, CLOSE * largest):
         if fits(size):

@@ -1,4 +1,4 @@
-"""Out of memory: repeats the update with smaller micro-batches, or says which setting to lower."""
+"""Handles running out of memory: repeats the update with smaller micro-batches, or names the setting to lower."""
 
 import contextlib
 import gc
@@ -23,7 +23,7 @@ from utils.text import counted
 
 
 def shortage(error: Exception) -> str | None:
-    """The out-of-memory message in one line; None for any other error."""
+    """Return the out-of-memory message in one line, or None for any other error."""
     message = str(error).strip() or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError) or any(each in message for each in OUT_OF_MEMORY):
         return message.splitlines()[0]
@@ -38,7 +38,7 @@ def release(device: torch.device) -> None:
 
 
 def probe_memory(model: nn.Module, compute: Callable[[], Tensor], passes: int) -> str | None:
-    """Run forward and backward `passes` times without changing the model. Returns the out-of-memory message, if any."""
+    """Run forward and backward `passes` times without changing the model. Return the out-of-memory message, if any."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     kept = []
     try:
@@ -58,7 +58,7 @@ class MemoryGuard(RehearsingGuard):
     """Repeats a window with smaller micro-batches as long as memory runs out.
 
     A single process repeats at once. Several processes probe their first two updates together, before any of them waits
-    in an all-reduce; if one runs out of memory later, the run ends with the flags to continue it.
+    in an all-reduce. If one runs out of memory later, the run ends and names the flags to continue with.
     """
 
     def __init__(self, config: Config, trainer: Trainer, log: Log):
@@ -67,8 +67,8 @@ class MemoryGuard(RehearsingGuard):
         self.order, self.process = trainer.data.order, trainer.process
         self.max_images: int | None = None  # per micro-batch; None: as the loader delivers them
         self._has_cuda_graphs = config.COMPILE in CUDA_GRAPH_MODES
-        # Two updates, because the first allocates the optimizer's state. Not with FSDP, which gathers weights from all
-        # processes, so that none of them can probe alone.
+        # Two updates, because the first allocates the optimizer's state. None with FSDP: it gathers weights from all
+        # processes, so no process can probe alone.
         can_probe = self.process.world_size > 1 and not config.COMPILE and not is_sharded(config, self.process)
         self.probes_left = 2 if can_probe else 0
 
@@ -116,7 +116,7 @@ class MemoryGuard(RehearsingGuard):
         self.probes_left -= 1
 
     def _loss_of(self, batch: Batch) -> Tensor:
-        """Use the model itself: its DDP wrapper would communicate."""
+        """Return the loss of a batch, computed by the model itself, because its DDP wrapper would communicate."""
         trainer = self.trainer
         images, targets = trainer.to_device(batch)
         with trainer.precision.autocast():
@@ -124,7 +124,7 @@ class MemoryGuard(RehearsingGuard):
         return trainer.loss(logits, targets)
 
     def halve(self, step: int, reason: str | None) -> None:
-        """Halve the micro-batch. A collective; `reason`: the error in this process, if it had one."""
+        """Halve the micro-batch. A collective. `reason`: the error in this process, if it had one."""
         if reason:
             self._log.note(f"step {step}: {reason}")
         old = self._largest(step)
@@ -132,21 +132,21 @@ class MemoryGuard(RehearsingGuard):
             self.process.first(lambda: self._refuse(step))
         if self._has_cuda_graphs:
             raise ConfigError(
-                f"COMPILE is {self._config.COMPILE}: memory runs out at step {step}, and with CUDA graphs, which "
-                "do not add gradients, it cannot be repeated with smaller micro-batches; start again, or continue from the "
-                f"last save with -resume auto: {self._flags(self._half(old))}"
+                f"COMPILE is {self._config.COMPILE}: memory runs out at step {step}, which cannot be repeated with "
+                "smaller micro-batches, because CUDA graphs do not add gradients; start again, or continue from the "
+                f"last save with -resume auto, with these flags: {self._flags(self._half(old))}"
             )
         self.max_images = self._half(old)
         tell = self._log.warn if self.process.is_first else self._log.note
         tell(
-            f"out of memory at step {step} with micro-batches of {counted(old, 'image')}; repeating the step, and making all that "
-            f"follow, with {self.max_images}. The images of an update stay the same. To start so: "
+            f"out of memory at step {step} with micro-batches of {counted(old, 'image')}; repeating the step and "
+            f"continuing with {self.max_images}. Each update still has the same images. To start a run like this: "
             f"{self._flags(self.max_images)}"
         )
         release(self.process.device)
 
     def cannot_repeat(self, step: int, reason: str) -> ConfigError:
-        """The error for one of several processes: the others wait in an all-reduce and cannot be reached."""
+        """Return the error for one of several processes. The others wait in an all-reduce and cannot be reached."""
         old = self._largest(step)
         if old <= self.order.unit:
             self._refuse(step)
@@ -157,17 +157,17 @@ class MemoryGuard(RehearsingGuard):
         )
 
     def _largest(self, step: int) -> int:
-        """The largest micro-batch of any process; the same everywhere, without communication."""
+        """Return the largest micro-batch of any process. It is the same in every process, without communication."""
         largest = self.order.largest_piece(step)
         return largest if self.max_images is None else min(self.max_images, largest)
 
     def _half(self, size: int) -> int:
-        """Half of it, rounded up, and even if images are mixed in pairs."""
+        """Return half the size, rounded up, and rounded to an even number if images are mixed in pairs."""
         unit = self.order.unit
         return -(-size // (2 * unit)) * unit
 
     def _flags(self, size: int) -> str:
-        """Flags for this micro-batch, or the next smaller one that gives the same number of images per update."""
+        """Return the flags for this micro-batch, or the next smaller one with the same number of images per update."""
         order, unit = self.order, self.order.unit
         each = order.global_batch // order.world_size
         size = next((size for size in range(size, 0, -unit) if each % size == 0), unit)
@@ -180,6 +180,6 @@ class MemoryGuard(RehearsingGuard):
         amp = "" if config.AMP else ", or use -amp"
         raise ConfigError(
             f"DATA.IMAGE_SIZE is {config.DATA.IMAGE_SIZE}: memory runs out at step {step} even with micro-batches "
-            f"of {smallest}; lower it, choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp}; or end what else "
-            "uses the device's memory"
+            f"of {smallest}; lower it, choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp}; or stop other "
+            "programs that use the device's memory"
         )

@@ -1,4 +1,4 @@
-"""The optimizers of timm by their names, refused where they cannot train here."""
+"""Builds the optimizers of timm by name, and refuses optimizers that cannot train here."""
 
 from collections.abc import Callable
 from typing import NoReturn
@@ -9,18 +9,18 @@ from extras.optimizers.skipping import SkippingOptimizer
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
 
-# Each number of these changes by its own gradients alone, so a process can update its rows of a weight. The others take
-# norms or means over whole weights.
+# These update each element of a weight from its own gradients alone, so a process can update its rows of a weight. The
+# other optimizers take norms or means over whole weights.
 BY_ELEMENT = """adabelief adadelta adagrad adamax adamc adamwlegacy adan adanw adopt adoptc adoptw laprop lapropc lion lionc
 madgrad madgradw momentum nadam nadamc nadamlegacy nadamw nesterov nesterovw radabelief radam radamlegacy radamw rmsprop
 rmsproptf rmsproptfc rmsproptfw sgdc sgdw""".split()
-PACKAGES = {"bnb": "bitsandbytes", "fused": "apex"}  # that names need which begin so
+PACKAGES = {"bnb": "bitsandbytes", "fused": "apex"}  # {start of an optimizer's name: package that it needs}
 
 
 def build_timms(settings: Train, groups: list[dict], peak: float) -> SkippingOptimizer:
-    """The optimizer of timm that the settings name. `peak`: the highest rate of the run."""
+    """Return the optimizer of timm that the settings name. `peak`: the highest learning rate of the run."""
     chosen = settings.OPTIMIZER
-    find_timms(chosen.NAME)  # refuses a name that there is not
+    find_timms(chosen.NAME)  # refuses an unknown name
     arguments = {"lr": peak} | set_arguments(chosen) | dict(chosen.KWARGS)
     with refusing_arguments(settings):
         from timm.optim import create_optimizer_v2  # local: importing timm takes seconds
@@ -29,19 +29,19 @@ def build_timms(settings: Train, groups: list[dict], peak: float) -> SkippingOpt
 
 
 def find_timms(name: str) -> Callable:
-    """The class of timm of this name; imports timm, which takes seconds."""
+    """Return timm's optimizer class of this name. Importing timm takes seconds."""
     import_timm()
     from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers
 
     known = list_optimizers()
     if name not in known:
         near = did_you_mean(name, [*map(str.lower, OURS), *known])
-        _refuse(name, f"is none of {', '.join(OURS)} and timm's{near}")
+        _refuse(name, f"is not among {', '.join(OURS)} and timm's optimizers{near}")
     if getattr(get_optimizer_info(name), "second_order", False):
         _refuse(name, "needs second derivatives, which are not computed here; lamb and adabelief do not")
     if name.startswith("kron"):
-        # Its preconditioners are updated with random numbers of each process, so the weights of processes would part.
-        _refuse(name, "is not supported: it draws other random numbers in each process; muon is the nearest")
+        # Each process would update the preconditioners with its own random numbers, so the weights would diverge.
+        _refuse(name, "is not supported: it draws different random numbers in each process; the nearest is muon")
     try:
         return get_optimizer_class(name)
     except (ImportError, AssertionError):

@@ -9,22 +9,22 @@ from torch import Tensor
 from utils.host import LateValue
 from utils.torch_internals import foreach_copy_, foreach_put_back_, tree_map
 
-ON_DEVICE = object()  # in place of a tensor of the device, where only the host's values matter
-SET_ELSEWHERE = ("params", "lr")  # of a parameter group: what no step changes
+ON_DEVICE = object()  # placeholder for a device tensor, where only host values matter
+SET_ELSEWHERE = ("params", "lr")  # keys of a parameter group that no step changes
 
 
 class SkippingOptimizer:
-    """An optimizer of torch, timm or others whose `step` has no way to be skipped on the device.
+    """A wrapper for an optimizer of torch, timm or others whose `step` cannot be skipped on the device.
 
-    Every update is done, on copies: where a gradient was not finite, weights and state are then put back, on the
-    device. Counters that the optimizer keeps on the host, and state that it made in this step, are put back by the
-    host before the next update: it reads then whether the one before was skipped, which the device knows by that time,
-    as it has all work of the next one still to do.
+    It copies weights and state, does every update, and restores them on the device if a gradient was not finite.
+    Counters that the optimizer keeps on the host, and state that it created in this step, are restored by the host
+    before the next update. Only then does the host read whether the last update was skipped. The device has finished
+    that update by then and is still busy with the next forward and backward, so it never waits for the host.
     """
 
     def __init__(self, inner: torch.optim.Optimizer):
         self.inner = inner
-        self._former: tuple[LateValue, dict] | None = None  # whether the last update was skipped, and what was before
+        self._former: tuple[LateValue, dict] | None = None  # whether the last update was skipped; the state before it
 
     @property
     def param_groups(self) -> list[dict]:
@@ -32,7 +32,7 @@ class SkippingOptimizer:
 
     @property
     def state(self) -> dict:
-        self._settle()
+        self._restore_host_state()
         return self.inner.state
 
     @property
@@ -45,11 +45,11 @@ class SkippingOptimizer:
     @torch.no_grad()
     def step(self, skipped: Tensor) -> None:
         """Update the weights, unless `skipped` is 1.0."""
-        if skipped.device.type == "cpu":  # where reading it costs nothing
+        if skipped.device.type == "cpu":  # reading it costs nothing there
             if not skipped:
                 self.inner.step()
             return
-        self._settle()
+        self._restore_host_state()
         weights = [each.detach() for each in self._all_parameters() if each.grad is not None]
         former = _copied([weights, self._contents()])
         self.inner.step()
@@ -57,7 +57,7 @@ class SkippingOptimizer:
         self._former = LateValue(skipped), _on_host(former[1])
 
     def state_dict(self) -> dict:
-        self._settle()
+        self._restore_host_state()
         return self.inner.state_dict()
 
     def load_state_dict(self, state: dict) -> None:
@@ -68,13 +68,13 @@ class SkippingOptimizer:
         return [each for group in self.param_groups for each in group["params"]]
 
     def _contents(self) -> dict[str, Any]:
-        """All that a step changes besides the weights: the optimizer's own tensors, not copies."""
+        """Return everything that a step changes besides the weights: the optimizer's own tensors, not copies."""
         states = (self.inner.state.get(each) for each in self._all_parameters())
         groups = [{key: group[key] for key in group if key not in SET_ELSEWHERE} for group in self.param_groups]
         return {"state": {number: state for number, state in enumerate(states) if state}, "groups": groups}
 
-    def _settle(self) -> None:
-        """Put back what the host keeps of the state, if the last update was skipped."""
+    def _restore_host_state(self) -> None:
+        """Restore the host's part of the state if the last update was skipped."""
         late, self._former = self._former, None
         if late is None or not late[0].read():
             return
@@ -90,14 +90,14 @@ class SkippingOptimizer:
             group.update(_merged(group, before))
 
 
-def _is_there(value: Any) -> bool:
+def _is_on_device(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type != "cpu"
 
 
 def _copied(value: Any) -> Any:
-    """A copy with all tensors; those of the device in one kernel for each type."""
+    """Return a copy with copies of all tensors. Device tensors are copied by one kernel for each type."""
     kinds = {False: torch.clone, True: torch.empty_like}
-    copies = tree_map(lambda each: kinds[_is_there(each)](each) if isinstance(each, Tensor) else each, value)
+    copies = tree_map(lambda each: kinds[_is_on_device(each)](each) if isinstance(each, Tensor) else each, value)
     for pairs in _by_type(_pairs(copies, value)):
         foreach_copy_(*map(list, zip(*pairs, strict=True)))
     return copies
@@ -108,16 +108,16 @@ def _on_host(value: Any) -> Any:
 
 
 def _pairs(now: Any, former: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """The tensors of the device in `former`, each behind what it is now."""
+    """Yield (current tensor, former tensor) for each device tensor in `former`."""
     if isinstance(now, dict | list | tuple):
         for key in former if isinstance(former, dict) else range(len(former)):
             yield from _pairs(now[key], former[key])
-    elif _is_there(now):
+    elif _is_on_device(now):
         yield now, former
 
 
 def _by_type(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterable[list[tuple[Tensor, Tensor]]]:
-    """The pairs by type, as one kernel takes them."""
+    """Return the pairs grouped by type, because a kernel takes only one type."""
     groups: dict[torch.dtype, list] = {}
     for pair in pairs:
         groups.setdefault(pair[0].dtype, []).append(pair)
@@ -125,7 +125,7 @@ def _by_type(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterable[list[tuple[Tens
 
 
 def _put_back(now: Any, former: Any, skipped: Tensor) -> None:
-    """Give tensors of the device their former values where the update was skipped; those that are new stay."""
+    """Restore the former values of device tensors if the update was skipped. New tensors stay."""
     for pairs in _by_type(_pairs(now, former)):
         tensors, copies = map(list, zip(*pairs, strict=True))
         is_dense = all(each.stride() == copy.stride() for each, copy in pairs)  # the kernel sees memory, not indices
@@ -138,7 +138,7 @@ def _put_back(now: Any, former: Any, skipped: Tensor) -> None:
 
 
 def _merged(now: Any, former: Any) -> Any:
-    """The former values, where they are the host's."""
+    """Return the former values where they are host values, and otherwise the current ones."""
     if former is ON_DEVICE:
         return now
     if isinstance(former, dict):

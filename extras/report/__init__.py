@@ -1,4 +1,4 @@
-"""What shows a run: tables and pictures of its images, curves of its figures, and report.html."""
+"""Shows a run: tables and pictures of its images, curves of its metrics, and report.html."""
 
 from configs.values import flatten
 from engine.plan import TrainPlan
@@ -11,7 +11,10 @@ from extras.report.plot import Plotter
 
 
 class RunReport:
-    """The tables, pictures and curves of a training run, and at its end the page. A setting leaves out pictures and page."""
+    """Writes tables, pictures and curves of a training run, and a page at its end.
+
+    With REPORT false it writes no pictures and no page.
+    """
 
     def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer):
         config = plan.config

@@ -1,4 +1,4 @@
-"""The tables and pictures of one evaluation in a folder, with a record of which weights they are of; and those of a run's best."""
+"""Writes tables and pictures of an evaluation with a record of its weights, and keeps the results of the best epoch."""
 
 import json
 import math
@@ -32,18 +32,18 @@ RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "
 
 
 class ResultFiles:
-    """Writes tables and pictures. The first one that a full disk refuses is a warning; the run goes on without."""
+    """Writes tables and pictures. If the disk is full, it warns once, and the run continues without them."""
 
     def __init__(self, folder: Path, image_set: ImageSet, log: Log):
         self._folder, self._image_set, self._log = folder, image_set, log
         self._has_failed = False
 
     def write(self, results: Results, best: Best, with_pictures: bool) -> None:
-        """`best`: the evaluation that these are the results of."""
+        """Write the results of the evaluation `best`."""
         record = self._folder / RECORD
         check_in_place(record)
         try:
-            record.unlink(missing_ok=True)  # until the tables belong together again
+            record.unlink(missing_ok=True)  # no record while the tables may be of two evaluations
             write_tables(self._folder, results, self._image_set)
             facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
             write_text(record, to_json(facts))
@@ -54,9 +54,9 @@ class ResultFiles:
                 if missing := describe_missing(self._image_set.classes):
                     self._log.say(missing)
                 write_text(record, to_json(facts | {"pictures": True}))
-        except (OSError, DecompressionBombError) as error:  # the latter if DATA.MAX_PIXELS is below that of a caption
+        except (OSError, DecompressionBombError) as error:  # DATA.MAX_PIXELS may be too small for a caption
             if not self._has_failed:
-                self._log.warn(f"cannot write the results of images in {self._folder} ({cause_of(error)})")
+                self._log.warn(f"cannot write the image results in {self._folder} ({cause_of(error)})")
             self._has_failed = True
 
     def _draw(self, results: Results) -> None:
@@ -69,14 +69,14 @@ class ResultFiles:
         if not self._image_set.makes_batches:
             write_picture(draw_mistakes(results, self._image_set), self._folder / MISTAKES_PICTURE)
 
-    def are_of(self, best: Best, with_pictures: bool) -> bool:
-        """Whether the folder has the results of this evaluation."""
+    def belong_to(self, best: Best, with_pictures: bool) -> bool:
+        """Return whether the folder has the results of this evaluation."""
         wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
         return wanted.items() <= read_object(self._folder / RECORD).items()
 
 
 def record_of(best: Best) -> dict[str, Any]:
-    """The content of results.json."""
+    """Return the content of results.json."""
     return {
         "epoch": best.epoch,
         "weights": "ema" if best.suffix else "raw",
@@ -92,7 +92,7 @@ def to_json(record: dict[str, Any]) -> str:
 
 
 SECONDS_BETWEEN = 60.0
-TIMES_ITS_SECONDS = 100  # from one write to the next, so that those of large sets take less than 1% of a run
+PAUSE_FACTOR = 100  # pause after a write, in multiples of its seconds, so that writing takes less than 1% of a run
 
 
 class BestResults(Callback):
@@ -101,7 +101,7 @@ class BestResults(Callback):
     def __init__(self, config: Config, folder: Path, image_set: ImageSet, log: Log, trainer: Trainer):
         self._best_file, self._log, self._trainer = folder / BEST, log, trainer
         self._files, self._draws = ResultFiles(folder, image_set, log), config.REPORT
-        # Of the newest best epoch and the one before, which is the best again if best.pth finds no room.
+        # The newest best epoch and the one before, which becomes the best again if best.pth cannot be written.
         self._held: dict[Best, Results] = {}
         self._next_write = time.monotonic() + SECONDS_BETWEEN
 
@@ -112,24 +112,26 @@ class BestResults(Callback):
             start = time.monotonic()
             self._write(with_pictures=False)
             took = time.monotonic() - start
-            self._next_write = time.monotonic() + max(SECONDS_BETWEEN, TIMES_ITS_SECONDS * took)
+            self._next_write = time.monotonic() + max(SECONDS_BETWEEN, PAUSE_FACTOR * took)
 
     def complete(self, evaluate_best: Callable[[], Results]) -> None:
-        """At the end: if the folder has no results of best.pth, because the run was killed before it wrote them, have it
-        evaluated again. A collective."""
+        """Evaluate best.pth again, at the end of a run, if the folder has no results of it. A collective.
+
+        An earlier start may have been killed before it wrote them.
+        """
         if self._trainer.process.first(self._are_missing):
             self._held = {self._trainer.best: evaluate_best()}
 
     def _are_missing(self) -> bool:
         best = self._trainer.best
-        if not best.epoch or best in self._held or self._files.are_of(best, self._draws):
+        if not best.epoch or best in self._held or self._files.belong_to(best, self._draws):
             return False
         from engine.checkpoint.find import read_checkpoint
 
         try:
             return Best(*read_checkpoint(self._best_file, lazily=True)["progress"]["best"]) == best
         except (ConfigError, KeyError):
-            self._log.warn(f"{self._best_file} cannot be read, so there are no results of its images")
+            self._log.warn(f"cannot read {self._best_file}, so there are no image results for it")
             return False
 
     def close(self) -> None:
@@ -137,12 +139,12 @@ class BestResults(Callback):
 
     def _write(self, with_pictures: bool) -> None:
         best = self._trainer.best
-        if self._trainer.process.is_first and best in self._held and not self._files.are_of(best, with_pictures):
+        if self._trainer.process.is_first and best in self._held and not self._files.belong_to(best, with_pictures):
             self._files.write(self._held[best], best, with_pictures)
 
 
 def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> None:
-    """Tables and pictures of the weights that score best. A collective."""
+    """Write tables and pictures for the weights that score best. A collective."""
     metric = plan.config.TRAIN.BEST_METRIC
     scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
     name, best = max(scores.items(), key=lambda item: item[1].rank)

@@ -27,11 +27,11 @@ NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
 
 
 def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
-    """A sheet of the most certain errors, the most certain first. Reads their images again, and no others."""
+    """Return a sheet of the most certain mistakes, the most certain first. Only their images are read again."""
     names = Names(image_set.classes)
     find = most_certain_errors if isinstance(results, ImageResults) else most_certain_label_errors
     number, errors = find(results, names)
-    with ThreadPoolExecutor(NUM_THREADS) as pool:  # of a large file or a server each takes its time
+    with ThreadPoolExecutor(NUM_THREADS) as pool:  # an image in a large file or on a server takes long
         pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
         pairs = zip(pixels, errors, strict=True)
         tiles = [Tile(image, [*caption, image_set.key(index)]) for image, (index, caption) in pairs]
@@ -41,7 +41,7 @@ def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
 
 
 def most_certain_errors(results: ImageResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """How many errors there are; and of the most certain ones the image's index and its caption."""
+    """Return the number of mistakes, and for the most certain ones the image's index and a caption."""
     wrong = np.flatnonzero(results.labels != results.predictions)
     chosen = wrong[np.argsort(-results.probabilities[wrong], kind="stable")][:NUM_SHOWN].tolist()
 
@@ -54,7 +54,7 @@ def most_certain_errors(results: ImageResults, names: Names) -> tuple[int, list[
 
 
 def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """Errors where an image can have several labels: each label that was missed, and each class too many."""
+    """Return the same for images with several labels. Each missed label and each wrong prediction is a mistake."""
     wrong = np.flatnonzero(results.are_labels != results.are_predicted)
     certainty = np.where(results.are_predicted, results.probabilities, 1 - results.probabilities)
     chosen = wrong[np.argsort(-certainty[wrong], kind="stable")][:NUM_SHOWN].tolist()
@@ -67,23 +67,23 @@ def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int,
 
 
 def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:
-    """The image, small: 36 large photos would take a gigabyte. None if it cannot be read any more."""
+    """Return the image, made small because 36 large photos would take a gigabyte. None if it can no longer be read."""
     try:
         return np.asarray(fitted(image_set.read(index), SIDE))
     except (ImageReadError, UserError):
         return None
 
 
-MATRIX_SIDE, SMALLEST_MARK = 800, 3  # pixels: of the matrix at most, of a mark at least
-SMALLEST_CELL, LARGEST_CELL, ON_A_PHONE = 30, 48, 300  # pixels of a cell; of a matrix that a phone shows whole
-MOST_WITH_NUMBERS, NUM_NAMED = 40, 25  # classes; with more there are no counts, and so many of them are named
+MATRIX_SIDE, SMALLEST_MARK = 800, 3  # pixels: largest side of the matrix, smallest side of a mark
+SMALLEST_CELL, LARGEST_CELL, ON_A_PHONE = 30, 48, 300  # pixels: sides of a cell; of a matrix that fits on a phone
+MOST_WITH_NUMBERS, NUM_NAMED = 40, 25  # with more than 40 classes no counts are shown, and about 25 names
 NAMES_WIDTH, GAP = 130, 12
-RIGHT, WRONG = (31, 119, 180), (214, 39, 40)  # colours of cells on the diagonal and beside it
-WHITE_TEXT = 0.85  # darkness above which white can be read better than black
+RIGHT, WRONG = (31, 119, 180), (214, 39, 40)  # colours of cells on and off the diagonal
+WHITE_TEXT = 0.85  # darkness above which white text is easier to read than black text
 
 
 def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
-    """Rows are labels, columns predictions; the darker a cell, the larger its share of the images of its row."""
+    """Draw the matrix. Rows are labels, columns are predictions. A darker cell has a larger share of its row."""
     letters, shown = lettering(11), names.shown(results)
     titles, has_numbers = [names[number] for number in shown.tolist()], len(shown) <= MOST_WITH_NUMBERS
     pitch = cell_size(len(shown), letters.width(str(results.counts[0].max(initial=0))))
@@ -100,7 +100,7 @@ def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
     labels, predictions, counts = cells(results)
     darkness = 0.15 + 0.85 * counts / np.maximum(results.counts[0][labels], 1)
     rows, columns = (np.searchsorted(shown, each) for each in (labels, predictions))
-    order = np.argsort(darkness, kind="stable")  # what overlaps is of the largest share
+    order = np.argsort(darkness, kind="stable")  # where marks overlap, the largest share is on top
     drawn = (each[order].tolist() for each in (rows, columns, counts, darkness))
     for row, column, count, dark in zip(*drawn, strict=True):
         x, y, size = left + column * pitch, top + row * pitch, max(pitch, SMALLEST_MARK)
@@ -120,7 +120,7 @@ def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
 
 
 def cell_size(num_classes: int, width: float) -> float:
-    """The side of a cell of a matrix, in pixels. `width`: of the largest count that a cell may hold."""
+    """Return the side of a cell of the matrix in pixels. `width`: the width of the largest count."""
     smallest = max(SMALLEST_CELL, width + 6)
     return min(max(smallest, ON_A_PHONE / num_classes), LARGEST_CELL, MATRIX_SIDE / num_classes)
 
@@ -129,10 +129,10 @@ TRAIN_BATCH = "train_batch.png"
 
 
 class TrainBatch(Callback):
-    """Draws the sheet at the first report of a new run.
+    """Draws train_batch.png at the first report of a new run.
 
-    The batch is prepared once more, on the host: the device computes nothing but a copy of some pixels, a compiled
-    preparation gets no batch of another size, and no generator is used that the run uses.
+    The batch is prepared once more, on the host. So the device only copies some pixels, a compiled preparation gets no
+    batch of another size, and the run's random generators are not used.
     """
 
     def __init__(self, config: Config, folder: Path, classes: list[str], log: Log):
@@ -174,13 +174,13 @@ class TrainBatch(Callback):
         ]
 
     def _name(self, target: Tensor) -> str:
-        """The name of a class number, or of all labels."""
+        """Return the name of a class number, or the names of all labels."""
         numbers = target.nonzero()[:, 0].tolist() if target.ndim else [int(target)]
         return first_of([self._names[number] for number in numbers]) or "no label"
 
 
 def prepared(config: Config, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
-    """A training batch as the model gets it, as uint8 [B, C, H, W] on the host, with its targets."""
+    """Return a training batch as the model gets it, as uint8 [B, C, H, W] on the host, with its targets."""
     batch = batch._replace(images=batch.images.cpu(), targets=batch.targets.cpu())
     normalize = Normalize(config.DATA, torch.float32)
     images, targets = build_preparation(config, normalize)(batch)

@@ -1,4 +1,4 @@
-"""predictions.csv, per_class.csv and confusion.csv: what each image got, and what follows from that for each class."""
+"""Writes predictions.csv, per_class.csv and confusion.csv: predictions for each image, and results for each class."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,8 +15,8 @@ PREDICTION_COLUMNS = ("image", "label", "prediction", "probability", "label_prob
 CLASS_COLUMNS = ("class", "precision", "recall", "f1", "count", "predicted", "taken_for", "times_taken_for")
 CELL_COLUMNS = ("label", "prediction", "count")
 CORNER = "label \\ prediction"  # the first cell of the matrix
-MOST_CLASSES = 2000  # of a matrix, 8 MB then; with more a list of the cells that are not zero
-SEPARATOR = "|"  # of several labels an image
+MOST_CLASSES = 2000  # of a matrix, which then has 8 MB; with more classes, confusion.csv lists the non-zero cells
+SEPARATOR = "|"  # between several labels of an image
 
 Results = ImageResults | LabelResults
 
@@ -31,7 +31,7 @@ class Names:
         return self._classes[number] if number < len(self._classes) else f"class {number}"
 
     def shown(self, results: Results) -> np.ndarray:
-        """The classes of the data set, and those besides that were predicted."""
+        """Return the classes of the data set, and any other class that was predicted."""
         actual, predicted, _ = results.counts
         is_shown = (actual + predicted) > 0
         is_shown[: len(self._classes)] = True
@@ -39,7 +39,7 @@ class Names:
 
 
 def write_tables(folder: Path, results: Results, image_set: ImageSet) -> None:
-    """All tables of one evaluation. OSError if there is no room."""
+    """Write all tables of one evaluation. Raise OSError if the disk is full."""
     names = Names(image_set.classes)
     rows = prediction_rows(results, image_set, names)
     write_table(folder / PREDICTIONS, PREDICTION_COLUMNS, rows)
@@ -51,11 +51,11 @@ def write_tables(folder: Path, results: Results, image_set: ImageSet) -> None:
 def write_table(path: Path, columns: Iterable[str], rows: Iterable[Sequence]) -> None:
     text = csv_text(map(csv_cell, row) for row in (columns, *rows))
     with replacing(path) as file:
-        file.write(text.encode(errors="surrogateescape"))  # names of files may be no text
+        file.write(text.encode(errors="surrogateescape"))  # file names may be invalid text
 
 
 def prediction_rows(results: Results, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
-    """A row for each image that could be read."""
+    """Yield a row for each image that could be read."""
     if isinstance(results, LabelResults):
         yield from _label_rows(results, image_set, names)
         return
@@ -65,7 +65,7 @@ def prediction_rows(results: Results, image_set: ImageSet, names: Names) -> Iter
 
 
 def _label_rows(results: LabelResults, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
-    """All labels and all predicted classes in one cell each, and in another their probabilities in the same order."""
+    """Yield rows with all labels in one cell, all predicted classes in another, and two cells with probabilities."""
     starts, ends = (np.searchsorted(results.images, results.indices, side=side) for side in ("left", "right"))
     for index, start, end in zip(results.indices.tolist(), starts.tolist(), ends.tolist(), strict=True):
         cells = {}
@@ -77,7 +77,7 @@ def _label_rows(results: LabelResults, image_set: ImageSet, names: Names) -> Ite
 
 
 def class_rows(results: Results, names: Names) -> Iterator[tuple]:
-    """A row for each class. What is undefined stays empty: the recall of a class without images."""
+    """Yield a row for each class. Undefined values stay empty, such as the recall of a class without images."""
     taken_for = most_taken_for(results) if isinstance(results, ImageResults) else {}
     for number in names.shown(results).tolist():
         actual, predicted, right = results.counts[:, number].tolist()
@@ -95,7 +95,7 @@ def class_rows(results: Results, names: Names) -> Iterator[tuple]:
 
 
 def most_taken_for(results: ImageResults) -> dict[int, tuple[int, int]]:
-    """{class with mistakes: the other one that its images get most often (of equal ones the first), and how often}"""
+    """Return {class with mistakes: (most frequent wrong prediction, count)}. The first class wins a tie."""
     labels, predictions, counts = cells(results)
     found: dict[int, tuple[int, int]] = {}
     for label, prediction, count in zip(labels.tolist(), predictions.tolist(), counts.tolist(), strict=True):
@@ -105,14 +105,14 @@ def most_taken_for(results: ImageResults) -> dict[int, tuple[int, int]]:
 
 
 def cells(results: ImageResults) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The cells of the confusion matrix that are not zero, row by row: labels, predictions, counts."""
+    """Return the non-zero cells of the confusion matrix, row by row: labels, predictions, counts."""
     num_classes = results.counts.shape[1]
     numbers, counts = np.unique(results.labels * num_classes + results.predictions, return_counts=True)
     return *np.divmod(numbers, max(num_classes, 1)), counts
 
 
 def confusion_rows(results: ImageResults, names: Names) -> tuple[Sequence[str], Iterable[Sequence]]:
-    """The header and the rows of confusion.csv: a matrix, or a list of its cells."""
+    """Return the header and the rows of confusion.csv: a matrix, or a list of its cells."""
     labels, predictions, counts = cells(results)
     shown = names.shown(results)
     if len(shown) > MOST_CLASSES:

@@ -1,4 +1,4 @@
-"""HTML elements, and the frame of a page: one file, no script, and nothing that a browser would fetch."""
+"""HTML elements, and the frame of a page: one file without scripts, from which a browser fetches nothing else."""
 
 import base64
 import hashlib
@@ -13,13 +13,13 @@ from engine.predict.pictures import tiles_of
 from utils.files import Kind, content_of, write_text
 from utils.text import escape_controls
 
-# The first bytes that `write_page` writes. Pages of other programs start otherwise.
+# The first bytes that `write_page` writes. Pages of other programs start differently.
 PAGE = Kind("a report of a run", (b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',), b"style-src")
 VOID = ("meta", "img", "source", "br")
 STYLE = Path(__file__).parent / "style.css"
-MOST_BYTES = 160_000  # of a picture that is embedded as it is
-LARGEST = 2**26  # bytes of a file that is taken for a picture of a run
-WIDTH, QUALITY = 1000, 60  # pixels and JPEG's quality, of a larger one that is recompressed
+MOST_BYTES = 160_000  # of a picture that is embedded unchanged
+LARGEST = 2**26  # bytes of a file that is read as a picture of a run
+WIDTH, QUALITY = 1000, 60  # width in pixels and JPEG quality of a larger picture, which is recompressed
 
 
 class Markup(str):
@@ -29,7 +29,7 @@ class Markup(str):
 def escaped(value: object) -> Markup:
     """Return a value as text of a page, with control characters escaped.
 
-    Halves of surrogate pairs, which names of files can have, become question marks.
+    Halves of surrogate pairs, which file names can contain, become question marks.
     """
     if isinstance(value, Markup):
         return value
@@ -37,7 +37,7 @@ def escaped(value: object) -> Markup:
 
 
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
-    """`class_` is the attribute class, `aria_label` aria-label; an attribute that is None is left out, so is such a child."""
+    """Return an element. `class_` sets class, `aria_label` aria-label. Attributes and children of None are left out."""
     given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     words = [f' {key}="{escaped(value)}"' for key, value in given.items()]
     inside = "".join(escaped(child) for child in children if child is not None)
@@ -46,14 +46,14 @@ def element(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def section(title: str, *children: object) -> Markup:
-    """A part of the page, with its heading."""
+    """Return a section of the page with its heading."""
     return element("section", element("h2", title), *children)
 
 
 def table(
     columns: Iterable[object], rows: Iterable[Iterable[object]], label: str, numbers: Iterable[int] = ()
 ) -> Markup:
-    """A table that scrolls inside itself where it is too wide. `numbers`: columns that are set flush right."""
+    """Return a table that scrolls in its own frame if it is too wide. `numbers`: columns that are aligned right."""
     place = dict.fromkeys(numbers, "number")
     head = [element("th", each, scope="col", class_=place.get(index)) for index, each in enumerate(columns)]
     body = [element("tr", *(element("td", cell, class_=place.get(i)) for i, cell in enumerate(row))) for row in rows]
@@ -61,12 +61,12 @@ def table(
 
 
 def scrolling(content: Markup, label: str) -> Markup:
-    """A frame, inside which content that is wider than the page scrolls, by keys too."""
+    """Return a frame in which content that is wider than the page scrolls, by keys too."""
     return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
 def write_page(path: Path, title: str, body: Iterable[object]) -> None:
-    """Write the whole page. Its security policy allows its own style sheet and pictures inside the file, nothing else."""
+    """Write the whole page. Its security policy allows only its own style sheet and pictures inside the file."""
     style = STYLE.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -83,7 +83,7 @@ def write_page(path: Path, title: str, body: Iterable[object]) -> None:
 
 
 def contact_sheet(path: Path, alt: str) -> Markup | None:
-    """Return the images of a sheet one by one with their captions as text, as many in a row as fit into the window.
+    """Return the images of a sheet one by one, with captions as text. A row has as many as fit into the window.
 
     Return None if the file is not a sheet.
     """
@@ -101,7 +101,7 @@ def contact_sheet(path: Path, alt: str) -> Markup | None:
 
 
 def smallest(image: Image.Image) -> tuple[bytes, str]:
-    """The image as a file, and of which kind: PNG if that is smaller, as for drawings, else JPEG."""
+    """Return the image as a file, and the kind of file: PNG if that is smaller, as for drawings, otherwise JPEG."""
     found = []
     for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": QUALITY, "optimize": True})):
         target = io.BytesIO()
@@ -111,7 +111,7 @@ def smallest(image: Image.Image) -> tuple[bytes, str]:
 
 
 def embedded(path: Path, alt: str, class_: str) -> Markup | None:
-    """A picture of the run inside the page, recompressed if it is large; None if the file is none of a run's."""
+    """Return a picture of the run for the page, recompressed if it is large. None if the file is not a picture."""
     try:
         content, kind = content_of(path, LARGEST), "png"
         small = None

@@ -1,4 +1,4 @@
-"""Curves as PNG: those that a run draws into its folder, and the same and some more in its report."""
+"""Draws curves as PNG: three pictures in the folder of a run, and these and more in its report."""
 
 import io
 import time
@@ -13,9 +13,9 @@ from utils.files import replacing
 Rows = Sequence[Mapping[str, Any]]
 Point = tuple[float, float]
 
-# Small and sharp, so that its letters can be read on a phone. Fixed margins: a layout that looks for them draws twice.
+# Small and sharp, so that text can be read on a phone. Margins are fixed, because automatic layout draws twice.
 SIZE, DPI, MARGINS = (4.5, 3), 160, {"left": 0.15, "right": 0.97, "bottom": 0.15, "top": 0.9}
-MOST_MARKED = 40  # points of a curve with a mark each
+MOST_MARKED = 40  # a curve with fewer points has a mark on each
 IN_THE_FOLDER = ("loss.png", "accuracy.png", "loss_scale.png")
 
 
@@ -23,7 +23,7 @@ class Plot(NamedTuple):
     """One picture: curves over epochs or updates."""
 
     file: str
-    title: str  # what its vertical axis shows
+    title: str  # of the vertical axis
     curves: Mapping[str, Sequence[Point]]
     x: str = "epoch"
     best: Point | None = None  # the best epoch
@@ -32,14 +32,16 @@ class Plot(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The picture in words, for those who do not see it."""
+        """Return the picture in words, for people who cannot see it."""
         ends = (f"{name} {points[0][1]:.4g} to {points[-1][1]:.4g}" for name, points in self.curves.items())
         return f"{self.title} by {self.x}: {'; '.join(ends)}"
 
 
 def plots_of(epochs: Rows, steps: Rows, metric: str, best: Best | None = None) -> Iterator[Plot]:
-    """The pictures of a run, without those that have no curve. `metric`: the one that decides which epoch is best.
-    `best`: that epoch, where it is known; else the best one of the rows."""
+    """Yield the pictures of a run that have at least one curve.
+
+    `metric`: decides which epoch is best; `best`: that epoch, if it is known, otherwise the best of the rows is used.
+    """
     found = best or best_of(epochs, metric)
     for file, (title, columns) in choose_curves(epochs, metric).items():
         curves = {name: points for column, name in columns.items() if (points := points_of(epochs, column))}
@@ -58,7 +60,7 @@ def plots_of(epochs: Rows, steps: Rows, metric: str, best: Best | None = None) -
 
 
 def choose_curves(epochs: Rows, metric: str) -> dict[str, tuple[str, dict[str, str]]]:
-    """{file: (what its axis shows, {column: what it is})}, without a top-5 that every image reaches."""
+    """Return {file: (title of the axis, {column: name of the curve})}. Top-5 is left out if it is always 100%."""
     names = {"top1": "top-1", "top5": "top-5", "map": "mAP"}
     names |= {} if metric in ("loss", *names) else {metric: TITLES[metric]}
     if all(value == 100 for _, value in points_of(epochs, "eval_top5")):
@@ -72,13 +74,13 @@ def choose_curves(epochs: Rows, metric: str) -> dict[str, tuple[str, dict[str, s
 
 
 def points_of(rows: Rows, column: str, x: str = "epoch") -> list[Point]:
-    """(epoch, counted from 1, or update; value) where it was measured."""
+    """Return the measured values as points (epoch counted from 1, or update; value)."""
     return [(row[x] + (x == "epoch"), row[column]) for row in rows if row.get(column) is not None]
 
 
 def figure_of(plot: Plot, title: str):
-    """The matplotlib figure."""
-    from matplotlib.figure import Figure  # which needs no screen, other than pyplot
+    """Return the matplotlib figure."""
+    from matplotlib.figure import Figure  # unlike pyplot, it needs no screen
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=SIZE)
@@ -111,15 +113,15 @@ def to_png(plot: Plot, title: str) -> bytes:
 
 
 class Plotter:
-    """Draws at the end, and before that rarely enough that it costs no training time."""
+    """Draws at the end of a run, and before that so rarely that it costs no training time."""
 
     def __init__(self, folder: Path, title: str, metric: str, seconds_between: float = 60.0):
-        """`metric`: the one that decides which epoch is best."""
+        """Draw into `folder`. `metric`: decides which epoch is best."""
         self._folder, self._title, self._metric, self._between = folder, title, metric, seconds_between
         self._last = time.monotonic()
 
     def draw(self, epochs: Rows, steps: Rows, now: bool) -> None:
-        """Write the pictures of the rows so far."""
+        """Write the pictures of the rows so far, if it is time or `now`."""
         if epochs and (now or time.monotonic() - self._last > self._between):
             for plot in plots_of(epochs, steps, self._metric):
                 if plot.file in IN_THE_FOLDER:

@@ -1,4 +1,4 @@
-"""report.html: a run on one page that needs nothing beside itself, no network and no script."""
+"""Writes report.html: a run on one page that needs no other files, no network and no scripts."""
 
 import math
 import os
@@ -36,11 +36,11 @@ CAPTIONS = {
     ),
 }
 SETTING = ("setting", "value", "from")
-FEW_CLASSES, MOST_ROWS = 12, 15  # classes that are all shown; rows of the table of more
+FEW_CLASSES, MOST_ROWS = 12, 15  # up to 12 classes are all shown; of more classes, 15 are
 
 
 def write_report(run: SavedRun, path: Path) -> None:
-    """Write the page. OSError if there is no room."""
+    """Write the page. Raise OSError if the disk is full."""
     foot = element("footer", f"halfstep {VERSION}, {written_date(run.status.get('time'))}")
     of_images = pictures(run)
     body = [
@@ -51,8 +51,10 @@ def write_report(run: SavedRun, path: Path) -> None:
 
 
 def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
-    """Write the report of a run that has just ended, and return its path; None if there is nothing to report. Nothing
-    that goes wrong here may harm the run, whose weights are saved: it is said, and the exit code stays."""
+    """Write the report of a run that has just ended. Return its path, or None if there is nothing to report.
+
+    An error here is logged and does not change the exit code, because the weights are saved already.
+    """
     path = Path(folder) / REPORT
     check_in_place(path)
     try:
@@ -76,7 +78,7 @@ def head(run: SavedRun) -> Markup:
 
 
 def result(run: SavedRun) -> Iterator[Markup]:
-    """The best score, how it was reached, and how the run ended, if not as planned."""
+    """Yield the best score, how it was reached, and how the run ended, if not as planned."""
     best, planned, done = run.best, run.planned_epochs, run.num_epochs
     epochs = counted(done, "epoch") if done >= planned else f"the first {done:,} of {counted(planned, 'epoch')}"
     if best.epoch:
@@ -103,7 +105,7 @@ def result(run: SavedRun) -> Iterator[Markup]:
 
 
 def describe_end(run: SavedRun, last: int) -> str:
-    """How the run ended, if not as planned. `last`: its last epoch."""
+    """Return how the run ended, if not as planned. `last`: its last epoch."""
     state, reason = run.state, run.status.get("reason")
     if state == "done":
         return "It ended early: no new best epoch for long enough (TRAIN.EARLY_STOP)." if reason == "early stop" else ""
@@ -121,7 +123,7 @@ def describe_end(run: SavedRun, last: int) -> str:
 def facts(run: SavedRun) -> Markup:
     about, given = run.about, run.settings
     numbers = ("training_images", "validation_images", "classes", "images_per_update")
-    rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # scaled by the batch, as BASE_LR is not
+    rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # scaled by the batch, unlike BASE_LR
     parameters, processes = about.get("parameters"), about.get("processes", 1)
     found = {
         "Model": f"{given['MODEL.NAME']}, {counted(parameters, 'parameter')}" if parameters else "",
@@ -152,7 +154,7 @@ def three_digits(value: float) -> str:
 
 
 def curves(run: SavedRun) -> Markup | None:
-    """The pictures that the run draws into its folder, of all that is in its tables now, and some more."""
+    """Return the section of curves, drawn from the run's tables as they are now."""
     found = [figure(plot) for plot in plots(run) if plot.file != "loss_scale.png"]
     return section("Training curves", element("div", *found, class_="grid")) if found else None
 
@@ -166,7 +168,7 @@ def figure(plot: Plot) -> Markup:
 
 
 def pictures(run: SavedRun) -> dict[str, Markup]:
-    """{file: its section}, of the pictures in the folder. Those of an evaluation only where they are of one."""
+    """Return {file: section} for the pictures in the folder. Pictures of an incomplete evaluation are left out."""
     found, has_results = {}, bool(read_json(run.folder / "results.json"))
     for name in PICTURES:
         title, text = CAPTIONS[name]
@@ -178,14 +180,14 @@ def pictures(run: SavedRun) -> dict[str, Markup]:
 
 
 def scrolling_picture(path: Path, alt: str) -> Markup | None:
-    """A picture in its own size, in which its letters can be read; where the page is narrower, it scrolls in its frame."""
+    """Return a picture in its own size, so that its text can be read. On a narrower page it scrolls in its frame."""
     is_drawing = path.name == "confusion.png"
     content = embedded(path, alt, class_="drawing" if is_drawing else "sheet")
     return content and scrolling(content, alt.partition(":")[0])
 
 
 def class_table(run: SavedRun) -> Markup | None:
-    """The classes with the smallest F1; all if there are few. None without results that belong together."""
+    """Return a table of the classes with the smallest F1, or all if there are few. None without complete results."""
     record = read_json(run.folder / "results.json")
     rows = read_table(run.folder / "per_class.csv") if record else []
     rated = [row for row in rows if row.get("count", "0") not in ("", "0")]
@@ -204,7 +206,7 @@ def class_table(run: SavedRun) -> Markup | None:
     if record.get("epoch") != run.best.epoch:
         notes.append(f"Results of epoch {record.get('epoch')}, the best one when these figures were written.")
     if len(shown) < len(rated):
-        notes.append(f"Of {counted(len(rated), 'class')} with images; all: per_class.csv.")
+        notes.append(f"Out of {counted(len(rated), 'class')} with images. per_class.csv has all of them.")
     title = "Classes, lowest F1 first" if len(shown) == len(rated) else "Classes with the lowest F1"
     columns = ("class", "F1", "recall", "precision", "images", "most often mistaken for")
     soft = [element("p", note, class_="soft") for note in notes]
@@ -212,7 +214,7 @@ def class_table(run: SavedRun) -> Markup | None:
 
 
 def precision(run: SavedRun) -> Markup | None:
-    """The section on half precision. None where nothing happened: the scale stayed and all updates counted."""
+    """Return the section on half precision, or None if the loss scale never changed and no update was skipped."""
     parts = [*scale(run), *doctor(run)]
     return section("Precision", *parts) if parts else None
 
@@ -228,7 +230,7 @@ def scale(run: SavedRun) -> Iterator[Markup]:
 
 
 def doctor(run: SavedRun) -> Iterator[Markup]:
-    """The doctor's lines in the log, and the settings that it wrote."""
+    """Yield the doctor's lines in the log, and the settings that it wrote."""
     log, written = (read_text(run.folder / name) for name in ("log.txt", "doctor.yaml"))
     lines = re.findall(r"^[\d-]{10} [\d:]{8} (?:warning: )?doctor: (.*)$", log, re.M)
     if lines or written:
@@ -240,7 +242,7 @@ def doctor(run: SavedRun) -> Iterator[Markup]:
 
 
 def settings(run: SavedRun) -> Markup:
-    """The settings whose origin is no file (flags, -opts, what followed from the data), and all of them."""
+    """Return the settings that come from no file (from flags, -opts or the data), and all settings."""
     rows = {
         key: (element("code", key), element("code", written(value)), run.origins[key])
         for key, value in run.settings.items()
@@ -249,7 +251,7 @@ def settings(run: SavedRun) -> Markup:
     of_file = {key: origin for key, origin in origins.items() if origin.endswith((".yaml", ".yml"))}
     given = [rows[key] for key in origins if key not in of_file and key not in of_role(RECORD)]
     files = ", ".join(dict.fromkeys(of_file.values())) or "the defaults"
-    parts = [element("p", f"Given beside {files}:"), table(SETTING, given, "Settings given on the command line")]
+    parts = [element("p", f"In addition to {files}:"), table(SETTING, given, "Settings given on the command line")]
     everything = table(SETTING, rows.values(), "All settings")
     return section(
         "Settings",
@@ -259,7 +261,7 @@ def settings(run: SavedRun) -> Markup:
 
 
 def repeat(run: SavedRun) -> Markup:
-    """Command lines, and by which versions, where and when it ran."""
+    """Return the section with the command lines, and the versions, place and dates of the run."""
     about, status = run.about, run.status
     facts = {name: about.get(name.lower()) for name in ("halfstep", "torch", "timm", "Python")}
     facts |= {"host": status.get("host"), "started": written_date(status.get("started"))}
@@ -272,7 +274,7 @@ def repeat(run: SavedRun) -> Markup:
 
 
 def commands(run: SavedRun) -> Iterator[tuple[str, str]]:
-    """(what it does, the line) of the command of this run, and of one that repeats it."""
+    """Yield (title, command line) for the command of this run, and for one that repeats it."""
     processes = run.about.get("processes", 1)
     program = ["main_multi_gpu.py", "-ngpus", processes] if processes > 1 else ["main_single_gpu.py"]
     if started := run.about.get("command"):
@@ -285,5 +287,5 @@ def line(*words: object) -> str:
 
 
 def written_date(text: str | None) -> str:
-    """2026-01-02 03:04, of a date as in status.json."""
+    """Return a date of status.json as 2026-01-02 03:04."""
     return (text or "")[:16].replace("T", " ")

@@ -1,1 +1,1 @@
-"""Translates a command of timm's train.py into a settings file that trains the same: scripts/from_timm.py."""
+"""Translates a command of timm's train.py into a settings file that trains the same way: scripts/from_timm.py."""

@@ -1,4 +1,4 @@
-"""Reads a command of timm's train.py: how it starts processes, its arguments with their types, and an args.yaml."""
+"""Reads a command of timm's train.py: its launcher, its arguments with their types, and an args.yaml."""
 
 import argparse
 import ast
@@ -16,9 +16,9 @@ from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 
 KWARGS = ("model-kwargs", "opt-kwargs")  # NAME=VALUE each
-# Of an argument without a default an empty text means that it is not set, but not of these.
+# For an argument without a default, an empty text means that it is not set. These arguments are exceptions.
 NEVER_EMPTY = ("gp", "input-img-mode", "kd-model-name")
-# Of an argument with a default an empty text is a mistake, but not of these.
+# For an argument with a default, an empty text is a mistake. These arguments are exceptions.
 MAY_BE_EMPTY = ("train-split", "val-split", "train-interpolation", "dist-bn", "worker-seeding")
 SCRIPTS = ("train.py", "distributed_train.sh")
 COUNTS = ("--nnodes", "--nproc-per-node")  # options of torchrun
@@ -37,7 +37,7 @@ class Launch(NamedTuple):
         return self.nodes * self.per_node
 
     def command(self, arguments: Sequence[str]) -> str:
-        """The command that starts as many processes of halfstep. Only a launcher starts those of several nodes."""
+        """Return the command that starts as many processes of halfstep. On several nodes it needs the same launcher."""
         words = list(self.words) if self.nodes > 1 else ["python"]
         words.append("main_multi_gpu.py" if self.processes > 1 else "main_single_gpu.py")
         count = ["-ngpus", str(self.processes)] if self.nodes == 1 < self.processes else []
@@ -48,9 +48,9 @@ class Launch(NamedTuple):
 
 
 def read_arguments(words: list[str], description: str = "") -> tuple[dict[str, Any], Launch]:
-    """{name without dashes: value} of the arguments that are not at their defaults, and how the command starts processes.
+    """Return {name without dashes: value} for the arguments that differ from their defaults, and the processes.
 
-    `description`: what -h shows.
+    `description`: the text for -h.
     """
     launch, words = read_launch(words)
     typed = vars(_parser(description).parse_args(words))
@@ -59,8 +59,8 @@ def read_arguments(words: list[str], description: str = "") -> tuple[dict[str, A
         typed["config"] = typed.pop("data")
     elif _is_command(data) or data.endswith((".py", ".sh")) or _is_launcher(data):
         raise ConfigError(
-            f"{data!r} stands where train.py expects the folder of the data; type the whole command, from python or torchrun on, "
-            "without quotes around it"
+            f"{data!r} is in the place of train.py's data folder; type the whole command, starting with python or "
+            "torchrun, without quotes around it"
         )
     given = _of_file(typed.pop("config")) if "config" in typed else {}
     given |= {_name(key): _typed(_name(key), value) for key, value in typed.items()}
@@ -69,7 +69,7 @@ def read_arguments(words: list[str], description: str = "") -> tuple[dict[str, A
 
 
 def read_launch(words: list[str]) -> tuple[Launch, list[str]]:
-    """How a command starts processes, and the arguments of train.py in it."""
+    """Return the processes that a command starts, and its arguments for train.py."""
     place = next((place for place, word in enumerate(words) if word.endswith(SCRIPTS)), None)
     if place is None:
         return Launch(), words
@@ -80,15 +80,15 @@ def read_launch(words: list[str]) -> tuple[Launch, list[str]]:
         raise ConfigError(f"{script!r} is one word; type the command without quotes around it")
     if launcher and not _is_launcher(launcher[0]):
         raise ConfigError(
-            f"{launcher[0]}: how many processes it starts is not known; put in its place torchrun --nnodes NODES "
-            "--nproc_per_node PROCESSES, or python for one process"
+            f"{launcher[0]}: the number of processes that it starts is unknown; replace it by torchrun --nnodes NODES "
+            "--nproc_per_node PROCESSES, or by python for one process"
         )
     nodes, per_node = (_count(launcher, option) for option in COUNTS)
     world_size = next((each for each in variables if each.startswith("WORLD_SIZE=")), "WORLD_SIZE=1")
     if nodes * per_node == 1 and world_size != "WORLD_SIZE=1":
         raise ConfigError(
-            f"{world_size}: train.py is one of several processes then, which halfstep starts by torchrun; put in place of "
-            "the variables torchrun --nnodes NODES --nproc_per_node PROCESSES"
+            f"{world_size} makes train.py one of several processes; halfstep starts these with torchrun, so replace "
+            "the variables by torchrun --nnodes NODES --nproc_per_node PROCESSES"
         )
     if script.endswith(".sh"):
         if not rest or not rest[0].isdecimal():
@@ -98,7 +98,7 @@ def read_launch(words: list[str]) -> tuple[Launch, list[str]]:
 
 
 def _count(launcher: list[str], option: str) -> int:
-    """The number behind an option of torchrun, which may be shortened; the last one counts."""
+    """Return the number after an option of torchrun, which may be abbreviated. The last one counts."""
     number = 1
     for word, following in zip_longest(launcher, launcher[1:], fillvalue=""):
         name, equals, value = word.partition("=")
@@ -107,7 +107,7 @@ def _count(launcher: list[str], option: str) -> int:
             continue
         if not value.isdecimal() or int(value) < 1:
             raise ConfigError(
-                f"{word.partition('=')[0]} is {value!r}; it must be a number, on which learning rates depend"
+                f"{word.partition('=')[0]} is {value!r}; it must be a number, because learning rates depend on it"
             )
         number = int(value)
     return number
@@ -119,19 +119,19 @@ def _is_launcher(word: str) -> bool:
 
 
 def _is_command(word: str) -> bool:
-    """Whether a word is a command that was typed in quotes."""
+    """Return whether a word is a command that was typed in quotes."""
     pieces = word.split()
     starts = bool(pieces) and (_is_launcher(pieces[0]) or pieces[0].endswith(SCRIPTS))
     return len(pieces) > 1 and (starts or any(re.match("--?[A-Za-z]", piece) for piece in pieces))
 
 
 def _is_argument(word: str) -> bool:
-    """Whether a word is an argument of train.py, with or without =VALUE."""
+    """Return whether a word is an argument of train.py, with or without =VALUE."""
     return word.startswith("--") and _name(word[2:].partition("=")[0]) in TIMM_ARGUMENTS
 
 
 def _parser(description: str) -> Parser:
-    """A parser like that of train.py, of texts."""
+    """Return a parser for the arguments of train.py. It leaves their values as text."""
     parser = Parser(description, usage="from_timm.py ARGUMENT ... | ARGS.YAML", argument_default=argparse.SUPPRESS)
     parser.allow_abbrev = True  # as in train.py
     parser.add_argument("-c", "--config", metavar="FILE", help="an args.yaml; other arguments override it")
@@ -147,7 +147,7 @@ def _parser(description: str) -> Parser:
 
 
 def _of_file(path: str) -> dict[str, Any]:
-    """The arguments in an args.yaml."""
+    """Return the arguments in an args.yaml."""
     found: dict[str, Any] = {}
     for key, text in read_file(path).items():
         name, _, member = key.partition(".")  # model_kwargs and opt_kwargs are sections
@@ -167,7 +167,7 @@ def _name(key: str) -> str:
 
 
 def _typed(name: str, given: Any) -> Any:
-    """The value of an argument, of its text or texts."""
+    """Return the value of an argument, converted from its text or texts."""
     argument = TIMM_ARGUMENTS[name]
     if name in KWARGS:
         return _pairs(name, given)
@@ -177,7 +177,7 @@ def _typed(name: str, given: Any) -> Any:
 
 
 def _convert(name: str, argument: Argument, text: Any) -> Any:
-    if text is None or isinstance(text, bool):  # a positional that is not there; a switch
+    if text is None or isinstance(text, bool):  # a missing positional; a switch
         return text
     if isinstance(text, list):
         raise ConfigError(f"--{name} is {text}; it must be one value")
@@ -196,13 +196,13 @@ def _convert(name: str, argument: Argument, text: Any) -> Any:
 
 
 def _checked(name: str, argument: Argument, text: str) -> str | None:
-    """A text as it was typed: 007, on and null are names like any others. An empty one may mean that it is not set."""
+    """Return a text as typed: 007, on and null are names like any other. None if an empty text means "not set"."""
     try:
         text.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"--{name} is {text!r}; it must be UTF-8 text") from None
     if inside := next(filter(_is_argument, text.split()[1:]), None):
-        raise ConfigError(f"--{name} is {text!r}, which has the argument {inside} in it; end the quotes before that")
+        raise ConfigError(f"--{name} is {text!r}, which contains the argument {inside}; close the quotes before it")
     if text or argument.is_list or name in MAY_BE_EMPTY:
         return text
     if argument.default is None and name not in NEVER_EMPTY:
@@ -211,7 +211,7 @@ def _checked(name: str, argument: Argument, text: str) -> str | None:
 
 
 def _pairs(name: str, words: list[str]) -> dict[str, Text]:
-    """{name: text} of NAME=VALUE. Values are Python's, as train.py reads them; all others are texts."""
+    """Return {name: text} for words NAME=VALUE. A value is a Python literal, as in train.py; anything else is text."""
     pairs: dict[str, Text] = {}
     for key, equals, text in (word.partition("=") for word in words if word):
         if not equals:
@@ -228,7 +228,7 @@ def _pairs(name: str, words: list[str]) -> dict[str, Text]:
 
 
 def _as_text(value: Any) -> Text:
-    """The text that a settings file has for one of Python's values."""
+    """Return a Python value as the text of a settings file."""
     if isinstance(value, list | tuple):
         return [_as_text(each) for each in value]
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Collects the settings that follow from arguments of timm's train.py, and what is to be said about these arguments."""
+"""Collects the settings that follow from arguments of timm's train.py, with remarks about these arguments."""
 
 import re
 from typing import Any
@@ -11,14 +11,14 @@ from configs.yaml_files import Layer, Quoted
 from extras.timm_arguments.command import KWARGS
 from utils.errors import ConfigError
 
-# Arguments that halfstep does not have, and without which it trains the same.
+# Arguments that halfstep does not have and does not need: it trains the same way without them.
 NOT_NEEDED = set(
     """train-num-samples val-num-samples dataset-download dataset-trust-remote-code channels-last fuser fast-norm torchscript
     no-ddp-bb synchronize-step device-modules local_rank pin-mem no-prefetcher use-multi-epochs-loader worker-seeding
     patience-epochs drop-connect model-ema-force-cpu save-images wandb-project wandb-tags wandb-resume-id
     kd-student-feature-dim kd-teacher-feature-dim""".split()
 )
-# {argument: those that train.py uses only beside it}
+# {argument: other arguments that train.py uses only together with it}
 NEEDED = {
     "layer-decay": ("layer-decay-min-scale", "layer-decay-no-opt-scale"),
     "lr-noise": ("lr-noise-pct", "lr-noise-std"),
@@ -27,24 +27,24 @@ NEEDED = {
     "dataset": ("input-key", "target-key", "epoch-repeats"),
     "resume": ("no-resume-opt",),
 }
-# Values that mean what halfstep does anyway.
+# Values that match halfstep's own behaviour.
 SAME = {
     "train-split": ("train", "training"),
     "val-split": ("validation", "val", "valid", "eval", "evaluation"),
     "model-dtype": ("float32",),
 }
-# Settings that are paths, and the words that mean something else there.
+# Settings that are paths, and words that have another meaning there.
 PATHS = ("DATA.DATA_PATH", "DATA.CLASSES", "MODEL.PRETRAINED", "MODEL.RESUME", "SAVE")
 WORDS = ("auto", "latest")
 
 
 def saved_key(setting: str) -> str:
-    """The setting itself, or for one of its own arguments the open section: MODEL.KWARGS.global_pool is in MODEL.KWARGS."""
+    """Return the setting, or its section if that takes any key: MODEL.KWARGS for MODEL.KWARGS.global_pool."""
     return re.sub(r"KWARGS\..*", "KWARGS", setting)
 
 
 class ArgumentSettings:
-    """Settings, each with the arguments that it comes from; remarks about arguments, and reasons to refuse them."""
+    """Settings with the arguments that they come from, remarks about arguments, and reasons to refuse arguments."""
 
     def __init__(self, given: dict[str, Any], processes: int):
         self.given, self.processes = given, processes
@@ -56,7 +56,7 @@ class ArgumentSettings:
         self.refusals: list[str] = []
 
     def shown(self, name: str) -> str:
-        """An argument as it was typed."""
+        """Return an argument as it was typed."""
         value = self.args[name]
         values = [f"{key}={each}" for key, each in value.items()] if isinstance(value, dict) else value
         words = values if isinstance(values, list) else [values]
@@ -64,14 +64,14 @@ class ArgumentSettings:
         texts = (str(each).removesuffix(".0" * isinstance(each, float)) or "''" for each in words)
         return " ".join([name if name == "data" else f"--{name}", *texts])
 
-    def differs(self, name: str, what: str) -> None:
-        """Name an argument that is not needed, or that halfstep follows in a slightly different way."""
+    def differs(self, name: str, remark: str) -> None:
+        """Add a remark on an argument that is not needed, or that halfstep follows in a slightly different way."""
         self.named.add(name)
-        self.remarks.append(f"{self.shown(name)}: {what}")
+        self.remarks.append(f"{self.shown(name)}: {remark}")
 
-    def refuse(self, name: str, what: str) -> None:
-        """Name an argument with which halfstep cannot train."""
-        self.refusals.append(f"{self.shown(name)}: {what}")
+    def refuse(self, name: str, reason: str) -> None:
+        """Add a refusal of an argument with which halfstep cannot train."""
+        self.refusals.append(f"{self.shown(name)}: {reason}")
 
     def refuse_all(self) -> None:
         """Raise ConfigError if an argument was refused."""
@@ -82,23 +82,23 @@ class ArgumentSettings:
             raise ConfigError(f"halfstep cannot train with these; leave them out:{lines}")
 
     def without_setting(self, name: str, reason: str) -> None:
-        """Name or refuse an argument that is no setting."""
+        """Add a remark on, or a refusal of, an argument that has no setting."""
         needed = next((each for each, others in NEEDED.items() if name in others), None)
         if needed and needed not in self.given:
             self.differs(name, f"has no effect without --{needed}, as in train.py")
         elif self.args[name] in SAME.get(name, ()):
             self.named.add(name)
         elif name == "val-split" and not self.args[name]:
-            self.refuse(name, "train.py does not validate then, halfstep always does (DATA.VAL_FRACTION)")
+            self.refuse(name, "without a split, train.py does not validate; halfstep always does (DATA.VAL_FRACTION)")
         elif name == "sync-bn" and self.processes == 1:
             self.differs(name, "has no effect with one process, as in train.py")
         elif name in NOT_NEEDED:
             self.differs(name, reason)
-        elif name not in ("dist-bn", "no-resume-opt"):  # of which more is said elsewhere
+        elif name not in ("dist-bn", "no-resume-opt"):  # other methods handle these
             self.refuse(name, reason)
 
     def put(self, setting: str, value: Any, name: str, *others: str) -> None:
-        """Set a setting because of an argument, and of others; None and an empty list leave it as it is."""
+        """Set a setting that follows from these arguments. None and an empty list leave it unchanged."""
         if value is None or value == []:
             return
         origin = f"--{name}" if name in self.given else f"--{name}, train.py's default"
@@ -106,7 +106,7 @@ class ArgumentSettings:
         self.sources[setting] = (name, *others)
 
     def _text(self, setting: str, value: Any, name: str) -> Text:
-        """The text of a value, which a settings file reads as this value and no other."""
+        """Return the text that a settings file reads as exactly this value."""
         if isinstance(value, list | tuple):
             return [each if isinstance(each, str | list) else str(each) for each in value]
         if not isinstance(value, str):
@@ -116,7 +116,7 @@ class ArgumentSettings:
         if setting in PATHS and (is_none(value) or value.lower() in WORDS):
             return f"./{value}"
         if is_none(value) and (name, value) != ("train-interpolation", ""):
-            raise ConfigError(f"--{name} is {value!r}, which settings read as no value; give it another one")
+            raise ConfigError(f"--{name} is {value!r}, which a settings file reads as no value; choose another one")
         return value
 
     def leave_open(self, *settings: str) -> None:
@@ -124,14 +124,14 @@ class ArgumentSettings:
             self.layers.pop(setting, None)
 
     def with_effect(self, loaded: LoadedConfig) -> list[str]:
-        """Return the settings that were put and that the others leave an effect."""
+        """Return the settings that were put and have an effect in combination with the others."""
         values = flatten(loaded.config)
         put = [key for key in SETTINGS if loaded.origins[key] != "default"]
         marks = {key: [mark for mark in SETTINGS[key].marks if isinstance(mark, Only)] for key in put}
         return [key for key in put if all(mark.applies(values, key.rpartition(".")[0]) for mark in marks[key])]
 
     def name_the_rest(self, kept: list[str]) -> None:
-        """Name the arguments that changed nothing, in train.py neither: those of a schedule that is not used, and so on."""
+        """Add a remark on each argument that has no effect, here or in train.py, such as one of an unused schedule."""
         kept_layers = (key for key in self.layers if saved_key(key) in kept or key not in SETTINGS)
         used = {name for key in kept_layers for name in self.sources[key]}
         for name in self.given:

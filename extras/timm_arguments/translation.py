@@ -1,4 +1,4 @@
-"""Finds the settings that train as timm's train.py does with given arguments, and names what differs."""
+"""Finds the settings that train as timm's train.py does with given arguments, and names the differences."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ from models.kwargs import OF_A_MODEL
 from utils.errors import ConfigError, did_you_mean
 from utils.text import counted
 
-# {timm's name of a data set behind torch/: DATA.DATASET}
+# {timm's name of a data set after torch/: DATA.DATASET}
 OF_TORCH = {
     "cifar10": "torchvision/CIFAR10",
     "cifar100": "torchvision/CIFAR100",
@@ -31,11 +31,11 @@ CHOICES = {
     "kd-loss-type": ("kl",),
     "amp-dtype": ("float16", "bfloat16"),
 }
-COMPUTED = ("sched", "opt", "device", "grad-accum-steps")  # their settings are not simply their values
+COMPUTED = ("sched", "opt", "device", "grad-accum-steps")  # their values cannot be copied into settings
 
 
 class Translation(ArgumentSettings):
-    """The settings of all arguments; `remarks` says what is not the same. ConfigError if halfstep cannot train so."""
+    """The settings for all arguments; `remarks` lists the differences. Raises ConfigError if halfstep cannot train."""
 
     def __init__(self, given: dict[str, Any], launch: Launch):
         super().__init__(given, launch.processes)
@@ -64,7 +64,7 @@ class Translation(ArgumentSettings):
             raise ConfigError(f"--{name} is {self.args[name]!r}; it must be {' or '.join(CHOICES[name])}")
 
     def file(self) -> str:
-        """The settings that have an effect, as YAML."""
+        """Return the settings that have an effect, as YAML."""
         return self._yaml
 
     def check(self, loaded: LoadedConfig) -> None:
@@ -78,7 +78,7 @@ class Translation(ArgumentSettings):
             name = "opt"
             check_optimizer(loaded.config)
         except ConfigError as error:
-            if "pip install" in str(error):  # for the machine that trains
+            if "pip install" in str(error):  # only the machine that trains needs the package
                 self.differs(name, str(error))
                 return
             name = "opt-kwargs" if self.args["opt-kwargs"] and "OPTIMIZER.KWARGS" in str(error) else name
@@ -90,18 +90,18 @@ class Translation(ArgumentSettings):
         kind = kind.lower() if slash else kind
         found = {"folder": "imagefolder", "wds": "shards", "torch": OF_TORCH.get(name.lower())}.get(kind)
         if not found:
-            self.refuse("dataset", "docs/data.md has the data sets that there are")
+            self.refuse("dataset", "docs/data.md lists the supported data sets")
         self.put("DATA.DATASET", found, "dataset")
         self.put("DATA.DATA_PATH", args["data-dir"] or args["data"], "data-dir" if args["data-dir"] else "data")
         if args["train-crop-mode"] not in (None, "rrc"):
-            self.refuse("train-crop-mode", "there is rrc alone")
+            self.refuse("train-crop-mode", "only rrc is supported")
         if args["grad-accum-steps"] > 1:
             self.put("DATA.DROP_LAST", False, "grad-accum-steps")
-            what = "the last update of an epoch is of all images that are left, in train.py of whole batches"
-            remedy = "if less than a batch is left, set DATA.DROP_LAST=true for as many updates"
-            self.differs("grad-accum-steps", f"{what}; {remedy}")
+            difference = "the last update of an epoch uses all remaining images, in train.py only whole batches"
+            remedy = "if less than a batch remains, DATA.DROP_LAST=true makes the number of updates equal"
+            self.differs("grad-accum-steps", f"{difference}; {remedy}")
         self.put("TRAIN.ACCUM_ITER", max(1, args["grad-accum-steps"]), "grad-accum-steps")  # as train.py does
-        if args["validation-batch-size"] == 0:  # train.py takes that of the training
+        if args["validation-batch-size"] == 0:  # train.py then uses the batch size of training
             self.leave_open("DATA.BATCH_SIZE_EVAL")
 
     def model(self) -> None:
@@ -111,14 +111,15 @@ class Translation(ArgumentSettings):
             self.put(TIMM_ARGUMENTS[name].setting, own[name.replace("-", "_")], name if is_own else "model")
         channels, height, width = own["input_size"]
         if height != width:
-            self.refuse("input-size", "images are square")
+            self.refuse("input-size", "images must be square")
         if args["input-img-mode"] not in (None, {1: "L", 3: "RGB"}.get(channels)):
             self.refuse(
                 "input-img-mode",
-                f"images are colour (RGB) or grey (L), and the model has {counted(channels, 'channel')}",
+                f"images must be colour (RGB) or grey (L), and the model has {counted(channels, 'channel')}",
             )
         if channels not in (1, 3):
-            self.refuse("in-chans" if args["in-chans"] is not None else "input-size", "images have 1 or 3 channels")
+            name = "in-chans" if args["in-chans"] is not None else "input-size"
+            self.refuse(name, "images must have 1 or 3 channels")
         size = "input-size" if args["input-size"] else "img-size" if args["img-size"] is not None else "model"
         self.put("DATA.IMAGE_CHANNELS", channels, "in-chans", "input-img-mode", "input-size")
         self.put("DATA.IMAGE_SIZE", width, size)
@@ -141,9 +142,7 @@ class Translation(ArgumentSettings):
         is_sgd = name in ("sgd", "nesterov", "momentum")  # timm's sgd is Nesterov's
         if not is_sgd and name not in list_optimizers():
             near = did_you_mean(name, list_optimizers())
-            raise ConfigError(
-                f"{self.shown('opt')}: there is no such optimizer{near}; docs/optimizers.md has those there are"
-            )
+            raise ConfigError(f"{self.shown('opt')}: unknown optimizer{near}; docs/optimizers.md lists the optimizers")
         # train.py passes these on to the optimizers that take them.
         takes = get_optimizer_info(name)
         own = {"EPS": takes.has_eps, "BETAS": takes.has_betas, "MOMENTUM": takes.has_momentum}
@@ -160,7 +159,7 @@ class Translation(ArgumentSettings):
         ours = {"multistep": "step", "none": "constant"}.get(name, name)
         if name not in ("cosine", "step", "multistep", "constant", "none", "wsd"):
             raise ConfigError(
-                f"{self.shown('sched')}: there is no such schedule; choose cosine, step, multistep, wsd, constant or none"
+                f"{self.shown('sched')}: unknown schedule; choose cosine, step, multistep, wsd, constant or none"
             )
         cools = ours in ("cosine", "wsd")
         total = args["epochs"] + args["cooldown-epochs"] * cools + warmup * prefix
@@ -185,7 +184,10 @@ class Translation(ArgumentSettings):
             self.put("TRAIN.LR_SCHEDULER.DECAY_FRACTION", decay / total, "decay-epochs")
 
     def milestones(self) -> None:
-        """The epochs after which the rate falls: timm's milestone 30 is the epoch with index 29, or an update before epoch 30."""
+        """Put the epochs after which the rate falls.
+
+        timm's milestone 30 is the epoch with index 29, or the last update before epoch 30.
+        """
         is_early = not self.args["sched-on-updates"]
         milestones = [each - is_early for each in self.args["decay-milestones"]]
         self.put("TRAIN.LR_SCHEDULER.MILESTONES", milestones, "decay-milestones")
@@ -194,7 +196,7 @@ class Translation(ArgumentSettings):
             self.differs("sched-on-updates", "the rate falls one update later than in train.py")
 
     def rate(self) -> None:
-        """--lr, or what train.py computes of the other three."""
+        """Put the rate: --lr, or the rate that train.py computes from the other three arguments."""
         args = self.args
         self.leave_open("TRAIN.LINEAR_SCALED_LR", "TRAIN.LR_SCALING")
         if args["lr"]:
@@ -213,18 +215,18 @@ class Translation(ArgumentSettings):
         args = self.args
         mixes = args["mixup"] > 0 or args["cutmix"] > 0 or bool(args["cutmix-minmax"])
         if args["bce-loss"] and not mixes and not args["smoothing"]:
-            self.differs("bce-loss", "without smoothing and mixing train.py uses the cross entropy; so does the file")
+            self.differs("bce-loss", "without smoothing and mixing train.py uses cross entropy, and so does this file")
         elif args["bce-loss"]:
             self.put("TRAIN.LOSS", "bce", "bce-loss")
         self.leave_open("TRAIN.CLASS_WEIGHTS")
         if args["bce-pos-weight"] not in (None, 1) and args["bce-loss"]:
-            self.refuse("bce-pos-weight", "TRAIN.CLASS_WEIGHTS, a file with a weight for each class, comes nearest")
+            self.refuse("bce-pos-weight", "the nearest setting is TRAIN.CLASS_WEIGHTS, a file with a weight per class")
         if args["clip-grad"] == 0:
-            self.refuse("clip-grad", "train.py makes all gradients 0")
+            self.refuse("clip-grad", "with this value train.py sets all gradients to 0")
         if mixes:
             self.put("TRAIN.MIXUP_GROUP", args["batch-size"], "batch-size")
         if mixes and args["reprob"]:
-            self.differs("reprob", "images are mixed after erasing, in train.py before")
+            self.differs("reprob", "images are mixed after erasing, in train.py before it")
         repeats = args["aug-repeats"]
         self.put("TRAIN.REPEATED_AUG", 1 if repeats == 0 else repeats, "aug-repeats")
         if args["model-ema"] and args["model-ema-warmup"]:
@@ -244,12 +246,13 @@ class Translation(ArgumentSettings):
         teacher = default if args["distill-loss-weight"] is None else args["distill-loss-weight"]
         if task < 0 or teacher < 0 or task + teacher == 0:
             raise ConfigError(
-                f"--task-loss-weight and --distill-loss-weight make {task:g} and {teacher:g}; both must be 0 or more, and one more"
+                f"--task-loss-weight and --distill-loss-weight are {task:g} and {teacher:g}; neither may be negative, "
+                "and one must be positive"
             )
         names = ("task-loss-weight", "distill-loss-weight")
         self.put("TRAIN.DISTILLATION_ALPHA", teacher / (task + teacher), *names)
         if task + teacher != 1:
-            self.differs("task-loss-weight", f"the loss is that of train.py divided by {task + teacher:g}")
+            self.differs("task-loss-weight", f"the loss equals train.py's loss divided by {task + teacher:g}")
 
     def run(self) -> None:
         args = self.args
@@ -276,31 +279,31 @@ class Translation(ArgumentSettings):
                 self.differs("dist-bn", TIMM_ARGUMENTS["dist-bn"].reason)
 
     def choose_device(self, kind: str, number: str) -> None:
-        """cuda:1: the second device, which only a variable can choose."""
+        """Choose a device such as cuda:1, which only an environment variable can do."""
         if self.processes > 1:
-            self.differs("device", "each process has a device of its own, as in train.py")
+            self.differs("device", "each process uses its own device, as in train.py")
         elif kind != "cuda" or not number.isdecimal():
-            self.refuse("device", "halfstep takes the first device of a kind")
+            self.refuse("device", "halfstep uses the first device of a kind")
         elif not any(each.startswith("CUDA_VISIBLE_DEVICES=") for each in self.launch.variables):
             self.variables.append(f"CUDA_VISIBLE_DEVICES={number}")
         else:
-            self.refuse("device", "CUDA_VISIBLE_DEVICES chooses the device; name in it the one to train on")
+            self.refuse("device", "CUDA_VISIBLE_DEVICES chooses the device; set it to the device to train on")
 
     def resume(self) -> None:
-        """--resume and --start-epoch. Of a checkpoint of train.py halfstep takes the weights and the epoch."""
+        """Put --resume and --start-epoch. halfstep reads only weights and epoch from a checkpoint of train.py."""
         args, epoch = self.args, self.args["start-epoch"]
         path, name = (
             (args["resume"], "resume") if args["resume"] else (args["initial-checkpoint"], "initial-checkpoint")
         )
-        anew = "the optimizer of a checkpoint of train.py is not read, and begins anew"
+        restart = "the optimizer state of train.py is not read, so the optimizer starts fresh"
         if args["resume"] and epoch == 0:
             self.put("MODEL.PRETRAINED", path, "resume", "start-epoch")
-            self.differs("start-epoch", f"the run begins with the weights, as MODEL.PRETRAINED; {anew}")
+            self.differs("start-epoch", f"the run starts from the weights, as MODEL.PRETRAINED; {restart}")
         elif args["resume"] or (epoch and path):
             self.put("MODEL.RESUME", path, name)
             self.put("TRAIN.LAST_EPOCH", epoch, "start-epoch")
             if args["resume"] and not args["no-resume-opt"]:
-                self.differs("resume", anew)
+                self.differs("resume", restart)
             if not args["resume"]:
                 self.leave_open("MODEL.PRETRAINED")
         elif epoch:
@@ -308,7 +311,7 @@ class Translation(ArgumentSettings):
         self.named |= {"start-epoch", "no-resume-opt"}
 
     def command(self) -> str:
-        """The command that trains."""
+        """Return the command that trains."""
         words = ["-cfg", "my.yaml"]
         for flag, setting in (("-resume", "MODEL.RESUME"), ("-last_epoch", "TRAIN.LAST_EPOCH"), ("-name", "NAME")):
             if setting in self.layers:
@@ -319,7 +322,7 @@ class Translation(ArgumentSettings):
 
 
 def preprocessing(args: dict[str, Any]) -> dict[str, Any]:
-    """Size, mean, crop and classes as train.py takes them from its arguments and from what timm says of the model."""
+    """Return size, mean, crop and classes as train.py takes them from its arguments and the model's metadata."""
     from timm import get_pretrained_cfg, is_model, list_models  # local: importing timm takes seconds
     from timm.data import resolve_data_config
 
@@ -342,13 +345,13 @@ def preprocessing(args: dict[str, Any]) -> dict[str, Any]:
     if wanted["input_size"]:
         wanted["input_size"] = [channels, *wanted["input_size"][1:]]
     found = {"num_classes": own.get("num_classes")} | resolve_data_config(wanted, pretrained_cfg=own)
-    if channels == 1:  # what timm says of the model is of images in colour
+    if channels == 1:  # timm's metadata is for images in colour
         found |= {name: [fmean(found[name])] for name in ("mean", "std")}
     return found | {"input_size": (channels, *found["input_size"][1:])}
 
 
 def _channels(args: dict[str, Any]) -> int:
-    """The channels of the model."""
+    """Return the number of channels of the model's images."""
     of_size = args["input-size"][0] if args["input-size"] else None
     if None not in (args["in-chans"], of_size) and args["in-chans"] != of_size:
         raise ConfigError(

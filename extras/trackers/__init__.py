@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases, MLflow: a queue and a thread for each, so that none of them delays or ends a run."""
+"""TensorBoard, Weights & Biases and MLflow. Each has a queue and a thread, so that none can delay or end a run."""
 
 import contextlib
 import importlib.util
@@ -23,19 +23,19 @@ from utils.held_folders import FolderMoved, check_in_place, is_in_place
 from utils.log import Log
 from utils.text import redacted
 
-PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # what pip installs beside requirements.txt
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # names for pip; requirements.txt does not have them
 PROJECT = "halfstep"
 PATIENCE = 10.0  # seconds without progress after which the end of a run drops a tracker
-LONGEST_END = 60.0  # seconds that the end of a run waits for one that still opens or sends
-SILENT_WAIT = 2.0  # seconds at the end of which nothing is said
+LONGEST_END = 60.0  # seconds that the end of a run waits for a tracker that is still opening or sending
+SILENT_WAIT = 2.0  # seconds of this wait after which a line says so
 ROWS_AT_ONCE = 50
-STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")  # of steps.csv, beside the shares of time
+STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")  # columns of steps.csv besides the shares of time
 IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # names of environment variables
 SHORTEST_SECRET = 6  # characters; a shorter value may be part of any word
 
 
 class Row(NamedTuple):
-    """Figures of one update ("step") or one epoch, by their names on a tracker."""
+    """Metrics of one update ("step") or one epoch, with their names on a tracker."""
 
     axis: str
     number: int  # of the update or epoch
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a run ended: done, failed, stopped (to be resumed)."""
+    """The end of a run: done, failed, or stopped (it can be resumed)."""
 
     state: str
     best: Mapping[str, Any]  # the figures of the best epoch; empty without one
@@ -51,10 +51,10 @@ class Ending(NamedTuple):
 
 
 class Tracker:
-    """Base class. A thread of its own opens it and calls its methods; what they raise is the end of this tracker.
+    """A base class for trackers. A separate thread calls the methods of each tracker; any exception ends the tracker.
 
-    `tracking/NAME.json` in the run's folder holds the run's identity on the tracker and the last rows that were sent, from
-    which a resumed run goes on.
+    `tracking/NAME.json` in the run's folder holds the run's identity on the tracker and the numbers of the last rows
+    sent. A resumed run continues after these.
     """
 
     def __init__(self, name: str, config: Config, folder: Path):
@@ -68,20 +68,20 @@ class Tracker:
         self.last = {axis: saved.get(axis, -1) for axis in ("step", "epoch")}
 
     def open(self) -> str:
-        """Import the library and connect. Returns where the run can be seen."""
+        """Import the library and connect. Return where the run can be seen."""
         raise NotImplementedError
 
     def add(self, rows: Sequence[Row]) -> None:
         raise NotImplementedError
 
     def go_back(self, step: int, epoch: int) -> None:
-        """Begin at this update, or repeat from it on after a rollback. Most trackers cannot take a figure back."""
+        """Start at this update, or return to it after a rollback. Most trackers cannot delete a figure."""
 
     def end(self, ending: Ending) -> None:
         raise NotImplementedError
 
     def remember(self) -> None:
-        """Save what a resumed run has to know."""
+        """Save the facts that a resumed run needs."""
         if self.identity:
             check_in_place(self._file)
             self._file.parent.mkdir(exist_ok=True)
@@ -89,7 +89,7 @@ class Tracker:
 
 
 def make_tracker(name: str, config: Config, folder: Path) -> Tracker:
-    """The tracker of this name; the code of the others is not imported."""
+    """Return the tracker of this name. The code of the others is not imported."""
     if name == "tensorboard":
         from extras.trackers.tensorboard import TensorBoard as kind
     elif name == "wandb":
@@ -108,7 +108,7 @@ def check_trackers(config: Config) -> None:
 
 
 class TrackerThread:
-    """Feeds one tracker from a queue. Its first failure is a warning and its end; the run goes on."""
+    """Feeds one tracker from a queue. The first failure is logged as a warning and ends the tracker, not the run."""
 
     def __init__(self, tracker: Tracker, log: Log):
         self._tracker, self._log = tracker, log
@@ -119,7 +119,7 @@ class TrackerThread:
         self._thread.start()
 
     def put(self, item: Any) -> None:
-        """`item`: a Row; (step, epoch) of a begin or a rollback; an Ending, the last one."""
+        """Queue an item: a Row, (step, epoch) of a start or a rollback, or an Ending, which is the last item."""
         if self._thread.is_alive():
             self._queue.put(item)
 
@@ -139,7 +139,7 @@ class TrackerThread:
             self._log.warn(f"{tracker.name}: {reason}; training continues without it")
 
     def _handle(self) -> bool:
-        """Send the rows that have gathered, or do what came instead. Returns whether more is to come."""
+        """Send the rows in the queue, or handle another item. Return False after the last item."""
         tracker, rows, item = self._tracker, [], self._queue.get()
         while isinstance(item, Row):
             if item.number > tracker.last.get(item.axis, -1):
@@ -156,15 +156,15 @@ class TrackerThread:
         return not isinstance(item, Ending)
 
     def join(self, deadline: float) -> None:
-        """Wait until everything is sent; drop what hangs."""
+        """Wait until everything is sent, but give up if the tracker hangs."""
         asked, has_said = time.monotonic(), False
         while self._thread.is_alive():
             if not has_said and time.monotonic() > asked + SILENT_WAIT:
-                start = "its start: it may be making a database's tables"
-                what = "what is still to be sent" if self._is_open else start
+                start = "it to start; it may be creating the tables of a database"
+                what = "it to send the remaining data" if self._is_open else start
                 self._log.say(f"{self._tracker.name}: the run waits at most {LONGEST_END:g} s for {what}")
                 has_said = True
-            # One that opens may be migrating a database, which must not be cut.
+            # A tracker that is opening may be migrating a database, which must not be interrupted.
             patience = PATIENCE if self._is_open else LONGEST_END
             if time.monotonic() > min(deadline, max(asked, self._moved) + patience):
                 self._log.warn(f"{self._tracker.name}: not everything was sent when the run ended")
@@ -173,7 +173,7 @@ class TrackerThread:
 
 
 class Trackers:
-    """All trackers of a run, none in processes other than the first."""
+    """All trackers of a run. Processes other than the first have none."""
 
     def __init__(self, threads: Iterable[TrackerThread] = ()):
         self._threads = list(threads)
@@ -181,7 +181,7 @@ class Trackers:
     def begin(
         self, step: int, epoch: int, steps: Sequence[Mapping[str, Any]], epochs: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Training begins at this update of this epoch, or goes back to it. `steps`, `epochs`: all rows before."""
+        """Start training at this update of this epoch, or go back to it. `steps`, `epochs`: all earlier rows."""
         for each in self._threads:
             each.put((step, epoch))
         for axis, rows in (("step", steps), ("epoch", epochs)):
@@ -189,7 +189,7 @@ class Trackers:
                 self.add(axis, row)
 
     def add(self, axis: str, row: Mapping[str, float | None]) -> None:
-        """A row of steps.csv ("step") or metrics.csv ("epoch")."""
+        """Send a row of steps.csv ("step") or metrics.csv ("epoch")."""
         if self._threads:
             found = Row(axis, int(row["epoch" if axis == "epoch" else "step"]), figures_of(axis, row))
             for each in self._threads:
@@ -207,7 +207,7 @@ class Trackers:
 
 @contextlib.contextmanager
 def track(config: Config, folder: Path, process: Process, log: Log) -> Iterator[Trackers]:
-    """The trackers of TRACK; at the end of the block they learn how the run ended."""
+    """Yield the trackers of TRACK. At the end of the block, report to them how the run ended."""
     names = dict.fromkeys(config.TRACK) if process.is_first else ()
     trackers = Trackers(TrackerThread(make_tracker(name, config, folder), log) for name in names)
     has_failed = True
@@ -219,8 +219,8 @@ def track(config: Config, folder: Path, process: Process, log: Log) -> Iterator[
 
 
 def ending_of(folder: Path, has_failed: bool) -> Ending:
-    """The end of a run, by its status.json and its folder."""
-    if not is_in_place(folder):  # what is there now is of another run
+    """Return the end of a run, from its status.json and its folder."""
+    if not is_in_place(folder):  # the folder at this path now is another run's
         return Ending("failed", {}, ())
     status = read_object(folder / "status.json")
     state = status.get("state")
@@ -232,7 +232,7 @@ def ending_of(folder: Path, has_failed: bool) -> Ending:
 
 
 def figures_of(axis: str, row: Mapping[str, float | None]) -> dict[str, float]:
-    """{name on a tracker: value} of a row, without what was not measured.
+    """Return {name on a tracker: value} for a row, without missing values.
 
     In an epoch's row train_loss is train/loss, eval_top1_ema is eval/top1_ema, lr is run/lr.
     """
@@ -250,7 +250,7 @@ def figures_of(axis: str, row: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def without_secrets(text: str) -> str:
-    """The text without credentials in URLs, and without values of environment variables that hold some."""
+    """Return the text without credentials in URLs, and without values of environment variables that hold secrets."""
     for name, value in os.environ.items():
         if IS_SECRET.search(name) and len(value) >= SHORTEST_SECRET:
             text = text.replace(value, "***")

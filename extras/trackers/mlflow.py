@@ -1,4 +1,4 @@
-"""MLflow."""
+"""Sends a run to MLflow."""
 
 import json
 import logging
@@ -10,13 +10,13 @@ from extras.trackers import PROJECT, Ending, Row, Tracker
 
 
 class Mlflow(Tracker):
-    """MLflow; server and experiment are its own environment variables, without them a folder beside the runs."""
+    """Sends a run to MLflow, whose environment variables set server and experiment. Default: a folder next to the runs."""
 
     STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
     def open(self) -> str:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses a folder otherwise
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # to another server than the one that the user named
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it goes to another server than the user named
         import mlflow
         from mlflow import entities
 

@@ -1,4 +1,4 @@
-"""TensorBoard: files in the run's folder."""
+"""Writes TensorBoard's files in the run's folder."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from utils.held_folders import check_in_place
 
 
 class TensorBoard(Tracker):
-    """Files in the run's folder. Figures of earlier starts from the first update of this one on are dropped."""
+    """Writes TensorBoard's files. Figures of earlier starts are dropped from the first update of this start on."""
 
     _writer = None
     _first_step = 0
 
     def open(self) -> str:
-        return ""  # its import takes a second of processor time, which the first row pays and not the start
+        return ""  # the import takes a second of processor time, so it waits for the first row
 
     def go_back(self, step: int, epoch: int) -> None:
         if self._writer:
@@ -28,10 +28,10 @@ class TensorBoard(Tracker):
         for row in rows:
             for name, value in row.figures.items():
                 writer.add_scalar(name, value, row.number)
-        writer.flush()  # it opens its file by its path for each write, at times of its own
+        writer.flush()  # now, because each write opens the file by its path, which was just checked
 
     def _open_writer(self) -> Any:
-        """Return the writer. It begins a new file where the newest one has a hard link, as in a snapshot by `cp -al`."""
+        """Return the writer. Start a new file if the newest one has a hard link, as in a snapshot by `cp -al`."""
         check_in_place(self.folder)
         folder = self.folder / "tensorboard"
         newest = max(folder.glob("events.*"), key=lambda path: path.stat().st_mtime_ns, default=None)

@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Sends a run to Weights & Biases."""
 
 import os
 import secrets
@@ -9,9 +9,9 @@ from extras.trackers import PROJECT, Ending, Row, Tracker
 
 
 class Wandb(Tracker):
-    """Weights & Biases; project, entity, mode and key are its own environment variables and files."""
+    """Sends a run to Weights & Biases, whose environment variables and files set project, entity, mode and key."""
 
-    # Which figure is the horizontal axis of which; W&B's own count of calls would go on after a resume.
+    # {horizontal axis: figures}. W&B's default axis counts calls, and that count would continue after a resume.
     AXES = {"epoch": ("train/*", "eval/*", "run/*"), "step": ("step/*", "time/*")}
 
     def open(self) -> str:
@@ -35,7 +35,7 @@ class Wandb(Tracker):
                 self._run.define_metric(name, step_metric=axis)
         if not self._run.offline:
             return self._run.url
-        # kill -9 may lose the file of the start before, so this one has all rows
+        # kill -9 may have lost the file of the previous start, so this start sends all rows.
         self.last = dict.fromkeys(self.last, -1)
         return f"offline; `wandb sync {Path(self._run.dir).parent}` uploads the run"
 

@@ -1,1 +1,1 @@
-"""What this program is measured with; BENCHMARKS.md holds the figures."""
+"""Benchmarks of this program; BENCHMARKS.md has their results."""

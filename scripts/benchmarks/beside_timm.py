@@ -2,9 +2,9 @@
 
     python scripts/benchmarks/beside_timm.py -train_py pytorch-image-models/train.py [-- ARGUMENT ...]
 
-from_timm.py makes the settings. A row has the largest relative difference of a loss and of a rate over all updates, and of the
-weights and their EMA at the end that of their norm. Exit code 1 if a loss differs by more than 1e-5. On the CPU, in minutes.
-Both get the further arguments of train.py.
+from_timm.py makes the settings. A row has the largest relative difference in loss and in learning rate over all updates,
+and the relative norm of the difference in the final weights and their EMA. The exit code is 1 if a loss differs by more
+than 1e-5. It runs on the CPU and takes minutes. Further arguments of train.py are passed to both programs.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from scripts.benchmarks.worker import TrainerWorker
 from scripts.command_line import Parser, local_path
 
 BATCH, LIMIT = 4, 1e-5
-RECIPES = {  # of 6 updates an epoch and 5 epochs, where they say nothing else
+RECIPES = {  # 6 updates per epoch and 5 epochs, unless a recipe says otherwise
     "RMSprop, step every 2.4 epochs, EMA": "--model test_efficientnet --opt rmsproptf --opt-eps .001 --sched step --decay-epochs 2.4 --decay-rate .97 --lr 1e-4 --model-ema --model-ema-decay .99",
     "SGD, multistep after the warm-up": "--model test_resnet --sched multistep --decay-milestones 1 3 --warmup-prefix --epochs 3 --warmup-epochs 2 --lr .01",
     "NAdamW, step per update, prefix": "--model test_vit --opt nadamw --sched step --decay-epochs 1.5 --warmup-prefix --epochs 4 --warmup-epochs 1 --sched-on-updates --lr 1e-3",
@@ -46,18 +46,20 @@ RECIPES = {  # of 6 updates an epoch and 5 epochs, where they say nothing else
 
 
 class Trained(NamedTuple):
-    """What one side did."""
+    """The course of training on one side, and its result."""
 
     losses: list[float]
-    rates: list[list[float]]  # of each update, of the groups in ascending order
+    rates: list[list[float]]  # for each update the rates of the groups in ascending order
     weights: dict[str, Tensor]
     ema: dict[str, Tensor]
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("-train_py", required=True, type=local_path, metavar="FILE", help="of timm's repository")
-    parser.add_argument("words", nargs="*", metavar="ARGUMENT", help="of train.py, for all recipes")
+    parser.add_argument(
+        "-train_py", required=True, type=local_path, metavar="FILE", help="train.py of timm's repository"
+    )
+    parser.add_argument("words", nargs="*", metavar="ARGUMENT", help="arguments of train.py for all recipes")
     arguments = parser.parse_args(argv)
     rows, largest = [], 0.0
     for name, recipe in RECIPES.items():
@@ -79,13 +81,13 @@ def main(argv: list[str]) -> int:
 
 
 def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """The norm of the difference, relative to that of theirs."""
+    """Return the norm of the difference, relative to the norm of theirs."""
     one, other = (torch.cat([side[name].flatten().double() for name in theirs]) for side in (ours, theirs))
     return ((one - other).norm() / other.norm()).item()
 
 
 def train_ours(words: list[str]) -> tuple[dict[str, Tensor], list[list[tuple[Tensor, Tensor]]], Trained]:
-    """The initial weights, the batches of each epoch, and what became of them."""
+    """Train with halfstep. Return the initial weights, the batches of each epoch, and the training."""
     from extras.timm_arguments.command import read_arguments  # extra: timm_arguments
     from extras.timm_arguments.translation import Translation
 
@@ -115,7 +117,7 @@ def train_ours(words: list[str]) -> tuple[dict[str, Tensor], list[list[tuple[Ten
 
 
 class Loader(list):
-    """The batches of each epoch in turn, as train.py asks its loader for them."""
+    """A loader that gives train.py the batches of each epoch in turn."""
 
     dataset = sampler = batch_sampler = None
 
@@ -128,7 +130,7 @@ class Loader(list):
 
 
 def train_theirs(path: Path, words: list[str], start: dict[str, Tensor], batches: list) -> Trained:
-    """train.py's main, with its own model, loss, optimizer, schedule and EMA."""
+    """Run train.py's main with its own model, loss, optimizer, schedule and EMA, on the same weights and batches."""
     spec = importlib.util.spec_from_file_location("timms_train", path)
     script: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

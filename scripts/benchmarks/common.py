@@ -1,4 +1,4 @@
-"""Processes that train in turn (A B A B), so that what slows the machine slows all of them, and the table of their figures."""
+"""Processes that train in turn (A B A B), so that a slow phase of the machine slows all of them, and their table."""
 
 import contextlib
 import json
@@ -27,11 +27,11 @@ class Mode:
 
     options: tuple[str, ...]  # for -opts
     product: str  # the type of the matrix products that bound it
-    kinds: tuple[str, ...] = ("cuda", "xpu", "mps", "cpu")  # of devices that have it
+    kinds: tuple[str, ...] = ("cuda", "xpu", "mps", "cpu")  # kinds of devices that support it
 
 
 AUTOCAST = ("AMP=true", "PRECISION.MODE=autocast")
-# float8 is held against bfloat16, in which it computes all but the large linear layers.
+# float8 is compared with the peak of bfloat16, in which it computes everything except the large linear layers.
 MODES = {
     "fp32": Mode(("AMP=false", "PRECISION.MATMUL=ieee"), "float32"),
     "tf32": Mode(("AMP=false", "PRECISION.MATMUL=tf32"), "tf32", kinds=("cuda",)),
@@ -42,7 +42,7 @@ MODES = {
     "naive-bf16": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=naive"), "bfloat16"),
     "float8": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=float8"), "bfloat16", kinds=("cuda",)),
 }
-# Beside the modes, each in bfloat16: what else an update can do. The teacher has random weights.
+# Other features of an update, each in bfloat16. The teacher has random weights.
 FEATURES = {name: f"TRAIN.OPTIMIZER.NAME={name}" for name in ("lamb", "lion", "laprop")} | {
     **{"EMA": "TRAIN.MODEL_EMA=true", "LoRA": "MODEL.LORA.RANK=8", "sizes": "TRAIN.SIZE_SCHEDULE=[0:128,1:224]"},
     "distillation": "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=deit_base_patch16_224",
@@ -52,48 +52,48 @@ SLOW_ON_CPUS = ("fp16", "naive-fp16")  # about a two-hundredth of float32's spee
 
 
 def fast_modes(kind: str) -> list[str]:
-    """The modes that are measured on this kind of device where none are named."""
+    """Return the modes to measure on this kind of device by default."""
     return [name for name, mode in MODES.items() if kind in mode.kinds and (kind != "cpu" or name not in SLOW_ON_CPUS)]
 
 
 class Refused(Exception):
-    """A case cannot be measured here; the message is the reason."""
+    """Raised if a case cannot be measured here. The message is the reason."""
 
 
 class StepWorker:
-    """A process of its own that trains when asked, so that each case has its own memory peak (worker.py)."""
+    """A separate process (worker.py) that trains on request, so that each case has its own memory peak."""
 
     def __init__(self, arguments: Iterable, role: str = "step"):
-        """`role`: step; timm, the same model in timm's own step; loader, only what reads the images."""
+        """Prepare the command. `role`: step; timm, the same model in timm's own step; loader, only loading images."""
         self._command = [sys.executable, ROOT / "scripts/benchmarks/worker.py", role, *arguments]
         self._process: subprocess.Popen | None = None
         self._facts: dict | None = None
         self._warm = False
 
     def start(self) -> None:
-        """Begin to set it up, without waiting. The first question would start it too."""
+        """Start the process without waiting until it is set up. Otherwise the first question starts it."""
         if self._process is None:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self._process = subprocess.Popen(list(map(str, self._command)), **pipes)
 
     def facts(self) -> dict:
-        """The images of an update; waits until the worker is set up."""
+        """Return the number of images of an update. Wait until the worker is set up."""
         self.start()
         if self._facts is None:
             self._facts = self._read()
         return self._facts
 
     def iterate(self, steps: int) -> float:
-        """Seconds per iteration (one update), after some that are not timed: one, or three the first time."""
+        """Return the seconds per iteration (one update). Before them one is not timed, or three the first time."""
         warm_up, self._warm = (1 if self._warm else 3), True
         return self._ask(steps=steps, warm_up=warm_up)["seconds"] / steps
 
     def peak_memory(self) -> int:
-        """Bytes so far."""
+        """Return the peak so far, in bytes."""
         return self._ask(memory=True)["bytes"]
 
     def peak(self, product: str) -> tuple[float, int]:
-        """FLOP/s of square matrix products in this type, and FLOPs of the model's forward pass for one image."""
+        """Return the FLOP/s of square matrix products in this type, and the FLOPs of a forward pass for one image."""
         return tuple(self._ask(peak=product)["flops"])
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class StepWorker:
 
     def _ask(self, **question) -> dict:
         self.facts()
-        with contextlib.suppress(BrokenPipeError):  # it ended: reading says how
+        with contextlib.suppress(BrokenPipeError):  # the process has ended; reading reports how
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
         return self._read()
@@ -124,14 +124,14 @@ class StepWorker:
 
 @dataclass
 class Measured:
-    """The figures of one case: a value for each of its turns."""
+    """The figures of one case, with a value for each of its turns."""
 
     images: int  # of an update
     seconds: list[float] = field(default_factory=list)  # per iteration
-    base: list[float] = field(default_factory=list)  # those of the first case in the same rounds
+    base: list[float] = field(default_factory=list)  # seconds of the first case in the same rounds
     memory: int = 0  # bytes
-    peak: float = 0.0  # FLOP/s of matrix products, and
-    forward_flops: int = 0  # of one image: where asked for
+    peak: float = 0.0  # FLOP/s of matrix products, if they were timed
+    forward_flops: int = 0  # of one image, if they were counted
 
     @property
     def images_per_second(self) -> list[float]:
@@ -139,17 +139,17 @@ class Measured:
 
     @property
     def ratios(self) -> list[float]:
-        """How many times faster than the first case, in each round that both took part in."""
+        """Return how many times faster this case was than the first, for each round that both took part in."""
         return [base / own for base, own in zip(self.base, self.seconds, strict=False)]
 
 
 @dataclass(frozen=True)
 class Turns:
-    """How many turns, and how long each is."""
+    """The number of turns, and the length of each."""
 
     rounds: int
-    steps: int  # of a turn, at least
-    min_seconds: float = 0.0  # of a turn: a GPU does five steps in a tenth of a second, too little to be timed well
+    steps: int  # smallest number in a turn
+    min_seconds: float = 0.0  # of a turn: five steps take a GPU a tenth of a second, too little for a good timing
 
     def __str__(self) -> str:
         seconds = f" and {self.min_seconds:g} s" if self.min_seconds else ""
@@ -162,9 +162,9 @@ class Turns:
 def take_turns(
     workers: dict[str, StepWorker], turns: Turns, products: dict[str, str] | None = None
 ) -> tuple[dict[str, Measured], dict[str, str]]:
-    """The figures of each case by name, and for cases without any the reason.
+    """Return {case: its figures} and {case without figures: the reason}.
 
-    `products` names the type of the matrix products that are timed by some of them, once their memory was read.
+    `products`: for some cases the type of matrix products to time, after the memory peak was read.
     """
     rounds = Rounds(workers, turns, products or {})
     for worker in workers.values():
@@ -179,7 +179,7 @@ def take_turns(
 
 
 class Rounds:
-    """What several cases measure in turns. A case that is refused takes no further turn."""
+    """The measurements of several cases that take turns. A case that is refused takes no further turn."""
 
     def __init__(self, workers: dict[str, StepWorker], turns: Turns, products: dict[str, str]):
         self.workers, self.turns, self.products = workers, turns, products
@@ -217,7 +217,7 @@ class Rounds:
 
 
 def compare(workers: dict[str, StepWorker], turns: Turns) -> dict[str, Measured]:
-    """The figures of all cases; that one has none is a mistake of the user."""
+    """Return the figures of all cases. Raise ConfigError if one has none."""
     measured, reasons = take_turns(workers, turns)
     if reasons:
         raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in reasons.items()))
@@ -225,7 +225,7 @@ def compare(workers: dict[str, StepWorker], turns: Turns) -> dict[str, Measured]
 
 
 def machine(kind: str | None = None) -> str:
-    """What the figures were measured on. `kind` of device; if it is not given, the GPU is named where there is one."""
+    """Return a description of this machine. `kind`: of the device; None: name the GPU if there is one."""
     import torch
 
     from utils.host import name_of
@@ -242,19 +242,19 @@ def machine(kind: str | None = None) -> str:
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Median, and the least and most of all rounds."""
+    """Return the median, and the smallest and largest value of all rounds."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown for BENCHMARKS.md."""
+    """Return a table in Markdown for BENCHMARKS.md."""
     return f"{title}\n\n{markdown_table(columns, rows)}\n"
 
 
 class SpeedTable:
-    """Prints the speed and memory of cases as soon as they are known, and how much of the peak of matrix products they use.
+    """Prints the speed and memory of cases as soon as they are known, and their share of the peak of matrix products.
 
-    `products`: of each case the type of the matrix products that bound it; all are held against the first case.
+    `products`: for each case the type of the matrix products that bound it. All cases are compared with the first.
     """
 
     def __init__(self, title: str, products: dict[str, str]):
@@ -269,7 +269,7 @@ class SpeedTable:
         self.add(*take_turns(workers, turns, self.products))
 
     def add(self, measured: dict[str, Measured], reasons: dict[str, str]) -> None:
-        """Print the rows of those that have none yet."""
+        """Print the rows of cases that have no row yet."""
         self.flops = max([self.flops, *(3 * each.forward_flops for each in measured.values())])  # of a training image
         self.peaks |= {self.products[name]: each.peak for name, each in measured.items() if each.peak}
         rows = [[name, reason, *["-"] * (len(self.columns) - 2)] for name, reason in reasons.items()]

@@ -1,12 +1,12 @@
-"""Measures and checks halfstep on a GPU, in three calls of at most 10 minutes; each row is on the disk once it is known.
+"""Measures and checks halfstep on a GPU, in three calls of at most 10 minutes. Each row is saved as soon as it is known.
 
     python scripts/benchmarks/gpu_session.py -output FOLDER -parts machine,probes,small -limit_scale 2
     python scripts/benchmarks/gpu_session.py -output FOLDER -parts large,tests
     python scripts/benchmarks/gpu_session.py -output FOLDER -parts loader,whole_run,recovery,float8
     python scripts/benchmarks/gpu_session.py -output FOLDER -dry    all parts with tiny sizes, without a GPU, in a minute
 
-A part is a few commands. FOLDER gets session.md, to which they and each line that they print are appended, and session.json,
-the same with rows of tables by column; all else lies in a temporary folder. A part over its limit of time is killed.
+A part is a few commands. session.md in FOLDER gets the commands and each line that they print; session.json gets the same,
+with table rows by column. All other files are in a temporary folder. A part that exceeds its time limit is killed.
 """
 
 import argparse
@@ -46,7 +46,7 @@ RUN = f"{PYTHON} main_single_gpu.py {SMALL} -amp -epochs 3"
 PHOTOS = f"{BENCHMARKS}/photos.py -output {{scratch}}/photos -train {{train}} -val {{val}} -drawn {{drawn}}"
 OF_PHOTOS = "-dataset imagefolder -data_path {scratch}/photos"
 KILLED = f"{RUN} -dataset synthetic -resume auto -output {{scratch}}/killed -opts SAVE_STEPS=5 DATA.SYNTHETIC_SIZE={{train}} {{tiny}}"
-# Name: the limit in seconds, more than it should take on an H100 or H200 with 16 cores, and the commands.
+# {name: (time limit in seconds, commands)}. The limits are above the usual time on an H100 or H200 with 16 cores.
 PARTS = {
     "machine": (15, [f"{PYTHON} -m torch.utils.collect_env"]),
     "probes": (120, [f"{TESTS}/test_probes.py", f"{STEPS} {SMALL} -modes {{features}} {NO_DROPOUT}"]),
@@ -62,7 +62,7 @@ PARTS = {
     "float8": (120, [f"{STEPS} {BASE} {{compile}} -modes {{float8}} {NO_DROPOUT}"]),
 }  # fmt: skip
 TINY = "MODEL.EMBED_DIM=48 MODEL.DEPTH=2 MODEL.NUM_HEADS=2 DATA.IMAGE_SIZE=32 DEVICE=cpu"
-# Of each placeholder what a GPU gets, and -dry, which compiles nothing: that takes a CPU a minute each.
+# {placeholder: (value on a GPU, value with -dry)}. -dry compiles nothing, since that takes a CPU a minute each time.
 VALUES = {
     **{"rounds": ("3", "1"), "seconds": ("1", "0"), "batch": ("256", "8"), "auto": ("auto", "8"), "alive": ("25", "6")},
     **{"train": ("16384", "64"), "val": ("512", "8"), "drawn": ("160", "10"), "tiny": ("REPORT_FREQ=10", TINY)},
@@ -75,22 +75,22 @@ VALUES = {
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_output("FOLDER", "folder for the results; those of earlier calls stay")
+    parser.add_output("FOLDER", "folder for the results; results of earlier calls stay")
     parser.add_argument("-parts", type=part_names, default=list(PARTS), metavar="NAMES", help=f"[{','.join(PARTS)}]")
     parser.add_argument("-limit_scale", type=at_least(1), metavar="N", help="multiplies every limit [1, dry: 20]")
     parser.add_argument("-dry", action="store_true", help="walk through all parts on the CPU, with tiny sizes")
     arguments = parser.parse_args(argv)
-    import torch  # which takes seconds
+    import torch  # local: importing torch takes seconds
 
-    if arguments.dry:  # what it starts need not import torch and timm again
+    if arguments.dry:  # processes that it starts need not import torch and timm again
         for module in ("engine.run", "timm", "tests.support.forked_children"):
             importlib.import_module(module)
         subprocess.Popen = sys.modules["tests.support.forked_children"].ForkingPopen
     if not (arguments.dry or torch.cuda.is_available()):
         raise ConfigError("gpu_session.py: torch finds no CUDA device here; -dry walks through all parts on the CPU")
-    # Small computers are no reason to cut.
+    # -dry has higher limits, so that no part is killed on a small computer.
     scale, kind = (20, "dry, nothing here was measured on a GPU") if arguments.dry else (1, "on a GPU")
-    scratch = tempfile.mkdtemp(prefix="halfstep-session-")  # no TemporaryDirectory: a fork that ends would remove it
+    scratch = tempfile.mkdtemp(prefix="halfstep-session-")  # not TemporaryDirectory: a fork would remove it at its end
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{scratch}/compiled")
     values = {name: each[arguments.dry] for name, each in VALUES.items()} | {"scratch": shlex.quote(scratch)}
     parts = {
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
 
 
 def part_names(text: str) -> list[str]:
-    """The type of -parts."""
+    """Return the names of parts in a text; the type of -parts."""
     for name in text.split(","):
         if name not in PARTS:
             raise argparse.ArgumentTypeError(f"no part {name!r}{did_you_mean(name, PARTS)}")
@@ -115,13 +115,13 @@ def part_names(text: str) -> list[str]:
 
 
 class Record:
-    """Appends each line to session.md, and to session.json: a row of a table by its columns, any other line as `text`."""
+    """Appends lines to session.md, and to session.json: a table row by its columns, any other line as `text`."""
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / "session.json"
         self.rows = json.loads(self.path.read_text()) if self.path.exists() else []
-        self.facts: dict[str, object] = {}  # of each row that is added
-        self.columns, self.last = [], []  # of the table whose lines are added; the cells of the line before
+        self.facts: dict[str, object] = {}  # added to each row
+        self.columns, self.last = [], []  # columns of the current table; cells of the previous line
 
     def add(self, text: str) -> None:
         print(text, flush=True)
@@ -129,7 +129,7 @@ class Record:
             print(text, file=file)
         for line in filter(None, map(str.strip, text.splitlines())):
             cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
-            if cells and not "".join(cells).strip("-"):  # the line below the columns, which are no row
+            if cells and not "".join(cells).strip("-"):  # the line below the header, which is not a row
                 self.columns = self.last
                 self.rows.pop()
                 continue
@@ -141,10 +141,10 @@ class Record:
 
 
 def run_session(folder: Path, parts: dict[str, tuple[float, list[str]]], kind: str) -> int:
-    """Run the parts (limit, commands) in turn. 1 if one of them did not come to its end or one of its checks failed."""
-    if sys.platform == "linux":  # what a part leaves behind becomes a child of this process, even from its own session
+    """Run the parts (limit, commands) in turn. Return 1 if a part was killed or failed, otherwise 0."""
+    if sys.platform == "linux":  # processes that a part leaves behind become children of this one, from any session
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and the part that runs is killed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # this also kills the running part
     record, now = Record(folder), time.strftime("%Y-%m-%dT%H:%M:%S")
     record.add(f"\n# Session of {now}: halfstep {revision(ROOT)}, {kind}\n{describe_missing()}")
     outcomes: dict[str, str] = {}  # of each command
@@ -161,7 +161,7 @@ def run_session(folder: Path, parts: dict[str, tuple[float, list[str]]], kind: s
 
 
 def describe_missing() -> str:
-    """What parts need and a machine for GPUs may lack, and the commands that bring it."""
+    """Return the missing packages that parts need, and the commands that install them."""
     packages = "timm pytest simplejpeg torchao tensorboard peft accelerate transformers tokenizers regex psutil".split()
     if not (names := " ".join(name for name in packages if importlib.util.find_spec(name) is None)):
         return ""
@@ -172,7 +172,7 @@ def describe_missing() -> str:
 
 
 def run_within(command: str, seconds: float, record: Record) -> str:
-    """Run a command within a limit of time, leaving none of its processes behind. Returns how it ended."""
+    """Run a command within a time limit, and kill all processes that it leaves behind. Return how it ended."""
     words = shlex.split(command)
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace", "cwd": ROOT}
     options["env"] = os.environ | {"PYTHONUNBUFFERED": "1"}
@@ -184,7 +184,7 @@ def run_within(command: str, seconds: float, record: Record) -> str:
         was_killed = words[0] == "timeout" and code in (128 + signal.SIGKILL, -signal.SIGKILL)
         return "done" if code == 0 or was_killed else f"failed with exit code {code}"
     except subprocess.TimeoutExpired:
-        return "killed at the limit of time"
+        return "killed at the time limit"
     finally:
         kill_children()
         process.wait()
@@ -192,8 +192,8 @@ def run_within(command: str, seconds: float, record: Record) -> str:
 
 
 def kill_children() -> None:
-    """Kill the children of this process, and what they leave to it, until nothing is left."""
-    with contextlib.suppress(ChildProcessError):  # nothing is left to wait for
+    """Kill the children of this process, and any processes that they leave behind, until none is left."""
+    with contextlib.suppress(ChildProcessError):  # no child is left
         while True:
             for path in Path("/proc").glob("[0-9]*/stat"):
                 with contextlib.suppress(OSError):  # it has ended

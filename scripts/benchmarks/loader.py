@@ -1,9 +1,10 @@
-"""Measures how fast images are read, and what limits a run; prints Markdown tables: what BENCHMARKS.md holds.
+"""Measures how fast images are read, and what limits a run. Prints the Markdown tables of BENCHMARKS.md.
 
-python scripts/benchmarks/loader.py limits -cfg FILE [...]   the loader alone, the step alone, both together, and which limits
+python scripts/benchmarks/loader.py limits -cfg FILE [...]   the loader alone, the step alone, both together, and the limit
 python scripts/benchmarks/loader.py run -timm FOLDER         a whole run against timm's train.py, whose source is in FOLDER
 
-Without -photos a folder of JPEGs is made, of about 500 x 375 pixels and 100 kB (photos.py). What is compared takes turns.
+Without -photos, a folder of JPEGs is made, of about 500 x 375 pixels and 100 kB (photos.py). The compared programs take
+turns.
 """
 
 import argparse
@@ -34,20 +35,20 @@ BATCH_SIZE = 32  # on a CPU
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    # All other flags are those of main_single_gpu.py: -cfg -dataset ...
+    # All other flags are passed to main_single_gpu.py: -cfg -dataset ...
     command = commands.add_parser("limits", add_help=False)
     command.set_defaults(measure=compare_limits)
     command.add_argument("-seconds", type=float, default=3.0)
     command = commands.add_parser("run")
     command.set_defaults(measure=compare_runs)
-    folder_help = "a folder with train/ and val/, as photos.py makes [made anew]"
+    folder_help = "a folder with train/ and val/, as photos.py makes [a new one]"
     command.add_argument("-photos", type=Path, metavar="FOLDER", help=folder_help)
     command.add_argument("-rounds", type=at_least(1), default=5, metavar="N", help="turns [5]")
     command.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
-    command.add_argument("-model", default="vit_tiny_patch16_224", help="a name of timm's [vit_tiny_patch16_224]")
+    command.add_argument("-model", default="vit_tiny_patch16_224", help="name of a timm model [vit_tiny_patch16_224]")
     command.add_argument("-batch_size", type=at_least(1), help=f"of both [{BATCH_SIZE} on CPUs, 256 on others]")
     command.add_argument("-num_workers", type=at_least(1), help="of both: threads here, processes there [the cores]")
-    command.add_argument("-compile", action="store_true", help="both")
+    command.add_argument("-compile", action="store_true", help="compile both")
     arguments, arguments.flags = parser.parse_known_args(argv)
     if arguments.flags and arguments.command != "limits":
         parser.error(f"unrecognized arguments: {' '.join(arguments.flags)}")
@@ -66,7 +67,7 @@ def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
 
     flags = arguments.flags
     where = flags.index("-opts") if "-opts" in flags else len(flags)
-    # A cache of its own: of one data set a folder keeps the newest alone.
+    # A separate cache: a folder keeps only the newest cache of a data set.
     flags, options = flags[:where], [*flags[where + 1 :], f"DATA.CACHE_PATH={scratch / 'cache'}", "DATA.DROP_LAST=true"]
     config = load_settings([*flags, "-opts", *options]).with_default_batch_size().config
     classes, size = config.MODEL.NUM_CLASSES or 1000, 20 * config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
@@ -77,8 +78,8 @@ def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
         "step alone, synthetic data": StepWorker([*no_path, "-dataset", "synthetic", "-opts", *synthetic]),
         "both": StepWorker([*flags, "-opts", *options]),
     }
-    with contextlib.suppress(Refused):  # compare will say why
-        next(iter(sides.values())).facts()  # a cache is built once, and not by two at a time
+    with contextlib.suppress(Refused):  # compare() reports the reason
+        next(iter(sides.values())).facts()  # this worker alone builds the cache, before the others start
     turns = Turns(rounds=3, steps=3, min_seconds=arguments.seconds)
     measured = compare(sides, turns)
     rows = [[name, spread(each.images_per_second)] for name, each in measured.items()]
@@ -87,12 +88,12 @@ def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
 
 
 def name_limit(loader: float, step: float, both: float) -> str:
-    """What to change first, from images/s of the loader alone, of the step alone and of both together."""
+    """Return the part that limits a run, by the images/s of the loader alone, the step alone and both together."""
     if both < 0.9 * min(loader, step):
         return f"each slows the other, to {both / min(loader, step):.2f} of the slower one: they share cores; DATA.CACHE needs fewer"
     if loader < 1.1 * step:
-        return f"the loader limits: alone it gives {loader / step:.2f} of what the step takes; more -num_workers, or DATA.CACHE"
-    return f"the step limits: the loader gives {loader / step:.1f} times what it takes"
+        return f"the loader limits: alone it reaches {loader / step:.2f} of the step's rate; raise -num_workers, or set DATA.CACHE"
+    return f"the step limits: the loader reaches {loader / step:.1f} times its rate"
 
 
 # --- a whole run ---
@@ -107,7 +108,7 @@ MODEL.ATTENTION_DROPOUT=0 DATA.CROP_PCT=0.9"""
 
 @dataclass(frozen=True)
 class Setup:
-    """What both sides get."""
+    """The settings of both sides."""
 
     model: str
     kind: str  # of device
@@ -117,11 +118,11 @@ class Setup:
 
     @property
     def report_every(self) -> int:
-        """Updates between two lines of the log: one that stops a GPU after each update would be what is measured."""
+        """Return the updates between two lines of the log. Stopping a GPU after each update would distort the timing."""
         return 1 if self.kind == "cpu" else 10
 
     def timm(self, folder: Path, photos: Path, output: Path) -> list[str]:
-        """The command with timm's own flags for this device."""
+        """Return the command with timm's own flags for this device."""
         words = [sys.executable, folder / "train.py", "--data-dir", photos, "--output", output, *TIMM.split()]
         words += ["--model", self.model, "-b", self.batch_size, "--device", self.kind, "--workers", self.workers]
         words += ["--log-interval", self.report_every]
@@ -142,7 +143,7 @@ class Setup:
 
 @dataclass
 class Run:
-    """The figures of one run by the entry script of ours or timm's."""
+    """The figures of one run of halfstep or of timm's train.py."""
 
     seconds: float
     first_step: float  # seconds from the command until the line of the first update
@@ -151,7 +152,7 @@ class Run:
 
 
 def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
-    """Print the figures of one epoch with validation, in bfloat16, both as people type them."""
+    """Print the figures of one epoch with validation in bfloat16, with both commands as people type them."""
     kind, _ = find_devices("auto")
     workers = arguments.num_workers or len(available_cores())
     batch_size = arguments.batch_size or (BATCH_SIZE if kind == "cpu" else 256)
@@ -187,7 +188,7 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
 
 
 def time_run(command: list[str], step: str, top1: str, batch_size: int) -> Run:
-    """The figures of a run by the lines that it prints: of its first, some other and last update, and of the accuracy."""
+    """Run a command and return its figures, read from the lines that it prints on its updates and its accuracy."""
     begin = time.perf_counter()
     times, lines = {}, []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)

@@ -1,13 +1,14 @@
-"""Trains one recipe in several precisions over several seeds and judges: none may be less accurate than float32.
+"""Trains one recipe in several precisions with several seeds, and checks that none is less accurate than float32.
 
-python scripts/benchmarks/parity.py                                    the digits, in what this device computes fast
+python scripts/benchmarks/parity.py                                    the digits, in the fast precisions of this device
 python scripts/benchmarks/parity.py -cfg configs/vit_cifar10.yaml -modes fp32 bf16 naive-bf16 fp16 -seeds 3
 
-A mode is worse when its mean accuracy lies below fp32's by more than two standard errors of the difference, where each
-seed is taken to vary as fp32's seeds do: 2 x s x sqrt(1/n + 1/n), s the standard deviation of fp32's n accuracies. The
-mode's own deviation does not count: one collapsed seed would excuse itself. A run that stops without an accuracy is
-worse in any case. Exit code 1 if a mode is worse; a mode that the settings refuse here is listed, not judged. Training
-loss and gradient norm of the last epoch stand beside it, each seed's against fp32's: they show more than a few images can.
+A mode is worse if its mean accuracy is below fp32's by more than two standard errors of the difference. Each seed is
+assumed to vary like fp32's seeds: 2 x s x sqrt(1/n + 1/n), where s is the standard deviation of fp32's n accuracies. The
+mode's own deviation does not count, since one collapsed seed would excuse itself. A run that stops without an accuracy is
+always worse. The exit code is 1 if a mode is worse. A mode that the settings refuse here is listed, not judged. The table
+also has training loss and gradient norm of the last epoch, each seed's relative to fp32's: they show more than the
+accuracy on a few images.
 """
 
 import argparse
@@ -29,12 +30,12 @@ from utils.distributed import find_devices
 from utils.errors import ConfigError
 
 USER_ERROR = 2  # the exit code of the entry script for a setting that it refuses
-Verdict = tuple[bool, str]  # whether a mode is worse than fp32, and the cell that says so
+Verdict = tuple[bool, str]  # whether a mode is worse than fp32, and the cell for the table
 
 
 @dataclass(frozen=True)
 class Run:
-    """The last epoch of one run, NaN if it stopped (exit code 3)."""
+    """The last epoch of one run. NaN if it stopped (exit code 3)."""
 
     top1: float = math.nan  # of the validation images, per cent
     train_loss: float = math.nan
@@ -42,21 +43,23 @@ class Run:
 
 
 def judge(values: list[float], fp32: list[float]) -> Verdict:
-    """Judge accuracies in percent of one mode by those of fp32, a value for each seed; NaN for a run that stopped."""
+    """Compare the accuracies of a mode with fp32's, in percent for each seed. NaN is a run that stopped."""
     if any(math.isnan(value) for value in values):
         return True, "WORSE: a run stopped"
     allowed = 2 * statistics.stdev(fp32) * math.sqrt(1 / len(values) + 1 / len(fp32))
     difference = statistics.mean(values) - statistics.mean(fp32)
-    worse = difference < -allowed - 1e-9  # equal up to rounding is equal
+    worse = difference < -allowed - 1e-9  # a difference from rounding does not count
     return worse, f"{'WORSE' if worse else 'no worse'}: {difference:+.2f}, {-allowed:+.2f} allowed"
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("-cfg", default=str(ROOT / "configs/vit_digits.yaml"), metavar="FILE", help="[vit_digits]")
-    modes_help = f"of {' '.join(MODES)}; fp32 is always among them"
+    modes_help = f"choose from {' '.join(MODES)}; fp32 is always measured"
     parser.add_argument("-modes", nargs="+", choices=MODES, metavar="MODE", help=modes_help)
-    parser.add_argument("-seeds", type=at_least(2), default=5, metavar="N", help="how many, from 0; at least 2 [5]")
+    parser.add_argument(
+        "-seeds", type=at_least(2), default=5, metavar="N", help="number of seeds, from 0; at least 2 [5]"
+    )
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of every run")
     arguments = parser.parse_args(argv)
     modes = dict.fromkeys(["fp32", *(arguments.modes or fast_modes(find_devices("auto")[0]))])
@@ -74,7 +77,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"-cfg: {arguments.cfg} does not train in fp32: {refused['fp32']}")
     fp32 = [run.top1 for run in runs["fp32"]]
     if any(math.isnan(value) for value in fp32):
-        raise ConfigError(f"-cfg: {arguments.cfg} stops in fp32, nothing can be compared with it; lower TRAIN.BASE_LR")
+        raise ConfigError(f"-cfg: {arguments.cfg} stops in fp32, so there is no baseline; lower TRAIN.BASE_LR")
     verdicts = {name: judge([run.top1 for run in each], fp32) for name, each in runs.items()}
     title = ", ".join([Path(arguments.cfg).stem, *arguments.opts, f"{arguments.seeds} seeds. {machine()}"])
     print(tabulate(title, runs, verdicts, refused))
@@ -82,7 +85,7 @@ def main(argv: list[str]) -> int:
 
 
 def train(arguments: argparse.Namespace, name: str, seed: int) -> Run:
-    """Train one run by the entry script."""
+    """Train one run with main_single_gpu.py."""
     with tempfile.TemporaryDirectory() as output:
         command = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", arguments.cfg, "-seed", seed, "-output", output]
         command += ["-opts", "TRACK=none", *arguments.opts, *MODES[name].options]

@@ -1,4 +1,4 @@
-"""Makes a folder of JPEGs that take about as long to read as ImageNet's: 500 x 375 pixels, 100 kB, class folders.
+"""Makes class folders of JPEGs that take about as long to read as ImageNet's: 500 x 375 pixels, 100 kB.
 
     python scripts/benchmarks/photos.py -output photos -train 1216 -val 304
 
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     parser.add_output("FOLDER", "folder to write to")
     parser.add_argument("-train", type=at_least(1), default=1216, metavar="N", help="training images [1216]")
     parser.add_argument("-val", type=at_least(1), default=304, metavar="N", help="validation images [304]")
-    drawn_help = "how many differ, in tens; the others are links to them [all]"
+    drawn_help = "number of different images, a multiple of 10; the others are links to them [all]"
     parser.add_argument("-drawn", type=at_least(NUM_CLASSES), metavar="N", help=drawn_help)
     arguments = parser.parse_args(argv)
     try:
@@ -42,9 +42,9 @@ def main(argv: list[str]) -> int:
 def make_photos(folder: Path, num_train: int, num_val: int, num_drawn: int | None = None) -> None:
     """Write train/ and val/ with class folders, keeping existing files. Classes differ in colour.
 
-    Of each, `num_drawn` images are drawn which takes long; the others are links to them.
+    Drawing is slow, so only `num_drawn` images of each part are drawn, and the others are links to them.
     """
-    num_drawn = num_drawn and max(num_drawn // NUM_CLASSES, 1) * NUM_CLASSES  # a link is to a photo of its class
+    num_drawn = num_drawn and max(num_drawn // NUM_CLASSES, 1) * NUM_CLASSES  # links stay within a class
     for part, count in (("train", num_train), ("val", num_val)):
         for number in range(count):
             target = number % NUM_CLASSES
@@ -59,7 +59,7 @@ def make_photos(folder: Path, num_train: int, num_val: int, num_drawn: int | Non
 
 
 def draw(rng: np.random.Generator, target: int) -> Image.Image:
-    """Noise at all scales, stronger at larger ones as in photographs, and edges at random angles."""
+    """Draw noise at all scales, stronger at larger scales as in photographs, and edges at random angles."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
     pixels = np.zeros((HEIGHT, WIDTH, 3), dtype=np.float32)
     for octave in range(1, 9):
@@ -72,7 +72,7 @@ def draw(rng: np.random.Generator, target: int) -> Image.Image:
         side = (x - WIDTH / 2) * math.cos(angle) + (y - HEIGHT / 2) * math.sin(angle) > offset
         pixels += side[:, :, None] * rng.normal(size=3) * 0.4
     colour = np.random.default_rng(target).uniform(60, 190, size=3)
-    grain = rng.normal(size=(HEIGHT, WIDTH, 1)) * 7  # a sensor's
+    grain = rng.normal(size=(HEIGHT, WIDTH, 1)) * 7  # noise of a sensor
     pixels = (pixels - pixels.mean()) / pixels.std() * 45 + colour + grain
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 

@@ -1,12 +1,12 @@
-"""Measures the training step on this machine and prints Markdown tables: what BENCHMARKS.md holds.
+"""Measures the training step on this machine and prints the Markdown tables of BENCHMARKS.md.
 
 python scripts/benchmarks/step.py modes    memory, iterations/s, images/s in each precision, in turn (ColossalAI's table)
 python scripts/benchmarks/step.py seconds  seconds per 100 iterations, seven times, without and with -amp (PaddleViT's table)
 python scripts/benchmarks/step.py linear   three Linear layers, AMP, and AMP with accumulation (Paddle's tutorial)
-python scripts/benchmarks/step.py peer     halfstep beside timm: the same model in the plain loop of timm's train.py, both in bfloat16
+python scripts/benchmarks/step.py peer     halfstep and timm: the same model in the plain loop of timm's train.py, both in bfloat16
 
-Without -cfg and -batch_size these are ViT-Base and 128 on a GPU, ViT-Tiny and 32 on a CPU. A command's -h lists its flags;
--opts PRECISION.DTYPE=bfloat16 says which half type -amp means. The accuracy in each precision comes from parity.py.
+The defaults of -cfg and -batch_size are ViT-Base and 128 on a GPU, ViT-Tiny and 32 on a CPU. A command's -h lists its
+flags. -opts PRECISION.DTYPE=bfloat16 sets the half type of -amp. parity.py measures the accuracy in each precision.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from scripts.command_line import Parser, at_least
 from utils.distributed import find_devices
 
 NO_DROPOUT = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # as timm's models come
-KINDS = (("", "COMPILE=false"), (" compiled", "COMPILE=true"))  # of a case: the ending of its name, and its option
-AT_ONCE = 4  # processes: while one waits it keeps its weights and its context on the device
+KINDS = (("", "COMPILE=false"), (" compiled", "COMPILE=true"))  # (ending of the name of a case, its option)
+AT_ONCE = 4  # processes: a waiting process keeps its weights and its context on the device
 
 
 def main(argv: list[str]) -> int:
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
             command.add_argument("-modes", nargs="+", choices=CASES, metavar="MODE", help=" ".join(CASES))
     arguments = parser.parse_args(argv)
     options = ["-opts", *arguments.opts] if arguments.opts else []
-    # Without a CUDA context, which would take memory from what is measured.
+    # Without creating a CUDA context here, which would take memory from the cases that are measured.
     arguments.kind, _ = find_devices(load_settings(["-cfg", "vit_tiny_patch16_224", *options]).config.DEVICE)
     size, batch_size = ("tiny", 32) if arguments.kind == "cpu" else ("base", 128)
     arguments.cfg = arguments.cfg or f"vit_{size}_patch16_224"
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def worker(arguments: argparse.Namespace, *options: str, role: str = "step") -> StepWorker:
-    """A worker on synthetic data; `options` win over the user's."""
+    """Return a worker on synthetic data. `options` override the user's."""
     flags = ["-cfg", arguments.cfg, "-dataset", "synthetic", "-batch_size", arguments.batch_size]
     size = f"DATA.SYNTHETIC_SIZE={20 * arguments.batch_size}"
     return StepWorker([*flags, "-opts", size, *arguments.opts, *options], role)
@@ -75,7 +75,7 @@ def heading(arguments: argparse.Namespace, what: object) -> str:
 
 
 def modes(arguments: argparse.Namespace) -> str:
-    """Memory, iterations/s, images/s and utilisation in every precision; on CPUs in the fast ones."""
+    """Measure memory, iterations/s, images/s and utilisation in every precision, on CPUs only in the fast ones."""
     names = arguments.modes or fast_modes(arguments.kind)
     reasons = {name: f"only on {CASES[name].kinds[0]}" for name in names if arguments.kind not in CASES[name].kinds}
     names = [name for name in names if name not in reasons]
@@ -88,33 +88,33 @@ def modes(arguments: argparse.Namespace) -> str:
 
 
 def peer(arguments: argparse.Namespace) -> str:
-    """timm's model in timm's own step against ours, both in bfloat16 without dropout: a section for BENCHMARKS.md."""
+    """Compare timm's model in timm's own step with ours, both in bfloat16 without dropout, for BENCHMARKS.md."""
     options = ["AMP=true", "PRECISION.DTYPE=bfloat16", *NO_DROPOUT]
     workers = {}
     for ending, option in KINDS[: 1 + arguments.compile]:
         for name, role in (("timm", "timm"), ("halfstep", "step")):
             workers[name + ending] = worker(arguments, *options, option, role=role)
-    print(f"## halfstep beside timm\n\n`{shlex.join(['python', 'scripts/benchmarks/step.py', *sys.argv[1:]])}`:\n")
+    print(f"## halfstep and timm\n\n`{shlex.join(['python', 'scripts/benchmarks/step.py', *sys.argv[1:]])}`:\n")
     return measure_cases(arguments, workers, dict.fromkeys(workers, "bfloat16"), {})
 
 
 def measure_cases(
     arguments: argparse.Namespace, workers: dict[str, StepWorker], products: dict[str, str], reasons: dict[str, str]
 ) -> str:
-    """Print the table of all cases, the rows of a few at a time as soon as they are known. Returns what stands below it."""
+    """Print the table of all cases, a few rows at a time as soon as they are known. Return the text below the table."""
     first, *others = workers or [None]
     turns = Turns(arguments.rounds, arguments.steps, arguments.seconds)
     speeds = SpeedTable(heading(arguments, turns), products)
     speeds.add({}, reasons)
     for begin in range(0, max(len(others), 1), AT_ONCE - 1):
-        # The first is measured beside all others, so that they can be held against it.
+        # The first case is measured together with all others, which are compared with it.
         group = [first, *others[begin : begin + AT_ONCE - 1]] if workers else []
         speeds.measure({name: workers[name] for name in group}, turns)
     return speeds.ending
 
 
 def seconds(arguments: argparse.Namespace) -> str:
-    """Seconds per 100 iterations, without and with -amp in turn, their average and the speed-up."""
+    """Measure the seconds per 100 iterations, without and with -amp in turn, their average and the speed-up."""
     workers = {"off": worker(arguments, "AMP=false"), "on": worker(arguments, "AMP=true")}
     measured = compare(workers, Turns(arguments.rounds, arguments.iterations))
     averages = {name: 100 * statistics.mean(each.seconds) for name, each in measured.items()}
@@ -127,18 +127,18 @@ def seconds(arguments: argparse.Namespace) -> str:
     return table(title, ["AMP", "seconds per 100 iterations", "average", "speed-up"], rows)
 
 
-# Batches per update. Accumulation divides the loss by them, which the tutorial does not.
+# {case: (option, batches per update)}. Accumulation divides the loss by the batches, which the tutorial does not.
 LINEAR = {"fp32": ("AMP=false", 1), "AMP": ("AMP=true", 1), "AMP, accumulation over 10": ("AMP=true", 10)}
 
 
 def linear(arguments: argparse.Namespace) -> str:
-    """Three Linear layers in fp32, with AMP, and with AMP and accumulation over 10 batches: seconds and last losses."""
+    """Measure three Linear layers in fp32, with AMP, and with AMP and accumulation over 10 batches."""
     is_slow = arguments.kind == "cpu"
     scale = arguments.scale or (0.25 if is_slow else 1.0)
     epochs = arguments.epochs or (5 if is_slow else 25)  # the tutorial's 5 take a fast GPU 0.2 s
     width, batch = (max(8, round(size * scale / 8) * 8) for size in (4096, 512))  # multiples of 8, for Tensor Cores
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in LINEAR}
-    for round_number in range(-1, arguments.rounds):  # the first is to warm up
+    for round_number in range(-1, arguments.rounds):  # the first round only warms up
         for name, (option, accumulate) in LINEAR.items():
             config = load_settings(["-cfg", arguments.cfg, "-opts", *arguments.opts, option]).config
             steps = 50 * epochs if round_number >= 0 else 10
@@ -154,7 +154,7 @@ def linear(arguments: argparse.Namespace) -> str:
 
 
 def train_linear(config, kind: str, sizes: tuple[int, int], steps: int, accumulate: int) -> tuple[float, float]:
-    """Seconds of the whole training and the loss of the last batch; the same weights and data for every case."""
+    """Train on the same weights and data in every case. Return the seconds of the training and the last loss."""
     import torch
     from torch import nn
 
@@ -177,7 +177,7 @@ def train_linear(config, kind: str, sizes: tuple[int, int], steps: int, accumula
             output = net(images)
         loss = nn.functional.mse_loss(output.float(), targets)
         precision.scaler.scale(loss / accumulate).backward()
-        if (step + 1) % accumulate == 0:  # 10 divides the number of batches: there is no rest
+        if (step + 1) % accumulate == 0:  # 10 divides the number of batches, so no batch is left over
             precision.scaler.step(optimizer)
             precision.scaler.update()
             optimizer.zero_grad(set_to_none=True)

@@ -1,6 +1,6 @@
-"""Trains when asked, the other side of common.StepWorker. A line of JSON asks, a line of JSON answers.
+"""Trains on request of common.StepWorker. Questions and answers are lines of JSON.
 
-The first argument is what to do (step, timm or loader); the others are the command line of an entry script.
+The first argument is the role (step, timm or loader); the others are the command line of a training program.
 """
 
 import json
@@ -20,12 +20,12 @@ from engine.settings import load_settings
 from utils.errors import ConfigError, UserError, ensure
 from utils.host import synchronize
 
-NOT_FINITE = "what was measured computes values that are not finite"
+NOT_FINITE = "this case computes values that are not finite"
 
 
 def main(argv: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # the output of libraries is no answer
     question: dict = {}
     worker = None
     while True:
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Why this case cannot be measured; an error that nobody foresaw is also printed whole."""
+    """Return the reason why this case cannot be measured. Print the traceback of an unexpected error."""
     from extras.memory.guard import shortage
 
     if shortage(error):
@@ -56,9 +56,9 @@ def reason_of(error: Exception) -> str:
 
 
 class LoaderWorker:
-    """Endless training data, of which an update only takes the batches: on the device, as a step would get them."""
+    """A worker whose updates only load batches onto the device, as a step would get them. The data is endless."""
 
-    num_ahead = 0  # updates whose images may lie ready when a turn begins: they are not timed
+    num_ahead = 0  # updates whose images may be loaded already when a turn begins, so they are not timed
 
     def __init__(self, argv: list[str]):
         from datasets import build_train_data, choose_workers, load_image_sets
@@ -91,7 +91,7 @@ class LoaderWorker:
         return {"images": self.num_images}
 
     def update(self, steps: int) -> None:
-        """Do so many updates, and wait until the device has ended them."""
+        """Do this number of updates, and wait until the device has finished them."""
         for _ in range(steps):
             for _ in next(self.windows).batches:
                 pass
@@ -103,12 +103,12 @@ class LoaderWorker:
         self.update(steps)
         seconds = time.perf_counter() - start
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # it is the others' turn, on the same device
+            torch.cuda.empty_cache()  # the next turn is another process's, on the same device
         return seconds
 
 
 class TrainerWorker(LoaderWorker):
-    """A Trainer and its data."""
+    """A worker with a Trainer and its data."""
 
     def __init__(self, argv: list[str]):
         from engine.build import make_wrappers
@@ -130,10 +130,10 @@ class TrainerWorker(LoaderWorker):
 
 
 class TimmWorker(LoaderWorker):
-    """The same model as people train it with timm's train.py: its plain loop, its optimizer, the loss read every step.
+    """The same model trained as by timm's train.py: its plain loop, its optimizer, the loss read every step.
 
-    With that script's settings of torch, and compiled if ours is. Images lie ready on the device as float32, already
-    normalised: loading and normalising are not in the time.
+    It uses that script's settings of torch, and is compiled if ours is. Images are on the device already, as normalised
+    float32, so loading and normalising are not timed.
     """
 
     def __init__(self, argv: list[str]):
@@ -167,10 +167,10 @@ ROLES = {"step": TrainerWorker, "timm": TimmWorker, "loader": LoaderWorker}
 
 
 def forward_flops(config: Config, num_classes: int) -> int:
-    """Floating-point operations for one image, a multiply-add counted as 2, of the model as published.
+    """Count the floating-point operations of the published model for one image. A multiply-add counts as 2.
 
-    On the meta device, where nothing is computed. Not asked before the memory was read: a new model and torch's
-    counter take some.
+    The model is on the meta device, where nothing is computed. Call this only after the memory peak was read, since the
+    new model and torch's counter need memory too.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -179,7 +179,7 @@ def forward_flops(config: Config, num_classes: int) -> int:
     model = build_model(config, num_classes).eval().to("meta")
     for module in model.modules():
         if hasattr(module, "fused_attn"):
-            module.fused_attn = False  # which the counter would not see
+            module.fused_attn = False  # the counter cannot see inside fused attention
     side = config.DATA.IMAGE_SIZE
     image = torch.empty(1, config.DATA.IMAGE_CHANNELS, side, side, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -188,7 +188,7 @@ def forward_flops(config: Config, num_classes: int) -> int:
 
 
 def matmul_peak(device: torch.device, product: str) -> float:
-    """FLOP/s of the best square matrix product; sizes double until one takes long enough to be timed well."""
+    """Return the FLOP/s of the best square matrix product. Sizes double until one takes long enough to time it."""
     from torch.utils.benchmark import Timer
 
     from engine.precision.policy import check_matmul, set_matmul

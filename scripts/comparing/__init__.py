@@ -1,1 +1,1 @@
-"""What scripts/compare.py compares runs with: groups over seeds, their statistics, and tables."""
+"""The parts of scripts/compare.py: groups over seeds, their statistics, and tables."""

@@ -1,4 +1,4 @@
-"""Runs that are repetitions of each other, as one group, and the figures of a group."""
+"""Groups of runs that repeat each other, and the figures of a group."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -14,29 +14,29 @@ from utils.errors import ConfigError
 from utils.text import one_line
 
 REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group
-LONGEST_NAME = 48  # of settings in the name of a group
+LONGEST_NAME = 48  # characters of settings in the name of a group
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in seed and fold only."""
+    """Runs that differ only in seed and fold."""
 
     number: int  # from 1
-    settings: dict[str, str]  # those in which groups differ, as written
+    settings: dict[str, str]  # only settings in which groups differ, as written
     runs: list[SavedRun]
     metric: str
     common: Set[tuple[str, str]] | None = None  # the images that are compared; None: all
 
     @cached_property
     def name(self) -> str:
-        """Its settings if they are few and short, else the folder of its first run."""
+        """Return its settings if they are few and short, otherwise the folder of its first run."""
         words = one_line(", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items()))
         name = words if words and len(words) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
         return f"{self.number}: {name}"
 
     @cached_property
     def repetitions(self) -> list[Any]:
-        """What tells each run from the others of its group; of a seed that is there already the folder too."""
+        """Return a key for each run: seed and fold, and the folder as well if an earlier run has the same ones."""
         found: list[Any] = []
         for run in self.runs:
             key = tuple(str(run.settings[name]) for name in REPETITION)
@@ -45,12 +45,12 @@ class Group:
 
     @cached_property
     def best(self) -> dict[Any, float]:
-        """{repetition: the best value of the metric}, of the runs in which it was measured."""
+        """Return {repetition: best value of the metric} for the runs that measured it."""
         values = zip(self.repetitions, map(self.best_of, self.runs), strict=True)
         return {key: value for key, value in values if value is not None}
 
     def best_of(self, run: SavedRun) -> float | None:
-        """The value of the metric in the run's best epoch; None if it was never measured."""
+        """Return the value of the metric in the run's best epoch, or None if it was never measured."""
         if self.common is not None:
             return 100 * float(np.mean([scored(run.folder)[image] for image in self.common]))
         if run.metric == self.metric:
@@ -60,18 +60,20 @@ class Group:
         return max(values, key=lambda value: rank_of(self.metric, value, 0.0), default=None)
 
     def values(self, figure: str) -> list[float]:
-        """The figure of each run that has it: speed, seconds, memory."""
+        """Return a figure (speed, seconds or memory) of each run that has it."""
         return [value for run in self.runs if (value := getattr(run, figure)) is not None]
 
 
 def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Set[tuple[str, str]] | None = None) -> list[Group]:
-    """The groups in the order of their first runs. `metric`: if none, that of all runs, else top-1; of some `common` images
-    only top-1 is known."""
+    """Return the groups in the order of their first runs.
+
+    Without `metric`, the metric of all runs is used, or top-1 if they differ. On `common` images only top-1 is known.
+    """
     chosen = {run.metric for run in runs} if common is None else {"top1"}
     compared = metric or (chosen.pop() if len(chosen) == 1 else "top1")
     if common is not None and compared != "top1":
         raise ConfigError(
-            f"-metric {metric}: on the images that runs on different data have in common only top1 is known"
+            f"-metric {metric}: these runs use different data, and on their common images only top1 is known"
         )
     without = [run for run in runs if not any(f"eval_{compared}" in row for row in run.epochs)]
     if without and metric:

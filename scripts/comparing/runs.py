@@ -1,4 +1,4 @@
-"""Finds the runs to compare, and what of their data and settings differs."""
+"""Finds the runs to compare, and the differences in their data and settings."""
 
 import functools
 import glob
@@ -18,27 +18,27 @@ from utils.run_copies import newest_first
 from utils.runs import Identity, folder_of
 from utils.text import first_of
 
-# Settings without influence on what a run learns; what differs of them is shown apart. Of the data that is where it lies.
+# Settings that do not influence the result of a run, such as the location of the data. They do not separate groups.
 WITHOUT_EFFECT = {*of_role(MACHINE, RECORD), *(key for key in of_role(DATA) if SETTINGS[key].may_change)}
-# What tells data from other data, in the words of a message, for runs that noted it.
+# {fact that identifies the data: its words in a message}, for runs that recorded it.
 NOTED = {
     "classes": "classes",
     "training_images": "training images",
     "validation_images": "validation images",
     "validation_digest": "names or labels of the validation images",
 }
-SAME_BY_FACTS = "validation_digest"  # told by the facts of the data too, where runs have them
+SAME_BY_FACTS = "validation_digest"  # the facts of the data include it, for runs that have them
 PATH, MISSING = "DATA.DATA_PATH", "-"
-OF_A_START = PATH, "images_per_update"  # facts that are not the same wherever and however a run is started
-# The same for runs whose status.json is missing, by their settings.
+OF_A_START = PATH, "images_per_update"  # facts that depend on where and how a run is started
+# Settings that identify the data of runs without status.json.
 DATA_SETTINGS = [key for key in of_role(DATA) if key not in (*WITHOUT_EFFECT, "DATA.FOLD")]
 
 
 def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], list[str]]:
-    """The runs in these folders, folders of runs and patterns, and why others in them are left out.
+    """Return the runs in these folders, folders of runs and patterns, and the reasons why others in them are left out.
 
-    What is named itself has to be a run. In a folder of runs, those without a finished epoch, evaluations, and copies of
-    another run are left out.
+    A folder that is named itself must be a run. In a folder of runs, copies, evaluations, and runs without a finished
+    epoch are left out.
     """
     runs, left_out, originals = {}, [], {}
     for source in sources:
@@ -57,13 +57,13 @@ def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], 
             else:
                 left_out.append(f"left out: {folder}: a copy of {original}; name both to compare them")
     if len(runs) < fewest:
-        what = "; ".join(["only one run" if runs else "no run with a finished epoch", *left_out])
-        raise ConfigError(f"{' '.join(sources)}: {what}; give two or more, or a folder that has them")
+        problem = "; ".join(["only one run" if runs else "no run with a finished epoch", *left_out])
+        raise ConfigError(f"{' '.join(sources)}: {problem}; give two or more runs, or a folder that has them")
     return list(runs.values()), left_out
 
 
 def _folders(source: str) -> Iterator[tuple[Path, bool]]:
-    """Folders of runs, also of a sweep's trials, one folder further down; and whether each was named itself."""
+    """Yield folders of runs and whether each was named itself. A sweep's trials are one folder further down."""
     path = folder_of(source)
     found = [path] if path.exists() else sorted(map(Path, glob.glob(str(path))))
     if not found:
@@ -71,19 +71,19 @@ def _folders(source: str) -> Iterator[tuple[Path, bool]]:
     for each in found:
         patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
         inside = next((files for pattern in patterns if (files := sorted(each.glob(pattern)))), [])
-        folders = [file.parent for file in inside] or [each] * (each == path)  # opening it says what is missing
-        # The first run is what others are compared with. A run and its copies began at the same time.
+        folders = [file.parent for file in inside] or [each] * (each == path)  # opening it reports what is missing
+        # Other runs are compared with the first. A run and its copies began at the same time.
         copies = sorted(newest_first(folders), key=lambda copy: (copy.began, not copy.is_original, copy.folder.name))
         yield from ((copy.folder, copy.folder == path) for copy in copies)
 
 
 def other_data(runs: Sequence[SavedRun]) -> list[str]:
-    """Return how runs differ in their data: for two runs each all that differs first between these two.
+    """Return the differences in the data of the runs. Each fact is reported for the first two runs that differ in it.
 
     Folds of one data set have different images in each part, and are compared fold by fold.
     """
     noted = _noted(runs)
-    found: dict[str, str] = {}  # {what: its two values}
+    found: dict[str, str] = {}  # {fact: its two values}
     pairs: dict[tuple[Path, Path], list[str]] = {}
     facts: dict[str, dict[Any, tuple[Any, SavedRun]]] = {}
     for run in runs:
@@ -101,7 +101,7 @@ def other_data(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def _noted(runs: Sequence[SavedRun]) -> dict[str, str]:
-    """Return NOTED without a fact that the facts of the data tell better, if all runs have them."""
+    """Return NOTED, without the digest if all runs have the more exact facts of the data."""
     return {key: what for key, what in NOTED.items() if key != SAME_BY_FACTS or not all(map(_facts_of, runs))}
 
 
@@ -127,7 +127,7 @@ def _data_of(run: SavedRun, noted: Mapping[str, str]) -> Iterator[tuple[str, Any
 
 @functools.cache
 def scored(folder: Path) -> dict[tuple[str, str], bool]:
-    """{image and its label: whether the best weights are right}; {} without a whole table of images of one label each."""
+    """Return {(image, label): whether the best weights are right}; {} without a whole table of single-label images."""
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
@@ -135,15 +135,17 @@ def scored(folder: Path) -> dict[tuple[str, str], bool]:
 
 
 def common_images(runs: Sequence[SavedRun]) -> set[tuple[str, str]]:
-    """The images that all runs have scored, with the same label in all."""
+    """Return the images that all runs have scored with the same label."""
     if not all(have_same_files(runs[0], run) for run in runs[1:]):
         return set()
     return set.intersection(*(set(scored(run.folder)) for run in runs))
 
 
 def have_same_files(run: SavedRun, other: SavedRun) -> bool:
-    """Return whether images of the same name are the same file: in one data folder, or in a copy with the same
-    validation images. Without status.json that is not known, and they count as the same."""
+    """Return whether images of the same name are the same file: in one data folder, or in a copy of it.
+
+    A copy has the same validation images. Without status.json this is not known, and they count as the same.
+    """
     here, there = _facts_of(run), _facts_of(other)
     paths = {each.about.get("data_path") for each in (run, other)}
     return (
@@ -152,7 +154,7 @@ def have_same_files(run: SavedRun, other: SavedRun) -> bool:
 
 
 def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
-    """How the second run differs from the first on the images that both have scored; None if there are none."""
+    """Return how the second run differs from the first on the images that both have scored, or None without any."""
     common, one, two = common_images([run, other]), scored(run.folder), scored(other.folder)
     pairs = (one, two), (two, one)
     only_first, only_second = (sum(mine[each] > theirs[each] for each in common) for mine, theirs in pairs)
@@ -160,15 +162,15 @@ def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
 
 
 def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, set[tuple[str, str]] | None]:
-    """What to say of different data, and the images on which to compare, where all of them have some in common; None: on all."""
+    """Return a warning about different data, and the images on which to compare the runs (None: on all their own)."""
     found = first_of(other_data(runs), "; ", limit=4)
     if not found or is_allowed:
-        return found and f"different data, so the figures do not compare as such: {found}", None
+        return found and f"different data, so the figures are not directly comparable: {found}", None
     common = common_images(runs) if len({run.settings["DATA.DATASET"] for run in runs}) == 1 else None
     if not common:
         raise ConfigError(
-            f"these runs have different data and no validation images in common, so that their figures do not compare; they "
-            f"differ in {found}. Give runs on the same data, or compare all the same with -any_data"
+            f"these runs have different data and no validation images in common, so their figures are not comparable; "
+            f"they differ in {found}. Give runs on the same data, or compare them anyway with -any_data"
         )
     most = max(len(scored(run.folder)) for run in runs)
     share = f"{len(common):,} of {most:,} images"
@@ -176,7 +178,7 @@ def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, set[tup
 
 
 def differing(runs: Sequence[SavedRun]) -> list[str]:
-    """The settings with influence on the result, and the facts of the data, whose values differ."""
+    """Return the settings that influence the result and the facts of the data, if their values differ."""
     settings = dict.fromkeys(key for run in runs for key in run.settings if key not in WITHOUT_EFFECT and key != "SEED")
     facts = [] if any(run.settings["DATA.FOLD"] for run in runs) else [*_noted(runs), *FACTS_OF_IMAGES]
     keys, known, found = [*settings, *OF_A_START, *facts], {}, {}
@@ -189,7 +191,7 @@ def differing(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def value_of(run: SavedRun, key: str) -> str:
-    """Return the value as in config.yaml, without credentials; of DATA.FOLD the number of folds. '-' if the run has none."""
+    """Return the value as in config.yaml, without credentials; '-' if the run has none. DATA.FOLD: number of folds."""
     value = run.settings.get(key, run.about.get(key, _facts_of(run).get(key, MISSING)))
     if key == PATH:
         value = run.about.get("data_path", value)

@@ -1,4 +1,4 @@
-"""Mean, deviation, and whether two groups differ by more than their noise, of seeds or of images."""
+"""Mean, deviation, and tests whether two groups differ by more than the noise of seeds or of images."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# The 97.5% quantile of Student's t for 1 to 30 degrees of freedom; 95% of the values lie between minus and plus that.
+# The 97.5% quantiles of Student's t for 1 to 30 degrees of freedom. 95% of the values lie between minus and plus this.
 STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -14,7 +14,7 @@ STUDENT = (
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """98.50 ± 0.25, the mean and the standard deviation of a sample; '-' without values."""
+    """Return 98.50 ± 0.25, the mean and the standard deviation of a sample; '-' without values."""
     if not values:
         return "-"
     width = f" ± {np.std(values, ddof=1):,.{digits}f}" if len(values) > 1 else ""
@@ -22,7 +22,7 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def student(degrees: float) -> float:
-    """The quantile for these degrees of freedom."""
+    """Return the quantile for these degrees of freedom."""
     return STUDENT[max(int(degrees), 1) - 1] if degrees < len(STUDENT) + 1 else 1.96 + 2.4 / int(degrees)
 
 
@@ -31,21 +31,21 @@ class Difference:
     """The difference of the means of two groups."""
 
     value: float
-    error: float | None  # its standard error; None where a group has one value and says nothing of its noise
+    error: float | None  # its standard error; None if a group has one value, from which no noise can be estimated
     half_width: float | None  # of its 95% interval
     is_paired: bool
 
     @property
     def is_noise(self) -> bool | None:
-        """Whether no difference lies in its 95% interval; None if that is not known."""
+        """Return whether the 95% interval contains zero, or None if the interval is not known."""
         return None if self.half_width is None else abs(self.value) <= self.half_width
 
 
 def difference(values: Mapping, others: Mapping) -> Difference:
-    """values - others, each by what identifies a repetition (its seed and fold).
+    """Return values - others. The keys of both identify a repetition (its seed and fold).
 
-    Where both groups have the same two or more repetitions the differences are taken pair by pair, which leaves out the noise
-    that the pairs share; else as of independent samples of unequal variance (Welch).
+    If both groups have the same two or more repetitions, the differences are taken pair by pair. This removes the noise
+    that the pairs share. Otherwise the groups are independent samples of unequal variance (Welch).
     """
     one, other = list(values.values()), list(others.values())
     gap = float(np.mean(one) - np.mean(other))
@@ -63,7 +63,7 @@ def difference(values: Mapping, others: Mapping) -> Difference:
 
 @dataclass(frozen=True)
 class ImageTest:
-    """McNemar's exact test of two runs on the images that both have scored: only those of which one alone is right count."""
+    """McNemar's exact test of two runs on the images that both scored. Only images on which they disagree count."""
 
     num_images: int
     only_first: int  # right in the first run alone
@@ -71,19 +71,19 @@ class ImageTest:
 
     @property
     def value(self) -> float:
-        """The second run's accuracy less the first's, in percent."""
+        """Return the second run's accuracy minus the first's, in percent."""
         return 100 * (self.only_second - self.only_first) / self.num_images
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95% interval of it, by Wald with half an image added to each of the four counts (Agresti and Min)."""
+        """Return the 95% interval of `value`: Wald's, with half an image added to each of four counts (Agresti and Min)."""
         gap, total = self.only_second - self.only_first, self.num_images + 2
         half = 1.96 * math.sqrt(self.only_first + self.only_second + 1 - gap**2 / total)
         return 100 * (gap - half) / total, 100 * (gap + half) / total
 
     @property
     def p(self) -> float:
-        """The probability of counts as unequal as these or more, if both runs were equally good."""
+        """Return the probability of counts at least as unequal as these, if both runs were equally good."""
         number, ways, total = self.only_first + self.only_second, 1, 0
         for count in range(min(self.only_first, self.only_second) + 1):
             total += ways
@@ -95,5 +95,5 @@ EQUAL, BETTER, WORSE = "not to be told apart", "better", "worse"
 
 
 def verdict(value: float, is_noise: bool | None, is_loss: bool) -> str:
-    """What a difference means for the second of two groups. `is_noise`: None if that is not known."""
+    """Return the meaning of a difference for the second of two groups. `is_noise`: None if that is not known."""
     return EQUAL if is_noise in (True, None) else BETTER if (value < 0) == is_loss else WORSE

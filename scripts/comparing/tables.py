@@ -1,4 +1,4 @@
-"""What a comparison says, as sentences and tables in Markdown."""
+"""Writes a comparison as sentences and tables in Markdown."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was sto
 
 
 def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str]) -> str:
-    """`warning`: of different data. `left_out`: why other runs are not there."""
+    """Return the page. `warning`: about different data; `left_out`: the reasons why other runs are left out."""
     runs = [run for group in groups for run in group.runs]
     notes = [*_notes(groups), *_how_to_read(groups), *left_out]
     parts = [f"# {counted(len(runs), 'run')} in {counted(len(groups), 'group')}"]
@@ -30,13 +30,13 @@ def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str]) 
 
 
 def _against_first(groups: Sequence[Group]) -> dict[int, Difference]:
-    """{number of the group: how its best metric differs from the first group's}."""
+    """Return {number of the group: difference of its best metric from the first group's}."""
     first = groups[0].best
     return {each.number: difference(each.best, first) for each in groups[1:] if first and each.best}
 
 
 def _best_row(groups: Sequence[Group]) -> int | None:
-    """The row of the best mean; None if nothing was measured, or all are the same."""
+    """Return the row of the best mean, or None if nothing was measured or all means are equal."""
     means = {row: np.mean(list(group.best.values())) for row, group in enumerate(groups) if group.best}
     if len(means) > 1 == len(set(means.values())):
         return None
@@ -44,22 +44,22 @@ def _best_row(groups: Sequence[Group]) -> int | None:
 
 
 def _answer(groups: Sequence[Group]) -> str:
-    """Which group is best, and whether that is more than noise."""
+    """Return a sentence on which group is best, and whether that is more than noise."""
     row, metric = _best_row(groups), groups[0].metric
     if row is None:
         is_measured = any(group.best for group in groups)
         return f"All groups have the same {TITLES[metric]}." if is_measured else "Nothing was evaluated yet."
     if len(groups) == 1:
-        return "All runs have the same settings but for seed and fold."
+        return "All runs have the same settings except for seed and fold."
     best, found = groups[row], _against_first(groups)
     start = f"Group {best.name} has the {'lowest' if metric == 'loss' else 'highest'} {TITLES[metric]}"
     rivals = found if row == 0 else {number: each for number, each in found.items() if number == best.number}
     if near := [number for number, each in rivals.items() if each.is_noise]:
         names = [f"group {number}" for number in near] if row == 0 else ["group 1"]
-        return f"{start}; within the noise of the repetitions of it: {first_of(names, limit=6)}."
+        return f"{start}; the noise of the repetitions may explain its distance to {first_of(names, limit=6)}."
     if any(each.is_noise is None for each in rivals.values()):
         return (
-            f"{start}; whether that is more than noise cannot be told from one run of a group: repeat them with -seed 1, "
+            f"{start}; one run of a group cannot show whether that is more than noise: repeat the runs with -seed 1, "
             "-seed 2 ..."
         )
     if row == 0:
@@ -94,7 +94,7 @@ def _mean(group: Group, figure: str, to_text: Callable[[float], str]) -> str:
 
 
 def _of_images(groups: Sequence[Group], group: Group) -> str:
-    """What the images say where single runs say nothing of the noise of seeds."""
+    """Return the result of the image test, for single runs, which show nothing about the noise of seeds."""
     if groups[0].metric != "top1" or min(len(groups[0].best), len(group.best)) > 1:
         return ""
     test = image_test(groups[0].runs[0], group.runs[0])
@@ -123,12 +123,12 @@ def _runs(groups: Sequence[Group]) -> str:
 
 
 def _notes(groups: Sequence[Group]) -> list[str]:
-    """What a reader has to know of single runs: how they ended, and what makes them incomparable."""
+    """Return notes on single runs: how they ended, and why they may not be comparable."""
     runs = [run for group in groups for run in group.runs]
     notes = []
     if len({run.metric for run in runs}) > 1:
         name = TITLES[groups[0].metric]
-        notes.append(f"the runs chose their best epoch by different metrics (TRAIN.BEST_METRIC); compared is {name}")
+        notes.append(f"the runs chose their best epoch by different metrics (TRAIN.BEST_METRIC); this compares {name}")
     for run in runs:
         planned, done = run.planned_epochs, run.num_epochs
         if done < planned and run.status.get("reason") != "early stop":
@@ -138,11 +138,11 @@ def _notes(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         if again := sum(len(key) > 2 for key in group.repetitions):
             notes.append(
-                f"group {group.number}: {counted(again, 'run')} of a seed that is there already: a repetition says nothing of "
+                f"group {group.number}: {counted(again, 'run')} with the seed of another run: this shows nothing about "
                 "the noise of seeds, and makes the deviation too small"
             )
     if len(devices := {run.about.get("device_name") or "an unknown one" for run in runs}) > 1:
-        notes.append(f"speed, time and memory are of different devices: {', '.join(sorted(devices))}")
+        notes.append(f"speed, time and memory come from different devices: {', '.join(sorted(devices))}")
     return notes
 
 
@@ -152,19 +152,20 @@ def _how_to_read(groups: Sequence[Group]) -> list[str]:
         notes.append("± after a mean is the standard deviation over the runs of the group (its seeds and folds)")
     if any(each.error is not None for each in _against_first(groups).values()):
         notes.append(
-            "against group 1: the difference of the means ± its standard error; within noise: 0 lies in its 95% interval (Student's "
-            "t; paired by seed where the seeds are the same, else Welch's)"
+            "against group 1: the difference of the means ± its standard error; within noise: its 95% interval contains "
+            "0 (Student's t, paired by seed if both groups have the same seeds, otherwise Welch's)"
         )
     if any(_of_images(groups, group) for group in groups[1:]):
         notes.append(
-            "images, p: how many the first run of the group alone has right, and how many that of group 1, of those that both scored; "
-            "McNemar's exact test. A small p says that these two runs differ on images like these; that of other seeds is not known"
+            "images, p: of the images that both scored, the number that only the first run of the group has right, and "
+            "the number that only the first run of group 1 has right; p is from McNemar's exact test. A small p says "
+            "that these two runs differ on images like these; it says nothing about other seeds"
         )
     return notes
 
 
 def _shortened(value: str) -> str:
-    """Return the first digits of a SHA-256, which are enough to tell it from another; any other value as it is."""
+    """Return the first digits of a SHA-256, which are enough to distinguish it; any other value unchanged."""
     return value.strip('"')[:8] if re.fullmatch('"?[0-9a-f]{64}"?', value) else value
 
 
@@ -173,5 +174,5 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _text(cell: object) -> str:
-    """Names of files and values may have anything in them; in a table it stays text in one cell."""
+    """Escape a text, so that any file name or value stays text in one cell of a table."""
     return re.sub(r"([\\`*\[\]<>|]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(printable(str(cell)).split()))

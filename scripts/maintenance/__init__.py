@@ -1,1 +1,1 @@
-"""What redraws the parts of the documentation that are made from the code."""
+"""Scripts that rewrite generated documentation and check that a change leaves training unaltered."""

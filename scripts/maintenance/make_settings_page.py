@@ -1,4 +1,4 @@
-"""Write the tables of the documentation that follow tables of the program:  python scripts/maintenance/make_settings_page.py"""
+"""Writes the documentation's tables from the program's tables:  python scripts/maintenance/make_settings_page.py"""
 
 import argparse
 import re
@@ -20,12 +20,12 @@ INTRODUCTION = """\
 
 Made from `configs/schema.py` by `python scripts/maintenance/make_settings_page.py`; edit the sentences there.
 
-A setting comes from the last of these that names it: the default below, the files that a file names under `BASE`, the
-file given with `-cfg`, a flag, `-opts KEY=VALUE ...`. The settings of a run are saved in its folder as `config.yaml`,
-each with where it came from; that file, given with `-cfg`, repeats the run.
+A setting can come from several places; the last one in this list wins: the default below, the files that a file names
+under `BASE`, the file given with `-cfg`, a flag, `-opts KEY=VALUE ...`. The settings of a run are saved in its folder as
+`config.yaml`, each with its origin. With `-cfg`, that file repeats the run.
 
 ```yaml
-BASE: common.yaml        # or a list; looked up from this file's folder; what stands below wins over it
+BASE: common.yaml        # or a list; relative to this file's folder; the settings below override it
 TRAIN:
     BASE_LR: 3e-3
     OPTIMIZER:
@@ -36,24 +36,26 @@ TRAIN:
 python main_single_gpu.py -cfg ./configs/vit_digits.yaml -epochs 5 -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.BETAS=0.9,0.95
 ```
 
-A value is read as its type below says, so `3e-3` is a number and `010` is 10. `None`, `null`, `~` or nothing stands for
+A value is read as its type below says, so `3e-3` is a number and `010` is 10. `None`, `null`, `~` or an empty value means
 "not set". Words such as `adamw` may be written in any case. A key that is unknown, written twice, of another type or out of
-bounds is an error that names the file and the nearest right one.
+bounds is an error. The message names the file and the nearest valid key.
 
-A setting of type "arguments" is a section whose names are those of a constructor that is not ours. Files, and
+A setting of type "arguments" is a section of keyword arguments for a constructor of another library. Files, and
 `-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`, add to it name by name; `MODEL.KWARGS=null` (in a file
-`KWARGS: null`) first removes what the files before have set. A value is a number, `true`, `false`, `null`, a text or a list
-of these; `"3"` in quotes is a text.
+`KWARGS: null`) first removes the arguments from earlier files. A value is a number, `true`, `false`, `null`, a text or a
+list of these; `"3"` in quotes is a text.
 
-Each setting has a role: **data**, which images and labels there are; **model**, what it is and how it wants its images;
-**recipe**, how its weights come about; **machine**, where and how fast that is computed; **record**, what is saved and shown.
-With `*` a resumed run (`-resume`) may have another value; any other is refused, unless `RESUME.ALLOW_CHANGED` names it.
+Each setting has a role: **data**, the images and labels; **model**, its architecture and the preparation of its images;
+**recipe**, the training of its weights; **machine**, the place and speed of the computation; **record**, the files and
+messages. With `*` a resumed run (`-resume`) may use another value; any other change is refused, unless
+`RESUME.ALLOW_CHANGED` names the setting.
 """
 
 START_INTRODUCTION = """
 ## One start of the program
 
-These say what one start is to do. They are written like settings, with the section in front, but are not saved with the run.
+These control one start of the program. They are written like settings, with the section in front, but are not saved with
+the run.
 
 """
 
@@ -62,7 +64,7 @@ _FLAG_OF = {key: flag for group in FLAGS.values() for flag, (key, _) in group.it
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole of docs/settings.md."""
     sections: dict[str, list[Setting]] = {}
     for key, setting in SETTINGS.items():
         sections.setdefault(key.rpartition(".")[0], []).append(setting)
@@ -72,7 +74,7 @@ def page() -> str:
 
 
 def with_tables(path: str, *tables: tuple[Sequence[str], Iterable[str]]) -> str:
-    """Return a page of docs/ in which the rows below each of these heads are replaced. `tables`: (head, rows)."""
+    """Return a page of docs/ with new rows below each of these heads. `tables`: (head, rows)."""
     text = (ROOT / path).read_text(encoding="utf-8")
     for titles, rows in tables:
         columns = f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n"
@@ -91,7 +93,7 @@ def step_rows() -> list[str]:
 
 
 def source_rows() -> Iterator[str]:
-    """The rows of the data sets, each with the settings that only some data sets have."""
+    """Yield the rows of the data sets, each with the settings that only this data set has."""
     headings = re.findall(r"^## (.*)$", (ROOT / "docs/data.md").read_text(encoding="utf-8"), re.M)
     sections = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
     for name, row in SOURCES.items():

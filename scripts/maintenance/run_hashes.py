@@ -1,10 +1,10 @@
-"""Print the run hash of 14 variants of a short training on the digits.
+"""Prints the run hash of 14 variants of a short training on the digits.
 
     python scripts/maintenance/run_hashes.py                     # of this checkout
     python scripts/maintenance/run_hashes.py -tree ../before     # of another checkout
     python scripts/maintenance/run_hashes.py ema lamb            # of these variants only
 
-A change that is not meant to alter training leaves every hash as it was. Compare only hashes of one machine with the same
+A change that is not meant to alter training leaves every hash unchanged. Compare only hashes of one machine with the same
 packages. All variants together take about four minutes on two cores.
 """
 

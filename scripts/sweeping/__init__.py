@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one command over settings, seeds and folds."""
+"""The parts of scripts/sweep.py: many runs of one command over settings, seeds and folds."""

@@ -1,4 +1,4 @@
-"""The plan of a sweep: what it trains, stored in its folder as sweep.json, and the command line of each trial."""
+"""The plan of a sweep: its trials, stored in its folder as sweep.json, and the command line of each trial."""
 
 import contextlib
 import itertools
@@ -25,12 +25,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 2
 MOST_TRIALS = 100_000
 SPLIT = re.compile(r"""(?:\[[^\]]*\]|\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""")  # at commas outside of brackets and quotes
-# What the sweep itself decides: {setting: the flag for it}.
+# {setting that the sweep itself sets: the flag for it}
 DECIDED = {"SEED": "-seeds", "DATA.FOLD": "-folds", "SAVE": "-output", "NAME": "-output"}
 
 
 def read_over(words: Sequence[str]) -> dict[str, str]:
-    """{setting: the text of its values} of KEY=VALUES words."""
+    """Return {setting: the text of its values} for KEY=VALUES words."""
     over: dict[str, str] = {}
     for word in words:
         key, _, text = word.partition("=")
@@ -43,11 +43,11 @@ def read_over(words: Sequence[str]) -> dict[str, str]:
 
 
 def choices_of(key: str, text: str) -> list[str]:
-    """The values of a setting as -opts takes them."""
-    setting = SETTINGS.get(key)  # None: an argument of a constructor, or a mistake that loading the settings names
+    """Return the values of a setting as -opts takes them."""
+    setting = SETTINGS.get(key)  # None: an argument of a constructor, or a mistake that loading the settings reports
     values = [value.strip() for value in SPLIT.findall(text)]
     if len(values) != len(SPLIT.sub("x", text).split(",")) or "" in values:
-        raise ConfigError(f"-over: {key}={text} has an empty value; none stands for a setting that is not set")
+        raise ConfigError(f"-over: {key}={text} has an empty value; write none for a setting that is not set")
     if setting and setting.is_list and any(value[0] not in "[(" and value.lower() != "none" for value in values):
         raise ConfigError(f"-over: {key} is a list; write each of its values in brackets, as in {key}=[a,b],[c,d]")
     values = [value[1:-1] if value[0] in "\"'" else value for value in values]
@@ -58,7 +58,7 @@ def choices_of(key: str, text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep. `point`: the number of its settings, which trials of other seeds and folds have too."""
+    """One run of a sweep. `point`: the number of its settings; trials with other seeds and folds share it."""
 
     index: int
     point: int
@@ -68,7 +68,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """Return the name of its folder."""
         return f"trial-{self.index:03d}"
 
     def __str__(self) -> str:
@@ -78,13 +78,13 @@ class Trial:
 
 
 def describe(settings: Mapping[str, str]) -> str:
-    """The settings of a trial in one line, without their sections."""
+    """Return the settings of a trial in one line, without their sections."""
     return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """`points`: the settings of each point of the grid."""
+    """The flags of the runs, and the settings (`points`), seeds and folds over which they vary."""
 
     flags: list[str]  # of the runs, as typed
     over: dict[str, str]
@@ -95,7 +95,7 @@ class Sweep:
 
     @classmethod
     def new(cls, flags: list[str], over: dict[str, str], **options: Any) -> "Sweep":
-        """A sweep that is checked: a mistake in the settings of any point is a ConfigError now."""
+        """Return a checked sweep. A mistake in the settings of any point raises ConfigError now."""
         choices = [choices_of(key, text) for key, text in over.items()]
         points = [dict(zip(over, values, strict=True)) for values in itertools.product(*choices)]
         sweep = cls(flags, over, points=points, **options)
@@ -103,14 +103,14 @@ class Sweep:
         sweep.load_point({})
         if sweep.num_trials > MOST_TRIALS:
             raise ConfigError(
-                f"{sweep.num_trials:,} trials; at most {MOST_TRIALS:,} in a sweep: give fewer values, seeds or folds"
+                f"{sweep.num_trials:,} trials; a sweep has at most {MOST_TRIALS:,}: give fewer values, seeds or folds"
             )
         for point in points:
             sweep.load_point(point)
         return sweep
 
     def is_whole(self) -> bool:
-        """Whether all values are of the right types and sizes, in a sweep that was read from a file."""
+        """Return whether all values have the right types and sizes, in a sweep that was read from a file."""
         texts = [
             *self.flags,
             self.cwd,
@@ -129,22 +129,22 @@ class Sweep:
         for key, flag in decided.items():
             if key in given and flag not in unused:
                 raise ConfigError(
-                    f"{key} is given to all trials, but {flag} sets it for each; leave it out there or here"
+                    f"{key} is set for all trials, but {flag} sets it for each trial; leave one of the two out"
                 )
 
     def load_point(self, point: Mapping[str, str]) -> LoadedConfig:
-        """The settings of a trial of this point; what is wrong with them is a ConfigError."""
+        """Return the settings of a trial of this point. Raise ConfigError if they are wrong."""
         seed, fold = self.seeds[0] if self.seeds else None, 0 if self.folds else None
         loaded = load_settings(self.words(Trial(0, 0, point, seed, fold)))
         start = loaded.config.START
         for flag, is_set in (("-eval", start.EVAL), ("-check", start.CHECK), ("-resume", start.RESUME)):
             if is_set:
-                raise ConfigError(f"{flag}: a sweep trains, and goes on with its own trials; leave it out")
+                raise ConfigError(f"{flag}: a sweep only trains, and resumes its own trials; leave {flag} out")
         return loaded
 
     @cached_property
     def trials(self) -> list[Trial]:
-        """The trials in order: all seeds and folds of a point, then those of the next one."""
+        """Return the trials in order: all seeds and folds of a point, then of the next point."""
         folds = range(self.folds) if self.folds else [None]
         products = itertools.product(enumerate(self.points), self.seeds or [None], folds)
         return [Trial(index, number, point, seed, fold) for index, ((number, point), seed, fold) in enumerate(products)]
@@ -154,7 +154,7 @@ class Sweep:
         return len(self.points) * max(len(self.seeds), 1) * (self.folds or 1)
 
     def words(self, trial: Trial) -> list[str]:
-        """The flags of a trial without those of its folder."""
+        """Return the flags of a trial, without the flags for its folder."""
         options = [f"{key}={value}" for key, value in trial.settings.items()]
         options += [] if trial.fold is None else [f"DATA.FOLD={trial.fold}/{self.folds}"]
         seed = [] if trial.seed is None else ["-seed", str(trial.seed)]
@@ -162,24 +162,24 @@ class Sweep:
 
     @cached_property
     def program(self) -> str:
-        """The entry of the runs."""
+        """Return the program that the runs start."""
         return "main_multi_gpu.py" if (self.load_point({}).config.START.NGPUS or 1) > 1 else "main_single_gpu.py"
 
     def command(self, trial: Trial, folder: Path) -> list[str]:
-        """The command line of a trial, without the interpreter: it begins the run, or goes on with it."""
+        """Return the command line that starts or resumes a trial, without the interpreter."""
         place = ["-output", str(folder), "-name", trial.name, "-resume", "auto"]
         return [str(ROOT / self.program), *self.words(trial), *place]
 
     def command_of_point(self, point: Mapping[str, str]) -> str:
-        """The command of a run with these settings, outside of the sweep."""
+        """Return the command of a run with these settings outside of the sweep."""
         return shlex.join(["python", self.program, *self.words(Trial(0, 0, point))])
 
     def save(self, folder: Path) -> None:
         with naming(folder):
             write_text(folder / FILE, json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
 
-    def goes_on(self, former: "Sweep", folder: Path) -> "Sweep":
-        """Return the sweep of the folder, `former`, if what is asked for now is the same.
+    def or_saved(self, former: "Sweep", folder: Path) -> "Sweep":
+        """Return the sweep saved in the folder, `former`, which must be the same as this one.
 
         It is replaced if none of its trials has started, as after a wrong setting.
         """
@@ -189,13 +189,13 @@ class Sweep:
         changed = [name for name in names if getattr(former, name) != getattr(self, name)]
         if changed:
             lines = (f"  {name}: {getattr(former, name)} -> {getattr(self, name)}" for name in changed)
-            raise ConfigError(f"-output: {folder} holds another sweep; name another folder:\n" + "\n".join(lines))
+            raise ConfigError(f"-output: {folder} has another sweep; name another folder:\n" + "\n".join(lines))
         return former
 
 
 @contextlib.contextmanager
 def naming(folder: Path) -> Iterator[None]:
-    """Refuse a folder that cannot be written to."""
+    """Turn an OSError in the `with` block into a ConfigError that names the folder."""
     try:
         yield
     except OSError as error:
@@ -203,26 +203,26 @@ def naming(folder: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a sweep, if it is not there; one with other things is refused."""
+    """Make the folder of a sweep if it does not exist. Raise ConfigError if it has other contents."""
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / FILE).exists() and any(each.name[0] != "." for each in folder.iterdir()):
-            raise ConfigError(f"-output: {folder} is not empty and holds no sweep; give a new folder")
-        with open(folder / LOCK, "r+b", opener=creating):  # no link or pipe, which somebody put there
+            raise ConfigError(f"-output: {folder} is not empty and has no sweep; give a new folder")
+        with open(folder / LOCK, "r+b", opener=creating):  # fails for a link or a pipe that somebody put there
             pass
 
 
 def read_sweep(folder: Path) -> Sweep | None:
-    """Return the sweep of a folder; None if it has none."""
+    """Read the sweep in a folder. Return None if there is none."""
     if not (folder / FILE).exists():
         return None
     try:
         facts = json.loads(read_text(folder / FILE))
         if facts.pop("version") != VERSION:
-            raise ValueError("it is of another version of halfstep")
+            raise ValueError("another version of halfstep wrote it")
         sweep = Sweep(**facts)
         if not sweep.is_whole():
-            raise ValueError("its values are not of a sweep")
+            raise ValueError("its values are not a sweep's")
         return sweep
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{folder / FILE} cannot be read ({error}); give -output another folder") from error
+        raise ConfigError(f"cannot read {folder / FILE} ({error}); give -output another folder") from error

@@ -1,4 +1,4 @@
-"""What became of each trial, read from its folder: trials.csv, and the table of the points."""
+"""The results of the trials, read from their folders: trials.csv, and the table of the points."""
 
 import contextlib
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped
 
 @dataclass(frozen=True)
 class Result:
-    """The state of a trial. `best`: of the metric that decides which epoch is best."""
+    """The state of a trial. `best`: the best value of `metric`, which decides which epoch is best."""
 
     state: str
     reason: str = ""
@@ -31,12 +31,12 @@ class Result:
 
     @property
     def is_final(self) -> bool:
-        """Whether another start of the run would change nothing: it is done, or went wrong where it would again."""
+        """Return whether another start would change nothing: the run is done, or would fail again at the same place."""
         return self.state == DONE or (self.state == FAILED and self.exit_code == ExitCode.NON_FINITE)
 
 
 def read_result(folder: Path) -> Result:
-    """What the folder of a run says; a run that was killed is to go on."""
+    """Return the result in the folder of a run. A killed run counts as stopped, so it will be resumed."""
     try:
         status = read_status(folder)
     except ConfigError:
@@ -58,7 +58,7 @@ def read_result(folder: Path) -> Result:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a run is at work in the folder. One without its file is left as it is: no run has made it."""
+    """Return whether a run is at work in the folder. Without a lock file, nothing is created: no run was there."""
     if not (folder / ".lock").exists():
         return False
     with contextlib.suppress(OSError), locked(folder / ".lock") as file:
@@ -67,7 +67,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def write_trials(sweep: Sweep, folder: Path, results: Sequence[Result]) -> None:
-    """Write trials.csv; that it cannot be written harms no trial."""
+    """Write trials.csv. If that fails, print a warning, since no trial depends on it."""
     rows = [["index", *sweep.over, "seed", "fold", "state", "metric", "best", "epoch", "seconds", "folder"]]
     for trial, result in zip(sweep.trials, results, strict=True):
         seconds = None if result.seconds is None else round(result.seconds, 1)
@@ -76,11 +76,14 @@ def write_trials(sweep: Sweep, folder: Path, results: Sequence[Result]) -> None:
     try:
         write_text(folder / "trials.csv", csv_text(rows))
     except OSError as error:
-        print(f"warning: cannot write {folder / 'trials.csv'} ({cause_of(error)}); the sweep goes on")
+        print(f"warning: cannot write {folder / 'trials.csv'} ({cause_of(error)}); the sweep continues")
 
 
 def table(sweep: Sweep, results: Sequence[Result]) -> str:
-    """The points in Markdown, the best mean first, those with missing trials last; and the command of the best one."""
+    """Return the table of the points in Markdown and the command of the best one.
+
+    The best mean comes first; points with missing trials come last.
+    """
     states = [each.state for each in results]
     numbers = {state: states.count(state) for state in (DONE, FAILED, STOPPED, RUNNING, WAITING)}
     summary = ", ".join(f"{number} {state}" for state, number in numbers.items() if number)

@@ -1,4 +1,4 @@
-"""Runs the trials of a sweep one after another, each a program of its own."""
+"""Runs the trials of a sweep one after another, each as a separate program."""
 
 import contextlib
 import signal
@@ -32,13 +32,13 @@ def start(arguments: list[str], output: Path, cwd: str) -> subprocess.Popen:
             stdout=file,
             stderr=file,
             cwd=cwd,
-            process_group=0,  # so that Ctrl-C reaches the sweep alone, which tells its trial once
-            preexec_fn=partial(die_with_parent, signal.SIGTERM),  # it saves then
+            process_group=0,  # so that Ctrl-C reaches only the sweep, which signals its trial once
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),  # the trial saves on SIGTERM
         )
 
 
 class Runner:
-    """Starts one trial after another, and notes what becomes of them."""
+    """Starts one trial after another, and records their results."""
 
     def __init__(self, sweep: Sweep, folder: Path):
         self.sweep, self.folder = sweep, folder
@@ -51,21 +51,24 @@ class Runner:
         return self.sweep.num_trials - sum(each.is_final for each in self.results.values())
 
     def _time_left(self, of_running: float | None = None) -> str:
-        """How long the rest takes, once a trial has ended or the one that runs knows how long it takes."""
+        """Return the estimated time left, once a trial has ended or the running one has an estimate."""
         each = statistics.fmean(self.seconds) if self.seconds else of_running
         return f", about {format_time(each * self.num_left)} left" if each and self.num_left else ""
 
     def run(self) -> int:
-        """Run the trials that are not finished. Returns the exit code: 0 if every trial is done, 3 if gradients of some were not
-        finite and the others are done, else 1; of a sweep that was stopped 128 and the signal's number."""
+        """Run the trials that are not finished. Return the exit code.
+
+        The code is 0 if every trial is done, 3 if gradients of some were not finite and the others are done, and
+        otherwise 1. For a stopped sweep it is 128 plus the signal's number.
+        """
         of, place = f"{self.num_left} of {counted(self.sweep.num_trials, 'trial')}", self.folder / "trial-000.txt"
-        print(f"{of} to run, one after another{self._time_left()}; what each prints: {place} ...", flush=True)
+        print(f"{of} to run, one after another{self._time_left()}; their output: {place} ...", flush=True)
         for trial in self.sweep.trials:
             while is_locked(self.folder / trial.name) and not self.stop.number:
-                time.sleep(SECONDS_BETWEEN_LOOKS)  # a run that outlived its sweep is still at work there
+                time.sleep(SECONDS_BETWEEN_LOOKS)  # a run that outlived an earlier sweep is still at work there
             if self.stop.number:
                 break
-            check_in_place(self.folder)  # the folder may be another sweep's by now
+            check_in_place(self.folder)  # by now the folder may belong to another sweep
             if not self.results[trial.index].is_final:
                 self._ended(trial, self._run(trial))
         if self.stop.number:
@@ -74,33 +77,33 @@ class Runner:
         return max(codes) if codes <= {0, ExitCode.NON_FINITE} else 1
 
     def _run(self, trial: Trial) -> int:
-        """Run the trial and return its exit code; told to stop, it saves and ends."""
+        """Run the trial and return its exit code. After a signal, make it save and end."""
         try:
             command = [sys.executable, *self.sweep.command(trial, self.folder)]
             program = start(command, self._output(trial), self.sweep.cwd)
         except OSError as error:
-            raise ConfigError(f"-output: {trial} cannot be started in {self.folder} ({cause_of(error)})") from error
-        began, is_told, is_estimated = time.monotonic(), False, bool(self.seconds)
+            raise ConfigError(f"-output: cannot start {trial} in {self.folder} ({cause_of(error)})") from error
+        began, is_signalled, is_estimated = time.monotonic(), False, bool(self.seconds)
         while (code := program.poll()) is None:
             if not is_estimated and (eta := self._eta(trial)):
                 left = self._time_left(time.monotonic() - began + eta)
-                print(f"{trial}: about {format_time(eta)} left of it{left} in all", flush=True)
+                print(f"{trial}: about {format_time(eta)} left for this trial{left} in all", flush=True)
                 is_estimated = True
-            if self.stop.number and not is_told:
+            if self.stop.number and not is_signalled:
                 program.terminate()
-                is_told = True
+                is_signalled = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
         self.seconds += [time.monotonic() - began] * (code == 0)
         return code
 
     def _eta(self, trial: Trial) -> float | None:
-        """The seconds left that the run itself tells."""
+        """Return the seconds left by the run's own estimate."""
         with contextlib.suppress(ConfigError):
             return read_status(self.folder / trial.name).get("eta_seconds")
         return None
 
     def _output(self, trial: Trial) -> Path:
-        """What the run prints."""
+        """Return the file with the output of the run."""
         return self.folder / f"{trial.name}.txt"
 
     def _ended(self, trial: Trial, code: int) -> None:
@@ -114,16 +117,16 @@ class Runner:
         self.results[trial.index] = result
         write_trials(self.sweep, self.folder, [*self.results.values()])
         number = self.sweep.num_trials - self.num_left
-        what = f"{result.state} {result.reason}".strip()
+        outcome = f"{result.state} {result.reason}".strip()
         if result.state == DONE and result.best is not None:
-            what = f"{TITLES[result.metric]} {format_value(result.metric, result.best)} in epoch {result.epoch}"
-        print(f"[{number}/{self.sweep.num_trials}] {trial}: {what}{self._time_left()}", flush=True)
-        if is_refused:  # it did not come to train: so it would be with all others too
+            outcome = f"{TITLES[result.metric]} {format_value(result.metric, result.best)} in epoch {result.epoch}"
+        print(f"[{number}/{self.sweep.num_trials}] {trial}: {outcome}{self._time_left()}", flush=True)
+        if is_refused:  # it could not start to train, and neither could the other trials
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
 
 
 def last_error(output: Path) -> str:
-    """The mistake that a run named last in what it printed."""
+    """Return the last error in the output of a run."""
     try:
         printed = output.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -121,7 +121,7 @@ def test_a_part_of_a_gpu_session_over_its_limit_is_killed_with_all_it_started_an
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert not alive(int((tmp_path / "hidden").read_text()))
     text = (tmp_path / "session.md").read_text()
-    assert re.search("early.*slow: killed at the limit.*late.*failed: failed with exit code 3", text, re.S)
+    assert re.search("early.*slow: killed at the time limit.*late.*failed: failed with exit code 3", text, re.S)
 
 
 @pytest.mark.parametrize("known", [1, 7, 19])

@@ -73,14 +73,14 @@ def big_gradient(model):
 def test_a_planted_overflow_is_named_and_gone_with_what_is_prescribed(tmp_path, plant, place, is_forward, black_list):
     found = diagnose(make_case(tmp_path, plant))
     assert (str(found.first), found.is_forward, found.black_list) == (place, is_forward, black_list)
-    assert found.is_mended
+    assert found.is_fixed
     assert diagnose(make_case(tmp_path, plant, found.best_scale, found.black_list)).first is None
 
 
 def test_without_a_fault_nothing_is_named_and_the_recommended_scale_is_the_largest_that_fits(tmp_path):
     case = make_case(tmp_path, nothing, scale=1024.0)
     found = diagnose(case)
-    assert (found.first, found.black_list, found.is_mended) == (None, [], True)
+    assert (found.first, found.black_list, found.is_fixed) == (None, [], True)
     assert found.prescription(small_config(tmp_path, "AMP=true", "PRECISION.CUSTOM_BLACK_LIST=[head]").PRECISION) == {}
     for scale, breaks in ((found.best_scale, False), (found.best_scale * 8, True)):
         assert bool(diagnose(make_case(tmp_path, nothing, scale)).first) == breaks

@@ -19,10 +19,10 @@ CONSTANTS = [Vanishing("norm.eps", 1e-8, 1.0, False), Vanishing("blocks.0.ls1.ga
 FOUND = Diagnosis(torch.float16, 1024.0, CORE, rows=ROWS, black_list=["blocks.1.attn"], best_scale=256.0)
 FINDINGS = {
     "nothing breaks": replace(FOUND, first=None, black_list=[], vanishing=CONSTANTS),
-    "an output, mended": FOUND,
-    "an output without a row, not mended": replace(FOUND, rows=[], is_mended=False),
-    "an output of bfloat16, not mended": replace(FOUND, half=torch.bfloat16, rows=[], is_mended=False),
-    "a gradient, mended by the scale": replace(FOUND, first=MLP, is_forward=False, black_list=[]),
+    "an output, fixed": FOUND,
+    "an output without a row, not fixed": replace(FOUND, rows=[], is_fixed=False),
+    "an output of bfloat16, not fixed": replace(FOUND, half=torch.bfloat16, rows=[], is_fixed=False),
+    "a gradient, fixed by the scale": replace(FOUND, first=MLP, is_forward=False, black_list=[]),
     "a gradient without a row": replace(FOUND, first=Location(""), is_forward=False, rows=[]),
     "an output in float32 too": replace(FOUND, breaks_in_float32=True, rows=[]),
     "a gradient in float32 too": replace(FOUND, breaks_in_float32=True, is_forward=False, rows=[]),
@@ -36,6 +36,6 @@ def test_what_the_doctor_finds_prescribes_and_advises(tmp_path):
     pages = {}
     for name, found in FINDINGS.items():
         written = [f"{of}: {found.prescription(each)}" for of, each in {"usual": usual, "odd": odd}.items()]
-        last = advice(found, "run/doctor.yaml" if found.first and found.is_mended else None)
+        last = advice(found, "run/doctor.yaml" if found.first and found.is_fixed else None)
         pages[name] = "\n".join([*found.lines(), *written, last])
     same_text("extras/doctor/doctor", pages)

@@ -79,13 +79,13 @@ def test_it_hears_how_far_the_run_is_at_most_every_five_seconds_with_the_token_o
     for name in ("PATIENCE", "LAST_PATIENCE"):
         monkeypatch.setattr(KubeflowProgress, name, DEADLINE)
     server, progress, warned, clock = started(200, 200, 200)
-    progress.tell({"state": "starting"})  # nothing is known yet
+    progress.publish({"state": "starting"})  # nothing is known yet
     for seconds, token in ((0.0, "first"), (4.9, "first"), (5.0, "second")):
         (tmp_path / "token").write_text(token)
         clock[0] = seconds
-        progress.tell(FACTS)
+        progress.publish(FACTS)
         progress.thread.join(DEADLINE)
-    progress.tell(FACTS | {"exit_code": 0, "position": {"epoch": 2, "step": 200}, "eta_seconds": None})
+    progress.publish(FACTS | {"exit_code": 0, "position": {"epoch": 2, "step": 200}, "eta_seconds": None})
     assert server.tokens == ["Bearer first", "Bearer second", "Bearer second"] and not warned
     status = server.bodies[0]["trainerStatus"]
     assert (status["progressPercentage"], status["estimatedRemainingSeconds"]) == (45, 120)
@@ -104,15 +104,15 @@ def test_progress_is_a_part_of_the_steps_wherever_the_facts_name_one_and_never_m
 def test_a_server_that_does_not_take_it_is_said_once_and_delays_no_end(started, monkeypatch, answer):
     server, progress, warned, clock = started(*[answer] * 3)
     monkeypatch.setattr(KubeflowProgress, "PATIENCE", 1.0)
-    progress.tell(FACTS)
+    progress.publish(FACTS)
     progress.thread.join(DEADLINE)
     monkeypatch.setattr(KubeflowProgress, "PATIENCE", DEADLINE)
     clock[0] = 10.0
-    progress.tell(FACTS)
+    progress.publish(FACTS)
     assert answer != "hang" or progress.thread.is_alive() and progress.thread.daemon, "nobody waits"
     server.goes_on.set()
     progress.thread.join(DEADLINE)
     server.goes_on.clear()
-    progress.tell(FACTS | {"exit_code": 0})
+    progress.publish(FACTS | {"exit_code": 0})
     assert answer != "hang" or progress.thread.is_alive(), "the end waits a moment"
     assert len(warned) == 1 and "Kubeflow" in warned[0] and "first" not in warned[0]

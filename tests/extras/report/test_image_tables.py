@@ -232,23 +232,23 @@ def test_while_tables_are_written_no_record_says_whose_they_are(tmp_path, monkey
     results = ImageResults(numbers, numbers, numbers, shares, shares, np.ones((3, 2), int))
     files = ResultFiles(tmp_path, images, log := Lines())
     files.write(results, Best(50.0, 1), with_pictures=False)
-    assert files.are_of(Best(50.0, 1), with_pictures=False)
+    assert files.belong_to(Best(50.0, 1), with_pictures=False)
     for other in (Best(50.0, 2), Best(50.0, 1, 0.5), Best(50.0, 1, 0.0, "_ema"), Best(50.0, 1, 0.0, "", 9)):
-        assert not files.are_of(other, with_pictures=False)
-    assert not files.are_of(Best(50.0, 1), with_pictures=True)
+        assert not files.belong_to(other, with_pictures=False)
+    assert not files.belong_to(Best(50.0, 1), with_pictures=True)
     monkeypatch.setattr("engine.predict.pictures.describe_missing", lambda names: f"no font has {names[0]}")
     files.write(results, Best(50.0, 1), with_pictures=True)
-    assert files.are_of(Best(50.0, 1), with_pictures=True) and log.said == ["no font has a"]
+    assert files.belong_to(Best(50.0, 1), with_pictures=True) and log.said == ["no font has a"]
     trainer = SimpleNamespace(process=Process(CPU), best=Best(60.0, 2))
     best = BestResults(SimpleNamespace(REPORT=False), tmp_path, images, Lines(), trainer)
     for trainer.best in (Best(60.0, 2), Best(70.0, 3)):
         best.on_epoch_end(trainer, SimpleNamespace(images=results))
     trainer.best = Best(60.0, 2)  # best.pth of the third found no room
     best.close()
-    assert files.are_of(Best(60.0, 2), with_pictures=False)
+    assert files.belong_to(Best(60.0, 2), with_pictures=False)
     monkeypatch.setattr(extras.report.image_results, "write_tables", Mock(side_effect=OSError("no room")))
     files.write(results, Best(60.0, 2), with_pictures=False)
-    assert not files.are_of(Best(50.0, 1), with_pictures=False)
+    assert not files.belong_to(Best(50.0, 1), with_pictures=False)
 
 
 def test_the_best_results_are_written_once_a_minute_at_most_and_take_no_more_than_a_hundredth_of_a_run(

@@ -3,9 +3,8 @@
 # ruff: noqa: F401
 
 from datasets.bad_images import BadImages
-from datasets.balance import class_weights, describe_balance
 from datasets.batch_order import Piece
-from datasets.build import build_eval_data, build_order, build_train_data, load_image_sets, watches
+from datasets.build import build_eval_data, build_order, build_train_data, class_weights, load_image_sets, watches
 from datasets.classes import renumber
 from datasets.loading.readers import EvalData, TrainData, Window
 from datasets.loading.workers import choose_workers

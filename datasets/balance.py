@@ -7,28 +7,26 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import AUTO, Config
+from datasets.balanced_order import BalancedOrder
 from datasets.shuffle import EpochOrder
 from datasets.types import ImageSet
+from datasets.weights_file import read_weights
 from utils.errors import DataError
 from utils.text import first_of
 
 SAMPLER = "DATA.SAMPLER balanced"
 
 
-def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:
-    """TRAIN.CLASS_WEIGHTS for each of the model's outputs, of which one without a class counts 1; None if not set.
+def read_class_weights(config: Config, image_set: ImageSet) -> list[float]:
+    """Return TRAIN.CLASS_WEIGHTS for each output of the model. An output without a class counts 1.
 
     auto: images / (classes x images of the class), so that the mean over the images is 1.
     """
-    if config.TRAIN.CLASS_WEIGHTS is None:
-        return None
     classes = image_set.classes
     if config.TRAIN.CLASS_WEIGHTS == AUTO:
         counts = images_of_each_class(image_set, "TRAIN.CLASS_WEIGHTS auto")
         weights = (counts.sum() / (len(counts) * counts)).tolist()
     else:
-        from datasets.weights_file import read_weights
-
         weights = read_weights(Path(config.TRAIN.CLASS_WEIGHTS).expanduser(), classes)
     return weights + [1.0] * ((config.MODEL.NUM_CLASSES or len(classes)) - len(classes))
 
@@ -67,11 +65,7 @@ def images_of_each_class(image_set: ImageSet, setting: str) -> np.ndarray:
     return counts
 
 
-def choose_order(config: Config, image_set: ImageSet) -> Callable[[int, int], EpochOrder]:
-    """The order of an epoch by seed and epoch, as DATA.SAMPLER says."""
-    if config.DATA.SAMPLER == "shuffle":
-        return image_set.epoch_order
-    from datasets.balanced_order import BalancedOrder
-
+def balanced_order(image_set: ImageSet) -> Callable[[int, int], EpochOrder]:
+    """Return the order of an epoch by seed and epoch for DATA.SAMPLER balanced."""
     counts = images_of_each_class(image_set, SAMPLER)
     return partial(BalancedOrder, image_set.targets, counts)

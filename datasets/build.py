@@ -8,11 +8,11 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config, Data
-from datasets.balance import choose_order
 from datasets.batch_order import Order
 from datasets.classes import number_classes, read_classes, without_new_classes
 from datasets.loading.readers import EvalData, EvalReader, SizedReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
+from datasets.shuffle import EpochOrder
 from datasets.sources import find_source
 from datasets.split import describe_split, split, warn_of_other_parts
 from datasets.types import ImageSet, SavedData
@@ -180,7 +180,7 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
         num_accumulated=train.ACCUM_ITER,
         drop_last=data.DROP_LAST,
         seed=config.SEED,
-        epoch_order=choose_order(config, image_set),
+        epoch_order=_epoch_order(config, image_set),
         is_balanced=data.SAMPLER == "balanced",
         num_repeats=train.REPEATED_AUG,
         in_pairs=train.mixes,
@@ -192,6 +192,24 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
             "(DATA.BATCH_SIZE x processes x TRAIN.ACCUM_ITER); lower the one or raise the other"
         )
     return order
+
+
+def _epoch_order(config: Config, image_set: ImageSet) -> Callable[[int, int], EpochOrder]:
+    """Return the order of an epoch by seed and epoch, as DATA.SAMPLER says."""
+    if config.DATA.SAMPLER == "shuffle":
+        return image_set.epoch_order
+    from datasets.balance import balanced_order
+
+    return balanced_order(image_set)
+
+
+def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:
+    """Return TRAIN.CLASS_WEIGHTS for each output of the model, or None if it is not set."""
+    if config.TRAIN.CLASS_WEIGHTS is None:
+        return None
+    from datasets.balance import read_class_weights
+
+    return read_class_weights(config, image_set)
 
 
 def build_train_data(config: Config, image_set: ImageSet, process: Process, order: Order | None = None) -> TrainData:

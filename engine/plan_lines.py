@@ -11,7 +11,7 @@ from configs.load import LoadedConfig
 from configs.schema import Config
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
-from datasets import ImageSet, describe_balance, holds_out_no_more
+from datasets import ImageSet, holds_out_no_more
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.evaluation.scores import TITLES, Best, format_value
 from engine.plan import EvalPlan, Plan, TrainPlan
@@ -34,10 +34,18 @@ def describe_training(plan: TrainPlan, model: str) -> list[str]:
 def notes_on(plan: TrainPlan) -> dict[str, list[str]]:
     """Return lines about unusual facts of a training, by the titles of their rows in -check."""
     return {
-        "balance": describe_balance(plan.config, plan.train_set, plan.class_weights),
+        "balance": _describe_balance(plan),
         "preprocessing": compare_with_weights(plan),
         "overlap": warn_of_overlap(plan),
     }
+
+
+def _describe_balance(plan: TrainPlan) -> list[str]:
+    if not plan.class_weights and plan.config.DATA.SAMPLER == "shuffle":
+        return []
+    from datasets.balance import describe_balance
+
+    return describe_balance(plan.config, plan.train_set, plan.class_weights)
 
 
 def _most_important(plan: TrainPlan, model: str) -> Iterator[tuple[str, str]]:

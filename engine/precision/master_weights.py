@@ -1,26 +1,14 @@
-"""The model that computes the forward pass: the trained model itself, or in naive mode a half-precision copy of it."""
+"""The half-precision copy that computes in naive mode, and the float32 weights behind it."""
 
 import copy
 
 import torch
 from torch import nn
 
+from engine.precision.computing_model import ComputingModel
 from models.parts import has_running_statistics
 from utils.errors import ConfigError
 from utils.torch_internals import foreach_copy_
-
-
-class ComputingModel:
-    """The trained model itself as the computing model, so that nothing is copied."""
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-
-    def gradients_to_master(self) -> None:
-        """Copy the gradients of the computing model, still scaled, to the trained model."""
-
-    def refresh(self) -> None:
-        """Copy the trained model's weights to the computing model."""
 
 
 class HalfCopy(ComputingModel):

@@ -7,8 +7,8 @@ float32 the scale is 1 and it only skips non-finite updates.
 import torch
 
 from configs.schema import Config
+from engine.precision.computing_model import ComputingModel
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
-from engine.precision.master_weights import ComputingModel, HalfCopy, half_copy
 from models.parts import starts_with_convolution
 from utils.errors import ConfigError
 from utils.host import half_speedup
@@ -100,7 +100,11 @@ class Precision:
 
     def computing_model(self, model: torch.nn.Module) -> ComputingModel:
         """Return the model that computes while this model is trained."""
-        return HalfCopy(model, self.half) if self.is_naive else ComputingModel(model)
+        if not self.is_naive:
+            return ComputingModel(model)
+        from engine.precision.master_weights import HalfCopy
+
+        return HalfCopy(model, self.half)
 
     def computing(self, model: torch.nn.Module, in_training: bool = False) -> torch.nn.Module:
         """Return the model to evaluate: the model itself under autocast, or a half-precision copy in naive mode.
@@ -110,6 +114,8 @@ class Precision:
         """
         if not self.is_naive:
             return model
+        from engine.precision.master_weights import half_copy
+
         copied = half_copy(model, self.half)
         if in_training and self._config.COMPILE and not self._config.START.EVAL:
             from models.compilation import compile_model

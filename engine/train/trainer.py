@@ -10,8 +10,8 @@ from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window
 from engine.evaluation.scores import Best
 from engine.parallel import Parallel
+from engine.precision.computing_model import ComputingModel
 from engine.precision.loss_scale import Clipping
-from engine.precision.master_weights import ComputingModel
 from engine.precision.policy import Precision
 from engine.train.callback import Callback
 from engine.train.counters import Counters, Report
@@ -39,7 +39,7 @@ class Trainer:
     """Model, optimizer, precision, EMA and counters of one process; `update` is one training step.
 
     build.py creates it; what to edit to add a loss, an optimizer, a callback and so on: CONTRIBUTING.md, "Adding". Callbacks
-    observe an update. The guard may run it again with smaller micro-batches, and then `on_window` is called twice.
+    observe an update. The guard may run it again (guards.py), and then `on_window` comes once for each attempt.
     """
 
     config: Config
@@ -54,7 +54,7 @@ class Trainer:
     optimizer: AnyOptimizer  # one of TORCH_OPTIMIZERS (configs/tables.py), or timm's of that name
     parameters: list[nn.Parameter]  # those that this process's optimizer updates
     clipping: Clipping
-    schedule: Schedule  # TRAIN.BASE_LR x global batch / TRAIN.LINEAR_SCALED_LR, if that is set
+    schedule: Schedule  # the rate of each step; docs/architecture.md says what scales it
     loss: Loss  # a function of logits and targets, from the table LOSSES (configs/tables.py)
     prepare: Preparation
     ema: "Ema | None"

@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from datasets import ImageSet, build_order, class_weights, describe_balance
+from datasets import ImageSet, build_order, class_weights
+from datasets.balance import describe_balance
 from tests.support.configs import replaced
 from tests.support.loading import settings
 from tests.support.printed import cases_of, content_of

@@ -22,7 +22,7 @@ import torch
 from configs.load import load, to_yaml
 from configs.schema import Config
 from configs.yaml_files import read_layers
-from datasets.balance import class_weights
+from datasets import class_weights
 from datasets.index import MAGIC, IndexWriter, open_index
 from datasets.sources.arrays import ArrayImages
 from datasets.sources.images import FileImages

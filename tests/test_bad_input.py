@@ -38,7 +38,7 @@ def person(tmp_path, signal_handlers):
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/in_a_run"))
-def test_a_mistake_that_only_a_run_can_see_is_named_with_the_remedy_also_by_check(person, here, words):
+def test_check_reports_the_same_mistake_as_a_run(person, here, words):
     (here / "file").write_text("")
     typed_words = words.replace("RESNET", RESNET).split()
     told = person(*typed_words).partition("error: ")[2]
@@ -47,19 +47,19 @@ def test_a_mistake_that_only_a_run_can_see_is_named_with_the_remedy_also_by_chec
     assert " ".join(told.partition(";")[0].split()) in " ".join(person(*typed_words, "-check").split())
 
 
-def test_a_run_starts_with_what_is_doubtful_about_it_and_no_more(person):
+def test_doubtful_setting_warns_once_and_run_still_starts(person):
     told = person(exit_with=0).splitlines()  # one epoch, and one of warm-up
     (line,) = [line for line in told if line.startswith("check: ")]
     assert_names(line, "warm-up", "TRAIN.WARMUP_EPOCHS")
     assert "check: " not in person("-opts", "TRAIN.WARMUP_EPOCHS=0.5", exit_with=0)
 
 
-def test_torchvision_that_does_not_fit_torch_says_what_to_do(monkeypatch, capsys):
+def test_torchvision_not_matching_torch_suggests_a_remedy(monkeypatch, capsys):
     assert exit_code(Mock(side_effect=RuntimeError("operator torchvision::nms does not exist")), []) == 2
     assert "pip install -r requirements.txt" in capsys.readouterr().err
 
 
-def test_our_own_mistake_ends_with_1_and_a_traceback(capsys):
+def test_internal_error_exits_1_with_a_traceback(capsys):
     assert exit_code(lambda arguments: 1 // 0, []) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
 
@@ -69,14 +69,14 @@ WRITERS = {"scripts/make_shards.py": ["-dataset", "digits"], PHOTOS: ["-train", 
 
 
 @pytest.mark.parametrize("script", WRITERS)
-def test_a_place_that_cannot_be_written_is_named(tmp_path, script):
+def test_unwritable_output_is_named_by_every_script(tmp_path, script):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file" / "out", Path("/proc/halfstep/out")):
         typed(script, *WRITERS[script], "-out", out).refused(out)
 
 
 @pytest.mark.parametrize("name", ["link.pth", "../x/best.pth"])
-def test_no_output_is_written_over_an_input_under_another_of_its_names(tmp_path, monkeypatch, name):
+def test_output_never_overwrites_its_input_under_another_name(tmp_path, monkeypatch, name):
     (tmp_path / "x").mkdir()
     monkeypatch.chdir(tmp_path / "x")
     Path("best.pth").touch()
@@ -85,7 +85,7 @@ def test_no_output_is_written_over_an_input_under_another_of_its_names(tmp_path,
         check_no_input("-output", Path(name), [Path("best.pth")])
 
 
-def test_a_repeated_flag_of_a_script_adds_settings_or_is_noted(capsys):
+def test_repeated_script_flag_adds_settings_or_is_noted(capsys):
     assert predict.parse("RUN x.jpg -opts A=1 -opts B=2 C=3".split()).opts == ["A=1", "B=2", "C=3"]
     assert sweep.parse("-over A=1,2 -over B=3,4".split())[0].over == ["A=1,2", "B=3,4"]
     assert not capsys.readouterr().err
@@ -94,7 +94,7 @@ def test_a_repeated_flag_of_a_script_adds_settings_or_is_noted(capsys):
     assert_names(note, "-csv", "a.csv", "b.csv")
 
 
-def test_photos_lie_in_folders_of_classes(tmp_path):
+def test_example_photos_lie_in_class_folders(tmp_path):
     typed(PHOTOS, *WRITERS[PHOTOS], "-output", tmp_path).done()
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.jpg"))
     assert files == ["train/class0/00000.jpg", "train/class1/00001.jpg", "val/class0/00000.jpg"]
@@ -115,17 +115,17 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_each_script_shows_its_examples_with_h_in_any_folder(script, tmp_path):
+def test_every_script_shows_examples_in_help_anywhere(script, tmp_path):
     result = run(script, "-h", cwd=tmp_path, faults={"forget_our_modules": []}).done()
     assert f"python {script}" in " ".join(result.stdout.split()), result.stderr
 
 
-def test_shards_that_are_there_already_are_counted(tmp_path):
+def test_existing_shards_are_counted(tmp_path):
     words = ["-dataset", "digits", "-out", tmp_path / "out", "-samples_per_shard", "800"]
     for counts in (["shards: 2"], ["shards: 2", "2 of them"]):
         assert_names(typed("scripts/make_shards.py", *words).done().stdout, tmp_path / "out", "images: 1438", *counts)
 
 
 @pytest.mark.parametrize("rounds", ["0", "9" * 30])
-def test_a_benchmark_that_cannot_be_is_refused(rounds):
+def test_impossible_benchmark_is_refused(rounds):
     typed("scripts/benchmarks/loader.py", "run", "-rounds", rounds).refused("-rounds", rounds)

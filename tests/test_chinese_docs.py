@@ -43,7 +43,7 @@ def sections(page: Path) -> dict[str, tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_chinese_section_has_the_depth_place_and_code_blocks_of_the_english_one(name):
+def test_chinese_sections_match_english_structure_and_code_blocks(name):
     ours, theirs = sections(CHINESE / name), sections(english(name))
     assert list(ours) == [key for key in theirs if key in ours]
     for key, section in ours.items():
@@ -51,7 +51,7 @@ def test_a_chinese_section_has_the_depth_place_and_code_blocks_of_the_english_on
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_chinese_page_links_the_english_sections_that_it_lacks(name):
+def test_chinese_page_links_the_english_sections_it_lacks(name):
     ours, theirs = sections(CHINESE / name), sections(english(name))
     links = re.findall(rf"\]\(\.\./{name}#([\w-]+)\)", (CHINESE / name).read_text(encoding="utf-8"))
     parent = ""
@@ -61,13 +61,13 @@ def test_a_chinese_page_links_the_english_sections_that_it_lacks(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_languages_link_each_other_at_the_top(name):
+def test_languages_link_each_other_at_the_top(name):
     for page, other in [(CHINESE / name, english(name)), (english(name), CHINESE / name)]:
         top = page.read_text(encoding="utf-8").split("\n\n")[1]
         assert other in [(page.parent / link).resolve() for link in re.findall(r"\]\(([^)]+)\)", top)]
 
 
-def test_the_chinese_readme_lists_every_page_of_documentation_that_the_english_one_lists():
+def test_chinese_readme_lists_every_english_docs_page():
     listed = [
         {Path(link).name for link in re.findall(r"\]\(([^)#]+\.md)", page.read_text(encoding="utf-8"))}
         for page in (CHINESE / "README.md", english("README.md"))

@@ -25,7 +25,7 @@ def command(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["trainjob.yaml", "skypilot.yaml", "dstack.yml"])
-def test_the_command_of_an_engine_can_be_started_any_number_of_times(name, monkeypatch):
+def test_engine_command_can_be_started_repeatedly(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = command(name)
     config = load(words[words.index("main_multi_gpu.py") + 1 :]).config

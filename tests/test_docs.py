@@ -30,7 +30,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_links_lead_to_files_and_headings_that_exist(name):
+def test_links_lead_to_existing_files_and_headings(name):
     page = ROOT / name
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     for link in [link for link in links if not re.match(r"https?:", link)]:
@@ -41,7 +41,7 @@ def test_links_lead_to_files_and_headings_that_exist(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_paths_of_ours_exist(name):
+def test_our_paths_in_docs_exist(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     paths = re.findall(rf"(?<![\w/.-])({OURS}/[\w./*-]*[\w*/])", text)
     paths += [] if "paddlevit" in name else re.findall(r"(?<![\w/.-])(main_\w+\.py)", text)
@@ -49,14 +49,14 @@ def test_paths_of_ours_exist(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_modules_of_ours_can_be_imported(name):
+def test_our_modules_in_docs_can_be_imported(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     for module, names in re.findall(rf"from ({OURS}[\w.]*) import ([\w, ]+)", text):
         found = importlib.import_module(module)
         assert not [member for member in names.split(",") if not hasattr(found, member.strip())]
 
 
-def test_the_tests_that_reliability_names_exist():
+def test_tests_named_in_reliability_exist():
     text = (ROOT / "RELIABILITY.md").read_text(encoding="utf-8")
     tests = re.findall(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)`", text)
     missing = [test for test in tests if not list((ROOT / "tests").glob(f"**/{test}"))]
@@ -69,7 +69,7 @@ def is_of_a_deleted_extra(test: str) -> bool:
     return room == "extras" and len(names) > 1 and not has_extra(names[0])
 
 
-def test_the_map_in_contributing_names_every_package():
+def test_contributing_map_names_every_package():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rooms = ("configs", "datasets", "engine", "models", "scripts", "utils")
     packages = {str(path.parent.relative_to(ROOT)) for room in rooms for path in (ROOT / room).rglob("__init__.py")}
@@ -77,7 +77,7 @@ def test_the_map_in_contributing_names_every_package():
     assert packages - named == set()
 
 
-def test_the_callback_in_contributing_runs_as_printed(tmp_path):
+def test_contributing_callback_runs_as_printed(tmp_path):
     code = re.search(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.S).group(1)
     (tmp_path / "loss_spike.py").write_text(code, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("loss_spike", tmp_path / "loss_spike.py")
@@ -99,7 +99,7 @@ def section_of_readme(title: str) -> str:
     return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def test_readme_opens_with_one_command_its_output_and_a_picture():
+def test_readme_opens_with_command_output_and_picture():
     opening = README.partition("\n## ")[0]
     command, printed = re.findall(r"```(?:bash)?\n(.*?)```", opening, re.S)
     assert command == "bash scripts/quickstart.sh\n" and "done; best validation top-1" in printed
@@ -109,13 +109,13 @@ def test_readme_opens_with_one_command_its_output_and_a_picture():
     assert len(README.splitlines()) <= 150
 
 
-def test_readme_names_the_test_command_and_its_time_before_the_sections():
+def test_readme_opening_names_test_command_and_its_time():
     opening = README.partition("\n## ")[0]
     assert re.search(r"`bash scripts/test\.sh`[^.]+\d+ to \d+ minutes on two cores", opening)
     assert re.search(r"`-quick`[^.]+at most \d+ minutes", opening)
 
 
-def test_readme_says_systems_limits_where_to_report_and_the_licence():
+def test_readme_states_systems_limits_support_and_licence():
     text = section_of_readme("Systems and limits")
     for what in (
         "Linux",
@@ -134,7 +134,7 @@ def test_readme_says_systems_limits_where_to_report_and_the_licence():
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
-def test_readme_links_every_page_of_documentation_in_small_groups():
+def test_readme_links_every_docs_page_in_small_groups():
     groups = re.findall(r"^- \*\*([\w ]+)\*\*: (.*)$", section_of_readme("Documentation"), re.M)
     links = [re.findall(r"\]\(([^)]+)\)", text) for _, text in groups]
     assert [name for name, _ in groups] == ["Start", "Data", "Training", "Results", "Clusters", "Reference"]

@@ -50,7 +50,7 @@ def test_a_run_leaves_its_files_in_a_folder_with_its_date(finished):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_log_is_what_the_console_showed_with_times(finished):
+def test_log_repeats_the_console_with_times(finished):
     folder, said = finished
     dated = (folder / "log.txt").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in dated)
@@ -60,7 +60,7 @@ def test_the_log_is_what_the_console_showed_with_times(finished):
     assert sum(line.startswith("Epoch[") for line in log) == 5 * 4  # steps 0, 20, 40 and the last of 44
 
 
-def test_metrics_have_timms_names_and_agree_with_each_other(finished):
+def test_metrics_files_use_timm_names_and_agree(finished):
     folder, _ = finished
     rows = rows_of(folder / "metrics.csv")
     from_json = epochs_of(folder)
@@ -73,7 +73,7 @@ def test_metrics_have_timms_names_and_agree_with_each_other(finished):
     assert all(row["eval_loss_ema"] != row["eval_loss"] for row in from_json)
 
 
-def test_tensorboard_reads_what_was_written(finished):
+def test_tensorboard_reads_the_written_events(finished):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder, _ = finished
@@ -114,7 +114,7 @@ def test_checkpoint_gives_the_same_logits_in_timm(finished):
     assert torch.equal(ours(images), created(images))
 
 
-def test_timms_own_validation_gives_the_same_top1_on_the_same_images(tmp_path):
+def test_timm_validation_gives_the_same_top1(tmp_path):
     """Files of uneven sizes, so that resizing and cropping count, through timm's loader and timm's model."""
     from timm.data import create_dataset, create_loader
     from timm.models import VisionTransformer, load_checkpoint
@@ -167,7 +167,7 @@ def accuracy(folder) -> dict:
     return {key: value for key, value in status_of(folder).items() if key in ("raw", "ema")}
 
 
-def test_evaluation_is_exact_for_1_2_and_3_processes_and_agrees_with_training(finished, small_yaml, tmp_path):
+def test_evaluation_is_exact_for_one_to_three_processes(finished, small_yaml, tmp_path):
     """359 images divide by none of them."""
     folder, _ = finished
     last = epochs_of(folder)[-1]
@@ -188,7 +188,7 @@ def test_evaluation_is_exact_for_1_2_and_3_processes_and_agrees_with_training(fi
             assert scores[kind]["loss"] == pytest.approx(found[1][kind]["loss"], rel=1e-12)
 
 
-def test_batch_norm_is_evaluated_in_training_as_it_is_saved(tmp_path):
+def test_batch_norm_is_evaluated_as_it_is_saved(tmp_path):
     """Each of the two processes collects running statistics of its own images."""
     output = tmp_path / "output"
     (tmp_path / "conv.yaml").write_text(
@@ -205,7 +205,7 @@ def test_batch_norm_is_evaluated_in_training_as_it_is_saved(tmp_path):
     assert found["ema"]["loss"] == pytest.approx(row["eval_loss_ema"], abs=2e-6)
 
 
-def test_a_mistake_of_several_processes_is_told_once_and_ends_with_2(small_yaml):
+def test_mistake_in_several_processes_is_reported_once(small_yaml):
     flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-dataset", "imagefolder", "-data_path", "nowhere"]
     result = run("main_multi_gpu.py", *flags).refused()
     assert result.stderr.count("error:") == 1 and "nowhere" in result.stderr and "Traceback" not in result.stderr
@@ -223,7 +223,7 @@ def long_run(small_yaml, tmp_path, request) -> Run:
     return started
 
 
-def test_a_dead_worker_ends_the_run_with_its_code_and_leaves_no_orphan(long_run, tmp_path):
+def test_dead_worker_ends_the_run_without_orphans(long_run, tmp_path):
     (worker,) = [pid for pid, variables in find_processes(tmp_path).items() if "RANK=1" in variables]
     os.kill(worker, signal.SIGKILL)
     assert long_run.wait().returncode == 128 + signal.SIGKILL
@@ -243,7 +243,7 @@ def test_a_dead_worker_ends_the_run_with_its_code_and_leaves_no_orphan(long_run,
         ([(143, 10), (143, 10)], 143),
     ],
 )
-def test_of_several_dead_workers_the_one_that_took_the_others_with_it_gives_the_code(failures, code):
+def test_exit_code_comes_from_the_root_cause_worker(failures, code):
     assert root_cause([SimpleNamespace(exitcode=exitcode, timestamp=time) for exitcode, time in failures]) == code
 
 
@@ -256,7 +256,7 @@ STOPS = [(os.kill, signal.SIGTERM), (os.kill, signal.SIGHUP), (os.killpg, signal
 
 
 @pytest.mark.parametrize(("send", "number"), STOPS)
-def test_told_to_stop_all_processes_save_and_end(long_run, tmp_path, send, number):
+def test_stop_signal_makes_all_processes_save_and_end(long_run, tmp_path, send, number):
     """A signal to the launcher, which passes it on, or to the whole group."""
     send(long_run.processes[0].pid, number)
     assert long_run.wait().returncode == 128 + number
@@ -266,7 +266,7 @@ def test_told_to_stop_all_processes_save_and_end(long_run, tmp_path, send, numbe
 
 
 @pytest.mark.parametrize("long_run", [{"ignore": [signal.SIGHUP]}], indirect=True)
-def test_under_nohup_a_closed_terminal_stops_no_process(long_run, tmp_path):
+def test_closed_terminal_under_nohup_stops_no_process(long_run, tmp_path):
     os.killpg(long_run.processes[0].pid, signal.SIGHUP)
     for pid in find_processes(tmp_path):
         os.kill(pid, signal.SIGHUP)
@@ -296,7 +296,7 @@ for program in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("version", [(3, 8, 0), (3, 10, 9), (3, 99, 0)])
-def test_every_program_tells_a_python_that_is_too_old_or_lacks_packages_in_one_line_what_to_run(version):
+def test_old_python_or_missing_packages_suggest_a_command(version):
     """Without site-packages (-S) there is no torch either."""
     scripts = [*ROOT.glob("*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("scripts/benchmarks/*.py")]
     programs = [path for path in scripts if "if __name__" in path.read_text() and path.stem not in ("common", "worker")]
@@ -313,9 +313,7 @@ def test_every_program_tells_a_python_that_is_too_old_or_lacks_packages_in_one_l
 
 
 @pytest.mark.parametrize(("speedup", "is_used"), [(2.6, True), (0.2, False)])
-def test_quickstart_uses_half_precision_where_it_is_faster_and_says_how_to_go_on(
-    tmp_path, monkeypatch, speedup, is_used
-):
+def test_quickstart_uses_half_precision_only_where_faster(tmp_path, monkeypatch, speedup, is_used):
     monkeypatch.setattr(host, "half_speedup", lambda device, half: speedup)
     about = describe_environment()
     assert all(name in about for name in (VERSION, torch.__version__, timm.__version__, host.name_of(CPU)))
@@ -337,7 +335,7 @@ def test_quickstart_uses_half_precision_where_it_is_faster_and_says_how_to_go_on
     assert done.stdout.splitlines()[-1].strip() == "source .venv/bin/activate"
 
 
-def test_compiled_run_saves_clean_names_and_keeps_its_kernels(small_yaml, tmp_path, monkeypatch):
+def test_compiled_run_saves_clean_names_and_keeps_kernels(small_yaml, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it when it compiles in this process
     # One block (the last is computed for the class token only) and whole batches: every other shape is compiled anew.
     few = ["-compile", "blocks", "-opts", "DATA.BATCH_SIZE=359"]
@@ -352,7 +350,7 @@ def test_compiled_run_saves_clean_names_and_keeps_its_kernels(small_yaml, tmp_pa
 
 @needing_extra("explain")
 @needing_extra("profiler")
-def test_a_compiled_run_with_all_that_watches_it_learns_as_an_eager_one(small_yaml, tmp_path):
+def test_compiled_run_with_all_monitoring_matches_eager_run(small_yaml, tmp_path):
     watched = "-compile -explain_precision -profile 2 -opts TRAIN.MODEL_EMA=true"
     losses = {}
     for name, words in {"eager": watched.replace("-compile ", ""), "compiled": watched}.items():

@@ -20,7 +20,7 @@ QUICK = "TRACK=none DATA.NUM_WORKERS=0 DATA.BATCH_SIZE_EVAL=359 DEVICE=cpu"
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_the_weights_know_other_pictures_of_the_classes_that_they_were_trained_on(here):
+def test_fractal_weights_recognize_new_pictures_of_their_classes(here):
     words = ["-eval", "-pretrained", WEIGHTS, "-dataset", "fractals", "-output", "output"]
     assert main_single_gpu.main([*words, "-opts", *QUICK.split(), "DATA.SYNTHETIC_SIZE=200"]) == 0
     status = status_of(run_folder(Path("output")))
@@ -28,7 +28,7 @@ def test_the_weights_know_other_pictures_of_the_classes_that_they_were_trained_o
 
 
 @pytest.mark.parametrize("use", [[], ["-eval"]])
-def test_weights_of_a_set_without_files_and_a_folder_are_an_imagefolder(use):
+def test_fractal_weights_with_a_data_path_select_imagefolder(use):
     loaded = load_settings([*use, "-pretrained", WEIGHTS, "-data_path", "photos"])
     assert loaded.config.DATA.DATASET == "imagefolder" and "-data_path" in loaded.origins["DATA.DATASET"]
     assert not [each for each in loaded.notes if "SYNTHETIC_SIZE" in each]
@@ -39,7 +39,7 @@ def test_weights_of_a_set_without_files_and_a_folder_are_an_imagefolder(use):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_with_ten_labels_of_each_class_two_epochs_reach_more_than_any_run_from_scratch(here):
+def test_fractal_weights_beat_scratch_with_few_labels(here):
     write_digits(Path("photos"), 10, seed=0)
     command = ["-cfg", str(ROOT / "configs/finetune.yaml"), "-pretrained", WEIGHTS, "-data_path", "photos"]
     command += ["-epochs", "2", "-output", "output", "-opts", *QUICK.split()]

@@ -26,7 +26,7 @@ def allowed(name: str, arrows: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_rooms_import_only_along_the_arrows(room):
+def test_packages_import_only_along_the_documented_arrows(room):
     files = sorted((ROOT / room).rglob("*.py"))
     assert files
     for path in files:
@@ -36,14 +36,14 @@ def test_rooms_import_only_along_the_arrows(room):
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
-def test_nothing_that_imports_public_packages_of_our_names_is_used():
+def test_libraries_that_import_public_namesakes_are_never_used():
     banned = ("accelerate", "transformers", "torch.hub", "datasets.load")
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
             assert not {name for name in imported(path, also_names=True) if allowed(name, banned)}, path
 
 
-def test_programs_read_the_settings_of_a_run_in_one_way():
+def test_programs_load_run_settings_in_one_way():
     """Which asks the pretrained weights too. What reads no settings of a run, or lies below, takes them as they are written."""
     files = [*ROOT.glob("*.py"), *(path for room in (*ROOMS, "scripts") for path in (ROOT / room).rglob("*.py"))]
     users = {path.name for path in files if "configs.load.load" in imported(path, also_names=True)}
@@ -51,7 +51,7 @@ def test_programs_read_the_settings_of_a_run_in_one_way():
     assert users == expected
 
 
-def test_every_code_folder_is_a_package_and_every_file_opens_with_a_sentence():
+def test_every_code_folder_and_file_has_a_docstring():
     files = [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
     for path in [*files, *(path.parent / "__init__.py" for path in files if path.parent != ROOT)]:
         assert ast.get_docstring(ast.parse(path.read_text())), path
@@ -92,7 +92,7 @@ def layer(room: str, name: str) -> int:
 
 
 @pytest.mark.parametrize("room", PACKAGES)
-def test_packages_inside_a_room_import_one_way(room):
+def test_subpackages_import_in_one_direction(room):
     for path in sorted((ROOT / room).rglob("*.py")):
         file = path.relative_to(ROOT).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         above = {name for name in imported(path) if allowed(name, (room,)) and layer(room, name) > layer(room, file)}

@@ -24,7 +24,7 @@ from utils.errors import ConfigError, UserError
 from utils.program import exit_code
 
 
-def test_an_image_cannot_be_repeated_more_often_than_an_update_has_images(tmp_path):
+def test_repeated_augmentation_above_the_batch_size_is_refused(tmp_path):
     config = small_config(tmp_path, "TRAIN.REPEATED_AUG=9", "DATA.BATCH_SIZE=4", "TRAIN.ACCUM_ITER=2")
     build_order(config, ImageSet(np.zeros(99), ["a"]), world_size=2)
     with refused(ConfigError, "TRAIN.REPEATED_AUG", 9, 8):
@@ -34,7 +34,7 @@ def test_an_image_cannot_be_repeated_more_often_than_an_update_has_images(tmp_pa
 @pytest.mark.parametrize(
     "ask", [lambda: torch.empty(2**60, dtype=torch.uint8), lambda: np.empty(2**60, np.uint8)], ids=["torch", "numpy"]
 )
-def test_memory_that_runs_out_is_told_with_what_to_lower(ask, capsys):
+def test_out_of_memory_error_suggests_what_to_lower(ask, capsys):
     assert exit_code(lambda arguments: ask(), []) == 2
     said = capsys.readouterr().err
     assert_names(said, "memory", "DATA.BATCH_SIZE", "DATA.IMAGE_SIZE")
@@ -87,7 +87,7 @@ READERS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_no_file_is_refused_by_its_name_and_kind(tmp_path, name, kind):
+def test_special_file_or_folder_is_refused_by_kind(tmp_path, name, kind):
     KINDS[kind](tmp_path / name)
     with refused(UserError, name, kind):
         READERS[name](tmp_path / name)
@@ -95,7 +95,7 @@ def test_what_is_no_file_is_refused_by_its_name_and_kind(tmp_path, name, kind):
 
 @pytest.mark.parametrize("kind", ["a pipe", "a socket", "a device"])
 @pytest.mark.parametrize("data_set", ["csv", "imagenet2012", "shards"])
-def test_a_data_path_that_is_neither_file_nor_folder_is_refused(tmp_path, data_set, kind):
+def test_special_file_as_data_path_is_refused(tmp_path, data_set, kind):
     KINDS[kind](tmp_path / "data")
     assert_names(error_of(data_set, tmp_path / "data"), "DATA.DATA_PATH", tmp_path / "data", kind)
 
@@ -104,14 +104,14 @@ def test_a_data_path_that_is_neither_file_nor_folder_is_refused(tmp_path, data_s
     ("kind", "reason"),
     [("a pipe", "a pipe"), ("a device", "a device"), ("a socket", "OSError"), ("a folder", "IsADirectoryError")],
 )
-def test_an_image_that_is_no_file_cannot_be_read(tmp_path, kind, reason):
+def test_special_file_is_not_read_as_an_image(tmp_path, kind, reason):
     KINDS[kind](tmp_path / "0.png")
     with refused(ImageReadError, reason):
         FileImages(tmp_path, ["0.png"], [0], ["a"], PixelRules(3)).read(0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_checkpoint_is_passed_over_where_one_is_looked_for(tmp_path, kind):
+def test_special_file_named_as_checkpoint_is_skipped(tmp_path, kind):
     run = tmp_path / "train-20260102-03-04-05"
     run.mkdir()
     KINDS[kind](run / "last.pth")
@@ -121,7 +121,7 @@ def test_what_is_no_checkpoint_is_passed_over_where_one_is_looked_for(tmp_path, 
 # --- data ---
 
 
-def test_a_label_far_above_the_others_is_no_mistake_where_the_number_of_classes_is_set_or_usual(tmp_path):
+def test_high_label_is_allowed_for_known_class_counts(tmp_path):
     draw(tmp_path / "a.png")
     draw(tmp_path / "b.png")
     (tmp_path / "train_list.txt").write_text("a.png 0\na.png 9999\n")
@@ -132,7 +132,7 @@ def test_a_label_far_above_the_others_is_no_mistake_where_the_number_of_classes_
         assert len(load_image_sets(settings("imagenet2012", tmp_path))[0].classes) == int(lines[-1][6:]) + 1
 
 
-def test_an_absurd_label_in_a_shard_is_told_with_file_and_member(tmp_path):
+def test_absurd_shard_label_is_reported_with_its_member(tmp_path):
     write_tar(tmp_path / "train-0.tar", samples(0, 6) | {"x.cls": b"999999", "x.png": b"x"})
     write_tar(tmp_path / "val-0.tar", samples(0, 3))
     message = error_of("shards", tmp_path)

@@ -49,7 +49,7 @@ def test_the_reading_path_stays_short():
     assert sum(counts.values()) <= READING_LINES, counts
 
 
-def test_a_plain_run_loads_few_of_our_lines(tmp_path):
+def test_plain_run_loads_few_of_our_lines(tmp_path):
     (tmp_path / "plain.py").write_text(RUN)
     flags = ["-cfg", "configs/vit_digits.yaml", "-dataset", "digits", "-epochs", "1", "-output", tmp_path / "output"]
     ended = run_fresh(str(tmp_path / "plain.py"), *map(str, flags), environment={"PYTHONPATH": str(ROOT)}).done()
@@ -63,12 +63,12 @@ def test_a_plain_run_loads_few_of_our_lines(tmp_path):
 
 
 @pytest.mark.parametrize("what", LIMITS)
-def test_nothing_grows(what):
+def test_setting_and_package_counts_stay_within_limits(what):
     sizes = {"settings": len(SETTINGS), "packages": sum(path.name == "__init__.py" for path in files_of(*ROOMS))}
     assert sizes[what] <= LIMITS[what], f"{what}: {sizes[what]}; what could go out for what came in?"
 
 
-def test_lines_are_printed():
+def test_line_counts_are_printed():
     product, tests = files_of(*ROOMS) + [*ROOT.glob("main_*.py")], files_of("tests")
     print(f"product: {sum(map(lines_of, product)):,} lines, tests: {sum(map(lines_of, tests)):,} lines")
     assert product and tests

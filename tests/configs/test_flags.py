@@ -27,7 +27,7 @@ KEYS = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items(
 
 
 @pytest.mark.parametrize("flag", sorted({*KEYS, *PADDLEVITS.split()}))
-def test_every_flag_sets_its_setting_with_a_blank_or_an_equals_sign(flag):
+def test_every_flag_accepts_blank_or_equals_sign(flag):
     text = EXAMPLE_VALUES.get(key := KEYS[flag], "7")
     for argv in ([flag, text], [f"{flag}={text}"]):
         loaded = load_text("AMP: true" if key == "PRECISION.DTYPE" else "", *argv)
@@ -38,7 +38,7 @@ def test_every_flag_sets_its_setting_with_a_blank_or_an_equals_sign(flag):
         assert str(value).lower() == text
 
 
-def test_flags_override_when_they_were_given_not_when_they_are_truthy():
+def test_false_and_zero_flags_still_override():
     text = "AMP: true\nNAME: a\nMODEL: {PRETRAINED: x.pth}\nTRAIN: {LAST_EPOCH: 5}\nDATA: {NUM_WORKERS: 4}"
     argv = ["-last_epoch", "0", "-num_workers=0", "-pretrained", "none", "-name=", "-amp", "false"]
     config = load_text(text, *argv).config
@@ -46,7 +46,7 @@ def test_flags_override_when_they_were_given_not_when_they_are_truthy():
     assert (config.MODEL.PRETRAINED, config.START.NAME, config.AMP) == (None, "", False)
 
 
-def test_opts_may_come_several_times_and_anywhere():
+def test_opts_may_be_repeated_anywhere():
     argv = ["-opts", "TRAIN.BASE_LR=0.1", "SAVE=a=b", "-amp", "-opts", "MODEL.FREEZE=[*, !fc.*]", "SEED=5"]
     config = load_text("", "-eval", *argv).config  # a switch alone is on, whatever follows
     assert config.START.EVAL
@@ -63,14 +63,14 @@ def test_opts_may_come_several_times_and_anywhere():
         ("-opts TRAIN.NUM_EPOCHS=3 SEED=1 -epochs=3", 3, []),
     ],
 )
-def test_the_last_value_of_a_repeated_flag_counts_with_a_note(words, value, names):
+def test_last_repeated_flag_wins_with_a_note(words, value, names):
     loaded = load_text("", *words.split())
     assert loaded.config.TRAIN.NUM_EPOCHS == value and len(loaded.notes) == bool(names)
     assert_names("".join(loaded.notes), *names)
 
 
 @pytest.mark.parametrize("flag", ["-amp_dtype float16", "-opts PRECISION.MODE=naive"])
-def test_a_precision_that_is_typed_needs_amp_unless_amp_false_is_typed_too(flag):
+def test_precision_flag_needs_amp_or_explicit_amp_false(flag):
     for amp in ("-amp false", "-opts AMP=false"):
         (note,) = load_text("", *f"{flag} {amp}".split()).notes
         assert_names(note, "without effect", "PRECISION", "AMP is false")
@@ -80,12 +80,12 @@ def test_a_precision_that_is_typed_needs_amp_unless_amp_false_is_typed_too(flag)
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/on_the_command_line"))
-def test_a_mistake_on_the_command_line_is_named_with_the_remedy(words):
+def test_command_line_mistake_is_named_with_remedy(words):
     with refused(ConfigError, page="mistakes/on_the_command_line", case=words):
         load_text("", *shlex.split(words.encode().decode("unicode_escape")))
 
 
-def test_names_of_other_trainers_lead_to_settings_that_exist():
+def test_flags_of_other_trainers_suggest_existing_settings():
     arguments = (*SUPPORTED, *itertools.chain.from_iterable(UNSUPPORTED.values()))
     of_timm = [name.replace("-", "_") for each in arguments for name in (each.name, each.short) if name]
     typed = [name for names in (*ALIASES.values(), *NOT_HERE.values()) for name in names.split()]
@@ -97,7 +97,7 @@ def test_names_of_other_trainers_lead_to_settings_that_exist():
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help", "-help"])
-def test_help_shows_each_flag_with_its_setting_and_default_and_four_commands(flag, capsys):
+def test_help_lists_flags_defaults_and_example_commands(flag, capsys):
     with pytest.raises(SystemExit) as ending:
         load([flag])
     assert ending.value.code == 0
@@ -108,7 +108,7 @@ def test_help_shows_each_flag_with_its_setting_and_default_and_four_commands(fla
     assert "local" not in text and text.partition("examples:")[2].count("python main_") == 4
 
 
-def test_a_command_out_of_paddlevits_history_is_understood():
+def test_historic_paddlevit_command_is_understood():
     write("", "configs/vit.yaml")
     command = """-cfg='./configs/vit.yaml' -dataset='imagenet2012' -batch_size=32 -data_path='/dataset/imagenet' -ngpus=8
                  -eval -pretrained='./vit_base_patch16_224' -amp"""

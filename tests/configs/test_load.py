@@ -18,7 +18,7 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def test_later_sources_win_and_each_value_says_where_it_came_from():
+def test_later_sources_win_and_record_their_origin():
     write("TRAIN: {NUM_EPOCHS: 1, BASE_LR: 0.1, END_LR: 0.1, WEIGHT_DECAY: 0.1, ACCUM_ITER: 1}", "base.yaml")
     text = "BASE: base.yaml\nTRAIN: {NUM_EPOCHS: 2, BASE_LR: 0.2, END_LR: 0.2, ACCUM_ITER: 2}"
     loaded = load_text(text, "-accum_iter", "3", "-opts", "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=0.4")
@@ -54,7 +54,7 @@ def test_steps_that_derive_settings_change_nothing_in_place():
     assert changed == means | chosen | {"MODEL.EMBED_DIM"} and len(notes) == 1
 
 
-def test_grey_images_take_one_entry_of_the_default_mean_and_deviation():
+def test_grey_images_use_one_mean_and_deviation():
     config = load_text("DATA: {IMAGE_CHANNELS: 1, IMAGENET_STD: 0.3}").config
     assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ((0.5,), (0.3,))
 
@@ -62,7 +62,7 @@ def test_grey_images_take_one_entry_of_the_default_mean_and_deviation():
 @pytest.mark.parametrize(
     ("name", "word", "expected"), [("step", "", False), ("step", "true", True), ("cosine", "", True)]
 )
-def test_drops_are_counted_from_the_start_unless_it_is_set(name, word, expected):
+def test_step_decay_counts_from_start_unless_set(name, word, expected):
     words = [f"TRAIN.LR_SCHEDULER.NAME={name}", *([f"TRAIN.LR_SCHEDULER.AFTER_WARMUP={word}"] if word else [])]
     assert load(["-opts", *words], needs_file=False).config.TRAIN.LR_SCHEDULER.AFTER_WARMUP is expected
 
@@ -79,11 +79,11 @@ TOGETHER = """
 
 
 @pytest.mark.parametrize("words", TOGETHER.strip().splitlines())
-def test_what_only_resembles_a_contradiction_is_accepted(words):
+def test_apparent_contradictions_are_accepted(words):
     assert load_text("", *words.split()).config
 
 
-def test_a_program_that_does_not_train_takes_the_default_for_an_automatic_batch_size_and_says_so():
+def test_non_training_program_replaces_auto_batch_size():
     default = SETTINGS["DATA.BATCH_SIZE"].default
     for size, expected, num_notes in (("auto", default, 1), ("7", 7, 0)):
         loaded = load_text(f"DATA: {{BATCH_SIZE: {size}}}").with_default_batch_size()
@@ -91,7 +91,7 @@ def test_a_program_that_does_not_train_takes_the_default_for_an_automatic_batch_
         assert "x.yaml" in loaded.origins["DATA.BATCH_SIZE"]
 
 
-def test_the_config_cannot_be_written_to():
+def test_config_is_immutable():
     config = load_text("").config
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.SEED = 1
@@ -99,7 +99,7 @@ def test_the_config_cannot_be_written_to():
         config.TRAIN.OPTIMIZER.EPS = 1.0
 
 
-def test_a_step_schedule_of_milestones_needs_no_decay_epochs():
+def test_step_schedule_with_milestones_needs_no_decay_epochs():
     text = (
         "TRAIN: {LR_SCHEDULER: {NAME: step, DECAY_RATE: 0.5, MILESTONES: [3]}, OPTIMIZER: {NAME: SGD, MOMENTUM: 0.9}}"
     )
@@ -108,18 +108,18 @@ def test_a_step_schedule_of_milestones_needs_no_decay_epochs():
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/without_effect"))
-def test_what_others_leave_without_effect_in_a_file_is_told_in_one_line(text):
+def test_settings_without_effect_are_noted_in_one_line(text):
     (note,) = load_text(text).notes
     same_message(note, "mistakes/without_effect", text)
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_another_schedule"))
-def test_a_setting_of_another_schedule_is_unknown_to_this_one(words):
+def test_setting_of_another_schedule_is_refused(words):
     with refused(ConfigError, page="mistakes/of_another_schedule", case=words):
         load_text("", "-opts", *(f"TRAIN.LR_SCHEDULER.{word}" for word in words.split()))
 
 
-def test_what_takes_effect_is_not_told_of_and_a_saved_file_loads_without_a_note():
+def test_effective_settings_load_and_reload_without_notes():
     options = "AMP=true PRECISION.RESIDUAL=half DATA.CACHE=9"
     options += " TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"
     options += " TRAIN.CUTMIX_MINMAX=0.2,0.8 TRAIN.MIXUP_MODE=elem TRAIN.LR_SCHEDULER.NAME=wsd"
@@ -128,7 +128,7 @@ def test_what_takes_effect_is_not_told_of_and_a_saved_file_loads_without_a_note(
     assert (loaded.notes, again.notes, again.config) == ([], [], loaded.config)
 
 
-def test_fields_of_a_vit_in_a_file_have_no_effect_when_the_command_line_chooses_a_timm_model_and_are_named():
+def test_timm_model_on_command_line_drops_vit_fields():
     text = "MODEL: {TYPE: vit, NAME: resnet18, EMBED_DIM: 64, DEPTH: 4, DROPOUT: 0.2}"
     loaded = load_text(text, "-opts", "MODEL.TYPE=timm")
     assert (loaded.config.MODEL.EMBED_DIM, loaded.config.MODEL.DEPTH) == (768, 12)
@@ -139,7 +139,7 @@ def test_fields_of_a_vit_in_a_file_have_no_effect_when_the_command_line_chooses_
 
 
 @pytest.mark.parametrize("case", cases_of("mistakes/of_timm_models"))
-def test_what_a_timm_model_cannot_be_is_refused_with_the_setting(case):
+def test_unsupported_timm_model_settings_are_refused(case):
     text, _, words = case.partition(" -opts ")
     config = load_text(text, "-opts", *words.split()).config
     with refused(ConfigError, page="mistakes/of_timm_models", case=case):
@@ -147,13 +147,13 @@ def test_what_a_timm_model_cannot_be_is_refused_with_the_setting(case):
 
 
 @pytest.mark.parametrize("typed", ["micro_f1", None])
-def test_several_labels_change_the_metric_only_where_none_was_typed(tmp_path, typed):
+def test_multiple_labels_change_the_default_metric_only(tmp_path, typed):
     words = ["-dataset", "csv", "-opts", "DATA.LABEL_SEPARATOR=|"] + ([f"TRAIN.BEST_METRIC={typed}"] if typed else [])
     config = load(words, needs_file=False).config
     assert config.TRAIN.BEST_METRIC == (typed or "map") and config.TRAIN.LOSS == "bce"
 
 
-def test_a_settings_file_decides_over_what_the_weights_say():
+def test_settings_file_overrides_the_weights():
     weights = Layer("the weights", {"MODEL.DROPOUT": "0.1", "MODEL.DROPPATH": "0.2"})
     model = load(["-cfg", write("MODEL: {DROPOUT: 0.3}")], weights=weights).config.MODEL
     assert (model.DROPOUT, model.DROPPATH) == (0.3, 0.2)
@@ -162,11 +162,11 @@ def test_a_settings_file_decides_over_what_the_weights_say():
 @pytest.mark.parametrize(
     "given", [{"NAME": "", "MODEL.RESUME": "auto"}, {"NAME": " ", "MODEL.RESUME": "auto"}, {"SAVE": ""}]
 )
-def test_a_variable_that_was_not_filled_into_a_file_is_refused(given):
+def test_unfilled_variable_in_a_file_is_refused(given):
     key = next(iter(given))
     with refused(ConfigError, key, "empty", "x.yaml"):
         load_text(yaml_of(given))
 
 
-def test_an_empty_name_in_a_file_gives_a_new_run_a_date():
+def test_empty_name_is_accepted_for_a_new_run():
     assert load_text("NAME: ''").config.START.NAME == ""

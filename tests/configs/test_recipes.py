@@ -60,7 +60,7 @@ def test_every_recipe_is_compared():
 
 
 @pytest.mark.parametrize("name", DEIT)
-def test_rates_of_deit_are_those_of_timms_scheduler(name):
+def test_deit_rates_match_timm_scheduler(name):
     script = DEIT[name]
     batch = script.gpus * script.batch
     assert recipe(name).DATA.BATCH_SIZE == script.batch
@@ -76,7 +76,7 @@ def test_rates_of_deit_are_those_of_timms_scheduler(name):
 
 
 @pytest.mark.parametrize("name", COSINES)
-def test_rates_of_googles_recipes_are_those_of_their_formula(name):
+def test_google_recipe_rates_match_their_formula(name):
     updates, warmup, rate, images, batch = COSINES[name]
     config = recipe(name)
     in_epoch = images / batch if not config.DATA.DROP_LAST else images // batch
@@ -90,7 +90,7 @@ def test_rates_of_googles_recipes_are_those_of_their_formula(name):
 
 
 @needing_extra("optimizers")
-def test_lamb_is_the_optimizer_of_deit_3():
+def test_deit_3_uses_lamb():
     config = recipe("deit3_base_patch16_192")
     optimizer = build_optimizer(config.TRAIN, torch.nn.Linear(2, 2))
     assert config.TRAIN.OPTIMIZER.NAME == "lamb"
@@ -99,7 +99,7 @@ def test_lamb_is_the_optimizer_of_deit_3():
     assert recipe("deit3_base_patch16_224_finetune").TRAIN.OPTIMIZER.NAME == "AdamW"
 
 
-def test_plain_vit_decays_big_visions_kernels_and_nothing_else():
+def test_plain_vit_decays_only_big_vision_kernels():
     """Its wd_mults name kernels only: of the patches, of attention and MLP, and of the classifier."""
     config = recipe("vit_small_patch16_224_90ep")
     with meta_device():
@@ -113,7 +113,7 @@ def test_plain_vit_decays_big_visions_kernels_and_nothing_else():
 
 
 @pytest.mark.parametrize("name", DEIT)
-def test_images_of_deit_are_augmented_as_by_timms_transform(name):
+def test_deit_augmentation_matches_timm_transform(name):
     config, script = recipe(name), DEIT[name]
     given = {"color_jitter": script.color_jitter, "auto_augment": script.aa, "re_prob": 0.25, "re_mode": "pixel"}
     train = create_transform(script.size, is_training=True, interpolation="bicubic", **given).transforms
@@ -138,7 +138,7 @@ def test_images_of_deit_are_augmented_as_by_timms_transform(name):
     assert settings.SMOOTHING == script.smoothing
 
 
-def test_plain_vit_is_augmented_as_big_vision_says():
+def test_plain_vit_augmentation_matches_big_vision():
     config = recipe("vit_small_patch16_224_90ep")
     data, train = config.DATA, config.TRAIN
     assert (data.CROP_SCALE, data.train_interpolation, data.CROP_PCT) == ((0.05, 1.0), "bilinear", 224 / 256)
@@ -149,7 +149,7 @@ def test_plain_vit_is_augmented_as_big_vision_says():
 
 
 @pytest.mark.parametrize("name", [name for name in COSINES if "384" in name])
-def test_fine_tuning_does_what_the_jax_code_does(name):
+def test_fine_tuning_matches_the_jax_code(name):
     config = recipe(name)
     data, train = config.DATA, config.TRAIN
     assert data.BATCH_SIZE * train.ACCUM_ITER == 512
@@ -171,7 +171,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_loss_is_the_published_one_for_mixed_targets(name):
+def test_recipe_loss_matches_publication_for_mixed_targets(name):
     smoothing, published = LOSSES[name]
     config = recipe(name)
     logits, targets = torch.linspace(-2, 3, 80, dtype=torch.float64).view(8, 10), torch.arange(8)

@@ -27,7 +27,7 @@ def gone(monkeypatch):
 
 
 @pytest.mark.usefixtures("gone")
-def test_removed_setting_without_effect_loads_and_is_not_saved():
+def test_ineffective_removed_setting_loads_but_is_dropped():
     for text in ("0", "0.0", "null", "None"):
         loaded = load_text(yaml_of({GONE: text}))
         assert loaded.config == load_text("").config
@@ -35,7 +35,7 @@ def test_removed_setting_without_effect_loads_and_is_not_saved():
 
 
 @pytest.mark.usefixtures("gone")
-def test_removed_setting_is_replaced_in_file_flag_and_checkpoint():
+def test_removed_setting_is_replaced_in_every_source():
     expected = load_text("TRAIN: {SMOOTHING: 0.5}").config
     assert load_text(yaml_of({GONE: "5"})).config == expected
     assert load_text("", "-opts", f"{GONE}=5").config == expected
@@ -51,14 +51,14 @@ def test_removed_setting_is_refused_with_its_replacement():
 
 
 @pytest.mark.parametrize(("role", "is_refused"), [("recipe", True), ("machine", False)])
-def test_resume_refuses_removed_setting_that_decided_result(monkeypatch, role, is_refused):
+def test_resume_refuses_removed_setting_that_affected_results(monkeypatch, role, is_refused):
     monkeypatch.setitem(REMOVED, GONE, Removed(("0",), "set another", role))
     now = flatten(load_text("").config)
     assert list(changes(now | {GONE: 3}, now)) == ([GONE] if is_refused else [])
     assert changes(now | {GONE: 0.0}, now) == {}
 
 
-def test_evaluation_refuses_removed_setting_of_model_only(monkeypatch):
+def test_evaluation_refuses_only_removed_model_settings(monkeypatch):
     now = flatten(load_text("").config)
     monkeypatch.setitem(REMOVED, GONE, Removed(("0",), "set another", "recipe"))
     assert unflatten(now | {GONE: 3}) == load_text("").config
@@ -73,13 +73,13 @@ def test_removed_value_is_refused_with_its_replacement(monkeypatch):
         load_text("TRAIN: {LOSS: gone}")
 
 
-def test_removed_flag_of_script_is_refused_with_its_replacement(monkeypatch):
+def test_removed_script_flag_names_its_replacement(monkeypatch):
     monkeypatch.setitem(REMOVED_FLAGS, "-gone", "give -output twice")
     with refused(ConfigError, "-gone", "-output"):
         Parser("a script").parse_args(["-gone", "3"])
 
 
-def test_run_without_newer_setting_is_read_as_it_behaved(monkeypatch):
+def test_run_without_newer_setting_behaves_as_before(monkeypatch):
     monkeypatch.setitem(IMPLIED, "TRAIN.SMOOTHING", 0.3)
     saved = flatten(load_text("").config)
     assert unflatten(saved).TRAIN.SMOOTHING == 0.0
@@ -88,6 +88,6 @@ def test_run_without_newer_setting_is_read_as_it_behaved(monkeypatch):
 
 
 @pytest.mark.usefixtures("gone")
-def test_run_with_removed_setting_in_its_file_exits_with_2():
+def test_run_file_with_removed_setting_exits_with_2():
     write(yaml_of({GONE: "3"}))
     typed("main_single_gpu.py", "-cfg", "x.yaml").refused("x.yaml", GONE, "TRAIN.SMOOTHING")

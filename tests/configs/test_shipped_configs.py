@@ -23,7 +23,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("path", [*CONFIGS, *RECIPES], ids=lambda path: path.stem)
-def test_file_opens_with_accuracy_time_and_a_command_and_its_saved_form_gives_the_same_config(path, here):
+def test_shipped_file_documents_itself_and_survives_saving(path, here):
     """What a recipe trains is compared with its source in test_recipes.py."""
     opening = "".join(itertools.takewhile(lambda line: line.startswith("#"), path.open(encoding="utf-8")))
     assert "Expected accuracy: " in opening and "Time: " in opening
@@ -37,7 +37,7 @@ def test_file_opens_with_accuracy_time_and_a_command_and_its_saved_form_gives_th
 
 
 @pytest.mark.parametrize("path", MODELS)
-def test_file_gives_the_model_that_its_name_says_with_timms_names_and_shapes(path):
+def test_shipped_file_gives_the_named_timm_model(path):
     """The step runs on the meta device, where it costs nothing."""
     config = load(["-cfg", str(path)]).config
     with meta_device():
@@ -51,7 +51,7 @@ def test_file_gives_the_model_that_its_name_says_with_timms_names_and_shapes(pat
         assert type(model) is type(theirs) and found == expected
 
 
-def test_there_are_the_15_of_paddlevit_with_its_values_and_ours():
+def test_all_15_paddlevit_configs_keep_their_values():
     widths = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
     names = {f"vit_{size}_patch{patch}_{image}" for size in widths for patch in (16, 32) for image in (224, 384)}
     names = names - {"vit_tiny_patch32_224", "vit_tiny_patch32_384"} | {"vit_huge_patch14_224"}

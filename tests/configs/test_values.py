@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.mark.parametrize("word", cases_of("texts_as_values"))
-def test_text_is_converted_by_the_schemas_type_in_files_and_in_opts(word):
+def test_text_converts_by_schema_type_in_every_source(word):
     key, _, text = word.partition("=")
     *sections, name = key.split(".")
     lines = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
@@ -29,7 +29,7 @@ def test_text_is_converted_by_the_schemas_type_in_files_and_in_opts(word):
 
 
 @pytest.mark.parametrize("word", cases_of("mistakes/values"))
-def test_a_wrong_value_is_named_with_what_it_must_be(word):
+def test_wrong_value_is_refused_with_allowed_values(word):
     with refused(ConfigError, page="mistakes/values", case=word):
         load_text("", "-opts", word)
 
@@ -38,13 +38,13 @@ AWKWARD = "null, 'it''s' \"#1\": [a] {b} & *c !d %e @f\\n 日本 \U0001f600 \t\x
 
 
 @pytest.mark.parametrize("text", [AWKWARD, "true", "123", "-", "a: b", " spaces ", "line\nbreak", "x" * 200])
-def test_any_text_survives_being_saved(text):
+def test_any_text_survives_saving(text):
     loaded = load_text("", f"-output={text}", f"-data_path={text}")
     assert flatten(loaded.config)["SAVE"] == text
     assert load_text(to_yaml(loaded.config, loaded.origins)).config == loaded.config
 
 
-def test_every_saved_value_has_its_origin_and_the_type_that_other_readers_take_it_for():
+def test_saved_values_keep_origin_and_yaml_type():
     text = "TRAIN: {BASE_LR: 1e-6}\nMODEL: {FREEZE: ['*', '!fc.*']}"
     loaded = load_text(text, "-seed", "3", "-output", "true", "-opts", "AMP=true")
     saved = to_yaml(loaded.config, loaded.origins)
@@ -63,7 +63,7 @@ NUMBERS = [key for key, setting in SETTINGS.items() if setting.kind in (int, flo
 
 
 @pytest.mark.parametrize("key", [key for key in NUMBERS if key != "SEED"])
-def test_a_number_outside_its_bounds_is_refused_with_its_name_and_its_default_is_within(key):
+def test_number_outside_its_bounds_is_refused(key):
     low, high = SETTINGS[key].bounds
     beyond = (low - 1, high + 1) if SETTINGS[key].kind is int else (low - 1, 10 * high, "nan", "1e999")
     for text in map(str, beyond):
@@ -75,7 +75,7 @@ def test_a_number_outside_its_bounds_is_refused_with_its_name_and_its_default_is
 
 # A section of arguments (MODEL.KWARGS), whose types no schema knows.
 @pytest.mark.parametrize("text", cases_of("texts_as_arguments"))
-def test_an_argument_is_read_alike_in_files_and_opts_and_comes_back_from_the_saved_settings(text):
+def test_argument_reads_alike_and_survives_saving(text):
     in_file = load_text(f"MODEL: {{KWARGS: {{some_name: {text}}}}}") if text[0] != "(" else None
     in_opts = load_text("", "-opts", f"MODEL.KWARGS.some_name={text}")
     again = load_text(to_yaml(in_opts.config, in_opts.origins))
@@ -85,12 +85,12 @@ def test_an_argument_is_read_alike_in_files_and_opts_and_comes_back_from_the_sav
         assert hash(config) == hash(in_opts.config)
 
 
-def test_tuples_that_yaml_divides_at_their_commas_are_refused():
+def test_tuples_split_by_yaml_are_refused():
     with refused(ConfigError, "MODEL.KWARGS.a"):
         load_text("MODEL: {KWARGS: {a: [(1, 2), (3, 4)]}}")
 
 
-def test_files_add_arguments_by_name_and_null_removes_those_before():
+def test_files_merge_arguments_and_null_clears_them():
     write("MODEL: {KWARGS: {a: 1, b: 2}}", "base.yaml")
     loaded = load_text("BASE: base.yaml\nMODEL: {KWARGS: {b: 3}}", "-opts", "MODEL.KWARGS.c=4")
     assert dict(loaded.config.MODEL.KWARGS) == {"a": 1, "b": 3, "c": 4}

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     "text", ["", "BASE: ''", "BASE: ['']", "BASE:", "# nothing", "TRAIN:", "TRAIN: null", "DATA: {}"]
 )
-def test_a_file_that_sets_nothing_gives_the_defaults(text):
+def test_file_without_settings_gives_the_defaults(text):
     assert load_text(text).config == Config()
 
 
-def test_bases_are_read_depth_first_from_the_including_files_folder_and_own_keys_win():
+def test_bases_load_depth_first_and_own_keys_win():
     write("SEED: 1\nDEVICE: cpu\nSAVE: one\nSAVE_FREQ: 1\n", "shared/one.yaml")
     write("BASE: one.yaml\nSEED: 2\nNAME: b\nSAVE: two\n", "shared/two.yaml")
     write("BASE: shared/one.yaml\nSEED: 3\nNAME: c\n", "three.yaml")  # one file may be the base of two
@@ -33,7 +33,7 @@ def test_bases_are_read_depth_first_from_the_including_files_folder_and_own_keys
     assert loaded.origins["SAVE_FREQ"] == "shared/one.yaml"
 
 
-def test_a_base_loop_names_the_loop():
+def test_circular_base_files_are_named():
     write("BASE: b.yaml", "a.yaml")
     write("BASE: [./a.yaml]", "b.yaml")
     for first in ("a.yaml", write("BASE: a.yaml")):  # x.yaml leads to the loop and is no part of it
@@ -44,12 +44,12 @@ def test_a_base_loop_names_the_loop():
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/in_a_file"))
-def test_a_mistake_in_a_file_is_named_with_the_place_and_the_remedy(text):
+def test_file_mistake_is_named_with_place_and_remedy(text):
     with refused(ConfigError, page="mistakes/in_a_file", case=text):
         load_text(text.encode().decode("unicode_escape"))
 
 
-def test_a_file_of_another_kind_is_refused():
+def test_cfg_of_another_file_type_is_refused():
     Path("weights.pth").write_bytes(b"PK\x03\x04\xff\xfe")
     with refused(ConfigError, "weights.pth", "UTF-8", "byte 4", "-pretrained", "-resume"):
         load(["-cfg", "weights.pth"])
@@ -58,20 +58,20 @@ def test_a_file_of_another_kind_is_refused():
         load(["-cfg", "folder"])
 
 
-def test_a_byte_order_mark_windows_line_ends_and_python_tags_do_no_harm():
+def test_file_with_bom_crlf_and_python_tags_loads():
     Path("x.yaml").write_bytes("\ufeffSEED: 7\r\nNAME: !!python/object:os.system ä\r\n".encode())
     config = load(["-cfg", "x.yaml"]).config
     assert (config.SEED, config.START.NAME) == (7, "ä")
 
 
-def test_without_cfg_the_shipped_files_are_offered():
+def test_missing_cfg_offers_the_shipped_files():
     for argv in ([], ["-cfg", ""], ["-amp"]):
         with refused(ConfigError, "-cfg", ROOT / "configs" / "vit_digits.yaml"):
             load(argv)
 
 
 @pytest.mark.parametrize("name", ["finetune", "finetune.yaml", "vit_small_patch16_224_90ep"])
-def test_a_shipped_file_is_found_by_its_name_alone_unless_there_is_a_file_of_this_name(name):
+def test_shipped_file_is_found_by_name_unless_shadowed(name):
     Path("finetune").mkdir()
     (path,) = (ROOT / "configs").rglob(f"{name.removesuffix('.yaml')}.yaml")
     assert load(["-cfg", name]).config == load(["-cfg", str(path)]).config
@@ -80,7 +80,7 @@ def test_a_shipped_file_is_found_by_its_name_alone_unless_there_is_a_file_of_thi
     assert load(["-cfg", name]).config.SEED == 7
 
 
-def test_a_cfg_or_a_base_that_is_not_there_brings_the_nearest_names(monkeypatch):
+def test_missing_cfg_or_base_suggests_nearest_names(monkeypatch):
     write("", "mine/flowers.yaml")
     for name in ("mine/flower.yaml", "qqqqqqqq", "./configs/vit_digits.yaml"):  # the last of another folder
         with refused(ConfigError):

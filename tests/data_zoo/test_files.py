@@ -60,7 +60,7 @@ def assert_close(pixels: np.ndarray, wanted: np.ndarray, tolerance: int = 12) ->
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("orientation", HELD)
-def test_a_photo_of_every_exif_orientation_is_read_upright(form, orientation, monkeypatch):
+def test_every_exif_orientation_is_read_upright(form, orientation, monkeypatch):
     content = photo(form, orientation)
     assert_close(read(content, applies_exif=True), PICTURE)
     for applies, word in ((True, "applied"), (False, "ignored")):
@@ -77,7 +77,7 @@ def as_pillow_turns(content: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("style", XMP)
-def test_an_orientation_in_xmp_alone_is_read_as_pillow_reads_it(form, style, monkeypatch):
+def test_xmp_orientation_is_read_as_in_pillow(form, style, monkeypatch):
     for orientation in (*HELD, 9):
         content = edited_photo(form, orientation, style)
         assert np.array_equal(read(content, applies_exif=True), as_pillow_turns(content)), orientation
@@ -87,7 +87,7 @@ def test_an_orientation_in_xmp_alone_is_read_as_pillow_reads_it(form, style, mon
             assert np.array_equal(read(content, applies_exif=True), as_pillow_turns(content)), orientation
 
 
-def test_exif_comes_before_xmp_and_all_its_segments_count():
+def test_exif_precedes_xmp_and_all_its_segments_count():
     for turn in (None, 0, 1, 6):
         exif = Image.Exif()
         exif[0x010F] = "maker"
@@ -112,7 +112,7 @@ def test_exif_comes_before_xmp_and_all_its_segments_count():
 
 @pytest.mark.parametrize("make", [photo, edited_photo])
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
-def test_an_orientation_that_is_ignored_leaves_the_pixels_as_stored(make, form):
+def test_ignored_orientation_leaves_pixels_as_stored(make, form):
     for orientation in HELD:
         lying = Image.fromarray(PICTURE)
         lying = lying.transpose(HELD[orientation]) if orientation > 1 else lying
@@ -122,7 +122,7 @@ def test_an_orientation_that_is_ignored_leaves_the_pixels_as_stored(make, form):
 @pytest.mark.parametrize(
     "options", [{"compression": "tiff_lzw"}, {"compression": "tiff_adobe_deflate"}, {"save_all": True}]
 )
-def test_tiffs_of_every_layout_are_turned_only_if_asked(options):
+def test_tiff_orientation_is_applied_only_on_request(options):
     for orientation in HELD:
         exif, image = Image.Exif(), Image.fromarray(PICTURE)
         exif[0x0112] = orientation
@@ -134,7 +134,7 @@ def test_tiffs_of_every_layout_are_turned_only_if_asked(options):
         assert np.array_equal(read(content, 1)[:, :, 0], np.array(stored.convert("L")))
 
 
-def test_exif_is_applied_to_a_users_photos_and_ignored_in_data_sets_with_published_figures(tmp_path):
+def test_exif_default_applies_to_photos_not_benchmark_datasets(tmp_path):
     root = folder(tmp_path / "photos", {"6.jpg": photo("JPEG", 6)})
     (root / "train_list.txt").write_text("train/ant/6.jpg 0\ntrain/bee/6.jpg 1\n")
     (root / "val_list.txt").write_text("val/ant/6.jpg 0\nval/bee/6.jpg 1\n")
@@ -148,7 +148,7 @@ def test_exif_is_applied_to_a_users_photos_and_ignored_in_data_sets_with_publish
 
 
 @pytest.mark.parametrize("damage", [slice(20, 24), slice(12, 40)])
-def test_damaged_exif_data_does_not_cost_the_image(damage):
+def test_damaged_exif_does_not_lose_the_image(damage):
     content = bytearray(photo("JPEG", 6))
     start = content.index(b"Exif")
     content[start + damage.start : start + damage.stop] = b"\xff" * (damage.stop - damage.start)
@@ -156,7 +156,7 @@ def test_damaged_exif_data_does_not_cost_the_image(damage):
 
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
-def test_16_bits_are_scaled_to_8_and_32_refused_because_their_range_is_unknown(form):
+def test_sixteen_bits_are_scaled_and_32_bits_refused(form):
     assert read(grey_16_bits(form), 1)[:, :, 0].tolist() == GREY.tolist()
     assert read(grey_16_bits(form), 3).tolist() == np.dstack([GREY] * 3).tolist()
     full = encoded(np.array([[0, 128, 129, 65535]], np.uint16), form)
@@ -167,14 +167,14 @@ def test_16_bits_are_scaled_to_8_and_32_refused_because_their_range_is_unknown(f
 
 
 @pytest.mark.parametrize(("mode", "form"), [("RGBA", "PNG"), ("RGBA", "WEBP"), ("RGBA", "TIFF"), ("P", "PNG")])
-def test_transparent_pixels_show_the_mean_colour_and_not_what_is_hidden_below(tmp_path, mode, form):
+def test_transparent_pixels_show_the_mean_colour(tmp_path, mode, form):
     root = folder(tmp_path / "photos", {f"a.{form.lower()}": hidden_colours(mode, form)})
     wanted = PICTURE.copy()
     wanted[:8] = BACKGROUND
     assert_close(load("imagefolder", root, IMAGENET_MEAN=MEAN)[0].read(0), wanted, 0)
 
 
-def test_transparent_grey_pixels_show_the_mean_shade_also_in_16_bits():
+def test_transparent_grey_pixels_show_the_mean_shade():
     content = encoded(np.dstack([GREY, np.where(GREY > 100, 255, 0).astype(np.uint8)]), "PNG")
     background = PixelRules.of(settings("imagefolder", IMAGE_CHANNELS=1, IMAGENET_MEAN=MEAN).DATA).background
     assert background == (51, 51, 51)
@@ -184,7 +184,7 @@ def test_transparent_grey_pixels_show_the_mean_shade_also_in_16_bits():
 
 
 @pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
-def test_of_an_animation_the_first_frame_is_read_as_it_is_shown(form):
+def test_first_animation_frame_is_read_as_displayed(form):
     wanted = np.full((32, 40, 3), BACKGROUND)
     wanted[8:24, 8:32] = PICTURE
     wanted[0, 0] = wanted[-1, -1] = (250, 10, 10)
@@ -197,7 +197,7 @@ def test_phone_photos_in_newer_formats_are_found_and_read(tmp_path, name):
     assert_close(load("imagefolder", root)[0].read(0), PICTURE)
 
 
-def test_heif_photos_are_counted_or_named_where_the_package_is_missing(tmp_path, monkeypatch):
+def test_heif_photos_without_pillow_heif_are_reported(tmp_path, monkeypatch):
     root = folder(tmp_path / "photos", {"a.jpg": photo("JPEG"), "b.heic": photo("HEIF")})
     flags = ["-dataset", "imagefolder", "-data_path", str(root), "-output", str(tmp_path / "shards")]
     assert make_shards.main(flags) == 0
@@ -212,14 +212,14 @@ def test_heif_photos_are_counted_or_named_where_the_package_is_missing(tmp_path,
         read_all(in_shards)
 
 
-def test_exif_is_applied_also_to_images_that_torchvision_opens():
+def test_exif_applies_also_to_images_opened_by_torchvision():
     lying = Image.open(io.BytesIO(photo("PNG", 6)))
     for applies, shape in ((True, PICTURE.shape), (False, (24, 16, 3))):
         images = TorchvisionImages([(lying, 0)], np.zeros(1, int), np.zeros(1, int), ["one"], PixelRules(3, applies))
         assert images.read(0).shape == shape
 
 
-def test_a_photo_of_108_megapixels_is_read_unless_the_setting_forbids_it(recwarn):
+def test_photo_of_108_megapixels_is_read_unless_forbidden(recwarn):
     content = simplejpeg.encode_jpeg(np.full((9000, 12000, 1), 77, np.uint8), colorspace="GRAY", quality=50)
     pixels = read(content, 1)
     assert pixels.shape == (9000, 12000, 1) and abs(int(pixels[-1, -1, 0]) - 77) < 3 and not recwarn.list
@@ -227,7 +227,7 @@ def test_a_photo_of_108_megapixels_is_read_unless_the_setting_forbids_it(recwarn
         read(content, 1, max_pixels=100_000_000)
 
 
-def test_shards_hold_the_same_pixels_as_the_files(tmp_path):
+def test_shards_have_the_same_pixels_as_the_files(tmp_path):
     files = {f"{turn}.jpg": photo("JPEG", turn) for turn in HELD}
     files |= {"turned.tif": photo("TIFF", 6), "edited.jpg": edited_photo("JPEG", 6)}
     files |= {"alpha.png": hidden_colours("RGBA", "PNG"), "16.png": grey_16_bits("PNG"), "a.heic": photo("HEIF")}
@@ -240,7 +240,7 @@ def test_shards_hold_the_same_pixels_as_the_files(tmp_path):
         assert sorted(in_shards) == sorted(wanted)
 
 
-def test_a_cache_holds_the_same_pixels_as_the_files(tmp_path):
+def test_cache_has_the_same_pixels_as_the_files(tmp_path):
     cache = pytest.importorskip("extras.cache")
     files = {f"{turn}.jpg": photo("JPEG", turn) for turn in HELD}
     files |= {"turned.tif": photo("TIFF", 6), "edited.jpg": edited_photo("JPEG", 6)}

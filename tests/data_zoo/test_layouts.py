@@ -71,7 +71,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.make.__qualname__.partition(".")[0])
-def test_a_data_set_as_people_have_it_is_read_right_or_refused(tmp_path, case, request):
+def test_common_dataset_layout_is_read_correctly_or_refused(tmp_path, case, request):
     path, named = case.make(tmp_path / "data"), request.node.callspec.id
     if case.wrong:
         same_message(error_of(case.dataset, path), "data_zoo", named)
@@ -85,7 +85,7 @@ def test_a_data_set_as_people_have_it_is_read_right_or_refused(tmp_path, case, r
 
 
 @pytest.mark.parametrize("make", [zoo.unpacked_twice, zoo.thumbnails, zoo.linked_class_twice])
-def test_check_says_of_it_what_a_run_says(tmp_path, make):
+def test_check_agrees_with_a_run_about_each_layout(tmp_path, make):
     (case,) = (each for each in CASES if each.make == make)
     (tmp_path / "small.yaml").write_text(SMALL.replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3"))
     flags = ["-cfg", tmp_path / "small.yaml", "-output", tmp_path / "out", "-dataset", case.dataset]

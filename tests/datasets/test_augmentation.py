@@ -33,7 +33,7 @@ def piece(count: int, first: int = 0, epoch: int = 0, repeat: int = 0) -> Piece:
 
 
 @pytest.mark.parametrize("train", [*({"AUTO_AUGMENT": each} for each in POLICIES), {"COLOR_JITTER": 0.4}], ids=str)
-def test_a_policy_changes_images_by_its_generator_alone_in_threads_too(train):
+def test_policy_result_depends_only_on_its_generator(train):
     augment, side = build_augmentation(settings(32, **train)), 32
     waves = torch.linspace(0, 6, side).sin()[:, None] * torch.linspace(0, 4, side).cos()
     image = ((torch.stack([waves, waves / 2, -0.8 * waves]) + 1) * 100).to(torch.uint8)  # neither flat nor noise
@@ -55,7 +55,7 @@ def test_a_policy_changes_images_by_its_generator_alone_in_threads_too(train):
     assert len(changed) > 8 and any(not torch.equal(changed[0], each) for each in changed)
 
 
-def test_colour_jitter_is_left_out_beside_every_policy_but_3_augment():
+def test_only_3_augment_policies_keep_color_jitter():
     for policy, jitters in ((None, True), ("3a", True), ("rand-m9-t3a", True), ("rand-m9", False), ("v0", False)):
         augment = build_augmentation(settings(AUTO_AUGMENT=policy, COLOR_JITTER=0.3))
         drawn = [[each.name for each in augment.draw(random.Random(seed)).operations] for seed in range(30)]
@@ -64,13 +64,13 @@ def test_colour_jitter_is_left_out_beside_every_policy_but_3_augment():
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/of_a_policy"))
-def test_a_mistake_in_a_policys_name_says_what_there_is(text):
+def test_invalid_policy_name_error_lists_valid_options(text):
     with refused(ConfigError, page="mistakes/of_a_policy", case=text):
         parse_policy(settings(AUTO_AUGMENT=text).TRAIN)
 
 
 @pytest.mark.parametrize("num_repeats", [2, 3, 4])
-def test_repeated_augmentation_shows_each_image_of_a_window_so_often_each_time_anew(num_repeats):
+def test_repeated_augmentation_shows_each_image_num_repeats_times(num_repeats):
     order = dataclasses.replace(make_order(100, 12, drop_last=False), num_repeats=num_repeats)
     assert order.steps_per_epoch == 9
     seen = []
@@ -88,7 +88,7 @@ def test_repeated_augmentation_shows_each_image_of_a_window_so_often_each_time_a
     assert len(draws) == num_repeats and sample_rng(0, 0, 7).random() in draws
 
 
-def test_erased_boxes_have_the_areas_and_shapes_of_the_paper():
+def test_erased_box_areas_and_shapes_match_the_paper():
     side = 100
     erasing = Erasing(settings(side, RANDOM_ERASE_PROB=1.0), CPU)
     boxes = np.array([erasing.boxes(random.Random(number))[0] for number in range(2000)])

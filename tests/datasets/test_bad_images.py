@@ -38,7 +38,7 @@ class Numbered(ImageSet):
         return np.zeros((1, 1, 3), np.uint8)
 
 
-def test_a_few_are_always_borne_unless_the_fraction_is_0_but_never_all():
+def test_bad_image_limit_allows_few_but_never_all():
     assert [num_allowed(0.01, count) for count in (1, 2, 3, 89, 146, 399, 400, 10_000)] == [0, 1, 2, 3, 3, 3, 4, 100]
     assert num_allowed(0.0, 1000) == 0 and num_allowed(1.0, 1000) == 999
 
@@ -48,7 +48,7 @@ def test_a_few_are_always_borne_unless_the_fraction_is_0_but_never_all():
     [(8, 0.5, 0.01, True), (8, 0.25, 0.01, False), (5000, 0.3, 0.01, True), (5000, 0.008, 0.01, False)]
     + [(5000, 0.13, 0.1, False), (5000, 0.3, 0.1, True)],  # by chance a sample has more than its share, but not twice
 )
-def test_a_sample_of_the_validation_images_is_read_before_training_and_all_of_a_small_set(count, share, allowed, ends):
+def test_bad_image_check_reads_at_most_128_images(count, share, allowed, ends):
     image_set = Numbered(count, set(np.random.default_rng(0).permutation(count)[: round(count * share)].tolist()))
     bad_images = BadImages(image_set, allowed, lambda line: None)
     if ends:
@@ -73,9 +73,7 @@ def failing(method, number: int, times: int):
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "shards"])
-def test_a_failing_file_system_is_asked_three_times_and_for_a_missing_or_forbidden_file_once(
-    tmp_path, monkeypatch, dataset
-):
+def test_only_transient_read_errors_are_retried(tmp_path, monkeypatch, dataset):
     make_set(tmp_path / "shards")
     make_folders(tmp_path / "imagefolder", {"ant": 10, "bee": 10})
     train, _ = load(dataset, tmp_path / dataset)

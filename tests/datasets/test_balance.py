@@ -29,7 +29,7 @@ def epoch_of(image_set: ImageSet, epoch: int = 0, seed: int = 0) -> np.ndarray:
     return build_order(balanced(), image_set, world_size=1).epoch_order(seed, epoch)[:]
 
 
-def test_each_class_occurs_equally_often_and_so_does_each_of_its_images():
+def test_balanced_epoch_draws_classes_and_their_images_equally():
     images = uneven()
     drawn = epoch_of(images)
     assert np.bincount(images.targets[drawn]).tolist() == [250] * 4
@@ -39,7 +39,7 @@ def test_each_class_occurs_equally_often_and_so_does_each_of_its_images():
     assert np.bincount(images.targets[drawn[:200]]).min() > 30, "the classes are mixed"
 
 
-def test_every_epoch_and_seed_has_an_order_of_its_own_and_shows_other_images_of_a_common_class():
+def test_balanced_order_differs_by_epoch_and_seed():
     images = uneven()
     orders = [epoch_of(images, epoch=epoch, seed=seed) for seed in (0, 1) for epoch in range(6)]
     assert len({tuple(each) for each in orders}) == 12 and (orders[7] == epoch_of(images, epoch=1, seed=1)).all()
@@ -47,7 +47,7 @@ def test_every_epoch_and_seed_has_an_order_of_its_own_and_shows_other_images_of_
     assert orders[1][:5].tolist() == [80, 212, 232, 702, 303], "as in the versions before"
 
 
-def test_classes_that_have_less_than_a_place_in_an_epoch_take_turns():
+def test_smallest_classes_take_turns_in_balanced_epochs():
     images = uneven([1] * 20 + [5])  # 25 / 21 places for each class
     drawn = np.concatenate([epoch_of(images, epoch=epoch) for epoch in range(100)])
     times = np.bincount(images.targets[drawn])
@@ -57,7 +57,7 @@ def test_classes_that_have_less_than_a_place_in_an_epoch_take_turns():
 
 
 @pytest.mark.parametrize("repeated", [1, 3])
-def test_the_images_of_an_update_do_not_depend_on_its_split_and_none_is_augmented_alike_twice_in_an_epoch(repeated):
+def test_balanced_updates_do_not_depend_on_the_split(repeated):
     images, train = uneven(), {"REPEATED_AUG": repeated}
     whole = build_order(replaced(balanced(BATCH_SIZE=40), TRAIN=train), images, world_size=1)
     split = build_order(replaced(balanced(BATCH_SIZE=10), TRAIN=train | {"ACCUM_ITER": 2}), images, world_size=2)
@@ -71,7 +71,7 @@ def test_the_images_of_an_update_do_not_depend_on_its_split_and_none_is_augmente
     assert seen.total() == 2000 and set(seen.values()) == {1}
 
 
-def test_without_images_of_a_class_nothing_can_be_balanced():
+def test_balancing_refuses_a_class_without_images():
     images = uneven([3, 0, 2])
     with refused(DataError, "DATA.SAMPLER", "class 1"):
         build_order(balanced(), images, 1)
@@ -83,7 +83,7 @@ def weighted(value: str, num_classes: int | None = None):
     return replaced(settings(), TRAIN={"CLASS_WEIGHTS": value}, MODEL={"NUM_CLASSES": num_classes})
 
 
-def test_weights_by_frequency_have_a_mean_of_one_over_the_images():
+def test_frequency_weights_average_one_over_all_images():
     images = uneven()
     weights = class_weights(weighted("auto"), images)
     np.testing.assert_allclose(weights, [1000 / (4 * count) for count in COUNTS])
@@ -98,13 +98,13 @@ def test_weights_by_frequency_have_a_mean_of_one_over_the_images():
 @pytest.mark.parametrize(
     "text", ["class,Weights\nclass 1,2.5\n\n0, 1\nclass 2,3e-1\n", "class 0,1\nclass 2,0.3\nclass 1,2.5"]
 )
-def test_weights_of_a_file_belong_to_names_or_numbers(tmp_path, text):
+def test_class_weights_file_accepts_names_or_numbers(tmp_path, text):
     (tmp_path / "weights.csv").write_text(text)
     assert class_weights(weighted(str(tmp_path / "weights.csv")), uneven([3, 2, 1])) == [1.0, 2.5, 0.3]
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/of_class_weights"))
-def test_a_file_of_weights_that_does_not_fit_the_classes_is_refused(tmp_path, text):
+def test_mismatched_class_weights_file_is_refused(tmp_path, text):
     if text != "(no file)":
         (tmp_path / "weights.csv").write_text(content_of(text))
     with refused(ConfigError, page="mistakes/of_class_weights", case=text):

@@ -24,7 +24,7 @@ def make_csv(folder, classes: list[str], header: str = "image_path,target", coun
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards"])
-def test_a_file_of_classes_numbers_them_also_those_without_images(tmp_path, dataset):
+def test_classes_file_sets_numbers_including_empty_classes(tmp_path, dataset):
     (tmp_path / "names.txt").write_text("dog\ncat\nbee\nant\n", "utf-8-sig")
     make_folders(tmp_path / "data", {"ant": 12, "bee": 12, "cat": 12})
     make_set(tmp_path / "data")
@@ -42,14 +42,14 @@ def test_a_file_of_classes_numbers_them_also_those_without_images(tmp_path, data
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/in_a_file_of_classes"))
-def test_what_is_wrong_with_a_file_of_classes_is_named(tmp_path, text):
+def test_errors_in_a_classes_file_are_named(tmp_path, text):
     make_folders(tmp_path / "data", {"ant": 12, "bee": 12})
     (tmp_path / "names.txt").write_text(content_of(text))
     with refused((ConfigError, DataError), page="mistakes/in_a_file_of_classes", case=text):
         load("imagefolder", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
 
 
-def test_folders_with_numbers_are_in_the_order_of_their_values_and_in_a_resumed_run_as_it_had_them(tmp_path):
+def test_numeric_folders_sort_by_value_except_on_resume(tmp_path):
     make_folders(tmp_path, {name: 10 for name in ("1", "2", "10")})
     train, val = load("imagefolder", tmp_path)
     assert train.classes == val.classes == ["1", "2", "10"]
@@ -58,7 +58,7 @@ def test_folders_with_numbers_are_in_the_order_of_their_values_and_in_a_resumed_
 
 
 @pytest.mark.parametrize("case", cases_of("class_numbers"))
-def test_the_log_says_which_classes_have_no_images_and_of_which_none_are_scored(tmp_path, case):
+def test_log_names_classes_without_images_or_scores(tmp_path, case):
     """A case is DATA.CLASSES | classes of a checkpoint | -eval; the data has the classes 1, 2 and 10."""
     make_folders(tmp_path / "data", {name: 10 for name in ("1", "2", "10")})
     names, known, evaluate = (each.split() for each in case.split("|"))
@@ -72,13 +72,13 @@ def test_the_log_says_which_classes_have_no_images_and_of_which_none_are_scored(
     same_message(told, "class_numbers", case)
 
 
-def test_columns_of_a_csv_file_have_the_names_that_are_set(tmp_path):
+def test_csv_column_names_are_configurable(tmp_path):
     file = make_csv(tmp_path, ["ant", "bee"], "file,klass")
     train, val = load("csv", file, COLUMNS=("file", "klass"))
     assert len(train) + len(val) == 24 and train.classes == ["ant", "bee"]
 
 
-def test_a_group_that_is_not_named_again_or_is_no_column_or_lies_in_both_parts_is_told(tmp_path):
+def test_missing_invalid_or_leaking_group_column_is_reported(tmp_path):
     classes = [f"{name},{group}" for group in range(12) for name in ("ant", "bee")]
     file = make_csv(tmp_path, classes, "image_path,target,person")
     _, val = load("csv", file, GROUP_BY="person", VAL_FRACTION=0.4)
@@ -96,7 +96,7 @@ def test_a_group_that_is_not_named_again_or_is_no_column_or_lies_in_both_parts_i
     assert [note for note in val.notes if note.startswith("warning") and "DATA.GROUP_BY" in note and "11" in note]
 
 
-def test_one_class_is_refused_in_training_and_without_a_checkpoint_that_knows_others(tmp_path):
+def test_single_class_needs_a_checkpoint_with_more_classes(tmp_path):
     make_folders(tmp_path, {"ant": 12})
     for evaluate in (False, True):
         assert_names(error_of("imagefolder", tmp_path, evaluate), "DATA.DATA_PATH", "ant")
@@ -104,7 +104,7 @@ def test_one_class_is_refused_in_training_and_without_a_checkpoint_that_knows_ot
     assert np.all(load_image_sets(config, saved=SavedData(["bee", "ant"], {}))[1].targets == 1)
 
 
-def test_classes_whose_names_differ_only_in_how_they_are_written_are_warned_of(tmp_path):
+def test_class_names_differing_only_in_spelling_warn(tmp_path):
     for classes in (["cat", "Cat", "dog"], ["maine_coon", "Maine  Coon", "dog"]):
         _, val = load("csv", make_csv(tmp_path, classes))
         assert len(val.classes) == 3

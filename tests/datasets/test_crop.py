@@ -44,7 +44,7 @@ def assert_alike(got: torch.Tensor, wanted: torch.Tensor, interpolation: str) ->
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos", "nearest"])
-def test_training_images_are_torchvisions(interpolation):
+def test_training_crops_match_torchvision(interpolation):
     data = Data(INTERPOLATION=interpolation, IMAGE_SIZE=64)
     for seed, size in enumerate(SIZES):
         image, rng = noise(*size), random.Random(seed)
@@ -56,7 +56,7 @@ def test_training_images_are_torchvisions(interpolation):
 
 @pytest.mark.parametrize(("side", "crop_pct"), [(64, 0.875), (61, 0.9), (64, 1.0)])  # 67.8 pixels are 67
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_evaluation_images_are_torchvisions(side, crop_pct, mode):
+def test_evaluation_crops_match_torchvision(side, crop_pct, mode):
     resize = Resize(math.floor(side / crop_pct), InterpolationMode.BICUBIC)
     chain = Compose([resize, CenterCrop(side), PILToTensor()])
     transform = EvalTransform(Data(IMAGE_SIZE=side, CROP_PCT=crop_pct))
@@ -67,7 +67,7 @@ def test_evaluation_images_are_torchvisions(side, crop_pct, mode):
         assert_alike(out, chain(image), "bicubic")
 
 
-def test_crops_have_the_areas_and_shapes_that_were_asked_for():
+def test_random_crops_respect_area_and_aspect_ratio_limits():
     assert crop_box(500, 375, (0.08, 1.0), (3 / 4, 4 / 3), random.Random(0)) == (29, 1, 432, 372)  # in every Python
     rng = random.Random(0)
     boxes = [crop_box(400, 300, (0.25, 0.5), (0.5, 2.0), rng) for _ in range(2000)]
@@ -79,14 +79,14 @@ def test_crops_have_the_areas_and_shapes_that_were_asked_for():
     assert {left == 0 for left, _, _, _ in boxes} == {True, False}
 
 
-def test_where_no_crop_fits_the_largest_in_the_centre_is_taken_as_in_torchvision():
+def test_impossible_crop_falls_back_to_torchvision_center_crop():
     for size in [(1000, 10), (10, 1000), (1, 1), (7, 300)]:
         top, left, height, width = RandomResizedCrop.get_params(noise(*size), [0.9, 1.0], [3 / 4, 4 / 3])
         assert crop_box(*size, (0.9, 1.0), (3 / 4, 4 / 3), random.Random(0)) == (left, top, width, height)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_normalize_equals_torchvisions(dtype):
+def test_normalize_matches_torchvision(dtype):
     data = Data(IMAGENET_MEAN=(0.485, 0.456, 0.406), IMAGENET_STD=(0.229, 0.224, 0.225))
     images = torch.arange(2 * 3 * 16 * 16).reshape(2, 3, 16, 16).to(torch.uint8)
     wanted = functional.normalize(images.double() / 255, data.IMAGENET_MEAN, data.IMAGENET_STD)
@@ -96,12 +96,12 @@ def test_normalize_equals_torchvisions(dtype):
     torch.testing.assert_close(got, wanted.to(dtype))
 
 
-def test_a_line_of_pixels_that_would_be_enlarged_to_gigabytes_cannot_be_read():
+def test_image_needing_gigabytes_to_resize_is_refused():
     with refused(ImageReadError, "DATA.MAX_PIXELS"):
         EvalTransform(Data())(np.zeros((1, 1_000_000, 3), np.uint8), torch.empty(3, 224, 224))
 
 
-def test_the_simple_crop_is_deit_iiis():
+def test_simple_crop_matches_deit_iii():
     data, starts = Data(IMAGE_SIZE=SIDE, HFLIP=0, TRAIN_CROP="simple"), set()
     for seed, size in enumerate(SIZES * 3):
         image, rng = noise(*size), random.Random(seed)
@@ -114,7 +114,7 @@ def test_the_simple_crop_is_deit_iiis():
     assert {0, 8} <= starts and max(starts) > 30
 
 
-def test_an_image_that_would_become_enormous_is_cropped_first():
+def test_image_too_large_after_resize_is_cropped_first():
     data = Data(IMAGE_SIZE=SIDE, HFLIP=0, TRAIN_CROP="simple", MAX_PIXELS=2 * SIDE**2)
     image = noise(2000, 2)
     wanted = augmented(dataclasses.replace(data, TRAIN_CROP="rrc"), image, 0)
@@ -122,7 +122,7 @@ def test_an_image_that_would_become_enormous_is_cropped_first():
 
 
 @pytest.mark.parametrize(("name", "dim"), [("HFLIP", 2), ("VFLIP", 1)])
-def test_flips_have_their_probability_and_change_no_other_draw(name, dim):
+def test_flip_probability_is_met_without_changing_other_draws(name, dim):
     image = noise(40, 30)
     given = [Data(IMAGE_SIZE=8, **{"HFLIP": 0.0} | {name: chance}) for chance in (0.0, 0.3)]
     both = [[augmented(data, image, seed) for seed in range(200)] for data in given]
@@ -131,7 +131,7 @@ def test_flips_have_their_probability_and_change_no_other_draw(name, dim):
     assert sum(flipped) + sum(unchanged) == 200 and abs(sum(flipped) / 200 - 0.3) < 0.1
 
 
-def test_a_random_interpolation_is_bilinear_or_bicubic_half_of_the_time():
+def test_random_interpolation_picks_bilinear_or_bicubic_equally():
     image, found = noise(40, 30), []
     for seed in range(100):
         one, other, drawn = (

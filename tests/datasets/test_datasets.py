@@ -12,7 +12,7 @@ from tests.support.image_sets import error_of, load, make_folders
 from tests.support.refusals import assert_names
 
 
-def test_a_source_that_does_not_say_where_its_images_come_from_is_refused(monkeypatch):
+def test_source_without_split_record_is_refused(monkeypatch):
     whole, part = ImageSet([0, 1], ["a", "b"]), ImageSet([0, 1], ["a", "b"])
     for sets in ((whole, None), (whole, part)):
         monkeypatch.setattr(build, "find_source", lambda name, sets=sets: lambda config, say: sets)
@@ -20,7 +20,7 @@ def test_a_source_that_does_not_say_where_its_images_come_from_is_refused(monkey
             load("digits")
 
 
-def test_digits_come_with_halfstep():
+def test_digits_dataset_ships_with_halfstep():
     train, val = load("digits", IMAGE_CHANNELS=1)
     assert (len(train), len(val)) == (1438, 359) and train.classes == [str(digit) for digit in range(10)]
     assert train.in_memory and train.read(0).shape == (8, 8, 1)
@@ -43,7 +43,7 @@ def test_synthetic_needs_no_files():
     assert len(load("synthetic", num_classes=7)[0].classes) == 7
 
 
-def test_fractals_depend_on_class_and_number_alone(tmp_path):
+def test_fractals_depend_only_on_class_and_number(tmp_path):
     train, val = load("fractals", SYNTHETIC_SIZE=12, num_classes=6)
     assert (len(train), len(val)) == (12, 6) and train.targets.tolist() == [*range(6), *range(6)]
     pictures = [part.read(index).tobytes() for part in (train, val) for index in range(6)]
@@ -61,14 +61,14 @@ def test_fractals_depend_on_class_and_number_alone(tmp_path):
 
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "imagefolder", "csv", "caltech101", "caltech256"])
-def test_a_missing_data_path_says_what_is_expected_there(tmp_path, dataset):
+def test_missing_data_path_error_describes_expected_layout(tmp_path, dataset):
     message = error_of(dataset, tmp_path / "none")
     assert_names(message, "DATA.DATA_PATH", tmp_path / "none", dataset, "-data_path", "docs/data.md")
     # An empty folder will not do either.
     assert ("docs/data.md" in error_of(dataset, tmp_path)) is (dataset != "imagefolder")
 
 
-def test_more_classes_than_the_model_has_are_an_error_and_fewer_are_not(tmp_path):
+def test_more_classes_than_model_outputs_is_an_error(tmp_path):
     make_folders(tmp_path / "train", {"ant": 1, "bee": 1, "cat": 1})
     make_folders(tmp_path / "val", {"ant": 1})
     message = error_of("imagefolder", tmp_path, num_classes=2)
@@ -76,6 +76,6 @@ def test_more_classes_than_the_model_has_are_an_error_and_fewer_are_not(tmp_path
     assert len(load("imagefolder", tmp_path, num_classes=9)[0].classes) == 3
 
 
-def test_the_shuffle_is_the_same_in_every_version_of_numpy():
+def test_shuffle_is_stable_across_numpy_versions():
     assert shuffled(10, 0, 0).tolist() == [3, 2, 1, 8, 6, 0, 7, 4, 5, 9]
     assert shuffled(10, 0, 1).tolist() != shuffled(10, 1, 0).tolist()

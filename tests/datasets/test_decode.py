@@ -22,7 +22,7 @@ def read(file: Path, channels: int = 3, **rules) -> np.ndarray:
 
 @pytest.mark.parametrize("mode", ["RGB", "P", "CMYK", "1", "L"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_images_of_any_mode_become_what_pillow_converts_them_to(tmp_path, mode, channels):
+def test_every_image_mode_converts_as_in_pillow(tmp_path, mode, channels):
     file = tmp_path / "image"
     noise(7, 6, mode).save(file, format="TIFF")
     wanted = {1: "L", 3: "RGB"}[channels]
@@ -44,7 +44,7 @@ JPEGS = {
 
 @pytest.mark.parametrize("kind", JPEGS)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_jpegs_are_decoded_to_pillows_pixels_with_and_without_the_fast_decoder(kind, channels, monkeypatch):
+def test_jpeg_pixels_match_pillow_with_either_decoder(kind, channels, monkeypatch):
     mode, options = JPEGS[kind]
     buffer = io.BytesIO()
     noise(61, 45).convert(mode).save(buffer, format="JPEG", **options)
@@ -75,7 +75,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_image_is_told_apart_from_other_errors(tmp_path, kind):
+def test_broken_image_raises_image_read_error_with_reason(tmp_path, kind):
     content, reason = BROKEN[kind]
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
     (tmp_path / "image").write_bytes(content)
@@ -85,14 +85,14 @@ def test_a_broken_image_is_told_apart_from_other_errors(tmp_path, kind):
     assert FileImages(tmp_path, ["gone"], [0], ["ant"], PixelRules(3)).kinds(0) == (), "-check names it, and goes on"
 
 
-def test_damaged_exif_data_do_not_harm_the_pixels(tmp_path):
+def test_damaged_exif_leaves_pixels_unchanged(tmp_path):
     for name, exif in (("whole.jpg", b""), ("damaged.jpg", b"Exif\0\0no EXIF data")):
         noise(8, 6).save(tmp_path / name, exif=exif)
     whole, damaged = (read(tmp_path / name, applies_exif=True) for name in ("whole.jpg", "damaged.jpg"))
     assert np.array_equal(whole, damaged)
 
 
-def test_a_file_of_more_bytes_than_its_pixels_can_have_is_not_read(tmp_path):
+def test_file_too_large_for_its_pixels_is_refused(tmp_path):
     (tmp_path / "image").write_bytes(png(3) + bytes(2**20))
     assert read(tmp_path / "image", max_pixels=100).shape == (5, 6, 3)
     (tmp_path / "image").write_bytes(png(3) + bytes(2**20 + 800))

@@ -31,7 +31,7 @@ def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
     [big_set(), big_set(buffer=1), ImageSet(np.zeros(1000), ["one"])],
     ids=["shards", "one after the other", "any order"],
 )
-def test_each_epoch_and_each_seed_has_every_sample_once_in_an_order_of_its_own(images):
+def test_every_epoch_and_seed_orders_all_samples_differently(images):
     """A buffer of 1 moves nothing but the tars."""
     orders = [images.epoch_order(seed, epoch)[:].tolist() for seed in (0, 1) for epoch in range(3)]
     assert all(sorted(order) == list(range(1000)) for order in orders)
@@ -39,7 +39,7 @@ def test_each_epoch_and_each_seed_has_every_sample_once_in_an_order_of_its_own(i
     assert images.epoch_order(0, 0)[:].tolist() == orders[0]
 
 
-def test_tars_come_in_a_random_order_and_a_sample_stays_within_the_buffer_of_its_turn():
+def test_shuffled_tars_keep_samples_near_their_turn():
     in_turn = big_set(buffer=1).epoch_order(3, 5)[:]
     assert (np.diff(in_turn.reshape(20, 50), axis=1) == 1).all()  # tar by tar, from front to back
     tars = (in_turn[::50] // 50).tolist()
@@ -71,7 +71,7 @@ def grouped_in_one_array(group_of: np.ndarray, num_groups: int, reach: int, seed
 
 
 @pytest.mark.parametrize("case", range(25))
-def test_any_part_of_an_order_is_that_of_the_whole_array(case):
+def test_any_slice_of_an_order_matches_whole_array(case):
     rng = np.random.default_rng(case)
     count, block = int(rng.integers(1, 300)), int(rng.integers(1, 60))  # images, positions of a block
     reach = int(rng.integers(1, count + 1))
@@ -90,14 +90,14 @@ def test_any_part_of_an_order_is_that_of_the_whole_array(case):
         assert set(read) <= set(grouped.groups_of(start, stop)) <= set(np.flatnonzero(sizes))
 
 
-def test_a_set_of_more_than_one_block_has_the_order_of_the_whole_array():
+def test_multi_block_order_matches_whole_array():
     count = 1_050_000
     for buffer in (8192, 200_000):
         wanted = grouped_in_one_array(np.repeat(np.arange(15), count // 15), 15, buffer, 0, 3)
         assert (big_set(15, count // 15, buffer).epoch_order(0, 3)[:] == wanted).all()
 
 
-def test_a_part_of_a_set_of_shards_has_the_order_that_it_had_as_an_array():
+def test_subset_of_shards_keeps_its_array_order():
     images = big_set(20, 50, 30)
     kept = np.flatnonzero(np.random.default_rng(0).random(1000) < 0.1)
     kept = kept[(kept < 300) | (kept >= 400)]  # two tars have none left
@@ -105,7 +105,7 @@ def test_a_part_of_a_set_of_shards_has_the_order_that_it_had_as_an_array():
     assert images.take(kept).epoch_order(5, 6)[:].tolist() == wanted.tolist()
 
 
-def test_windows_of_large_blocks_are_parts_of_the_epochs_whichever_comes_first():
+def test_windows_match_epochs_in_any_access_order():
     """Blocks of this size are computed ahead, in a thread."""
     steps = order(num_images=150_000, batch_size=10_000)
     epochs = [nearby_in_one_array(150_000, 150_000, 0, epoch) for epoch in range(3)]
@@ -114,7 +114,7 @@ def test_windows_of_large_blocks_are_parts_of_the_epochs_whichever_comes_first()
         assert (steps.window(step) == epochs[epoch][index * 10_000 : (index + 1) * 10_000]).all()
 
 
-def test_an_epoch_begins_without_waiting_for_its_order():
+def test_epoch_starts_without_waiting_for_its_order():
     """A block is computed while the epoch before is under way, and not in the thread that trains."""
     computed_in = []
 
@@ -130,7 +130,7 @@ def test_an_epoch_begins_without_waiting_for_its_order():
     assert main == threading.current_thread() and len(others) >= 3 and main not in others
 
 
-def test_training_goes_through_the_order_of_the_set_which_hears_where_before_it_reads(tmp_path):
+def test_shards_learn_read_position_before_each_read(tmp_path):
     make_set(tmp_path)
     config = settings("shards", tmp_path, IMAGE_SIZE=4, CROP_PCT=1.0, BATCH_SIZE=6, SHUFFLE_BUFFER=8, NUM_WORKERS=0)
     announced = []

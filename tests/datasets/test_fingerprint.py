@@ -31,7 +31,7 @@ def facts_of(dataset: str, root) -> dict:
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards", "parquet", "digits", "synthetic", "fractals"])
-def test_a_copy_has_the_same_facts_with_and_without_an_index_file(tmp_path, monkeypatch, dataset):
+def test_copied_data_keeps_fingerprint_with_or_without_index(tmp_path, monkeypatch, dataset):
     make(dataset, tmp_path / "here")
     if (tmp_path / "here").exists():
         shutil.copytree(tmp_path / "here", tmp_path / "copy")
@@ -42,7 +42,7 @@ def test_a_copy_has_the_same_facts_with_and_without_an_index_file(tmp_path, monk
     assert len(here) == 9 and here["training images"] > here["validation images"] > 0 or dataset == "synthetic"
 
 
-def test_each_change_of_the_data_changes_its_fact(tmp_path):
+def test_each_data_change_alters_its_part_of_fingerprint(tmp_path):
     make("csv", tmp_path)
     text, before = (tmp_path / "a.csv").read_text(), facts_of("csv", tmp_path)
     lines = text.splitlines()
@@ -61,7 +61,7 @@ def test_each_change_of_the_data_changes_its_fact(tmp_path):
     assert found["number"] & {"training images", "validation images"}
 
 
-def test_labels_are_those_of_the_names_of_classes_whatever_their_numbers(tmp_path):
+def test_renumbering_classes_keeps_the_label_fingerprint(tmp_path):
     make("imagefolder", tmp_path)
     (tmp_path / "names.txt").write_text("bee\nant\n")
     found = [
@@ -71,7 +71,7 @@ def test_labels_are_those_of_the_names_of_classes_whatever_their_numbers(tmp_pat
     assert changed_facts(*found).keys() == {"classes and their order"}
 
 
-def test_evaluation_of_other_data_with_the_same_names_scores_all_its_images(tmp_path):
+def test_different_data_with_same_names_is_scored_completely(tmp_path):
     make("imagefolder", tmp_path)
     train, val = load("imagefolder", tmp_path / "photos")
     kept = SavedData(val.classes, val.split, identity(val), data_facts(train, val))

@@ -18,7 +18,7 @@ from utils.errors import DataError
 
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "imagefolder"])
-def test_class_folders_are_numbered_by_the_names_in_train(tmp_path, dataset):
+def test_class_folders_are_numbered_by_train_names(tmp_path, dataset):
     make_folders(tmp_path / "train", {"cat": 2, "ant": 1, "bee": 1})
     make_folders(tmp_path / "val", {"cat": 1, "bee": 1}, shade=10)
     train, val = load(dataset, tmp_path)
@@ -31,7 +31,7 @@ def test_class_folders_are_numbered_by_the_names_in_train(tmp_path, dataset):
     assert load(dataset, tmp_path, evaluate=True)[1].targets.tolist() == [1, 2]
 
 
-def test_hidden_folders_and_files_that_are_no_images_are_ignored(tmp_path):
+def test_hidden_folders_and_non_image_files_are_ignored(tmp_path):
     make_folders(tmp_path / "train", {"ant": 1, "bee": 1, ".ipynb_checkpoints": 1, "bee/more": 1, "bee/.trash": 1})
     make_folders(tmp_path / "val", {"ant": 1})
     (tmp_path / "train" / "ant" / "Thumbs.db").write_bytes(b"no image")
@@ -42,7 +42,7 @@ def test_hidden_folders_and_files_that_are_no_images_are_ignored(tmp_path):
 
 
 @pytest.mark.parametrize("folders", cases_of("mistakes/of_folders"))
-def test_wrong_folders_are_named(tmp_path, folders):
+def test_invalid_folder_layouts_are_named(tmp_path, folders):
     for folder, _, content in (each.partition("=") for each in folders.split()):
         (tmp_path / folder).parent.mkdir(parents=True, exist_ok=True)
         if content.isdecimal():
@@ -53,7 +53,7 @@ def test_wrong_folders_are_named(tmp_path, folders):
     same_message(error_of("imagefolder", tmp_path, VAL_FRACTION=0.0), "mistakes/of_folders", folders)
 
 
-def test_a_folder_that_cannot_be_read_is_told(tmp_path, monkeypatch):
+def test_unreadable_folder_is_reported(tmp_path, monkeypatch):
     make_folders(tmp_path, {"train/bee": 1, "val/bee": 1})
     monkeypatch.setattr(os, "scandir", Mock(side_effect=PermissionError(13, "Permission denied", "train/bee")))
     assert_names(error_of("imagefolder", tmp_path), "DATA.DATA_PATH", "train/bee")
@@ -66,7 +66,7 @@ ABOVE = {"photos/cat": 3, "photos/dog": 3, "new/cat": 3, "new/dog": 3}
     "folders",
     [ABOVE, {**ABOVE, "new": 1}, {"a/train/cat": 2, "a/val/cat": 2, "b/train/cat": 2, "b/val/cat": 2}],
 )
-def test_a_path_one_folder_too_high_is_refused(tmp_path, folders):
+def test_path_one_folder_too_high_is_refused(tmp_path, folders):
     make_folders(tmp_path / "data", folders)
     first = sorted({name.split("/")[0] for name in folders})[0]
     found = error_of("imagefolder", tmp_path / "data")
@@ -74,7 +74,7 @@ def test_a_path_one_folder_too_high_is_refused(tmp_path, folders):
     same_message(found, "mistakes/of_folders_above_the_data", " ".join(folders))
 
 
-def test_folders_of_folders_are_classes_where_somebody_lists_them(tmp_path):
+def test_listed_classes_allow_folders_of_folders(tmp_path):
     make_folders(tmp_path / "data", ABOVE)
     listed, others = tmp_path / "listed.txt", tmp_path / "others.txt"
     listed.write_text("photos\nnew\n")
@@ -96,7 +96,7 @@ def test_folders_of_folders_are_classes_where_somebody_lists_them(tmp_path):
     ],
     ids=["beside a flat folder", "in train and val"],
 )
-def test_a_data_set_read_as_a_class_is_warned_of(tmp_path, folders):
+def test_dataset_read_as_one_class_warns(tmp_path, folders):
     make_folders(tmp_path / "data", folders)
     (tmp_path / "listed.txt").write_text("photos\nnew\n")
     (found,) = [note for note in load("imagefolder", tmp_path / "data")[1].notes if note.startswith("warning")]
@@ -114,7 +114,7 @@ def test_a_data_set_read_as_a_class_is_warned_of(tmp_path, folders):
     ],
     ids=["by date", "one folder each", "one with images of its own"],
 )
-def test_class_folders_may_hold_their_images_in_subfolders(tmp_path, folders):
+def test_class_folders_may_have_images_in_subfolders(tmp_path, folders):
     make_folders(tmp_path, folders)
     train, val = load("imagefolder", tmp_path)
     assert train.classes == ["cat", "dog"] and len(train) + len(val) == sum(folders.values())
@@ -132,7 +132,7 @@ def make_run(folder: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize("names", [RUN, RUN[:2], RUN[1:], RUN[::2]])
-def test_folders_of_runs_are_no_classes_and_hold_no_images(tmp_path, names):
+def test_run_folders_are_neither_classes_nor_images(tmp_path, names):
     make_folders(tmp_path, {"cat": 5, "dog": 5})
     for name in ("train-20260102-03-04-05", "cat/mine", "cat/output/mine"):
         make_run(tmp_path / name, *names)
@@ -151,7 +151,7 @@ def test_folders_of_runs_are_no_classes_and_hold_no_images(tmp_path, names):
     assert load("imagefolder", tmp_path / "one")[0].classes == ["cat", "dog"], "beside a run is the one folder of data"
 
 
-def test_a_class_folder_with_a_file_that_runs_have_too_is_a_class(tmp_path):
+def test_class_folder_with_run_file_stays_a_class(tmp_path):
     make_folders(tmp_path, {"cat": 5, "dog": 5})
     for name, file in zip(("cat", "dog"), RUN[::2], strict=True):
         (tmp_path / name / file).touch()
@@ -159,7 +159,7 @@ def test_a_class_folder_with_a_file_that_runs_have_too_is_a_class(tmp_path):
 
 
 @pytest.mark.parametrize("parent", ["", "caltech101"])
-def test_caltech101_leaves_out_the_background_unless_asked(tmp_path, parent):
+def test_caltech101_excludes_background_unless_requested(tmp_path, parent):
     make_folders(
         tmp_path / parent / "101_ObjectCategories", {"BACKGROUND_Google": 10, "Faces": 20, "accordion": 10, ".x": 1}
     )
@@ -168,7 +168,7 @@ def test_caltech101_leaves_out_the_background_unless_asked(tmp_path, parent):
     assert np.bincount(train.targets).tolist() == [18, 9] and np.bincount(val.targets).tolist() == [2, 1]
 
 
-def test_caltech256_leaves_out_clutter_and_stray_files(tmp_path):
+def test_caltech256_excludes_clutter_and_stray_files(tmp_path):
     folder = tmp_path / "256_ObjectCategories"
     make_folders(folder, {"001.ak47": 10, "056.dog": 10, "257.clutter": 10, "056.dog/greg": 5})
     (folder / "056.dog" / "RENAME2").write_text("stray")
@@ -182,13 +182,13 @@ KAGGLE = "ILSVRC/Data/CLS-LOC"
 
 
 @pytest.mark.parametrize("folder", ["", "ILSVRC"])
-def test_kaggles_archive_is_refused_with_what_to_type(tmp_path, folder):
+def test_kaggle_archive_is_refused_with_the_right_command(tmp_path, folder):
     (tmp_path / KAGGLE / "val").mkdir(parents=True)
     found = error_of("imagenet2012", tmp_path / folder)
     assert_names(found, "DATA.DATA_PATH", "docs/data.md", f"-dataset imagefolder -data_path {tmp_path / KAGGLE}")
 
 
-def test_command_of_the_docs_sorts_kaggles_validation_images(tmp_path):
+def test_documented_command_sorts_kaggle_validation_images(tmp_path):
     synsets = ["n01443537", "n01440764", "n02108551", "n01440764"]  # of each validation image
     make_folders(tmp_path / KAGGLE / "train", dict.fromkeys(sorted(set(synsets)), 4))
     names = [f"ILSVRC2012_val_{number + 1:08d}" for number in range(len(synsets))]
@@ -205,13 +205,13 @@ def test_command_of_the_docs_sorts_kaggles_validation_images(tmp_path):
 
 
 @pytest.mark.parametrize("is_path", [True, False])
-def test_tars_are_refused_with_the_command_that_unpacks_them(tmp_path, is_path):
+def test_imagenet_tars_are_refused_with_unpack_command(tmp_path, is_path):
     (tar := tmp_path / "ILSVRC2012_img_train.tar").touch()
     found = error_of("imagenet2012", tar if is_path else tmp_path)
     assert_names(found, "DATA.DATA_PATH", "torchvision", "ILSVRC2012_devkit_t12.tar.gz", "scipy")
 
 
-def test_plain_class_folders_are_told_to_be_an_image_folder(tmp_path):
+def test_plain_class_folders_get_an_imagefolder_hint(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
     assert_names(error_of("imagenet2012", tmp_path), "DATA.DATA_PATH", "cat", "dog", "-dataset imagefolder")

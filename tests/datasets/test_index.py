@@ -42,7 +42,7 @@ def write(path: Path):
 
 
 @pytest.mark.parametrize("small", [10**6, 0])
-def test_an_index_gives_back_what_was_written_in_chunks_read_only_also_in_another_process(tmp_path, monkeypatch, small):
+def test_index_round_trips_read_only_across_processes(tmp_path, monkeypatch, small):
     monkeypatch.setattr(file, "SMALL", small)
     index = write(tmp_path / "x.index")
     assert (index.path is None) == bool(small) != (tmp_path / "x.index").exists()
@@ -58,7 +58,7 @@ def test_an_index_gives_back_what_was_written_in_chunks_read_only_also_in_anothe
     assert pickle.loads(pickle.dumps(names)).chunk(0, 5) == NAMES
 
 
-def test_a_damaged_index_is_not_opened(tmp_path):
+def test_damaged_index_is_not_opened(tmp_path):
     path = tmp_path / "x.index"
     write(path)
     content = path.read_bytes()
@@ -78,7 +78,7 @@ def test_a_damaged_index_is_not_opened(tmp_path):
     assert open_index(path) is None
 
 
-def test_places_of_an_index_differ_for_data_of_the_same_name_but_not_for_links_to_it(tmp_path):
+def test_index_path_depends_on_data_not_on_link(tmp_path):
     (tmp_path / "c").symlink_to("b")
     config = settings("csv", CACHE_PATH=str(tmp_path))
     first, second, third = (index_paths(config, tmp_path / name / "x.index") for name in "abc")
@@ -139,9 +139,7 @@ def reads(monkeypatch, function, module) -> list:
 
 
 @pytest.mark.parametrize("dataset", KINDS)
-def test_an_index_is_kept_until_its_data_changes_and_an_older_or_broken_one_is_made_anew(
-    tmp_path, monkeypatch, dataset
-):
+def test_index_is_rebuilt_after_data_or_format_change(tmp_path, monkeypatch, dataset):
     make, (module, function), change = KINDS[dataset]
     make(tmp_path / "data")
     calls = reads(monkeypatch, function, module)
@@ -156,7 +154,7 @@ def test_an_index_is_kept_until_its_data_changes_and_an_older_or_broken_one_is_m
 
 
 @pytest.mark.parametrize("dataset", KINDS)
-def test_where_the_data_cannot_be_written_to_the_index_lies_in_the_folder_of_caches(tmp_path, monkeypatch, dataset):
+def test_read_only_data_has_index_in_cache_folder(tmp_path, monkeypatch, dataset):
     make, (module, function), _ = KINDS[dataset]
     make(tmp_path / "data")
     locked = file.locked
@@ -182,9 +180,7 @@ def test_where_the_data_cannot_be_written_to_the_index_lies_in_the_folder_of_cac
 
 
 @pytest.mark.parametrize("dataset", KINDS)
-def test_a_set_sent_to_a_loader_process_takes_no_copy_of_its_columns_along_and_not_those_of_another_index(
-    tmp_path, dataset
-):
+def test_pickled_set_reloads_its_index_without_copying_columns(tmp_path, dataset):
     KINDS[dataset][0](tmp_path)
     sets = load(dataset, tmp_path, VAL_FRACTION=0.3)
     sent = [pickle.dumps(image_set) for image_set in sets]
@@ -200,7 +196,7 @@ def test_a_set_sent_to_a_loader_process_takes_no_copy_of_its_columns_along_and_n
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_build_that_is_killed_leaves_nothing_that_a_next_start_reads(tmp_path, call):
+def test_killed_index_build_leaves_nothing_that_is_read(tmp_path, call):
     make_set(tmp_path)
     wanted = everything_of("shards", tmp_path)
     for index in tmp_path.glob("*.index"):
@@ -217,7 +213,7 @@ def test_a_build_that_is_killed_leaves_nothing_that_a_next_start_reads(tmp_path,
     assert all(map(open_index, tmp_path.glob("*.index"))) and not list(tmp_path.glob(".*.part"))
 
 
-def test_of_two_that_start_at_once_one_builds_and_the_other_waits_for_it(tmp_path, monkeypatch):
+def test_concurrent_starts_build_the_index_once(tmp_path, monkeypatch):
     make_set(tmp_path)
     begun, scan, calls = threading.Event(), shards.scan, []
 
@@ -240,7 +236,7 @@ def test_of_two_that_start_at_once_one_builds_and_the_other_waits_for_it(tmp_pat
 
 
 @pytest.mark.parametrize("change", ["remove", "rename", "nested", "class", "unlink"])
-def test_folders_are_listed_again_when_one_changes(tmp_path, tmp_path_factory, change):
+def test_changed_folders_are_listed_again(tmp_path, tmp_path_factory, change):
     make_classes(tmp_path)
     draw((elsewhere := tmp_path_factory.mktemp("elsewhere")) / "linked" / "x.png")
     (tmp_path / "bee" / "link").symlink_to(elsewhere / "linked")
@@ -258,7 +254,7 @@ def test_folders_are_listed_again_when_one_changes(tmp_path, tmp_path_factory, c
     assert change != "rename" or "ant/x.png" in {part.key(index) for part in after for index in range(len(part))}
 
 
-def test_what_depends_on_the_settings_and_on_other_files_is_checked_with_an_index_too(tmp_path, tmp_path_factory):
+def test_index_does_not_skip_settings_dependent_checks(tmp_path, tmp_path_factory):
     root, elsewhere = tmp_path, tmp_path_factory.mktemp("elsewhere")
     make_lists(root)
     for place in (root / "more", elsewhere):
@@ -276,7 +272,7 @@ def test_what_depends_on_the_settings_and_on_other_files_is_checked_with_an_inde
     assert_names(error_of("imagenet2012", root), "train_list.txt, line 1", "0.jpg")
 
 
-def test_repeated_paths_are_told_with_an_index_too(tmp_path):
+def test_index_still_reports_repeated_paths(tmp_path):
     make_lists(tmp_path)
     make_list(tmp_path, ["0.jpg 0", "./0.jpg 1", "1.jpg 2", "7.jpg 0", "0.jpg 0"])
     for _ in range(2):
@@ -288,9 +284,7 @@ def test_repeated_paths_are_told_with_an_index_too(tmp_path):
     assert_names(error_of("imagenet2012", tmp_path), "val_list.txt")
 
 
-def test_a_split_is_drawn_once_for_each_fraction_and_fold_of_which_several_runs_may_go_on_at_once(
-    tmp_path, monkeypatch
-):
+def test_split_is_drawn_once_per_fraction_and_fold(tmp_path, monkeypatch):
     make_classes(tmp_path)
     hashed = reads(monkeypatch, "split_keys", FileImages)
     wanted = [everything_of("imagefolder", tmp_path, FOLD=fold) for fold in (None, "0/3", "1/3")]
@@ -307,7 +301,7 @@ def test_a_split_is_drawn_once_for_each_fraction_and_fold_of_which_several_runs_
     assert not list(tmp_path.glob("*.index"))
 
 
-def test_file_names_are_found_in_all_chunks_and_parts(tmp_path, monkeypatch):
+def test_file_names_are_found_across_chunks_and_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(file, "CHUNK", 3)
     paths = ["cat/1.jpg", "cat/21.jpg", "dog/1.jpg", "1.jpg", "a/b/1.jpg", "x", "dog/1.jpg.jpg", "dog/2.jpg"]
     images = FileImages(tmp_path, paths, [0] * len(paths), ["one"], PixelRules(3))

@@ -26,7 +26,7 @@ def make_lists(root: Path, train: str, val: str = "val.jpg 0\n", encoding: str =
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_list_files_are_split_at_the_last_white_space(tmp_path, encoding):
+def test_list_lines_split_at_the_last_whitespace(tmp_path, encoding):
     make_lists(tmp_path, "n02/c.jpg 2\n\n  n01/my holiday photo.jpg\t1 \r\na.jpg 0", encoding=encoding)
     train, val = load("imagenet2012", tmp_path)
     assert train.targets.tolist() == [2, 1, 0] and shades(train) == [2, 1, 0]
@@ -36,7 +36,7 @@ def test_list_files_are_split_at_the_last_white_space(tmp_path, encoding):
 
 
 @pytest.mark.parametrize("line", cases_of("mistakes/in_a_list"))
-def test_a_wrong_line_of_a_list_is_told_with_its_number(tmp_path, line):
+def test_wrong_list_line_is_reported_with_its_number(tmp_path, line):
     root = tmp_path / "data"
     root.mkdir()
     draw(tmp_path / "elsewhere" / "c.jpg")
@@ -46,7 +46,7 @@ def test_a_wrong_line_of_a_list_is_told_with_its_number(tmp_path, line):
     same_message(error_of("imagenet2012", root, num_classes=num_classes), "mistakes/in_a_list", line)
 
 
-def test_a_linked_file_outside_the_root_is_refused_when_it_is_read_and_one_inside_is_not(tmp_path):
+def test_only_links_leaving_the_root_are_refused(tmp_path):
     root = tmp_path / "data"
     root.mkdir()
     make_lists(root, "a.jpg 0\ninside.jpg 1\nlink.jpg 0\n")
@@ -59,7 +59,7 @@ def test_a_linked_file_outside_the_root_is_refused_when_it_is_read_and_one_insid
         train.read(2)
 
 
-def test_evaluation_needs_only_the_validation_list_but_counts_the_classes_of_both(tmp_path):
+def test_evaluation_needs_only_the_validation_list(tmp_path):
     make_lists(tmp_path, "a.jpg 0\nmissing.jpg 7\n")
     train, val = load("imagenet2012", tmp_path, evaluate=True)
     assert train is None and len(val.classes) == 8
@@ -70,7 +70,7 @@ def test_evaluation_needs_only_the_validation_list_but_counts_the_classes_of_bot
     assert_names(error_of("imagenet2012", tmp_path), tmp_path, "validation")
 
 
-def test_a_class_that_is_never_trained_is_refused_with_its_line_and_a_name_with_the_nearest(tmp_path):
+def test_untrained_class_is_refused_with_line_and_suggestion(tmp_path):
     make_lists(tmp_path, "a.jpg 0\na.jpg 2\n", "a.jpg 2\nn02/c.jpg 1\n")
     assert_names(error_of("imagenet2012", tmp_path), "val_list.txt, line 2", "class 1", "train_list.txt")
     make_csv(tmp_path / "train.csv", "images/1.jpg,dog\n")
@@ -84,7 +84,7 @@ def make_csv(file: Path, rows: str, header: str = "image_path,target", encoding:
         draw(file.parent / "images" / f"{shade}.jpg", shade)
 
 
-def test_csv_targets_may_be_names_all_if_most_are_and_other_columns_and_spaces_around_values_do_not_count(tmp_path):
+def test_csv_class_names_ignore_extra_columns_and_spaces(tmp_path):
     rows = 'images/3.jpg , dog ,x\n"images/4.jpg",cat,\nimages/2.jpg,7,\n'
     make_csv(tmp_path / "train.csv", rows, "image_path , target,note", "utf-8-sig")
     make_csv(tmp_path / "val.csv", 'images/5.jpg, "dog"\t\nimages/6.jpg,7\nimages/7.jpg,7\n')  # half are no names
@@ -95,14 +95,14 @@ def test_csv_targets_may_be_names_all_if_most_are_and_other_columns_and_spaces_a
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/in_a_csv_file"))
-def test_a_wrong_csv_row_is_told_with_its_line(tmp_path, text):
+def test_wrong_csv_row_is_reported_with_its_line(tmp_path, text):
     header, _, rows = content_of(text).partition("\n")
     make_csv(tmp_path / "train.csv", rows, header)
     message = error_of("csv", tmp_path, num_classes=5)
     same_message(message, "mistakes/in_a_csv_file", text, folders=re.compile("(a/){9,}"))
 
 
-def test_a_class_of_a_csv_file_that_is_not_utf_8_is_refused_and_the_name_of_a_file_is_not(tmp_path):
+def test_csv_classes_must_be_utf8_unlike_file_names(tmp_path):
     for name in ("1 ÿ", "1 €"):  # the bytes from 0x80 to 0xff
         make_csv(tmp_path / "train.csv", f"images/1.jpg;{name}\nimages/2.jpg;dog\n", "image_path;target", "cp1252")
         assert_names(error_of("csv", tmp_path), "train.csv, line 2", "target", "UTF-8")
@@ -114,7 +114,7 @@ def test_a_class_of_a_csv_file_that_is_not_utf_8_is_refused_and_the_name_of_a_fi
     assert_names(error_of("csv", tmp_path), "train.csv", "UTF-8")
 
 
-def test_rows_of_equal_strings_are_found_however_far_apart_and_not_by_their_hash_alone():
+def test_equal_rows_are_found_despite_distance_and_collisions():
     hashes = np.arange(2**20 + 9)
     hashes[[2**20 + 2, 2**20 + 5]], hashes[9] = 7, 3
     assert list(equal_rows(hashes, lambda row: "one")) == [[3, 9], [7, 2**20 + 2, 2**20 + 5]]
@@ -126,7 +126,7 @@ def test_rows_of_equal_strings_are_found_however_far_apart_and_not_by_their_hash
     ("moved", "classes"),
     [(None, ["fox", "1", "bee"]), ("bee/2.png 0", ["0", "1", "2"]), ("0/2.png 2", ["0", "1", "2"])],
 )
-def test_classes_of_numbers_are_called_as_their_folders_where_all_of_a_class_agree(tmp_path, moved, classes):
+def test_numbered_classes_take_names_of_consistent_folders(tmp_path, moved, classes):
     lines = [f"train/{name}/{number}.png {label}" for name, label in (("fox", 0), ("bee", 2)) for number in range(2)]
     lines += [f"train/{moved}"] if moved else []
     for line in [*lines, "a.png 2"]:
@@ -140,7 +140,7 @@ def test_classes_of_numbers_are_called_as_their_folders_where_all_of_a_class_agr
 
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "csv"])
-def test_a_list_that_is_read_in_chunks_means_what_it_means_at_once(tmp_path, monkeypatch, dataset):
+def test_list_read_in_chunks_gives_same_result(tmp_path, monkeypatch, dataset):
     name, header, mark = ("train.csv", "image_path,target\n", ",") if dataset == "csv" else ("train_list.txt", "", " ")
     rows = [f"{number // 3}/{number}.jpg{mark}{number // 2}\n" for number in range(9)]
     (tmp_path / "val_list.txt").write_text("val/8.jpg 1\n")
@@ -167,7 +167,7 @@ def test_a_list_that_is_read_in_chunks_means_what_it_means_at_once(tmp_path, mon
     assert all(f"{name}, line {12 if header else 11}" in each for each in found[0][2:])
 
 
-def test_a_high_label_is_believed_of_many_images_and_of_many_classes():
+def test_high_label_needs_many_images_or_classes():
     def classes(*labels: int) -> list[str]:
         return numbered_classes(Config(), [np.array([*labels, 1100])], ["image {}".format])
 

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 # --- order ---
 
 
-def test_every_window_is_cut_exactly_whatever_the_sizes_and_mixed_pairs_are_never_parted():
+def test_windows_are_cut_exactly_without_splitting_mixed_pairs():
     rng = random.Random(0)
     for _ in range(150):
         in_pairs = rng.random() < 0.5
@@ -72,7 +72,7 @@ def test_every_window_is_cut_exactly_whatever_the_sizes_and_mixed_pairs_are_neve
         assert cut.num_images - len(seen) == (cut.num_images % cut.global_batch if leaves_out else 0)
 
 
-def test_an_epoch_is_described_as_it_is_trained():
+def test_epoch_description_matches_training():
     pages = {}  # never an epoch without a step
     for number, drop_last in ((144, True), (1500, True), (1501, True), (501, False), (500, False)):
         cut = order(number, 250, num_accumulated=2, drop_last=drop_last)
@@ -80,7 +80,7 @@ def test_an_epoch_is_described_as_it_is_trained():
     same_text("epochs", pages)
 
 
-def test_the_randomness_of_a_sample_is_its_own_and_the_same_in_every_version_of_python():
+def test_sample_randomness_is_unique_in_any_python_version():
     assert sample_rng(0, 0, 0).random() == 0.12010089443862726
     others = [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0, "replacement")]
     assert len({sample_rng(*each).random() for each in others} | {0.12010089443862726}) == 5
@@ -89,7 +89,7 @@ def test_the_randomness_of_a_sample_is_its_own_and_the_same_in_every_version_of_
 # --- windows ---
 
 
-def test_what_nobody_took_from_a_window_does_not_turn_up_in_the_next():
+def test_unread_batches_never_leak_into_next_window():
     data = train_data(settings(BATCH_SIZE=100, accumulate=2))
     whole = taken(data.windows(0, 3))
     windows = data.windows(0, 3)
@@ -97,7 +97,7 @@ def test_what_nobody_took_from_a_window_does_not_turn_up_in_the_next():
     assert taken(windows) == whole[2:]
 
 
-def test_loading_leaves_the_global_random_numbers_and_what_is_frozen_alone():
+def test_loading_leaves_global_rng_and_gc_freeze_unchanged():
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
     config = settings(BATCH_SIZE=700)
@@ -142,7 +142,7 @@ def folder(tmp_path) -> Path:
     return make_folder(tmp_path)
 
 
-def test_an_unreadable_image_is_replaced_by_one_of_its_class_or_where_there_is_none_by_any(folder):
+def test_unreadable_image_is_replaced_preferably_from_its_class(folder):
     data = train_data(folder_settings(folder))
     shown, of_the_third = {}, set()
     for step, window in enumerate(data.windows(0, 5 * data.steps_per_epoch)):
@@ -159,7 +159,7 @@ def test_an_unreadable_image_is_replaced_by_one_of_its_class_or_where_there_is_n
     assert len(shown) == 21
 
 
-def test_evaluation_leaves_out_what_it_cannot_read_and_reports_it(folder):
+def test_evaluation_skips_and_reports_unreadable_images(folder):
     config = folder_settings(folder, BATCH_SIZE_EVAL=1)
     _, val = load_image_sets(config)
     batches = list(build_eval_data(config, val, Process(CPU)))
@@ -173,7 +173,7 @@ def test_evaluation_leaves_out_what_it_cannot_read_and_reports_it(folder):
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_when_nothing_can_be_read_any_more_the_error_comes_through_the_worker_as_it_is(folder, kind):
+def test_fully_unreadable_data_raises_data_error_through_worker(folder, kind):
     data = train_data(folder_settings(folder, 1, WORKERS=kind))
     for file in (folder / "train").rglob("*.png"):
         file.unlink()
@@ -183,7 +183,7 @@ def test_when_nothing_can_be_read_any_more_the_error_comes_through_the_worker_as
     assert "Traceback" not in str(caught.value)
 
 
-def test_signals_to_all_processes_leave_the_workers_at_work_and_closing_ends_them(folder):
+def test_loader_processes_ignore_signals_and_end_on_close(folder):
     data = train_data(folder_settings(folder, 2, WORKERS="processes"))
     expected = taken(train_data(folder_settings(folder)).windows(0, 100))
     windows = data.windows(0, 100)
@@ -199,7 +199,7 @@ def test_signals_to_all_processes_leave_the_workers_at_work_and_closing_ends_the
     assert multiprocessing.active_children() == []
 
 
-def test_loader_processes_make_no_folder_that_a_kill_would_leave(folder, tmp_path, monkeypatch):
+def test_loader_processes_leave_no_temporary_folder(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     windows = train_data(folder_settings(folder, 2, WORKERS="processes")).windows(0, 3)
     assert len(taken(windows)) == 3
@@ -228,7 +228,7 @@ print(*[child.pid for child in multiprocessing.active_children()], flush=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_loader_threads_bring_no_threads_and_leave_the_training_its_and_a_program_that_ends_ends_its_workers(folder):
+def test_loader_keeps_thread_counts_and_exits_with_program(folder):
     """The images are large enough that torch would share out the mirroring of one, and the end is in mid-epoch."""
     command = [sys.executable, "-W", "ignore::UserWarning", "-c", PROGRAM, folder]  # torch warns of 2 workers on 1 core
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
@@ -238,7 +238,7 @@ def test_loader_threads_bring_no_threads_and_leave_the_training_its_and_a_progra
 
 
 @pytest.mark.parametrize("ahead, expected", [(0, [1, 2, 3]), (2, [3, 4, 5])])
-def test_threads_read_so_many_batches_ahead_and_none_where_the_cpu_computes(folder, monkeypatch, ahead, expected):
+def test_loader_threads_prefetch_exactly_the_configured_batches(folder, monkeypatch, ahead, expected):
     config = folder_settings(folder)
     train_set = load_image_sets(config)[0]
     begun = []
@@ -269,7 +269,7 @@ def plenty(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("plenty")
-def test_workers_are_the_cores_of_the_process_unless_set(folder):
+def test_worker_count_defaults_to_the_process_cores(folder):
     config, small = folder_settings(folder, None), settings(NUM_WORKERS=None)
     files, in_memory = load_image_sets(config)[1], load_image_sets(small)[1]
     processes = replaced(config, DATA={"WORKERS": "processes"})
@@ -282,7 +282,7 @@ def test_workers_are_the_cores_of_the_process_unless_set(folder):
 
 
 @pytest.mark.usefixtures("plenty")
-def test_beside_a_gpu_processes_read_where_threads_would_wait_for_pythons_lock(folder, monkeypatch):
+def test_gpu_loading_uses_processes_where_gil_limits_threads(folder, monkeypatch):
     plain, small = folder_settings(folder, None), settings(NUM_WORKERS=None)
     files, in_memory = load_image_sets(plain)[0], load_image_sets(small)[0]
     policy, jitter = (replaced(plain, TRAIN=each) for each in ({"AUTO_AUGMENT": "augmix"}, {"COLOR_JITTER": 0.4}))
@@ -301,7 +301,7 @@ def test_beside_a_gpu_processes_read_where_threads_would_wait_for_pythons_lock(f
     assert fewest_processes(plain, files, local_size=4) == 0, "no room for those of all four"
 
 
-def test_threads_beside_a_gpu_read_ahead_as_far_as_memory_allows(monkeypatch):
+def test_gpu_threads_read_ahead_as_memory_allows(monkeypatch):
     def ahead(free: int, **data) -> int:
         monkeypatch.setattr(loader_workers, "free_host_memory", lambda: free)
         config = settings(NUM_WORKERS=2, WORKERS="threads", **data)
@@ -313,7 +313,7 @@ def test_threads_beside_a_gpu_read_ahead_as_far_as_memory_allows(monkeypatch):
 
 
 @on_pretend_device
-def test_beside_a_device_threads_read_files_and_processes_images_in_memory(tmp_path, monkeypatch):
+def test_device_batches_match_cpu_and_never_synchronize(tmp_path, monkeypatch):
     def batches(config, image_set: ImageSet, process: Process) -> list:
         windows = build_train_data(config, image_set, process).windows(0, 6)
         return list(itertools.chain.from_iterable(window.batches for window in windows))
@@ -338,7 +338,7 @@ def test_beside_a_device_threads_read_files_and_processes_images_in_memory(tmp_p
 # --- synthetic ---
 
 
-def test_synthetic_batches_lie_ready_and_follow_from_the_seed():
+def test_synthetic_batches_are_reused_and_follow_the_seed():
     config = settings("synthetic", BATCH_SIZE=16, BATCH_SIZE_EVAL=24, SYNTHETIC_SIZE=40, DROP_LAST=False)
     data = train_data(config)
     batches = [batch for window in data.windows(0, 6) for batch in window.batches]
@@ -353,7 +353,7 @@ def test_synthetic_batches_lie_ready_and_follow_from_the_seed():
     assert val.num_samples == 40 and [batch.num_samples for batch in val] == [20]
 
 
-def test_synthetic_images_have_the_size_of_their_epoch():
+def test_synthetic_images_follow_the_size_schedule():
     config = replaced(settings("synthetic", BATCH_SIZE=20, SYNTHETIC_SIZE=20), TRAIN={"SIZE_SCHEDULE": ("0:4", "1:6")})
     windows = train_data(config).windows(0, 2)
     assert [batch.images.shape for window in windows for batch in window.batches] == [(20, 1, 4, 4), (20, 1, 6, 6)]

@@ -65,7 +65,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_draws_are_distributed_as_timms(kind):
+def test_mixup_draws_are_distributed_as_in_timm(kind):
     count = 1000
     (ours, our_cuts), (theirs, their_cuts) = (draws(count, **KINDS[kind]) for draws in (our_draws, timms_draws))
     # Five standard deviations of the difference, and the distance that 1 of 1,000 pairs of samples exceeds.
@@ -78,7 +78,7 @@ def test_draws_are_distributed_as_timms(kind):
 
 
 @pytest.mark.parametrize("kind", ["mixup", "cutmix", "both"])
-def test_the_same_draws_give_timms_pixels_and_targets(kind, monkeypatch):
+def test_same_draws_give_timm_pixels_and_targets(kind, monkeypatch):
     if kind != "mixup" and mixup.rand_bbox((1, 1, 1), lam=0.0)[1] == 0:
         pytest.skip("this timm draws boxes of an odd side one pixel smaller")
     side, kinds_seen = 12, set()
@@ -97,7 +97,7 @@ def test_the_same_draws_give_timms_pixels_and_targets(kind, monkeypatch):
     assert len(kinds_seen) == 3 or kind != "both", "not all of mixed, cut and unchanged occurred"
 
 
-def test_the_images_of_a_group_share_a_draw_wherever_the_window_is_cut():
+def test_mixup_group_shares_a_draw_across_cuts():
     it, whole = mixing(**KINDS["both"], MIXUP_GROUP=64), mixing(**KINDS["both"], MIXUP_GROUP=None)
     table = torch.tensor(it.rows(piece(200)))
     draws = [set(map(tuple, part[:, 1:].tolist())) for part in table.split(64)]
@@ -108,7 +108,7 @@ def test_the_images_of_a_group_share_a_draw_wherever_the_window_is_cut():
     assert len(set(map(tuple, (row[1:] for row in whole.rows(piece(200)))))) == 1
 
 
-def test_pairs_and_single_images_draw_for_themselves():
+def test_pair_and_element_modes_draw_independently_of_groups():
     for mode, count in (("pair", 10), ("elem", 20)):
         tables = [mixing(**KINDS["mixup"], MIXUP_MODE=mode, MIXUP_GROUP=group).rows(piece(20)) for group in (4, None)]
         assert tables[0] == tables[1] and len({row[1:] for row in tables[0]}) == count

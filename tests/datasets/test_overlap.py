@@ -66,7 +66,7 @@ def photos(tmp_path) -> Path:
         (2, ["DATA.NUM_WORKERS=0", "DATA.CACHE=disk"]),
     ],
 )
-def test_copies_are_counted_by_content_once_whoever_reads_them(photos, processes, words):
+def test_validation_copies_are_counted_once_with_any_workers(photos, processes, words):
     options = ["-opts", "DATA.DROP_LAST=false", *words]
     ended = train(photos, *options, processes=processes)
     (line,) = told(ended, BY_CONTENT)
@@ -78,7 +78,7 @@ def test_copies_are_counted_by_content_once_whoever_reads_them(photos, processes
     assert "Epoch[003/003]" in resumed.stdout and not told(resumed, BY_CONTENT), "it was said in the first epoch"
 
 
-def test_the_same_photos_to_train_and_validate_are_told_at_the_start(photos):
+def test_identical_train_and_validation_photos_warn_at_start(photos):
     shutil.rmtree(photos / "val")
     shutil.copytree(photos / "train", photos / "val")
     ended = train(photos)
@@ -91,7 +91,7 @@ def test_the_same_photos_to_train_and_validate_are_told_at_the_start(photos):
 
 
 @pytest.mark.parametrize("data_set", ["csv", "shards"])
-def test_images_of_lists_and_shards_are_compared_by_content(photos, data_set):
+def test_listed_and_sharded_images_are_compared_by_content(photos, data_set):
     if data_set == "csv":
         for part in ("train", "val"):
             rows = [f"{path.relative_to(photos)},{path.parent.name}" for path in sorted((photos / part).rglob("*.*"))]
@@ -104,7 +104,7 @@ def test_images_of_lists_and_shards_are_compared_by_content(photos, data_set):
     assert_names(line, "2 of 4", "1 of these 2")
 
 
-def test_different_images_of_one_name_and_size_are_none(photos):
+def test_same_name_and_size_alone_is_no_overlap(photos):
     shutil.rmtree(photos)
     for seed, part in enumerate(("train", "val")):
         draw_noise(photos / part, "cat", "dog", seed=seed, ending="bmp")
@@ -114,7 +114,7 @@ def test_different_images_of_one_name_and_size_are_none(photos):
     assert len(shared_names(*sets)) == 1
 
 
-def test_images_with_one_fingerprint_are_compared_pixel_by_pixel(tmp_path):
+def test_images_with_equal_fingerprints_are_compared_by_pixel(tmp_path):
     make_folders(tmp_path, {"train/cat": 1, "train/dog": 1, "val/cat": 1, "val/dog": 1})
     blank = np.zeros((400, 400, 3), np.uint8)
     for part in ("train", "val"):
@@ -133,7 +133,7 @@ def test_images_with_one_fingerprint_are_compared_pixel_by_pixel(tmp_path):
     assert train_set.fingerprints is val_set.fingerprints is None, "later epochs note nothing"
 
 
-def test_looking_for_copies_changes_no_weight(photos, monkeypatch):
+def test_overlap_check_does_not_change_weights(photos, monkeypatch):
     hashes = []
     for number in range(2):
         ended = typed("main_single_gpu.py", *flags_for(photos), "-name", str(number)).done()

@@ -26,7 +26,7 @@ from utils.errors import ConfigError, DataError
 # --- reading ---
 
 
-def test_labels_names_of_classes_and_pixels_are_those_of_the_rows(tmp_path):
+def test_parquet_rows_give_labels_class_names_and_pixels(tmp_path):
     make_parquet(tmp_path)
     train, val = load("parquet", tmp_path)
     assert shades(train) == list(range(20)) and shades(val) == list(range(200, 206))
@@ -45,7 +45,7 @@ def test_labels_names_of_classes_and_pixels_are_those_of_the_rows(tmp_path):
         ["data/birds-train-00000-of-00001-0ab1.parquet", "data/birds-valid-00000-of-00001-0ab2.parquet"],
     ],
 )
-def test_parts_are_found_by_the_names_of_files_and_folders(tmp_path, names):
+def test_parquet_parts_are_found_by_path_names(tmp_path, names):
     for name, numbers in zip(names, (range(9), range(20, 23)), strict=True):
         write_parquet(tmp_path / name, rows(numbers))
     train, val = load("parquet", tmp_path)
@@ -53,7 +53,7 @@ def test_parts_are_found_by_the_names_of_files_and_folders(tmp_path, names):
     assert train.classes == ["0", "1", "2"] and train.labels_are_numbers
 
 
-def test_of_one_file_images_are_held_out_by_their_names(tmp_path):
+def test_single_parquet_file_holds_out_images_by_name(tmp_path):
     path = write_parquet(tmp_path / "all.parquet", rows(range(40)))
     train, val = load("parquet", path, VAL_FRACTION=0.3)
     assert sorted(shades(train) + shades(val)) == list(range(40)) and len(val) > 1
@@ -64,7 +64,7 @@ def test_of_one_file_images_are_held_out_by_their_names(tmp_path):
     assert_names(error_of("parquet", tmp_path), "DATA.DATA_PATH", "train-00000-of-00002.parquet")
 
 
-def test_repeated_names_leave_file_and_row_as_the_key_and_repeated_classes_stay_apart(tmp_path):
+def test_repeated_parquet_names_and_classes_stay_distinct(tmp_path):
     columns = rows(range(6))
     columns["image"][5]["path"] = "0000.png"
     path = write_parquet(tmp_path / "train.parquet", columns, {"label": ["crane", "cat", "crane"]})
@@ -94,7 +94,7 @@ def as_dictionary(values: list) -> pyarrow.Array:
         rows(range(6)) | {"label": as_dictionary(["ant", "bee", "cat"] * 2)},
     ],
 )
-def test_images_and_labels_of_every_type_are_read(tmp_path, columns):
+def test_all_parquet_image_and_label_types_are_read(tmp_path, columns):
     for part in ("train", "val"):
         write_parquet(tmp_path / f"{part}.parquet", columns)
     train, _ = load("parquet", tmp_path)
@@ -102,14 +102,14 @@ def test_images_and_labels_of_every_type_are_read(tmp_path, columns):
     assert train.classes in (ANIMALS, ["0", "1", "2"])
 
 
-def test_classes_that_are_texts_are_those_of_all_files(tmp_path):
+def test_text_classes_are_collected_from_all_parquet_files(tmp_path):
     for name, labels in {"train-0": ["bee", "cat"], "train-1": ["ant", "bee"], "val": ["ant", "cat"]}.items():
         write_parquet(tmp_path / f"{name}.parquet", rows(range(2)) | {"label": labels})
     train, _ = load("parquet", tmp_path)
     assert [train.classes[target] for target in train.targets] == ["bee", "cat", "ant", "bee"]
 
 
-def test_a_setting_names_columns_that_are_called_otherwise(tmp_path):
+def test_columns_setting_selects_columns_with_other_names(tmp_path):
     columns = {"img": rows(range(6))["image"], "fine_label": [5, 4, 3, 2, 1, 0], "label": [0] * 6}
     for part in ("train", "val"):
         write_parquet(tmp_path / f"{part}.parquet", columns, {"fine_label": list("abcdef")})
@@ -121,14 +121,14 @@ def test_a_setting_names_columns_that_are_called_otherwise(tmp_path):
 # --- what is refused ---
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path):
+def test_duplicate_parquet_columns_are_refused(tmp_path):
     table = pyarrow.table(rows(range(4)))
     pyarrow.parquet.write_table(table.append_column("label", table["label"]), tmp_path / "train.parquet")
     assert_names(error_of("parquet", tmp_path), "label", "DATA.COLUMNS")
 
 
 @pytest.mark.parametrize("change", cases_of("mistakes/in_parquet_columns"))
-def test_rows_and_columns_that_cannot_be_used_are_named(tmp_path, change):
+def test_unusable_parquet_rows_and_columns_are_named(tmp_path, change):
     """The last values of a column are these."""
     columns, (name, text) = rows(range(6)), change.split("=")
     values = json.loads(text)
@@ -137,7 +137,7 @@ def test_rows_and_columns_that_cannot_be_used_are_named(tmp_path, change):
     same_message(error_of("parquet", path), "mistakes/in_parquet_columns", change)
 
 
-def test_parts_of_different_data_sets_and_files_without_rows_are_refused(tmp_path):
+def test_mismatched_parts_and_empty_parquet_files_are_refused(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", rows(range(6)), {"label": ["a", "b"]})
     assert_names(error_of("parquet", tmp_path), str(path), "row 2", 2)
     write_parquet(path, rows(range(6)))
@@ -174,14 +174,14 @@ def test_truncated_damaged_and_foreign_files_are_named(tmp_path):
             shades(part)
 
 
-def test_files_that_the_others_count_but_that_are_missing_are_named(tmp_path):
+def test_missing_numbered_parquet_files_are_warned_about(tmp_path):
     make_parquet(tmp_path, num_files=3)
     (tmp_path / "data" / "train-00001-of-00003.parquet").unlink()
     _, val = load("parquet", tmp_path)
     assert_names("\n".join(val.notes), "warning", "train-00001-of-00003.parquet")
 
 
-def test_without_pyarrow_or_with_one_that_would_load_pickles_the_error_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_or_unsafe_pyarrow_suggests_an_install_command(tmp_path, monkeypatch):
     make_parquet(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(pyarrow, "__version__", "14.0.0")
@@ -191,7 +191,7 @@ def test_without_pyarrow_or_with_one_that_would_load_pickles_the_error_says_what
         load("parquet", tmp_path)
 
 
-def test_a_type_that_is_a_pickle_is_not_loaded(tmp_path):
+def test_pickled_parquet_extension_type_is_not_loaded(tmp_path):
     """As files could do to pyarrow before 14.0.1."""
     marker = tmp_path / "executed"
     hidden = {
@@ -207,7 +207,7 @@ def test_a_type_that_is_a_pickle_is_not_loaded(tmp_path):
 # --- row groups ---
 
 
-def test_a_file_that_is_replaced_while_it_is_read_ends_the_run(tmp_path):
+def test_parquet_file_replaced_during_a_run_ends_it(tmp_path):
     make_parquet(tmp_path)
     train, _ = load("parquet", tmp_path)
     assert int(train.read(0)[0, 0, 0]) == 0
@@ -217,7 +217,7 @@ def test_a_file_that_is_replaced_while_it_is_read_ends_the_run(tmp_path):
         train.read(9)  # of another row group
 
 
-def test_a_row_group_that_the_disk_fails_to_read_once_is_read_again_and_a_missing_image_is_named(tmp_path, monkeypatch):
+def test_failed_row_group_read_is_retried_once(tmp_path, monkeypatch):
     columns = rows(range(6)) | {"image": [*plain_binary()["image"][:5], None]}
     pyarrow.parquet.write_table(pyarrow.table(columns), path := tmp_path / "train.parquet", write_statistics=False)
     train, val = load("parquet", path, VAL_FRACTION=0.5)
@@ -235,7 +235,7 @@ def test_a_row_group_that_the_disk_fails_to_read_once_is_read_again_and_a_missin
     assert not failing
 
 
-def test_an_epoch_takes_its_row_groups_one_after_another(tmp_path):
+def test_epoch_reads_row_groups_one_after_another(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", rows(range(200)), group=10)
     write_parquet(tmp_path / "val.parquet", rows(range(3)))
     train, _ = load("parquet", tmp_path, SHUFFLE_BUFFER=20)
@@ -249,9 +249,7 @@ def test_an_epoch_takes_its_row_groups_one_after_another(tmp_path):
     assert np.count_nonzero(np.diff(mixed)) > np.count_nonzero(np.diff(order))  # to make shards of
 
 
-def test_an_epoch_reads_each_row_group_once_though_no_more_of_them_are_kept_than_the_memory_may_hold(
-    tmp_path, monkeypatch
-):
+def test_small_cache_still_reads_row_groups_once(tmp_path, monkeypatch):
     write_parquet(tmp_path / "train.parquet", rows(range(200)), group=20)
     write_parquet(tmp_path / "val.parquet", rows(range(3)))
     read, reads = parquet.read_columns, []
@@ -268,7 +266,7 @@ def test_an_epoch_reads_each_row_group_once_though_no_more_of_them_are_kept_than
             assert len(reads) in wanted
 
 
-def test_rows_sorted_by_class_are_warned_of(tmp_path):
+def test_parquet_rows_sorted_by_class_are_warned_about(tmp_path):
     columns = rows(range(90), num_classes=30)
     path = write_parquet(tmp_path / "train.parquet", columns)
     assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes)
@@ -277,7 +275,7 @@ def test_rows_sorted_by_class_are_warned_of(tmp_path):
     assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=90)[1].notes), "which mixes all rows"
 
 
-def test_threads_that_want_the_same_row_group_read_it_once_and_the_oldest_are_dropped():
+def test_threads_share_row_group_reads_and_drop_oldest():
     cache, reads, meet = GroupCache(), [], threading.Barrier(4)
 
     def get(key: str) -> str:
@@ -293,7 +291,7 @@ def test_threads_that_want_the_same_row_group_read_it_once_and_the_oldest_are_dr
     assert cache.get("x", 2, lambda: "read again") == "read again"
 
 
-def test_a_forked_process_does_not_wait_for_what_a_thread_of_its_parent_reads():
+def test_forked_process_never_waits_for_parent_thread_reads():
     cache, begun, goes_on = GroupCache(), threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(cache.get, "a", 2, lambda: begun.set() or goes_on.wait(60))
@@ -305,7 +303,7 @@ def test_a_forked_process_does_not_wait_for_what_a_thread_of_its_parent_reads():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
-def test_a_footer_whose_types_contradict_each_other_is_damaged_and_does_not_end_the_process(tmp_path):
+def test_contradictory_footer_is_refused_without_crashing_the_process(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", rows(range(6)))
     whole, start = path.read_bytes(), len(path.read_bytes()) - 8 - int.from_bytes(path.read_bytes()[-8:-4], "little")
     types = (each.start() for each in re.finditer(rb"\x15\x0c", whole) if each.start() > start)  # field 1: BYTE_ARRAY

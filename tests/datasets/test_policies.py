@@ -94,9 +94,7 @@ CASES += [("augmix", "random", "RGB")]  # timm 1.0.20 cannot mix images of one c
 
 
 @pytest.mark.parametrize(("policy", "interpolation", "mode"), CASES)
-def test_from_the_same_random_numbers_a_policy_makes_timms_pixels(
-    policy, interpolation, mode, monkeypatch, with_black_posterize
-):
+def test_same_random_numbers_give_timm_policy_pixels(policy, interpolation, mode, monkeypatch, with_black_posterize):
     image = picture(mode)
     num_channels = len(image.getbands())
     ours = augmentation(num_channels, interpolation, AUTO_AUGMENT=policy)
@@ -111,7 +109,7 @@ def test_from_the_same_random_numbers_a_policy_makes_timms_pixels(
     assert num_changed > 10
 
 
-def test_weighted_operations_come_as_often_as_numpy_draws_them():
+def test_weighted_operations_occur_as_often_as_in_numpy():
     weights = auto_augment.rand_augment_choices("weights")
     shares = np.array([*weights.values()]) / sum(weights.values())
     state, count = np.random.RandomState(0), 2000
@@ -135,7 +133,7 @@ class Scripted(random.Random):
         return self.numbers.pop(0) if len(self.numbers) > 1 else self.numbers[0]
 
 
-def test_every_operation_and_level_of_trivialaugment_has_torchvisions_pixels(monkeypatch):
+def test_every_trivialaugment_operation_and_level_matches_torchvision(monkeypatch):
     ours, image = augmentation(AUTO_AUGMENT="ta_wide"), picture()
     theirs = TrivialAugmentWide(31, InterpolationMode.BICUBIC, fill=list(FILL))
     for index in range(14):
@@ -173,7 +171,7 @@ FEW = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0, 1.1, 1.37, 1.9, 4.6)
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_an_operation_makes_the_same_pixels_of_an_image_of_any_shape(name, mode):
+def test_operations_match_reference_pixels_for_any_image_shape(name, mode):
     image = picture(mode, (40, 27))
     fill = FILL[: len(image.getbands())]
     augment = augmentation(len(fill), AUTO_AUGMENT="rand")
@@ -184,7 +182,7 @@ def test_an_operation_makes_the_same_pixels_of_an_image_of_any_shape(name, mode)
             assert np.array_equal(mine, np.asarray(REFERENCES[name](image, value, **options))), (value, resample)
 
 
-def test_jitter_is_drawn_as_torchvisions():
+def test_color_jitter_draws_match_torchvision():
     """torchvision's ColorJitter, behind the policy."""
     augment = augmentation(COLOR_JITTER=0.4, AUTO_AUGMENT="3a")
     jitters = [augment.draw(random.Random(seed)).operations[1:] for seed in range(2000)]
@@ -196,6 +194,6 @@ def test_jitter_is_drawn_as_torchvisions():
         assert abs(values.mean() - 1) < 0.02 and abs(values.std() - 0.8 / 12**0.5) < 0.02
 
 
-def test_weights_of_chains_add_up_to_one_however_small_their_draws():
+def test_augmix_chain_weights_always_sum_to_one():
     augment = augmentation(AUTO_AUGMENT="augmix-w1-d1-a0.01")
     assert {sum(augment.draw(random.Random(seed)).weights) for seed in range(4000)} == {1.0}

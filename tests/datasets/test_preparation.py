@@ -47,7 +47,7 @@ def mixed_one_by_one(images: torch.Tensor, piece: Piece, config: Config) -> torc
 
 @pytest.mark.parametrize("kind", [Erasing, BatchedErasing])
 @pytest.mark.parametrize(("mode", "channels"), [("pixel", 3), ("rand", 1), ("const", 3)])
-def test_what_is_erased_equals_a_plain_loop(kind, mode, channels):
+def test_erasing_equals_a_plain_loop(kind, mode, channels):
     config = settings(channels, RANDOM_ERASE_MODE=mode, **ERASES)
     images, piece = torch.randn(40, channels, SIDE, SIDE), batch(40).piece
     wanted = erased_one_by_one(images, piece, config)
@@ -56,7 +56,7 @@ def test_what_is_erased_equals_a_plain_loop(kind, mode, channels):
     assert 10 < (wanted != images).flatten(1).any(1).sum() < 40 and 0.9 < erasing.noise.std() < 1.1
 
 
-def test_boxes_of_the_loader_are_those_drawn_on_demand_also_in_parts():
+def test_loader_boxes_match_boxes_drawn_on_demand():
     config = replaced(digits(IMAGE_SIZE=16, BATCH_SIZE=16), TRAIN={"RANDOM_ERASE_PROB": 0.5, "RANDOM_ERASE_COUNT": 2})
     prepare = Preparation(config, Normalize(config.DATA))
     windows = train_data(config).windows(0, 1)
@@ -68,7 +68,7 @@ def test_boxes_of_the_loader_are_those_drawn_on_demand_also_in_parts():
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8])
-def test_what_is_mixed_equals_a_plain_loop(count):
+def test_mixing_equals_a_plain_loop(count):
     config, piece = settings(**MIXES), batch(count).piece
     images, mixing = torch.randn(count, 3, SIDE, SIDE), Mixing(config)
     got = mixing(images, torch.tensor(mixing.rows(piece)), images.dtype)
@@ -79,7 +79,7 @@ def test_what_is_mixed_equals_a_plain_loop(count):
     ("half", "kind", "channels"), [(torch.float16, Erasing, 3), (torch.bfloat16, BatchedErasing, 1)]
 )
 @pytest.mark.parametrize("train", [{}, ERASES, MIXES, ERASES | MIXES], ids=["plain", "erased", "mixed", "both"])
-def test_images_in_half_precision_are_those_in_float32_rounded_once(half, kind, train, channels):
+def test_half_precision_images_are_float32_rounded_once(half, kind, train, channels):
     config, images = settings(channels, **train), batch(9, channels)
     prepare = Preparation(config, Normalize(config.DATA))
     if train.keys() & ERASES.keys():
@@ -89,7 +89,7 @@ def test_images_in_half_precision_are_those_in_float32_rounded_once(half, kind, 
     assert wanted.is_contiguous() and got.is_contiguous()
 
 
-def test_mixing_stops_after_so_many_epochs_and_a_batch_without_a_piece_is_only_normalized():
+def test_mixup_off_epoch_and_missing_piece_disable_mixing():
     config, one = settings(3, MIXUP_OFF_EPOCH=2, **MIXES), batch(4)
     prepare = Preparation(config, Normalize(config.DATA))
     prepared = [prepare(one._replace(piece=one.piece._replace(epoch=epoch))) for epoch in range(4)]
@@ -100,7 +100,7 @@ def test_mixing_stops_after_so_many_epochs_and_a_batch_without_a_piece_is_only_n
     assert torch.equal(prepare(one._replace(piece=None))[0], prepare.normalize(one.images))  # as scripts/doctor.py's
 
 
-def test_one_graph_for_each_size_computes_all_that_is_done_with_the_images(monkeypatch):
+def test_one_graph_per_size_does_all_image_preparation(monkeypatch):
     graphs, compile_any = [], torch.compile
 
     def backend(graph, inputs):
@@ -119,7 +119,7 @@ def test_one_graph_for_each_size_computes_all_that_is_done_with_the_images(monke
 
 
 @on_pretend_device
-def test_a_device_prepares_what_the_host_does_without_making_it_wait(tmp_path):
+def test_device_preparation_matches_host_without_synchronizing(tmp_path):
     plain = batch(9)
     pinned = plain._replace(images=plain.images.pin_memory(), targets=plain.targets.pin_memory())
     for mode in ("pixel", "rand", "const"):
@@ -133,7 +133,7 @@ def test_a_device_prepares_what_the_host_does_without_making_it_wait(tmp_path):
 
 @needing_extra("operator_lists")
 @on_pretend_device
-def test_images_reach_the_model_in_the_type_of_its_first_layer(tmp_path):
+def test_images_have_dtype_of_the_models_first_layer(tmp_path):
     for options, dtype in (
         ("", torch.float32),
         ("AMP=true", torch.bfloat16),

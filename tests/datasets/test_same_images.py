@@ -41,7 +41,7 @@ def assert_same_however_split_and_started(config: Config) -> dict:
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "imagefolder"])
-def test_the_images_of_an_epoch_are_the_same_for_any_split_worker_and_start_of_every_source(tmp_path, name):
+def test_every_source_gives_same_images_however_loaded(tmp_path, name):
     config = settings(SOURCES[name](tmp_path), {})
     whole = assert_same_however_split_and_started(config)
     by_processes = seen(config, first=2, NUM_WORKERS=2, WORKERS="processes")
@@ -49,7 +49,7 @@ def test_the_images_of_an_epoch_are_the_same_for_any_split_worker_and_start_of_e
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_images_of_an_epoch_do_not_depend_on_the_split_the_workers_or_the_start(source, case):
+def test_augmented_images_are_equal_however_split_or_started(source, case):
     data, train = CASES[case]
     assert_same_however_split_and_started(settings(source | data, train))
 

@@ -43,7 +43,7 @@ def labels_of(image_set):
 
 
 @pytest.mark.parametrize("form", ["separator", "spaces", "all columns", "named columns", "words"])
-def test_an_image_has_the_labels_of_its_cell_or_of_its_columns(tmp_path, here, form):
+def test_image_labels_come_from_its_cell_or_columns(tmp_path, here, form):
     header, rows, given = "image_path,bird,cat,dog", in_columns(), IN_COLUMNS
     if form == "separator":
         header, rows, given = "image_path,target", separated(), SEPARATED
@@ -66,7 +66,7 @@ def test_an_image_has_the_labels_of_its_cell_or_of_its_columns(tmp_path, here, f
     assert dict(zip(order, train.count_classes().tolist(), strict=True)) == {"bird": 2, "cat": 5, "dog": 3}
 
 
-def test_batches_hold_zeros_and_ones_for_the_models_outputs(tmp_path):
+def test_multilabel_targets_are_zeros_and_ones_per_output(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(of="v"))
     words = ["DATA.DATASET=csv", f"DATA.DATA_PATH={tmp_path}", "DATA.LABEL_SEPARATOR=|", "DATA.BATCH_SIZE=8"]
@@ -82,7 +82,7 @@ def test_batches_hold_zeros_and_ones_for_the_models_outputs(tmp_path):
     assert torch.equal(batch.targets, expected[torch.from_numpy(batch.piece.indices.astype(np.int64))])
 
 
-def test_the_classes_of_a_checkpoint_and_of_a_file_number_the_labels(tmp_path):
+def test_checkpoint_or_classes_file_numbers_the_labels(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(of="v"))
     (tmp_path / "classes.txt").write_text("dog\ncat\nbird\n")
@@ -92,7 +92,7 @@ def test_the_classes_of_a_checkpoint_and_of_a_file_number_the_labels(tmp_path):
         assert train.classes == val.classes == ["dog", "cat", "bird"] and labels_of(train) == labels_of(val) == MEANT
 
 
-def test_a_file_of_classes_with_one_that_no_image_has_is_refused_unless_their_number_is_set(tmp_path):
+def test_listed_class_without_images_requires_num_classes(tmp_path):
     write(tmp_path / "train.csv", separated())
     (tmp_path / "classes.txt").write_text("dog\ncat\nbird\nbrid\n")
     given = {**SEPARATED, "CLASSES": str(tmp_path / "classes.txt"), "VAL_FRACTION": 0.3}
@@ -100,7 +100,7 @@ def test_a_file_of_classes_with_one_that_no_image_has_is_refused_unless_their_nu
     assert load("csv", tmp_path, num_classes=4, **given)[0].classes == ["dog", "cat", "bird", "brid"]
 
 
-def test_no_split_takes_all_training_images_of_a_class():
+def test_split_leaves_training_images_of_every_class():
     targets = np.random.default_rng(0).choice(4, size=300)
     targets[0] = 4  # the only image of class d, which has a label of others too
     images = FileImages("/", [f"{number}.png" for number in range(300)], targets, list("abcd"), PixelRules(3))
@@ -112,7 +112,7 @@ def test_no_split_takes_all_training_images_of_a_class():
         assert len(train) + len(val) == 300 and len(val) > 30
 
 
-def test_a_separator_or_a_class_that_never_occurs_is_told(tmp_path):
+def test_unused_separator_or_class_is_reported(tmp_path):
     write(tmp_path / "train.csv", separated())
     for separator, is_told in ((";", True), ("|", False)):
         notes = load("csv", tmp_path, LABEL_SEPARATOR=separator, VAL_FRACTION=0.3)[1].notes
@@ -121,7 +121,7 @@ def test_a_separator_or_a_class_that_never_occurs_is_told(tmp_path):
     assert_names(" ".join(load("csv", tmp_path, VAL_FRACTION=0.3, **IN_COLUMNS)[1].notes), "no image has: eel")
 
 
-def test_validation_images_with_other_labels_are_other_images(tmp_path):
+def test_validation_identity_depends_on_the_labels(tmp_path):
     found = []
     for labels in (["cat|dog", "cat"], ["dog|cat", "cat"], ["dog", "cat"]):
         write(tmp_path / "train.csv", separated())
@@ -131,21 +131,21 @@ def test_validation_images_with_other_labels_are_other_images(tmp_path):
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/of_several_labels"))
-def test_wrong_labels_are_refused_with_their_place(tmp_path, text):
+def test_wrong_labels_are_refused_with_their_location(tmp_path, text):
     header, *rows = content_of(text).split("\n")
     write(tmp_path / "train.csv", rows, header)
     given = SEPARATED if "target" in header else IN_COLUMNS
     same_message(error_of("csv", tmp_path, VAL_FRACTION=0.3, **given), "mistakes/of_several_labels", text)
 
 
-def test_columns_of_labels_are_numbered_as_in_the_training_file(tmp_path):
+def test_label_columns_are_numbered_as_in_training_file(tmp_path):
     write(tmp_path / "train.csv", in_columns(), "image_path,bird,cat,dog")
     write(tmp_path / "val.csv", ["v0.png,1,0,0", "v1.png,1,1,0"], "image_path,dog,cat,bird")
     train, val = load("csv", tmp_path, **IN_COLUMNS)
     assert train.classes == val.classes == CLASSES and labels_of(val) == [{"dog"}, {"cat", "dog"}]
 
 
-def test_a_label_of_validation_images_alone_is_refused(tmp_path):
+def test_label_only_in_validation_images_is_refused(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(["cat", "cat|dgo"], of="v"))
     assert_names(error_of("csv", tmp_path, **SEPARATED), "val.csv, line 3", "dgo", "dog")
@@ -155,7 +155,7 @@ def test_a_label_of_validation_images_alone_is_refused(tmp_path):
     assert_names(error_of("csv", tmp_path, COLUMNS=("image_path", "cat", "lion")), "train.csv, line 1", "lion")
 
 
-def test_several_labels_without_their_setting_are_hinted_at_and_no_advice_is_one_that_is_refused(tmp_path):
+def test_multilabel_data_suggests_separator_and_only_allowed_settings(tmp_path):
     labels = ["cat", "dog|cat", *["cat"] * 30, "dog"]
     write(tmp_path / "train.csv", separated(labels))
     notes = load("csv", tmp_path, VAL_FRACTION=0.3)[1].notes

@@ -34,7 +34,7 @@ def test_tars_on_a_server_without_their_extra_are_refused(monkeypatch):
 # --- reading ---
 
 
-def test_samples_are_read_from_the_tars_in_their_order(tmp_path):
+def test_samples_are_read_in_tar_order(tmp_path):
     make_set(tmp_path)
     (tmp_path / "train-000001.tar.gz").touch()  # which one of them was unpacked from
     train, val = load("shards", tmp_path)
@@ -44,7 +44,7 @@ def test_samples_are_read_from_the_tars_in_their_order(tmp_path):
     assert shades(train.take(np.array([25, 3]))) == [25, 3]
 
 
-def test_folders_for_the_parts_and_class_names_are_read_and_without_validation_some_is_held_out(tmp_path):
+def test_shard_part_folders_and_class_names_are_read(tmp_path):
     write_tar(tmp_path / "train" / "b.tar", samples(10, 10))
     write_tar(tmp_path / "train" / "a.tar", samples(0, 10))
     (tmp_path / "classes.txt").write_text("ant\r\nbee\r\ncat\r\nbee\r\n", "utf-8-sig")
@@ -57,7 +57,7 @@ def test_folders_for_the_parts_and_class_names_are_read_and_without_validation_s
             load("shards", tmp_path)
 
 
-def test_labels_come_from_cls_or_json_and_everything_else_is_ignored(tmp_path):
+def test_labels_come_only_from_cls_or_json_files(tmp_path):
     files = {
         "./deep/a.JPG": png(1),
         "./deep/a.cls": b" 2\n",
@@ -78,7 +78,7 @@ def test_labels_come_from_cls_or_json_and_everything_else_is_ignored(tmp_path):
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_long_names_of_every_form_are_read_and_links_and_folders_passed_over(tmp_path, tar_format):
+def test_tar_formats_read_long_names_and_skip_links(tmp_path, tar_format):
     name = f"{'f' * 90}/{'g' * 60}/{'n' * (250 if tar_format != tarfile.USTAR_FORMAT else 90)}"
     files = {f"{name}.png": png(7), f"{name}.cls": b"0", "ümlaut.png": png(8), "ümlaut.cls": b"1"}
     with tarfile.open(path := tmp_path / "train-0.tar", "w", format=tar_format) as tar:
@@ -98,7 +98,7 @@ def test_long_names_of_every_form_are_read_and_links_and_folders_passed_over(tmp
     assert list(zip(found.offsets, found.sizes, strict=True)) == wanted
 
 
-def test_the_writer_of_shards_in_the_data_page_makes_what_is_read(tmp_path):
+def test_documented_shard_writer_makes_readable_shards(tmp_path):
     written = {}
     exec(re.search(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(encoding="utf-8"), re.S)[1], written)
     for part, numbers in (("train", range(25)), ("val", range(200, 206))):
@@ -112,13 +112,13 @@ def test_the_writer_of_shards_in_the_data_page_makes_what_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("files", cases_of("mistakes/in_a_tar"))
-def test_a_wrong_sample_is_told_with_its_tar(tmp_path, files):
+def test_wrong_sample_is_reported_with_its_tar(tmp_path, files):
     named = (file.split("=") for file in content_of(files).split())
     write_tar(tmp_path / "train-0.tar", {name: content.encode() for name, content in named})
     same_message(error_of("shards", tmp_path), "mistakes/in_a_tar", files)
 
 
-def test_what_is_no_set_of_shards_is_told(tmp_path):
+def test_invalid_sets_of_shards_are_reported(tmp_path):
     assert_names(error_of("shards", tmp_path), "DATA.DATA_PATH", tmp_path, "train-000000.tar")
     for number in range(3):
         write_tar(tmp_path / f"train-{number:06d}.tar", {"readme.txt": b"hello"})
@@ -139,7 +139,7 @@ def test_what_is_no_set_of_shards_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("position", [0, 512, 3000, 3072, -1536, -600])
-def test_a_truncated_tar_is_refused_after_its_last_whole_file(tmp_path, position):
+def test_truncated_tar_is_refused(tmp_path, position):
     path = write_tar(tmp_path / "train-0.tar", samples(0, 3))
     end = 0
     if position < 0:
@@ -149,7 +149,7 @@ def test_a_truncated_tar_is_refused_after_its_last_whole_file(tmp_path, position
     assert_names(error_of("shards", tmp_path), path, "truncated")
 
 
-def test_a_damaged_header_is_told_with_its_place_and_a_tar_that_changes_during_a_run_ends_it(tmp_path):
+def test_damaged_tar_header_is_reported_with_its_offset(tmp_path):
     path = write_tar(tmp_path / "train-0.tar", samples(0, 3))
     train = train_only(tmp_path)
     flip(path, 1024 + 10)  # in the second header's name: a 512-byte header and a block of content come before
@@ -170,7 +170,7 @@ def scanned(monkeypatch) -> list[str]:
     return names
 
 
-def test_the_index_of_another_tar_and_one_that_points_out_of_its_tar_are_not_believed(tmp_path, scanned):
+def test_foreign_or_out_of_bounds_index_is_rejected(tmp_path, scanned):
     tar = write_tar(tmp_path / "train-0.tar", samples(0, 3))
     names, stat, checksum = [b"a.png", b"b.png", b"c.png"], tar.stat(), shards.checksum_of(Tar(tar))
     described = [
@@ -186,7 +186,7 @@ def test_the_index_of_another_tar_and_one_that_points_out_of_its_tar_are_not_bel
         assert shades(train_only(tmp_path)) == [0, 1, 2] and scanned == ["train-0.tar"]
 
 
-def test_of_a_set_that_has_changed_only_new_tars_are_scanned(tmp_path, scanned):
+def test_only_new_tars_in_changed_set_are_scanned(tmp_path, scanned):
     make_set(tmp_path)
     load("shards", tmp_path)
     scanned.clear()
@@ -201,7 +201,7 @@ def test_of_a_set_that_has_changed_only_new_tars_are_scanned(tmp_path, scanned):
 
 
 @pytest.mark.parametrize("count", [10, 2000])  # all of the tar is compared, or pieces of it
-def test_a_copy_with_another_date_keeps_its_index_and_a_changed_tar_does_not(tmp_path, scanned, count):
+def test_copied_tar_keeps_its_index_unless_changed(tmp_path, scanned, count):
     write_tar(tmp_path / "data" / "train-0.tar", samples(0, 10) | {f"{n}.txt": b"x" * 512 for n in range(count)})
     wanted = shades(train_only(tmp_path / "data"))
     shutil.copytree(tmp_path / "data", tmp_path / "copy", copy_function=shutil.copyfile)
@@ -217,7 +217,7 @@ def test_a_copy_with_another_date_keeps_its_index_and_a_changed_tar_does_not(tmp
     assert scanned == ["train-0.tar"]
 
 
-def test_a_read_that_the_system_ends_early_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_short_system_read_continues_where_it_stopped(tmp_path, monkeypatch):
     path, pread = write_tar(tmp_path / "a.tar", samples(0, 3)), os.pread
     monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 300), offset))
     whole = path.read_bytes()

@@ -34,7 +34,7 @@ def parts_of(dataset: str, path, **options) -> dict[str, str]:
     return {each.key(index): part for part, each in zip("tv", (train, val), strict=True) for index in range(len(each))}
 
 
-def test_however_a_folder_grows_every_class_is_measured_and_no_image_moves_from_training_to_validation():
+def test_growing_folder_keeps_split_and_measures_every_class():
     for seed in range(20):
         random = np.random.default_rng(seed)
         limit, classes = random.integers(3, 31, 6), ["ant", "bee", "cat", "dog", "fox", "gnu"]
@@ -62,7 +62,7 @@ def test_however_a_folder_grows_every_class_is_measured_and_no_image_moves_from_
             before, folds = after, held_out
 
 
-def test_a_name_is_in_the_same_part_as_folder_csv_file_and_shard_however_its_umlauts_are_written(tmp_path):
+def test_split_of_name_ignores_source_and_unicode_form(tmp_path):
     names = [f"{name}/ü{number}.png" for name in ("ant", "bee") for number in range(40)]
     for form in ("NFC", "NFD"):
         for name in names:
@@ -92,7 +92,7 @@ def in_parts(names: list[str], fraction: float = 0.2) -> tuple[dict[str, str], s
     return found, "\n".join(val.notes)
 
 
-def test_only_images_that_the_log_names_change_part_when_relabelled():
+def test_relabelling_changes_part_only_of_logged_images():
     num_named = 0
     for seed in range(20):
         random = np.random.default_rng(seed)
@@ -110,7 +110,7 @@ def test_only_images_that_the_log_names_change_part_when_relabelled():
     assert 0 < num_named < 40, "classes of three images must show what the log names"
 
 
-def test_classes_with_the_same_file_names_keep_their_shares_in_any_order():
+def test_classes_sharing_file_names_keep_their_validation_share():
     classes, found = ["ant", "bee", "cat", "other", "rare"], []
     names = [f"{name}/{number}.jpg" for name in classes[:3] for number in range(2000)]
     names += [f"{name}/x{number}.jpg" for name in classes[3:] for number in range(2)]
@@ -123,7 +123,7 @@ def test_classes_with_the_same_file_names_keep_their_shares_in_any_order():
     assert found[0] == found[1] == found[2]
 
 
-def test_the_class_in_a_path_does_not_decide_a_part_wherever_it_stands(tmp_path):
+def test_class_in_path_does_not_decide_its_split(tmp_path):
     classes = ["ant", "bee"]
     before, after = ([f"2026/{name}/{number}.jpg" for number in range(300)] for name in classes)
     parts = []
@@ -147,7 +147,7 @@ def relabelled(tmp_path) -> tuple[Path, str]:
     return file, file.read_text().replace(",bee", ",ant")
 
 
-def test_labels_that_change_in_a_list_move_no_image_of_a_run_that_is_evaluated(relabelled):
+def test_relabelled_list_keeps_the_split_in_evaluation(relabelled):
     file, changed = relabelled
     train, val = load("csv", file)
     kept, before = SavedData(val.classes, val.split, identity(val)), {val.key(index) for index in range(len(val))}
@@ -160,7 +160,7 @@ def test_labels_that_change_in_a_list_move_no_image_of_a_run_that_is_evaluated(r
     assert others and {anew.key(index) for index in found} == others
 
 
-def test_a_class_renamed_in_a_list_moves_no_image_in_any_resume(relabelled):
+def test_renamed_class_keeps_the_split_in_every_resume(relabelled):
     file, _ = relabelled
     _, val = load("csv", file)
     before = {val.key(index) for index in range(len(val))}
@@ -175,7 +175,7 @@ def test_a_class_renamed_in_a_list_moves_no_image_in_any_resume(relabelled):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_run_from_weights_counts_what_they_were_trained_on_by_other_class_names(tmp_path, small_yaml, relabelled):
+def test_finetuning_counts_trained_images_under_other_class_names(tmp_path, small_yaml, relabelled):
     file, changed = relabelled
     flags = ["-cfg", small_yaml, "-dataset", "csv", "-data_path", file, "-epochs", "1"]
     typed("main_single_gpu.py", *flags, "-output", tmp_path / "output").done()
@@ -186,7 +186,7 @@ def test_a_run_from_weights_counts_what_they_were_trained_on_by_other_class_name
     assert_names(next(line for line in said.splitlines() if "was trained on" in line), "warning", "bee", "split.csv")
 
 
-def test_a_class_without_validation_images_is_named_and_the_start_shows_the_smallest(tmp_path):
+def test_classes_without_validation_images_are_named(tmp_path):
     make_folders(tmp_path, {"ant": 2, "bee": 2, "cat": 1, "dog": 9})
     for fraction in (1e-6, 0.9):
         train, val = load("imagefolder", tmp_path, VAL_FRACTION=fraction)
@@ -195,7 +195,7 @@ def test_a_class_without_validation_images_is_named_and_the_start_shows_the_smal
         same_message("\n".join(val.notes), "splits", f"a fraction of {fraction}")
 
 
-def test_classes_of_one_image_each_are_told_to_need_two(tmp_path):
+def test_single_image_classes_are_refused_as_needing_two(tmp_path):
     make_folders(tmp_path / "photos", {"ant": 1, "bee": 1, "cat": 1})
     found = error_of("imagefolder", tmp_path / "photos")
     assert_names(found, "DATA.DATA_PATH", tmp_path / "photos", "two", "docs/data.md")
@@ -207,7 +207,7 @@ def test_classes_of_one_image_each_are_told_to_need_two(tmp_path):
     assert len(load("imagefolder", tmp_path / "parts")[1]) == 1
 
 
-def test_by_position_each_class_gives_its_fraction_but_keeps_an_image():
+def test_position_split_leaves_a_training_image_per_class():
     targets = np.repeat(np.arange(5), [1, 2, 3, 10, 40])
     images = FileImages("/", [f"{number}.png" for number in range(56)], targets, list("abcde"), RULES)
     for fraction, held_out in ((0.9, [0, 1, 2, 9, 36]), (0.1, [0, 1, 1, 1, 4]), (0, [0] * 5)):
@@ -216,7 +216,7 @@ def test_by_position_each_class_gives_its_fraction_but_keeps_an_image():
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards"])
-def test_evaluation_scores_all_images_of_a_folder_without_parts(tmp_path, dataset):
+def test_evaluation_scores_all_images_of_undivided_folder(tmp_path, dataset):
     make_folders(tmp_path, {"0": 10, "1": 10})
     (tmp_path / "train.csv").write_text(
         "image_path,target\n"
@@ -231,7 +231,7 @@ def test_evaluation_scores_all_images_of_a_folder_without_parts(tmp_path, datase
 
 
 @pytest.mark.parametrize("given", [{"VAL_FRACTION": 0.3}, {"FOLD": "2/4"}, {"GROUP_BY": "day", "VAL_FRACTION": 0.4}])
-def test_evaluation_scores_what_the_run_held_out_also_of_a_copy_and_names_the_risk_with_other_images(tmp_path, given):
+def test_evaluation_scores_the_holdout_in_copied_data(tmp_path, given):
     make_folders(tmp_path / "here", {"ant": 20, "bee": 20})
     rows = [f"{name}/{number:02d}.JPEG,{name},{number % 7}" for name in ("ant", "bee") for number in range(20)]
     (tmp_path / "here" / "a.csv").write_text("\n".join(["image_path,target,day", *rows, ""]))
@@ -249,7 +249,7 @@ def test_evaluation_scores_what_the_run_held_out_also_of_a_copy_and_names_the_ri
     assert not any("trained on" in note for note in load("imagefolder", tmp_path / "copy", evaluate=True)[1].notes)
 
 
-def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp_path):
+def test_numeric_labels_keep_numbers_under_checkpoint_class_names(tmp_path):
     make_set(tmp_path)
     train, val = load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "7", "a", "d"], {}))
     assert train.targets.tolist() == [number % 3 for number in range(30)] and val.classes == ["c", "7", "a", "d"]
@@ -262,7 +262,7 @@ def test_labels_that_are_numbers_keep_them_under_the_names_of_the_checkpoint(tmp
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_path, small_yaml):
+def test_run_logs_data_source_and_writes_split_csv(tmp_path, small_yaml):
     make_folders(tmp_path / "photos", {"ant": 20, "bee": 20})
     flags = ["-cfg", small_yaml, "-dataset", "imagefolder", "-data_path", tmp_path / "photos"]
     flags += ["-output", tmp_path / "output", "-epochs", "1", "-batch_size", "10"]
@@ -272,7 +272,7 @@ def test_a_run_says_where_its_images_come_from_and_writes_the_part_of_each(tmp_p
     assert found == parts_of("imagefolder", tmp_path / "photos")
 
 
-def test_the_part_of_each_image_is_written_whatever_its_name_also_in_chunks(tmp_path, monkeypatch):
+def test_split_csv_lists_every_image_whatever_its_name(tmp_path, monkeypatch):
     names = [b"a.png", b"k\xe4fer.png", "ü".encode()] * 3 + [b"b,c.png", b'"d".png', b"e\nf.png", b"k\xe4,fer.png"]
 
     class Named(ImageSet):
@@ -302,7 +302,7 @@ def parts_by_value(file, column: str, **options) -> dict[str, set[str]]:
     return found
 
 
-def test_a_group_stays_whole_also_where_the_hash_holds_out_none_or_all_of_a_class(tmp_path):
+def test_group_stays_whole_at_any_validation_fraction(tmp_path):
     names = [f"{name}-{number:02d}.png" for name in ("ant", "bee") for number in range(12)]
     for name in (*names, "rare.png"):
         draw(tmp_path / name)
@@ -315,7 +315,7 @@ def test_a_group_stays_whole_also_where_the_hash_holds_out_none_or_all_of_a_clas
         assert found["p4"] == {"t"} and {"v"} in found.values(), (fraction, found)
 
 
-def test_groups_that_are_the_classes_cannot_be_split_and_the_setting_is_named(tmp_path):
+def test_groups_equal_to_classes_cannot_be_split(tmp_path):
     make_folders(tmp_path, {"ant": 5, "bee": 5})
     rows = [f"{name}/{number:02d}.JPEG,{name}" for name in ("ant", "bee") for number in range(5)]
     (tmp_path / "a.csv").write_text("\n".join(["image_path,target", *rows, ""]))
@@ -353,7 +353,7 @@ def keys(image_set) -> list[str | int]:
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards", "parquet", "caltech101", "digits"])
-def test_each_image_is_held_out_in_exactly_one_fold_and_trained_on_in_the_others(tmp_path, dataset):
+def test_each_image_is_held_out_in_one_fold(tmp_path, dataset):
     total = 3
     path, options = make(dataset, tmp_path)
     sets = [load(dataset, path, FOLD=f"{fold}/{total}", **options) for fold in range(total)]
@@ -368,25 +368,25 @@ def test_each_image_is_held_out_in_exactly_one_fold_and_trained_on_in_the_others
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "digits"])
-def test_fold_0_is_what_the_same_fraction_holds_out(tmp_path, dataset):
+def test_fold_0_matches_the_split_of_same_fraction(tmp_path, dataset):
     path, _ = make(dataset, tmp_path)
     train, val = load(dataset, path, VAL_FRACTION=0.2)
     fold = load(dataset, path, FOLD="0/5")
     assert [keys(part) for part in fold] == [keys(train), keys(val)] and val.split != fold[1].split
 
 
-def test_folds_of_digits_have_the_same_share_of_each_class():
+def test_digits_folds_have_equal_class_shares():
     counts = [load("digits", FOLD=f"{fold}/10")[1].count_classes() for fold in range(10)]
     assert np.ptp(counts, axis=0).max() <= 1
 
 
-def test_a_class_that_a_fold_cannot_be_trained_on_is_named(tmp_path):
+def test_class_missing_from_a_training_fold_is_named(tmp_path):
     make_folders(tmp_path, {"ant": 30, "bee": 30, "rare": 1})
     for fold in ("0/2", "1/2"):
         same_message("\n".join(load("imagefolder", tmp_path, FOLD=fold)[1].notes), "splits", f"fold {fold}")
 
 
-def test_data_with_validation_images_of_its_own_is_refused_and_one_part_of_it_is_divided(tmp_path):
+def test_folds_are_refused_for_already_divided_data(tmp_path):
     make_folders(tmp_path / "train", {"ant": 20, "bee": 20})
     make_folders(tmp_path / "val", {"ant": 2, "bee": 2})
     with refused(DataError, "DATA.FOLD", "50"):
@@ -401,7 +401,7 @@ def test_data_with_validation_images_of_its_own_is_refused_and_one_part_of_it_is
             load(dataset, tmp_path / path, FOLD="0/5", SYNTHETIC_SIZE=20)
 
 
-def test_a_fraction_that_data_with_parts_of_its_own_does_not_use_is_told(tmp_path):
+def test_unused_validation_fraction_is_reported(tmp_path):
     make_folders(tmp_path / "train", {"ant": 20, "bee": 20})
     make_folders(tmp_path / "val", {"ant": 2, "bee": 2})
     for dataset, path, fraction, is_told in (
@@ -415,7 +415,7 @@ def test_a_fraction_that_data_with_parts_of_its_own_does_not_use_is_told(tmp_pat
         assert any(note.startswith("warning") and "DATA.VAL_FRACTION 0.3" in note for note in notes) is is_told
 
 
-def test_evaluation_of_another_part_of_a_set_that_is_always_divided_is_warned_of():
+def test_evaluating_another_fold_of_divided_data_warns():
     _, val = load("digits", FOLD="3/5")
     kept = SavedData(val.classes, val.split, identity(val))
     for fold in ("3/5", "0/5"):

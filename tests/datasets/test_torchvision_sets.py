@@ -67,7 +67,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_data_set_is_read_by_its_own_split_in_the_quickest_way_that_it_allows(tmp_path, name):
+def test_torchvision_sets_use_their_split_and_fastest_reader(tmp_path, name):
     make, *wanted, classes, cls = LAYOUTS[name]
     make(tmp_path)
     parts = load(f"torchvision/{name}", tmp_path)
@@ -80,7 +80,7 @@ def test_a_data_set_is_read_by_its_own_split_in_the_quickest_way_that_it_allows(
     assert only_val[0] is None and shades(only_val[1]) == wanted[1][1]
 
 
-def test_without_a_split_a_share_is_held_out(tmp_path):
+def test_torchvision_set_without_split_holds_out_images(tmp_path):
     for number in range(10):
         draw(tmp_path / "eurosat" / "2750" / "Forest" / f"{number}.jpg", number)
         draw(tmp_path / "eurosat" / "2750" / "River" / f"{number}.jpg", number + 50)
@@ -92,7 +92,7 @@ def test_without_a_split_a_share_is_held_out(tmp_path):
     assert sorted(folds[0] + folds[1]) == [*range(10), *range(50, 60)]
 
 
-def test_every_data_set_offered_is_one_of_torchvision_with_these_arguments():
+def test_offered_torchvision_sets_exist_with_these_arguments():
     assert "torchvision" not in vars(torchvision_sets), "imported only for its data sets"
     for name, splits in SPLITS.items():
         parameters = inspect.signature(getattr(torchvision.datasets, name)).parameters
@@ -105,7 +105,7 @@ def test_every_data_set_offered_is_one_of_torchvision_with_these_arguments():
         assert hasattr(torchvision.datasets, name)
 
 
-def test_pictures_that_torchvision_opens_can_be_trained_on_and_put_into_shards(tmp_path):
+def test_torchvision_images_can_be_trained_on_and_sharded(tmp_path):
     make_pets(tmp_path)
     (tmp_path / "oxford-iiit-pet" / "images" / "great_dane_2.jpg").write_bytes(b"no image")
     config = settings("torchvision/OxfordIIITPet", tmp_path, IMAGE_SIZE=4, BATCH_SIZE=2, NUM_WORKERS=2)
@@ -119,7 +119,7 @@ def test_pictures_that_torchvision_opens_can_be_trained_on_and_put_into_shards(t
     assert sorted(shades(load("shards", tmp_path / "out")[0])) == [0, 1]
 
 
-def test_caltech_goes_to_our_own_reader_and_says_so(tmp_path):
+def test_torchvision_caltech_uses_our_reader_and_says_so(tmp_path):
     make_folders(tmp_path / "101_ObjectCategories", {"ant": 4, "bee": 4})
     train, val = load("torchvision/Caltech101", tmp_path, VAL_FRACTION=0.25)
     assert (len(train), len(val)) == (6, 2) and train.classes == ["ant", "bee"]
@@ -158,7 +158,7 @@ def write_cifar(root: Path, name: str, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("name", CIFAR)
-def test_cifar_has_its_images_in_the_order_of_its_files_with_their_classes(tmp_path, monkeypatch, name):
+def test_cifar_images_keep_file_order_and_classes(tmp_path, monkeypatch, name):
     write_cifar(tmp_path, name, monkeypatch)
     train, val = load(name, tmp_path)
     num_files = len(CIFAR[name][0].train_list)
@@ -172,9 +172,7 @@ def test_cifar_has_its_images_in_the_order_of_its_files_with_their_classes(tmp_p
 
 
 @pytest.mark.parametrize("file", ["data_batch_3", "test_batch", "batches.meta"])
-def test_a_damaged_cifar_file_is_an_error_with_the_setting_and_the_folder_and_is_not_opened(
-    tmp_path, monkeypatch, file
-):
+def test_damaged_cifar_file_is_refused_without_opening_it(tmp_path, monkeypatch, file):
     path = write_cifar(tmp_path, "cifar10", monkeypatch) / file
     monkeypatch.setattr(CIFAR["cifar10"][0], "download", Mock(side_effect=URLError("no network")))
     content, middle = path.read_bytes(), path.stat().st_size // 2
@@ -189,12 +187,12 @@ def test_a_damaged_cifar_file_is_an_error_with_the_setting_and_the_folder_and_is
 
 
 @pytest.mark.parametrize("name", cases_of("mistakes/of_torchvision"))
-def test_an_unknown_name_is_told_with_the_nearest(name):
+def test_unknown_torchvision_name_suggests_the_nearest(name):
     with refused(ConfigError, page="mistakes/of_torchvision", case=name):
         load(name)
 
 
-def test_what_is_not_there_is_fetched_once(tmp_path, monkeypatch):
+def test_missing_torchvision_data_is_downloaded_once(tmp_path, monkeypatch):
     calls, lines = [], []
     monkeypatch.setattr(
         torchvision.datasets.DTD, "_download", lambda data: calls.append(1) or make_dtd(Path(data.root))
@@ -205,7 +203,7 @@ def test_what_is_not_there_is_fetched_once(tmp_path, monkeypatch):
     assert calls == [1] and len(lines) == 1 and "DTD" in lines[0] and str(tmp_path / "new") in lines[0]
 
 
-def test_a_download_that_fails_and_a_package_that_is_missing_are_told_with_the_remedy(tmp_path, monkeypatch):
+def test_failed_download_or_missing_package_reports_a_remedy(tmp_path, monkeypatch):
     for error in (URLError("no network"), RuntimeError("bad MD5"), ValueError("broken URL")):
         monkeypatch.setattr(torchvision.datasets.DTD, "_download", Mock(side_effect=error))
         assert_names(error_of("torchvision/DTD", tmp_path), "DATA.DATA_PATH", "DTD", tmp_path, error)
@@ -214,13 +212,13 @@ def test_a_download_that_fails_and_a_package_that_is_missing_are_told_with_the_r
     assert_names(error_of("torchvision/DTD", tmp_path), "torchvision/DTD", "pip install scipy")
 
 
-def test_parts_with_other_classes_are_an_error(tmp_path):
+def test_parts_with_different_classes_are_refused(tmp_path):
     make_dtd(tmp_path)
     write(tmp_path / "dtd" / "dtd" / "labels" / "val1.txt", "dotted/d_2.jpg")
     assert "DATA.DATA_PATH" in error_of("torchvision/DTD", tmp_path)
 
 
-def test_images_with_channels_first_come_upright():
+def test_channel_first_arrays_become_upright_images():
     pixels = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
     dataset = SimpleNamespace(data=pixels, labels=np.array([0, 1]))
     image_set = torchvision_sets._to_image_set(settings("torchvision/SVHN"), dataset, "SVHN")

@@ -63,7 +63,7 @@ def rename(folder: Path, old: str, new: str) -> None:
         (folder / "photos" / part / old).rename(folder / "photos" / part / new)
 
 
-def test_a_renamed_class_is_refused_on_resume_and_keeps_its_number_where_that_is_allowed(again):
+def test_resume_refuses_renamed_class_unless_allowed(again):
     rename(again, "cat", "zcat")  # which sorts last
     resume = [*settings(again), "-output", again / "output", "-epochs", "5", "-resume", "auto"]
     before = (run_folder(again / "output") / "last.pth").read_bytes()
@@ -83,13 +83,13 @@ def test_a_renamed_class_is_refused_on_resume_and_keeps_its_number_where_that_is
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_a_checkpoint"))
-def test_what_does_not_fit_the_checkpoint_is_named_by_its_setting(trained, tmp_path, words):
+def test_checkpoint_mismatch_names_the_setting(trained, tmp_path, words):
     where = trained / "output" if "auto" in words else tmp_path
     given = *settings(trained), *words.format(last=checkpoint(trained)).split(), "-output", where, "-epochs", "5"
     typed("main_single_gpu.py", *given).refused(page="mistakes/of_a_checkpoint", case=words)
 
 
-def test_longer_run_continues_after_its_end_and_changes_that_are_named_are_allowed(again):
+def test_finished_run_can_be_extended_with_allowed_changes(again):
     resume = [*settings(again), "-output", again / "output", "-resume", "auto"]
     said = halfstep(*resume, "-epochs", "6")
     assert "Epoch[004/006]" not in said and "Epoch[006/006]" in said
@@ -101,7 +101,7 @@ def test_longer_run_continues_after_its_end_and_changes_that_are_named_are_allow
     assert_names(said, "6 epochs", "TRAIN.SMOOTHING: 0.0 -> 0.1", "warning: resume: TRAIN.CLASS_WEIGHTS")
 
 
-def test_another_way_of_holding_images_out_is_refused_on_resume(again):
+def test_resume_refuses_a_different_validation_split(again):
     photos = again / "photos"
     shutil.move(photos / "train", again / "flat")
     shutil.rmtree(photos)
@@ -112,7 +112,7 @@ def test_another_way_of_holding_images_out_is_refused_on_resume(again):
         assert_names(said, "SPLIT: folders", *names)
 
 
-def test_without_a_settings_file_weights_must_hold_settings_and_auto_must_find_a_run(tmp_path):
+def test_missing_cfg_error_names_weights_or_missing_run(tmp_path):
     foreign = {"state_dict": {"head.weight": torch.ones(2, 2)}, "config": {"depth": 2}, "class_names": {0: "cat"}}
     torch.save(foreign, tmp_path / "foreign.pth")
     for flags in (["-eval", "-pretrained"], ["-resume"], ["-pretrained"]):
@@ -126,7 +126,7 @@ def test_without_a_settings_file_weights_must_hold_settings_and_auto_must_find_a
         assert_names(said, "-resume auto", tmp_path / "none/mine", "-cfg")
 
 
-def test_renamed_folder_keeps_its_images_in_their_parts(tmp_path):
+def test_renamed_class_folder_keeps_its_validation_split(tmp_path):
     draw_photos(tmp_path / "photos", "bird", "cat", "dog", count=20)
     (tmp_path / "clean.yaml").write_text(CLEAN)
     flags = [*settings(tmp_path), "DATA.VAL_FRACTION=0.3", "-output", tmp_path / "output", "-epochs", "1"]
@@ -151,7 +151,7 @@ def top1(said: str) -> float:
     return float(found)
 
 
-def test_evaluation_takes_the_checkpoints_classes_for_a_subset_and_for_lists_in_another_order(again):
+def test_evaluation_maps_classes_by_name_to_the_checkpoint(again):
     said = halfstep(*settings(again), "-output", again / "o", "-eval", "-resume", checkpoint(again))
     assert top1(said) == 100
     for number, part in enumerate(("val", "train")):  # in a class that was added since
@@ -171,7 +171,7 @@ def test_evaluation_takes_the_checkpoints_classes_for_a_subset_and_for_lists_in_
         assert_names(halfstep(*flags, exit_with=2), "new: hound", "DATA.DATA_PATH")
 
 
-def test_a_run_with_one_more_class_starts_from_pretrained_weights_with_the_accuracy_of_the_old_ones(again):
+def test_pretrained_start_with_added_class_keeps_accuracy(again):
     for number, path in enumerate(sorted((again / "photos" / "val").rglob("*.png"))):
         Image.new("RGB", (8, 8), (number * 12,) * 3).save(path)  # some of every class are mistaken
     old = [*settings(again), "-output", again / "o", "-eval", "-resume", checkpoint(again)]
@@ -186,7 +186,7 @@ def test_a_run_with_one_more_class_starts_from_pretrained_weights_with_the_accur
     assert 0 < state["metric"] < 100 and f"{state['metric']:.3f}" == f"{top1(halfstep(*old)):.3f}"
 
 
-def test_weights_that_know_all_classes_are_scored_before_training_which_stays_the_same_to_the_bit(again, monkeypatch):
+def test_scoring_initial_weights_leaves_training_bitwise_unchanged(again, monkeypatch):
     old = top1(halfstep(*settings(again), "-output", again / "o", "-eval", "-pretrained", checkpoint(again)))
     more = ["-epochs", "1", "-pretrained", checkpoint(again), "-opts", "TRAIN.BASE_LR=2"]  # so that it gets worse
     more += ["MODEL.DROPOUT=0.1", "TRAIN.MODEL_EMA=true"]
@@ -211,7 +211,7 @@ def test_weights_that_know_all_classes_are_scored_before_training_which_stays_th
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
 
 
-def test_pretrained_weights_that_may_have_seen_the_validation_images_are_warned_of(again):
+def test_check_warns_if_pretraining_saw_validation_images(again):
     flags = [*settings(again), "-output", again / "new", "-pretrained", checkpoint(again), "-check"]
     assert "overlap" not in rows(halfstep(*flags))
     (again / "photos" / "val").rename(again / "photos" / "test")
@@ -222,14 +222,14 @@ def test_pretrained_weights_that_may_have_seen_the_validation_images_are_warned_
 
 
 @pytest.mark.parametrize("case", cases_of("splits_that_hold_out_no_more"))
-def test_what_one_split_holds_out_is_held_out_by_the_other(case):
+def test_split_comparison_detects_released_validation_images(case):
     here, there = map(yaml.safe_load, case.split(" after "))
     split = {"rule": "hash", "training": "photos", "validation": "photos", "fraction": 0.1, "seed": 0}
     same_message(str(holds_out_no_more(split | here, split | there)), "splits_that_hold_out_no_more", case)
     assert holds_out_no_more(split | here, {}) == (here.get("rule") == "folders")
 
 
-def test_a_finished_run_that_was_killed_before_it_said_so_says_it_when_it_is_started_again(again):
+def test_resume_completes_status_of_a_killed_finished_run(again):
     folder = run_folder(again / "output")
     before = status_of(folder)
     killed = {key: value for key, value in before.items() if key != "exit_code"} | {"state": "training"}
@@ -243,7 +243,7 @@ def test_a_finished_run_that_was_killed_before_it_said_so_says_it_when_it_is_sta
     }
 
 
-def test_a_finished_checkpoint_outside_of_a_run_leaves_no_folder_and_check_tries_to_write_where_a_run_writes(again):
+def test_finished_checkpoint_outside_a_run_leaves_no_folder(again):
     shutil.copytree(run_folder(again / "output"), again / "moved")
     said = halfstep("-resume", again / "moved", "-output", "/proc/nowhere", "-epochs", "5", "-check")
     assert_names(rows(said)["output"][1], again / "moved")
@@ -253,7 +253,7 @@ def test_a_finished_checkpoint_outside_of_a_run_leaves_no_folder_and_check_tries
 
 
 @pytest.mark.parametrize("flag", ["-pretrained", "-resume"])
-def test_a_checkpoint_is_evaluated_without_a_settings_file_and_on_another_path(trained, tmp_path, flag, monkeypatch):
+def test_checkpoint_is_evaluated_without_cfg_on_another_path(trained, tmp_path, flag, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained / "photos" / "val", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "elsewhere" / "bird")
@@ -269,7 +269,7 @@ def exported(path: Path, folder: Path) -> Path:
     return folder / "best.safetensors"
 
 
-def test_a_run_is_resumed_by_its_folder_alone_with_its_own_settings(again):
+def test_run_resumes_from_its_folder_without_cfg(again):
     folder = run_folder(again / "output")
     before = read_settings(["-cfg", str(folder / "config.yaml")]).config
     halfstep("-resume", folder, "-epochs", "5", "-check")
@@ -281,7 +281,7 @@ def test_a_run_is_resumed_by_its_folder_alone_with_its_own_settings(again):
     assert f"# checkpoint {folder}" in (folder / "config.yaml").read_text()
 
 
-def test_a_new_run_from_a_checkpoint_takes_its_recipe_but_neither_its_classes_nor_its_place(again, monkeypatch):
+def test_new_run_from_checkpoint_takes_only_its_recipe(again, monkeypatch):
     monkeypatch.chdir(again)
     draw_photos(again / "photos" / "train", "zebra")
     state = torch.load(checkpoint(again), weights_only=True)
@@ -299,7 +299,7 @@ def test_a_new_run_from_a_checkpoint_takes_its_recipe_but_neither_its_classes_no
         assert re.search(line, made), made
 
 
-def test_of_caches_a_resumed_run_has_that_of_its_start_and_an_evaluation_or_a_new_run_its_own(again):
+def test_only_resume_inherits_the_cache_setting(again):
     state = torch.load(checkpoint(again), weights_only=True)
     torch.save(state | {"config": state["config"] | {"DATA.CACHE": 256}}, path := again / "cached.pth")
     for flags, cache in ((["-resume"], 256), (["-eval", "-pretrained"], "none"), (["-pretrained"], "none")):

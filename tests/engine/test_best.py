@@ -41,9 +41,7 @@ def read(path):
 
 
 @pytest.mark.parametrize("key, word", [("state_dict", "raw"), ("state_dict_ema", "EMA")])
-def test_of_raw_weights_and_ema_the_better_ones_are_best_and_what_predict_export_and_fine_tuning_take(
-    scored, tmp_path, small_yaml, key, word
-):
+def test_better_of_raw_and_ema_weights_is_used(scored, tmp_path, small_yaml, key, word):
     second = {"state_dict": [[81.25, 0.5], [19, 2.0]], "state_dict_ema": [[19, 2.0], [81.25, 0.5]]}[key]
     lines, folder = scored([70, 1.0], [20, 2.0], *second, words=EMA)
     assert_names(lines[-1], "81.25%", "epoch 2", word)
@@ -61,7 +59,7 @@ def test_of_raw_weights_and_ema_the_better_ones_are_best_and_what_predict_export
         assert torch.equal(model.norm.weight, best[key]["norm.weight"])
 
 
-def test_a_checkpoint_without_an_evaluation_of_its_own_keeps_the_choice_of_the_last_one_also_when_resumed(scored):
+def test_unevaluated_checkpoint_keeps_last_choice_of_weights(scored):
     """The choice stands in a checkpoint: of epochs 2 and 4 with and 3 without an evaluation, the first before a resumed run."""
     words = [*EMA, "VALIDATE_FREQ=2", "SAVE_FREQ=1"]
     scored([70, 1.0], [20, 2.0], words=[*words, "TRAIN.NUM_EPOCHS=2"])
@@ -70,7 +68,7 @@ def test_a_checkpoint_without_an_evaluation_of_its_own_keeps_the_choice_of_the_l
     assert preferred == ["state_dict", "state_dict", "state_dict_ema"]
 
 
-def test_by_loss_the_smallest_is_best_and_another_metric_starts_over(scored):
+def test_smallest_loss_is_best_and_new_metric_restarts(scored):
     lines, folder = scored([60, 0.4], [70, 0.5], words=["TRAIN.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=2"])
     assert_names(lines[-1], "loss", "0.4000", "epoch 1")
     status = status_of(folder)
@@ -81,7 +79,7 @@ def test_by_loss_the_smallest_is_best_and_another_metric_starts_over(scored):
     assert any("TRAIN.BEST_METRIC" in line for line in lines)
 
 
-def test_the_metric_that_decides_ranks_scores():
+def test_scores_are_ranked_by_the_chosen_metric():
     low, high = Scores(1, 50, 100, 9, 0, macro_recall=40.0), Scores(2, 40, 100, 9, 0, macro_recall=45.0)
     assert low.rank > high.rank
     assert replace(low, metric="macro_recall").rank < replace(high, metric="macro_recall").rank
@@ -89,7 +87,7 @@ def test_the_metric_that_decides_ranks_scores():
     assert replace(low, loss=float("nan")).rank < replace(low, loss=1e9).rank < low.rank
 
 
-def test_of_two_epochs_with_the_same_scores_the_first_stays_best_and_with_another_loss_that_of_the_smaller():
+def test_tied_epochs_prefer_smaller_loss_then_the_first():
     scores = Scores(1, 50, 100, 9, 0)
     lower = replace(scores, loss=0.5)
     assert Best.of(scores, 3, "").is_worse_than(lower) and not Best.of(lower, 3, "").is_worse_than(scores)
@@ -100,7 +98,7 @@ def test_of_two_epochs_with_the_same_scores_the_first_stays_best_and_with_anothe
 
 
 @pytest.mark.parametrize("names", [["state_dict"], ["state_dict", "state_dict_ema"], ["model", "model_ema"]])
-def test_weights_of_other_programs_are_scored_by_the_name_of_those_that_are_taken(tmp_path, names):
+def test_foreign_weights_are_labelled_raw_or_ema(tmp_path, names):
     path = saved({name: {"head.weight": torch.ones(2, 2)} for name in names}, tmp_path / "x.pth")
     plan = SimpleNamespace(saved={}, record=read_record(path))
     ((name, _),) = weights_to_score(plan, lambda: None)
@@ -110,7 +108,7 @@ def test_weights_of_other_programs_are_scored_by_the_name_of_those_that_are_take
 OTHER_FOLD = "RESUME.ALLOW_CHANGED=[DATA.FOLD,NUM_IMAGES,IMAGES]"
 
 
-def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored, tmp_path, small_yaml):
+def test_changed_validation_images_invalidate_the_best_epoch(scored, tmp_path, small_yaml):
     given = f"-cfg {small_yaml} -output {tmp_path}/o -resume auto -batch_size 160 -check".split()
 
     def check(part):
@@ -138,6 +136,6 @@ def test_the_best_epoch_counts_no_more_when_the_validation_images_change(scored,
     "top1, count, low, high",
     [(81.25, 16, "57", "93"), (100, 16, "81", "100"), (0, 16, "0", "19"), (50, 400, "45.1", "54.9")],
 )
-def test_the_accuracy_of_few_images_comes_with_wilsons_interval(top1, count, low, high):
+def test_few_images_add_wilson_interval_to_accuracy(top1, count, low, high):
     assert_names(confidence(top1, count), f"{low} to {high}%", f"{count} images")
     assert confidence(top1, 1000) == confidence(top1, 0) == "", "of many images or an unknown number there is none"

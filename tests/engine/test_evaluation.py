@@ -86,9 +86,7 @@ def score(tmp_path, num_classes, unreadable=(), kind=MeanColourModel, count=37):
     ("num_classes", "unreadable", "kind"),
     [(10, (), MeanColourModel), (5, (), MeanColourModel), (3, (), MeanColourModel), (10, (0, 5, 36), HalfLogits)],
 )
-def test_loss_top1_and_top5_of_the_readable_images_are_those_of_counting_by_hand(
-    tmp_path, num_classes, unreadable, kind
-):
+def test_loss_and_accuracy_match_a_manual_count(tmp_path, num_classes, unreadable, kind):
     scores, top1, top5, loss = score(tmp_path, num_classes, unreadable, kind)
     assert (scores.top1, scores.top5, scores.loss) == pytest.approx((top1, top5, loss), rel=1e-5)
     assert (scores.num_images, scores.num_excluded) == (37 - len(unreadable), len(unreadable))
@@ -118,14 +116,14 @@ def test_lost_image_ends_an_evaluation_even_without_asserts(tmp_path, small_yaml
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_model_is_in_evaluation_mode_while_it_is_scored_and_then_as_before(tmp_path, training):
+def test_scoring_uses_eval_mode_and_restores_training_mode(tmp_path, training):
     model, modes = MeanColourModel(10).train(training), []
     model.register_forward_pre_hook(lambda module, inputs: modes.append(module.training))
     score(tmp_path, 10, kind=lambda num_classes: model)
     assert set(modes[:5]) == {False} and model.training is training
 
 
-def test_weights_and_their_mean_are_scored_in_one_pass_over_the_images(tmp_path, monkeypatch):
+def test_weights_and_ema_are_scored_in_one_pass(tmp_path, monkeypatch):
     trainer, passes = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true")), []
     eval_set = load_image_sets(trainer.config)[1]
     data, bad_images = build_eval_data(trainer.config, eval_set, Process(CPU)), BadImages(eval_set, 0.0, print)
@@ -140,7 +138,7 @@ def test_weights_and_their_mean_are_scored_in_one_pass_over_the_images(tmp_path,
     assert both[""].scores.loss != both["_ema"].scores.loss
 
 
-def test_macro_recall_and_f1_are_scikit_learns_over_the_classes_that_have_images():
+def test_macro_recall_and_f1_match_scikit_learn():
     from sklearn.metrics import balanced_accuracy_score, f1_score
 
     rng = torch.Generator().manual_seed(0)
@@ -159,7 +157,7 @@ def test_macro_recall_and_f1_are_scikit_learns_over_the_classes_that_have_images
     assert scores.num_images == 300
 
 
-def test_an_image_without_a_finite_answer_is_not_right():
+def test_non_finite_logits_count_as_wrong():
     logits = torch.tensor([[0, float("inf"), 0], [0, float("nan"), 0], [0, 1, 0]])
     tally = Tally(CPU, torch.float64)
     tally.add(logits, torch.ones(3, dtype=torch.int64), num_excluded=0)
@@ -167,7 +165,7 @@ def test_an_image_without_a_finite_answer_is_not_right():
     assert (scores.top1, scores.top5) == pytest.approx((100 / 3, 100 / 3))
 
 
-def test_running_statistics_are_those_of_process_0_before_anything_is_scored(tmp_path):
+def test_evaluation_uses_batch_norm_statistics_of_rank_0(tmp_path):
     class Second(Process):
         """Another process than that whose statistics are saved."""
 
@@ -217,7 +215,7 @@ def tally(process, logits, targets):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_map_recall_and_f1_are_scikit_learns(scored, monkeypatch, world_size):
+def test_map_recall_and_f1_match_scikit_learn(scored, monkeypatch, world_size):
     monkeypatch.setattr(module, "BYTES_ON_DEVICE", 1000)
     moves, move = [], module.AllScores._move
     monkeypatch.setattr(module.AllScores, "_move", lambda scores: moves.append(scores) or move(scores))
@@ -247,11 +245,11 @@ def test_map_recall_and_f1_are_scikit_learns(scored, monkeypatch, world_size):
         ([3e38, np.inf, -np.inf, -3e38], [1, 0, 0, 1], (1 / 2 + 2 / 3) / 2),
     ],
 )
-def test_scores_that_are_not_finite_have_their_place_in_the_average_precision(scores, positives, expected):
+def test_average_precision_orders_non_finite_scores(scores, positives, expected):
     assert average_precision(np.array(scores), np.array(positives)) == pytest.approx(expected)
 
 
-def test_of_very_many_predicted_labels_the_most_probable_100_are_kept_and_all_that_are_right():
+def test_only_top_100_and_correct_labels_are_kept():
     logits, targets = (torch.arange(300.0).roll(7).view(2, 150) - 50) / 60, torch.zeros(2, 150)
     targets[:, :10] = 1
     found = Tally(CPU, torch.float64)
@@ -266,7 +264,7 @@ def test_of_very_many_predicted_labels_the_most_probable_100_are_kept_and_all_th
         assert kept == sorted(kept, key=lambda number: -row[number])
 
 
-def test_top1_counts_images_whose_highest_score_is_one_of_their_labels(scored):
+def test_multi_label_top1_accepts_any_true_label(scored):
     logits, targets = scored
     scores = tally(Process(CPU), logits, targets)
     right = [bool(labels[row.topk(1).indices[0]]) for row, labels in zip(logits, targets, strict=True)]
@@ -275,7 +273,7 @@ def test_top1_counts_images_whose_highest_score_is_one_of_their_labels(scored):
     assert scores.loss == pytest.approx(losses.item(), rel=1e-6)
 
 
-def test_a_run_is_best_by_map_and_predict_prints_the_labels_above_one_half(tmp_path, small_yaml):
+def test_multi_label_run_uses_map_and_half_threshold(tmp_path, small_yaml):
     file, _ = write_digits(tmp_path, 120)
     words = ["DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.3", "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=0.01"]
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-dataset", "csv", "-data_path", str(file)]
@@ -293,7 +291,7 @@ def test_a_run_is_best_by_map_and_predict_prints_the_labels_above_one_half(tmp_p
     assert [each.guesses for each in above] == expected
 
 
-def test_without_labels_or_images_the_metrics_are_zero():
+def test_metrics_are_zero_without_labels_or_images():
     for logits in (torch.zeros(3, 2), torch.zeros(0, 2)):
         scores = tally(Process(CPU), logits, torch.zeros_like(logits))
         assert (scores.map, scores.macro_recall, scores.macro_f1, scores.micro_f1) == (0, 0, 0, 0)
@@ -301,7 +299,7 @@ def test_without_labels_or_images_the_metrics_are_zero():
     assert (scores.top1, scores.loss, scores.macro_recall, scores.macro_f1, scores.num_images) == (0, 0, 0, 0, 0)
 
 
-def test_outputs_that_are_not_finite_are_refused_without_the_doctor(monkeypatch):
+def test_non_finite_outputs_are_refused_without_the_doctor(monkeypatch):
     monkeypatch.setattr("engine.evaluation.not_finite.has_extra", lambda name: False)
     with refused(ConfigError, "bad.pth", "-amp"):
         refuse_not_finite("bad.pth", nn.Identity(), ModelTransforms(()), lambda: torch.tensor(float("nan")))

@@ -24,7 +24,7 @@ def make_loop(callbacks: list[Mock]) -> Loop:
     )
 
 
-def test_callbacks_close_after_an_error_and_do_not_hide_it(monkeypatch):
+def test_callbacks_close_after_an_error_without_hiding_it(monkeypatch):
     callbacks = [Mock(), Mock(), Mock()]
     callbacks[1].close.side_effect = OSError("no pictures")
     loop = make_loop(callbacks)
@@ -35,7 +35,7 @@ def test_callbacks_close_after_an_error_and_do_not_hide_it(monkeypatch):
     assert "no pictures" in loop.session.log.noted[0]
 
 
-def test_an_interrupt_closes_nothing(monkeypatch):
+def test_interrupt_closes_no_callback(monkeypatch):
     """Whoever presses Ctrl-C a second time does not want to wait for pictures."""
     callback = Mock()
     monkeypatch.setattr(Loop, "train", Mock(side_effect=KeyboardInterrupt))
@@ -44,7 +44,7 @@ def test_an_interrupt_closes_nothing(monkeypatch):
     assert callback.close.call_count == 0
 
 
-def test_updates_that_are_left_out_add_no_images(tmp_path):
+def test_excluded_updates_add_no_images(tmp_path):
     trainer = make_trainer(small_config(tmp_path))
     per_epoch, per_update = trainer.data.steps_per_epoch, trainer.data.global_batch
     trainer.left_out = [range(1, 4)]

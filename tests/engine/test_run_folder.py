@@ -43,14 +43,14 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_run_is_in_the_folder_of_its_name_also_when_it_was_killed_before_its_first_save(folder):
+def test_named_run_killed_early_reuses_its_folder(folder):
     assert {path.name for path in (folder / "o").iterdir()} == {"mine"}
     status = status_of(folder / "o/mine")
     assert (status["state"], status["epoch"]) == ("done", 1)
     assert len(epochs_of(folder / "o/mine")) == 1
 
 
-def test_the_same_command_goes_on_with_it_and_without_resume_it_is_refused_also_by_check(folder):
+def test_existing_name_is_refused_without_resume(folder):
     before = {path: path.read_bytes() for path in (folder / "o").rglob("*") if path.is_file()}
     start(folder).refused("NAME", folder / "o/mine", f"-resume {folder / 'o/mine'}", "-name")
     assert {path: path.read_bytes() for path in (folder / "o").rglob("*") if path.is_file()} == before
@@ -60,13 +60,13 @@ def test_the_same_command_goes_on_with_it_and_without_resume_it_is_refused_also_
     assert "Epoch[" not in goes_on.stdout, "its one epoch is trained"
 
 
-def test_settings_of_the_run_repeat_it_under_another_name(folder):
+def test_saved_settings_repeat_run_under_another_name(folder):
     words = ["-cfg", str(folder / "o/mine/config.yaml"), "-name", "again", "-epochs", "1"]
     assert run("main_single_gpu.py", *words, "-output", str(folder / "p")).returncode == 0
     assert [path.name for path in (folder / "p").iterdir()] == ["again"]
 
 
-def test_an_evaluation_has_a_folder_of_its_own_by_name_or_beside_the_run_that_the_name_means(folder):
+def test_evaluation_gets_its_own_folder(folder):
     words = ["-eval", "-output", str(folder / "o"), "-name"]
     weights = ["-pretrained", str(folder / "o/mine/best.pth")]
     assert run("main_single_gpu.py", *words, "scored", *weights).returncode == 0
@@ -81,7 +81,7 @@ def config_of(folder: Path, *options: str):
 
 
 @pytest.mark.parametrize("words", [[], ["MODEL.RESUME=auto"]])
-def test_of_two_runs_that_start_at_once_with_one_name_one_gets_the_folder(tmp_path, words):
+def test_only_one_of_simultaneous_runs_gets_the_name(tmp_path, words):
     config, barrier = config_of(tmp_path, *words), Barrier(8)
 
     def begin(number: int) -> RunFolder | str:
@@ -97,7 +97,7 @@ def test_of_two_runs_that_start_at_once_with_one_name_one_gets_the_folder(tmp_pa
     assert all(str(tmp_path / "o/mine") in each for each in got if isinstance(each, str))
 
 
-def test_a_folder_that_no_run_made_is_never_taken_and_a_run_whose_checkpoints_are_all_damaged_not_written_over(
+def test_foreign_folders_and_damaged_runs_are_never_overwritten(
     tmp_path,
 ):
     (tmp_path / "o/mine").mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_a_folder_that_no_run_made_is_never_taken_and_a_run_whose_checkpoints_ar
         RunFolder.of(config_of(tmp_path, "NAME=other", "MODEL.RESUME=auto"), "train", None)
 
 
-def test_runs_that_start_in_one_second_have_folders_of_their_own_but_where_a_file_is(tmp_path, monkeypatch):
+def test_runs_started_within_a_second_get_separate_folders(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.session.time.strftime", lambda form: "now")
     config = config_of(tmp_path, "NAME=")
     made = [RunFolder.of(config, "train", None) for _ in range(3)]
@@ -129,7 +129,7 @@ def test_a_resumed_run_keeps_its_folder(tmp_path):
 
 @pytest.mark.parametrize(("number", "has_lock"), [(errno.ENOSYS, False), (errno.ENOTSUP, False), (errno.EACCES, None)])
 @pytest.mark.usefixtures("here")
-def test_a_file_system_without_locks_is_no_rival(tmp_path, monkeypatch, capsys, number, has_lock):
+def test_file_system_without_locks_only_warns(tmp_path, monkeypatch, capsys, number, has_lock):
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, "planted")))
     if has_lock is None:
         with refused(ConfigError, "SAVE", tmp_path):
@@ -140,7 +140,7 @@ def test_a_file_system_without_locks_is_no_rival(tmp_path, monkeypatch, capsys, 
         assert "warning: SAVE: " in capsys.readouterr().out
 
 
-def test_a_start_that_loses_another_process_while_it_makes_its_folder_removes_that_folder_and_nothing_else(here):
+def test_failed_start_removes_only_its_own_folder(here):
     class Lost(Process):
         def first(self, task):
             task()
@@ -164,7 +164,7 @@ def train_on(data: Path, output: Path, *words: str) -> Ended:
     return typed("main_single_gpu.py", "-cfg", data.parent / "photos.yaml", *flags, *words)
 
 
-def test_an_output_inside_the_images_is_refused_and_leaves_nothing(tmp_path):
+def test_output_inside_the_images_is_refused(tmp_path):
     make_folders(tmp_path / "photos", {"cat": 4, "dog": 4})
     make_folders(tmp_path / "elsewhere", {"owls": 4})
     (tmp_path / "photos/owl").symlink_to(tmp_path / "elsewhere/owls")
@@ -181,7 +181,7 @@ def test_an_output_inside_the_images_is_refused_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("output", ["photos", "parts", "parts/o"])
-def test_runs_beside_the_classes_are_no_class_for_the_next_run(tmp_path, output):
+def test_output_folder_beside_classes_is_not_a_class(tmp_path, output):
     make_folders(tmp_path / "photos", {"cat": 4, "dog": 4})
     make_folders(tmp_path / "parts", {"train/cat": 2, "train/dog": 2, "val/cat": 2})
     data, save = tmp_path / output.split("/")[0], tmp_path / output
@@ -191,7 +191,7 @@ def test_runs_beside_the_classes_are_no_class_for_the_next_run(tmp_path, output)
     assert "first" in ended.stdout or output == "parts/o", "and a line names the folder that is not read"
 
 
-def test_snapshot_with_hard_links_stays_the_same_while_the_run_goes_on(tmp_path):
+def test_running_training_leaves_hard_link_snapshot_unchanged(tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL + "REPORT_FREQ: 1")
     flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "o"), "-name", "mine", "-epochs", "1"]
     faults = {"draw_nothing": [], "hold": [str(tmp_path), [10]]}
@@ -212,7 +212,7 @@ def test_snapshot_with_hard_links_stays_the_same_while_the_run_goes_on(tmp_path)
 
 
 @pytest.mark.parametrize("operation", ["shutil.copyfileobj", "os.fsync", "os.replace", "sync_folder"])
-def test_line_that_found_no_room_is_never_written_to_the_snapshot(tmp_path, monkeypatch, operation):
+def test_full_disk_during_logging_leaves_snapshot_unchanged(tmp_path, monkeypatch, operation):
     log = LineFile(tmp_path / "log.txt")
     log.write("one\n")
     os.link(tmp_path / "log.txt", tmp_path / "snapshot.txt")

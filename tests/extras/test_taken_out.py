@@ -27,7 +27,7 @@ ASKING: dict[str, str | None] = {
     "report": "scripts.report {output}/run",
     "timm_arguments": "scripts.from_timm --model resnet50",
     "trackers": f"{TRAIN} -track mlflow",
-    "kubeflow": None,  # the environment of a TrainJob asks for it: test_kubeflow_without_its_extra
+    "kubeflow": None,  # the environment of a TrainJob asks for it: test_missing_kubeflow_extra_is_reported
     "launchers": None,  # variables of srun and mpirun ask for it: test_srun_and_mpirun_without_their_extra
     "operator_lists": f"{TRAIN} -amp -opts PRECISION.CUSTOM_BLACK_LIST=[softmax]",
     "paddlevit": f"{TRAIN} -opts MODEL.TRANS.DEPTH=2",
@@ -65,7 +65,7 @@ def test_every_extra_is_tried():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", extras())
-def test_all_else_works_without_it(name, tmp_path, small_yaml):
+def test_everything_else_works_without_the_extra(name, tmp_path, small_yaml):
     root, asking = without(name, tmp_path), ASKING[name]
     words = asking.split() if asking else []
     ended = run("tests/support/programs/taken_out.py", str(root), str(small_yaml), *words).done()
@@ -74,7 +74,7 @@ def test_all_else_works_without_it(name, tmp_path, small_yaml):
     assert (f"extras/{name} is missing: " in ended.stdout) is (name in IN_EVERY_RUN)
 
 
-def test_kubeflow_without_its_extra(tmp_path, small_yaml):
+def test_missing_kubeflow_extra_is_reported(tmp_path, small_yaml):
     words = f"{TRAIN} -epochs 1".split()
     environment = {"KUBEFLOW_TRAINER_SERVER_URL": "https://127.0.0.1:1/status"}
     root = without("kubeflow", tmp_path)
@@ -103,7 +103,7 @@ def test_srun_and_mpirun_without_their_extra(tmp_path, small_yaml, environment):
     assert not (root / "runs").exists()
 
 
-def test_a_run_without_the_report_says_so_and_writes_its_figures(tmp_path, small_yaml):
+def test_run_without_report_extra_keeps_its_metrics(tmp_path, small_yaml):
     root = without("report", tmp_path)
     shutil.copy(ROOT / "main_single_gpu.py", root / "start.py")  # of a link, Python takes the folder it leads to
     words = ["-cfg", small_yaml, "-output", root / "runs", "-epochs", "1", "-opts", "REPORT=true"]
@@ -115,7 +115,7 @@ def test_a_run_without_the_report_says_so_and_writes_its_figures(tmp_path, small
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: str(path.relative_to(FOLDER)))
-def test_an_extra_imports_others_only_if_it_says_so(path):
+def test_extra_imports_only_extras_it_declares(path):
     name = path.relative_to(FOLDER).parts[0].removesuffix(".py")
     if name == "__init__":
         return
@@ -124,7 +124,7 @@ def test_an_extra_imports_others_only_if_it_says_so(path):
     assert used <= allowed, f"{path}: {used - allowed} are missing in NEEDS"
 
 
-def test_the_program_imports_extras_only_where_they_are_used():
+def test_program_imports_extras_only_on_use():
     rooms = ("configs", "datasets", "engine", "models", "scripts", "utils")
     for path in [*ROOT.glob("main_*.py"), *(path for room in rooms for path in (ROOT / room).rglob("*.py"))]:
         early = [module for module in imported_at_the_top(path) if module.split(".")[0] == "extras"]
@@ -133,6 +133,6 @@ def test_the_program_imports_extras_only_where_they_are_used():
         )
 
 
-def test_the_marks_in_the_schema_name_extras():
+def test_schema_marks_name_existing_extras():
     marked = {setting.extra.name for setting in ALL_SETTINGS.values() if setting.extra}
     assert marked and marked <= {*extras()}

@@ -19,7 +19,7 @@ def cut(photos, *names: str) -> None:
         (photos / name).write_bytes(b"no picture")
 
 
-def test_with_too_many_unreadable_over_all_processes_the_run_ends_and_names_them(tmp_path, start, photos):
+def test_too_many_bad_images_across_ranks_end_run(tmp_path, start, photos):
     """Three are allowed, and no process alone meets more."""
     cut(photos, "train/bee/50.JPEG", "train/ant/51.JPEG")
     # Without its last update an epoch lacks eight images.
@@ -32,7 +32,7 @@ def test_with_too_many_unreadable_over_all_processes_the_run_ends_and_names_them
     assert "----- Validation" not in stopped.printed
 
 
-def test_a_bad_image_counts_once_also_over_a_resume_and_not_once_it_is_repaired(tmp_path, start, photos):
+def test_bad_image_counts_once_across_resume_until_repaired(tmp_path, start, photos):
     options = flags(photos, "DATA.DROP_LAST=false", "VALIDATE_FREQ=9")
 
     def train(epochs: int, warned: int, **more):
@@ -55,9 +55,7 @@ def test_a_bad_image_counts_once_also_over_a_resume_and_not_once_it_is_repaired(
     assert train(2, 0, processes=2).codes == [0, 0] and saved() == 2
 
 
-def test_a_few_bad_images_end_no_run_and_too_many_of_validation_are_refused_before_the_first_step(
-    tmp_path, start, photos
-):
+def test_many_bad_validation_images_stop_before_first_step(tmp_path, start, photos):
     make_folders(photos / "val", {"ant": 4, "bee": 4})
     cut(photos, "val/bee/00.JPEG")
     done = start(tmp_path / "few", *flags(photos)).done()

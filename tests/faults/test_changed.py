@@ -40,13 +40,13 @@ def resume(key: str) -> None:
     refuse_changes(Config(), ORDER, {}, state, Path("last.pth"))
 
 
-def test_what_a_resumed_run_may_change_is_what_the_list_says():
+def test_settings_changeable_on_resume_match_the_list():
     listed = {f"{section}.{name}".lstrip(".") for section, names in MAY_CHANGE.items() for name in names.split()}
     assert {key for key in SETTINGS if SETTINGS[key].may_change} - REMOVED_SOON == listed
 
 
 @pytest.mark.parametrize("key", [*SETTINGS, "GLOBAL_BATCH", "NUM_IMAGES"])
-def test_each_setting_that_moves_the_weights_is_refused_with_both_values(key):
+def test_weight_affecting_change_is_refused_with_both_values(key):
     if key in SETTINGS and SETTINGS[key].may_change:
         resume(key)
     else:
@@ -54,7 +54,7 @@ def test_each_setting_that_moves_the_weights_is_refused_with_both_values(key):
             resume(key)
 
 
-def test_a_cache_of_whole_images_is_made_or_left_out_at_will_and_one_of_reduced_images_is_not():
+def test_only_whole_image_caches_may_change_on_resume():
     for saved, now, differs in (
         ("none", "disk", False),
         ("disk", "none", False),
@@ -64,7 +64,7 @@ def test_a_cache_of_whole_images_is_made_or_left_out_at_will_and_one_of_reduced_
         assert ("DATA.CACHE" in changes({"DATA.CACHE": saved}, {"DATA.CACHE": now})) is differs
 
 
-def test_an_image_more_or_less_is_refused_and_allowed_on_request(tmp_path, start, photos):
+def test_changed_image_count_is_refused_unless_allowed(tmp_path, start, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-opts", "DATA.NUM_WORKERS=0"]
 
     def files() -> dict[str, bytes]:
@@ -81,7 +81,7 @@ def test_an_image_more_or_less_is_refused_and_allowed_on_request(tmp_path, start
     assert "Epoch[" not in allowed.printed, "its one epoch is trained already"
 
 
-def test_with_more_images_in_mid_epoch_that_epoch_begins_anew(tmp_path, start, photos):
+def test_images_added_mid_epoch_restart_that_epoch(tmp_path, start, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-opts", "DATA.NUM_WORKERS=0"]
     stopped = start(tmp_path / "o", *flags, signal_at=[17, signal.SIGTERM, [0]])  # of 24 updates
     assert stopped.returncode == 128 + signal.SIGTERM
@@ -106,7 +106,7 @@ def flags_of(path: Path, *allowed: str) -> list[str]:
     return ["-dataset", "imagefolder", "-data_path", str(path), "-opts", "DATA.NUM_WORKERS=0", *words]
 
 
-def test_images_moved_to_another_class_are_refused_and_named(tmp_path, start, flat):
+def test_images_moved_between_classes_are_refused_and_named(tmp_path, start, flat):
     (flat / "ant/day").mkdir()
     for number in range(3):
         (flat / f"ant/{number:02d}.JPEG").rename(flat / f"ant/day/x{number}.JPEG")
@@ -120,7 +120,7 @@ def test_images_moved_to_another_class_are_refused_and_named(tmp_path, start, fl
     assert_names(allowed.stdout, "RESUME.ALLOW_CHANGED allows IMAGES: 3 images moved", "Epoch[002/002]")
 
 
-def test_images_that_are_only_added_need_leave_for_their_number_alone(tmp_path, start, flat):
+def test_added_images_need_permission_only_for_their_number(tmp_path, start, flat):
     start(tmp_path / "o", *flags_of(flat), "-epochs", "1").done()
     for number in range(10):
         shutil.copy(flat / "ant/00.JPEG", flat / f"ant/more{number}.JPEG")
@@ -128,7 +128,7 @@ def test_images_that_are_only_added_need_leave_for_their_number_alone(tmp_path, 
     start(tmp_path / "o", *flags_of(flat, "NUM_IMAGES")).done()
 
 
-def test_other_data_of_the_same_size_and_names_is_refused(tmp_path, start, photos):
+def test_different_data_with_same_names_is_refused(tmp_path, start, photos):
     start(tmp_path / "o", *flags_of(photos), "-epochs", "1").done()
     shutil.copytree(photos, tmp_path / "copy")
     start(tmp_path / "o", *flags_of(tmp_path / "copy"), "-epochs", "1").done()
@@ -139,7 +139,7 @@ def test_other_data_of_the_same_size_and_names_is_refused(tmp_path, start, photo
     start(tmp_path / "o", *flags_of(tmp_path / "copy")).refused("IMAGES: sizes of the training files: 64 of 64 differ")
 
 
-def test_changed_labels_in_a_list_are_refused_and_so_are_validation_images(tmp_path, start, photos):
+def test_changed_list_labels_and_validation_images_are_refused(tmp_path, start, photos):
     for part in ("train", "val"):
         names = [path.relative_to(photos).as_posix() for path in sorted((photos / part).rglob("*.JPEG"))]
         lines = [f"{name},{name.split('/')[1]}" for name in names]
@@ -156,7 +156,7 @@ def test_changed_labels_in_a_list_are_refused_and_so_are_validation_images(tmp_p
         )
 
 
-def test_a_checkpoint_without_a_record_of_its_images_resumes_as_before(tmp_path, start, flat):
+def test_checkpoint_without_image_record_still_resumes(tmp_path, start, flat):
     start(tmp_path / "o", *flags_of(flat), "-epochs", "1").done()
     (last,) = (tmp_path / "o").glob("*/last.pth")
     state = torch.load(last, weights_only=True)
@@ -166,7 +166,7 @@ def test_a_checkpoint_without_a_record_of_its_images_resumes_as_before(tmp_path,
     start(tmp_path / "o", *flags_of(flat, "NUM_IMAGES")).done()
 
 
-def test_the_best_epoch_of_other_validation_images_does_not_count(tmp_path, start, photos):
+def test_best_epoch_of_other_validation_images_is_ignored(tmp_path, start, photos):
     start(tmp_path / "o", *flags_of(photos), "-epochs", "1").done()
     for path in (photos / "val").rglob("*.JPEG"):  # of the same names and labels
         noise(40, 20).save(path, format="PNG")

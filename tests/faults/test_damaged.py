@@ -43,7 +43,7 @@ def damage(run, content: bytes) -> None:
     (run / "last.pth").write_bytes(content)
 
 
-def test_of_50_that_were_cut_off_none_is_taken_and_each_is_told(run):
+def test_fifty_truncated_checkpoints_are_rejected_with_a_warning(run):
     shutil.copy(run / "last.pth", run / "whole.pth")
     whole = (run / "whole.pth").read_bytes()
     for place in [*random.Random(0).sample(range(len(whole)), 47), 0, 1, len(whole) - 1]:
@@ -52,7 +52,7 @@ def test_of_50_that_were_cut_off_none_is_taken_and_each_is_told(run):
         assert step == 1 and len(warned) == 1 and "last.pth" in warned[0], place
 
 
-def test_of_50_with_a_bit_changed_none_gives_other_values(run):
+def test_flipped_bit_in_checkpoint_never_loads_wrong_values(run):
     """A bit of the padding between tensors may change nothing: then all values are right."""
     shutil.copy(run / "last.pth", run / "whole.pth")
     whole = (run / "whole.pth").read_bytes()
@@ -69,7 +69,7 @@ def test_of_50_with_a_bit_changed_none_gives_other_values(run):
 
 @pytest.mark.parametrize("kind", PAYLOADS)
 @pytest.mark.parametrize("as_torch", [True, False], ids=["torch", "pickle"])
-def test_a_checkpoint_that_would_run_something_does_not_and_auto_takes_the_one_before(run, kind, as_torch):
+def test_malicious_checkpoint_never_runs_and_auto_takes_previous(run, kind, as_torch):
     marker = run / "marker"
     state = {"state_dict": {"head.weight": payloads(marker)[kind]}}
     (run / "last.pth").unlink()

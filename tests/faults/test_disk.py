@@ -52,7 +52,7 @@ def no_room(*arguments, **options):
 
 @pytest.mark.parametrize("operation", ["open", "write", "fsync", "link", "replace", "unlink"])
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_whatever_fails_in_a_save_a_whole_checkpoint_is_there_and_no_temporary(tmp_path, monkeypatch, operation, nth):
+def test_failed_save_leaves_a_whole_checkpoint_without_temporaries(tmp_path, monkeypatch, operation, nth):
     told = []
     saver = AsyncSaver(tmp_path, keep=1, device=torch.device("cpu"), warn=told.append)
 
@@ -98,7 +98,7 @@ def fail_from(patched, operation: str, nth: int) -> list[int]:
     return calls
 
 
-def test_checkpoints_that_find_no_room_end_no_run_and_the_old_one_stays(tmp_path, start, unbroken):
+def test_run_survives_unwritable_checkpoints_and_keeps_old_one(tmp_path, start, unbroken):
     assert start(tmp_path / "o", kill_at=[2, 0]).returncode == -signal.SIGKILL
     folder = run_folder(tmp_path / "o")
     before = (folder / "last.pth").read_bytes()
@@ -110,7 +110,7 @@ def test_checkpoints_that_find_no_room_end_no_run_and_the_old_one_stays(tmp_path
     assert run_hash(folder) == unbroken()
 
 
-def test_a_disk_without_room_for_one_checkpoint_is_refused(tmp_path, tiny, monkeypatch):
+def test_disk_too_small_for_one_checkpoint_is_refused(tmp_path, tiny, monkeypatch):
     usual, room = shutil.disk_usage, []
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usual(path)._replace(**room[-1]))
 
@@ -131,7 +131,7 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused(tmp_path, tiny, monke
     start(size, "-resume", "auto", "-epochs", "2").done()
 
 
-def test_a_disk_that_is_full_to_the_last_byte_ends_no_run(small_disk, start, unbroken):
+def test_full_disk_does_not_end_a_run(small_disk, start, unbroken):
     full = start(small_disk / "o", "-opts", "SAVE_STEPS=2", fill_disk=[2, str(small_disk / "other")])
     folder, told = run_folder(small_disk / "o"), full.printed
     assert full.returncode == 1 and "Traceback" not in told, told
@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_to_the_last_byte_ends_no_run(small_disk, start, unb
     assert run_hash(folder) == unbroken()
 
 
-def test_a_log_that_finds_no_room_ends_no_run(tmp_path, capsys):
+def test_unwritable_log_does_not_end_a_run(tmp_path, capsys):
     (tmp_path / "log.txt").symlink_to("/dev/full")
     log = Log(0)
     log.open(tmp_path)
@@ -159,7 +159,7 @@ def test_a_log_that_finds_no_room_ends_no_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("below", ["read-only disk", "file"])
-def test_an_output_that_cannot_be_made_is_refused_before_data_is_looked_for(tmp_path, start, below, request):
+def test_uncreatable_output_is_refused_before_reading_data(tmp_path, start, below, request):
     (tmp_path / "file").touch()
     output = tmp_path / "file" if below == "file" else request.getfixturevalue("read_only_disk")
     refused = start(output / "o", "-dataset", "imagenet2012", "-data_path", str(tmp_path / "nowhere"))
@@ -167,7 +167,7 @@ def test_an_output_that_cannot_be_made_is_refused_before_data_is_looked_for(tmp_
     assert "nowhere" not in refused.printed
 
 
-def test_a_folder_that_another_run_writes_to_is_refused_before_data_is_looked_for_and_left_as_it_is(tmp_path, start):
+def test_folder_in_use_by_another_run_stays_unchanged(tmp_path, start):
     assert start(tmp_path / "o", kill_at=[2, 0]).returncode == -signal.SIGKILL
     folder = run_folder(tmp_path / "o")
     before = {path: path.read_bytes() for path in folder.iterdir()}

@@ -49,7 +49,7 @@ def assert_truth(output: Path, ended: Ended) -> dict:
 
 
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "from there on"])
-def test_what_a_run_says_at_its_end_is_on_the_disk_wherever_it_finds_no_room(tmp_path, start, lasts):
+def test_ending_message_matches_disk_wherever_space_runs_out(tmp_path, start, lasts):
     writes, states = last_writes(start, tmp_path / "unbroken"), set()
     assert len(writes) >= 10
     for number, (what, nth) in enumerate(writes[::3] if lasts else writes):
@@ -60,7 +60,7 @@ def test_what_a_run_says_at_its_end_is_on_the_disk_wherever_it_finds_no_room(tmp
     assert states == {"training", "done", *([] if lasts else ["save_failed"])}
 
 
-def test_what_a_run_that_is_told_to_stop_says_is_on_the_disk_wherever_it_finds_no_room(tmp_path, start):
+def test_stop_message_matches_disk_wherever_space_runs_out(tmp_path, start):
     told = {"signal_at": [6, signal.SIGTERM, [0]]}
     writes, states = last_writes(start, tmp_path / "unbroken", **told), set()
     for number, (what, nth) in enumerate(writes[::3]):
@@ -71,13 +71,13 @@ def test_what_a_run_that_is_told_to_stop_says_is_on_the_disk_wherever_it_finds_n
     assert states >= {"stopped", "save_failed"}
 
 
-def test_a_run_that_could_not_save_at_all_names_no_save_to_go_on_from(tmp_path, start):
+def test_run_that_never_saved_suggests_no_resume(tmp_path, start):
     ended = start(tmp_path, *OPTIONS, score=RISING, find_no_room=["open .last.pth.tmp", 1, True])
     line = ending(ended.stdout)
     assert ended.returncode == 1 and "not saved" in line and "-resume" not in line, line
 
 
-def test_an_epoch_that_beats_what_is_on_the_disk_is_the_best_though_a_better_one_was_lost(tmp_path, start):
+def test_best_epoch_is_updated_after_a_lost_save(tmp_path, start):
     scores = [*RISING, [40.0, 1.0], [40.0, 1.0]]
     ended = start(tmp_path, *OPTIONS, "-epochs", "3", score=scores, find_no_room=FULL_AT_THE_SECOND_SAVE).done()
     assert_names(ended.stdout, "warning", "last.pth", "disk full")
@@ -85,7 +85,7 @@ def test_an_epoch_that_beats_what_is_on_the_disk_is_the_best_though_a_better_one
     assert (status["state"], status["best_top1"], status["best_epoch"]) == ("done", 40.0, 3)
 
 
-def test_a_save_that_one_of_two_processes_cannot_write_is_said_by_both(tmp_path, start):
+def test_failed_save_on_one_rank_is_reported_everywhere(tmp_path, start):
     sharded = ("-batch_size", "4", *OPTIONS, "DIST.STRATEGY=fsdp2")
     full = ["open .2-of-2.pth.tmp", 2, False]
     ended = start(tmp_path, *sharded, processes=2, score=RISING, find_no_room=full)
@@ -96,7 +96,7 @@ def test_a_save_that_one_of_two_processes_cannot_write_is_said_by_both(tmp_path,
         assert "disk full" in ending((run_folder(tmp_path) / f"log_{rank}.txt").read_text())
 
 
-def test_a_resumed_run_whose_best_pth_is_gone_says_so_and_saves_the_next_best(tmp_path, start):
+def test_resume_reports_missing_best_pth_and_replaces_it(tmp_path, start):
     assert start(tmp_path, *OPTIONS, score=RISING, signal_at=[6, signal.SIGTERM, [0]]).returncode == 143
     (run_folder(tmp_path) / "best.pth").unlink()
     ended = start(tmp_path, *OPTIONS, score=RISING[:2])
@@ -104,7 +104,7 @@ def test_a_resumed_run_whose_best_pth_is_gone_says_so_and_saves_the_next_best(tm
     assert assert_truth(tmp_path, ended)["best_epoch"] == 2
 
 
-def test_a_row_of_the_last_epoch_that_found_no_room_is_written_at_the_end(tmp_path, start):
+def test_unwritten_last_metrics_row_is_retried_at_end(tmp_path, start):
     full = ["replace .metrics.csv.tmp metrics.csv", 2, False]
     ended = start(tmp_path, *OPTIONS, score=RISING, find_no_room=full).done()
     assert "warning: " in ended.stdout
@@ -115,9 +115,7 @@ def test_a_row_of_the_last_epoch_that_found_no_room_is_written_at_the_end(tmp_pa
 REPORTS = ("-opts", "REPORT=true", "PRECISION.MAX_CONSECUTIVE_SKIPS=2")
 
 
-def test_report_tables_and_pictures_that_find_no_room_are_each_a_warning_and_the_run_ends_as_without_them(
-    tmp_path, tiny
-):
+def test_unwritable_reports_only_warn_and_run_ends_normally(tmp_path, tiny):
     full = [f"open .{name}.tmp" for name in ("report.html", "predictions.csv", "train_batch.png")]
     words = ["-cfg", str(tiny), "-output", str(tmp_path), *REPORTS]
     ended = run("main_single_gpu.py", *words, faults={"find_no_room": [full, 1, False], "draw_no_curves": []})
@@ -131,7 +129,7 @@ def test_report_tables_and_pictures_that_find_no_room_are_each_a_warning_and_the
     assert not {"report.html", "train_batch.png", "results.json"} & {path.name for path in folder.iterdir()}
 
 
-def test_a_run_that_stops_for_non_finite_gradients_has_a_report_and_one_ended_by_a_signal_none(tmp_path, start):
+def test_nonfinite_stop_writes_a_report_unlike_a_signal(tmp_path, start):
     ended = start(tmp_path / "stopped", "-epochs", "3", *REPORTS, poison=["input", [0], list(range(5, 12))])
     assert ended.returncode == 3, ended.printed
     assert "gradients were not finite" in (run_folder(tmp_path / "stopped") / "report.html").read_text()

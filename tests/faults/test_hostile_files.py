@@ -77,7 +77,7 @@ def theirs(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("link", ["shards", "shards/step-7", "shards/notes", None])
-def test_only_folders_that_a_save_made_are_removed_and_nothing_behind_a_link(tmp_path, theirs, link):
+def test_cleanup_removes_save_folders_and_follows_no_link(tmp_path, theirs, link):
     run = tmp_path / "run"
     if link != "shards":
         (run / "shards/step-5.2").mkdir(parents=True)
@@ -91,7 +91,7 @@ def test_only_folders_that_a_save_made_are_removed_and_nothing_behind_a_link(tmp
     assert link is None or (run / link).is_symlink()
 
 
-def test_a_program_in_an_image_is_not_started(tmp_path, monkeypatch):
+def test_embedded_program_in_an_image_is_not_executed(tmp_path, monkeypatch):
     start = Mock()
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", start)
     with pytest.raises(ImageReadError, match="not an image"):
@@ -101,7 +101,7 @@ def test_a_program_in_an_image_is_not_started(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/with_a_url"))
-def test_a_url_is_no_folder_and_its_password_is_shown_nowhere(tmp_path, tiny, words):
+def test_url_as_folder_is_refused_without_showing_password(tmp_path, tiny, words):
     given = words.format(tiny=tiny, folder=tmp_path).replace("URL", "s3://me:hunter2@bucket/runs")
     ended = typed(*given.split()).refused(page="mistakes/with_a_url", case=words)
     assert "hunter2" not in ended.printed
@@ -125,7 +125,7 @@ def scaled(path: Path, factor: float, into: Path) -> Path:
     return into
 
 
-def test_a_run_of_which_no_update_counted_is_not_done(tmp_path, start, trained):
+def test_run_without_a_valid_update_is_not_done(tmp_path, start, trained):
     too_large = scaled(trained, 1e30, tmp_path / "large.pth")
     ended = start(tmp_path / "o", "-pretrained", str(too_large), "-opts", "VALIDATE_FREQ=1")
     assert ended.returncode == 3, ended.printed
@@ -136,9 +136,7 @@ def test_a_run_of_which_no_update_counted_is_not_done(tmp_path, start, trained):
 
 @needing_extra("doctor")
 @pytest.mark.parametrize("factor", [1e30, float("nan")])
-def test_weights_without_finite_outputs_are_named_with_the_first_layer_by_evaluation_and_prediction(
-    tmp_path, tiny, start, trained, factor
-):
+def test_weights_with_nonfinite_outputs_name_the_first_layer(tmp_path, tiny, start, trained, factor):
     bad = scaled(trained, factor, tmp_path / "bad.pth")
     ended = start(tmp_path / "o", "-eval", "-pretrained", str(bad)).refused(str(bad), "blocks.0")
     assert "Validation" not in ended.stdout, ended.printed
@@ -149,14 +147,14 @@ def test_weights_without_finite_outputs_are_named_with_the_first_layer_by_evalua
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/without_end"))
-def test_settings_without_end_are_refused_at_once(tmp_path, text):
+def test_endless_settings_are_refused_at_once(tmp_path, text):
     (tmp_path / "0.yaml").write_text(content_of(text))
     for read in (read_layers, read_settings):
         with refused(ConfigError, page="mistakes/without_end", case=text):
             read(tmp_path / "0.yaml")
 
 
-def test_files_that_each_name_all_that_follow_are_refused_at_once(tmp_path):
+def test_exponentially_nested_base_files_are_refused_at_once(tmp_path):
     for number in range(9):
         others = ", ".join(f"{each}.yaml" for each in range(number + 1, 9))
         (tmp_path / f"{number}.yaml").write_text(f"BASE: [{others}]")
@@ -170,7 +168,7 @@ WORDS = {text[:2]: f"MODEL.KWARGS.x={text}" for text in ("[&a [*a]]", 9_000 * "[
 @pytest.mark.parametrize(
     "word", [*WORDS.values(), f"TAG{50_000 * '-'}=1", f"-{50_000 * 'a.'}"], ids=[*WORDS, "key", "flag"]
 )
-def test_an_argument_without_end_is_refused_at_once(word):
+def test_endless_argument_is_refused_at_once(word):
     began = time.process_time()
     with pytest.raises(ConfigError, match=word[:3]):
         load(["-opts", word] if "=" in word else [word, "1"], needs_file=False)
@@ -180,7 +178,7 @@ def test_an_argument_without_end_is_refused_at_once(word):
 @pytest.mark.parametrize(
     "value", [None, [], {}, [[None]], [[1, 2, 3]], {"epoch": "x"}, "\ud800\x1b", -1, 1e308, 10**400, float("nan")]
 )
-def test_what_has_another_kind_in_the_files_of_a_run_is_as_if_it_were_not_there(tmp_path, value):
+def test_wrongly_typed_values_in_run_files_are_ignored(tmp_path, value):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(to_yaml(Config(), {}))
@@ -202,12 +200,12 @@ def test_what_has_another_kind_in_the_files_of_a_run_is_as_if_it_were_not_there(
     read_result(tmp_path / "b")
 
 
-def test_a_number_may_have_a_second_use(tmp_path):
+def test_yaml_alias_of_a_number_is_allowed(tmp_path):
     (tmp_path / "0.yaml").write_text("TRAIN: {BASE_LR: &lr 1e-3, END_LR: *lr}")
     assert read_layers(str(tmp_path / "0.yaml"))[0].texts == {"TRAIN.BASE_LR": "1e-3", "TRAIN.END_LR": "1e-3"}
 
 
-def test_a_file_too_large_for_any_image_or_for_memory_is_refused_and_never_read(tmp_path):
+def test_oversized_image_or_status_file_is_never_read(tmp_path):
     for name in ("large.jpg", "status.json"):
         with open(tmp_path / name, "wb") as file:
             file.truncate(2**40)
@@ -237,7 +235,7 @@ def extended(kind: bytes, content: bytes) -> bytes:
     ],
     ids=["digits", "large", "long name", "size", "sparse", "names", "headers"],
 )
-def test_a_tar_with_headers_that_no_tar_has_is_damaged_at_once(tmp_path, start):
+def test_tar_with_impossible_headers_is_refused_at_once(tmp_path, start):
     path = write_tar(tmp_path / "0.tar", samples(0, 2))
     path.write_bytes(start + path.read_bytes())
     began = time.process_time()
@@ -252,7 +250,7 @@ def jpeg_of(side: int, **options) -> bytes:
     return content.getvalue()
 
 
-def test_a_jpeg_of_thousands_of_scans_is_unreadable_before_they_are_decoded():
+def test_jpeg_with_too_many_scans_is_not_decoded():
     jpeg = jpeg_of(1000, progressive=True)
     scan = jpeg.rfind(b"\xff\xda")
     # Of a JPEG of one scan that is all that is decoded, and of any nothing behind its end, whatever follows.
@@ -290,14 +288,14 @@ def with_start(mode: str, kind: str, start: bytes, after: int) -> bytes:
     ],
     ids=["exif", "some exif", "fill", "chunks", "comment", "comments", "extensions"],
 )
-def test_an_image_file_of_thousands_of_pieces_is_unreadable_at_once(data):
+def test_image_with_too_many_chunks_is_refused(data):
     began = time.process_time()
     with pytest.raises(ImageReadError, match="pieces"):
         decode(data, PixelRules(3))
     assert time.process_time() - began < 2
 
 
-def test_rows_of_one_pixel_count_by_what_they_cost_and_a_pixel_of_a_webp_by_its_memory():
+def test_pixel_limit_counts_real_cost_of_decoding():
     column, webp = b"P5 1 10000 255\n" + bytes(10_000), io.BytesIO()
     noise(20, 20).save(webp, "WEBP")
     assert decode(column, PixelRules(3)).shape == (10_000, 1, 3)
@@ -307,7 +305,7 @@ def test_rows_of_one_pixel_count_by_what_they_cost_and_a_pixel_of_a_webp_by_its_
             decode(content, PixelRules(3, max_pixels=limit))
 
 
-def test_a_list_of_thousands_of_classes_or_columns_is_read_in_seconds(tmp_path):
+def test_thousands_of_classes_or_columns_are_read_quickly(tmp_path):
     (tmp_path / "columns.csv").write_text(f"image_path,{','.join(f'k{n}' for n in range(20_000))}\n")
     began = time.process_time()
     with pytest.raises(DataError):
@@ -321,13 +319,13 @@ def test_a_list_of_thousands_of_classes_or_columns_is_read_in_seconds(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"[]", b"x", 10**5 * b"[", b'{"columns": {"a": 5}}', b'{"columns": {}, "facts": [], "id": ""}']
 )
-def test_a_description_of_an_index_that_nobody_wrote_is_none(tmp_path, content):
+def test_forged_index_description_is_rejected(tmp_path, content):
     start = b"".join(number.to_bytes(8, "little") for number in (len(content), zlib.crc32(content)))
     (tmp_path / "train.index").write_bytes(MAGIC + start + content)
     assert open_index(tmp_path / "train.index") is None
 
 
-def test_an_error_that_quotes_a_whole_file_is_cut(capsys):
+def test_error_quoting_a_whole_file_is_shortened(capsys):
     assert exit_code(Mock(side_effect=ConfigError("x" * 10**6)), []) == 2
     assert len(capsys.readouterr().err) < 10_000
 
@@ -335,7 +333,7 @@ def test_an_error_that_quotes_a_whole_file_is_cut(capsys):
 @pytest.mark.parametrize(
     "what", ["open log.txt", "open .config.yaml.tmp", "fsync .config.yaml.tmp", "open .steps.csv.tmp", "open steps.csv"]
 )
-def test_a_disk_that_fails_at_the_start_is_one_line(tmp_path, start, what):
+def test_disk_failure_at_start_prints_one_line(tmp_path, start, what):
     ended = start(tmp_path, find_no_room=[what, 1, True])
     assert ended.returncode == 1 and "Traceback" not in ended.printed, ended.printed
     assert "disk full" in ended.stderr
@@ -344,7 +342,7 @@ def test_a_disk_that_fails_at_the_start_is_one_line(tmp_path, start, what):
 STRANGE = "=1+1\n2026 forged\t\x1b[31m\u202e"
 
 
-def test_strange_names_are_one_line_of_the_terminal_and_no_formula_of_a_table(tmp_path, capfd):
+def test_strange_names_stay_on_one_line_without_formulas(tmp_path, capfd):
     path = os.fsdecode(b"\xff=.png")
     found = Prediction(0, path, [Guess(0, STRANGE, 0.5)])
     given = Namespace(csv=tmp_path / "p.csv", json=None, sheet=None, into=None, unsure=None)
@@ -370,7 +368,7 @@ def changed(path: Path, change: str) -> dict:
 
 
 @pytest.mark.parametrize("change", cases_of("mistakes/of_types_in_a_checkpoint"))
-def test_a_checkpoint_of_ours_with_something_else_under_a_name_is_damaged(tmp_path, start, trained, change):
+def test_checkpoint_with_wrongly_typed_values_is_reported_damaged(tmp_path, start, trained, change):
     folder = tmp_path / "o/train-20260102-03-04-05"
     shutil.copytree(trained.parent, folder)
     torch.save(changed(trained, change), folder / "last.pth")
@@ -393,7 +391,7 @@ NO_MATRICES |= {"float8": MATRIX.to(torch.float8_e4m3fn), "complex": MATRIX.to(t
 
 
 @pytest.mark.parametrize("kind", NO_MATRICES)
-def test_weights_that_are_no_matrices_of_numbers_are_named(tmp_path, kind):
+def test_weights_that_are_not_numeric_matrices_are_named(tmp_path, kind):
     path, state = tmp_path / "w.pth", {"head.bias": torch.zeros(2), "head.weight": NO_MATRICES[kind]}
     torch.save(state, path)
     for read in (lambda: read_weights(path), lambda: chosen_weights({"state_dict": state}, path)):
@@ -401,21 +399,21 @@ def test_weights_that_are_no_matrices_of_numbers_are_named(tmp_path, kind):
             read()
 
 
-def test_weights_that_share_memory_are_read(tmp_path):
+def test_weights_sharing_memory_are_read(tmp_path):
     both = torch.ones(4, 8)
     torch.save({"a.weight": both[:2], "b.weight": both, "c.weight": both.T}, tmp_path / "w.pth")
     assert read_weights(tmp_path / "w.pth").state["b.weight"].equal(both)
 
 
 @pytest.mark.parametrize("names", [[1, None], ["/etc/passwd"], ["shards/../../x"], ["other/x"], 5])
-def test_parts_of_a_checkpoint_lie_in_its_shards(tmp_path, names):
+def test_checkpoint_parts_must_lie_in_its_shards_folder(tmp_path, names):
     torch.save({"shards": names, "state_dict": {}}, tmp_path / "last.pth")
     with pytest.raises(ConfigError, match="last.pth"):
         read_checkpoint(tmp_path / "last.pth") and named_shards(tmp_path / "last.pth")
     remove_unused_parts(tmp_path)
 
 
-def test_parts_of_a_checkpoint_hold_the_rows_of_its_index(tmp_path):
+def test_checkpoint_parts_must_match_rows_of_the_index(tmp_path):
     (tmp_path / "shards/step-1").mkdir(parents=True)
     index = {"shards": ["shards/step-1/1.pth"], "state_dict": {"a": {"rows_in_shards": 4}}}
     torch.save(index, tmp_path / "last.pth")
@@ -427,7 +425,7 @@ def test_parts_of_a_checkpoint_hold_the_rows_of_its_index(tmp_path):
 
 
 @pytest.mark.parametrize("change", cases_of("mistakes/in_a_checkpoint"))
-def test_a_checkpoint_from_which_nothing_can_be_restored_is_damaged(tmp_path, tiny, trained, signal_handlers, change):
+def test_checkpoint_without_restorable_state_is_reported_damaged(tmp_path, tiny, trained, signal_handlers, change):
     folder = tmp_path / "r"
     folder.mkdir()
     shutil.copy(trained.parent / "config.yaml", folder)
@@ -437,7 +435,7 @@ def test_a_checkpoint_from_which_nothing_can_be_restored_is_damaged(tmp_path, ti
 
 
 @pytest.mark.parametrize("change", [{"exp_avg": torch.zeros(3)}, {"step": torch.zeros(2)}], ids=str)
-def test_an_optimizer_of_other_shapes_is_damage_before_the_first_update(tmp_path, change):
+def test_optimizer_state_with_wrong_shapes_is_reported_damaged(tmp_path, change):
     trainer = update(make_trainer(small_config(tmp_path)), 1)
     state = trainer.state_dict()
     state["optimizer"]["state"][0].update(change)
@@ -455,7 +453,7 @@ def test_an_optimizer_of_other_shapes_is_damage_before_the_first_update(tmp_path
 
 
 @pytest.mark.parametrize("change", cases_of("mistakes/in_settings_of_a_checkpoint"))
-def test_settings_in_a_checkpoint_that_no_run_has_are_damage(tmp_path, trained, change):
+def test_checkpoint_with_impossible_settings_is_reported_damaged(tmp_path, trained, change):
     state = changed(trained, change)
     torch.save(state, tmp_path / "w.pth")
     metadata = {"config": json.dumps(state["config"])}
@@ -471,27 +469,27 @@ SPLIT = {"rule": "hash", "fraction": 0.2, "seed": 0}
 @pytest.mark.parametrize(
     "change", [{"fraction": "x"}, {"fraction": float("nan")}, {"seed": None}, {"folds": 0}, {"fold": 2}], ids=str
 )
-def test_a_split_by_which_nothing_can_be_held_out_is_damage(tmp_path, change):
+def test_checkpoint_with_unusable_split_is_reported_damaged(tmp_path, change):
     for split in (SPLIT | change, {"rule": "position"}, SPLIT):
         (tmp_path / "w.safetensors").write_bytes(to_safetensors({"a": torch.zeros(1)}, {"split": json.dumps(split)}))
         with contextlib.nullcontext() if split == SPLIT else pytest.raises(ConfigError, match="damaged"):
             assert read_record(tmp_path / "w.safetensors")["split"] == split
 
 
-def test_a_table_of_updates_that_was_written_twice_is_damage(tmp_path):
+def test_steps_csv_with_duplicate_rows_is_reported_damaged(tmp_path):
     (tmp_path / "steps.csv").write_text("step,loss\n0,1\nstep,loss\n0,1\n")
     with pytest.raises(ConfigError, match="steps.csv: damaged"):
         StepRows(tmp_path, 9)
 
 
 @pytest.mark.parametrize("change", cases_of("mistakes/in_images_of_a_checkpoint"))
-def test_images_that_no_run_has_are_damage(trained, change):
+def test_checkpoint_with_impossible_image_settings_is_reported_damaged(trained, change):
     assert config_of(torch.load(trained, weights_only=True)).DATA.IMAGE_SIZE == 8
     with refused(ConfigError, page="mistakes/in_images_of_a_checkpoint", case=change):
         config_of(changed(trained, change), "x.pth")
 
 
-def test_a_few_bytes_of_a_pickle_do_not_take_all_memory(tmp_path):
+def test_tiny_pickle_cannot_exhaust_memory(tmp_path):
     torch.save({"a.weight": bytearray(9)}, tmp_path / "w.pth")
     with pytest.raises(ConfigError, match="bytearray"):
         read_weights(tmp_path / "w.pth")
@@ -502,14 +500,14 @@ def test_a_few_bytes_of_a_pickle_do_not_take_all_memory(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
 
 
-def test_what_stands_for_a_best_epoch_may_be_anything(tmp_path):
+def test_garbage_best_epoch_record_is_ignored(tmp_path):
     torch.save({"progress": 5, "epoch": 1, "step": 2}, tmp_path / "best.pth")
     assert progress_in(tmp_path / "best.pth") == {}
     (tmp_path / "w.safetensors").write_bytes(to_safetensors({"a": torch.zeros(1)}, {"split": 5000 * "9"}))
     assert read_record(tmp_path / "w.safetensors") == {}
 
 
-def test_a_file_of_more_tensors_than_any_weights_have_is_refused_unread(tmp_path, monkeypatch):
+def test_file_with_too_many_tensors_is_refused_unread(tmp_path, monkeypatch):
     monkeypatch.setattr("models.weights.state.MOST_MEMBERS", 3)
     torch.save({"a": torch.zeros(1)}, tmp_path / "w.pth")
     with pytest.raises(ConfigError, match=r"w\.pth.*tensors"):
@@ -517,7 +515,7 @@ def test_a_file_of_more_tensors_than_any_weights_have_is_refused_unread(tmp_path
 
 
 @pytest.mark.parametrize("ending", [".npz", ".pth"])
-def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path, ending):
+def test_zip_bomb_is_refused_unread(tmp_path, ending):
     path = tmp_path / f"bomb{ending}"
     member = "bomb/data.pkl" if ending == ".pth" else "cls.npy"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(member, "w") as file:
@@ -529,7 +527,7 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path, endi
 
 
 @pytest.mark.parametrize("what", ["/dev/zero", "sparse", "pipe", "folder", "missing"])
-def test_a_list_of_names_that_has_no_end_is_refused_at_once(tmp_path, trained, what):
+def test_endless_list_of_names_is_refused_at_once(tmp_path, trained, what):
     make_sets(tmp_path)
     path = tmp_path / "names.txt"
     make = {"sparse": path.touch, "pipe": lambda: os.mkfifo(path), "folder": path.mkdir, "missing": lambda: None}
@@ -554,7 +552,7 @@ OF_SETS["parquet"] = "val.parquet"
 
 @pytest.mark.parametrize("what", ["/proc/version", "pipe"])
 @pytest.mark.parametrize(("data_set", "name"), [(each, name) for each in OF_SETS for name in OF_SETS[each].split()])
-def test_a_file_of_the_kernel_and_a_pipe_are_refused_unread(tmp_path, data_set, name, what):
+def test_kernel_files_and_pipes_are_refused_unread(tmp_path, data_set, name, what):
     make_sets(tmp_path)
     (tmp_path / "imagenet2012").mkdir()
     (tmp_path / "imagenet2012/train_list.txt").touch()
@@ -571,7 +569,7 @@ def test_a_file_of_the_kernel_and_a_pipe_are_refused_unread(tmp_path, data_set, 
 
 
 @pytest.mark.parametrize("data", [b"a.png \0 0\n", 1001 * b"a.png 0\n" + b"\0.png 0\n", "a.png 0\n".encode("utf-16")])
-def test_a_list_with_zero_bytes_is_refused(tmp_path, data):
+def test_list_with_zero_bytes_is_refused(tmp_path, data):
     for name in ("train", "val"):
         (tmp_path / f"{name}_list.txt").write_bytes(data)
         (tmp_path / f"{name}.csv").write_bytes(b"image_path,target\n" + data.replace(b" ", b","))
@@ -591,9 +589,7 @@ IN_INDEXES["more"] = {"parquet": "file_rows"}
     ("what", "data_set", "name"),
     [(what, each, name) for what, sets in IN_INDEXES.items() for each in sets for name in sets[each].split()],
 )
-def test_an_index_with_columns_of_other_lengths_types_or_numbers_is_made_anew(
-    tmp_path, monkeypatch, what, data_set, name
-):
+def test_index_with_wrong_columns_is_rebuilt(tmp_path, monkeypatch, what, data_set, name):
     make_sets(tmp_path)
     monkeypatch.setattr("datasets.index.SMALL", -1)
     add, init = IndexWriter.add, IndexWriter.__init__
@@ -619,7 +615,7 @@ FACTS = "notes first_lines folder_names repeated shared shared_groups left_out o
 
 @pytest.mark.parametrize("value", [None, 5, 10**400, "x", [], [[None]], ["x"], {"a": {}}, {"a": "x"}], ids=str)
 @pytest.mark.parametrize("data_set", OF_INDEXES)
-def test_an_index_with_facts_of_other_kinds_is_made_anew(tmp_path, monkeypatch, data_set, value):
+def test_index_with_wrongly_typed_facts_is_rebuilt(tmp_path, monkeypatch, data_set, value):
     make_sets(tmp_path)
     monkeypatch.setattr("datasets.index.SMALL", -1)
     finish = IndexWriter.finish
@@ -648,7 +644,7 @@ def check_sets(folder: Path, data_set: str) -> None:
         assert len({images.name(number) for number in range(len(images))}) == len(images)
 
 
-def test_a_pipe_in_place_of_what_is_read_again_is_not_waited_for(tmp_path):
+def test_pipes_in_place_of_saved_files_never_block(tmp_path):
     for name in ("results.json", "sweep.json", "wandb.json", "trial-000.txt"):
         os.mkfifo(tmp_path / name)
     assert read_object(tmp_path / "results.json") == {}
@@ -668,7 +664,7 @@ IN_THE_WAY = {  # {what stands there: {in place of these: the exit code}}
 
 
 @pytest.mark.parametrize(("kind", "names"), [(kind, names) for kind in IN_THE_WAY for names in IN_THE_WAY[kind]])
-def test_what_stands_in_a_runs_folder_in_place_of_its_files_is_no_way_out_of_it(tmp_path, start, trained, kind, names):
+def test_links_in_run_folder_never_redirect_its_writes(tmp_path, start, trained, kind, names):
     folder, precious = tmp_path / "o/train-20260102-03-04-05", tmp_path / "precious"
     shutil.copytree(trained.parent, folder)
     precious.write_text("precious")

@@ -43,9 +43,7 @@ STOPS = [
 
 
 @pytest.mark.parametrize(("name", "fault", "code", "step"), STOPS)
-def test_a_run_that_was_stopped_says_why_and_goes_on_to_the_same_end(
-    tmp_path, start, unbroken, name, fault, code, step
-):
+def test_stopped_run_resumes_to_the_same_end(tmp_path, start, unbroken, name, fault, code, step):
     processes, flags = CONFIGURATIONS[name]
     limit = ["RUN.MAX_TIME=8s"] if "count_seconds" in fault else []
     stopped = start(tmp_path, *flags, *limit, processes=processes, **fault)
@@ -63,9 +61,7 @@ def test_a_run_that_was_stopped_says_why_and_goes_on_to_the_same_end(
     assert run_hash(folder) == unbroken(*flags, processes=processes)
 
 
-def test_killed_at_any_point_of_a_save_a_checkpoint_loads_and_the_run_goes_on_to_the_same_end(
-    tmp_path, start, unbroken
-):
+def test_resume_after_kill_during_save_reaches_same_end(tmp_path, start, unbroken):
     flags = ("-opts", "VALIDATE_FREQ=1", "TRAIN.BASE_LR=3e-2")  # so that each epoch is the best so far
     assert start(tmp_path / "listed", *flags, list_operations=[str(tmp_path / "listing")]).returncode == 0
     places = [json.loads(line) for line in (tmp_path / "listing").read_text().splitlines()]
@@ -91,7 +87,7 @@ def test_killed_at_any_point_of_a_save_a_checkpoint_loads_and_the_run_goes_on_to
     assert found == [4] * (renamed + 1) + [8] * (len(operations) - renamed - 1)
 
 
-def test_a_start_without_time_for_one_update_ends_with_a_code_of_its_own_and_says_nothing_of_going_on(tmp_path, start):
+def test_start_without_time_for_an_update_exits_4(tmp_path, start):
     ended = start(tmp_path, "-opts", "RUN.MAX_TIME=1s", count_seconds=[])
     status = status_of(run_folder(tmp_path))
     assert ended.returncode == status["exit_code"] == 4 and status["state"] == "stopped"
@@ -99,13 +95,13 @@ def test_a_start_without_time_for_one_update_ends_with_a_code_of_its_own_and_say
 
 
 @pytest.mark.parametrize("number", [TERM, INT, USR1, HUP])
-def test_told_to_stop_before_it_is_a_run_it_ends_and_leaves_nothing(tmp_path, start, number):
+def test_signal_before_the_run_starts_leaves_nothing(tmp_path, start, number):
     code = start(tmp_path / "o", tell=[0, "before the settings are read", number]).returncode
     assert code in (-number, 128 + number)  # a shell calls both by the same number
     assert not (tmp_path / "o").exists()
 
 
-def test_a_second_signal_ends_it_at_once_without_a_save(tmp_path, start):
+def test_second_signal_ends_run_at_once_without_save(tmp_path, start):
     ended = start(tmp_path, take_at_once=[], tell=[0, "accumulation", TERM, INT])
     assert ended.returncode == 128 + INT and "stopped by signal" not in ended.printed
     assert not (run_folder(tmp_path) / "last.pth").exists()

@@ -31,7 +31,7 @@ def assert_ended(output: Path, ended: Ended, where: str = "moved") -> None:
 
 
 @pytest.mark.parametrize("moment", ["a save", "a rename", "a sign of life"])
-def test_a_moved_run_says_save_failed_in_its_own_folder(tmp_path, start, moment):
+def test_moved_run_reports_save_failed_in_own_folder(tmp_path, start, moment):
     ended = start(tmp_path, *FAST, move_folder=[str(tmp_path), moment], keep_statuses=[str(tmp_path) + ".kept"])
     assert_ended(tmp_path, ended)
     status = status_of(tmp_path / "moved")
@@ -50,7 +50,7 @@ def test_a_moved_run_says_save_failed_in_its_own_folder(tmp_path, start, moment)
         pytest.param("a trace", ["PROFILE=1"], marks=needing_extra("profiler")),
     ],
 )
-def test_nothing_that_a_run_writes_reaches_the_run_in_its_place(tmp_path, start, moment, flags):
+def test_moved_run_never_writes_to_its_replacement(tmp_path, start, moment, flags):
     ended = start(tmp_path, *FAST, *flags, draw_nothing=[], move_folder=[str(tmp_path), moment])
     assert_ended(tmp_path, ended)
 
@@ -63,7 +63,7 @@ def test_all_processes_of_a_moved_run_end(tmp_path, start, flags, moment, rank):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_run_moved_before_its_first_update_says_so_too(tmp_path, start, processes):
+def test_run_moved_before_first_update_reports_it(tmp_path, start, processes):
     move = [str(tmp_path), "the start", 0, False]
     ended = start(tmp_path, "-name", "exp", processes=processes, move_folder=move)
     assert set(ended.codes) == {1}, ended.printed
@@ -95,7 +95,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_no_write_reaches_a_folder_that_was(held, change):
+def test_writes_to_a_moved_folder_are_refused(held, change):
     check_in_place(held.path / "shards/x.pth")
     CHANGES[change](held.path)
     for write in (write_text, lambda path, text: keep_as(path, path), lambda path, text: remove_old(path.parent, 0)):
@@ -104,7 +104,7 @@ def test_no_write_reaches_a_folder_that_was(held, change):
     check_in_place(held.path.with_name("other"))
 
 
-def test_a_folder_moved_during_a_write_gets_no_file(held):
+def test_folder_moved_during_a_write_receives_no_file(held):
     with refused(FolderMoved, "SAVE", held.path), replacing(held.path / "last.pth") as file:
         file.write(b"weights")
         CHANGES["moved"](held.path)
@@ -114,7 +114,7 @@ def test_a_folder_moved_during_a_write_gets_no_file(held):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_log_with_a_hard_link_is_not_replaced_in_a_folder_that_was(held, change):
+def test_hard_linked_log_is_kept_after_a_move(held, change):
     log, snapshot = LineFile(held.path / "log.txt"), held.path.parents[1] / "snapshot.txt"
     snapshot.hardlink_to(held.path / "log.txt")
     CHANGES[change](held.path)
@@ -123,6 +123,6 @@ def test_log_with_a_hard_link_is_not_replaced_in_a_folder_that_was(held, change)
     assert snapshot.read_text() == "a line\n"
 
 
-def test_a_lock_that_somebody_deleted_ends_no_run(held):
+def test_deleted_lock_does_not_end_a_run(held):
     (held.path / ".lock").unlink()
     check_in_place(held.path / "last.pth")

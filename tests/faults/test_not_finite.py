@@ -31,7 +31,7 @@ def check_files(folder) -> None:
 
 
 @pytest.mark.parametrize(("what", "ranks"), [("input", "one"), ("loss", "one"), ("gradient", "one"), ("loss", "both")])
-def test_both_processes_skip_the_update_count_it_and_stay_equal_to_the_last_bit(tmp_path, start, what, ranks):
+def test_ranks_skip_nonfinite_update_together_and_stay_identical(tmp_path, start, what, ranks):
     weights = tmp_path / "weights"
     start(
         tmp_path / "o", *FLAGS, processes=2, poison=[what, RANKS[ranks], [1, 5, 6]], note_weights=[str(weights)]
@@ -43,7 +43,7 @@ def test_both_processes_skip_the_update_count_it_and_stay_equal_to_the_last_bit(
     check_files(folder)
 
 
-def test_after_so_many_in_a_row_on_one_both_stop_together_with_3(tmp_path, start):
+def test_repeated_nonfinite_gradients_on_one_rank_stop_both(tmp_path, start):
     options = ["PRECISION.MAX_CONSECUTIVE_SKIPS=3"]  # the first time, the run rolls back
     poisoned = start(tmp_path / "o", *FLAGS, *options, processes=2, poison=["gradient", [1], list(range(2, 8))])
     assert poisoned.codes == [3, 3], poisoned.printed

@@ -46,7 +46,7 @@ def refused_for(ended: list[Ended], *names: str) -> None:
 
 
 @pytest.mark.parametrize("flag, setting", [("-seed 3", "SEED: 0 -> 3"), ("-batch_size 4", "DATA.BATCH_SIZE: 8 -> 4")])
-def test_a_process_with_another_setting_is_refused_before_training(tiny, photos, flag, setting):
+def test_process_with_another_setting_is_refused_before_training(tiny, photos, flag, setting):
     refused_for(start_two(flags_of(tiny, photos), flags_of(tiny, photos, *flag.split())), setting)
 
 
@@ -67,12 +67,12 @@ def draw_others(copy: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("change", [move, add, draw_others])
-def test_a_process_with_other_images_is_refused_before_training(tiny, photos, change):
+def test_process_with_other_images_is_refused_before_training(tiny, photos, change):
     names = change(photos.parent / "copy")
     refused_for(start_two(flags_of(tiny, photos), flags_of(tiny, photos.parent / "copy")), *names)
 
 
-def test_a_process_with_other_numbers_of_the_classes_is_refused(tiny, photos):
+def test_process_with_other_class_numbers_is_refused(tiny, photos):
     lists = [photos.parent / name for name in ("one.txt", "other.txt")]
     for path, names in zip(lists, ("ant\nbee\n", "bee\nant\n"), strict=True):
         path.write_text(names)
@@ -80,7 +80,7 @@ def test_a_process_with_other_numbers_of_the_classes_is_refused(tiny, photos):
     refused_for(start_two(*([*flags_of(tiny, photos), *each] for each in words)), "classes and their order")
 
 
-def test_a_process_with_other_class_weights_is_refused(tiny, photos):
+def test_process_with_other_class_weights_is_refused(tiny, photos):
     words = []
     for folder, weight in (("one", 2), ("other", 3)):
         (photos.parent / folder).mkdir()
@@ -92,7 +92,7 @@ def test_a_process_with_other_class_weights_is_refused(tiny, photos):
 
 
 @pytest.mark.parametrize("flag", ["-pretrained", "-resume"])
-def test_a_process_with_another_checkpoint_at_the_same_path_is_refused(tiny, photos, flag):
+def test_process_with_different_checkpoint_file_is_refused(tiny, photos, flag):
     folders = photos.parent / "one", photos.parent / "other"
     for seed, folder in enumerate(folders):
         folder.mkdir()
@@ -105,13 +105,13 @@ def test_a_process_with_another_checkpoint_at_the_same_path_is_refused(tiny, pho
     refused_for(ended, {"-pretrained": "MODEL.PRETRAINED", "-resume": "RESUME"}[flag])
 
 
-def test_processes_may_have_their_images_in_different_folders(tiny, photos):
+def test_processes_may_read_images_from_different_folders(tiny, photos):
     ended = start_two(flags_of(tiny, photos), flags_of(tiny, photos.parent / "copy", "-num_workers", "0"))
     assert [each.returncode for each in ended] == [0, 0], [each.printed for each in ended]
     assert (run_folder(photos.parent / "o") / "last.pth").exists()
 
 
-def test_a_process_of_another_checkout_is_refused_with_the_file(tiny, photos, tmp_path):
+def test_process_of_another_checkout_is_refused_with_file(tiny, photos, tmp_path):
     checkout = tmp_path / "checkout"
     for name in CODE:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -32,7 +32,7 @@ OURS = [
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/that_ask_for_python"))
-def test_settings_that_ask_for_python_are_refused_and_run_nothing(tmp_path, text):
+def test_settings_with_python_code_are_never_executed(tmp_path, text):
     marker, path = tmp_path / "marker", tmp_path / "hostile.yaml"
     path.write_text(content_of(text).replace("MARKER", str(marker)))
     with refused(ConfigError, page="mistakes/that_ask_for_python", case=text):
@@ -45,7 +45,7 @@ def test_settings_that_ask_for_python_are_refused_and_run_nothing(tmp_path, text
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(("kind", "least"), [("PNG", 1200), ("JPEG", 1200), ("GIF", 1200), ("WEBP", 1920)])
-def test_a_picture_of_more_pixels_than_the_setting_is_refused_also_where_pillow_only_warns(kind, least):
+def test_image_with_more_pixels_than_allowed_is_refused(kind, least):
     file = io.BytesIO()
     Image.new("RGB", (40, 30)).save(file, kind)
     assert decode(file.getvalue(), PixelRules(3, max_pixels=least)).shape == (30, 40, 3)
@@ -66,7 +66,7 @@ def calls() -> list[tuple[str, str, dict[str, str]]]:
     return found
 
 
-def test_nothing_of_ours_reads_a_file_in_a_way_that_could_run_it():
+def test_our_code_never_loads_files_unsafely():
     unsafe = "eval exec compile pickle.load pickle.loads yaml.load yaml.unsafe_load yaml.full_load".split()
     for file, function, named in calls():
         assert function not in unsafe, f"{file}: {function}"
@@ -81,7 +81,7 @@ def test_nothing_of_ours_reads_a_file_in_a_way_that_could_run_it():
     assert not any("LOAD_TRUNCATED_IMAGES" in path.read_text() for path in OURS)
 
 
-def test_no_duration_is_taken_from_the_clock_that_people_set():
+def test_durations_never_use_the_wall_clock():
     # MLflow wants a time of day with each figure. A run's identity, status.json, an end and a heartbeat have one, too.
     names = ("record/saved_run", "train/forecast", "session")
     times_of_day = [
@@ -95,7 +95,7 @@ def test_no_duration_is_taken_from_the_clock_that_people_set():
         assert file in times_of_day or not function.endswith(clocks), f"{file}: {function}"
 
 
-def test_every_documented_tensorboard_listens_to_this_machine_alone():
+def test_documented_tensorboard_commands_listen_only_on_localhost():
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("scripts/*"), *ROOT.glob("configs/*")]
     lines = [line for page in pages if page.is_file() for line in page.read_text().splitlines()]
     started = [line for line in lines if re.search(r"tensorboard +--?\w", line)]
@@ -110,7 +110,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_nothing_of_the_environment_is_written_into_a_run_folder(tmp_path, start, processes):
+def test_run_folder_contains_nothing_from_the_environment(tmp_path, start, processes):
     """Two runs: one that is done, and of one that fails with a traceback."""
     profile = ["-profile", "1"] if has_extra("profiler") else []
     flags = ["-batch_size", "4", *profile, "-opts", "TRACK=tensorboard", "DATA.SYNTHETIC_SIZE=256"]

@@ -34,7 +34,7 @@ def assert_tidy(folder) -> None:
     assert there == {name for path in folder.glob("*.pth") for name in named_shards(path)}
 
 
-def test_export_writes_what_is_saved_as_one_file_and_no_shard_is_left_that_no_checkpoint_names(tmp_path, unbroken):
+def test_export_joins_shards_and_no_unused_shard_remains(tmp_path, unbroken):
     folder, _ = unbroken
     assert_tidy(folder)
     assert sorted(each.name for each in (folder / "shards").iterdir()) == [
@@ -47,9 +47,7 @@ def test_export_writes_what_is_saved_as_one_file_and_no_shard_is_left_that_no_ch
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_in_a_save_the_old_or_the_new_one_is_whole_and_the_rerun_ends_as_if_nothing_had_been(
-    tmp_path, start, unbroken, kind
-):
+def test_kill_during_sharded_save_resumes_to_same_hash(tmp_path, start, unbroken, kind):
     folder, operations = unbroken
     save, number, _ = [each for each in operations if kind in each[2]][-1]
     assert start(tmp_path, *SHARDED, processes=2, kill_at=[save, number]).returncode == -signal.SIGKILL
@@ -62,7 +60,7 @@ def test_killed_in_a_save_the_old_or_the_new_one_is_whole_and_the_rerun_ends_as_
         assert_tidy(killed)
 
 
-def test_a_run_that_goes_on_without_shards_leaves_none_that_nothing_names(tmp_path, start):
+def test_unsharded_resume_leaves_no_unused_shards(tmp_path, start):
     assert start(tmp_path, "-epochs", "1", *SHARDED, processes=2).returncode == 0
     start(tmp_path).done()
     folder = run_folder(tmp_path)
@@ -70,7 +68,7 @@ def test_a_run_that_goes_on_without_shards_leaves_none_that_nothing_names(tmp_pa
     assert_tidy(folder)
 
 
-def test_a_shard_that_is_damaged_or_missing_makes_auto_take_the_one_before(tmp_path, start):
+def test_damaged_or_missing_shard_makes_auto_take_previous(tmp_path, start):
     assert start(tmp_path, *SHARDED, processes=2).returncode == 0
     folder, warned = run_folder(tmp_path), []
     shard = named_shards(folder / "last.pth")[1]

@@ -26,7 +26,7 @@ def documented() -> dict[str, str]:
     return {key: told for keys, told in rows for key in re.findall(r"`(\w+)`", keys)}
 
 
-def test_what_runs_write_into_it_is_what_the_table_in_the_docs_says(tmp_path, start):
+def test_status_keys_and_states_match_the_documented_table(tmp_path, start):
     """Every key and state that is written is in the table, and every one in the table is written."""
     kept = tmp_path / "kept"
     fast = ["-opts", "SAVE_STEPS=1", "PRECISION.MAX_CONSECUTIVE_SKIPS=2"]
@@ -59,7 +59,7 @@ def test_what_runs_write_into_it_is_what_the_table_in_the_docs_says(tmp_path, st
     assert [(each["epoch"], each["step"], each["total_steps"]) for each in of_done] == [(2, 8, 8)] * 2
 
 
-def test_a_resume_that_is_refused_leaves_that_of_the_killed_run_as_it_is(tmp_path, start):
+def test_refused_resume_leaves_killed_runs_status_unchanged(tmp_path, start):
     assert start(tmp_path, kill_at=[2, 0]).returncode == -signal.SIGKILL
     path = run_folder(tmp_path) / "status.json"
     before = path.read_bytes()
@@ -67,7 +67,7 @@ def test_a_resume_that_is_refused_leaves_that_of_the_killed_run_as_it_is(tmp_pat
     assert path.read_bytes() == before and json.loads(before)["state"] == "training"
 
 
-def test_a_sign_of_life_comes_at_most_every_ten_seconds_and_training_waits_for_no_disk(tmp_path, monkeypatch):
+def test_heartbeat_is_rate_limited_and_never_delays_training(tmp_path, monkeypatch):
     clock, disk, write, written = [0.0], threading.Event(), session.write_text, []
 
     def slow_write(path, text):
@@ -92,13 +92,13 @@ def test_a_sign_of_life_comes_at_most_every_ten_seconds_and_training_waits_for_n
     assert "position" not in status_of(tmp_path) and len(written) == 3
 
 
-def test_one_that_finds_no_room_is_said_with_what_it_should_say(tmp_path):
+def test_unwritable_status_warns_with_its_content(tmp_path):
     warned = []
     Status(tmp_path / "gone", warned.append).set("stopped")
     assert len(warned) == 1 and "stopped" in warned[0] and str(tmp_path / "gone/status.json") in warned[0]
 
 
-def test_the_last_state_is_not_overwritten_by_a_sign_of_life_on_its_way(tmp_path, monkeypatch):
+def test_late_heartbeat_does_not_overwrite_final_state(tmp_path, monkeypatch):
     run = threading.Thread.run
     monkeypatch.setattr(threading.Thread, "run", lambda thread: time.sleep(0.2) or run(thread))
     seconds = iter(range(0, 1000, 100))

@@ -22,7 +22,7 @@ def failure(output) -> str:
     return told["reason"]
 
 
-def test_a_loader_process_that_is_killed_is_named_and_ends_the_run(tmp_path, start):
+def test_killed_loader_process_is_named_and_ends_run(tmp_path, start):
     ended = start(tmp_path / "o", *DIGITS, *PROCESSES, kill_worker=[3])
     assert ended.returncode == 1
     assert_names(ended.printed, "error: loader process", "DATA.NUM_WORKERS")
@@ -30,7 +30,7 @@ def test_a_loader_process_that_is_killed_is_named_and_ends_the_run(tmp_path, sta
     assert_names(failure(tmp_path / "o"), "SIGKILL")
 
 
-def test_a_loader_process_of_one_of_two_processes_ends_both_and_is_named(tmp_path, start):
+def test_killed_loader_process_on_one_rank_ends_both(tmp_path, start):
     ended = start(tmp_path / "o", *DIGITS, *PROCESSES, processes=2, kill_worker=[3, 1])
     assert ended.codes == [1, 1]
     assert_names(ended.printed, "error: loader process")
@@ -38,26 +38,26 @@ def test_a_loader_process_of_one_of_two_processes_ends_both_and_is_named(tmp_pat
     assert_names(failure(tmp_path / "o"), "process 1")
 
 
-def test_a_limit_of_open_files_is_named_without_a_traceback(tmp_path, start):
+def test_open_file_limit_is_named_without_a_traceback(tmp_path, start):
     ended = start(tmp_path / "o", *DIGITS, *PROCESSES, limit_open_files=[3])
     assert ended.returncode == 2 and "Traceback" not in ended.printed, ended.printed
     assert_names(ended.stderr, "error: too many open files", "ulimit -n 4096", "-num_workers")
 
 
-def test_loader_processes_of_a_killed_run_do_not_hold_its_folder(tmp_path, start):
+def test_orphaned_loader_processes_do_not_lock_run_folder(tmp_path, start):
     killed = start(tmp_path / "o", *DIGITS, *PROCESSES, "SAVE_STEPS=1", signal_at=[3, signal.SIGKILL, [0]])
     assert killed.returncode == -signal.SIGKILL
     start(tmp_path / "o", *DIGITS, *PROCESSES).done()
 
 
-def test_a_loader_thread_that_dies_ends_the_run(tmp_path, start):
+def test_dead_loader_thread_ends_the_run(tmp_path, start):
     ended = start(tmp_path / "o", *DIGITS, "DATA.NUM_WORKERS=2", end_thread=[3])
     assert ended.returncode == 1 and "is told to end" in ended.printed
     assert "is told to end" in failure(tmp_path / "o")
 
 
 @pytest.mark.parametrize(("size", "what"), [("128k", "batch"), ("4k", "loader processes")])
-def test_shared_memory_without_room_is_warned_of_and_then_named(tmp_path, start, size, what):
+def test_full_shared_memory_is_warned_about_then_named(tmp_path, start, size, what):
     if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("a /dev/shm of its own needs root")
     digits = [word.replace("100", "700") for word in DIGITS]
@@ -69,7 +69,7 @@ def test_shared_memory_without_room_is_warned_of_and_then_named(tmp_path, start,
     assert_names(said[named:], what, "DATA.WORKERS=threads")
 
 
-def test_with_1_percent_unreadable_the_run_ends_with_the_same_hash_for_any_workers(tmp_path, start, photos):
+def test_unreadable_images_keep_hash_equal_for_any_workers(tmp_path, start, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-opts"]
     hashes = set()
     for kind, count in (("threads", 0), ("threads", 1), ("threads", 3), ("processes", 1), ("processes", 2)):

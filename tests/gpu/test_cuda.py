@@ -55,7 +55,7 @@ def updated(tmp_path, *options: str) -> tuple[float, int, torch.dtype | None]:
     return trainer.report().mean_loss, torch.cuda.max_memory_allocated(), trainer.precision.half
 
 
-def test_amp_is_float16_by_default_and_amp_and_recomputed_blocks_take_less_memory(tmp_path):
+def test_amp_uses_float16_and_checkpointing_saves_memory(tmp_path):
     _, memory, half = updated(tmp_path)
     loss, less, chosen = updated(tmp_path, "AMP=true")
     again, least, _ = updated(tmp_path, "AMP=true", "TRAIN.GRAD_CHECKPOINTING=true")
@@ -76,7 +76,7 @@ def test_float8_computes_near_float32_at_any_batch_size(tmp_path):
     assert 0.9 < min(cosines_to_float32(trainer).values()) < 0.9999
 
 
-def test_resumed_run_has_the_same_hash_under_the_deterministic_switch(tmp_path):
+def test_deterministic_resume_on_gpu_has_same_hash(tmp_path):
     settings = tmp_path / "small.yaml"
     settings.write_text(SMALL)
     flags = ["-cfg", str(settings), "-amp", "-opts", "DETERMINISTIC=true", "MODEL.DROPPATH=0.1", "SAVE_STEPS=10"]
@@ -96,7 +96,7 @@ def test_resumed_run_has_the_same_hash_under_the_deterministic_switch(tmp_path):
     assert hashes[0] == hashes[1]
 
 
-def test_digits_reach_their_accuracy_with_amp_on_the_gpu(tmp_path):
+def test_digits_with_amp_reach_their_accuracy_on_gpu(tmp_path):
     run("main_single_gpu.py", "-cfg", "configs/vit_digits.yaml", "-amp", "-output", str(tmp_path)).done()
     last = epochs_of(run_folder(tmp_path))[-1]
     assert last["eval_top1"] >= 97
@@ -104,7 +104,7 @@ def test_digits_reach_their_accuracy_with_amp_on_the_gpu(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_gpus_learn_what_one_does(tmp_path, strategy):
+def test_two_gpus_learn_the_same_as_one(tmp_path, strategy):
     losses = []
     for count in (1, 2):
         flags = f"-amp -epochs 2 -ngpus {count} -batch_size {128 // count} -output {tmp_path}/{count}".split()
@@ -115,7 +115,7 @@ def test_two_gpus_learn_what_one_does(tmp_path, strategy):
 
 
 @pytest.mark.parametrize("workers", ["threads", "processes"])
-def test_batches_copied_ahead_are_those_of_the_cpu(tmp_path, workers):
+def test_batches_copied_ahead_match_the_cpu(tmp_path, workers):
     config = small_config(tmp_path, "DATA.NUM_WORKERS=2", f"DATA.WORKERS={workers}", "DATA.DROP_LAST=false")
     train_set, _ = load_image_sets(config)
     device = torch.device("cuda", 0)
@@ -129,7 +129,7 @@ def test_batches_copied_ahead_are_those_of_the_cpu(tmp_path, workers):
         assert torch.equal(ours.images.cpu(), plain.images) and torch.equal(ours.targets.cpu(), plain.targets)
 
 
-def test_a_snapshot_is_the_state_when_it_was_taken_though_the_device_is_busy_and_goes_on():
+def test_snapshot_of_a_busy_device_is_consistent():
     device = torch.device("cuda", torch.cuda.current_device())
     snapshot = HostCopy(device)
     matrix, state = torch.randn(4096, 4096, device=device), {"weights": torch.zeros(2**20, device=device), "one": 1}
@@ -143,7 +143,7 @@ def test_a_snapshot_is_the_state_when_it_was_taken_though_the_device_is_busy_and
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_shards_of_one_process_learn_as_the_whole_model_does_and_never_make_the_host_wait(tmp_path, monkeypatch, dtype):
+def test_single_process_shards_match_model_without_syncs(tmp_path, monkeypatch, dtype):
     options = ("AMP=true", f"PRECISION.DTYPE={dtype}", "TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2", *SYNTHETIC)
     whole = cuda_trainer(small_config(tmp_path, *options))
     torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -163,7 +163,7 @@ def test_shards_of_one_process_learn_as_the_whole_model_does_and_never_make_the_
 
 @needing_extra("memory")
 @pytest.mark.parametrize("amp", [False, True])
-def test_the_batch_that_is_found_trains_and_leaves_a_tenth_of_the_memory(tmp_path, amp):
+def test_found_batch_trains_and_leaves_a_tenth_free(tmp_path, amp):
     """Of a device of which a part alone may be used: else the search fills all of it."""
     from extras.memory.batch_size import Trial, search
     from extras.memory.guard import MemoryGuard, release

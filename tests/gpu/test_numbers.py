@@ -18,9 +18,7 @@ from utils.torch_internals import foreach_put_back_
 
 @pytest.mark.parametrize("optimizer, largest_error", [("AdamW", 1e-3), ("SGD", 1e-5)])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_unscaling_and_clipping_in_the_optimizers_kernel_is_what_separate_passes_do(
-    device, dtype, optimizer, largest_error
-):
+def test_fused_unscaling_and_clipping_match_separate_passes(device, dtype, optimizer, largest_error):
     found = []
     for scaler in (FusedLossScaler, LossScaler):
         options = (f"PRECISION.DTYPE={dtype}", f"TRAIN.OPTIMIZER.NAME={optimizer}", "TRAIN.GRAD_CLIP=0.1")
@@ -39,7 +37,7 @@ def test_unscaling_and_clipping_in_the_optimizers_kernel_is_what_separate_passes
 
 
 @pytest.mark.parametrize("dtype, largest_error", [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])
-def test_the_patch_embedding_as_a_product_is_the_convolution(device, dtype, largest_error):
+def test_patch_embedding_as_product_matches_convolution(device, dtype, largest_error):
     torch.manual_seed(0)
     exact, images = PatchEmbed(32, 16, 3, 24).double(), torch.randn(4, 3, 32, 32)
     ours = copy.deepcopy(exact).to(device, dtype)
@@ -55,7 +53,7 @@ def test_the_patch_embedding_as_a_product_is_the_convolution(device, dtype, larg
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("skipped", [0.0, 1.0])
-def test_one_kernel_puts_back_the_bits_of_before_a_skipped_update_whatever_that_made(device, skipped, dtype):
+def test_one_kernel_restores_exact_bits_after_skipped_update(device, skipped, dtype):
     former = [torch.randn(3, 5, device=device).to(dtype), torch.full((70_000,), -0.0, device=device, dtype=dtype)]
     now = [torch.full_like(each, float("nan")) for each in former]
     expected = [each.clone() for each in (former if skipped else now)]
@@ -65,7 +63,7 @@ def test_one_kernel_puts_back_the_bits_of_before_a_skipped_update_whatever_that_
 
 
 @pytest.mark.parametrize("skipped", [0.0, 1.0])
-def test_the_average_in_one_kernel_is_that_of_three(device, skipped):
+def test_single_kernel_average_matches_three_kernels(device, skipped):
     values = [torch.randn(3, 5, device=device), torch.randn(1025, device=device)]
     found = []
     for kind in (FusedLerp, ForeachLerp):
@@ -76,7 +74,7 @@ def test_the_average_in_one_kernel_is_that_of_three(device, skipped):
     torch.testing.assert_close(*found)
 
 
-def test_the_class_tokens_query_runs_no_fused_kernel(device):
+def test_class_token_query_runs_no_fused_kernel(device):
     """Of three blocks the last has a single query: cuDNN's gradients for it were not finite on an H200."""
     if device == "cpu":
         pytest.skip("small models compute attention by products there")
@@ -90,7 +88,7 @@ def test_the_class_tokens_query_runs_no_fused_kernel(device):
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_a_batch_becomes_on_the_device_what_it_becomes_on_the_host(device, is_compiled):
+def test_batch_preparation_matches_between_device_and_host(device, is_compiled):
     if is_compiled and device == "cpu":
         pytest.skip("compiles for minutes")
     config = settings(**ERASES, **MIXES)

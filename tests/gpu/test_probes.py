@@ -34,7 +34,7 @@ def test_busy_updates_on_real_images_never_wait(device, no_wait, options):
 @pytest.mark.parametrize(
     "options", [["COMPILE=true"], ["COMPILE=true", "PRECISION.RESIDUAL=half"], ["COMPILE=reduce-overhead"]]
 )
-def test_compiled_updates_come_to_the_weights_of_eager_ones(device, options):
+def test_compiled_updates_match_eager_weights(device, options):
     if "COMPILE=reduce-overhead" in options and device == "cpu":
         pytest.skip("CUDA graphs")
     eager = [each for each in options if not each.startswith("COMPILE")]
@@ -54,7 +54,7 @@ WAYS += [pytest.param("MODEL.LORA.RANK=4", marks=needing_extra("lora"))]
 
 
 @pytest.mark.parametrize("options", WAYS)
-def test_each_way_to_train_comes_to_the_weights_of_the_cpu_also_where_it_resumes(device, options):
+def test_each_training_mode_matches_cpu_after_resume(device, options):
     """Of two epochs of two updates each, the second resumed."""
     if "LORA" in options:
         pytest.importorskip("peft")
@@ -68,7 +68,7 @@ def test_each_way_to_train_comes_to_the_weights_of_the_cpu_also_where_it_resumes
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
-def test_the_last_block_for_the_class_token_alone_gives_the_logits_and_gradients_of_the_whole(device, dtype, largest):
+def test_short_last_block_matches_full_block_on_gpu(device, dtype, largest):
     trainer = small_trainer(device)
     model, (batch,) = trainer.model, first_batches(trainer)
     assert type(model) is ClassTokenVisionTransformer
@@ -109,7 +109,7 @@ def one_process():
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("case", DDP)
-def test_gradients_reduced_by_nccl_are_those_of_one_process(device, case):
+def test_nccl_reduced_gradients_match_one_process(device, case):
     options, num_batches, largest = DDP[case]
     eager = [each for each in options.split() if not each.startswith("COMPILE")]
     plain = gradients(device, eager, num_batches, wrapped=False)

@@ -5,7 +5,7 @@ import json
 from tests.mistakes import plant
 
 
-def test_a_mistake_that_no_test_notices_and_one_whose_text_is_gone_are_said(tmp_path, monkeypatch, capsys):
+def test_surviving_and_unplantable_mistakes_are_reported(tmp_path, monkeypatch, capsys):
     (tmp_path / "coded.py").write_text("VALUE = 1\nOTHER = 2\n")
     (tmp_path / "test_code.py").write_text("from coded import VALUE\n\n\ndef test_value():\n    assert VALUE == 1\n")
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["."]\n')

@@ -38,7 +38,7 @@ def with_short_last_block(model):
         {"depth": 1, "num_classes": 0},
     ],
 )
-def test_short_last_block_has_timms_logits_and_gradients(fields, fused):
+def test_short_last_block_matches_timm_logits_and_gradients(fields, fused):
     model = make_vit(**fields).double()
     for block in model.blocks:
         block.attn.fused_attn = fused
@@ -55,7 +55,7 @@ def test_short_last_block_has_timms_logits_and_gradients(fields, fused):
     torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.1)
 
 
-def test_short_last_block_is_short_and_keeps_names_copies_and_features():
+def test_short_last_block_keeps_names_copies_and_features():
     model = make_vit()
     chosen = with_short_last_block(model)
     assert list(chosen.state_dict()) == list(model.state_dict())
@@ -74,7 +74,7 @@ def test_short_last_block_is_short_and_keeps_names_copies_and_features():
     assert not torch.allclose(copied(images), model(images))
 
 
-def test_short_last_block_drops_whole_branches_as_often_and_leaves_frozen_weights_alone():
+def test_short_last_block_keeps_drop_path_and_freezing():
     model = make_vit(drop_path_rate=0.5, proj_drop_rate=0.2, attn_drop_rate=0.2)
     model.blocks[-1].attn.qkv.requires_grad_(False)
     chosen = with_short_last_block(model).train()
@@ -88,7 +88,7 @@ def test_short_last_block_drops_whole_branches_as_often_and_leaves_frozen_weight
     assert 0.43 < dropped < 0.57
 
 
-def test_short_last_block_drops_nothing_in_evaluation_and_compiles_without_a_break():
+def test_short_last_block_compiles_and_evaluates_without_dropout():
     chosen, images = with_short_last_block(make_vit(attn_drop_rate=0.5)), torch.randn(2, 3, 32, 32)
     assert not torch.equal(chosen.train()(images), chosen(images))
     assert torch.equal(chosen.eval()(images), chosen(images))
@@ -132,14 +132,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
-def test_a_model_not_known_to_the_last_module_is_left_alone(make):
+def test_unknown_model_keeps_its_last_block(make):
     model = make()
     before = type(model)
     ClassTokenBlock().apply(model)
     assert type(model) is before
 
 
-def test_the_single_query_of_the_last_block_runs_no_fused_kernel_beside_the_cpu(monkeypatch):
+def test_single_query_avoids_fused_kernel_off_the_cpu(monkeypatch):
     """In float64 both ways give the same logits: see the first test."""
     fused, queries = torch.nn.functional.scaled_dot_product_attention, []
 

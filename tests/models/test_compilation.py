@@ -80,7 +80,7 @@ MODES = {  # the cases share out scopes and what else changes a forward
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=needing_extra("operator_lists")) if "lists" in case else case for case in MODES]
 )
-def test_a_compiled_epoch_has_the_losses_of_an_eager_one(tmp_path, monkeypatch, case):
+def test_compiled_epoch_matches_eager_losses(tmp_path, monkeypatch, case):
     compile_with(monkeypatch, "aot_eager")
     options = [*MODES[case].split(), "DATA.BATCH_SIZE=359", "TRAIN.WARMUP_EPOCHS=0", "REPORT_FREQ=1"]
     losses = {}
@@ -95,7 +95,7 @@ def test_a_compiled_epoch_has_the_losses_of_an_eager_one(tmp_path, monkeypatch, 
     assert losses[True] == pytest.approx(losses[False], rel=1e-5 if "float32" in case else 5e-3)
 
 
-def test_torch_advises_no_call_where_a_setting_decides(tmp_path):
+def test_torch_matmul_warning_is_suppressed_when_compiling(tmp_path):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE=true"))
@@ -103,7 +103,7 @@ def test_torch_advises_no_call_where_a_setting_decides(tmp_path):
     assert not seen
 
 
-def test_drop_path_with_its_rate_as_a_tensor_drops_as_many_and_keeps_the_mean(tmp_path):
+def test_tensor_rate_drop_path_keeps_the_mean(tmp_path):
     model = nn.ModuleList([DropPath(0.25), DropPath(0.25, scale_by_keep=False), nn.Linear(1, 1)])
     SharedDropPath().apply(model)
     ones = torch.ones(10_000, 2, 3)
@@ -118,12 +118,12 @@ def test_drop_path_with_its_rate_as_a_tensor_drops_as_many_and_keeps_the_mean(tm
     assert {each.device.type for each in elsewhere.buffers()} == {"meta"}, "DDP could not send it by NCCL"
 
 
-def test_compiling_blocks_of_a_model_without_any_is_refused(tmp_path):
+def test_compiling_blocks_of_blockless_model_is_refused(tmp_path):
     with refused(ConfigError, "COMPILE", "blocks", "true"):
         compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE=blocks"))
 
 
-def test_what_is_not_training_compiles_no_copy(tmp_path, monkeypatch):
+def test_estimates_compile_no_model_copy(tmp_path, monkeypatch):
     """Estimates and predictions of a run that was compiled: it would take longer than they do."""
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: pytest.fail("compiled"))
     config = small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive", "COMPILE=true")
@@ -163,7 +163,7 @@ GRAPHS = {
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=needing_extra("lora")) if case == "lora" else case for case in GRAPHS]
 )
-def test_a_run_compiles_in_its_first_epoch_alone(case, tmp_path, monkeypatch):
+def test_run_compiles_only_in_its_first_epoch(case, tmp_path, monkeypatch):
     def choose(config, device, *others, **options):
         return choose_transforms(config, torch.device("cuda"), *others, **options)
 
@@ -181,7 +181,7 @@ def mode(path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_folder_is_the_users_own_also_where_it_was_open_to_others(tmp_path):
+def test_compiler_cache_folder_is_made_private(tmp_path):
     for _ in range(2):
         environment = {"XDG_CACHE_HOME": str(tmp_path)}
         (line,) = prepare_compiler(environment, 4)
@@ -193,9 +193,7 @@ def test_the_folder_is_the_users_own_also_where_it_was_open_to_others(tmp_path):
         folder.parent.chmod(0o755)
 
 
-def test_without_a_cache_folder_in_the_environment_it_lies_in_the_home_and_what_the_user_set_stays(
-    tmp_path, monkeypatch
-):
+def test_compiler_cache_defaults_to_home_or_user_setting(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     set_by_user = {FOLDER: "mine", NUM_WORKERS: "1"}
     environment = dict(set_by_user)
@@ -214,7 +212,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("case", UNUSABLE)
-def test_a_folder_that_cannot_be_trusted_or_used_is_left_to_torch_in_one_line(tmp_path, case):
+def test_untrusted_cache_folder_falls_back_to_torch(tmp_path, case):
     (tmp_path / "file").touch()
     place = {"in a home that nobody knows": "", "below a file": str(tmp_path / "file")}.get(case, str(tmp_path))
     environment = {"XDG_CACHE_HOME": place}
@@ -224,7 +222,7 @@ def test_a_folder_that_cannot_be_trusted_or_used_is_left_to_torch_in_one_line(tm
     assert_names(line, FOLDER)
 
 
-def test_processes_of_one_machine_share_its_cores_and_the_folder(small_yaml, tmp_path, monkeypatch):
+def test_compiling_processes_share_cores_and_cache_folder(small_yaml, tmp_path, monkeypatch):
     for name in (FOLDER, NUM_WORKERS):  # torch sets the first when it compiles, in other tests of this process
         monkeypatch.delenv(name, raising=False)
     flags = ["-cfg", str(small_yaml), "-compile", "-dataset", "imagefolder", "-data_path", "nowhere"]  # ends there
@@ -235,7 +233,7 @@ def test_processes_of_one_machine_share_its_cores_and_the_folder(small_yaml, tmp
     assert_names(ended.stdout, tmp_path / "halfstep" / "compile", counted(share, "process"))
 
 
-def test_without_a_compiler_on_this_machine_a_line_says_what_to_install(small_yaml, tmp_path):
+def test_missing_compiler_is_named_with_install_hint(small_yaml, tmp_path):
     flags = ["-cfg", str(small_yaml), "-compile", "-output", str(tmp_path / "output")]
     ended = run("main_single_gpu.py", *flags, environment={"PATH": str(tmp_path), "CXX": "g++", FOLDER: str(tmp_path)})
     ended.refused("-compile", "g++", "CXX")
@@ -245,9 +243,7 @@ def test_without_a_compiler_on_this_machine_a_line_says_what_to_install(small_ya
 @pytest.mark.parametrize(
     ("device", "compiled", "bucket"), [("cuda", True, 100), ("cuda", False, None), ("cpu", True, None)]
 )
-def test_buckets_are_larger_where_they_cut_a_compiled_graph_and_bits_may_differ(
-    tmp_path, monkeypatch, device, compiled, bucket
-):
+def test_ddp_buckets_grow_for_compiled_gpu_graphs(tmp_path, monkeypatch, device, compiled, bucket):
     found = []
     monkeypatch.setattr(nn.parallel, "DistributedDataParallel", lambda model, **options: found.append(options))
     process = Process(torch.device(device), world_size=2)

@@ -68,7 +68,7 @@ def test_torch_files_of_every_layout_are_read(tmp_path, weights, layout):
         assert_same(read_state_dict(path), weights)
 
 
-def test_a_file_is_found_without_its_suffix_and_read_by_its_content(tmp_path, weights):
+def test_file_format_is_detected_by_content_not_suffix(tmp_path, weights):
     for suffix in (".pdparams", ".pth", ".safetensors", ".npz"):
         saved(weights, tmp_path / f"Epoch{suffix}-2.345{suffix}")
         assert_same(read_state_dict(tmp_path / f"Epoch{suffix}-2.345"), weights)
@@ -77,7 +77,7 @@ def test_a_file_is_found_without_its_suffix_and_read_by_its_content(tmp_path, we
     assert_same(read_state_dict(tmp_path / "x.pdparams"), weights)
 
 
-def test_torchvisions_vit_gives_torchvisions_logits(tmp_path):
+def test_torchvision_vit_weights_give_torchvision_logits(tmp_path):
     theirs = torchvision.models.VisionTransformer(32, 8, DEPTH, HEADS, WIDTH, WIDTH * 4, num_classes=CLASSES).eval()
     torch.nn.init.normal_(theirs.heads.head.weight)  # zero as built, which would prove nothing
     old_names = {
@@ -95,7 +95,7 @@ def test_torchvisions_vit_gives_torchvisions_logits(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["", "opt/target/"])
-def test_googles_npz_is_read_as_timm_reads_it(tmp_path, weights, prefix):
+def test_google_npz_is_read_as_in_timm(tmp_path, weights, prefix):
     path = tmp_path / "google.npz"
     np.savez(path, **google_arrays(weights, prefix))
     theirs = vit()
@@ -129,7 +129,7 @@ def in_torch_files(content: dict, folder: Path) -> Iterator[Path]:
     "write", [pytest.param(in_pickles, marks=needing_extra("paddlevit")), in_torch_files, in_arrays]
 )
 @pytest.mark.parametrize("kind", PAYLOADS)
-def test_a_file_that_would_run_something_is_refused_and_does_not(tmp_path, kind, write):
+def test_file_that_would_run_code_is_refused(tmp_path, kind, write):
     marker = tmp_path / "marker"
     if kind in ("system", "eval", "exec", "object_array"):  # where a reader lets it, it does
         pickle.loads(pickle.dumps(payloads(marker)[kind]))
@@ -156,7 +156,7 @@ def test_weights_of_paddlevit_without_its_extra_are_refused(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("kind", ["torch", "legacy", "safetensors", "npz", "pdparams"])
-def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path, weights, kind):
+def test_truncated_weights_file_is_refused_by_name(tmp_path, weights, kind):
     path = tmp_path / "whole"
     if kind in ("torch", "legacy"):
         saved(weights, path, _use_new_zipfile_serialization=kind == "torch")
@@ -177,7 +177,7 @@ def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path, weights, ki
             read_record(tmp_path / "cut")
 
 
-def test_a_flipped_bit_is_found_by_the_checksum(tmp_path, weights):
+def test_flipped_bit_fails_the_checksum(tmp_path, weights):
     path = saved(weights, tmp_path / "x.pth")
     flip(path, path.stat().st_size // 2)
     with refused(ConfigError, path, "checksum"):
@@ -185,7 +185,7 @@ def test_a_flipped_bit_is_found_by_the_checksum(tmp_path, weights):
 
 
 @pytest.mark.parametrize("content", cases_of("mistakes/in_weights"))
-def test_a_file_without_usable_weights_says_why(tmp_path, content):
+def test_file_without_usable_weights_is_refused(tmp_path, content):
     """Lists of numbers stand for tensors."""
 
     def with_tensors(found: dict) -> dict:
@@ -195,7 +195,7 @@ def test_a_file_without_usable_weights_says_why(tmp_path, content):
         read_state_dict(saved(json.loads(content, object_hook=with_tensors), tmp_path / "x.pth"))
 
 
-def test_a_vit_is_as_large_as_its_file_and_its_shards_can_hold(tmp_path):
+def test_model_larger_than_its_checkpoint_is_refused(tmp_path):
     shard, path = tmp_path / "shards/step-1/1-of-1.pth", tmp_path / "last.pth"
     shard.parent.mkdir(parents=True)
     path.touch()

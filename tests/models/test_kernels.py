@@ -23,7 +23,7 @@ from tests.support.trainers import make_trainer, update
 HALF, CUDA = torch.bfloat16, torch.device("cuda")
 
 
-def test_kernels_are_chosen_by_device_and_type(tmp_path):
+def test_kernels_are_chosen_by_device_and_dtype(tmp_path):
     for device, half, dropout, is_fused in (
         ("cpu", None, 0.0, True),
         ("cpu", None, 0.1, False),
@@ -66,7 +66,7 @@ PATCHES = {
 
 
 @pytest.mark.parametrize("case", PATCHES)
-def test_patches_are_embedded_as_timm_does_in_fp64(case):
+def test_patch_embedding_matches_timm_in_fp64(case):
     options, size = PATCHES[case]
     torch.manual_seed(0)
     cls = VisionTransformer if "model" in case else PatchEmbed
@@ -93,7 +93,7 @@ class OwnConv2d(nn.Conv2d):
         OwnConv2d(4, 6, 4, stride=4),
     ],
 )
-def test_other_layers_stay_as_they_are(layer):
+def test_layers_other_than_patch_embeddings_stay_unchanged(layer):
     embedding = PatchEmbed(img_size=8, patch_size=4, in_chans=4, embed_dim=6)
     embedding.proj = layer
     model = nn.Sequential(nn.Conv2d(4, 4, 2, stride=2), embedding)
@@ -101,7 +101,7 @@ def test_other_layers_stay_as_they_are(layer):
     assert type(model[0]) is nn.Conv2d and embedding.proj is layer and type(layer) in (nn.Conv2d, OwnConv2d)
 
 
-def test_neither_convolution_nor_its_backward_is_left(tmp_path):
+def test_patch_embedding_runs_without_convolutions(tmp_path):
     model = build_model(small_config(tmp_path, "MODEL.DEPTH=1"), 10)
     GpuKernels().apply(model)
     with torch.autograd.profiler.profile() as profile:
@@ -111,7 +111,7 @@ def test_neither_convolution_nor_its_backward_is_left(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_maxvit"])
-def test_a_first_convolution_computes_the_same_from_images_that_are_rounded_already(name):
+def test_early_rounding_does_not_change_first_convolution(name):
     model, images = timm.create_model(name).eval(), torch.randn(2, 3, 160, 160)
     assert starts_with_convolution(model)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -128,7 +128,7 @@ def test_a_first_convolution_computes_the_same_from_images_that_are_rounded_alre
     ("dtype", "fields"),
     [(torch.float32, {"qk_norm": True, "norm_layer": nn.LayerNorm}), (torch.bfloat16, {"qkv_bias": True})],
 )
-def test_attention_in_the_layout_of_qkv_is_timms_to_the_last_bit(dtype, fields, is_fused):
+def test_qkv_layout_attention_matches_timm_bitwise(dtype, fields, is_fused):
     torch.manual_seed(0)
     theirs = Attention(24, 3, **fields).to(dtype)
     theirs.fused_attn = is_fused
@@ -151,7 +151,7 @@ def test_attention_in_the_layout_of_qkv_is_timms_to_the_last_bit(dtype, fields, 
 
 
 @pytest.mark.parametrize(("dtype", "probability"), [(torch.float32, 0.1), (torch.bfloat16, 0.9)])
-def test_cpu_dropout_drops_its_share_and_keeps_the_mean(dtype, probability):
+def test_cpu_dropout_keeps_its_rate_and_mean(dtype, probability):
     torch.manual_seed(0)
     ones = torch.ones(301, 997, dtype=dtype)  # no multiple of 4
     dropped = CpuDropout(probability).train()(ones)
@@ -165,7 +165,7 @@ def test_cpu_dropout_drops_its_share_and_keeps_the_mean(dtype, probability):
     assert columns.std() < 1.3 * (probability * (1 - probability) / 301) ** 0.5
 
 
-def test_cpu_dropout_follows_the_seed_has_its_own_gradient_and_does_nothing_in_evaluation():
+def test_cpu_dropout_is_seeded_and_off_in_evaluation():
     draws, inputs = [], torch.randn(33, 65)
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -208,7 +208,7 @@ def tensors(state: dict) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_training_comes_to_the_same_and_a_run_without_it_goes_on_from_its_state(resnet):
+def test_channels_last_training_matches_and_resumes_without_it(resnet):
     plain, others = trainer_with(resnet)
     trainer, layouts = trainer_with(resnet, ChannelsLast())
     for each in (plain, trainer):
@@ -226,7 +226,7 @@ def test_training_comes_to_the_same_and_a_run_without_it_goes_on_from_its_state(
 
 
 @pytest.mark.parametrize(("kind", "device"), [("resnet", "cuda"), ("resnet", "cpu"), ("vit", "cuda")])
-def test_channels_are_last_on_gpus_for_models_whose_convolutions_overlap(resnet, tmp_path, kind, device):
+def test_channels_last_is_used_for_gpu_convolutional_models(resnet, tmp_path, kind, device):
     config = resnet if kind == "resnet" else small_config(tmp_path)
     model = build_model(config, 10)
     cls = type(model)

@@ -26,7 +26,7 @@ KWARGS = [
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
 @pytest.mark.parametrize("kwargs", KWARGS)
-def test_logits_and_gradients_are_those_of_timms_plain_model(tmp_path, kwargs, half, training):
+def test_logits_and_gradients_match_plain_timm_model(tmp_path, kwargs, half, training):
     given = {name: value for name, value in kwargs.items() if name != "pos_embed"}
     fields = {"POS_EMBED": kwargs.get("pos_embed", "learn"), "KWARGS": Arguments(given)}
     config = replaced(small_config(tmp_path), MODEL=fields, PRECISION={"RESIDUAL": "float32"})
@@ -47,7 +47,7 @@ def test_logits_and_gradients_are_those_of_timms_plain_model(tmp_path, kwargs, h
     torch.testing.assert_close(found[1], found[0], **near)
 
 
-def test_fixed_position_embeddings_are_big_visions_and_not_trained(tmp_path):
+def test_fixed_position_embeddings_match_big_vision(tmp_path):
     y, x = np.mgrid[:2, :2]
     omega = 10_000.0 ** -(np.arange(4) / 3)
     y, x = (each.flatten()[:, None] * omega for each in (y, x))
@@ -60,7 +60,7 @@ def test_fixed_position_embeddings_are_big_visions_and_not_trained(tmp_path):
         assert not others.any() and not model.pos_embed.requires_grad
 
 
-def test_arguments_reach_timms_models_by_name(tmp_path):
+def test_arguments_reach_timm_models_by_name(tmp_path):
     settings = {"TYPE": "timm", "NAME": "resnet18", "PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}
     config = replaced(small_config(tmp_path), MODEL=settings)
     config = replaced(config, MODEL={"KWARGS": Arguments({"stem_type": "deep", "act_layer": None})})
@@ -82,7 +82,7 @@ ENDLESS = (
 
 
 @pytest.mark.parametrize("kwargs", ENDLESS, ids=str)
-def test_a_model_without_end_is_refused_before_it_takes_all_memory(tmp_path, monkeypatch, kwargs):
+def test_endless_model_is_refused_before_exhausting_memory(tmp_path, monkeypatch, kwargs):
     monkeypatch.setattr("models.kwargs.MOST_TENSORS", 20)
     config = replaced(small_config(tmp_path), MODEL={"KWARGS": Arguments(kwargs)})
     if "depth" in kwargs:
@@ -93,11 +93,11 @@ def test_a_model_without_end_is_refused_before_it_takes_all_memory(tmp_path, mon
 
 
 @pytest.mark.parametrize("kwargs", [{"depth": 10**5}, {"depths": [2, 10**30]}, {"layers": [[1001]]}], ids=str)
-def test_more_layers_than_any_model_has_are_refused_before_one_is_made(kwargs):
+def test_too_many_layers_are_refused_before_building(kwargs):
     with refused(ConfigError, "MODEL.KWARGS", *kwargs, "1,000"):
         check_kwargs(Model(TYPE="timm", NAME="x", KWARGS=Arguments(kwargs)))
 
 
-def test_a_model_without_pooling_is_refused_for_it_is_no_classifier(tmp_path):
+def test_model_without_pooling_is_refused(tmp_path):
     with refused(ConfigError, "MODEL.KWARGS.global_pool"):
         build_model(replaced(small_config(tmp_path), MODEL={"KWARGS": Arguments({"global_pool": ""})}), 5)

@@ -60,7 +60,7 @@ def assert_images(metadata, **values) -> None:
     assert {key: list(images[key]) if isinstance(images[key], tuple) else images[key] for key in values} == values
 
 
-def test_a_folder_of_timm_says_model_arguments_and_images(tmp_path):
+def test_timm_folder_provides_model_arguments_and_preprocessing(tmp_path):
     images = {"input_size": [3, 32, 32], "mean": [0.1, 0.2, 0.3], "std": HALF, "crop_pct": 0.8, "crop_mode": "border"}
     config = {"architecture": "resnet10t", "model_args": {"act_layer": "gelu"}, "pretrained_cfg": images}
     config |= {"num_classes": 2, "label_names": ["cat", "dog"]}
@@ -74,7 +74,7 @@ def test_a_folder_of_timm_says_model_arguments_and_images(tmp_path):
     assert torch.equal(other.fc.bias, model.fc.bias[[1, 0]])
 
 
-def test_arguments_of_a_folder_of_timm_that_have_settings_become_those(tmp_path):
+def test_timm_folder_arguments_become_settings(tmp_path):
     images = {"input_size": [3, 32, 32], "mean": [0.5], "std": [0.5]}
     arguments = {"img_size": 48, "in_chans": 1, "num_classes": 2, "drop_path_rate": 0.1, "global_pool": "avg"}
     config = {"architecture": "vit_tiny_patch16_224", "model_args": arguments, "pretrained_cfg": images}
@@ -83,7 +83,7 @@ def test_arguments_of_a_folder_of_timm_that_have_settings_become_those(tmp_path)
     assert metadata.model["MODEL.KWARGS"] == {"global_pool": "avg"}
 
 
-def test_a_vit_of_transformers_is_built_and_read(tmp_path, weights):
+def test_transformers_vit_is_built_and_loaded(tmp_path, weights):
     config = {"model_type": "vit", "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS}
     config |= {"intermediate_size": 4 * WIDTH, "image_size": 32, "patch_size": 8, "id2label": {"0": "a", "1": "b"}}
     prepared = {"size": {"height": 32, "width": 32}, "resample": 2, "image_mean": HALF, "image_std": HALF}
@@ -106,21 +106,21 @@ def test_a_vit_of_transformers_is_built_and_read(tmp_path, weights):
 
 
 @pytest.mark.parametrize(("word", "is_name"), [("kind", True), ("LABEL", False)])
-def test_classes_are_named_in_the_order_of_their_numbers_and_not_by_a_number(tmp_path, word, is_name):
+def test_class_names_are_ordered_by_number_without_placeholders(tmp_path, word, is_name):
     names = [f"{word}_{number}" for number in range(11)]
     labels = {str(number): names[number] for number in reversed(range(11))}
     path = folder(tmp_path / "f", {"a": torch.ones(1)}, config={"id2label": labels})
     assert classes_of_weights(str(path)) == (names if is_name else [])
 
 
-def test_a_vit_of_transformers_without_a_tensor_is_refused(tmp_path, weights):
+def test_transformers_vit_with_missing_tensor_is_refused(tmp_path, weights):
     state = transformers_weights(weights)
     del state["vit.encoder.layer.1.attention.attention.key.weight"]
     with refused(ConfigError, "MODEL.PRETRAINED", "blocks.1.attn.qkv.weight"):
         load_pretrained(vit(), str(folder(tmp_path / "f", state) / "model.safetensors"))
 
 
-def test_a_distilled_deit_of_transformers_gets_timms_names(tmp_path):
+def test_transformers_distilled_deit_gets_timm_names(tmp_path):
     names = {"distillation_token": "dist_token", "cls_token": "cls_token"}
     names |= {f"patch_embeddings.projection.{each}": f"patch_embed.proj.{each}" for each in ("weight", "bias")}
     state = {f"deit.embeddings.{name}": torch.ones(1) for name in names} | {"deit.pooler.dense.weight": torch.ones(1)}
@@ -133,7 +133,7 @@ def test_a_distilled_deit_of_transformers_gets_timms_names(tmp_path):
     assert_images(metadata, IMAGE_SIZE=224)
 
 
-def test_checkpoints_of_timms_training_script_say_the_model_and_its_images(tmp_path):
+def test_timm_training_checkpoints_describe_model_and_preprocessing(tmp_path):
     def of_checkpoint(**content):
         content = {"state_dict": {"fc.weight": torch.ones(2, 2)}} | content
         return metadata_of(str(saved(content, tmp_path / "x.pth")))
@@ -186,7 +186,7 @@ def test_grey_images_get_the_mean_over_the_channels():
     assert settings.DATA.IMAGENET_MEAN == (0.449,) and settings.DATA.IMAGENET_STD == (0.226,)
 
 
-def test_weights_that_do_not_say_their_model_ask_for_its_name(tmp_path):
+def test_bare_weights_ask_for_model_name(tmp_path):
     path = str(saved({"a": torch.ones(1)}, tmp_path / "x.pth"))
     with refused(ConfigError, "MODEL.NAME", path):
         load_settings(["-eval", "-pretrained", path])
@@ -200,7 +200,7 @@ def test_weights_that_do_not_say_their_model_ask_for_its_name(tmp_path):
 
 
 @pytest.mark.usefixtures("here")
-def test_a_model_of_timms_from_scratch_says_what_timm_would_prepare_otherwise(capfd):
+def test_untrained_timm_model_reports_differing_preprocessing(capfd):
     flags = ["-dataset", "digits", "-cfg", str(ROOT / "configs/finetune.yaml"), "-check", "-opts", "MODEL.TYPE=timm"]
     for words, is_told in (([], True), (["DATA.IMAGENET_MEAN=[0.5,0.5,0.5]"], False)):
         main_single_gpu.main([*flags, "MODEL.NAME=resnet18", "DATA.IMAGE_SIZE=32", *words])
@@ -209,7 +209,7 @@ def test_a_model_of_timms_from_scratch_says_what_timm_would_prepare_otherwise(ca
         assert ("DATA.IMAGENET_MEAN=[0.485,0.456,0.406]" in said) is is_told
 
 
-def test_imagenets_classes_are_known_by_number_and_by_description():
+def test_imagenet_classes_are_recognized_by_number_or_description():
     numbers, descriptions = [str(number) for number in range(1000)], ImageNetInfo().label_descriptions()
     for classes in (numbers, descriptions, descriptions[::-1], descriptions[1:], numbers[1:] + ["cat"]):
         assert is_imagenet_by_other_names(classes) == (classes in (numbers, descriptions))
@@ -217,14 +217,14 @@ def test_imagenets_classes_are_known_by_number_and_by_description():
 
 
 @pytest.mark.parametrize("config", cases_of("mistakes/in_config_json"))
-def test_a_config_json_that_does_not_say_what_it_should_is_refused(tmp_path, config):
+def test_invalid_config_json_is_refused(tmp_path, config):
     text = config.replace("(deep)", '{"a":' * 100_000)
     path = folder(tmp_path / "f", {"a": torch.ones(1)}, config=text)
     with refused(ConfigError, page="mistakes/in_config_json", case=config):
         load_settings(["-eval", "-pretrained", str(path)])
 
 
-def test_damaged_weights_are_refused_before_anything_is_built(tmp_path, weights):
+def test_damaged_weights_are_refused_before_building(tmp_path, weights):
     np.savez(tmp_path / "cut.npz", **google_arrays(weights, ""))
     safetensors.torch.save_file(weights, tmp_path / "cut.safetensors")
     for name in ("cut.npz", "cut.safetensors", "missing.npz"):
@@ -234,20 +234,20 @@ def test_damaged_weights_are_refused_before_anything_is_built(tmp_path, weights)
             load_settings(["-eval", "-pretrained", str(tmp_path / name)])
 
 
-def test_weights_that_are_not_floating_point_numbers_are_refused(tmp_path, weights):
+def test_non_float_weights_are_refused(tmp_path, weights):
     path = saved(weights | {"norm.weight": torch.ones(WIDTH).char()}, tmp_path / "x.pth")
     with refused(ConfigError, "MODEL.PRETRAINED", "norm.weight"):
         load_pretrained(vit(), str(path))
 
 
-def test_metadata_that_are_not_ours_are_ignored(tmp_path, weights):
+def test_foreign_metadata_is_ignored(tmp_path, weights):
     path = tmp_path / "x.safetensors"
     metadata = {"class_names": "[1, 2]", "arch": '"x"', "config": '{"a":' * 100_000}
     safetensors.torch.save_file(weights, path, metadata=metadata)
     assert read_weights(path).record == {"arch": "x"}
 
 
-def test_standard_deviations_are_saved_as_such():
+def test_standard_deviations_are_saved_unchanged():
     data = Data(IMAGENET_MEAN=(0.1, 0.2, 0.3), IMAGENET_STD=(0.4, 0.5, 0.6))
     said = preprocessing_of(data)
     assert (said["mean"], said["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])

@@ -21,7 +21,7 @@ def config_of(image_size=32, channels=3, **model) -> Config:
     return Config(DATA=Data(IMAGE_SIZE=image_size, IMAGE_CHANNELS=channels), MODEL=Model(**(small | model)))
 
 
-def test_dropout_norms_and_activation_are_paddlevits():
+def test_dropout_norms_and_activation_match_paddlevit():
     model = build_model(config_of(DROPOUT=0.1, ATTENTION_DROPOUT=0.2, DROPPATH=0.3), 10)
     block = model.blocks[-1]
     assert (model.pos_drop.p, block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p) == (0.1,) * 4
@@ -33,7 +33,7 @@ def test_dropout_norms_and_activation_are_paddlevits():
     assert type(block.mlp.act) is torch.nn.GELU and block.mlp.act.approximate == "none"
 
 
-def test_fields_reach_the_model():
+def test_settings_reach_the_built_model():
     model = build_model(config_of(24, channels=1, QKV_BIAS=False, MLP_RATIO=2.0), 7)
     assert model.patch_embed.proj.weight.shape == (48, 1, 8, 8)
     assert model.pos_embed.shape == (1, 10, 48)
@@ -43,7 +43,7 @@ def test_fields_reach_the_model():
 
 
 @pytest.mark.parametrize("fields", cases_of("mistakes/of_models"))
-def test_a_model_that_cannot_be_is_refused_by_the_setting(fields):
+def test_impossible_model_is_refused_by_its_setting(fields):
     config = config_of(**yaml.safe_load(f"{{{fields}}}"))
     with refused(ConfigError, page="mistakes/of_models", case=fields):
         build_model(config, 10)
@@ -59,7 +59,7 @@ def test_building_never_asks_the_network(monkeypatch):
         build_model(config_of(224, TYPE="timm", NAME="resnet18.a1_in1k"), 10)
 
 
-def test_timms_models_are_built_for_image_size_channels_and_dropout():
+def test_timm_models_take_image_size_channels_and_dropout():
     name = "swin_tiny_patch4_window7_224"
     with meta_device():
         model = build_model(config_of(256, TYPE="timm", NAME=name, DROPPATH=0.1, ATTENTION_DROPOUT=0.1), 10)
@@ -70,7 +70,7 @@ def test_timms_models_are_built_for_image_size_channels_and_dropout():
 
 
 @pytest.mark.parametrize("model", cases_of("rates_of_timm_models"))
-def test_a_rate_of_0_is_0_and_one_that_is_not_set_is_the_models_own_which_is_said(model):
+def test_zero_rate_stays_zero_and_unset_keeps_default(model):
     config = config_of(224, **yaml.safe_load(f"{{TYPE: timm, NAME: {model}}}"))
     with meta_device():
         built = build_model(config, 10)
@@ -92,7 +92,7 @@ def trainable(*patterns: str) -> set[str]:
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def test_freeze_names_parameters_and_modules_and_later_patterns_win():
+def test_later_freeze_patterns_override_earlier_ones():
     everything = trainable()
     block = {name for name in everything if name.startswith("blocks.0.")}
     assert trainable("blocks.0") == trainable("blocks.0.*") == everything - block
@@ -130,7 +130,7 @@ def test_batch_norm_with_one_trained_parameter_keeps_training():
 
 
 @pytest.mark.parametrize(("pattern", "trains"), [("0", True), ("1", False)])
-def test_batch_norm_without_parameters_is_frozen_by_its_own_name_only(pattern, trains):
+def test_parameterless_batch_norm_freezes_only_by_name(pattern, trains):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2, affine=False), torch.nn.Linear(2, 2))
     freeze(model, (pattern,))
     assert model.train()[1].training is trains

@@ -64,7 +64,7 @@ NAMES = ("OpOverrides", "ClassTokenBlock", "CpuKernels", "Float8", "ActivationCh
 
 @needing_extra("float8")
 @needing_extra("operator_lists")
-def test_the_list_has_all_transforms_in_their_order(chosen):
+def test_transforms_are_listed_in_order(chosen):
     assert tuple(type(each).__name__ for each in chosen.transforms) == NAMES
 
 
@@ -72,7 +72,7 @@ def test_the_list_has_all_transforms_in_their_order(chosen):
 @needing_extra("operator_lists")
 @pytest.mark.parametrize("name", [*NAMES, "GpuKernels", "all"])
 @pytest.mark.parametrize("is_copy", [False, True], ids=["itself", "copy"])
-def test_reverted_a_model_is_what_it_was(config, chosen, name, is_copy):
+def test_reverting_transforms_restores_the_model(config, chosen, name, is_copy):
     transforms = tuple(each for each in (*chosen.transforms, GpuKernels()) if name in ("all", type(each).__name__))
     transforms = ModelTransforms(transforms)
     torch.manual_seed(0)
@@ -94,7 +94,7 @@ def test_reverted_a_model_is_what_it_was(config, chosen, name, is_copy):
         assert all(torch.equal(changed[each], before[each]) for each in before) is is_exact
 
 
-def test_what_bypasses_modules_comes_off_from_below_channels_last(tmp_path, monkeypatch):
+def test_bypassing_transforms_revert_below_channels_last(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     model = timm.create_model("vit_tiny_r_s16_p8_224", img_size=32, depth=1)  # convolutions before its blocks
     transforms = choose_transforms(small_config(tmp_path), torch.device("cuda"), None, training=False)
@@ -130,13 +130,13 @@ def trained(tmp_path, *options) -> tuple[str, int]:
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=needing_extra("operator_lists")) if "lists" in way else way for way in WAYS]
 )
-def test_the_same_bits_with_dropout_and_drop_path(tmp_path, way):
+def test_grad_checkpointing_is_bitwise_exact_with_dropout(tmp_path, way):
     expected, calls = trained(tmp_path, *DROPPING, *WAYS[way])
     found, more_calls = trained(tmp_path, *DROPPING, *WAYS[way], "TRAIN.GRAD_CHECKPOINTING=true")
     assert found == expected and more_calls == 2 * calls
 
 
-def test_less_is_saved_for_the_backward_and_the_estimate_of_check_knows(tmp_path):
+def test_grad_checkpointing_saves_less_and_estimate_agrees(tmp_path):
     config = small_config(tmp_path, "MODEL.DEPTH=8", "MODEL.EMBED_DIM=32", "DATA.BATCH_SIZE=16")
     again = replaced(config, TRAIN={"GRAD_CHECKPOINTING": True})
     whole, less = (saved_bytes(each, build_model(each, 10), Precision(each, CPU), 16) for each in (config, again))
@@ -144,7 +144,7 @@ def test_less_is_saved_for_the_backward_and_the_estimate_of_check_knows(tmp_path
     assert 0.8 * 7 * 16 * 5 * 32 * 4 < less < 0.4 * whole
 
 
-def test_other_models_do_it_as_timm_has_it_or_are_refused(tmp_path):
+def test_grad_checkpointing_uses_timm_or_is_refused(tmp_path):
     model = build_model(small_config(tmp_path, *RESNET.split()), 10)
     ActivationCheckpointing("resnet18").apply(model)
     assert model.grad_checkpointing

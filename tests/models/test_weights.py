@@ -41,7 +41,7 @@ def loaded(model, content, tmp_path, **options) -> list[str]:
 DISTILLED = "deit_tiny_distilled_patch16_224"
 
 
-def test_a_file_that_fits_is_loaded_whole_and_named_with_what_was_taken_of_it(tmp_path, weights):
+def test_fitting_file_is_loaded_whole_and_named(tmp_path, weights):
     model, path = vit(), tmp_path / "x.pth"
     assert load_pretrained(model, str(saved(weights, path))) == [f"MODEL.PRETRAINED: weights of {path}"]
     assert_same(model.state_dict(), weights)
@@ -50,7 +50,7 @@ def test_a_file_that_fits_is_loaded_whole_and_named_with_what_was_taken_of_it(tm
     assert_names(line, "state_dict_ema")
 
 
-def test_a_head_that_does_not_fit_is_dropped_and_named(tmp_path, weights):
+def test_mismatched_head_is_dropped_and_named(tmp_path, weights):
     body = {name: tensor for name, tensor in weights.items() if not name.startswith("head")}
     for content, names in ((weights, ("head", 10, 3)), (body, ("head",))):
         model = vit(num_classes=3)
@@ -66,7 +66,7 @@ def test_both_heads_of_a_distilled_model_are_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_another_image_size_resizes_the_position_embedding_as_timm_does(tmp_path, weights, dtype):
+def test_new_image_size_resizes_position_embedding_like_timm(tmp_path, weights, dtype):
     state, model = {name: tensor.to(dtype) for name, tensor in weights.items()}, vit(image_size=48)
     (line,) = loaded(model, state, tmp_path)
     assert_names(line, "pos_embed")
@@ -93,7 +93,7 @@ FITTED = {
 
 
 @pytest.mark.parametrize("case", FITTED)
-def test_a_tensor_is_fitted_as_timm_does(tmp_path, weights, case):
+def test_mismatched_tensor_is_fitted_like_timm(tmp_path, weights, case):
     make, name, fit = FITTED[case]
     model = make()
     (line,) = loaded(model, weights, tmp_path)
@@ -101,14 +101,14 @@ def test_a_tensor_is_fitted_as_timm_does(tmp_path, weights, case):
     assert torch.equal(model.state_dict()[name], fit(weights[name]))
 
 
-def test_a_file_from_before_torch_counted_batches_is_loaded_whole(tmp_path):
+def test_weights_without_batch_counters_load_whole(tmp_path):
     model, state = timm_model("resnet18"), timm_model("resnet18").state_dict()
     state = {name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}
     assert not loaded(model, state, tmp_path) and torch.equal(model.conv1.weight, state["conv1.weight"])
 
 
 @pytest.mark.filterwarnings("ignore:::timm.layers.interpolate")
-def test_a_swin_is_resized_too(tmp_path):
+def test_swin_bias_tables_are_resized(tmp_path):
     small = {"depths": (1,), "embed_dim": 24, "num_classes": 2}
     sizes = (timm.create_model("swin_tiny_patch4_window7_224", img_size=side, **small) for side in (56, 16))
     state, model = (each.state_dict() if number == 0 else each for number, each in enumerate(sizes))
@@ -116,7 +116,7 @@ def test_a_swin_is_resized_too(tmp_path):
 
 
 @pytest.mark.parametrize("other", cases_of("mistakes/of_another_architecture"))
-def test_weights_of_another_architecture_are_refused_and_change_nothing(tmp_path, weights, other):
+def test_other_architecture_is_refused_without_changing_weights(tmp_path, weights, other):
     name, _, value = other.partition("=")
     model = vit(**{name: int(value)}) if value else timm_model(name)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -143,7 +143,7 @@ def by_name(tmp_path, state, classes, num_outputs=None, theirs=THEIRS):
 
 
 @pytest.mark.parametrize("is_exported", [False, True])
-def test_rows_follow_the_names_and_a_new_class_gets_the_mean_of_those_taken_over(tmp_path, weights, is_exported):
+def test_head_rows_follow_names_new_classes_get_mean(tmp_path, weights, is_exported):
     state, classes = headed(weights), ["dog", "zebra", "bird"]
     if is_exported:
         metadata = {"format": "pt", "class_names": json.dumps(THEIRS), "config": "no JSON"}
@@ -159,7 +159,7 @@ def test_rows_follow_the_names_and_a_new_class_gets_the_mean_of_those_taken_over
 
 
 @pytest.mark.parametrize(("num_theirs", "num_mine"), [(4, 4), (3, 5), (5, 3)])
-def test_the_same_classes_keep_their_rows_in_a_head_of_any_size(tmp_path, weights, num_theirs, num_mine):
+def test_same_classes_keep_rows_in_any_head_size(tmp_path, weights, num_theirs, num_mine):
     state = headed(weights, num_theirs)
     model, lines = by_name(tmp_path, state, THEIRS, num_mine)
     rows = num_mine if num_theirs == num_mine else 3  # without a name, too
@@ -169,18 +169,18 @@ def test_the_same_classes_keep_their_rows_in_a_head_of_any_size(tmp_path, weight
 
 
 @pytest.mark.parametrize(("num_theirs", "classes", "names"), [(3, ["x", "y"], ["cat"]), (2, THEIRS, [2, "classes", 3])])
-def test_without_a_common_class_or_a_row_for_each_the_head_begins_anew(tmp_path, weights, num_theirs, classes, names):
+def test_head_without_common_classes_starts_from_scratch(tmp_path, weights, num_theirs, classes, names):
     _, (line,) = by_name(tmp_path, headed(weights, num_theirs), classes)
     assert_names(line, "random", *names)
 
 
-def test_a_name_is_the_same_in_either_spelling_of_an_umlaut(tmp_path, weights):
+def test_class_names_match_across_unicode_forms(tmp_path, weights):
     state = headed(weights)
     model, _ = by_name(tmp_path, state, ["B\u00e4r", "a", "c"], theirs=["a", "Ba\u0308r", "c"])
     assert torch.equal(model.head.weight, state["head.weight"][[1, 0, 2]])
 
 
-def test_for_evaluation_a_head_of_another_size_stays_refused(tmp_path, weights):
+def test_evaluation_refuses_a_head_of_another_size(tmp_path, weights):
     content = {"state_dict": headed(weights), "class_names": THEIRS}
     with refused(ConfigError, 3, 4, "-num_classes"):
         loaded(vit(num_classes=4), content, tmp_path, needs_head=True, classes=list("abcd"))
@@ -204,7 +204,7 @@ def network(monkeypatch):
     return server
 
 
-def test_a_hub_name_is_fetched_by_timm_and_fitted(monkeypatch, network, weights):
+def test_hub_weights_are_fetched_by_timm_and_fitted(monkeypatch, network, weights):
     def create_model(name, pretrained):
         assert (name, pretrained) == ("vit_tiny_patch16_224", True)
         assert os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
@@ -225,7 +225,7 @@ def test_a_hub_name_is_fetched_by_timm_and_fitted(monkeypatch, network, weights)
 
 
 @pytest.mark.parametrize("fails", ["", "download", "server", "server, cached"])
-def test_a_server_out_of_reach_is_asked_once_and_only_for_weights_that_are_not_cached(monkeypatch, network, fails):
+def test_unreachable_hub_is_asked_once_unless_cached(monkeypatch, network, fails):
     def snapshot(repository, local_files_only):
         assert local_files_only
         if "cached" not in fails:
@@ -250,7 +250,7 @@ def test_a_server_out_of_reach_is_asked_once_and_only_for_weights_that_are_not_c
 
 
 @pytest.mark.parametrize("source", cases_of("mistakes/of_pretrained"))
-def test_a_source_that_is_neither_file_of_weights_nor_model_is_refused(here, weights, source):
+def test_source_without_weights_or_model_is_refused(here, weights, source):
     saved(weights, here / "vit.pth")
     pickled({}, here / "x.pdopt")
     with refused(ConfigError, page="mistakes/of_pretrained", case=source):
@@ -272,7 +272,7 @@ HEAD = {"head.bias": torch.ones(1)}
         (HEAD, "best.pth", "-output best.pth"),  # over itself
     ],
 )
-def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, content, target, names):
+def test_impossible_export_is_refused_without_writing(tmp_path, content, target, names):
     path = saved(content, tmp_path / "best.pth")
     typed("scripts/export.py", path, "-output", tmp_path / target).refused(*names.split())
     assert [each.name for each in tmp_path.iterdir()] == ["best.pth"]

@@ -6,7 +6,7 @@ from tests.support.modules import ROOT
 from tests.support.printed import PAGES, page_of_refusals, path_of, read_messages
 
 
-def test_each_page_and_each_test_named_in_one_is_of_a_test_that_is_there():
+def test_every_printed_page_belongs_to_an_existing_test():
     sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
     folders = {path.parent for path in sources}
     refusals = {path_of(page_of_refusals(within_tests(folder))): folder for folder in folders}

@@ -41,7 +41,7 @@ def formula(*states: dict) -> dict:
 
 
 @pytest.mark.parametrize("order", [(2, 10), (10, 2), (10, 1, 10, 10)])
-def test_the_mean_of_checkpoints_is_timms_to_the_last_bit_with_the_facts_of_the_latest_epoch(run, tmp_path, order):
+def test_checkpoint_mean_matches_timm_and_keeps_latest_metadata(run, tmp_path, order):
     paths = [run / f"checkpoint-{epoch}.pth" for epoch in order]
     typed(EXPORT, *paths, "-output", tmp_path / "mean.safetensors").done()
     found = read_state_dict(tmp_path / "mean.safetensors")
@@ -52,7 +52,7 @@ def test_the_mean_of_checkpoints_is_timms_to_the_last_bit_with_the_facts_of_the_
     assert [each["file"] for each in metadata["averaged"]] == [str(path) for path in paths]
 
 
-def test_running_statistics_are_averaged_and_of_counters_the_largest_is_taken():
+def test_average_takes_mean_of_statistics_and_largest_counter():
     states = [
         {"bn.running_var": torch.tensor([1.0]), "bn.num_batches_tracked": torch.tensor(7)},
         {"bn.running_var": torch.tensor([2.0]), "bn.num_batches_tracked": torch.tensor(5)},
@@ -63,7 +63,7 @@ def test_running_statistics_are_averaged_and_of_counters_the_largest_is_taken():
     }
 
 
-def test_of_each_checkpoint_the_better_weights_are_taken_unless_told_otherwise(run, tmp_path):
+def test_averaging_uses_each_checkpoints_better_weights_by_default(run, tmp_path):
     mean = {name: tensor / 2 for name, tensor in weights_of(run / "checkpoint-1.pth").items()}
     one = checkpoint(tmp_path / "a.pth", MODEL, DATA, NUMBERS, seed=1, state_dict_ema=mean, preferred="state_dict_ema")
     other = run / "checkpoint-2.pth"
@@ -74,7 +74,7 @@ def test_of_each_checkpoint_the_better_weights_are_taken_unless_told_otherwise(r
     assert not (tmp_path / "y.safetensors").exists()
 
 
-def test_unlike_models_and_wrong_flags_are_refused_and_nothing_is_written(run, tmp_path):
+def test_averaging_unlike_models_is_refused_and_writes_nothing(run, tmp_path):
     def other(name, model=None, data=None, classes=NUMBERS):
         return checkpoint(tmp_path / f"{name}.ckpt", MODEL | (model or {}), DATA | (data or {}), classes)
 

@@ -26,7 +26,7 @@ def rows_of(printed: str) -> list[dict[str, str]]:
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
 
-def test_modes_show_one_speed_as_iterations_images_ratio_and_utilisation(small_yaml):
+def test_step_benchmark_modes_report_consistent_speeds(small_yaml):
     words = "-rounds 1 -steps 2 -seconds 0 -batch_size 16 -modes fp32 bf16 tf32 -opts DEVICE=cpu".split()
     words = ["modes", "-cfg", str(small_yaml), *words]
     ended = run("scripts/benchmarks/step.py", *words, faults={"start_python_as_forks": []})
@@ -68,7 +68,7 @@ class FakeWorker:
         return 2**30
 
 
-def test_cases_take_turns_of_a_length_each_so_that_a_slower_machine_changes_no_ratio():
+def test_benchmark_cases_alternate_so_slowdowns_keep_the_ratios():
     workers = {"fp32": FakeWorker(), "broken": FakeWorker(refuses=True), "slow": FakeWorker(1.0)}
     measured, reasons = take_turns(workers, Turns(rounds=100, steps=5, min_seconds=2.0))
     assert reasons == {"broken": "it cannot"} and list(measured) == ["fp32", "slow"]
@@ -77,7 +77,7 @@ def test_cases_take_turns_of_a_length_each_so_that_a_slower_machine_changes_no_r
 
 
 @pytest.mark.parametrize(("kind", "is_compiled"), [("cpu", False), ("cuda", True)])
-def test_a_whole_run_is_compared_on_this_device_with_the_same_workers_type_and_compiler(tmp_path, kind, is_compiled):
+def test_run_benchmark_gives_timm_the_same_options(tmp_path, kind, is_compiled):
     setup = loader.Setup("vit_tiny_patch16_224", kind, 16, 256, is_compiled)
     timm = " ".join(setup.timm(tmp_path, tmp_path, tmp_path)) + " "
     config = load(setup.halfstep(tmp_path, tmp_path)[2:]).config
@@ -112,7 +112,7 @@ def test_parity_allows_two_standard_errors_of_the_difference(monkeypatch, capsys
     assert bf16["against fp32"].startswith("WORSE" if worse else "no worse") and refused["against fp32"] == "not judged"
 
 
-def test_a_part_of_a_gpu_session_over_its_limit_is_killed_with_all_it_started_and_the_next_begins(tmp_path):
+def test_gpu_session_part_over_its_limit_is_killed(tmp_path):
     # In a session of its own, as some tests start their programs: to kill the part's group is not enough.
     hidden = f"sh -c 'setsid sleep 1000 & echo $! > {tmp_path}/hidden; echo early; sleep 1000'"
     parts = {"slow": (1.0, [hidden]), "failed": (60, ["sh -c 'echo late; exit 3'"])}
@@ -125,7 +125,7 @@ def test_a_part_of_a_gpu_session_over_its_limit_is_killed_with_all_it_started_an
 
 
 @pytest.mark.parametrize("known", [1, 7, 19])
-def test_a_gpu_session_that_is_killed_has_each_row_that_was_known_on_the_disk(tmp_path, known):
+def test_killed_gpu_session_keeps_every_known_row(tmp_path, known):
     rows = 'for n in $(seq 1000); do echo "| $n | $((2 * n)) |"; sleep 0.02; done'
     parts = {"speed": (60, [f'sh -c \'echo words; echo "| n | twice |"; echo "| - | ----- |"; {rows}\''])}
     if (child := os.fork()) == 0:
@@ -142,9 +142,7 @@ def test_a_gpu_session_that_is_killed_has_each_row_that_was_known_on_the_disk(tm
     assert {path.name for path in tmp_path.iterdir()} <= {"session.md", "session.json", ".session.json.tmp"}
 
 
-def test_the_parts_of_a_gpu_session_are_commands_that_their_programs_take_in_three_calls_of_ten_minutes(
-    monkeypatch, tmp_path
-):
+def test_gpu_session_parts_are_valid_and_fit_limits(monkeypatch, tmp_path):
     ran = []
     monkeypatch.setattr(gpu_session, "run_session", lambda folder, parts, kind: ran.append(parts) or 0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -167,7 +165,7 @@ def test_the_parts_of_a_gpu_session_are_commands_that_their_programs_take_in_thr
     assert not (tmp_path / "out").exists()
 
 
-def test_the_step_alone_reads_no_path_beside_a_loader_of_photos(monkeypatch, tmp_path):
+def test_step_benchmark_alone_reads_no_photos(monkeypatch, tmp_path):
     make_photos(tmp_path, 10, 10)
     asked = []
     monkeypatch.setattr(

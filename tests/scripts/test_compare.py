@@ -112,7 +112,7 @@ CASES = {
 }
 
 
-def test_what_is_printed_of_each_comparison(here):
+def test_compare_prints_the_expected_pages(here):
     pages = {}
     for case, runs in CASES.items():
         for name, given in runs.items():
@@ -127,7 +127,7 @@ def test_what_is_printed_of_each_comparison(here):
     )
 
 
-def test_runs_that_differ_in_seed_only_are_a_group_with_numpys_mean_and_deviation(folder):
+def test_runs_differing_only_in_seed_form_a_group(folder):
     groups = groups_in(folder.parent)  # as those of a sweep's trials lie
     assert [list(group.settings) for group in groups] == [["TRAIN.BASE_LR"]] * 2
     assert [len(group.runs) for group in groups] == [3, 3]
@@ -137,7 +137,7 @@ def test_runs_that_differ_in_seed_only_are_a_group_with_numpys_mean_and_deviatio
     assert "SAVE" not in out and "TAG" not in out
 
 
-def test_differences_are_paired_by_seed_where_the_seeds_are_the_same():
+def test_differences_are_paired_when_the_seeds_match():
     one, other = {0: 97.0, 1: 96.0, 2: 98.0}, {0: 90.0, 1: 91.0, 2: 95.0}
     gaps = numpy.array(list(other.values())) - numpy.array(list(one.values()))
     found = statistics.difference(other, one)
@@ -146,7 +146,7 @@ def test_differences_are_paired_by_seed_where_the_seeds_are_the_same():
     assert found.half_width == pytest.approx(4.303 * found.error) and found.is_noise is False
 
 
-def test_differences_of_other_seeds_are_welchs():
+def test_unpaired_differences_use_welchs_test():
     # The figures of scipy.stats.ttest_ind([90, 91, 95, 94], [97, 96, 98], equal_var=False): t -3.4017, 4.23 degrees, p 0.025.
     found = statistics.difference({3: 90.0, 4: 91.0, 5: 95.0, 6: 94.0}, {0: 97.0, 1: 96.0, 2: 98.0})
     assert not found.is_paired and found.value / found.error == pytest.approx(-3.40168, abs=1e-5)
@@ -158,7 +158,7 @@ def test_differences_of_other_seeds_are_welchs():
         assert statistics.difference({3: value, 4: value}, {0: 97.0, 1: 97.0}).is_noise is is_noise
 
 
-def test_folds_are_repetitions_and_have_other_images_each(tmp_path):
+def test_folds_count_as_repetitions_with_different_images(tmp_path):
     for fold in range(2):
         for rate in ("1e-3", "3e-3"):
             about = ABOUT | {"training_images": 80 + fold, "validation_digest": f"{fold}"}
@@ -171,7 +171,7 @@ def test_folds_are_repetitions_and_have_other_images_each(tmp_path):
 
 
 @pytest.mark.parametrize("change", cases_of("mistakes/of_other_data"))
-def test_runs_on_different_data_are_refused_and_compared_only_if_asked(tmp_path, change):
+def test_runs_on_different_data_need_any_data_flag(tmp_path, change):
     about = json.loads(change) if change.startswith("{") else {}
     make_run(tmp_path / "a", [90.0])
     make_run(tmp_path / "b", [90.0], "" if about else change, {"about": ABOUT | about})
@@ -182,7 +182,7 @@ def test_runs_on_different_data_are_refused_and_compared_only_if_asked(tmp_path,
     assert out.index("Warning") < out.index("## Results")
 
 
-def test_different_data_is_told_with_each_path_once_and_short_digests(tmp_path):
+def test_different_data_warning_shows_each_path_once(tmp_path):
     digests = ["1" * 64, "2" * 64]
     for name, digest, classes in zip("ab", digests, (10, 11), strict=True):
         about = ABOUT | {"classes": classes, "validation_digest": digest}
@@ -214,7 +214,7 @@ def about_data(path: str, **changed: str) -> dict:
     }
 
 
-def test_equal_names_of_images_of_other_data_are_not_paired(tmp_path):
+def test_same_image_names_of_other_data_stay_unpaired(tmp_path):
     right = {f"{number}.jpg": number >= 12 for number in range(40)}
     runs = {
         "a": about_data("/here"),
@@ -243,7 +243,7 @@ def test_equal_names_of_images_of_other_data_are_not_paired(tmp_path):
         ("", about_data("/here", labels_of_the_training_images="b"), "labels of the training images"),
     ],
 )
-def test_what_updates_see_tells_runs_apart_beside_their_settings(tmp_path, settings, status, column):
+def test_update_contents_separate_runs_beyond_their_settings(tmp_path, settings, status, column):
     same = about_data("/here") if "data" in status.get("about", {}) else {"about": ABOUT | {"images_per_update": 64}}
     for seed in range(2):
         make_run(tmp_path / f"a{seed}", [90.0 + seed], f"SEED: {seed}", same)
@@ -253,7 +253,7 @@ def test_what_updates_see_tells_runs_apart_beside_their_settings(tmp_path, setti
     assert [len(group.runs) for group in groups] == [2, 1] and list(groups[0].settings) == [column]
 
 
-def test_a_single_file_of_another_size_is_the_same_data(tmp_path):
+def test_one_file_of_another_size_is_same_data(tmp_path):
     for number, sizes in enumerate(("1 2 3 4", "1 2 3 9")):
         status = about_data("/here", sizes_of_the_training_files=sizes)
         make_run(tmp_path / f"{number}", [90.0], f"SEED: {number}", status)
@@ -261,7 +261,7 @@ def test_a_single_file_of_another_size_is_the_same_data(tmp_path):
     assert not other_data(runs) and len(group_runs(runs, None)) == 1
 
 
-def test_runs_of_two_weeks_are_compared_on_the_images_that_both_scored(here, tmp_path):
+def test_runs_are_compared_on_images_that_both_scored(here, tmp_path):
     both = {f"{number}.jpg": number >= 12 for number in range(40)}
     write_predictions(make_run(tmp_path / "a", [70.0]), both | {f"old {number}": True for number in range(90)})
     better = {name: is_right or int(name[:-4]) > 1 for name, is_right in both.items()} | {"12.jpg": False}
@@ -286,7 +286,7 @@ def test_runs_of_two_weeks_are_compared_on_the_images_that_both_scored(here, tmp
 
 
 @pytest.mark.parametrize("name", "ab")
-def test_the_run_without_an_evaluation_is_named_and_no_verdict_given(tmp_path, name):
+def test_run_without_evaluation_gets_no_verdict(tmp_path, name):
     for each in "ab":
         make_run(tmp_path / each, [90.0])
     (tmp_path / name / "metrics.jsonl").write_text('{"epoch": 0, "train_loss": 1.0}\n')
@@ -295,7 +295,7 @@ def test_the_run_without_an_evaluation_is_named_and_no_verdict_given(tmp_path, n
     assert_names(err, f"-json: {tmp_path / name} was")
 
 
-def test_the_verdict_on_several_seeds_is_by_their_spread(folder, tmp_path):
+def test_verdict_on_several_seeds_uses_their_spread(folder, tmp_path):
     out, _ = type_in(folder / "1e-3-*", folder / "3e-3-*", "-json", exit_with=4)
     found, gap = json.loads(out), statistics.difference(*(dict(enumerate(OF_RATE[rate])) for rate in ("3e-3", "1e-3")))
     assert (found["verdict"], found["seeds"], "images" in found) == ("worse", [3, 3], False)
@@ -306,7 +306,7 @@ def test_the_verdict_on_several_seeds_is_by_their_spread(folder, tmp_path):
         assert not out and "-json" in err
 
 
-def test_mcnemars_probability_is_that_of_the_binomial_distribution():
+def test_mcnemar_probability_matches_the_binomial_distribution():
     for counts, p in {
         (0, 0): 1,
         (3, 3): 1,
@@ -317,7 +317,7 @@ def test_mcnemars_probability_is_that_of_the_binomial_distribution():
         assert statistics.ImageTest(10_000, *counts).p == pytest.approx(p, rel=2e-3)
 
 
-def test_the_interval_of_two_runs_on_the_same_images_is_walds_with_half_an_image_in_each_count():
+def test_paired_interval_is_adjusted_wald():
     one, two = 3.5 / 102, 9.5 / 102
     half = 1.96 * math.sqrt((one + two - (two - one) ** 2) / 102)
     expected = [100 * (two - one - half), 100 * (two - one + half)]
@@ -325,7 +325,7 @@ def test_the_interval_of_two_runs_on_the_same_images_is_walds_with_half_an_image
 
 
 @pytest.mark.parametrize("settings", cases_of("data_told_apart"))
-def test_data_of_runs_that_noted_nothing_of_it_are_told_apart_by_their_settings_once(tmp_path, settings):
+def test_data_of_old_runs_is_distinguished_by_settings(tmp_path, settings):
     def without_facts(name: str, lines: str) -> SavedRun:
         return make_run(tmp_path / name, [90.0], lines, {"about": {}})
 
@@ -334,7 +334,7 @@ def test_data_of_runs_that_noted_nothing_of_it_are_told_apart_by_their_settings_
     same_message("; ".join(told) or "(nothing)", "data_told_apart", settings)
 
 
-def test_in_a_folder_of_runs_those_without_an_epoch_are_left_out_but_named_ones_are_refused(folder):
+def test_runs_without_an_epoch_are_skipped_unless_named(folder):
     (folder / "empty").mkdir()
     (folder / "empty" / "config.yaml").write_text("SEED: 1\n")
     out, _ = type_in(folder)
@@ -345,14 +345,14 @@ def test_in_a_folder_of_runs_those_without_an_epoch_are_left_out_but_named_ones_
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_compare"))
-def test_a_mistake_ends_with_exit_code_2_and_a_remedy(folder, here, words):
+def test_compare_mistake_exits_2_with_a_remedy(folder, here, words):
     (here / "empty").mkdir()
     out, err = type_in(*words.replace("(nothing)", "").split(), exit_with=2)
     assert not out and err.startswith("error: ") and err.count("\n") == 1
     same_message(err, "mistakes/of_compare", words)
 
 
-def test_names_cannot_break_out_of_their_cell(tmp_path):
+def test_names_cannot_break_out_of_their_table_cell(tmp_path):
     for name in ("a | b`<i>", "c\nd"):
         make_run(
             tmp_path / name, [90.0], f"TRAIN.NUM_EPOCHS: 2\nTRAIN.SMOOTHING: 0.{len(name)}"
@@ -362,26 +362,26 @@ def test_names_cannot_break_out_of_their_cell(tmp_path):
     assert [len(row) for row in rows] == [6, 6] and "<i>" not in text.replace("\\<i\\>", "")
 
 
-def test_the_speed_of_a_run_is_that_of_its_usual_epoch():
+def test_run_speed_is_that_of_a_typical_epoch():
     epochs = [{"images_per_s": each} for each in (1.0, 100.0, 100.0)]
     assert SavedRun(Path(), {}, {}, {}, epochs).speed == 100
 
 
-def test_the_best_of_a_metric_by_which_a_run_did_not_choose_is_that_of_either_weights():
+def test_best_of_an_unused_metric_considers_ema_weights():
     scores = [{"eval_top1": 80.0, "eval_top1_ema": 85.0}, {"eval_top1": 81.0, "eval_top1_ema": 84.0}]
     epochs = [{"eval_loss": 1.0, "eval_loss_ema": 1.0, **each} for each in scores]
     run = SavedRun(Path(), {"TRAIN.BEST_METRIC": "loss"}, {}, {}, epochs)
     assert Group(1, {}, [run], "top1").best_of(run) == 85.0
 
 
-def test_a_group_is_called_by_its_settings_where_they_are_short_else_by_its_first_folder():
+def test_group_name_is_short_settings_or_first_folder():
     names = {"1": "3: B 1", "y" * 46: f"3: B {'y' * 46}", "y" * 47: "3: x"}
     run = SavedRun(Path("runs/x"), {}, {}, {}, [])
     assert {each: Group(3, {"A.B": each}, [run], "top1").name for each in names} == names
     assert Group(3, {}, [run], "top1").name == "3: x"
 
 
-def test_quantiles_are_students_for_few_degrees_of_freedom_and_for_many():
+def test_student_quantiles_match_for_any_degrees_of_freedom():
     expected = {0.4: 12.706, 1: 12.706, 1.9: 12.706, 2: 4.303, 30: 2.042, 31: 2.040, 100: 1.984}
     assert {degrees: statistics.student(degrees) for degrees in expected} == pytest.approx(expected, abs=0.003)
     z = 1.959964  # of the normal distribution, from which Fisher's expansion goes
@@ -391,14 +391,14 @@ def test_quantiles_are_students_for_few_degrees_of_freedom_and_for_many():
         assert statistics.student(n) == pytest.approx(series, rel=0.01)
 
 
-def test_credentials_in_a_setting_that_differs_are_not_shown(tmp_path):
+def test_credentials_in_a_differing_setting_are_hidden(tmp_path):
     for name in "ab":
         make_run(tmp_path / name, [90.0], f"MODEL.PRETRAINED: https://me:secret@server/{name}.pth")
     out, err = type_in(tmp_path)
     assert "@server/b.pth" in out and "secret" not in out + err
 
 
-def test_a_copy_of_a_run_is_no_repetition_of_it(tmp_path):
+def test_copy_of_a_run_is_not_a_repetition(tmp_path):
     began = {"a": "2026-01-02T00:00:00+00:00", "b": "2026-01-01T00:00:00+00:00"}
     of = {name: {"run": {"id": name, "name": name, "began": time, "saved": time}} for name, time in began.items()}
     for name, run in {"a": "a", "b": "b", "b-backup": "b"}.items():

@@ -43,7 +43,7 @@ TARGETS = {"safetensors": "x.safetensors", "hf": "x"}
 
 
 @pytest.mark.parametrize("to", TARGETS)
-def test_halfstep_reads_each_export_of_weights_back_to_the_last_bit_with_classes_and_preprocessing(plain, tmp_path, to):
+def test_exported_weights_and_metadata_are_read_back_exactly(plain, tmp_path, to):
     target = tmp_path / "new" / TARGETS[to]
     exported(plain, to, target).done()
     assert_same(read_state_dict(target), weights_in(plain))
@@ -58,7 +58,7 @@ def test_halfstep_reads_each_export_of_weights_back_to_the_last_bit_with_classes
     assert {each.name for each in target.parent.iterdir()} == {target.name, "x.npz"}
 
 
-def test_timm_loads_the_folder_with_what_it_needs_to_prepare_images_and_name_classes(plain, tmp_path):
+def test_timm_loads_export_with_preprocessing_and_class_names(plain, tmp_path):
     exported(plain, "hf", tmp_path / "x").done()
     model = timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True)
     assert_same(model.state_dict(), weights_in(plain))
@@ -86,7 +86,7 @@ for folder in sys.argv[1:]:
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
-def test_transformers_loads_the_same_folder_and_gives_the_same_logits(plain, tmp_path):
+def test_transformers_loads_the_same_export_with_equal_logits(plain, tmp_path):
     """In a process of its own: transformers looks for the package `datasets` and would find ours."""
     distilled = checkpoint(tmp_path / "distilled.ckpt", DISTILLED)
     images, models = torch.rand(8, 3, 32, 32), {"plain": plain, "distilled": distilled}
@@ -103,7 +103,7 @@ def test_transformers_loads_the_same_folder_and_gives_the_same_logits(plain, tmp
     assert all(processor[f"do_{each}"] for each in ("resize", "center_crop", "rescale", "normalize", "convert_rgb"))
 
 
-def test_graphs_give_the_models_logits_for_any_number_of_images_and_hold_class_names(tmp_path):
+def test_exported_graphs_match_logits_at_any_batch_size(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     shallow = {"DEPTH": 1}
@@ -137,13 +137,13 @@ NOT_PLAIN = {
 
 
 @pytest.mark.parametrize("what", NOT_PLAIN)
-def test_model_that_transformers_lacks_is_written_for_timm_alone(tmp_path, what):
+def test_model_missing_in_transformers_exports_for_timm_only(tmp_path, what):
     source = checkpoint(tmp_path / "best.ckpt", NOT_PLAIN[what])
     exported(source, "hf", tmp_path / "x").done()
     assert {each.name for each in (tmp_path / "x").iterdir()} == {"README.md", "config.json", "model.safetensors"}
 
 
-def test_a_library_that_is_missing_or_too_old_is_refused_before_anything_is_written(plain, tmp_path, monkeypatch):
+def test_missing_or_old_library_is_refused_before_writing(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(timm, "__version__", "1.0.25")
     exported(plain, "hf", tmp_path / "x").refused("-to", "hf", "timm", "1.0.26")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -152,7 +152,7 @@ def test_a_library_that_is_missing_or_too_old_is_refused_before_anything_is_writ
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_export"))
-def test_a_wrong_name_or_flag_is_refused(plain, words):
+def test_wrong_export_name_or_flag_is_refused(plain, words):
     for name in ("status.json", "theirs.npz"):
         (plain.parent / name).write_text("{}")
     given = words.format(run=plain.parent).split()
@@ -162,7 +162,7 @@ def test_a_wrong_name_or_flag_is_refused(plain, words):
 @pytest.mark.parametrize(
     "change", [lambda each: each + 1e-3, lambda each: each * float("nan"), lambda each: each[None]]
 )
-def test_an_export_that_computes_something_else_is_not_left_behind(plain, tmp_path, monkeypatch, change):
+def test_export_with_different_outputs_is_deleted(plain, tmp_path, monkeypatch, change):
     def write(subject, path):
         torch.save({}, path)
 
@@ -206,7 +206,7 @@ def test_export_of_wrong_weights_is_refused_even_without_asserts(plain, tmp_path
 
 
 @pytest.mark.parametrize("to", TARGETS)
-def test_a_full_disk_leaves_no_half_file_and_keeps_the_former_one(plain, tmp_path, monkeypatch, to):
+def test_full_disk_keeps_the_previous_export_intact(plain, tmp_path, monkeypatch, to):
     target = tmp_path / TARGETS[to]
     if to != "hf":
         exported(plain, to, target).done()
@@ -217,20 +217,20 @@ def test_a_full_disk_leaves_no_half_file_and_keeps_the_former_one(plain, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["x.onnx", "x.pt2"])
-def test_weights_cannot_be_taken_from_a_graph(tmp_path, name):
+def test_weights_cannot_be_read_from_an_exported_graph(tmp_path, name):
     (tmp_path / name).write_bytes(b"a graph")
     with refused(ConfigError, tmp_path / name, ".safetensors"):
         metadata_of(str(tmp_path / name))
 
 
-def test_a_limit_for_files_ends_the_export_of_a_graph_as_any_other(plain, tmp_path):
+def test_file_size_limit_refuses_the_graph_export(plain, tmp_path):
     ended = run("scripts/export.py", str(plain), "-output", str(tmp_path / "x.pt2"), faults={"limit_files": [4000]})
     ended.refused()
     assert "x.pt2" in ended.stderr
     assert not any(tmp_path.iterdir())
 
 
-def test_timm_loads_a_model_of_grey_images_and_fixed_position_embeddings(tmp_path):
+def test_timm_loads_grey_images_and_fixed_position_embeddings(tmp_path):
     grey = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": (0.1,), "IMAGENET_STD": (0.2,)}
     source = checkpoint(tmp_path / "best.pth", PLAIN | {"POS_EMBED": "sincos2d"}, grey)
     exported(source, "hf", tmp_path / "x").done()
@@ -238,20 +238,20 @@ def test_timm_loads_a_model_of_grey_images_and_fixed_position_embeddings(tmp_pat
     assert metadata_of(str(tmp_path / "x")).images["DATA.IMAGE_CHANNELS"] == 1
 
 
-def test_an_output_without_a_class_is_called_by_its_number(tmp_path):
+def test_export_names_output_without_class_by_its_number(tmp_path):
     source = checkpoint(tmp_path / "a.ckpt", PLAIN | {"NUM_CLASSES": 5}, classes=[*"abcde"], class_names=CLASSES)
     exported(source, "hf", tmp_path / "x").done()
     names = json.loads((tmp_path / "x" / "config.json").read_text(encoding="utf-8"))["label_names"]
     assert names == [*CLASSES, "class 3", "class 4"]
 
 
-def test_no_image_processor_is_written_for_images_that_are_framed(tmp_path):
+def test_padded_images_export_without_an_image_processor(tmp_path):
     exported(checkpoint(tmp_path / "a.ckpt", data={"CROP_PCT": 1.2}), "hf", tmp_path / "x").done()
     assert (tmp_path / "x" / "config.json").exists() and not (tmp_path / "x" / "preprocessor_config.json").exists()
 
 
 @pytest.mark.parametrize(("separator", "kind"), [("|", "multi"), (None, "single")])
-def test_a_model_of_several_labels_says_so_to_transformers(tmp_path, separator, kind):
+def test_multilabel_export_sets_the_transformers_problem_type(tmp_path, separator, kind):
     source = checkpoint(tmp_path / "a.ckpt", data={"DATASET": "csv", "LABEL_SEPARATOR": separator})
     exported(source, "hf", tmp_path / "x").done()
     config = json.loads((tmp_path / "x" / "config.json").read_text(encoding="utf-8"))

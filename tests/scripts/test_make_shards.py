@@ -34,7 +34,7 @@ def photos(tmp_path) -> Path:
     return tmp_path / "photos"
 
 
-def test_shards_hold_the_files_as_they_are_for_every_reader_of_tars_and_have_an_index(tmp_path, photos, monkeypatch):
+def test_shards_contain_unchanged_files_for_any_tar_reader(tmp_path, photos, monkeypatch):
     call("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out", "-samples_per_shard", 5)
     names = [path.name for path in sorted((tmp_path / "out").glob("*.tar"))]
     assert names == ["train-000000.tar", "train-000001.tar", "train-000002.tar", "val-000000.tar"]
@@ -58,9 +58,7 @@ def test_shards_hold_the_files_as_they_are_for_every_reader_of_tars_and_have_an_
     assert shades(train) != sorted(shades(train)) and shades(val) == [0, 1, 100, 101]
 
 
-def test_killed_and_called_again_it_keeps_whole_shards_and_ends_with_the_same_bytes(
-    tmp_path, photos, monkeypatch, capsys
-):
+def test_resume_after_kill_gives_identical_shards(tmp_path, photos, monkeypatch, capsys):
     flags = ("-dataset", "imagefolder", "-data_path", photos, "-samples_per_shard", 4)
     call(*flags, "-out", tmp_path / "whole")
     write, calls = make_shards.write_shard, []
@@ -86,7 +84,7 @@ def test_killed_and_called_again_it_keeps_whole_shards_and_ends_with_the_same_by
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_folder_with_anything_else_in_it_is_refused(tmp_path, photos):
+def test_output_folder_with_other_files_is_refused(tmp_path, photos):
     flags = ("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
@@ -98,7 +96,7 @@ def test_a_folder_with_anything_else_in_it_is_refused(tmp_path, photos):
         call(*flags, "-shuffle_seed", 1)
 
 
-def test_images_in_memory_become_png_and_shards_can_be_made_of_shards(tmp_path):
+def test_images_in_memory_become_png_and_reshard(tmp_path):
     call("-dataset", "digits", "-out", tmp_path / "out", "-opts", "DATA.IMAGE_CHANNELS=1")
     digits, _ = load("digits")
     train, val = load("shards", tmp_path / "out")
@@ -113,13 +111,13 @@ def test_images_in_memory_become_png_and_shards_can_be_made_of_shards(tmp_path):
     assert json.loads((tmp_path / "again" / "shards.json").read_text())["classes"] == 10
 
 
-def test_an_image_that_cannot_be_read_is_named(tmp_path, photos, monkeypatch):
+def test_unreadable_image_is_named_by_make_shards(tmp_path, photos, monkeypatch):
     monkeypatch.setattr(FileImages, "open_file", Mock(side_effect=PermissionError(13, "Permission denied")))
     with refused(DataError, photos / "train", whole=False):
         call("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out")
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_make_shards"))
-def test_mistakes_on_its_command_line_are_told(tmp_path, words):
+def test_make_shards_command_line_mistakes_are_reported(tmp_path, words):
     with refused(ConfigError, page="mistakes/of_make_shards", case=words):
         call(*words.split(), "-out", tmp_path / "out")

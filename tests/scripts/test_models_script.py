@@ -13,14 +13,14 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.slow
 
 
-def test_the_row_of_a_model_says_its_size_and_how_its_images_are_prepared():
+def test_model_row_shows_its_size_and_image_preparation():
     found = {model.name: model for model in describe_models(find_names(["vit_tiny_patch16_224", "in21k"]))}
     assert set(found) == {f"vit_tiny_patch16_224.{tag}" for tag in ("augreg_in21k", "augreg_in21k_ft_in1k")}
     cells = script.row_of(found["vit_tiny_patch16_224.augreg_in21k_ft_in1k"])
     assert cells[1:] == ("5.7 M", "224", "1,000", "apache-2.0")
 
 
-def test_without_a_word_six_sizes_are_shown_with_what_timm_says_of_them_and_a_middle_one_is_advised():
+def test_default_list_shows_six_sizes_and_advises_one():
     same_text("models", printed := typed("scripts/models.py").done().stdout)
     rows = {row.split()[0]: row for row in printed.splitlines()[1:7]}
     assert not set(rows) - set(timm.list_pretrained())
@@ -29,20 +29,20 @@ def test_without_a_word_six_sizes_are_shown_with_what_timm_says_of_them_and_a_mi
         assert (model.licence, model.size) == ("apache-2.0", (224, 224))
 
 
-def test_all_words_are_required_and_a_pattern_is_of_the_whole_name_with_or_without_its_tag():
+def test_model_search_requires_all_words_to_match():
     both = find_names(["VIT_small", "in1k"])
     assert both == [name for name in find_names(["vit_small"]) if "in1k" in name] != []
     assert find_names(["vit_tiny_patch16_224"])[0] in find_names(["vit_tiny_*_224"])
     assert all(name.startswith("swin_") and name.endswith("_in1k") for name in find_names(["swin_*_in1k"]))
 
 
-def test_architectures_without_weights_are_listed_where_no_weights_have_that_name():
+def test_matching_architectures_without_weights_are_listed():
     bare = next(each for each in timm.list_models("vit_small*") if not timm.models.is_model_pretrained(each))
     lines = typed("scripts/models.py", bare).done().stdout.splitlines()
     assert f"MODEL.NAME={bare}" in lines[-1] and "no weights" in lines[1]
 
 
-def test_more_than_the_limit_are_counted_below_the_table_and_the_next_command_is_shown(monkeypatch):
+def test_models_over_the_limit_are_counted_below_table(monkeypatch):
     monkeypatch.setattr(script, "LIMIT", 2)
     number = len(find_names(["vit_tiny"]))
     lines = typed("scripts/models.py", "vit_tiny").done().stdout.splitlines()
@@ -54,7 +54,7 @@ def test_more_than_the_limit_are_counted_below_the_table_and_the_next_command_is
 
 
 @pytest.mark.parametrize("licence", cases_of("licences"))
-def test_licences_that_forbid_commercial_use_stand_out(monkeypatch, licence):
+def test_noncommercial_licences_stand_out(monkeypatch, licence):
     monkeypatch.setattr(script, "count_parameters", lambda name: 7)
     model = describe_models(find_names(["vit_tiny_patch16_224"])[:1])[0]._replace(licence=licence.strip("()"))
     same_message(" | ".join([script.row_of(model)[-1], *script.notes([model], 0)[1:-1]]), "licences", licence)
@@ -69,6 +69,6 @@ def test_weights_of_one_shape_are_counted_once(monkeypatch):
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_models_script"))
-def test_what_matches_nothing_is_answered_with_the_nearest_names(words):
+def test_unmatched_search_suggests_the_nearest_names(words):
     with refused(ConfigError, page="mistakes/of_models_script", case=words):
         find_names(words.split())

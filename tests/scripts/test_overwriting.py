@@ -89,7 +89,7 @@ def pairs(table: dict[str, list[str]]) -> list[tuple[str, str]]:
     ("kind", "name"),
     [pytest.param(*pair, marks=needing_extra("doctor")) if pair[0] == "doctor" else pair for pair in pairs(OTHERS)],
 )
-def test_a_script_refuses_to_overwrite_other_files(trained, folder, tmp_path_factory, kind, name):
+def test_script_refuses_to_overwrite_other_files(trained, folder, tmp_path_factory, kind, name):
     before = contents(folder)
     target = folder / name
     write(kind, trained, target, tmp_path_factory.mktemp("photos")).refused(folder / name)
@@ -97,7 +97,7 @@ def test_a_script_refuses_to_overwrite_other_files(trained, folder, tmp_path_fac
 
 
 @pytest.mark.parametrize(("kind", "name"), pairs(OWN))
-def test_a_script_overwrites_its_own_files_and_empty_ones(trained, tmp_path, tmp_path_factory, kind, name):
+def test_script_overwrites_its_own_files_and_empty_ones(trained, tmp_path, tmp_path_factory, kind, name):
     if kind == "onnx":
         pytest.importorskip("onnxscript")
     photos = tmp_path_factory.mktemp("photos")
@@ -121,7 +121,7 @@ def test_a_script_overwrites_its_own_files_and_empty_ones(trained, tmp_path, tmp
         ["scripts/predict.py", "", "photo.png"],
     ],
 )
-def test_an_empty_name_is_not_the_current_folder(trained, tmp_path, monkeypatch, words):
+def test_empty_name_is_not_the_current_folder(trained, tmp_path, monkeypatch, words):
     monkeypatch.chdir(shutil.copytree(trained, tmp_path / "here"))
     Image.new("RGB", (30, 20), "green").save("photo.png")
     before = contents(Path.cwd())

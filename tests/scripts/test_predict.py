@@ -30,7 +30,7 @@ def type_in(*words, exit_with=0):
     return [line.split("\t") for line in ended.stdout.splitlines()], ended.stderr
 
 
-def test_lines_tables_and_sheets_have_the_predictions_of_the_runs_own_table(trained, digits, tmp_path):
+def test_all_prediction_outputs_match_the_runs_own_table(trained, digits, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     images = sorted(digits.glob("*/*.png"), key=lambda path: int(path.stem))
     files = ("-csv", tmp_path / "x.csv", "-json", tmp_path / "x.json", "-sheet", tmp_path / "x.jpg")
@@ -62,9 +62,7 @@ def test_lines_tables_and_sheets_have_the_predictions_of_the_runs_own_table(trai
     assert not (tmp_path / "x-5.jpg").exists()
 
 
-def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replace_nothing(
-    trained, digits, tmp_path, monkeypatch
-):
+def test_prediction_rows_are_utf8_and_copies_replace_nothing(trained, digits, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.predict.pictures.other_fonts", lambda size: [])
     names = ["猫", "../x", "a/b", "A_B", "d", "..", "Ä", ".", "x y", "n"]
     (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")
@@ -104,7 +102,7 @@ def test_a_row_an_image_in_utf8_and_copies_in_folders_of_the_classes_that_replac
     type_in(*words, *files, exit_with=2)  # nothing goes through a link
 
 
-def test_a_second_call_leaves_out_what_the_first_wrote_below_the_images(trained, digits, tmp_path):
+def test_second_prediction_ignores_outputs_of_the_first(trained, digits, tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()
     for number, image in enumerate(sorted(digits.glob("[0-9]/*.png"))[:3]):
@@ -124,7 +122,7 @@ def test_a_second_call_leaves_out_what_the_first_wrote_below_the_images(trained,
 
 
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {}])
-def test_copies_have_utf8_names_in_any_locale(trained, digits, tmp_path, locale):
+def test_prediction_copies_have_utf8_names_in_any_locale(trained, digits, tmp_path, locale):
     (tmp_path / "names.txt").write_text("\n".join(f"猫{number}" for number in range(10)), encoding="utf-8")
     words = [trained, digits / "3", "-classes", tmp_path / "names.txt", "-into", tmp_path / "sorted"]
     run_fresh("scripts/predict.py", *map(str, words), environment=locale).done()
@@ -132,18 +130,18 @@ def test_copies_have_utf8_names_in_any_locale(trained, digits, tmp_path, locale)
     assert len(list(tmp_path.glob("sorted/*/*"))) == len(list((digits / "3").iterdir()))
 
 
-def test_rows_of_a_table_are_as_long_whatever_an_image_has_of_labels():
+def test_prediction_table_rows_have_equal_length():
     found = [Prediction(number, "a.png", [Guess(0, "ant", 0.75)] * number) for number in (0, 1, 2)]
     assert {line.count(",") for line in as_csv(found, has_marks=True).splitlines()} == {5}
 
 
-def test_each_class_has_a_folder_of_its_own_whose_name_any_system_takes():
+def test_each_class_gets_a_unique_portable_folder_name():
     names = folder_names(["cat", "Cat", "../cat", "a/b", "a:b", "..", "", "x" * 300, "x" * 299, "猫", "nul\0"])
     assert list(names.values())[:7] == ["cat", "Cat-2", "_cat", "a_b", "a_b-2", "_", "_-2"]
     assert len({name.casefold() for name in names.values()}) == len(names) and max(map(len, names.values())) < 90
 
 
-def test_with_raw_as_many_predictions_are_right_as_in_the_evaluation_of_the_raw_weights(trained, digits):
+def test_raw_predictions_match_the_evaluation_of_raw_weights(trained, digits):
     lines, _ = type_in(trained / "last", *sorted(digits.glob("[0-9]")), "-raw")
     right = sum(path.split("/")[-2] == name for path, name, _ in lines)
     (row,) = rows_of(trained / "metrics.csv")
@@ -157,9 +155,7 @@ def test_with_raw_as_many_predictions_are_right_as_in_the_evaluation_of_the_raw_
         ({"DATA.DATASET": "imagefolder", "DATA.EXIF": None}, "upright", "squash"),
     ],
 )
-def test_photos_are_turned_and_cropped_as_the_run_of_the_checkpoint_did(
-    trained, digits, tmp_path, settings, as_read, crop_mode
-):
+def test_photos_are_rotated_and_cropped_as_in_training(trained, digits, tmp_path, settings, as_read, crop_mode):
     state = torch.load(trained / "last.pth", weights_only=True)
     with Image.open(digits / "4" / sorted(path.name for path in (digits / "4").iterdir())[0]) as upright:
         stored, exif = upright.transpose(Image.Transpose.ROTATE_90), Image.Exif()
@@ -177,7 +173,7 @@ def test_photos_are_turned_and_cropped_as_the_run_of_the_checkpoint_did(
     assert config_of(state).DATA.CROP_MODE == (crop_mode or "center")
 
 
-def test_a_runs_folder_stands_for_its_best_checkpoint_else_its_last(trained, digits, tmp_path):
+def test_run_folder_means_its_best_or_last_checkpoint(trained, digits, tmp_path):
     (tmp_path / "photos").mkdir()
     shutil.copy(sorted((digits / "3").iterdir())[0], tmp_path / "photos")
     for name in ("notes.txt", "more.txt", "raw.cr2"):
@@ -190,7 +186,7 @@ def test_a_runs_folder_stands_for_its_best_checkpoint_else_its_last(trained, dig
 
 
 @pytest.mark.parametrize("key", [None, "state_dict_ema", "state_dict"])
-def test_an_exported_file_predicts_as_the_checkpoint_that_it_was_made_of(trained, digits, tmp_path, key):
+def test_exported_file_predicts_like_its_checkpoint(trained, digits, tmp_path, key):
     image = digits / "3"
     state = torch.load(trained / "best.pth", weights_only=True)
     state["preferred"] = key or state["preferred"]
@@ -201,7 +197,7 @@ def test_an_exported_file_predicts_as_the_checkpoint_that_it_was_made_of(trained
     type_in(target, image, "-raw", exit_with=2 if key == "state_dict_ema" else 0)
 
 
-def test_head_ends_it_without_a_word_and_a_table_is_written_all_the_same(trained, digits, tmp_path, monkeypatch):
+def test_head_ends_prediction_quietly_and_table_is_complete(trained, digits, tmp_path, monkeypatch):
     table = tmp_path / "classes.csv"
     for words in ([], ["-csv", str(table)]):
         reading, writing = os.pipe()
@@ -215,7 +211,7 @@ def test_head_ends_it_without_a_word_and_a_table_is_written_all_the_same(trained
     assert len(table.read_text().splitlines()) == 1 + len(list((digits / "3").iterdir()))
 
 
-def test_two_processes_write_what_one_writes_in_the_same_order(trained, digits, tmp_path):
+def test_two_processes_write_the_same_predictions_in_order(trained, digits, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     seven, *images = [path for digit in "73" for path in sorted((digits / digit).iterdir())[:10]]
@@ -235,7 +231,7 @@ def test_two_processes_write_what_one_writes_in_the_same_order(trained, digits, 
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes(), path
 
 
-def test_the_mean_with_the_mirror_image_is_the_same_for_both(trained, digits, tmp_path):
+def test_flip_average_is_equal_for_image_and_mirror(trained, digits, tmp_path):
     image = sorted((digits / "4").iterdir())[0]
     with Image.open(image) as upright:
         upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(tmp_path / "mirrored.png")
@@ -248,7 +244,7 @@ def test_the_mean_with_the_mirror_image_is_the_same_for_both(trained, digits, tm
     assert flipped[0][1:] == flipped[1][1:] and flipped[2][1:] == plain[2][1:]
 
 
-def test_precision_and_settings_are_those_of_the_command_line(trained, digits):
+def test_prediction_follows_command_line_precision_and_settings(trained, digits):
     image = sorted((digits / "4").iterdir())[0]
     words = ("-top", 10, "-device", "cpu", "-batch_size", 1)
     more = ([], ["-amp"], ["-amp", "false"], ["-opts", "DATA.CROP_PCT=0.5"])
@@ -257,7 +253,7 @@ def test_precision_and_settings_are_those_of_the_command_line(trained, digits):
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_predict"))
-def test_a_mistake_ends_with_exit_code_2_and_its_name(trained, tmp_path, words):
+def test_prediction_mistake_exits_2_and_is_named(trained, tmp_path, words):
     state = torch.load(trained / "last.pth", weights_only=True)
     state["config"] |= {"DATA.DATASET": "csv", "DATA.LABEL_SEPARATOR": "|"}
     torch.save(state, tmp_path / "several.pth")
@@ -289,11 +285,11 @@ def found(here, monkeypatch):
 
 
 @pytest.mark.parametrize("words", cases_of("images_to_predict"))
-def test_patterns_folders_files_and_lists_keep_the_order_in_which_they_are_given(found, words):
+def test_prediction_inputs_keep_their_given_order(found, words):
     same_message(" ".join(found(words)), "images_to_predict", words)
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_images_to_predict"))
-def test_images_that_are_not_there_are_named(found, words):
+def test_missing_prediction_images_are_named(found, words):
     with refused(UserError, page="mistakes/of_images_to_predict", case=words):
         found(words)

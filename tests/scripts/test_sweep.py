@@ -95,7 +95,7 @@ LEFT = re.compile(r"(?<=about )[\d:]+(?= left)")  # the trials here take no time
 GRID = ["-over", "TRAIN.BASE_LR=0.1,0.3", "MODEL.DEPTH=1,2", "-seeds", "0,1", "-folds", "2"]
 
 
-def test_a_grid_has_a_trial_for_each_setting_seed_and_fold(tmp_path, start, pretended):
+def test_sweep_grid_covers_every_setting_seed_and_fold(tmp_path, start, pretended):
     printed = start(*GRID, "-budget", "20m")
     found = rows(tmp_path / "sweep")
     assert len(pretended.started) == len(found) == 16
@@ -107,12 +107,12 @@ def test_a_grid_has_a_trial_for_each_setting_seed_and_fold(tmp_path, start, pret
     assert all(flag(each, "-budget") == "20m" for each in pretended.commands.values())
 
 
-def test_of_losses_the_smallest_is_best(tmp_path, start, pretended, monkeypatch):
+def test_smallest_loss_is_the_best_trial(tmp_path, start, pretended, monkeypatch):
     monkeypatch.setattr(pretended, "metric", "loss")
     same_text("sweep_of_losses", start("-over", "TRAIN.BASE_LR=0.1,0.3"), left=LEFT)
 
 
-def test_what_is_finished_is_not_started_again_and_what_was_killed_is(tmp_path, start, pretended):
+def test_sweep_restarts_killed_trials_but_not_finished_ones(tmp_path, start, pretended):
     pretended.ends |= {"trial-001": 3, "trial-002": -9, "trial-003": 1, "trial-004": KeyboardInterrupt()}
     pages = {"killed": start(*GRID, exit_with=130)}
     assert pretended.started == [f"trial-{number:03d}" for number in range(5)]
@@ -128,7 +128,7 @@ def test_what_is_finished_is_not_started_again_and_what_was_killed_is(tmp_path, 
     assert len(pretended.started) == 14
 
 
-def test_a_trial_that_is_refused_stops_the_sweep_which_can_then_be_another(tmp_path, start, pretended):
+def test_refused_trial_stops_sweep_and_allows_another(tmp_path, start, pretended):
     pretended.ends |= {"trial-000": 2}
     printed = start(*GRID, exit_with=2)
     assert len(pretended.started) == 1
@@ -137,9 +137,7 @@ def test_a_trial_that_is_refused_stops_the_sweep_which_can_then_be_another(tmp_p
     start("-seeds", "4,5")
 
 
-def test_a_sweep_waits_for_a_run_that_outlived_one_and_tells_its_trial_to_stop_once(
-    tmp_path, start, pretended, monkeypatch
-):
+def test_sweep_waits_for_orphaned_run_and_stops_once(tmp_path, start, pretended, monkeypatch):
     outlived, told = [True, True], []
 
     class Long(Pretended):
@@ -164,7 +162,7 @@ def test_a_sweep_waits_for_a_run_that_outlived_one_and_tells_its_trial_to_stop_o
     same_text("sweep_that_was_stopped", printed, folder=tmp_path)
 
 
-def test_another_sweep_in_its_folder_is_refused_and_names_what_differs(tmp_path, start, pretended):
+def test_different_sweep_in_same_folder_names_the_differences(tmp_path, start, pretended):
     start(*GRID)
     same_message(start(*GRID[:3], "-seeds", "0,2", "-epochs", "7", exit_with=2))
     for words in (GRID[:3], ["-seeds", "0,1"], ["-folds", "2"]):  # nor is any of them passed over
@@ -173,7 +171,7 @@ def test_another_sweep_in_its_folder_is_refused_and_names_what_differs(tmp_path,
     assert len(pretended.started) == 16
 
 
-def test_a_sweep_goes_on_from_another_folder_and_after_it_was_moved(tmp_path, small_yaml, pretended, monkeypatch):
+def test_sweep_continues_after_its_folder_was_moved(tmp_path, small_yaml, pretended, monkeypatch):
     (tmp_path / "a").mkdir()
     monkeypatch.chdir(tmp_path)
     words = ["-cfg", str(small_yaml), "-seeds", "0,1,2"]
@@ -190,9 +188,7 @@ def test_a_sweep_goes_on_from_another_folder_and_after_it_was_moved(tmp_path, sm
     assert pretended.started == names and len(rows(tmp_path / "moved")) == 3
 
 
-def test_a_sweep_whose_folder_was_moved_starts_no_trial_in_the_next_sweeps_folder(
-    tmp_path, start, pretended, monkeypatch
-):
+def test_moved_sweep_starts_no_trial_in_its_replacement(tmp_path, start, pretended, monkeypatch):
     class Moving(Pretended):
         def poll(self):
             if not (tmp_path / "moved").exists():
@@ -207,7 +203,7 @@ def test_a_sweep_whose_folder_was_moved_starts_no_trial_in_the_next_sweeps_folde
     assert (tmp_path / "sweep/trials.csv").read_text() == "of another sweep"
 
 
-def test_two_sweeps_do_not_work_in_one_folder(tmp_path, start, pretended):
+def test_two_sweeps_cannot_share_a_folder(tmp_path, start, pretended):
     (tmp_path / "sweep").mkdir()
     with locked(tmp_path / "sweep" / ".sweep.lock"):
         printed = start(*GRID, exit_with=2)
@@ -216,14 +212,14 @@ def test_two_sweeps_do_not_work_in_one_folder(tmp_path, start, pretended):
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_a_sweep"))
-def test_a_mistake_is_refused_before_any_trial_starts(tmp_path, start, pretended, monkeypatch, words):
+def test_sweep_mistake_is_refused_before_any_trial_starts(tmp_path, start, pretended, monkeypatch, words):
     monkeypatch.setenv("PATH", "")
     printed = start(*words.replace("(nothing)", "").split(), exit_with=2)
     assert not pretended.started
     same_message(printed, "mistakes/of_a_sweep", words)
 
 
-def test_a_folder_of_other_things_is_refused(tmp_path, start, pretended):
+def test_sweep_folder_with_other_files_is_refused(tmp_path, start, pretended):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "photo.jpg").write_text("")
     printed = start(*GRID, exit_with=2)
@@ -232,9 +228,7 @@ def test_a_folder_of_other_things_is_refused(tmp_path, start, pretended):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path.parents[1] / "theirs")])
-def test_what_somebody_put_in_place_of_a_sweeps_lock_is_refused_and_no_folder_without_one_is_taken_for_a_trial(
-    tmp_path, start, pretended, make
-):
+def test_replaced_sweep_lock_is_refused_and_never_followed(tmp_path, start, pretended, make):
     (tmp_path / "sweep").mkdir()
     make(tmp_path / "sweep/.sweep.lock")
     assert_names(start(*GRID, exit_with=2), "-output", tmp_path / "sweep")
@@ -245,7 +239,7 @@ def test_what_somebody_put_in_place_of_a_sweeps_lock_is_refused_and_no_folder_wi
     assert not is_locked(tmp_path / "folder")
 
 
-def test_values_of_lists_stand_in_brackets_and_texts_with_commas_in_quotes():
+def test_list_values_need_brackets_and_commas_need_quotes():
     choices = sweep.read_over(["TRAIN.OPTIMIZER.BETAS=[0.9,0.99],(0.9,0.999)", "MODEL.NAME='a,b',c"])
     found = {key: plan.choices_of(key, text) for key, text in choices.items()}
     assert found == {"TRAIN.OPTIMIZER.BETAS": ["[0.9,0.99]", "(0.9,0.999)"], "MODEL.NAME": ["a,b", "c"]}
@@ -267,9 +261,7 @@ class Forked:
         self.process.terminate()
 
 
-def test_a_trial_that_was_killed_comes_to_what_a_run_by_hand_does(
-    tmp_path, small_yaml, start, monkeypatch, signal_handlers
-):
+def test_killed_trial_resumes_to_result_of_manual_run(tmp_path, small_yaml, start, monkeypatch, signal_handlers):
     class Killed(Forked):
         faults = Forked.faults | {"signal_at": [20, int(signal.SIGKILL), [0]]}  # in the second epoch
 
@@ -286,7 +278,7 @@ def test_a_trial_that_was_killed_comes_to_what_a_run_by_hand_does(
     assert row["state"] == "done" and float(row["seconds"]) > 0
 
 
-def test_a_trial_is_told_to_end_when_its_sweep_is_killed(tmp_path):
+def test_trial_is_told_to_end_when_sweep_dies(tmp_path):
     if os.uname().sysname != "Linux":
         pytest.skip("only Linux tells a process that its parent was killed")
     read, write = os.pipe()
@@ -301,7 +293,7 @@ def test_a_trial_is_told_to_end_when_its_sweep_is_killed(tmp_path):
     assert (tmp_path / "out").read_text() == "told\n"
 
 
-def test_each_task_of_an_array_becomes_the_run_of_its_trial_and_the_table_has_all(tmp_path, start, monkeypatch):
+def test_array_tasks_run_trials_and_share_one_table(tmp_path, start, monkeypatch):
     became = []
     monkeypatch.setattr(os, "execve", lambda program, words, environment: became.append((words, environment)))
     monkeypatch.setenv("SLURM_PROCID", "0")
@@ -320,7 +312,7 @@ def test_each_task_of_an_array_becomes_the_run_of_its_trial_and_the_table_has_al
     assert [row["state"] for row in rows(tmp_path / "sweep")] == ["waiting", "done"]
 
 
-def test_a_full_disk_harms_no_trial(tmp_path, start, pretended, monkeypatch):
+def test_full_disk_does_not_harm_trials(tmp_path, start, pretended, monkeypatch):
     refuse = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("scripts.sweeping.results.write_text", refuse)
     printed = start("-seeds", "0,1")
@@ -337,7 +329,7 @@ PLAN = {"version": 2, "over": {"TRAIN.BASE_LR": "1e-3,2e-3"}, "seeds": [], "poin
 
 
 @pytest.mark.parametrize("change", cases_of("mistakes/in_a_plan"))
-def test_a_plan_of_a_sweep_with_other_values_is_one_line(tmp_path, small_yaml, start, change):
+def test_invalid_sweep_plan_is_reported_in_one_line(tmp_path, small_yaml, start, change):
     plan = json.dumps(PLAN | {"flags": ["-cfg", str(small_yaml)]})
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/sweep.json").write_text(

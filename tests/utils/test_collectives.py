@@ -95,7 +95,7 @@ def test_collectives_give_the_values_of_all_processes(tmp_path, world_size):
     assert noted[0] == "0" and sorted(noted) == [str(rank) for rank in ranks]
 
 
-def test_collectives_of_one_process_return_its_input():
+def test_single_process_collectives_return_their_input():
     process, rows = Process(CPU), torch.arange(4.0)
     process.spread([rows])
     assert process.sum(rows) is rows and process.max(rows) is rows

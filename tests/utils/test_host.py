@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("local", cases_of("shares_of_cores"))
-def test_cores_are_divided_among_the_processes_that_may_run_on_them(local):
+def test_cores_are_divided_among_processes_allowed_on_them(local):
     masks = [set(cores) for cores in eval(local)]
     same_message(str([share_of_cores(mask, masks) for mask in masks]), "shares_of_cores", local)
 
@@ -35,7 +35,7 @@ process.close()
 """
 
 
-def test_a_process_counts_the_others_and_its_share_of_the_cores_and_of_the_quota_of_its_machine_alone(tmp_path):
+def test_core_share_counts_only_processes_on_its_machine(tmp_path):
     (tmp_path / "program.py").write_text(CORES)
     done = run(str(tmp_path / "program.py"), processes=3)
     assert done.stdout.strip() == "[(5, 2), (5, 2), (8, 1)]", done.printed
@@ -48,7 +48,7 @@ def test_a_process_counts_the_others_and_its_share_of_the_cores_and_of_the_quota
         ("4:cpu,cpuacct:/pod/job", "cpu/pod/job", {"cpu.cfs_quota_us": "{}", "cpu.cfs_period_us": "100000"}),
     ],
 )
-def test_cores_are_no_more_than_the_quota_of_the_container_or_of_the_job_in_it(tmp_path, line, folder, files):
+def test_core_count_respects_the_container_and_job_quota(tmp_path, line, folder, files):
     (tmp_path / "membership").write_text(f"7:pids:/\n{line}\n")
     job = tmp_path / "cgroup" / folder
     job.mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_cores_are_no_more_than_the_quota_of_the_container_or_of_the_job_in_it(t
         ),
     ],
 )
-def test_free_memory_is_a_containers_or_jobs_where_that_is_less(tmp_path, line, base, names):
+def test_free_memory_respects_the_container_and_job_limit(tmp_path, line, base, names):
     meminfo, membership, groups = (tmp_path / name for name in ("meminfo", "membership", "cgroup"))
     meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    8000 kB\nHugePages_Total: 0\n")
     membership.write_text(f"7:pids:/\n{line}".strip())
@@ -106,7 +106,7 @@ for _ in range(4):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="is about glibc")
-def test_memory_freed_by_a_step_is_there_for_the_next():
+def test_memory_freed_by_one_step_is_reused():
     done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
     # Not yet the second: how the blocks come to lie is chance at first.
     first, *_, last = map(int, done.stdout.split())

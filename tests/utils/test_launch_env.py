@@ -28,7 +28,7 @@ def environment_of(words: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("words", cases_of("launchers"))
-def test_every_launchers_and_engines_variables_are_read(words):
+def test_variables_of_every_launcher_and_engine_are_read(words):
     environment = environment_of(words)
     if launched := find_launched_rank(environment):
         assert launched.parent_is_launcher == (launched.launcher in ("torchrun", "Open MPI"))
@@ -36,7 +36,7 @@ def test_every_launchers_and_engines_variables_are_read(words):
     same_message(f"{launched}", "launchers", words)
 
 
-def test_starts_by_torchrun_or_no_launcher_import_nothing_for_the_others():
+def test_torchrun_start_imports_no_other_launchers():
     """A run of one process imports neither of them, and nothing to meet other processes."""
     ask = f"import sys; from utils.launch import *; find_launched_rank({{}}); find_launched_rank({TORCHELASTIC})"
     ask += "; print({'utils.launchers', 'extras'} & sys.modules.keys())"
@@ -48,7 +48,7 @@ def test_starts_by_torchrun_or_no_launcher_import_nothing_for_the_others():
     assert not {"utils.launch", "utils.rendezvous"} & names
 
 
-def test_each_start_by_torchrun_is_told_from_those_before_it():
+def test_torchrun_restarts_are_distinguished():
     """Their processes meet in the same store."""
     for count in ("0", "2"):
         launched = find_launched_rank(TORCHELASTIC | {"TORCHELASTIC_RESTART_COUNT": count})
@@ -59,23 +59,21 @@ def test_each_start_by_torchrun_is_told_from_those_before_it():
     ("words", "range_", "most"),
     [("", "", 0), ("", "2", 0), ("", "1:4", 16), ("--nnodes 1:3 caf\udce9", "2", 12), ("--nnodes=2", "1:4", 0)],
 )
-def test_the_processes_of_all_nodes_that_may_come_are_counted_by_torchruns_words_or_else_its_variable(
-    words, range_, most
-):
+def test_elastic_maximum_of_processes_comes_from_torchrun(words, range_, most):
     environment = TORCHELASTIC | {"GROUP_WORLD_SIZE": "2", "PET_NNODES": range_}
     ask = f"from utils.launch import *; print(find_launched_rank({environment}).most)"
     launcher = ["sh", "-c", 'python="$1"; "$python" -c "$2"; :', "sh", sys.executable, ask, *words.split(), "main.py"]
     assert subprocess.run(launcher, cwd=ROOT, capture_output=True, text=True).stdout == f"{most}\n"
 
 
-def test_flags_stand_alone_or_fill_in_what_the_launcher_leaves_open():
+def test_launch_flags_stand_alone_or_complete_the_launcher():
     launched = find_launched_rank({}, LaunchOptions("tcp://[::1]:99", 4, 2))
     assert launched == LaunchedRank("the command line", 2, 4, None, "::1", 99)
     assert find_launched_rank({"MASTER_ADDR": "h", "MASTER_PORT": "8"}, LaunchOptions("env://", 4, 2)).port == 8
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_launchers"))
-def test_what_contradicts_or_is_missing_is_refused_with_its_name_and_nodes_are_never_taken_for_one(words):
+def test_contradictory_or_missing_launch_variables_are_refused(words):
     environment = environment_of(words)
     start = load([word for word in shlex.split(words) if "=" not in word], needs_file=False).config.START
     with refused(ConfigError, page="mistakes/of_launchers", case=words):

@@ -38,13 +38,13 @@ from tests.support.runs import (
 pytestmark = pytest.mark.slow
 
 
-def test_the_flags_for_several_processes_are_refused_where_there_is_one(small_yaml):
+def test_multi_process_flags_are_refused_for_one_process(small_yaml):
     typed("main_single_gpu.py", "-cfg", small_yaml, "-world_size", "2").refused("-world_size", "main_multi_gpu.py")
 
 
 @pytest.mark.parametrize("num_processes", [[4, 2], [2, 4], [4, 3, 1]])
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_with_other_numbers_of_processes_every_remaining_image_is_seen_once(num_processes, drop_last):
+def test_changed_process_count_still_shows_each_image_once(num_processes, drop_last):
     """An epoch of 203 images in updates of 32, begun by the first number of processes and finished by the others."""
     begun = Order(
         203, 32 // num_processes[0], num_processes[0], 1, drop_last, 3, ImageSet([0] * 203, ["a"]).epoch_order
@@ -90,14 +90,12 @@ def by_flags(tmp_path_factory, small_yaml) -> Path:
     return run_folder(output)
 
 
-def test_flags_that_say_which_process_this_is_are_not_saved_as_settings_to_repeat(by_flags):
+def test_rank_flags_are_not_saved_as_settings(by_flags):
     text = (by_flags / "config.yaml").read_text()
     assert "TIMEOUT: 1800.0" in text and "tcp://" not in text and "WORLD_SIZE" not in text
 
 
-def test_both_entries_start_from_another_folder_with_a_public_datasets_package_installed(
-    by_flags, small_yaml, tmp_path
-):
+def test_both_entries_ignore_an_installed_public_datasets_package(by_flags, small_yaml, tmp_path):
     """And main_multi_gpu.py, which then starts its processes itself, makes the same run."""
     stub = tmp_path / "site" / "datasets"
     stub.mkdir(parents=True)
@@ -110,7 +108,7 @@ def test_both_entries_start_from_another_folder_with_a_public_datasets_package_i
     assert all((folder / f"log_{rank}.txt").stat().st_size > 0 for rank in (0, 1))
 
 
-def test_more_than_two_processes_go_on_with_the_same_hash(small_yaml, tmp_path):
+def test_three_processes_resume_with_the_same_hash(small_yaml, tmp_path):
     """Where a gradient lies in DDP's buffers decides about the last bit of their sum."""
     for name, faults in {"unbroken": {}, "broken": {"signal_at": [7, SIGUSR1, [0]]}}.items():
         flags = ["-cfg", str(small_yaml), "-output", str(tmp_path), "-name", name, "-resume", "auto", "-epochs", "1"]
@@ -129,9 +127,7 @@ def test_mpirun_starts_the_same_run(by_flags, small_yaml, tmp_path):
     assert run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)
 
 
-def test_killed_processes_are_started_again_by_torchrun_and_the_run_ends_with_the_same_hash(
-    by_flags, small_yaml, tmp_path
-):
+def test_torchrun_restarts_killed_processes_with_the_same_hash(by_flags, small_yaml, tmp_path):
     """kill -9 of the second of two, and once the run has gone on, of the first."""
     kills = [{"signal_at": [15, SIGKILL, [1]]}, {"signal_at": [35, SIGKILL, [0]]}, {}]
     launcher = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "2", "--monitor-interval", "0.1"]
@@ -143,7 +139,7 @@ def test_killed_processes_are_started_again_by_torchrun_and_the_run_ends_with_th
     assert not find_processes(tmp_path)
 
 
-def test_a_hung_process_is_named_within_the_timeout_and_killed_and_the_run_ends(small_yaml, tmp_path):
+def test_hung_process_is_killed_within_the_timeout(small_yaml, tmp_path):
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path), "-opts", "DIST.TIMEOUT=20"]
     ended = run("main_multi_gpu.py", *flags, processes=2, faults={"signal_at": [2, SIGSTOP, [1]]})
     assert ended.codes == [1, -SIGKILL]
@@ -155,7 +151,7 @@ def test_a_hung_process_is_named_within_the_timeout_and_killed_and_the_run_ends(
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_fewer_processes_go_on_with_the_same_images_an_update(by_flags, small_yaml, tmp_path):
+def test_fewer_processes_continue_with_the_same_batch_size(by_flags, small_yaml, tmp_path):
     """Two processes began, one finishes; the weights are those of two to what sums in another order make."""
     folder = tmp_path / "o" / by_flags.name
     folder.mkdir(parents=True)
@@ -175,7 +171,7 @@ def test_fewer_processes_go_on_with_the_same_images_an_update(by_flags, small_ya
     assert global_batch_to_keep(small_config(tmp_path), {"config": ours["config"]}) is None
 
 
-def test_a_run_that_begins_on_one_of_two_nodes_that_may_come_has_the_images_of_both_in_an_update(small_yaml, tmp_path):
+def test_elastic_run_on_one_node_uses_full_batch(small_yaml, tmp_path):
     one = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PET_NNODES": "1:2"}
     for flags in ([], ["-check"]):
         said = run("main_multi_gpu.py", *arguments(small_yaml, tmp_path, *flags), environment=one).done().stdout
@@ -260,9 +256,7 @@ def status(output: Path) -> dict:
 @needs_networks
 @needing_extra("launchers")
 @pytest.mark.parametrize(("way", "lost"), [("SkyPilot", 1), ("dstack", 0), ("Kubeflow", 1)])
-def test_nodes_of_an_engine_make_one_run_and_after_a_kill_the_same_line_goes_on(
-    by_flags, small_yaml, tmp_path, two_hosts, way, lost
-):
+def test_engine_nodes_continue_the_run_after_a_kill(by_flags, small_yaml, tmp_path, two_hosts, way, lost):
     flags = arguments(small_yaml, tmp_path / "o", "-name", "x", "-resume", "auto")
     nodes = [Node(rank, host, tmp_path, way, flags) for rank, host in enumerate(two_hosts)]
     started = [node.start() for node in nodes]
@@ -283,9 +277,7 @@ def has_pending_term(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("way", "is_cut"), [("torchrun", False), pytest.param("Kubeflow, elastic", True, marks=needing_extra("launchers"))]
 )
-def test_a_node_that_is_lost_and_comes_back_changes_the_number_of_processes_and_not_the_run(
-    small_yaml, tmp_path, two_hosts, way, is_cut
-):
+def test_lost_and_returning_node_keeps_the_same_run(small_yaml, tmp_path, two_hosts, way, is_cut):
     options = "TRAIN.NUM_EPOCHS=8 SAVE_STEPS=5 KEEP_CHECKPOINTS=0 MODEL.DROPPATH=0 DIST.TIMEOUT=20".split()
     flags = ["-cfg", str(small_yaml), "-name", "x", "-resume", "auto", "-opts", *options]
     Run("main_multi_gpu.py", *flags, f"SAVE={tmp_path / 'unbroken'}", processes=2).wait().done()

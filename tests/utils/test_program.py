@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")
-def test_the_revision_names_version_and_commit_and_needs_no_git(tmp_path, monkeypatch):
+def test_revision_names_version_and_commit_without_needing_git(tmp_path, monkeypatch):
     def git(*words: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
         return subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
@@ -49,12 +49,12 @@ def test_the_revision_names_version_and_commit_and_needs_no_git(tmp_path, monkey
 
 
 @pytest.mark.parametrize("error", cases_of("errors"))
-def test_the_exit_code_of_an_error_and_the_line_that_tells_of_it(error):
+def test_error_determines_exit_code_and_message(error):
     code, message = exit_code_and_message(eval(error, vars(errors)))
     same_message(repr((int(code), message)), "errors", error)
 
 
-def test_version_says_what_a_report_of_a_mistake_needs(monkeypatch, capsys):
+def test_version_prints_everything_a_bug_report_needs(monkeypatch, capsys):
     for kind, half, speedup, advice in (("cpu", "bfloat16", 0.5, ": leave -amp out"), ("cuda", "float16", 2.0, "")):
         monkeypatch.setattr("utils.distributed.find_devices", lambda setting, kind=kind: (kind, 3))
         monkeypatch.setattr("utils.host.half_speedup", lambda device, half, speedup=speedup: speedup)
@@ -65,7 +65,7 @@ def test_version_says_what_a_report_of_a_mistake_needs(monkeypatch, capsys):
         assert rows["precision"] == f"{half} is {speedup} times as fast as float32{advice}"
 
 
-def test_the_cause_is_what_the_system_said_beneath_what_a_library_raised():
+def test_cause_of_error_is_the_underlying_system_message():
     failed = RuntimeError("write failed")
     failed.__context__ = ValueError()
     failed.__context__.__context__ = OSError(errno.EACCES, "Permission denied")
@@ -76,7 +76,7 @@ def test_the_cause_is_what_the_system_said_beneath_what_a_library_raised():
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError])
-def test_values_that_no_file_holds_are_its_damage_unless_memory_runs_out(kind):
+def test_impossible_values_mean_damage_unless_out_of_memory(kind):
     with refused(ConfigError, "x.pth", kind.__name__, "odd"), naming_damage("x.pth"):
         raise kind("odd\nand more")
     with pytest.raises(kind), naming_damage("x.pth"):
@@ -84,7 +84,7 @@ def test_values_that_no_file_holds_are_its_damage_unless_memory_runs_out(kind):
 
 
 @pytest.mark.parametrize("typed", cases_of("two_dashes"))
-def test_two_dashes_before_a_flag_mean_one(typed):
+def test_two_dashes_before_a_flag_work_like_one(typed):
     passed = []
     assert exit_code(lambda arguments: passed.extend(arguments) or 0, typed.split()) == 0
     same_message(" ".join(passed), "two_dashes", typed)
@@ -94,7 +94,7 @@ ENDLESS = "from utils.program import exit_code\nexit(exit_code(lambda _: [print(
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_has_seen_enough_ends_a_program_quietly(unbuffered):
+def test_closed_output_pipe_ends_a_program_quietly(unbuffered):
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     command = [sys.executable, "-c", ENDLESS]
     options = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT}
@@ -104,14 +104,14 @@ def test_a_reader_that_has_seen_enough_ends_a_program_quietly(unbuffered):
         assert (program.wait(), program.stderr.read()) == (0, b"")
 
 
-def test_an_interrupt_before_a_program_has_begun_leaves_no_traceback():
+def test_early_interrupt_leaves_no_traceback():
     command = [sys.executable, "-c", "import utils\nraise KeyboardInterrupt"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_signal_that_arrives_twice_within_seconds_is_one_and_a_later_one_ends_the_process(monkeypatch):
+def test_repeated_signal_within_seconds_counts_once(monkeypatch):
     now, codes = [100.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(os, "_exit", codes.append)
@@ -127,14 +127,14 @@ def test_a_signal_that_arrives_twice_within_seconds_is_one_and_a_later_one_ends_
     assert codes == [128 + signal.SIGINT]
 
 
-def test_no_lock_is_made_where_a_link_leads(tmp_path):
+def test_lock_does_not_follow_a_link(tmp_path):
     (tmp_path / ".lock").symlink_to(tmp_path / "theirs")
     with pytest.raises(OSError), locked(tmp_path / ".lock"):
         pass
     assert not (tmp_path / "theirs").exists()
 
 
-def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
+def test_pipe_is_not_replaced_by_a_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="pipe"), replacing(tmp_path / "pipe") as file:
         file.write(b"text")
@@ -143,12 +143,12 @@ def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["null", "stdout", "nothing"])
-def test_nothing_in_the_folder_of_devices_is_replaced(name):
+def test_files_under_dev_are_never_replaced(name):
     with pytest.raises(OSError, match="device"):
         refuse_special(Path("/dev", name))
 
 
-def test_deterministic_runs_choose_no_kernel_by_its_speed_and_spend_no_time_on_memory_that_is_written_anyway():
+def test_deterministic_runs_disable_autotuning_and_memory_filling():
     filled, cudnn = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.cudnn
     chosen, cudnn.benchmark = cudnn.benchmark, True
     try:
@@ -163,7 +163,7 @@ def test_deterministic_runs_choose_no_kernel_by_its_speed_and_spend_no_time_on_m
         torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
-def test_garbage_is_collected_again_after_the_start():
+def test_garbage_collection_resumes_after_the_start():
     program.relax_gc()
     assert not gc.isenabled()
     program.restore_gc()
@@ -176,13 +176,13 @@ PROGRAMS = sorted(
 
 
 @pytest.mark.parametrize("name", ["main_single_gpu.py", "main_multi_gpu.py", *PROGRAMS])
-def test_closed_standard_streams_harm_no_program(name):
+def test_closed_standard_streams_do_not_harm_a_program(name):
     words = [sys.executable, str(ROOT / name), "-version"]
     done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&-', "sh", *words], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_run_without_stderr_ends_with_zero_and_keeps_its_lock_clean(tmp_path):
+def test_run_without_stderr_exits_0_with_clean_lock(tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL)
     words = [sys.executable, str(ROOT / "main_single_gpu.py"), "-cfg", str(tmp_path / "small.yaml"), "-epochs", "1"]
     words += ["-output", str(tmp_path / "runs"), "-name", "run"]

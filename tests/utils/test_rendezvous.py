@@ -20,7 +20,7 @@ from utils.launch import LaunchedRank
 from utils.rendezvous import Rendezvous
 
 
-def test_a_process_that_is_shown_one_device_takes_it_unless_torchrun_showed_all(monkeypatch):
+def test_only_visible_device_is_taken_except_under_torchrun(monkeypatch):
     monkeypatch.setattr(distributed, "find_devices", lambda setting: ("cuda", 1))
     assert distributed.choose_device("auto", 3, "Slurm") == torch.device("cuda", 0)
     assert simulated_process("auto", world_size=1, local_size=1).device == torch.device("cuda", 0)
@@ -28,7 +28,7 @@ def test_a_process_that_is_shown_one_device_takes_it_unless_torchrun_showed_all(
         distributed.choose_device("auto", 3, "torchrun")
 
 
-def test_a_driver_that_cannot_run_this_torch_is_named_and_the_cpu_is_not_taken_instead(monkeypatch):
+def test_incompatible_driver_is_named_instead_of_using_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refused(ConfigError, "DEVICE is auto", "driver", "DEVICE=cpu", cuda=torch.version.cuda):
@@ -43,13 +43,13 @@ def test_devices_without_a_process_are_counted(monkeypatch, kind, visible, unuse
 
 
 @pytest.mark.parametrize(("rank", "names"), [(0, ["-world_size", "process 1 of 2"]), (1, ["-dist_url", "process 0"])])
-def test_a_process_that_does_not_come_is_named_in_time(rank, names):
+def test_absent_process_is_named_within_the_timeout(rank, names):
     port = free_port()
     with refused(LostProcess, *names, f"127.0.0.1:{port}", "1 s", "DIST.TIMEOUT"):
         Rendezvous(LaunchedRank("test", rank, 2, None, "127.0.0.1", port), timeout=1.0)
 
 
-def test_a_port_that_another_program_has_is_named():
+def test_port_used_by_another_program_is_named():
     with (
         socket.create_server(("", 0)) as other,
         refused(ConfigError, "-dist_url", other.getsockname()[1], "MASTER_PORT", whole=False),
@@ -57,7 +57,7 @@ def test_a_port_that_another_program_has_is_named():
         Rendezvous(LaunchedRank("test", 0, 2, None, "127.0.0.1", other.getsockname()[1]), timeout=1.0)
 
 
-def test_who_joins_without_a_launcher_counts_the_processes_of_its_machine():
+def test_ranks_without_a_launcher_count_their_machines_processes():
     ranks = [LaunchedRank("test", rank, 3, None, "127.0.0.1", port) for port in [free_port()] for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
         joined = list(pool.map(lambda rank: Rendezvous(rank, timeout=DEADLINE), ranks))
@@ -67,7 +67,7 @@ def test_who_joins_without_a_launcher_counts_the_processes_of_its_machine():
     assert joined[1].unresponsive_ranks(0.0) == [0]
 
 
-def test_a_process_with_a_fault_of_its_own_blames_no_other():
+def test_process_with_its_own_fault_blames_no_other():
     process = distributed.Process(torch.device("cpu"), 1, 1, 2, rendezvous=object())
     error = RuntimeError("CUDA out of memory")
     assert process.name_lost_ranks(error) is error
@@ -81,7 +81,7 @@ def test_a_process_with_a_fault_of_its_own_blames_no_other():
         ("[/third_party/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:80", False),
     ],
 )
-def test_whatever_gloo_calls_it_the_silent_process_is_named(text, timed_out):
+def test_silent_process_is_named_for_any_gloo_error(text, timed_out):
     killed = []
     rendezvous = SimpleNamespace(
         timeout=9.0,
@@ -97,7 +97,7 @@ def test_whatever_gloo_calls_it_the_silent_process_is_named(text, timed_out):
     assert killed == [1] * timed_out, "one that hangs is killed, one that disconnected is gone"
 
 
-def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
+def test_slow_process_keeps_sending_heartbeats_to_others(monkeypatch):
     """A collective that is waited for too long ends a run; so none may wait until the cache of another is made."""
     at_once = SimpleNamespace(grace_period=0)
     processes = [
@@ -136,7 +136,7 @@ def test_while_one_process_is_slow_the_others_hear_from_it(monkeypatch):
         assert list(pool.map(live, processes)) == ["made by 0", "made by 1"] and made == [0, 1]
 
 
-def test_a_vote_is_read_only_when_it_has_arrived(monkeypatch):
+def test_vote_is_read_only_after_it_arrives(monkeypatch):
     class Work:
         def __init__(self, vote):
             self.vote = vote

@@ -11,12 +11,12 @@ from utils.log import Log
 
 
 @pytest.mark.parametrize("call", cases_of("written_as_text"))
-def test_quantities_names_and_tables_are_written_as_a_reader_expects(call):
+def test_quantities_names_and_tables_are_formatted_as_expected(call):
     same_message(repr(eval(call, vars(text))), "written_as_text", call)
 
 
 @pytest.mark.parametrize(("encoding", "cat"), [("utf-8", "猫"), ("ascii", "\\u732b")])
-def test_names_that_are_no_text_end_no_run_and_command_no_terminal(tmp_path, monkeypatch, encoding, cat):
+def test_undecodable_names_are_escaped_for_log_and_terminal(tmp_path, monkeypatch, encoding, cat):
     screen = io.TextIOWrapper(io.BytesIO(), encoding)
     monkeypatch.setattr(sys, "stdout", screen)
     log = Log(0)
@@ -28,7 +28,7 @@ def test_names_that_are_no_text_end_no_run_and_command_no_terminal(tmp_path, mon
     assert "\x1b" not in written and "\t猫\n" in written
 
 
-def test_a_warning_of_any_process_is_printed_and_in_its_file(tmp_path, capsys):
+def test_warning_of_any_rank_is_printed_and_logged(tmp_path, capsys):
     for rank in (0, 1):
         log = Log(rank, world_size=2)
         log.say("said before there is a folder")

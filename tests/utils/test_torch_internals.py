@@ -51,7 +51,7 @@ def number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit())
 
 
-def test_the_installed_versions_are_supported_and_have_every_name():
+def test_installed_versions_have_every_private_name():
     assert number(torch_internals.TORCH_VERSIONS[0]) <= number(torch.__version__)
     assert number(torch.__version__)[:2] <= number(torch_internals.TORCH_VERSIONS[1])
     assert number(torch_internals.TIMM_VERSIONS[0]) <= number(timm.__version__)  # and newer
@@ -99,5 +99,5 @@ assert torch.compiler.disable(lambda x: x + 1)(1) == 2 and torch.compiler.disabl
 """
 
 
-def test_a_run_does_without_the_compiler_and_whoever_asks_for_it_later_has_it(tmp_path):
+def test_compiler_is_imported_only_when_asked_for(tmp_path):
     subprocess.run([sys.executable, "-c", RUN + IS_AWAY + IS_WHOLE, str(tmp_path)], cwd=ROOT, check=True)

@@ -23,7 +23,7 @@ def found_in(photos, *options, most: int | None = None, data_set="imagefolder") 
     return {each.title: (each.verdict, each.text) for each in findings}
 
 
-def test_unreadable_images_are_named_and_weighed_and_their_size_is_not_told(check, photos):
+def test_unreadable_images_warn_or_fail_by_allowed_fraction(check, photos):
     (photos / "train/dog/1.png").write_bytes(BROKEN)
     found = check()
     assert trouble(found) == {"training images": WARN}
@@ -37,11 +37,11 @@ def test_unreadable_images_are_named_and_weighed_and_their_size_is_not_told(chec
     assert not re.search(r"\d", found["training sizes"][1])
 
 
-def test_an_image_with_too_many_pixels_counts_as_unreadable(photos):
+def test_image_with_too_many_pixels_counts_as_unreadable(photos):
     assert "12 of 12 " in found_in(photos, "DATA.MAX_PIXELS=100")["training images"][1]
 
 
-def test_validation_images_that_are_trained_on_are_named_by_pairs(photos):
+def test_validation_duplicates_of_training_images_are_listed(photos):
     Image.open(photos / "train/cat/4.png").save(photos / "val/cat/again.bmp")  # other bytes, the same pixels
     for path in (photos / "train/dog/0.png", photos / "val/dog/0.png"):
         path.write_bytes(BROKEN)  # which are not the same image
@@ -50,7 +50,7 @@ def test_validation_images_that_are_trained_on_are_named_by_pairs(photos):
     assert f"{photos / 'val/cat/again.bmp'} = {photos / 'train/cat/4.png'}" in text
 
 
-def test_the_same_file_in_two_classes_is_named_in_whichever_part(photos):
+def test_same_image_in_two_classes_is_reported(photos):
     cat, dog = photos / "train/cat/4.png", photos / "train/dog/copy.png"
     dog.write_bytes(cat.read_bytes())
     verdict, text = found_in(photos)["duplicates"]
@@ -82,7 +82,7 @@ def test_unusual_files_are_counted_by_kind(photos):
     assert "EXIF-rotated (ignored)" in found_in(photos, "DATA.EXIF=ignore")["kinds of files"][1]
 
 
-def test_of_a_sample_each_row_says_so(photos):
+def test_sampled_image_check_states_the_sample_size(photos):
     for number in range(6, 100):
         noise(12, 10 + number).save(photos / "train/dog" / f"{number}.png")
     (photos / "train/dog/0.png").write_bytes(BROKEN)

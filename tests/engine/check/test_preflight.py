@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("load", "is_told"), [(0.0, False), (1000.0, True)])
-def test_of_a_clean_run_nothing_is_said_but_ok_and_where_others_work_on_the_machine(check, monkeypatch, load, is_told):
+def test_clean_run_passes_and_busy_machine_is_reported(check, monkeypatch, load, is_told):
     monkeypatch.setattr("os.getloadavg", lambda: (load,) * 3)
     found = check()
     assert trouble(found) == {} and ("other programs" in found["time"][1]) == is_told
@@ -35,7 +35,7 @@ def test_of_a_clean_run_nothing_is_said_but_ok_and_where_others_work_on_the_mach
 
 
 @pytest.mark.parametrize("flags", cases_of("mistakes/in_the_check"))
-def test_a_mistake_in_the_settings_is_told_in_its_own_row(check, flags):
+def test_settings_mistake_is_reported_in_its_own_row(check, flags):
     if torch.cuda.is_available() and "PRECISION.MATMUL=tf32" in flags:
         pytest.skip("not a mistake on a GPU")
     told = "; ".join(f"{row}: {verdict}" for row, verdict in trouble(check(*flags.split())).items())
@@ -43,7 +43,7 @@ def test_a_mistake_in_the_settings_is_told_in_its_own_row(check, flags):
 
 
 @needing_extra("optimizers")
-def test_check_names_all_mistakes_that_do_not_depend_on_each_other(check, photos):
+def test_check_reports_all_independent_mistakes_at_once(check, photos):
     (photos / "train/dog/1.png").write_bytes(b"no picture")
     options = ["TRAIN.OPTIMIZER.NAME=adamm", "TRAIN.AUTO_AUGMENT=rnd", "DATA.MAX_BAD_FRACTION=0", "MODEL.FREEZE=[x]"]
     found = trouble(check("-output", "/proc/halfstep", "-opts", *options))
@@ -53,7 +53,7 @@ def test_check_names_all_mistakes_that_do_not_depend_on_each_other(check, photos
 
 
 @needing_extra("memory")
-def test_check_makes_updates_of_the_run_and_evaluates_a_batch(check, monkeypatch):
+def test_check_runs_training_updates_and_one_evaluation_batch(check, monkeypatch):
     trained, evaluated, build, update = [], [], check_program.build, Trainer.update
 
     def build_and_limit(plan, log):
@@ -74,14 +74,14 @@ def test_check_makes_updates_of_the_run_and_evaluates_a_batch(check, monkeypatch
     assert_names(found["time"][1], "out of memory", "-batch_size 2 -accum_iter 2")
 
 
-def test_a_device_that_is_not_there_keeps_the_data_from_being_looked_at_no_more_than_other_mistakes(check):
+def test_missing_device_does_not_skip_image_check(check):
     if torch.cuda.is_available():
         pytest.skip("it is there")
     found = check("-opts", "DEVICE=cuda")
     assert trouble(found) == {"device": WRONG} and "training images" in found
 
 
-def test_weights_to_start_from_are_tried(check, tmp_path):
+def test_check_tries_to_load_initial_weights(check, tmp_path):
     def saved(name: str, num_classes: int, depth: int) -> str:
         config = dataclasses.replace(small_config(tmp_path), DATA=sets_of(tmp_path / "photos")[0].DATA)
         torch.save(build_model(replaced(config, MODEL={"DEPTH": depth}), num_classes).state_dict(), tmp_path / name)
@@ -102,7 +102,7 @@ def test_weights_to_start_from_are_tried(check, tmp_path):
     assert trouble(check("-resume", "auto")) == {}
 
 
-def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path, small_yaml):
+def test_check_compares_settings_with_the_resumed_run(tmp_path, small_yaml):
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o")]
     assert run("main_single_gpu.py", *flags).returncode == 0
     before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
@@ -123,7 +123,7 @@ def test_a_run_to_go_on_with_is_compared_with_the_settings(tmp_path, small_yaml)
     assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == before
 
 
-def test_of_several_processes_one_looks_and_says_for_how_many(check):
+def test_check_scales_estimates_to_the_number_of_processes(check):
     found = check("-ngpus", "3", program="main_multi_gpu.py")
     assert trouble(found) == {}
     assert_names(found["device"][1], "processes: 3")
@@ -132,12 +132,12 @@ def test_of_several_processes_one_looks_and_says_for_how_many(check):
 
 
 @needing_extra("optimizers")
-def test_an_optimizer_that_cannot_be_sharded_is_wrong(check):
+def test_unshardable_optimizer_fails_the_check(check):
     lamb = ["DIST.STRATEGY=fsdp2", "TRAIN.OPTIMIZER.NAME=lamb"]
     assert trouble(check("-ngpus", "2", "-opts", *lamb, program="main_multi_gpu.py")) == {"optimizer": WRONG}
 
 
-def test_of_processes_that_a_launcher_started_one_prints_the_table_and_nobody_waits(photos):
+def test_check_under_launcher_prints_a_single_table(photos):
     (photos.parent / "clean.yaml").write_text(CLEAN)
     flags = f"-cfg {photos.parent}/clean.yaml -data_path {photos} -check -output {photos}/o".split()
     result = run("main_multi_gpu.py", *flags, "-opts", "TRAIN.MODEL_EMA_DECAY=0.5", processes=2).done()
@@ -146,7 +146,7 @@ def test_of_processes_that_a_launcher_started_one_prints_the_table_and_nobody_wa
     assert result.stdout.count("check: 0 wrong") == 1
 
 
-def test_checkpoints_of_other_runs_are_not_taken_for_those_of_a_new_one(check, tmp_path, monkeypatch):
+def test_disk_estimate_ignores_checkpoints_of_other_runs(check, tmp_path, monkeypatch):
     def needed() -> str:
         flags = ["-output", str(tmp_path / "o"), "-opts", "MODEL.EMBED_DIM=256"]  # for checkpoints of MiB
         return check(*flags)["disk"][1].partition(" of ")[2].rpartition(" of ")[0]
@@ -158,7 +158,7 @@ def test_checkpoints_of_other_runs_are_not_taken_for_those_of_a_new_one(check, t
     assert needed() == before
 
 
-def test_what_a_data_set_has_to_say_is_a_row(check, photos):
+def test_check_has_a_row_for_data_set_notes(check, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-out", str(photos.parent / "shards")]
     assert make_shards.main([*flags, "-samples_per_shard", "8"]) == 0
     tar = photos.parent / "shards" / "train-000001.tar"
@@ -171,7 +171,7 @@ def test_what_a_data_set_has_to_say_is_a_row(check, photos):
     assert check(*given)["data"][0] == WRONG
 
 
-def test_check_compiles_as_a_run_does(check, monkeypatch):
+def test_check_compiles_like_a_run(check, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: compiled.append(self))
     options = ["-opts", "COMPILE=blocks"]
@@ -181,7 +181,7 @@ def test_check_compiles_as_a_run_does(check, monkeypatch):
     assert_names(told, "COMPILE", "blocks")
 
 
-def test_preprocessing_that_contradicts_the_weights_comes_with_the_settings_that_follow_them(check, tmp_path):
+def test_conflicting_preprocessing_warns_with_options_that_fix_it(check, tmp_path):
     torch.save(weights_of_other_images(tmp_path), tmp_path / "other.pth")
     flags = ["-pretrained", str(tmp_path / "other.pth"), "-opts", "DATA.CROP_PCT=0.5"]
     verdict, text = check(*flags)["preprocessing"]

@@ -30,7 +30,7 @@ from utils.distributed import Process
 
 
 @pytest.mark.parametrize("case", cases_of("rates_of_trained_weights"))
-def test_a_rate_from_scratch_is_told_of_trained_weights_and_what_it_advises_is_not(tmp_path, case):
+def test_high_fine_tuning_rate_warns_with_working_advice(tmp_path, case):
     options, batch = case.removesuffix(" images").split(", ")
 
     def found(*more: str) -> list:
@@ -44,7 +44,7 @@ def test_a_rate_from_scratch_is_told_of_trained_weights_and_what_it_advises_is_n
         assert [finding.verdict for finding in found(*advice.split())] == [OK]
 
 
-def test_room_for_checkpoints(tmp_path, monkeypatch):
+def test_disk_space_for_checkpoints_is_checked(tmp_path, monkeypatch):
     config = small_config(tmp_path, "KEEP_CHECKPOINTS=3", "SAVE_FREQ=1", "TRAIN.NUM_EPOCHS=2")
 
     def verdict(free: int, path: Path) -> str:
@@ -60,7 +60,7 @@ def test_room_for_checkpoints(tmp_path, monkeypatch):
     assert [verdict(free, tmp_path) for free in (4499, 4500)] == [WRONG, WARN], "one and a half lie there already"
 
 
-def test_room_in_shared_memory(tmp_path, monkeypatch):
+def test_free_shared_memory_is_checked(tmp_path, monkeypatch):
     config = small_config(tmp_path, "DATA.BATCH_SIZE_EVAL=8")
     need = 3 * 2 * (32 + 8) * 8 * 8
     monkeypatch.setattr(quick_checks, "SHARED_MEMORY", tmp_path)
@@ -71,7 +71,7 @@ def test_room_in_shared_memory(tmp_path, monkeypatch):
     assert verdicts == [WRONG, WARN, OK]
 
 
-def test_only_loader_processes_take_shared_memory_and_those_of_all_training_processes(photos):
+def test_shared_memory_counts_loaders_of_all_local_processes(photos):
     config, train, _ = sets_of(photos, "DATA.NUM_WORKERS=3")
     process = Process(CPU, world_size=4, local_size=2)
     assert loader_processes(config, train, process) == 0
@@ -79,7 +79,7 @@ def test_only_loader_processes_take_shared_memory_and_those_of_all_training_proc
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_the_decay_of_an_ema_is_of_interest_only_where_there_is_one(photos, is_kept):
+def test_ema_decay_is_checked_only_with_an_ema(photos, is_kept):
     config, train, _ = sets_of(photos, "TRAIN.MODEL_EMA_WARMUP=false", f"TRAIN.MODEL_EMA={is_kept}")
     plan = TrainPlan(
         inputs=inputs_of_trial(config, Process(CPU)),
@@ -94,7 +94,7 @@ def test_the_decay_of_an_ema_is_of_interest_only_where_there_is_one(photos, is_k
     assert ("EMA" in [finding.title for finding in findings]) is is_kept
 
 
-def test_memory_is_weighed_against_what_is_free(tmp_path):
+def test_memory_estimate_is_compared_with_free_memory(tmp_path):
     config = small_config(tmp_path, "DATA.BATCH_SIZE=64")
     precision, model = Precision(config, CPU), build_model(config, 10)
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -117,7 +117,7 @@ def test_memory_is_weighed_against_what_is_free(tmp_path):
     assert [finding.verdict for finding in found] == [WRONG, WARN, OK]
 
 
-def test_memory_of_shards_is_a_part_of_the_weights_and_two_whole_blocks(tmp_path):
+def test_sharded_memory_is_weight_share_plus_two_blocks(tmp_path):
     config = small_config(tmp_path, "MODEL.DEPTH=8", "DIST.STRATEGY=fsdp2")
     precision, model = Precision(config, CPU), build_model(config, 10)
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -128,7 +128,7 @@ def test_memory_of_shards_is_a_part_of_the_weights_and_two_whole_blocks(tmp_path
         assert estimate(options, 10, precision, Process(CPU, world_size=4)).fixed == need + whole
 
 
-def test_what_a_layer_keeps_for_its_backward_is_counted_once(tmp_path):
+def test_activations_saved_for_backward_are_counted_once(tmp_path):
     config = small_config(tmp_path)
     model = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 1000), torch.nn.Sigmoid(), torch.nn.Linear(1000, 10)

@@ -61,12 +61,12 @@ def read(path: Path) -> dict:
     return torch.load(path, weights_only=True)
 
 
-def test_the_settings_of_a_run_begin_a_new_one_and_hold_nothing_of_its_start(trained):
+def test_saved_settings_start_a_new_run_without_resume(trained):
     assert load(["-cfg", str(run_folder(trained) / "config.yaml")]).config.START.RESUME is None
     assert "-resume" not in (run_folder(trained) / "config.yaml").read_text()
 
 
-def test_resume_auto_takes_the_checkpoint_before_a_damaged_one(again):
+def test_resume_auto_skips_a_damaged_checkpoint(again):
     last = run_folder(again) / "last.pth"
     before = run_hash(last.parent)
     flip(last, last.stat().st_size // 2)
@@ -76,14 +76,14 @@ def test_resume_auto_takes_the_checkpoint_before_a_damaged_one(again):
 
 
 @pytest.mark.usefixtures("here")
-def test_a_missing_run_to_resume_is_named_without_speaking_of_settings():
+def test_resume_error_names_the_missing_run():
     Path("output/empty").mkdir(parents=True)
     for name in ("output/nothere", "output/empty"):
         found = typed("main_single_gpu.py", "-resume", name).refused("-resume", name, "-resume auto")
         assert "-cfg" not in found.printed
 
 
-def test_a_refused_resume_says_why_in_the_log(again):
+def test_refused_resume_logs_the_reason(again):
     log, words = run_folder(again) / "log.txt", ["-resume", str(run_folder(again)), "-opts"]
     before = log.read_text()
     refused = typed("main_single_gpu.py", *words, "TRAIN.OPTIMIZER.NAME=SGD").refused("TRAIN.OPTIMIZER.NAME")
@@ -96,7 +96,7 @@ def test_a_refused_resume_says_why_in_the_log(again):
 @pytest.mark.parametrize(
     ("name", "words"), [("weights.safetensors", ["weights", "-last_epoch", "2"]), ("timm.pth.tar", ["timm.pth.tar"])]
 )
-def test_weights_of_another_system_are_taken_up_after_their_last_epoch(again, name, words):
+def test_foreign_weights_resume_after_their_last_epoch(again, name, words):
     """As PaddleViT's -resume weights -last_epoch N; timm's say which epoch it was, counted from 0."""
     weights, path = read(run_folder(again) / "last.pth")["state_dict"], again.parent / name
     if name.endswith(".tar"):
@@ -108,12 +108,12 @@ def test_weights_of_another_system_are_taken_up_after_their_last_epoch(again, na
     assert_names(ended.stdout, "epoch 3", "optimizer")
 
 
-def test_the_epoch_that_a_whole_checkpoint_is_said_to_be_of_is_compared(again):
+def test_last_epoch_flag_must_match_the_checkpoint(again):
     assert [start(again, "-resume", "auto", "-last_epoch", epoch).returncode for epoch in "12"] == [2, 0]
 
 
 @pytest.mark.parametrize("case", cases_of("changes_on_resume"))
-def test_changes_that_are_allowed_are_told_and_updates_of_other_images_begin_with_the_next_epoch(case):
+def test_allowed_changes_on_resume_are_reported(case):
     changed, now = map(yaml.safe_load, case.split(" now "))
     config = replaced(Config(), TRAIN=now, START={"ALLOW_CHANGED": ("GLOBAL_BATCH", "AUGMENTATION"), "LAST_EPOCH": 2})
     saved = comparable(replaced(config, TRAIN={"NUM_EPOCHS": 300}), order()) | changed
@@ -125,13 +125,13 @@ def test_changes_that_are_allowed_are_told_and_updates_of_other_images_begin_wit
         refuse_changes(config, order(), {}, state, Path("last.pth"))
 
 
-def test_resume_refuses_setting_that_this_version_does_not_know():
+def test_resume_refuses_unknown_saved_setting():
     state = {"epoch": 1, "step": 30, "config": comparable(Config(), order()) | {"DATA.FOLDS": 5}, "progress": {}}
     with refused(ConfigError, "last.pth", "DATA.FOLDS", "-pretrained"):
         refuse_changes(Config(), order(), {}, state, Path("last.pth"))
 
 
-def test_unreadable_images_are_remembered_for_the_same_images_alone():
+def test_saved_bad_images_apply_only_to_same_images():
     saved = {"config": {"NUM_IMAGES": 5}, "bad_images": [3]}
     assert [bad_images_of(saved, 5), bad_images_of(saved, 6), bad_images_of({}, 5)] == [[3], [], []]
     names = "names of the training images"
@@ -139,13 +139,13 @@ def test_unreadable_images_are_remembered_for_the_same_images_alone():
     assert known == [[3], []]
 
 
-def test_the_last_epoch_has_a_checkpoint_of_its_own(again):
+def test_last_epoch_gets_a_numbered_checkpoint(again):
     start(again.parent / "other", "-epochs", "3", "-opts", "SAVE_FREQ=2").done()
     names = [path.name for path in numbered(run_folder(again.parent / "other"))]
     assert names == ["checkpoint-3.pth", "checkpoint-2.pth"]
 
 
-def test_a_resumed_run_needs_its_pretrained_file_no_more_and_an_evaluation_no_setting_of_training(again):
+def test_resume_and_evaluation_ignore_unused_settings(again):
     weights, second = run_folder(again) / "best.pth", again.parent / "second"
     words = ["-pretrained", str(weights)]
     begun = start(second, *words, faults={"signal_at": [5, signal.SIGTERM, [0]]})
@@ -172,7 +172,7 @@ USES = {  # {what is typed of a run, and the checkpoint whose weights it means}
 @pytest.mark.parametrize(
     "use", [pytest.param(use, marks=needing_extra("doctor")) if use == "doctor" else use for use in USES]
 )
-def test_every_command_takes_a_runs_folder_its_best_weights_and_the_word_latest(again, use, monkeypatch):
+def test_every_command_accepts_run_folder_weights_or_latest(again, use, monkeypatch):
     program, words, weights = USES[use]
     monkeypatch.chdir(again.parent)
     again.rename("output")
@@ -196,14 +196,14 @@ def save(folder, *names):
     return folder
 
 
-def test_numbered_checkpoints_are_ordered_by_their_number(tmp_path):
+def test_numbered_checkpoints_are_sorted_numerically(tmp_path):
     save(tmp_path, *(f"checkpoint-{number}.pth" for number in (8, 9, 10, 11)))
     assert newest_in(tmp_path, pytest.fail).name == "checkpoint-11.pth"
     remove_old(tmp_path, keep=2)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-10.pth", "checkpoint-11.pth"}
 
 
-def test_resume_auto_takes_the_newest_run_by_its_name(tmp_path):
+def test_resume_auto_picks_newest_run_by_name(tmp_path):
     """Clocks jump, so that dates of files say nothing. A copy may have a suffix behind its date."""
     newest, copy = "train-20260103-00-00-00", "train-20260104-00-00-00-backup"
     for name in (newest, "train-20260102-23-59-59", "eval-20260105-00-00-00", "thesis"):
@@ -217,7 +217,7 @@ def test_resume_auto_takes_the_newest_run_by_its_name(tmp_path):
 
 
 @pytest.mark.parametrize(("evaluates", "file"), [(False, "last.pth"), (True, "best.pth")])
-def test_a_run_goes_on_from_its_newest_checkpoint_and_its_best_weights_are_evaluated(tmp_path, evaluates, file):
+def test_resume_takes_newest_checkpoint_and_evaluation_best_weights(tmp_path, evaluates, file):
     dated, named = (save(tmp_path / name, "last.pth", "best.pth") for name in ("train-20260103-00-00-00", "mine"))
     for resume, name, folder in (("auto", "", dated), ("auto", "mine", named), (str(named), "", named)):
         start = Start(EVAL=evaluates, RESUME=resume, NAME=name)
@@ -226,7 +226,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint_and_its_best_weights_are_evalu
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD", pytest.param("lamb", marks=needing_extra("optimizers"))])
-def test_of_a_checkpoint_that_is_loaded_nothing_stays_in_memory(tmp_path, name):
+def test_loading_a_checkpoint_releases_its_memory(tmp_path, name):
     trainer = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true", f"TRAIN.OPTIMIZER.NAME={name}"))
     update(trainer, 2)
     save_checkpoint(tmp_path / "last.pth", trainer.state_dict())

@@ -42,7 +42,7 @@ def bad_batches(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "bad_batches.jsonl").read_text().splitlines()]
 
 
-def test_it_goes_back_over_an_epochs_end_and_a_stop_after_that_changes_nothing(start):
+def test_rollback_across_epoch_end_survives_a_later_stop(start):
     # Raw and EMA: the first end of the first epoch, its second end, and the second epoch's.
     thrown_away, first, second = ([[top1, 1.0]] * 2 for top1 in (50.0, 40.0, 30.0))
     scores = [*thrown_away, *first, *second]
@@ -68,7 +68,7 @@ def test_it_goes_back_over_an_epochs_end_and_a_stop_after_that_changes_nothing(s
     assert run_hash(stopped) == run_hash(unbroken)
 
 
-def test_a_second_streak_ends_the_run_and_so_does_each_resume(start):
+def test_second_streak_ends_the_run_and_every_resume(start):
     full = ["open .bad_batches.jsonl.tmp", 1, False]
     code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(21, 88), find_no_room=full)
     assert code == 3 and said.count("going back to") == 1
@@ -83,7 +83,7 @@ def test_a_second_streak_ends_the_run_and_so_does_each_resume(start):
 
 
 @needing_extra("doctor")
-def test_it_stops_at_once_where_nothing_good_was_saved(start):
+def test_run_stops_when_no_good_checkpoint_exists(start):
     full = ["open .overflow-batch.pth.tmp", 1, False]
     code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(8), find_no_room=full)
     assert code == 3 and "going back to" not in said and not (folder / "bad_batches.jsonl").exists()
@@ -91,7 +91,7 @@ def test_it_stops_at_once_where_nothing_good_was_saved(start):
 
 
 @pytest.mark.parametrize("options", [(), ("DIST.STRATEGY=fsdp2",)], ids=["ddp", "fsdp2"])
-def test_nan_on_one_of_two_processes_takes_both_back(start, options):
+def test_nan_on_one_process_rolls_back_both(start, options):
     options = ("TRAIN.NUM_EPOCHS=1", "SAVE_STEPS=4", *options)
     code, folder, _ = start("o", *options, processes=2, poisoned=range(21, 26))
     assert code == 0
@@ -103,7 +103,7 @@ def test_nan_on_one_of_two_processes_takes_both_back(start, options):
     assert last["step"] == 44 and last["progress"]["left_out"] == [[20, 26]]
 
 
-def test_what_is_left_out_counts_as_attempted_is_not_read_and_moves_nothing(tmp_path):
+def test_excluded_updates_are_counted_but_never_applied(tmp_path):
     trainer = make_trainer(small_config(tmp_path, "SAVE_STEPS=1", "TRAIN.NUM_EPOCHS=1"))
     trainer.left_out = [range(40, 44)]
     windows = trainer.data.windows(0, 44, trainer.left_out)
@@ -124,7 +124,7 @@ def test_what_is_left_out_counts_as_attempted_is_not_read_and_moves_nothing(tmp_
     assert report.lr == trainer.schedule(43) and report.skips_in_a_row == 0
 
 
-def test_going_back_leaves_out_the_streak_and_the_update_before_it_unless_that_is_saved(tmp_path):
+def test_rollback_excludes_streak_and_unsaved_update_before_it(tmp_path):
     trainer = update(make_trainer(small_config(tmp_path)), 3)
     trainer.roll_back(trainer.state_dict(), range(7, 9))
     assert trainer.step == 3 and trainer.left_out == [range(6, 9)]
@@ -139,7 +139,7 @@ def saved(step: int, skips: int) -> dict:
     return {"epoch": 0, "step": step, "progress": {"skips_in_a_row": torch.tensor(float(skips))}}
 
 
-def test_saves_amid_a_streak_leave_the_checkpoint_before_it_as_previous(tmp_path):
+def test_saves_during_a_streak_keep_the_previous_checkpoint(tmp_path):
     saver = AsyncSaver(tmp_path, keep=1, device=CPU, warn=pytest.fail)
     found = []
     steps_and_skips = [(10, 0), (15, 5), (30, 20), (40, 0), (50, 2), (60, 0), (70, 11)]
@@ -152,7 +152,7 @@ def test_saves_amid_a_streak_leave_the_checkpoint_before_it_as_previous(tmp_path
     assert found == [*expected, ("last", 60), ("previous", 50)], "of 60, in the streak, not"
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_none_is_no_error(tmp_path):
+def test_find_before_skips_damaged_checkpoint_or_returns_none(tmp_path):
     assert find_before(tmp_path, 100, pytest.fail) is None
     save_checkpoint(tmp_path / "last.pth", saved(10, 0))
     save_checkpoint(tmp_path / "last.pth", saved(20, 0))
@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_none_is_no_error(tmp_path):
     assert find_before(tmp_path, 9, said.append) is None
 
 
-def test_bad_batches_name_every_image_once_and_stay_the_same_when_written_again(tmp_path):
+def test_bad_batches_file_lists_images_once_after_rewrite(tmp_path):
     data = make_trainer(small_config(tmp_path, "TRAIN.REPEATED_AUG=2")).data
     for _ in range(2):
         write_bad_batches(tmp_path, data, [range(1, 3), range(5, 6)])

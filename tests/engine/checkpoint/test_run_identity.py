@@ -35,7 +35,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("goes_on_first", [True, False], ids=["behind", "equal"])
-def test_resume_auto_leaves_the_copy_of_a_run_alone(output, goes_on_first):
+def test_resume_auto_ignores_copies_of_a_run(output, goes_on_first):
     start(output, "-epochs", "1").done()
     run_itself = run_folder(output)
     copy = shutil.copytree(run_itself, output / f"{run_itself.name}-backup")
@@ -47,7 +47,7 @@ def test_resume_auto_leaves_the_copy_of_a_run_alone(output, goes_on_first):
     assert_names(ended.stdout, copy, "another copy")
 
 
-def test_runs_of_other_time_zones_are_ordered_by_utc(output):
+def test_runs_across_time_zones_are_ordered_by_utc(output):
     """The clock of Shanghai is 8 hours ahead of UTC, so its folder has the later date."""
     start(output, "-epochs", "1", set_time_zone=["Asia/Shanghai"]).done()
     finished = run_folder(output)
@@ -106,7 +106,7 @@ def test_the_newest_run_comes_first(tmp_path, case, turn):
 
 
 @pytest.mark.parametrize("status", [None, "", '{"version": 1, "sta'], ids=["missing", "empty", "damaged"])
-def test_an_original_without_a_status_comes_before_its_copy(tmp_path, status):
+def test_original_without_status_precedes_its_copy(tmp_path, status):
     name = "train-20260101-00-00-00"
     original, copy = tmp_path / name, make_copy(tmp_path / f"{name}-backup", run=record(name, EARLY), step=9)
     make_copy(original)
@@ -118,13 +118,13 @@ def test_an_original_without_a_status_comes_before_its_copy(tmp_path, status):
     assert [each.folder for each in other_copies(original)] == [copy]
 
 
-def test_of_copies_without_a_status_the_one_with_the_plain_name_comes_first(tmp_path):
+def test_plain_name_precedes_other_copies_without_status(tmp_path):
     original = make_copy(tmp_path / "train-20260101-00-00-00")
     copies = [make_copy(tmp_path / f"{original.name}{end}") for end in ("-backup", "-copy")]
     assert newest_first([*copies, original])[0].folder == original
 
 
-def test_resume_auto_takes_the_original_without_its_status(output):
+def test_resume_auto_prefers_original_without_status_over_copy(output):
     start(output, "-epochs", "1").done()
     original = run_folder(output)
     copy = shutil.copytree(original, output / f"{original.name}-backup")
@@ -135,7 +135,7 @@ def test_resume_auto_takes_the_original_without_its_status(output):
     assert_names(ended.stdout, copy, "another copy")
 
 
-def test_a_folder_without_a_date_counts_by_its_settings_file(tmp_path):
+def test_undated_folder_is_dated_by_its_settings_file(tmp_path):
     dated, plain = make_copy(tmp_path / "train-20260102-00-00-00"), make_copy(tmp_path / "plain")
     (plain / "status.json").write_text("{")
     moment = time.mktime((2026, 1, 1, 0, 0, 0, 0, 0, -1))
@@ -144,7 +144,7 @@ def test_a_folder_without_a_date_counts_by_its_settings_file(tmp_path):
         assert newest_first([dated, plain])[0].folder == first
 
 
-def test_a_run_keeps_its_identity_and_a_new_run_gets_another(output):
+def test_run_identity_survives_resume_and_differs_between_runs(output):
     start(output, "-epochs", "1").done()
     folder = run_folder(output)
     began = status_of(folder)["run"]

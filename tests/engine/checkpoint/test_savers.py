@@ -58,7 +58,7 @@ def small_state(step: int) -> dict:
     return {"epoch": 0, "step": step, "weight": torch.full((3,), float(step))}
 
 
-def test_what_is_written_is_the_state_of_the_save_though_training_went_on(tmp_path, trainer, saver, slow):
+def test_background_save_is_unaffected_by_later_training(tmp_path, trainer, saver, slow):
     update(trainer, 3)
     state = trainer.state_dict()
     saved = state_hash(state)
@@ -73,7 +73,7 @@ def test_what_is_written_is_the_state_of_the_save_though_training_went_on(tmp_pa
     assert saver.newest == {"epoch": 0, "step": 3}
 
 
-def test_a_second_save_waits_for_the_first_before_it_copies(tmp_path, saver, monkeypatch):
+def test_second_save_waits_for_the_first_before_copying(tmp_path, saver, monkeypatch):
     events, copied_again, save, take = [], threading.Event(), checkpoint.torch.save, HostCopy.take
 
     def slow_save(state, file):
@@ -97,7 +97,7 @@ def test_a_second_save_waits_for_the_first_before_it_copies(tmp_path, saver, mon
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["", "without hard links"])
-def test_every_file_is_on_the_disk_before_its_name_and_the_folder_after_the_last(tmp_path, monkeypatch, links):
+def test_files_are_synced_before_rename_and_folder_after(tmp_path, monkeypatch, links):
     """What a power cut leaves: `kill -9` cannot show it, as the system then still writes what it was given."""
     saver = AsyncSaver(tmp_path, keep=1, device=CPU, warn=pytest.fail)
     synced, names, after = {}, [], []
@@ -130,7 +130,7 @@ def test_every_file_is_on_the_disk_before_its_name_and_the_folder_after_the_last
     assert after == [], "names that a power cut may take"
 
 
-def test_of_all_saves_the_time_of_the_longest_is_known(saver, monkeypatch):
+def test_saver_reports_the_longest_save_time(saver, monkeypatch):
     save = torch.save
     monkeypatch.setattr(checkpoint.torch, "save", lambda state, file: [time.sleep(state["seconds"]), save(state, file)])
     for step, seconds in enumerate((0.5, 0.0)):
@@ -139,13 +139,13 @@ def test_of_all_saves_the_time_of_the_longest_is_known(saver, monkeypatch):
     assert saver.longest >= 0.5
 
 
-def test_our_own_mistake_in_the_thread_comes_out_where_it_is_waited_for(saver):
+def test_saver_thread_error_is_raised_by_wait(saver):
     saver.save({"epoch": 0, "step": 1, "not plain": lambda: None}, [])
     with pytest.raises(Exception, match="pickle"):
         saver.wait()
 
 
-def test_a_host_copy_is_equal_in_values_types_and_strides_and_uses_its_memory_again(trainer):
+def test_host_copy_matches_state_and_reuses_its_memory(trainer):
     update(trainer)
     state = trainer.state_dict() | {
         "channels_last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
@@ -166,7 +166,7 @@ def test_a_host_copy_is_equal_in_values_types_and_strides_and_uses_its_memory_ag
     assert {name: tensor.data_ptr() for name, tensor in again["state_dict"].items()} == places
 
 
-def test_a_host_copy_of_more_tensors_than_before_is_as_right(monkeypatch):
+def test_host_copy_handles_changing_number_of_tensors(monkeypatch):
     monkeypatch.setattr("engine.checkpoint.async_saver.CHUNK", 256)
     host_copy = HostCopy(CPU)
     for count in (1, 9, 2):
@@ -174,14 +174,14 @@ def test_a_host_copy_of_more_tensors_than_before_is_as_right(monkeypatch):
         assert state_hash(host_copy.take(state)) == state_hash(state)
 
 
-def test_a_file_of_a_host_copy_is_as_large_as_one_of_the_state(tmp_path, trainer):
+def test_saved_host_copy_is_no_larger_than_state(tmp_path, trainer):
     """A tensor must not bring the memory with it that it shares with others."""
     for name, state in (("state", trainer.state_dict()), ("copy", HostCopy(CPU).take(trainer.state_dict()))):
         torch.save(state, tmp_path / name)
     assert abs((tmp_path / "copy").stat().st_size - (tmp_path / "state").stat().st_size) < 2000
 
 
-def test_the_parts_of_a_sharded_save_and_their_folders_are_on_the_disk_before_it_is_named(tmp_path, monkeypatch):
+def test_sharded_save_syncs_parts_and_folders_before_naming(tmp_path, monkeypatch):
     done, fsync, replace = [], os.fsync, os.replace
 
     def noted_fsync(file):
@@ -202,7 +202,7 @@ def test_the_parts_of_a_sharded_save_and_their_folders_are_on_the_disk_before_it
     assert {str(tmp_path), str(tmp_path / "shards")} <= set(before)
 
 
-def test_a_part_is_not_written_where_another_process_could_not_copy_its_own(tmp_path, monkeypatch):
+def test_shard_is_not_written_when_another_copy_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(Process, "all_true", lambda self, one: False)
     saver = ShardedSaver(tmp_path, 1, Process(CPU), pytest.fail)
     saver.save(small_state(1) | {PIECES: {}}, [])
@@ -210,13 +210,13 @@ def test_a_part_is_not_written_where_another_process_could_not_copy_its_own(tmp_
 
 
 @pytest.mark.parametrize("change", [{"NUM_IMAGES": 99}, {"GLOBAL_BATCH": 4}, {"DATA.DROP_LAST": False}])
-def test_other_images_batches_or_remainders_are_other_updates(change):
+def test_changed_images_batches_or_remainder_change_the_updates(change):
     same = order()
     saved = {"NUM_IMAGES": 100, "GLOBAL_BATCH": 8, "DATA.DROP_LAST": True}
     assert same.has_updates_of(saved) and not same.has_updates_of(saved | change)
 
 
-def test_an_epoch_of_other_images_begins_anew_with_its_figures(trainer):
+def test_changed_images_restart_the_epoch_and_its_counters(trainer):
     state = update(trainer, 3).state_dict() | {"config": {"NUM_IMAGES": 99}}
     other = make_trainer(CONFIG)
     other.load_state_dict(state)

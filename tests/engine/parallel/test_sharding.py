@@ -97,13 +97,13 @@ def assert_alike(one, other, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_losses_norms_weights_running_mean_and_scores_are_those_of_ddp(runs, name):
+def test_fsdp2_matches_ddp_in_losses_weights_and_scores(runs, name):
     assert_alike(runs[f"fsdp2 {name}"], runs[f"ddp {name}"], tolerance=0 if name in IN_HALF else 1e-5)
     assert len({loss for loss, _, _ in runs[f"ddp {name}"]["updates"]}) == 4
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_gradients_that_travel_in_half_are_rounded_and_no_worse(runs, strategy):
+def test_gradients_reduced_in_half_stay_close_to_float32(runs, strategy):
     half, full = (runs[f"{strategy} bf16{kind}"]["updates"] for kind in (" half", ""))
     assert [skipped for _, _, skipped in half] == [0] * 4
     norms = [(mine[1], theirs[1]) for mine, theirs in zip(half, full, strict=True)]
@@ -111,20 +111,20 @@ def test_gradients_that_travel_in_half_are_rounded_and_no_worse(runs, strategy):
     assert all(abs(mine / theirs - 1) > 1e-7 for mine, theirs in norms[:1])
 
 
-def test_compiled_blocks_are_gathered_as_well(runs):
+def test_compiled_sharded_blocks_match_ddp(runs):
     assert_alike(runs["compiled"], runs["ddp bf16"], tolerance=0)
 
 
-def test_what_gpus_compute_otherwise_is_the_same_in_shards(runs):
+def test_gpu_code_path_gives_same_results_in_shards(runs):
     assert_alike(runs["as on GPUs"], runs["ddp fp32"], tolerance=1e-5)
 
 
 @pytest.mark.parametrize("name", DDP_COMPILED)
-def test_a_compiled_model_learns_in_several_processes_as_an_eager_one(runs, name):
+def test_compiled_ddp_model_matches_eager_one(runs, name):
     assert_alike(runs[f"compiled {name}"], runs[f"ddp {name}"])
 
 
-def test_matrices_are_gathered_in_the_type_that_autocast_has_and_norms_as_they_are(runs):
+def test_fsdp2_gathers_matrices_in_half_norms_in_float32(runs):
     has_types = hasattr(MixedPrecisionPolicy(), "param_dtype_override_fn")
     half = torch.bfloat16 if has_types else torch.float32
     types = {"patch_embed.proj": half, "norm1": torch.float32, "mlp.fc1": half, "norm": torch.float32, "head": half}
@@ -139,7 +139,7 @@ def test_listed_module_is_gathered_in_float32(runs):
     assert gathered["mlp.fc1"] == torch.float32 and gathered["head"] == half
 
 
-def test_a_process_holds_half_of_what_it_holds_in_ddp(runs):
+def test_fsdp2_process_holds_half_as_much_as_ddp(runs):
     assert 0.5 <= runs["fsdp2 fp32"]["bytes"] / runs["ddp fp32"]["bytes"] < 0.53
 
 
@@ -152,7 +152,7 @@ def host_bytes(settings, model, num_processes: int, sharded: bool) -> tuple[int,
     return num_processes * (weights + beside), checkpoint_bytes(settings, model)
 
 
-def test_the_host_never_holds_a_model_and_its_running_mean_whole(runs, tmp_path):
+def test_host_never_holds_full_model_and_ema_together(runs, tmp_path):
     """Of float32 numbers: the model and a block or two of each, where both would be twice as many."""
     config = small_config(tmp_path, "MODEL.DEPTH=32", *COMMON.split(","))
     (building, _), whole = host_bytes(config.TRAIN, model := build_model(config, 10), 1, True), trained_bytes(model)
@@ -165,7 +165,7 @@ def test_the_host_never_holds_a_model_and_its_running_mean_whole(runs, tmp_path)
 SIZES = {"0.1": (768, 12, 12, 4), "1": (1408, 40, 16, 48 / 11), "2": (1664, 48, 16, 64 / 13)}  # ViT-B, ViT-g, ViT-G
 
 
-def test_the_table_of_host_memory_is_what_the_estimate_says():
+def test_host_memory_table_matches_the_estimate():
     rows = []
     for name, sizes in SIZES.items():
         fields = zip(("EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO"), sizes, strict=True)
@@ -178,7 +178,7 @@ def test_the_table_of_host_memory_is_what_the_estimate_says():
     assert "\n".join(rows) in (ROOT / "docs/many-gpus.md").read_text(), rows
 
 
-def test_a_gradient_that_is_not_finite_in_one_process_is_skipped_by_all(runs):
+def test_non_finite_gradient_in_one_process_skips_all(runs):
     for name in ("poison", "poison as on GPUs"):
         assert [skipped for _, _, skipped in runs[name]["updates"]] == [0, 1, 1, 1]
         assert all(torch.isfinite(weight).all() for weight in runs[name]["state_dict"].values())
@@ -192,7 +192,7 @@ def test_recomputed_blocks_give_the_same_bits(runs, strategy):
 
 
 @pytest.mark.parametrize("name", ["loaded", "loaded from ddp", "loaded by ddp"])
-def test_a_checkpoint_in_shards_is_gone_on_from_by_either_strategy(runs, name):
+def test_checkpoint_resumes_under_fsdp2_and_ddp(runs, name):
     unbroken, later = runs["saved"], runs[name]
     for mine, theirs in zip(later["updates"], unbroken["updates"][2:], strict=True):
         assert mine[:2] == pytest.approx(theirs[:2], rel=1e-4)
@@ -203,7 +203,7 @@ def test_a_checkpoint_in_shards_is_gone_on_from_by_either_strategy(runs, name):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_other_numbers_of_processes_go_on_from_it(runs, folder, world_size):
+def test_sharded_checkpoint_resumes_with_another_world_size(runs, folder, world_size):
     batch = {1: "DATA.BATCH_SIZE=64", 3: "DATA.BATCH_SIZE=22"}[world_size]  # 128 images an update need not stay
     case = f"other:{COMMON},{batch},{FSDP},load={folder / 'fsdp2/last.pth'}"
     settings = folder / "settings.yaml"
@@ -221,14 +221,14 @@ def option_with_mark(option: str):
 
 
 @pytest.mark.parametrize("option", [*map(option_with_mark, cases_of("mistakes/of_shards"))])
-def test_what_shards_cannot_do_is_refused(tmp_path, option):
+def test_options_unsupported_by_fsdp2_are_refused(tmp_path, option):
     with refused(ConfigError, page="mistakes/of_shards", case=option):
         check_strategy(small_config(tmp_path, "AMP=true", "COMPILE=blocks", FSDP, option))
     check_strategy(small_config(tmp_path, "AMP=true", "COMPILE=true", option))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_shares_of_rows_are_those_of_fsdp2_and_any_rows_are_found_in_them(world_size):
+def test_row_shares_match_fsdp2_and_support_slices(world_size):
     for length in (1, 2, 7, 10):
         whole = torch.arange(length)
         shares = [whole[slice(*span(length, rank, world_size))] for rank in range(world_size)]

@@ -52,7 +52,7 @@ def config_of(tmp_path, name="AdamW", clip=None) -> Config:
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
-def test_it_trains_as_torchs_functions_in_fp64_do(tmp_path, name, clip):
+def test_fused_scaler_trains_like_torch_in_fp64(tmp_path, name, clip):
     config = config_of(tmp_path, name, clip)
     ours, exact = Learner(config, FusedLossScaler, torch.float32), Learner(config, LossScaler, torch.float64)
     scales = []
@@ -71,19 +71,19 @@ def test_it_trains_as_torchs_functions_in_fp64_do(tmp_path, name, clip):
     assert sorted(set(scales)) == [512, 1024, 2048]  # it grew and shrank
 
 
-def test_an_update_is_skipped_where_another_process_has_the_gradient_that_is_not_finite(tmp_path):
+def test_non_finite_gradient_elsewhere_skips_the_local_update(tmp_path):
     learner = Learner(config_of(tmp_path), FusedLossScaler, torch.float32)
     before = [each.clone() for each in learner.model.parameters()]
     assert learner.update(1.0, SimpleNamespace(norm=lambda norm: norm * float("inf")))[1]
     assert all(torch.equal(one, other) for one, other in zip(before, learner.model.parameters(), strict=True))
 
 
-def test_finite_gradients_whose_squares_overflow_float32_are_skipped_though_torchs_functions_keep_them(tmp_path):
+def test_fused_scaler_skips_finite_gradients_with_overflowing_norm(tmp_path):
     for scaler, skips in ((FusedLossScaler, True), (LossScaler, False)):
         assert Learner(config_of(tmp_path), scaler, torch.float32).update(1e20)[1] is skips
 
 
-def test_an_optimizer_that_is_not_fused_gets_torchs_functions(tmp_path):
+def test_unfused_optimizer_falls_back_to_torch_functions(tmp_path):
     config = config_of(tmp_path, clip=0.5)
     learners = [Learner(config, scaler, torch.float32, fused=False) for scaler in (FusedLossScaler, LossScaler)]
     for _ in range(3):

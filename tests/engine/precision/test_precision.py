@@ -46,7 +46,7 @@ def one_update(precision, config, model, factor=1.0) -> bool:
         (True, "float16", torch.float16, "autocast float16 with GradScaler"),
     ],
 )
-def test_amp_switches_autocast_to_the_chosen_type_and_a_line_says_so(tmp_path, amp, dtype, expected, line):
+def test_amp_autocasts_to_chosen_dtype_and_reports_it(tmp_path, amp, dtype, expected, line):
     precision = Precision(make(tmp_path, amp, dtype), CPU)
     assert line in precision.describe()
     with precision.autocast():
@@ -54,13 +54,13 @@ def test_amp_switches_autocast_to_the_chosen_type_and_a_line_says_so(tmp_path, a
 
 
 @pytest.mark.parametrize("case", cases_of("half_types"))
-def test_the_half_type_follows_the_setting_and_the_device(case):
+def test_half_dtype_follows_setting_and_device(case):
     wanted, device, has_bfloat16 = case.split()
     half, _ = choose_half(True, {"None": None}.get(wanted, wanted), torch.device(device), has_bfloat16 == "True")
     same_message(str(half), "half_types", case)
 
 
-def test_the_start_says_what_half_precision_costs_or_gains_here():
+def test_start_reports_speed_of_half_precision():
     cases = [
         (half, speedup) for half in (torch.bfloat16, torch.float16, None) for speedup in (0.2, 0.95, 1.1, 1.4, 2.7)
     ]
@@ -72,12 +72,12 @@ def test_the_start_says_what_half_precision_costs_or_gains_here():
 @pytest.mark.parametrize(
     ("amp", "speedup", "advice"), [(False, 2.0, ", or use -amp"), (False, 0.5, ""), (True, 2.0, "")]
 )
-def test_a_lack_of_memory_is_no_reason_for_half_precision_where_it_is_slower(amp, speedup, advice, monkeypatch):
+def test_memory_advice_suggests_amp_only_if_not_slower(amp, speedup, advice, monkeypatch):
     monkeypatch.setattr(policy, "half_speedup", lambda device, half: speedup)
     assert amp_hint(amp, CPU) == advice
 
 
-def test_the_speed_of_half_precision_is_measured():
+def test_half_precision_speed_is_measured():
     class CountProducts(TorchFunctionMode):
         dtypes = []
 
@@ -94,7 +94,7 @@ def test_the_speed_of_half_precision_is_measured():
     assert set(products.dtypes) == {torch.float32, torch.bfloat16} and 4 <= len(products.dtypes) <= 32
 
 
-def test_what_else_the_machine_does_does_not_change_the_measured_speed(monkeypatch):
+def test_measured_speed_ignores_other_load_on_the_machine(monkeypatch):
     """Others take the processor during products in half, and twice a product computes longer."""
     computing, passing, numbers = [0.0], [0.0], itertools.count()
     monkeypatch.setattr(time, "thread_time", lambda: computing[0])
@@ -127,7 +127,7 @@ def test_the_measured_speed_includes_the_gradients(monkeypatch):
 
 
 @pytest.mark.parametrize("amp", [True, False])
-def test_without_float16_the_scale_stays_one_and_non_finite_updates_are_skipped(tmp_path, amp):
+def test_without_float16_scale_is_one_and_skipping_works(tmp_path, amp):
     config = make(tmp_path, amp)
     precision, model = Precision(config, CPU), torch.nn.Linear(3, 2)
     for _ in range(3):
@@ -144,7 +144,7 @@ def test_gradients_are_unscaled_before_they_are_clipped(tmp_path):
     assert norms[1] == pytest.approx(norms[0], rel=0.05)
 
 
-def test_a_saved_scale_is_taken_up_by_the_same_type_only(tmp_path):
+def test_saved_scale_is_restored_only_for_same_dtype(tmp_path):
     half = Precision(make(tmp_path, True, "float16"), CPU)
     half.scaler.load_state_dict({**half.scaler.state_dict(), "scale": 128.0})
     again = Precision(make(tmp_path, True, "float16"), CPU)
@@ -189,7 +189,7 @@ def our_scales(config, found, stop_at=None):
     return scales
 
 
-def test_the_scale_follows_paddles_rule_step_by_step_over_random_sequences(tmp_path):
+def test_loss_scale_follows_paddle_rule_over_random_sequences(tmp_path):
     draw = random.Random(0)
     for _ in range(25):
         every_good, every_bad = draw.randint(1, 4), draw.randint(1, 4)
@@ -204,12 +204,12 @@ def test_the_scale_follows_paddles_rule_step_by_step_over_random_sequences(tmp_p
         assert our_scales(config, found, stop_at=draw.randint(1, 119)) == expected, "counters are lost in a checkpoint"
 
 
-def test_a_constant_scale_stays_and_still_skips(tmp_path):
+def test_constant_loss_scale_stays_and_still_skips_updates(tmp_path):
     config = make(tmp_path, True, "float16", INIT_LOSS_SCALING=256.0, USE_DYNAMIC_LOSS_SCALING=False)
     assert set(our_scales(config, [True, False, True, True])) == {256.0}
 
 
-def test_torchs_own_saved_scaler_is_taken_up(tmp_path):
+def test_torch_grad_scaler_state_is_restored(tmp_path):
     precision = Precision(make(tmp_path, True, "float16"), CPU)
     state = torch.amp.GradScaler("cpu", init_scale=512.0)
     state.scale(torch.ones(()))
@@ -217,7 +217,7 @@ def test_torchs_own_saved_scaler_is_taken_up(tmp_path):
     assert precision.scaler.get_scale() == 512
 
 
-def test_apex_o1_is_another_name_of_autocast_and_says_so(tmp_path):
+def test_apex_o1_becomes_autocast_with_a_note(tmp_path):
     (tmp_path / "apex.yaml").write_text("PRECISION: {MODE: apex_o1}")
     loaded = load(["-cfg", str(tmp_path / "apex.yaml")])
     assert loaded.config.PRECISION.MODE == "autocast"
@@ -225,7 +225,7 @@ def test_apex_o1_is_another_name_of_autocast_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(("mode", "precision"), [("tf32", "high"), ("ieee", "highest")])
-def test_matrices_and_convolutions_are_multiplied_as_the_setting_says(mode, precision):
+def test_matmul_setting_applies_to_matrices_and_convolutions(mode, precision):
     try:
         set_matmul(mode)
         assert torch.get_float32_matmul_precision() == precision
@@ -235,7 +235,7 @@ def test_matrices_and_convolutions_are_multiplied_as_the_setting_says(mode, prec
 
 
 @pytest.mark.parametrize("case", cases_of("types_of_images"))
-def test_images_come_in_the_type_in_which_the_first_layer_computes(tmp_path, case):
+def test_images_arrive_in_dtype_of_the_first_layer(tmp_path, case):
     device, _, settings = case.partition(" ")
     precision = Precision(make(tmp_path, dtype="bfloat16", **yaml.safe_load(settings)), CPU)
     model = precision.computing(build_model(small_config(tmp_path), 10))
@@ -243,12 +243,12 @@ def test_images_come_in_the_type_in_which_the_first_layer_computes(tmp_path, cas
     same_message(str(precision.input_dtype(model)), "types_of_images", case)
 
 
-def test_tf32_is_refused_where_there_is_none(tmp_path):
+def test_tf32_is_refused_on_unsupported_device(tmp_path):
     with refused(ConfigError, "PRECISION.MATMUL", "tf32"):
         Precision(make(tmp_path, False, MATMUL="tf32"), CPU)
 
 
-def test_a_half_type_that_the_device_cannot_compute_in_is_refused(tmp_path, monkeypatch):
+def test_unsupported_half_dtype_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "linear", Mock(side_effect=RuntimeError("not implemented for 'Half'")))
     with refused(ConfigError, "PRECISION.DTYPE", "float16", "cpu", "-amp_dtype bfloat16"):
         Precision(make(tmp_path, True, "float16"), CPU)
@@ -270,7 +270,7 @@ def types_between_blocks(config, compiled=False):
     return set(seen), {name: p.grad for name, p in model.named_parameters()}
 
 
-def test_blocks_hand_on_what_the_setting_says_with_nearly_the_same_gradients_compiled_too(tmp_path):
+def test_half_residual_keeps_gradients_close_even_compiled(tmp_path):
     half = make(tmp_path, True, RESIDUAL="half")
     (single, exact), (halves, near) = types_between_blocks(make(tmp_path)), types_between_blocks(half)
     assert (single, halves) == ({torch.float32}, {torch.bfloat16})
@@ -281,7 +281,7 @@ def test_blocks_hand_on_what_the_setting_says_with_nearly_the_same_gradients_com
 
 
 @pytest.mark.parametrize("case", cases_of("residuals_of_half_precision"))
-def test_left_alone_the_residual_is_half_in_bfloat16_on_gpus_compiled(tmp_path, case):
+def test_compiled_bfloat16_on_gpu_defaults_to_half_residual(tmp_path, case):
     device, half, words = case.split()
     dtype = "auto" if half == "None" else half
     config = small_config(tmp_path, f"AMP={half != 'None'}", f"PRECISION.DTYPE={dtype}", words)

@@ -34,7 +34,7 @@ def hub_folder(folder, num_classes, **config):
 
 
 @pytest.mark.parametrize("prefix", ["", "local-dir:"])
-def test_a_folder_of_the_hub_says_model_preprocessing_and_classes(tmp_path, prefix):
+def test_hub_folder_provides_model_preprocessing_and_classes(tmp_path, prefix):
     theirs = hub_folder(tmp_path / "hub", 3, label_names=["cat", "dog", "owl"])
     found = load_classifier(f"{prefix}{tmp_path / 'hub'}")
     images = torch.randn(2, 3, 32, 32)
@@ -45,7 +45,7 @@ def test_a_folder_of_the_hub_says_model_preprocessing_and_classes(tmp_path, pref
     assert (facts["mean"], facts["std"], facts["interpolation"]) == ([0.4] * 3, [0.2] * 3, "bilinear")
 
 
-def test_classifiers_as_large_as_imagenets_have_its_names_and_others_numbers(tmp_path):
+def test_imagenet_sized_classifiers_get_imagenet_class_names(tmp_path):
     for number in (1000, 11821, 7):
         hub_folder(tmp_path / str(number), number)
     assert load_classifier(tmp_path / "1000").classes == ImageNetInfo().label_descriptions()
@@ -53,7 +53,7 @@ def test_classifiers_as_large_as_imagenets_have_its_names_and_others_numbers(tmp
     assert load_classifier(tmp_path / "7").classes == [f"class {number}" for number in range(7)]
 
 
-def test_names_are_taken_from_a_file_with_a_line_for_each_class(tmp_path):
+def test_class_names_are_read_from_a_text_file(tmp_path):
     hub_folder(tmp_path / "hub", 3)
     for last, names in (("Käuzchen", ["Katze", "Hund", "Käuzchen"]), ("Hund", ["Katze", "Hund (1)", "Hund (2)"])):
         (tmp_path / "names.txt").write_text(f"Katze\nHund\n{last}\n\n", encoding="utf-8")
@@ -64,7 +64,7 @@ def test_names_are_taken_from_a_file_with_a_line_for_each_class(tmp_path):
             load_classifier(tmp_path / "hub", names=tmp_path / "names.txt")
 
 
-def test_weights_that_do_not_say_their_model_need_its_name(tmp_path):
+def test_classifier_needs_model_name_for_bare_weights(tmp_path):
     model = timm.create_model("test_resnet", num_classes=4).eval()
     torch.save(model.state_dict(), tmp_path / "weights.pth")
     with refused(ConfigError, "MODEL.NAME", "-opts"):
@@ -74,7 +74,7 @@ def test_weights_that_do_not_say_their_model_need_its_name(tmp_path):
     assert torch.equal(found.model(images), model(images)) and found.config.DATA.IMAGE_SIZE == 64
 
 
-def test_googles_file_is_read_with_its_preprocessing(tmp_path):
+def test_google_npz_is_loaded_with_its_preprocessing(tmp_path):
     ours = vit(EMBED_DIM=192, NUM_HEADS=3)
     np.savez(tmp_path / "vit.npz", **google_arrays(ours.state_dict(), ""))
     found = load_classifier(tmp_path / "vit.npz")
@@ -84,13 +84,13 @@ def test_googles_file_is_read_with_its_preprocessing(tmp_path):
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_classifiers"))
-def test_what_cannot_classify_is_refused(here, words):
+def test_weights_without_a_classifier_are_refused(here, words):
     hub_folder(here / "features", 0)
     with refused(ConfigError, page="mistakes/of_classifiers", case=words):
         load_classifier(words.split()[0], raw="-raw" in words)
 
 
-def test_names_that_need_a_network_that_is_not_there_end_with_what_to_do(monkeypatch, tmp_path):
+def test_unreachable_hub_is_reported_with_the_model_name(monkeypatch, tmp_path):
     unreachable = Mock(side_effect=OSError("no route to host"))
     monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: SimpleNamespace(head=unreachable))
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)

@@ -20,7 +20,7 @@ from engine.predict.pictures import (
 TEXTS = ["plain", "photos/\udcff\udc80.jpg", "Katze 猫 кошка قطة", "🐈", "two\nlines\x00\t", "", "x" * 3000]
 
 
-def test_images_of_any_size_and_shape_lie_in_rows_with_their_frames():
+def test_contact_sheet_aligns_images_of_any_shape():
     shapes = [(8, 8), (8, 8, 1), (300, 200, 3), (60, 900, 3), (1, 900, 1), (150, 150, 3), (9, 9)]
     tiles = [
         Tile(np.full(shape, 80, np.uint8), ["a", "b"], frame="red" if number == 6 else None)
@@ -36,7 +36,7 @@ def test_images_of_any_size_and_shape_lie_in_rows_with_their_frames():
     assert red.sum() == 108**2 - 100**2, "a frame around one image"
 
 
-def test_a_tiny_image_is_enlarged_without_blur():
+def test_tiny_image_is_enlarged_without_blur():
     sheet = contact_sheet([Tile(np.array([[0, 255], [255, 0]], np.uint8))], side=100)
     assert set(np.unique(np.asarray(sheet))) == {0, 255}
 
@@ -51,7 +51,7 @@ def test_any_text_is_drawn():
     assert without.size == (158 + 2 * GAP, 158 + 2 * GAP + lettering(11).height)
 
 
-def test_letters_that_dejavu_lacks_are_drawn_with_a_font_that_has_them_and_named_if_none_has(monkeypatch):
+def test_fallback_font_draws_missing_letters_or_reports_them(monkeypatch):
     fonts = find_spec("matplotlib").submodule_search_locations[0] + "/mpl-data/fonts/ttf/"
     letters, name = lettering(11), "cat \u1d81"  # which STIX has
     for found, is_drawn in (([fonts + "cmr10.ttf", fonts + "STIXGeneral.ttf", __file__], True), ([], False)):
@@ -63,14 +63,14 @@ def test_letters_that_dejavu_lacks_are_drawn_with_a_font_that_has_them_and_named
     other_fonts.cache_clear()
 
 
-def test_a_line_that_is_too_long_keeps_its_beginning_and_its_end():
+def test_long_line_is_cut_in_the_middle():
     letters, path = lettering(11), "photos/train/" + "cat/" * 100 + "0041.jpg"
     cut = letters.fit(path, 200)
     assert cut.startswith("photos") and cut.endswith("0041.jpg") and "…" in cut
     assert 150 < letters.width(cut) <= 200 and letters.fit("short", 200) == "short"
 
 
-def test_an_unreadable_image_leaves_an_empty_place_and_the_file_is_a_png(tmp_path):
+def test_unreadable_image_leaves_an_empty_tile(tmp_path):
     sheet = contact_sheet([Tile(None, ["cat.jpg", "cannot be read"])])
     write_picture(sheet, tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as image:

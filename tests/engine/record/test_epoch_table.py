@@ -56,7 +56,7 @@ CASES = {
 }
 
 
-def test_a_line_has_aligned_columns_of_which_one_is_of_the_metric_that_decides(tmp_path):
+def test_epoch_lines_are_aligned_and_show_best_metric(tmp_path):
     pages = {}
     for number, (name, (options, scores, best)) in enumerate(CASES.items()):
         found = result(replace(REPORT, skipped=number % 3), **scores)
@@ -68,7 +68,7 @@ def test_a_line_has_aligned_columns_of_which_one_is_of_the_metric_that_decides(t
     same_text("epochs_on_a_terminal", pages)
 
 
-def test_the_head_comes_again_after_a_screen(tmp_path):
+def test_table_header_repeats_after_a_screen(tmp_path):
     printer = printer_of(tmp_path)
     counts = [
         len(lines_of(printer, epoch, result(raw=SCORES), Best(), None)) for epoch in range(LINES_BELOW_A_HEAD + 2)
@@ -129,7 +129,7 @@ def test_log_has_lines_in_paddlevits_format(tmp_path, monkeypatch):
     same_text("epochs_in_the_log", pages)
 
 
-def test_rows_of_a_run_from_before_there_were_these_columns_stay(tmp_path, monkeypatch):
+def test_old_rows_survive_added_columns(tmp_path, monkeypatch):
     (tmp_path / "steps.csv").write_text("step,loss\n0,2.5\n20,2.25\n")
     monkeypatch.setattr("engine.record.metrics.STEP_COLUMNS", dict.fromkeys(("step", "loss", "data_pct")))
     rows = StepRows(tmp_path, 20)
@@ -148,7 +148,7 @@ def full_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
 
 
-def test_an_epoch_that_found_no_room_is_written_at_the_end(tmp_path, monkeypatch):
+def test_full_disk_delays_the_epoch_row_until_close(tmp_path, monkeypatch):
     log, trainer = Lines(), SimpleNamespace(epoch=0, step=0, process=Process(CPU))
     trainer.config = small_config(tmp_path)
     recorder = Recorder(tmp_path, log, SimpleNamespace(), trainer)
@@ -167,12 +167,12 @@ def test_an_epoch_that_found_no_room_is_written_at_the_end(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("has_budget", [False, True])
-def test_only_a_run_with_a_budget_records_its_number_of_updates(tmp_path, has_budget):
+def test_only_budgeted_runs_record_number_of_updates(tmp_path, has_budget):
     StepRows(tmp_path, 0, has_budget).close()
     assert ("num_updates" in (tmp_path / "steps.csv").read_text().strip().split(",")) is has_budget
 
 
-def test_a_resumed_run_keeps_the_epochs_before_its_first(tmp_path):
+def test_resumed_run_keeps_earlier_epoch_rows(tmp_path):
     for first, epoch in ((0, 0), (1, 1), (1, 1)):
         rows = EpochRows(tmp_path, first)
         rows.add({"epoch": epoch, "train_loss": 1.0, **({"eval_top1": 5.0} if epoch else {})})
@@ -181,7 +181,7 @@ def test_a_resumed_run_keeps_the_epochs_before_its_first(tmp_path):
     assert (tmp_path / "metrics.csv").read_text() == "epoch,train_loss,eval_top1\n0,1.0,\n1,1.0,5.0\n"
 
 
-def test_the_memory_of_a_process_is_in_bytes():
+def test_peak_memory_is_reported_in_bytes():
     assert 50 * 2**20 < peak_memory(CPU) < 2**40
 
 
@@ -211,7 +211,7 @@ WAITS = [  # workers, cores, percent of the time, device; a GPU's training takes
 ]
 
 
-def test_advice_is_the_remedy_that_applies_and_is_given_once(tmp_path):
+def test_data_wait_advice_matches_cause_and_appears_once(tmp_path):
     pages = {}
     for workers, cores, percent, device in WAITS:
         first, second, third = advice_for(tmp_path, workers, cores, [percent] * 3, device=torch.device(device))
@@ -220,7 +220,7 @@ def test_advice_is_the_remedy_that_applies_and_is_given_once(tmp_path):
     same_text("waiting_for_data", pages)
 
 
-def test_advice_is_not_given_without_a_cause_a_remedy_or_enough_updates(tmp_path):
+def test_no_data_wait_advice_without_cause_or_remedy(tmp_path):
     assert not any(advice_for(tmp_path, 1, 8, [99, 19, 20, 5]))
     for num_workers in (0, 8):
         assert not any(advice_for(tmp_path, num_workers, 8, [99, 99, 99], in_memory=True))

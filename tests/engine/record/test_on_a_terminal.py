@@ -30,7 +30,7 @@ def seen(tmp_path_factory) -> tuple[Path, str]:
     return folder / "mine", written
 
 
-def test_a_line_an_epoch_stays_and_few_others_and_carriage_returns_stand_before_the_bar_alone(seen):
+def test_terminal_keeps_one_line_per_epoch(seen):
     lines = [line for line in visible(seen[1]) if line]
     epochs = [line for line in lines if re.match(r" *[12]/2 ", line)]
     assert [line.split()[0] for line in epochs] == ["1/2", "2/2"]
@@ -41,21 +41,21 @@ def test_a_line_an_epoch_stays_and_few_others_and_carriage_returns_stand_before_
     assert {part.strip().split(" ")[0] for part in passing} <= {"", "epoch", "evaluating:"}
 
 
-def test_the_bar_has_the_images_and_figures_of_each_update(seen):
+def test_progress_bar_shows_images_and_metrics_per_update(seen):
     drawn = re.findall(r"\repoch 1/2: +(\d+)%\|.*?\| (\d+)/1408 images, ([^\r\n]*)", seen[1])
     assert sorted({int(done) for _, done, _ in drawn} - {0}) == list(range(32, 1409, 32))
     percent, _, figures = drawn[-1]
     assert percent == "100" and "loss" in figures and "acc" in figures and "scale" not in figures
 
 
-def test_the_log_has_paddlevit_s_lines_and_none_of_the_table(seen):
+def test_log_file_uses_paddlevit_lines_without_the_table(seen):
     log = (seen[0] / "log.txt").read_text()
     assert "----- Epoch[002/002], Validation Loss: " in log and "Epoch[002/002], Step[0000/0044], Lr: " in log
     assert "images/s, " in log and "val loss" not in log and "%|" not in log
     assert "0 skipped" not in log and "loss scale" not in log and " 0.0%" not in log
 
 
-def test_an_evaluation_shows_one_line_and_logs_paddlevits_too(seen, tmp_path):
+def test_evaluation_prints_one_line_and_logs_paddlevit_lines(seen, tmp_path):
     words = ["-eval", "-pretrained", str(seen[0]), "-output", str(tmp_path), "-name", "mine"]
     code, written = run_on_terminal("main_single_gpu.py", *words, faults={"draw_no_curves": []})
     assert code == 0, written
@@ -65,7 +65,7 @@ def test_an_evaluation_shows_one_line_and_logs_paddlevits_too(seen, tmp_path):
     assert "Validation Acc@5: " in log and line in log
 
 
-def test_the_commands_at_the_end_work_in_a_shell(seen):
+def test_suggested_next_commands_work_in_a_shell(seen):
     folder, written = seen
     lines = visible(written)
     commands = dict(re.split("  +", line.strip(), maxsplit=1) for line in lines[lines.index("next:") + 1 :] if line)

@@ -55,7 +55,7 @@ def write_status(folder: Path, **facts) -> None:
     (folder / "status.json").write_text(json.dumps(facts))
 
 
-def test_settings_have_their_types_and_the_origins_of_the_file(folder):
+def test_saved_settings_keep_their_types_and_origins(folder):
     run = SavedRun.open(folder)
     expected = {
         "TRAIN.NUM_EPOCHS": (3, "flag -epochs"),
@@ -69,7 +69,7 @@ def test_settings_have_their_types_and_the_origins_of_the_file(folder):
     assert {key: (run.settings[key], run.origins[key]) for key in expected} == expected
 
 
-def test_the_best_epoch_is_that_of_the_checkpoint_and_else_of_the_figures(folder):
+def test_best_epoch_comes_from_checkpoint_or_else_metrics(folder):
     assert SavedRun.open(folder).best[:4] == (75.0, 2, 0.8, "_ema"), "of equal ones the smaller loss"
     write_status(folder, state="done", best={"top1": 70.0, "epoch": 3, "file": "best.pth"})
     assert SavedRun.open(folder).best[:2] == (70.0, 3), "best.pth may be of other validation images"
@@ -77,7 +77,7 @@ def test_the_best_epoch_is_that_of_the_checkpoint_and_else_of_the_figures(folder
     assert SavedRun.open(folder).best.epoch == 0, "nothing was evaluated"
 
 
-def test_lines_that_a_kill_cut_off_are_left_out(folder):
+def test_truncated_rows_of_a_killed_run_are_ignored(folder):
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"epoch": 3, "eval_to')
     (folder / "steps.csv").write_text("step,loss\n0,2.5\n20,nan\n40")
@@ -90,7 +90,7 @@ HERE, ELSEWHERE = {"host": socket.gethostname(), "state": "training"}, {"host": 
 
 
 @pytest.mark.parametrize("case", cases_of("states_of_runs"))
-def test_a_run_knows_whether_it_is_going_killed_or_done(folder, case):
+def test_run_state_is_running_killed_or_done(folder, case):
     """`is_alive`: its process, if it was one of this machine. `age`: seconds since its last sign of life."""
     status = yaml.safe_load(case.replace("here", socket.gethostname()))
     if age := status.pop("age", None):
@@ -102,14 +102,14 @@ def test_a_run_knows_whether_it_is_going_killed_or_done(folder, case):
     same_message(SavedRun.open(folder).state, "states_of_runs", case)
 
 
-def test_another_process_with_the_number_of_a_killed_run_is_not_the_run(folder):
+def test_reused_pid_is_not_taken_for_the_run(folder):
     write_status(folder, **HERE, pid=os.getpid(), pid_ticks=start_ticks(os.getpid()))
     assert SavedRun.open(folder).state == "running"
     write_status(folder, **HERE, pid=os.getpid(), pid_ticks=start_ticks(os.getpid()) - 1)
     assert SavedRun.open(folder).state == "killed"
 
 
-def test_a_run_of_another_user_is_not_taken_for_dead(folder, monkeypatch):
+def test_run_of_another_user_counts_as_alive(folder, monkeypatch):
     write_status(folder, **HERE, pid=1)
     monkeypatch.setattr(os, "kill", mock.Mock(side_effect=PermissionError))
     assert SavedRun.open(folder).state == "running"
@@ -117,13 +117,13 @@ def test_a_run_of_another_user_is_not_taken_for_dead(folder, monkeypatch):
     assert SavedRun.open(folder).state == "killed"
 
 
-def test_seconds_are_those_of_the_epochs_of_all_starts(folder):
+def test_total_seconds_cover_all_starts(folder):
     assert SavedRun.open(folder).seconds is None
     write_rows(folder, [row | {"train_seconds": 10.0, "eval_seconds": 0.5} for row in ROWS])
     assert SavedRun.open(folder).seconds == pytest.approx(31.5)
 
 
-def test_skipped_updates_memory_epochs_and_what_was_left_out_are_those_of_the_whole_run(folder):
+def test_run_totals_count_skips_memory_and_excluded_updates(folder):
     steps = ["0,0,2", "5,0,3", "20,1,1", "40,3,4", "45,3,5", "60,4,"]  # epoch 3 did not end
     (folder / "steps.csv").write_text("\n".join(["step,epoch,skipped", *steps, ""]))
     memory = zip(ROWS, (100, 300, None), (3, None, 0), strict=True)
@@ -137,7 +137,7 @@ def test_skipped_updates_memory_epochs_and_what_was_left_out_are_those_of_the_wh
 
 
 @pytest.mark.parametrize("file", cases_of("mistakes/in_a_runs_folder"))
-def test_what_is_damaged_or_no_training_with_an_epoch_is_refused(folder, file):
+def test_damaged_or_epochless_run_is_refused(folder, file):
     name, _, text = file.partition("=")
     (folder / name).write_text(content_of(text))
     with refused(ConfigError, page="mistakes/in_a_runs_folder", case=file):
@@ -145,7 +145,7 @@ def test_what_is_damaged_or_no_training_with_an_epoch_is_refused(folder, file):
 
 
 @pytest.mark.parametrize("path", ["nothing", "config.yaml", ".."])
-def test_what_is_no_folder_of_a_run_is_refused(folder, path):
+def test_path_without_a_run_is_refused(folder, path):
     with refused(ConfigError, folder / path, whole=path != ".."):
         SavedRun.open(folder / path)
 

@@ -75,7 +75,7 @@ def train_epochs(config: Config, timing: PlannedTiming) -> list[Report]:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_phases_add_up_to_the_time_of_training_and_evaluation_is_in_none(tmp_path, accumulation):
+def test_phase_times_sum_to_training_time_without_evaluation(tmp_path, accumulation):
     timing = PlannedTiming(copy=0.25, forward=2, backward=4, optimizer=1, other=0.125)
     reports = train_epochs(small_config(tmp_path, "REPORT_FREQ=7", f"TRAIN.ACCUM_ITER={accumulation}"), timing)
     assert sum(report.seconds for report in reports) == pytest.approx(timing.clock.time - 2 * (0.125 + EVALUATION))
@@ -111,7 +111,7 @@ class Forget(Callback):
         QueuedEvent.host_has_waited = False
 
 
-def test_device_events_are_read_at_reports_only(tmp_path):
+def test_device_events_are_read_only_at_reports(tmp_path):
     with mock.patch("torch.cuda.Event", QueuedEvent), mock.patch("torch.cuda.current_stream"):
         reports, timing = Reports(), Timing.on(torch.device("cuda"))
         trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=10"), callbacks=[timing, reports, Forget()])
@@ -127,7 +127,7 @@ def test_device_events_are_read_at_reports_only(tmp_path):
     assert sum(timing.epoch_seconds.values()) == pytest.approx((QueuedEvent.clock - 1) / 1000), "a millisecond each"
 
 
-def test_marks_without_a_report_have_bounded_memory_and_leave_no_trace_in_the_next():
+def test_phase_marks_are_bounded_and_cleared_by_reports():
     timing = PlannedTiming(forward=1, other=2)
     for _ in range(MAX_MARKS):
         timing.on_phase(None, "forward")
@@ -140,12 +140,12 @@ def test_marks_without_a_report_have_bounded_memory_and_leave_no_trace_in_the_ne
     assert timing.lap() == {**dict.fromkeys(PHASES, 0.0), "forward": 1.0}
 
 
-def test_where_a_queue_has_no_events_only_waiting_is_told():
+def test_device_without_events_reports_only_data_wait():
     seconds = {**dict.fromkeys(PHASES, 0.0), "data": 1.0, "forward": 3.0}
     assert shares(seconds, torch.device("mps")) == {**dict.fromkeys(PHASES), "data": 25.0}
 
 
-def test_communication_is_what_is_left_of_it_when_gradients_are_computed():
+def test_communication_time_excludes_overlap_with_backward():
     """A model whose gradients take 5 s, and their average another 3, of which DDP waits at the end of backward."""
     timing = PlannedTiming()
     backward_is_over = threading.Event()
@@ -205,7 +205,7 @@ class MovesTime(Callback):
         self.now += 10
 
 
-def test_on_a_terminal_the_figures_are_read_at_most_once_a_second_and_elsewhere_at_reports_alone(tmp_path, monkeypatch):
+def test_terminal_reads_counters_at_most_once_a_second(tmp_path, monkeypatch):
     config, log, time, reads = small_config(tmp_path, "REPORT_FREQ=1000"), Log(rank=1), MovesTime(), []
     read = Counters.read
     monkeypatch.setattr(Counters, "read", lambda *arguments: reads.append(time.now) or read(*arguments))
@@ -227,7 +227,7 @@ class Losses(Callback):
         self.is_last.append(is_last)
 
 
-def test_gradients_are_averaged_in_the_last_micro_batch_alone(tmp_path):
+def test_gradients_are_averaged_only_in_last_micro_batch(tmp_path):
     losses, averaged = Losses(), set()
 
     def average(state, bucket):
@@ -249,7 +249,7 @@ def test_gradients_are_averaged_in_the_last_micro_batch_alone(tmp_path):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_run_that_waits_says_so_in_its_log_its_tables_and_on_tensorboard(tmp_path, small_yaml):
+def test_data_wait_appears_in_log_tables_and_tensorboard(tmp_path, small_yaml):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     loaded = load(["-cfg", str(small_yaml), "-output", f"{tmp_path}/o", "-opts", "TRACK=tensorboard"])

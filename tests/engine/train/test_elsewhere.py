@@ -70,7 +70,7 @@ def written(trainer, folder) -> dict:
 
 
 @on_pretend_device
-def test_the_device_counts_what_the_host_waits_for_and_refuses_to_mix():
+def test_pretend_device_counts_host_waits_and_refuses_mixing():
     ones, here = torch.ones(3, device=DEVICE), torch.zeros(3, pin_memory=True)
     with waits() as seen:
         there = here.to(DEVICE, non_blocking=True)
@@ -99,7 +99,7 @@ OF_AN_EXTRA = {"op lists": "operator_lists", "distillation": "distillation", "Lo
     [pytest.param(mode, marks=needing_extra(OF_AN_EXTRA[mode])) if mode in OF_AN_EXTRA else mode for mode in MODES],
 )
 @on_pretend_device
-def test_an_update_waits_for_nothing_and_computes_what_the_host_does(tmp_path, mode):
+def test_update_needs_no_sync_and_matches_the_host(tmp_path, mode):
     config = small_config(tmp_path, *MODES[mode].split(), "TRAIN.WARMUP_EPOCHS=0")
     trainer = trainer_there(config, [Timing.on(CPU), SkipLimit(50)])
     with waits() as seen:
@@ -118,7 +118,7 @@ def test_an_update_waits_for_nothing_and_computes_what_the_host_does(tmp_path, m
 
 
 @on_pretend_device
-def test_other_kernels_make_the_same_weights_and_average_there_also_after_a_skipped_update(tmp_path):
+def test_device_kernels_match_host_after_a_skipped_update(tmp_path):
     options = ("TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.GRAD_CLIP=0.1", "TRAIN.BASE_LR=0.5", "TRAIN.MODEL_EMA=true")
     config, found = small_config(tmp_path, *options, "TRAIN.WARMUP_EPOCHS=0"), []
     for trainer in (make_trainer(config), trainer_there(config)):
@@ -142,7 +142,7 @@ def test_other_kernels_make_the_same_weights_and_average_there_also_after_a_skip
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
-def test_evaluations_and_saves_wait_as_often_as_they_must(tmp_path, mode):
+def test_evaluations_and_saves_sync_no_more_than_needed(tmp_path, mode):
     config = small_config(tmp_path, HALF, f"PRECISION.MODE={mode}", "TRAIN.MODEL_EMA=true")
     trainer, process = trainer_there(config, []), Process(torch.device(DEVICE))
     with waits() as seen:
@@ -163,7 +163,7 @@ def test_evaluations_and_saves_wait_as_often_as_they_must(tmp_path, mode):
 
 
 @on_pretend_device
-def test_with_several_labels_an_image_updates_wait_for_nothing_and_evaluations_not_for_each_batch(tmp_path):
+def test_multi_label_updates_and_evaluations_avoid_syncs(tmp_path):
     file, _ = write_digits(tmp_path, 80)
     options = ("DATA.DATASET=csv", f"DATA.DATA_PATH={file}", "DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.5")
     config = small_config(tmp_path, *options, "MODEL.NUM_CLASSES=10", "TRAIN.MIXUP_ALPHA=0.8", "DATA.BATCH_SIZE_EVAL=5")
@@ -181,7 +181,7 @@ def test_with_several_labels_an_image_updates_wait_for_nothing_and_evaluations_n
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
-def test_a_checkpoint_of_the_device_goes_on_there_to_the_last_bit(tmp_path, mode):
+def test_device_checkpoint_resumes_bitwise_on_the_device(tmp_path, mode):
     options = (HALF, "PRECISION.DTYPE=float16", f"PRECISION.MODE={mode}", "TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.1")
     config = small_config(tmp_path, *options)
     trainer, resumed = update(trainer_there(config), 2), trainer_there(config)
@@ -194,7 +194,7 @@ def test_a_checkpoint_of_the_device_goes_on_there_to_the_last_bit(tmp_path, mode
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
-def test_logits_beyond_float16_do_no_harm_in_the_last_block_either(tmp_path, mode):
+def test_attention_logits_beyond_float16_do_not_overflow(tmp_path, mode):
     """In all other blocks they stay within a fused kernel, in float32."""
     options = (HALF, "PRECISION.DTYPE=float16", f"PRECISION.MODE={mode}", "PRECISION.INIT_LOSS_SCALING=64")
     for block in (0, 1):
@@ -204,7 +204,7 @@ def test_logits_beyond_float16_do_no_harm_in_the_last_block_either(tmp_path, mod
 
 
 @on_pretend_device
-def test_in_a_whole_run_the_host_waits_for_reports_evaluations_and_saves_alone(tmp_path):
+def test_whole_run_syncs_only_for_reports_evaluations_saves(tmp_path):
     options = f"-epochs 1 -opts {HALF} PRECISION.DTYPE=float16 TRAIN.MODEL_EMA=true REPORT_FREQ=5 SAVE_STEPS=4".split()
     small_config(tmp_path)
     words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-batch_size", "128"]

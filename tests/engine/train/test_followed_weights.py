@@ -45,7 +45,7 @@ def bare(tmp_path):
     return str(tmp_path / "bare.yaml")
 
 
-def test_what_a_file_leaves_open_follows_the_weights_and_config_yaml_says_so(checkpoint, bare):
+def test_unset_settings_follow_the_weights_with_recorded_origin(checkpoint, bare):
     loaded = load_settings(["-cfg", bare, "-pretrained", str(checkpoint), "-opts", "DATA.CROP_PCT=0.5"])
     assert (loaded.config.DATA.IMAGENET_MEAN, loaded.config.DATA.CROP_PCT) == ((0.25,), 0.5)
     assert (loaded.config.MODEL.EMBED_DIM, loaded.config.MODEL.NAME) == (16, "vit_small_test")
@@ -54,13 +54,13 @@ def test_what_a_file_leaves_open_follows_the_weights_and_config_yaml_says_so(che
     assert "default" in to_yaml(loaded.config, loaded.origins).partition("HFLIP")[2].splitlines()[0]
 
 
-def test_a_model_that_is_set_is_not_replaced_by_that_of_the_weights(checkpoint, bare):
+def test_explicit_model_overrides_that_of_the_weights(checkpoint, bare):
     for word in ("MODEL.TYPE=vit", "MODEL.DEPTH=3"):
         loaded = load_settings(["-cfg", bare, "-pretrained", str(checkpoint), "-image_size", "16", "-opts", word])
         assert (loaded.config.MODEL.EMBED_DIM, loaded.config.DATA.IMAGENET_MEAN) == (768, (0.25,))
 
 
-def test_a_resumed_run_keeps_what_it_began_with_although_its_weights_are_gone(checkpoint, bare, tmp_path):
+def test_resume_keeps_followed_settings_after_weights_are_deleted(checkpoint, bare, tmp_path):
     for named in (["-pretrained", str(tmp_path / "gone.pth")], ["-pretrained", "resnet50"], []):
         loaded = load_settings(["-cfg", bare, *named, "-resume", str(checkpoint)])
         assert (loaded.config.DATA.IMAGENET_MEAN, loaded.config.DATA.CROP_PCT) == ((0.25,), 0.75)
@@ -73,7 +73,7 @@ def test_a_resumed_run_keeps_what_it_began_with_although_its_weights_are_gone(ch
     assert older.IMAGENET_MEAN == (0.485, 0.456, 0.406), "a new run follows the weights"
 
 
-def test_a_run_says_what_it_follows_and_starts(checkpoint, bare, tmp_path):
+def test_run_prints_settings_taken_from_weights(checkpoint, bare, tmp_path):
     flags = ["-cfg", bare, "-pretrained", checkpoint, "-output", tmp_path / "o", "-batch_size", "1000"]
     before = typed("main_single_gpu.py", *flags, "-opts", "DATA.CROP_PCT=0.5").done().printed.partition("Epoch[")[0]
     assert_names(before, checkpoint, "DATA.IMAGENET_MEAN [0.25]", "MODEL.EMBED_DIM 16", "-opts DATA.CROP_PCT=0.75")
@@ -104,7 +104,7 @@ def test_weights_with_class_names_are_evaluated_by_name(tmp_path, photos, said):
     assert said in typed("main_single_gpu.py", *flags, "-output", tmp_path / "o").done().printed
 
 
-def test_weights_without_a_settings_file_are_fine_tuned_on_folders(tmp_path):
+def test_weights_without_cfg_are_fine_tuned_on_folders(tmp_path):
     weights = saved(vit().state_dict(), tmp_path / "weights.pth")
     words = ["-pretrained", str(weights), "-data_path", "photos", "-opts", "MODEL.NAME=test_vit"]
     short = load_settings(words)
@@ -130,7 +130,7 @@ def ours(data: Data, image: Image.Image) -> torch.Tensor:
     return Normalize(data)(pixels[None])[0]
 
 
-def test_every_tag_has_the_pipeline_of_timm():
+def test_every_pretrained_tag_matches_timm_preprocessing():
     pipelines, photographs = defaultdict(set), [photograph(*size) for size in SIZES]
     for tag in timm.list_pretrained():
         known = timm.get_pretrained_cfg(tag).to_dict()
@@ -154,7 +154,7 @@ def test_every_tag_has_the_pipeline_of_timm():
         assert difference.abs().max() <= 2.01, (theirs, image.size)
 
 
-def test_settings_follow_a_tag_and_weights_that_cannot_be_followed_are_refused():
+def test_settings_follow_a_tag_and_unsupported_tags_fail():
     tag = "convnext_tiny.fb_in22k_ft_in1k_384"
     loaded = load_settings(["-eval", "-pretrained", f"hf-hub:timm/{tag}"])
     assert (loaded.config.DATA.CROP_MODE, loaded.config.MODEL.NAME) == ("squash", tag)

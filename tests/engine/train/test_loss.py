@@ -38,7 +38,7 @@ def mixed(targets: torch.Tensor, share: float) -> Mixed:
     return Mixed(targets, targets.flip(0), torch.full((len(targets),), share))
 
 
-def test_cross_entropy_is_timms_with_smoothing_and_mixup(fixed):
+def test_cross_entropy_matches_timm_with_smoothing_and_mixup(fixed):
     logits, targets, _ = fixed
     torch.testing.assert_close(
         loss_of(logits, targets, LOSS="cross_entropy", SMOOTHING=0.1), LabelSmoothingCrossEntropy(0.1)(logits, targets)
@@ -52,7 +52,7 @@ def test_cross_entropy_is_timms_with_smoothing_and_mixup(fixed):
     "smooth_dense" not in inspect.signature(BinaryCrossEntropy).parameters, reason="older timms know no several labels"
 )
 @pytest.mark.parametrize("threshold", [None, 0.5])
-def test_binary_cross_entropy_is_timms_for_classes_labels_and_mixtures_of_both(fixed, threshold):
+def test_binary_cross_entropy_matches_timm_for_all_targets(fixed, threshold):
     logits, targets, labels = fixed
     here = {"LOSS": "bce", "BCE_TARGET_THRESH": threshold, "SMOOTHING": 0.1}
     there = {"target_threshold": threshold}
@@ -66,7 +66,7 @@ def test_binary_cross_entropy_is_timms_for_classes_labels_and_mixtures_of_both(f
 
 
 @pytest.mark.parametrize("train", [{}, {"SMOOTHING": 0.1}, {"LOSS": "bce"}])
-def test_class_weights_multiply_the_part_of_each_class_and_the_sum_is_divided_by_the_images(fixed, train):
+def test_class_weighted_loss_is_averaged_over_images(fixed, train):
     logits, targets, _ = fixed
     weights = torch.tensor(WEIGHTS, dtype=torch.float64)
     smoothing = train.get("SMOOTHING", 0.0)
@@ -82,7 +82,7 @@ def test_class_weights_multiply_the_part_of_each_class_and_the_sum_is_divided_by
     torch.testing.assert_close(split, loss_of(logits, targets, WEIGHTS))
 
 
-def test_weights_of_one_change_nothing_and_half_logits_are_widened(fixed):
+def test_unit_weights_change_nothing_and_half_logits_widen(fixed):
     logits, targets, labels = fixed
     for train, each in (({}, targets), ({"LOSS": "bce"}, targets), ({"LOSS": "bce"}, labels)):
         torch.testing.assert_close(loss_of(logits, each, [1.0] * C, **train), loss_of(logits, each, **train))
@@ -90,7 +90,7 @@ def test_weights_of_one_change_nothing_and_half_logits_are_widened(fixed):
         assert half.dtype == torch.float32 and math.isfinite(half)
 
 
-def test_a_hit_is_the_class_of_the_larger_part_or_one_of_several_labels(fixed):
+def test_hits_count_the_dominant_class_or_any_label(fixed):
     logits, targets, labels = fixed
     best = logits.argmax(1)
     assert hits(logits, targets).tolist() == best.eq(targets).tolist()
@@ -100,7 +100,7 @@ def test_a_hit_is_the_class_of_the_larger_part_or_one_of_several_labels(fixed):
     assert hits(logits, mixed(labels.flip(0), 0.4)).tolist() == wanted
 
 
-def test_a_run_trains_with_the_loss_and_the_weights_of_its_settings(tmp_path):
+def test_training_uses_configured_loss_and_class_weights(tmp_path):
     (tmp_path / "weights.csv").write_text("".join(f"{number},3\n" for number in range(10)))
     weights = f"TRAIN.CLASS_WEIGHTS={tmp_path / 'weights.csv'}"
     loss, weighted, binary = (

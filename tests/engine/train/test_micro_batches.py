@@ -14,19 +14,19 @@ from utils.errors import ConfigError
 from utils.torch_internals import TorchDispatchMode
 
 
-def test_an_image_that_only_keeps_a_process_in_step_is_not_parted():
+def test_placeholder_image_is_not_split_into_parts():
     stand_in = Batch(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), 0, [])
     assert stand_in.parts(1) == [stand_in]
 
 
-def test_cuda_graphs_are_refused_where_fewer_processes_split_an_update(tmp_path, monkeypatch):
+def test_cuda_graphs_are_refused_with_too_few_processes(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.batch_order.Order.num_micro_batches", lambda self, step: 2)  # of half the processes
     with refused(ConfigError, "COMPILE", "reduce-overhead"):
         make_trainer(small_config(tmp_path, "COMPILE=reduce-overhead"))
 
 
 @on_pretend_device
-def test_before_a_batch_is_used_the_device_waits_for_its_copy_and_keeps_its_memory():
+def test_device_waits_for_the_batch_copy_before_use():
     order, stream = [], torch.accelerator.current_stream()
 
     class Watch(TorchDispatchMode):

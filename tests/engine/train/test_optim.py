@@ -24,14 +24,14 @@ def with_scheduler(train, **values):
 
 
 @pytest.mark.parametrize("epoch, expected", [(1, 9.471875e-05), (32, 3e-3), (300, 0.0)])
-def test_paddlevit_schedule_has_paddlevits_values_all_through_an_epoch(train, epoch, expected):
+def test_paddlevit_schedule_matches_paddlevit_throughout_an_epoch(train, epoch, expected):
     schedule = Schedule(with_scheduler(train, NAME="paddlevit"), steps_per_epoch=10, global_batch=1)
     for step in (10 * (epoch - 1), 10 * epoch - 1):
         assert schedule(step) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("end", [0.0, 1e-5])
-def test_default_schedule_moves_every_step_and_ends_at_the_end_rate(train, end):
+def test_default_schedule_changes_every_step_to_end_rate(train, end):
     schedule = Schedule(dataclasses.replace(train, END_LR=end), steps_per_epoch=10, global_batch=1)
     rates = [schedule(step) for step in range(3001)]
     assert rates[0] == pytest.approx(1e-6)
@@ -43,7 +43,7 @@ def test_default_schedule_moves_every_step_and_ends_at_the_end_rate(train, end):
 
 
 @pytest.mark.parametrize("case", cases_of("rates_after_the_warm_up"))
-def test_rates_after_the_warm_up(train, case):
+def test_schedules_give_expected_rates_after_warm_up(train, case):
     settings, _, epochs = case.partition(" at ")
     schedule = Schedule(with_scheduler(train, **yaml.safe_load(f"{{{settings}}}")), steps_per_epoch=10, global_batch=1)
     rates = (f"{schedule(10 * int(epoch)):.6g}" for epoch in epochs.split())
@@ -52,7 +52,7 @@ def test_rates_after_the_warm_up(train, case):
 
 
 @pytest.mark.parametrize("scaling, stated_for", [("linear", 512), ("sqrt", 256)])
-def test_all_three_rates_are_scaled_by_the_ratio_of_batches_or_its_root(train, scaling, stated_for):
+def test_batch_size_scaling_applies_to_all_three_rates(train, scaling, stated_for):
     train = dataclasses.replace(train, LINEAR_SCALED_LR=stated_for, LR_SCALING=scaling, END_LR=1e-5)
     scaled = Schedule(train, 10, global_batch=1024)
     assert (scaled.start, scaled.base, scaled.end) == pytest.approx((2e-6, 6e-3, 2e-5))
@@ -81,7 +81,7 @@ TIMMS = [  # arguments of timm's create_scheduler_v2, and our settings for the s
 
 
 @pytest.mark.parametrize("timms, ours", TIMMS)
-def test_rates_are_timms_in_every_update(train, timms, ours):
+def test_rates_match_timm_in_every_update(train, timms, ours):
     from timm.scheduler import create_scheduler_v2
 
     length, per_epoch = 40, 5
@@ -98,7 +98,7 @@ def test_rates_are_timms_in_every_update(train, timms, ours):
         assert schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12), step
 
 
-def test_wsd_warms_up_stays_and_decays_in_the_last_part(train):
+def test_wsd_warms_up_stays_constant_then_decays(train):
     train = dataclasses.replace(train, NUM_EPOCHS=100, WARMUP_EPOCHS=10, END_LR=1e-5)
     schedule = Schedule(with_scheduler(train, NAME="wsd", DECAY_FRACTION=0.2), 10, global_batch=1)
     rates = [schedule(step) for step in range(1001)]
@@ -110,7 +110,7 @@ def test_wsd_warms_up_stays_and_decays_in_the_last_part(train):
 
 
 @pytest.mark.parametrize(("name", "moment"), [("AdamW", "exp_avg"), ("Adam", "exp_avg"), ("SGD", "momentum_buffer")])
-def test_our_optimizers_are_fused_and_a_bfloat16_moment_of_an_earlier_version_loads_as_float32(name, moment):
+def test_optimizers_are_fused_and_old_bfloat16_moments_convert(name, moment):
     saved, loaded = Learner(name).step(0).state()["optimizer"], Learner(name)
     assert loaded.optimizer.defaults["fused"]
     for state in saved["state"].values():

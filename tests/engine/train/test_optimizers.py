@@ -24,7 +24,7 @@ ARGUMENTS = {  # words after TRAIN.OPTIMIZER: what all groups have
 
 
 @pytest.mark.parametrize(("words", "expected"), ARGUMENTS.items())
-def test_arguments_reach_the_optimizer_and_its_own_defaults_stay(tmp_path, words, expected):
+def test_torch_optimizer_gets_its_arguments_and_defaults(tmp_path, words, expected):
     words = ["WEIGHT_DECAY=0.07", "BASE_LR=0.02", *(f"OPTIMIZER.{each}" for each in words.split())]
     optimizer = build_optimizer(
         small_config(tmp_path, *(f"TRAIN.{each}" for each in words)).TRAIN, torch.nn.Linear(2, 2)
@@ -34,13 +34,13 @@ def test_arguments_reach_the_optimizer_and_its_own_defaults_stay(tmp_path, words
     assert isinstance(optimizer, getattr(torch.optim, words[2].removeprefix("OPTIMIZER.NAME="), object))
 
 
-def test_a_checkpoint_with_other_groups_is_refused(tmp_path):
+def test_checkpoint_with_other_parameter_groups_is_refused(tmp_path):
     state = make_trainer(small_config(tmp_path)).state_dict()
     with pytest.raises(ConfigError, match="TRAIN.LAYER_DECAY"):
         make_trainer(small_config(tmp_path, "TRAIN.LAYER_DECAY=0.7")).load_state_dict(state)
 
 
-def test_another_optimizer_does_not_continue_even_where_that_is_allowed(tmp_path):
+def test_resume_refuses_another_optimizer_even_if_allowed(tmp_path):
     trainer = make_trainer(small_config(tmp_path))
     order = trainer.data.order
     state = trainer.state_dict() | {"config": comparable(trainer.config, order)}
@@ -50,7 +50,7 @@ def test_another_optimizer_does_not_continue_even_where_that_is_allowed(tmp_path
         refuse_changes(small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=SGD", allowed), order, {}, state, tmp_path)
 
 
-def test_arguments_of_the_settings_count_not_those_of_the_checkpoint(tmp_path):
+def test_torch_optimizer_settings_override_the_checkpoint(tmp_path):
     saved = make_trainer(small_config(tmp_path)).state_dict()
     trainer = make_trainer(small_config(tmp_path, "TRAIN.WEIGHT_DECAY=0.7", "TRAIN.OPTIMIZER.BETAS=[0.8,0.9]"))
     trainer.load_state_dict(saved)
@@ -79,7 +79,7 @@ def described(model: torch.nn.Module, groups: list[dict]) -> dict[str, tuple[flo
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_groups_equal_timms_parameter_by_parameter(tmp_path, name):
+def test_parameter_groups_match_timm_for_each_parameter(tmp_path, name):
     from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
     model, train = on_meta(name), small_config(tmp_path).TRAIN
@@ -95,7 +95,7 @@ def test_groups_equal_timms_parameter_by_parameter(tmp_path, name):
     assert len({scale for _, scale in decayed.values()}) > 5
 
 
-def test_the_rate_of_a_group_is_that_of_the_schedule_times_its_factor(tmp_path):
+def test_group_rate_is_schedule_rate_times_factor(tmp_path):
     model, train = on_meta("vit_base_patch16_224"), small_config(tmp_path, "TRAIN.LAYER_DECAY=0.5").TRAIN
     groups = parameter_groups(train, model, dict(model.named_parameters()))
     set_rates(groups, 1e-3)
@@ -104,7 +104,7 @@ def test_the_rate_of_a_group_is_that_of_the_schedule_times_its_factor(tmp_path):
     assert min(rates) == pytest.approx(1e-3 * 0.5**13)  # the patch embedding, below 12 blocks and the classifier
 
 
-def test_each_process_is_given_its_own_part_of_each_parameter(tmp_path):
+def test_parameter_groups_use_the_local_shard_of_parameters(tmp_path):
     model = on_meta("vit_base_patch16_224")
     own = {name: torch.nn.Parameter(torch.zeros(1)) for name, _ in model.named_parameters()}
     model.patch_embed.requires_grad_(False)

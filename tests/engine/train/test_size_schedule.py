@@ -31,13 +31,13 @@ def first_images(config, epoch: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("epoch", "side"), [(0, 4), (1, 12), (5, 12)])
-def test_an_epoch_has_the_images_of_a_run_of_its_size(tmp_path, epoch, side):
+def test_scheduled_epoch_matches_run_of_that_image_size(tmp_path, epoch, side):
     images = first_images(small_config(tmp_path, SCHEDULE, *CHANGES), epoch)
     assert images.shape == (32, 1, side, side)
     assert torch.equal(images, first_images(small_config(tmp_path, f"DATA.IMAGE_SIZE={side}", *CHANGES), epoch))
 
 
-def test_weights_do_not_depend_on_micro_batches_across_a_change_of_size(tmp_path):
+def test_micro_batch_split_is_exact_across_size_changes(tmp_path):
     whole = make_trainer(small_config(tmp_path, SCHEDULE, *CHANGES), double=True)
     split = small_config(tmp_path, SCHEDULE, *CHANGES, "DATA.BATCH_SIZE=8", "TRAIN.ACCUM_ITER=4")
     split = make_trainer(split, double=True)
@@ -49,7 +49,7 @@ def test_weights_do_not_depend_on_micro_batches_across_a_change_of_size(tmp_path
         torch.testing.assert_close(split.model.state_dict()[name], weight, rtol=0, atol=1e-8)
 
 
-def test_a_vit_resizes_its_position_embedding_also_with_our_kernels(tmp_path):
+def test_vit_resizes_position_embedding_with_our_kernels(tmp_path):
     config = small_config(tmp_path, SCHEDULE)
     plain = build_model(config, 5).eval()
     chosen = build_model(config, 5).eval()
@@ -70,7 +70,7 @@ class LikeCuda(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_on_a_gpu_deterministic_kernels_resize_the_position_embedding_to_the_same_numbers(tmp_path, is_compiled):
+def test_deterministic_position_embedding_resize_matches_the_default(tmp_path, is_compiled):
     config = small_config(tmp_path, SCHEDULE, "DETERMINISTIC=true")
     plain = build_model(config, 5).eval()
     chosen = build_model(config, 5).eval()
@@ -89,7 +89,7 @@ def test_on_a_gpu_deterministic_kernels_resize_the_position_embedding_to_the_sam
     torch.testing.assert_close(chosen.pos_embed.grad.float(), plain.pos_embed.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_models_of_one_size_are_refused(tmp_path):
+def test_fixed_size_models_refuse_a_size_schedule(tmp_path):
     config = replaced(small_config(tmp_path, "TRAIN.SIZE_SCHEDULE=[0:32]", "DATA.IMAGE_SIZE=64"), MODEL=FIELDS)
     with refused(ConfigError, "TRAIN.SIZE_SCHEDULE", "levit_128"):
         build_model(replaced(config, MODEL={"TYPE": "timm", "NAME": "levit_128"}), 5)

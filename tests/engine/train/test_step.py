@@ -61,7 +61,7 @@ def test_a_trained_remainder_and_augmentation_change_the_weights(weights):
     assert all((weight - with_rest[name]).abs().max() > 1e-6 for name, weight in augmented.items() if weight.ndim > 1)
 
 
-def test_a_non_finite_update_leaves_weights_running_mean_and_optimizer_alone(tmp_path):
+def test_non_finite_update_changes_no_training_state(tmp_path):
     ema = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", "TRAIN.MODEL_EMA_WARMUP=false"]
     trainer = make_trainer(small_config(tmp_path, *ema))
     update(trainer)
@@ -83,7 +83,7 @@ def test_a_non_finite_update_leaves_weights_running_mean_and_optimizer_alone(tmp
     assert torch.isfinite(torch.tensor(trainer.report().mean_loss))
 
 
-def test_a_good_update_ends_a_series_of_skipped_ones(tmp_path):
+def test_good_update_resets_the_skip_streak(tmp_path):
     trainer = make_trainer(small_config(tmp_path))
     in_a_row = []
     for factor in ("nan", "nan", "1", "nan"):
@@ -94,7 +94,7 @@ def test_a_good_update_ends_a_series_of_skipped_ones(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_report_has_the_norm_of_the_update_for_any_number_of_processes(world_size):
+def test_reported_gradient_norm_is_independent_of_world_size(world_size):
     def read(process):
         counters = Counters(CPU)
         for norm in (2.0, 6.0):  # of the whole gradient, in every process
@@ -106,7 +106,7 @@ def test_a_report_has_the_norm_of_the_update_for_any_number_of_processes(world_s
 
 
 @pytest.mark.parametrize("warm_up, decays", [("false", [0, 0.15, 0.15]), ("true", [0, 1 / 10, 0.15])])
-def test_running_mean_follows_the_weights_by_its_decay(tmp_path, warm_up, decays):
+def test_ema_follows_weights_by_its_decay(tmp_path, warm_up, decays):
     ema = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.15", f"TRAIN.MODEL_EMA_WARMUP={warm_up}"]
     trainer = make_trainer(small_config(tmp_path, *ema, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0.1"))
     name = "blocks.0.mlp.fc1.weight"
@@ -118,7 +118,7 @@ def test_running_mean_follows_the_weights_by_its_decay(tmp_path, warm_up, decays
         torch.testing.assert_close(trainer.ema.model.state_dict()[name], decay * before + (1 - decay) * weights)
 
 
-def test_the_average_has_the_count_of_batches_that_batch_norm_has():
+def test_ema_copies_batch_norm_batch_count():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     ema = Ema(model, Train())
     ema.follow(model, Parallel())
@@ -128,7 +128,7 @@ def test_the_average_has_the_count_of_batches_that_batch_norm_has():
     assert model[1].num_batches_tracked == ema.model[1].num_batches_tracked == 3
 
 
-def test_the_warm_up_reaches_deits_decay_within_its_300_epochs_and_never_exceeds_it():
+def test_ema_warmup_reaches_deit_decay_within_300_epochs():
     settings = Train(MODEL_EMA_DECAY=0.99996)
     decays = [decay_at(step, settings) for step in range(0, 375_300, 100)]
     assert decays == sorted(decays) and max(decays) == 0.99996
@@ -136,7 +136,7 @@ def test_the_warm_up_reaches_deits_decay_within_its_300_epochs_and_never_exceeds
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_naive_mode_computes_in_half_and_moves_float32_weights(tmp_path, dtype):
+def test_naive_mode_computes_in_half_with_float32_weights(tmp_path, dtype):
     config = small_config(tmp_path, "AMP=true", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.ACCUM_ITER=2", "TRAIN.MODEL_EMA=true")
     trainer = make_trainer(replaced(config, PRECISION={"DTYPE": dtype, "MODE": "naive", "INIT_LOSS_SCALING": 1024.0}))
     half = getattr(torch, dtype)
@@ -157,7 +157,7 @@ def test_naive_mode_computes_in_half_and_moves_float32_weights(tmp_path, dtype):
     assert all(state["exp_avg_sq"].dtype is torch.float32 for state in trainer.optimizer.state.values())
 
 
-def test_a_skipped_update_in_naive_mode_leaves_both_copies_alone(tmp_path):
+def test_skipped_naive_update_leaves_both_copies_unchanged(tmp_path):
     trainer = make_trainer(replaced(small_config(tmp_path, "AMP=true"), PRECISION={"MODE": "naive"}))
     update(trainer)
     before = [parameter.clone() for parameter in (*trainer.parameters, *trainer.replica.parameters())]
@@ -168,7 +168,7 @@ def test_a_skipped_update_in_naive_mode_leaves_both_copies_alone(tmp_path):
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(before, after, strict=True))
 
 
-def test_dropout_draws_anew_for_every_step_process_and_seed_and_again_the_same():
+def test_dropout_depends_only_on_step_process_and_seed():
     draws = []
     for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)):
         seed_update(*place)
@@ -186,7 +186,7 @@ def model_with_gradients() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("mode, limit", [("norm", 0.5), ("value", 0.1), ("agc", 0.05)])
-def test_gradients_are_clipped_as_timm_clips_them(mode, limit):
+def test_gradient_clipping_matches_timm(mode, limit):
     ours, timms = model_with_gradients(), model_with_gradients()
     parameters = list(ours.parameters())
     before = [each.grad.clone() for each in parameters]

@@ -23,7 +23,7 @@ LENGTHS |= dict.fromkeys(["2m 5s", "30m3h", "", "-5", "soon", "3h30", "01:30", "
 
 
 @pytest.mark.parametrize(("text", "seconds"), LENGTHS.items())
-def test_lengths_of_time(text, seconds):
+def test_durations_are_parsed_to_seconds(text, seconds):
     assert to_seconds(text) == seconds
 
 
@@ -34,7 +34,7 @@ def first_stop(seconds: float, asked: list[tuple[float, int]], start: float = 0,
     return answers[0] if answers else None
 
 
-def test_time_is_left_for_two_saves_and_two_updates_as_long_as_the_longest_and_for_an_evaluation_where_an_epoch_ends_soon():
+def test_time_limit_reserves_time_for_saves_and_evaluation():
     asked = [(now, 50) for now in range(20, 111, 5)]
     assert first_stop(100, asked, start=10, save=2) == 100  # from 110 - 2 x (5 + 2) on
     assert first_stop(100, asked, start=10, save=3) == 95
@@ -54,7 +54,7 @@ class UpdatesLeft(Callback):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_what_may_stop_a_run_is_told_how_many_updates_of_the_epoch_are_left(tmp_path):
+def test_stop_callbacks_get_the_number_of_updates_left(tmp_path):
     callback = UpdatesLeft()
     trainer = make_trainer(small_config(tmp_path), callbacks=[callback])
     update(trainer, 7)
@@ -69,7 +69,7 @@ class TimeIsUp(Callback):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_signal_goes_before_the_end_of_the_time(tmp_path):
+def test_signal_takes_precedence_over_the_time_limit(tmp_path):
     stop = StopSignal()
     stop.number = signal.SIGINT
     with pytest.raises(Stopped) as stopped:
@@ -77,7 +77,7 @@ def test_a_signal_goes_before_the_end_of_the_time(tmp_path):
     assert stopped.value.signal == signal.SIGINT
 
 
-def test_a_run_that_gets_no_better_ends_and_is_over_until_the_limit_is_lifted(tmp_path, small_yaml):
+def test_early_stop_persists_until_the_limit_is_lifted(tmp_path, small_yaml):
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "run"), "-resume", "auto", "-opts"]
     # With a rate of zero no evaluation is better than the first.
     flags += ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.EARLY_STOP=2", "DATA.BATCH_SIZE=160"]
@@ -107,7 +107,7 @@ class MovesTime(Callback):
         self.now += 100 if trainer.step == 1 else 10
 
 
-def test_the_time_left_is_that_of_updates_evaluations_and_the_end(tmp_path):
+def test_remaining_time_includes_updates_evaluations_and_final_work(tmp_path):
     told, said, time = [], [], MovesTime()
     config = small_config(tmp_path, "REPORT_FREQ=1", "RUN.MAX_TIME=16m")
     trainer = make_trainer(config)

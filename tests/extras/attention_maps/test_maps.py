@@ -16,7 +16,7 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.slow
 
 
-def test_models_without_places_have_no_maps(tmp_path):
+def test_models_without_a_token_grid_have_no_maps(tmp_path):
     config = replaced(
         small_config(tmp_path), MODEL={"NAME": "crossvit_tiny_240"}, DATA={"IMAGE_CHANNELS": 3, "IMAGE_SIZE": 240}
     )
@@ -25,7 +25,7 @@ def test_models_without_places_have_no_maps(tmp_path):
         Maps.of(found, CPU, tmp_path, [])
 
 
-def test_two_processes_write_the_maps_of_one(trained, digits, tmp_path):
+def test_two_processes_write_the_same_maps_as_one(trained, digits, tmp_path):
     seven, *images = [path for digit in "73" for path in sorted((digits / digit).iterdir())[:10]]
     images = [seven, *images, seven]  # three batches of 7
     words = [str(word) for word in (trained, *images, "-batch_size", 7, "-attention")]
@@ -37,7 +37,7 @@ def test_two_processes_write_the_maps_of_one(trained, digits, tmp_path):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
 
-def test_a_second_call_replaces_its_maps_and_classifies_none_of_them(trained, digits, tmp_path):
+def test_second_call_replaces_maps_without_classifying_them(trained, digits, tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()
     for number, image in enumerate(sorted(digits.glob("[0-9]/*.png"))[:3]):
@@ -50,7 +50,7 @@ def test_a_second_call_replaces_its_maps_and_classifies_none_of_them(trained, di
 
 
 @pytest.mark.parametrize("name", ["loss.png", "photo.png"])
-def test_a_map_replaces_no_other_picture(trained, digits, tmp_path, name):
+def test_attention_map_never_overwrites_another_picture(trained, digits, tmp_path, name):
     shutil.copy(trained / "loss.png", tmp_path / name)
     before, photo = (tmp_path / name).read_bytes(), tmp_path / "photos" / f"{name.removesuffix('.png')}.bmp"
     photo.parent.mkdir()
@@ -60,7 +60,7 @@ def test_a_map_replaces_no_other_picture(trained, digits, tmp_path, name):
 
 
 @pytest.mark.parametrize("words", cases_of("extras/attention_maps/mistakes_of_attention_maps"))
-def test_a_mistake_ends_with_exit_code_2_and_its_name(trained, words):
+def test_bad_attention_map_request_exits_with_2(trained, words):
     ended = typed("scripts/predict.py", *words.format(run=trained).split())
     assert ended.returncode == 2 and not ended.stdout
     same_message(ended.stderr, "extras/attention_maps/mistakes_of_attention_maps", words, run=trained)

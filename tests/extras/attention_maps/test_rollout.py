@@ -68,7 +68,7 @@ def array(tensor):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_map_is_the_rollout_that_numpy_computes(kind):
+def test_rollout_map_matches_numpy_computation(kind):
     model, images = random_model(**SMALL, **KINDS[kind]), torch.randn(2, 1, 16, 16)
     with torch.no_grad():
         before = model(images)
@@ -101,7 +101,7 @@ TIMM = {  # at 64 pixels where that is possible
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_models_of_timms_have_rollout_or_maps_by_gradients(name):
+def test_timm_models_get_rollout_or_gradient_maps(name):
     kind, arguments = TIMM[name]
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=3, **arguments).eval()
@@ -114,7 +114,7 @@ def test_models_of_timms_have_rollout_or_maps_by_gradients(name):
     assert not maps.requires_grad and all(weight.grad is None for weight in model.parameters())
 
 
-def test_maps_by_gradients_of_a_mean_before_a_linear_head_are_class_activation_maps():
+def test_gradient_maps_equal_cam_for_pooled_linear_heads():
     """Zhou et al., https://arxiv.org/abs/1512.04150: the last features, weighted as the head weights them."""
     torch.manual_seed(0)
     model, images = timm.create_model("test_resnet", num_classes=3).eval(), torch.randn(2, 3, 224, 224)
@@ -129,7 +129,7 @@ def test_maps_by_gradients_of_a_mean_before_a_linear_head_are_class_activation_m
 
 
 @pytest.mark.parametrize(("channels", "order"), [(6, "NCHW"), (6, "NHWC"), (4, "NCHW"), (4, "NHWC")])
-def test_maps_by_gradients_are_the_same_wherever_a_stage_has_its_channels(channels, order):
+def test_gradient_maps_do_not_depend_on_channel_order(channels, order):
     class Pooled(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -145,7 +145,7 @@ def test_maps_by_gradients_are_the_same_wherever_a_stage_has_its_channels(channe
     torch.testing.assert_close(GradientMaps(model, model.stage, channels)(images, classes), expected)
 
 
-def test_a_map_lies_over_its_photo_blue_where_it_is_lowest_and_red_where_it_is_highest():
+def test_attention_overlay_runs_from_blue_to_red():
     photo = Image.new("RGB", (8, 4), (100, 100, 100))
     low, high = (np.asarray(overlaid(photo, np.array([[0.02, 0.02, 0.05, 0.05]])))[0, x].tolist() for x in (0, 7))
     assert low[2] > low[0] and high[0] > high[2], "the first is the lowest"
@@ -154,7 +154,7 @@ def test_a_map_lies_over_its_photo_blue_where_it_is_lowest_and_red_where_it_is_h
     assert map_names(["a/x.jpg", "b/x.png", "x-2.jpg", "y.jpg"]) == ["x.png", "x-2.png", "x-2-2.png", "y.png"]
 
 
-def test_small_images_are_mapped_by_an_earlier_stage():
+def test_small_images_use_maps_of_an_earlier_stage():
     model = timm.create_model("test_resnet", num_classes=3).eval()
     for side, places in ((32, 8), (64, 8), (128, 8), (224, 7)):
         image = torch.randn(1, 3, side, side)

@@ -189,7 +189,7 @@ MACHINES = {
 @pytest.mark.parametrize("frequency", [1, 4])
 @pytest.mark.parametrize("process", [ALONE, Lagging])
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_run_ends_in_time_and_landed_on_any_machine(config, name, process, frequency):
+def test_budgeted_run_ends_on_time_at_final_rate(config, name, process, frequency):
     process = process() if process is Lagging else process
     run = Run(config("5m", f"VALIDATE_FREQ={frequency}"), World(**MACHINES[name]), process).go()
     assert 291 <= run.world.now <= 300, run.lines
@@ -199,7 +199,7 @@ def test_a_run_ends_in_time_and_landed_on_any_machine(config, name, process, fre
     assert run.trainer.schedule.num_updates == run.trainer.step
 
 
-def test_an_update_is_measured_without_evaluations_and_what_stands_at_the_end(config):
+def test_update_time_excludes_evaluations_and_end_work(config):
     run = Run(config("5m"), World(end_work=20.0, evaluation=3.0)).go()
     assert {re.search(r"epochs of (\S+) s", line)[1] for line in run.lines} == {"2.2"}, run.lines
 
@@ -215,7 +215,7 @@ def killed(
     return run
 
 
-def test_a_killed_run_repeats_its_rates_until_it_chooses_and_the_time_it_lay_dead_costs_nothing(config):
+def test_killed_run_repeats_rates_and_ignores_dead_time(config):
     settings, before, repeated = config("5m", "SAVE_STEPS=100"), None, 0
     for step in (197, 985, 1485, None):
         saved = before.saved if before else None
@@ -234,7 +234,7 @@ def test_a_killed_run_repeats_its_rates_until_it_chooses_and_the_time_it_lay_dea
 
 
 @pytest.mark.parametrize("processes", [(ALONE, ALONE), (Lagging, Lagging), (Lagging, ALONE), (ALONE, Lagging)])
-def test_a_killed_run_repeats_the_choices_since_its_save(config, tmp_path, processes):
+def test_killed_run_repeats_choices_since_its_save(config, tmp_path, processes):
     """It is killed before an update uses a choice, after it did, and some updates later."""
     settings, load = config("5m"), comes_and_goes(9, 2)
     first, then = ((lambda of=each: of() if of is Lagging else of) for each in processes)
@@ -254,9 +254,7 @@ def test_a_killed_run_repeats_the_choices_since_its_save(config, tmp_path, proce
 
 @pytest.mark.parametrize("process", [ALONE, Lagging])
 @pytest.mark.parametrize("step, update, repeated", [(1400, 0.05, 1400), (1400, 0.155, 1400), (1850, 0.142, 1700)])
-def test_a_run_resumed_from_an_older_checkpoint_repeats_later_choices(
-    config, tmp_path, process, step, update, repeated
-):
+def test_resume_from_older_checkpoint_repeats_later_choices(config, tmp_path, process, step, update, repeated):
     """On a faster machine, and on a slower one as long as there is enough time to land."""
     first_process, process = (Lagging(), Lagging()) if process is Lagging else (ALONE, ALONE)
     settings, record = config("5m"), tmp_path / CHOICES_FILE
@@ -274,7 +272,7 @@ def test_a_run_resumed_from_an_older_checkpoint_repeats_later_choices(
     assert older["budget"]["used"] + again.world.now <= 300
 
 
-def test_a_much_slower_machine_repeats_no_choice_that_would_come_too_late(config, tmp_path):
+def test_much_slower_machine_discards_choices_that_come_late(config, tmp_path):
     settings, record = config("5m"), tmp_path / CHOICES_FILE
     first = killed(settings, World(load=comes_and_goes(17, 2)), 1200, record=record)
     older = next(saved for saved in first.saves if saved["choices"])
@@ -293,7 +291,7 @@ def between(config, tmp_path):
     return run, tmp_path / CHOICES_FILE
 
 
-def test_a_run_whose_time_is_over_lands_instead_of_repeating_its_first_choice(config, between):
+def test_expired_run_ends_instead_of_repeating_its_choice(config, between):
     run, record = between
     run.saved["budget"]["used"] = 300.0
     last = Run(config("5m"), World(), saved=run.saved, record=record).go()
@@ -311,7 +309,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", [*OTHERS, "choices before"])
-def test_a_choice_made_under_other_conditions_is_not_repeated(config, between, name):
+def test_choice_made_under_other_conditions_is_not_repeated(config, between, name):
     run, record = between
     content = json.loads(record.read_text())
     other = {name: OTHERS[name]} if name in OTHERS else {"choices": [[5, 100], *content["choices"]]}
@@ -333,7 +331,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize("content", [*DAMAGED, *IMPOSSIBLE, "a folder"])
-def test_a_damaged_record_of_choices_is_said_and_the_run_chooses_anew(config, between, content):
+def test_damaged_choice_record_is_reported_and_replaced(config, between, content):
     run, record = between
     if content in IMPOSSIBLE:
         content = json.dumps(json.loads(record.read_text()) | {"choices": json.loads(content)})
@@ -344,13 +342,13 @@ def test_a_damaged_record_of_choices_is_said_and_the_run_chooses_anew(config, be
     assert_names(again.lines[0], record, "chooses anew")
 
 
-def test_a_checkpoint_of_an_earlier_version_has_no_record_beside_it(config, between):
+def test_missing_choice_record_of_older_version_is_silent(config, between):
     run, record = between
     record.unlink()
     assert Run(config("5m"), World(), saved=run.saved, record=record).lines == []
 
 
-def test_a_choice_that_comes_with_a_stop_is_discarded(config, between):
+def test_choice_arriving_with_a_stop_is_discarded(config, between):
     run, record = between
     before, trainer = record.read_text(), run.trainer
     trainer.process = SimpleNamespace(world_size=2, delayed_max=lambda vote: Vote(signal=15, num_updates=40))
@@ -359,7 +357,7 @@ def test_a_choice_that_comes_with_a_stop_is_discarded(config, between):
     assert record.read_text() == before and trainer.schedule.choices == json.loads(before)["choices"]
 
 
-def test_a_full_disk_is_said_and_the_run_ends_in_time(config, tmp_path, monkeypatch):
+def test_full_disk_warns_and_run_ends_on_time(config, tmp_path, monkeypatch):
     monkeypatch.setattr(budget, "write_text", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     run = Run(config("5m"), World(), record=tmp_path / CHOICES_FILE)
     run.trainer.record = None
@@ -369,7 +367,7 @@ def test_a_full_disk_is_said_and_the_run_ends_in_time(config, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("load", [lambda now: 1.0, comes_and_goes(17, 2.5)])
-def test_slow_writes_of_choices_delay_no_end_and_slow_no_update(config, tmp_path, monkeypatch, load):
+def test_slow_choice_writes_delay_neither_updates_nor_end(config, tmp_path, monkeypatch, load):
     world, write = World(load=load), budget.write_text
 
     def slow(*given) -> None:
@@ -383,7 +381,7 @@ def test_slow_writes_of_choices_delay_no_end_and_slow_no_update(config, tmp_path
     assert 2.19 < min(seconds) and max(seconds) < 2.2 * max(map(load, range(300))) + 0.01, run.lines
 
 
-def test_a_run_that_goes_on_on_a_slower_machine_chooses_anew_says_so_and_lands(config):
+def test_resume_on_slower_machine_chooses_fewer_updates(config):
     settings = config("5m")
     first = killed(settings, World(), 500)
     before = first.saved["choices"][-1][1]
@@ -395,7 +393,7 @@ def test_a_run_that_goes_on_on_a_slower_machine_chooses_anew_says_so_and_lands(c
 
 
 @pytest.mark.parametrize("left", [-10.0, 0.5, 2.0])
-def test_a_run_whose_time_is_over_lands_with_its_next_update(config, left):
+def test_expired_budget_ends_run_at_the_next_update(config, left):
     settings = config("5m")
     first = killed(settings, World(), 500)
     first.saved["budget"]["used"] = 300 - 8 - left
@@ -403,7 +401,7 @@ def test_a_run_whose_time_is_over_lands_with_its_next_update(config, left):
     assert last.trainer.step - first.saved["step"] <= 2 and last.last_rate == pytest.approx(END_LR, abs=1e-7)
 
 
-def test_a_clock_that_is_set_moves_a_time_of_day_and_no_duration(config):
+def test_clock_changes_affect_time_of_day_budgets_only(config):
     for hours in (-5, 5):
         world = World()
         run = Run(config("5m"), world)
@@ -423,11 +421,11 @@ def test_a_clock_that_is_set_moves_a_time_of_day_and_no_duration(config):
     "text, now, then",
     [("07:00", (1, 22, 30), (2, 7, 0)), ("7:00", (1, 6, 59), (1, 7, 0)), ("23:59", (1, 23, 59), (2, 23, 59))],
 )
-def test_a_time_of_day_is_the_next_one(text, now, then):
+def test_time_of_day_means_its_next_occurrence(text, now, then):
     assert next_time(text, datetime(2026, 3, *now).timestamp()) == datetime(2026, 3, *then).timestamp()
 
 
-def test_a_budget_that_is_too_short_is_refused_with_one_that_fits(config):
+def test_short_budget_is_refused_with_one_that_fits(config):
     for machine, most in (({}, 25), ({"update": 3.0}, 240), ({"update": 60.0}, 80 * 60)):
         run = Run(config("15s"), World(**machine))
         with pytest.raises(Stopped):
@@ -447,7 +445,7 @@ def test_a_budget_that_is_too_short_is_refused_with_one_that_fits(config):
 
 
 @pytest.mark.parametrize("options", ["", "TRAIN.LR_SCHEDULER.PER_EPOCH=true", "TRAIN.LR_SCHEDULER.NAME=wsd"])
-def test_settings_that_need_less_end_earlier_with_the_rates_of_a_run_without_a_budget(config, options):
+def test_run_shorter_than_budget_keeps_its_usual_rates(config, options):
     settings = config("5m", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=3", *options.split())
     run, rate = Run(settings, World()).go(), Schedule(settings.TRAIN, PER_EPOCH, 64)
     assert run.trainer.rates == {step: rate(step) for step in range(20 * PER_EPOCH)}
@@ -468,7 +466,7 @@ def test_settings_that_need_less_end_earlier_with_the_rates_of_a_run_without_a_b
         ("NAME=step MILESTONES=[500,1000,2900]", 3e-6),
     ],
 )
-def test_every_schedule_is_shortened_as_a_whole(config, options, last):
+def test_every_schedule_stays_smooth_under_a_budget(config, options, last):
     """Two loads change the number of updates; the rate has no jump but those of the schedule."""
     settings = config("5m", *(f"TRAIN.LR_SCHEDULER.{each}" for each in options.split()))
     run = Run(settings, World(load=comes_and_goes(60, 3))).go()
@@ -480,5 +478,5 @@ def test_every_schedule_is_shortened_as_a_whole(config, options, last):
 
 
 @pytest.mark.parametrize("text", ["8h", "90m", "20s", "07:00", "7:05", "5400", "1-12"])
-def test_what_a_budget_may_be(config, text):
+def test_valid_budget_texts_are_accepted(config, text):
     assert config(text).TRAIN.BUDGET == text

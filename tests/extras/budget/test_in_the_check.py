@@ -7,7 +7,7 @@ from engine.check.quick_checks import WRONG
 from tests.engine.check.small_photos import trouble
 
 
-def test_a_budget_pays_for_the_start_of_the_program_too(check, monkeypatch):
+def test_budget_includes_program_start_time(check, monkeypatch):
     now = time.clock_gettime
     monkeypatch.setattr("utils.program.time.clock_gettime", lambda clock: now(clock) + 200)  # its imports took so long
     found = check("-budget", "3m")

@@ -29,7 +29,7 @@ def recorded(folder: Path) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("name", "flags"), [("plain", ()), ("two", ("-batch_size", "4")), ("shards", ("-batch_size", "4"))]
 )
-def test_processes_agree_on_a_budget_and_what_it_chose_is_on_the_disk(tmp_path, start, name, flags):
+def test_killed_processes_agree_on_saved_budget_choices(tmp_path, start, name, flags):
     """Killed as an update is about to use the first choice, and after one used the second: all have the same rate again."""
     flags = [*flags, *BUDGET, *(["DIST.STRATEGY=fsdp2"] if name == "shards" else [])]
     faults, rates = STEADY | {"processes": 1 if name == "plain" else 2}, {}
@@ -54,7 +54,7 @@ def test_processes_agree_on_a_budget_and_what_it_chose_is_on_the_disk(tmp_path, 
 
 
 @pytest.mark.parametrize("operation", ["open .budget.json.tmp", "replace .budget.json.tmp budget.json"])
-def test_no_update_uses_a_choice_that_is_not_on_disk(tmp_path, start, operation):
+def test_no_update_uses_an_unsaved_choice(tmp_path, start, operation):
     ended = start(tmp_path, *BUDGET, **STEADY, kill_before=[operation, 2])  # the first one is at the start
     folder = run_folder(tmp_path)
     before = rates_of(folder)
@@ -63,7 +63,7 @@ def test_no_update_uses_a_choice_that_is_not_on_disk(tmp_path, start, operation)
     assert rates_of(folder) | before == rates_of(folder)
 
 
-def test_a_run_that_begins_again_in_its_folder_repeats_no_choice_of_before(tmp_path, start):
+def test_new_start_in_same_folder_ignores_old_choices(tmp_path, start):
     again = functools.partial(start, tmp_path, "-name", "exp", *BUDGET, **STEADY, signal_at=[2, signal.SIGKILL, [0]])
     path = tmp_path / "exp" / "budget.json"
     assert again().returncode == KILLED
@@ -71,7 +71,7 @@ def test_a_run_that_begins_again_in_its_folder_repeats_no_choice_of_before(tmp_p
     assert again().returncode == KILLED and recorded(tmp_path / "exp") == []
 
 
-def test_a_choice_that_finds_no_room_counts_and_a_warning_says_so(tmp_path, start):
+def test_choice_on_full_disk_counts_with_a_warning(tmp_path, start):
     ended = start(tmp_path, *BUDGET, **STEADY, find_no_room=["open .budget.json.tmp", 2, False]).done()
     folder = run_folder(tmp_path)
     assert f"warning: cannot write {folder / 'budget.json'} (disk full" in ended.printed

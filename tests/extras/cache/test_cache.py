@@ -88,7 +88,7 @@ def files_of(config: Config, part: str = "training") -> set[str]:
 # --- what is read ---
 
 
-def test_a_cache_holds_the_same_pixels_targets_names_and_reasons_and_training_sees_the_same(photos):
+def test_cache_returns_the_same_images_targets_and_names(photos):
     missing = sorted((photos / "train").rglob("*.*g"))[BROKEN[0]]
     missing.unlink()
     missing.symlink_to("gone.png")
@@ -113,7 +113,7 @@ def assert_trains_alike(config: Config, *image_sets) -> None:
     assert plain == from_cache
 
 
-def test_a_map_larger_than_the_memory_is_not_refused(tmp_path):
+def test_cache_larger_than_memory_is_accepted(tmp_path):
     size = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     location = CacheLocation(tmp_path, "large", {}, 1)
     location.data.touch()
@@ -126,7 +126,7 @@ def test_a_map_larger_than_the_memory_is_not_refused(tmp_path):
     assert CacheFile(location).data[-1] == 0
 
 
-def test_images_are_shrunk_to_the_side_and_never_enlarged(photos):
+def test_cached_images_are_shrunk_but_never_enlarged(photos):
     config, messages = config_of(photos, CACHE=24), Messages()
     files, images = load_image_sets(config)[0], cached(config, messages)
     assert not messages.warnings
@@ -143,7 +143,7 @@ def test_images_are_shrunk_to_the_side_and_never_enlarged(photos):
             assert after.shape[:2] == size and abs(np.array(wanted).astype(int) - after).max() <= 1
 
 
-def test_shards_are_cached_too_and_keep_their_own_order(tmp_path):
+def test_cached_shards_keep_their_own_order(tmp_path):
     make_set(tmp_path / "shards")
     config = settings("shards", tmp_path / "shards", BATCH_SIZE=7, IMAGE_CHANNELS=3, SHUFFLE_BUFFER=4, VAL_FRACTION=0.0)
     config = replaced(config, DATA={"CACHE": "disk", "CACHE_PATH": str(tmp_path / "cache")})
@@ -154,7 +154,7 @@ def test_shards_are_cached_too_and_keep_their_own_order(tmp_path):
     assert any(line.startswith("cache: writing 30 images") for line in messages.lines)
 
 
-def test_a_cache_is_for_the_same_pixels_only(photos):
+def test_cache_is_reused_only_for_identical_pixels(photos):
     """Not for those of other rules: of grey images, turned upright, or on another background."""
     given = [{}, {}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": (0.1, 0.1, 0.1)}, {"CACHE": 9}]
     given.append({"CACHE": 9, "INTERPOLATION": "bilinear"})
@@ -165,7 +165,7 @@ def test_a_cache_is_for_the_same_pixels_only(photos):
     assert str(locate_cache(without_effect, "training", load_image_sets(without_effect)[0]).key) == keys[0]
 
 
-def test_sets_in_memory_or_of_unknown_files_are_left_alone(tmp_path):
+def test_cache_skips_in_memory_and_unknown_sets(tmp_path):
     messages, config = Messages(), settings("digits", CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
     sets = load_image_sets(config)[0], ImageSet([0], ["a"])
     assert cache_image_sets(config, sets, messages.progress) == sets
@@ -177,7 +177,7 @@ def test_sets_in_memory_or_of_unknown_files_are_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("num_moments", (5, 20, 21, 22, 23))
-def test_a_build_that_was_killed_is_begun_anew(photos, num_moments):
+def test_killed_cache_build_starts_over(photos, num_moments):
     config, moments = config_of(photos), iter(range(num_moments))
 
     def dying(function):
@@ -200,14 +200,14 @@ def test_a_build_that_was_killed_is_begun_anew(photos, num_moments):
     assert len({name for name in files_of(config) if not name.endswith(".lock")}) == 2
 
 
-def test_images_are_brought_to_the_disk(photos, monkeypatch):
+def test_cached_images_are_synced_to_disk(photos, monkeypatch):
     config, synced, fsync = config_of(photos), [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino) or fsync(file))
     cached(config)
     assert {path.stat().st_ino for path in Path(config.DATA.CACHE_PATH).glob("*.data")} < {*synced}
 
 
-def test_a_signal_stops_it_and_nothing_stays(photos):
+def test_signal_stops_cache_build_without_leftovers(photos):
     config, numbers = config_of(photos), iter([0] * 9)
     with pytest.raises(StoppedBySignal) as caught:
         cached(config, Messages(signal=lambda: next(numbers, signal.SIGTERM)))
@@ -215,7 +215,7 @@ def test_a_signal_stops_it_and_nothing_stays(photos):
     assert exit_code(Mock(side_effect=caught.value), []) == 128 + signal.SIGTERM
 
 
-def test_another_run_that_makes_the_same_cache_is_waited_for(photos, monkeypatch):
+def test_concurrent_build_of_same_cache_is_awaited(photos, monkeypatch):
     config, waits, found = config_of(photos), threading.Event(), []
     cached(config)
     index = next(Path(config.DATA.CACHE_PATH).glob("*training*.index"))
@@ -234,7 +234,7 @@ def test_another_run_that_makes_the_same_cache_is_waited_for(photos, monkeypatch
     assert isinstance(found[0], CachedImages)
 
 
-def test_a_process_that_may_not_build_reads_the_files_until_there_is_a_cache(photos):
+def test_read_only_process_uses_files_until_cache_exists(photos):
     messages = Messages(may_build=False)
     assert not isinstance(cached(config_of(photos), messages), CachedImages) and not (photos.parent / "cache").exists()
     cached(config_of(photos))
@@ -258,7 +258,7 @@ NO_CACHE = {
 
 
 @pytest.mark.parametrize("fault", cases_of("extras/cache/mistakes_of_a_cache"))
-def test_where_there_can_be_no_cache_the_run_goes_on_with_a_warning_and_nothing_is_left(photos, monkeypatch, fault):
+def test_failed_cache_warns_and_leaves_nothing_behind(photos, monkeypatch, fault):
     NO_CACHE[fault](monkeypatch, photos.parent / "cache")
     config, messages = config_of(photos), Messages()
     images = cached(config, messages)
@@ -275,7 +275,7 @@ DAMAGED = [("data", cut), ("index", cut), ("index", partial(flip, place=0)), ("i
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGED)
-def test_a_damaged_cache_is_noticed_and_made_anew(photos, name, damage):
+def test_damaged_cache_is_detected_and_rebuilt(photos, name, damage):
     config, messages = config_of(photos), Messages()
     wanted = outcomes(cached(config))
     damage(next(Path(config.DATA.CACHE_PATH).glob(f"*training*.{name}")))
@@ -283,7 +283,7 @@ def test_a_damaged_cache_is_noticed_and_made_anew(photos, name, damage):
     assert len(messages.warnings) == 1 and str(Path(config.DATA.CACHE_PATH)) in messages.warnings[0]
 
 
-def test_a_damaged_image_is_noticed_when_it_is_read_and_the_others_go_on(photos):
+def test_damaged_cached_image_fails_without_affecting_others(photos):
     config = config_of(photos)
     whole = cached(config)
     before, (start, length) = outcomes(whole), (int(column[7]) for column in whole.cache.columns[:2])
@@ -298,7 +298,7 @@ def test_a_damaged_image_is_noticed_when_it_is_read_and_the_others_go_on(photos)
     assert all("damaged" in each for each in outcomes(whole))
 
 
-def test_changed_files_or_settings_make_a_new_cache_and_only_the_old_one_goes_but_not_for_who_reads_it(photos):
+def test_changed_files_or_settings_replace_the_old_cache(photos):
     config = config_of(photos)
     folder = Path(config.DATA.CACHE_PATH)
     images = cached(config)

@@ -65,7 +65,7 @@ def ours(outputs, teacher, labels, kind) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("kind", "heads"), [("soft", 1), ("soft", 2), ("hard", 2)])
-def test_the_loss_is_timms(answers, kind, heads):
+def test_distillation_loss_matches_timm(answers, kind, heads):
     task = pytest.importorskip("timm.task")
     first, second, teacher, labels = answers
     outputs, kinds = (first, {}) if heads == 1 else ((first, second), {"distill_type": kind})
@@ -75,7 +75,7 @@ def test_the_loss_is_timms(answers, kind, heads):
     torch.testing.assert_close(ours(outputs, teacher, labels, kind), theirs(torch.zeros(B, 3, 4, 4), labels)["loss"])
 
 
-def test_the_teacher_sees_images_normalized_and_sized_as_its_weights_expect():
+def test_teacher_sees_its_own_normalization_and_image_size():
     student = replaced(Config(), DATA={"IMAGENET_MEAN": (0.2, 0.3, 0.4), "IMAGENET_STD": (0.1, 0.2, 0.3)}).DATA
     own = replaced(Config(), DATA={"IMAGENET_MEAN": (0.5, 0.6, 0.7), "IMAGENET_STD": (0.4, 0.3, 0.2)}).DATA
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, C))
@@ -89,12 +89,12 @@ def test_the_teacher_sees_images_normalized_and_sized_as_its_weights_expect():
     torch.testing.assert_close(resized, model(Normalize(own)(even.new_full((B, 3, 8, 8), 100))), rtol=1e-4, atol=1e-4)
 
 
-def test_a_teacher_of_timms_has_the_mean_and_deviation_of_its_own_weights(tmp_path):
+def test_timm_teacher_uses_its_own_normalization(tmp_path):
     found = find_teacher(small_config(tmp_path, "DATA.IMAGE_CHANNELS=3", "TRAIN.TEACHER_MODEL=resnet18")).config.DATA
     assert (found.IMAGENET_MEAN, found.IMAGENET_STD) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def test_classes_of_a_teacher_are_matched_by_name_and_unknown_ones_refused(tmp_path):
+def test_teacher_classes_match_by_name_or_are_refused(tmp_path):
     config = small_config(tmp_path, "DATA.IMAGENET_MEAN=[0.3]", "DATA.IMAGENET_STD=[0.4]")
     path, state = str(tmp_path / "best.pth"), build_model(config, 3).state_dict()
     torch.save({"state_dict": state, "config": flatten(config), "class_names": ["ant", "bee", "cat"]}, path)
@@ -110,7 +110,7 @@ def test_classes_of_a_teacher_are_matched_by_name_and_unknown_ones_refused(tmp_p
         load_teacher(replaced(distilled, DATA={"IMAGE_CHANNELS": 3}), ["ant", "bee", "cat"], 3)
 
 
-def test_a_teacher_that_does_not_say_its_model_or_classes_or_has_two_weights_is_refused(tmp_path):
+def test_incomplete_or_ambiguous_teacher_is_refused(tmp_path):
     config, path = small_config(tmp_path), tmp_path / "best.pth"
     whole = {"state_dict": {}, "config": flatten(config), "class_names": ["ant"]}
 
@@ -127,7 +127,7 @@ def test_a_teacher_that_does_not_say_its_model_or_classes_or_has_two_weights_is_
         find(path, "other.pth")
 
 
-def test_weights_of_a_teacher_from_timm_must_have_the_datas_number_of_classes(tmp_path):
+def test_timm_teacher_weights_must_match_class_count(tmp_path):
     config = small_config(tmp_path, *TEACHER, "TRAIN.DISTILLATION_TYPE=soft")
     torch.manual_seed(3)
     named = replaced(config, MODEL={"TYPE": "timm", "NAME": "test_resnet"})
@@ -147,7 +147,7 @@ def test_weights_of_a_teacher_from_timm_must_have_the_datas_number_of_classes(tm
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_run_says_what_its_teacher_is_and_in_which_size_images_come(tmp_path, small_yaml):
+def test_run_reports_its_teacher_and_image_size(tmp_path, small_yaml):
     config, names = small_config(tmp_path, "DATA.IMAGENET_MEAN=[0.3]"), [str(number) for number in range(10)]
     content = {"state_dict": build_model(config, 10).state_dict(), "config": flatten(config), "class_names": names}
     torch.save(content, tmp_path / "teacher.pth")
@@ -166,7 +166,7 @@ def test_a_run_says_what_its_teacher_is_and_in_which_size_images_come(tmp_path, 
 
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
-def test_weights_do_not_depend_on_micro_batches_a_resume_is_exact_and_checkpoints_hold_no_teacher(tmp_path, kind):
+def test_distillation_is_exact_across_splits_and_resume(tmp_path, kind):
     options = (*TEACHER, f"TRAIN.DISTILLATION_TYPE={kind}", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MODEL_EMA=true")
     config = small_config(tmp_path, *options, "DATA.BATCH_SIZE=8", "TRAIN.ACCUM_ITER=4")
     whole, split = make_trainer(small_config(tmp_path, *options), double=True), make_trainer(config, double=True)
@@ -183,7 +183,7 @@ def test_weights_do_not_depend_on_micro_batches_a_resume_is_exact_and_checkpoint
         assert torch.equal(resumed.model.state_dict()[name], split.model.state_dict()[name])
 
 
-def test_the_second_head_of_a_deit_learns_from_the_teacher_alone(tmp_path):
+def test_second_deit_head_learns_only_from_teacher(tmp_path):
     kwargs = Arguments({"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 4})
     model = {"TYPE": "timm", "NAME": "deit_tiny_distilled_patch16_224", "KWARGS": kwargs}
     fields = {"PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}
@@ -200,13 +200,13 @@ def test_the_second_head_of_a_deit_learns_from_the_teacher_alone(tmp_path):
         assert trainer.model.train()(images)[0].shape == (2, 10) and trainer.model.eval()(images).shape == (2, 10)
 
 
-def test_the_mean_of_two_heads_is_what_is_right_or_wrong():
+def test_accuracy_uses_mean_of_both_heads():
     heads = torch.tensor([[3.0, 0.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.5, 0.0]])
     targets = DistillationTargets(torch.tensor([1, 0]), torch.zeros(2, 3))
     assert hits(heads, targets).tolist() == [True, True]
 
 
-def test_a_model_with_two_heads_returns_both_only_for_a_teacher():
+def test_both_heads_are_returned_only_for_a_teacher():
     model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1, num_classes=5)
     images = torch.zeros(3, 3, 32, 32)
     assert model.train()(images).shape == (3, 5)
@@ -214,7 +214,7 @@ def test_a_model_with_two_heads_returns_both_only_for_a_teacher():
     assert [each.shape for each in model(images)] == [(3, 5)] * 2
 
 
-def test_the_memory_of_a_step_has_the_teacher_in_its_type(tmp_path):
+def test_memory_estimate_includes_teacher_in_its_dtype(tmp_path):
     config = small_config(tmp_path, "MODEL.NUM_CLASSES=10")
     taught = replaced(config, TRAIN={"DISTILLATION_TYPE": "soft", "TEACHER_MODEL": "test_resnet"})
     model = build_model(config, 10)
@@ -228,7 +228,7 @@ def test_the_memory_of_a_step_has_the_teacher_in_its_type(tmp_path):
 
 @needing_extra("operator_lists")
 @on_pretend_device
-def test_on_a_device_the_teacher_has_the_kernels_of_the_student_and_batchnorm_in_float32(tmp_path):
+def test_device_teacher_shares_student_kernels_with_float32_batchnorm(tmp_path):
     options = (
         f"AMP=true {' '.join(TEACHER)} TRAIN.DISTILLATION_TYPE=soft PRECISION.CUSTOM_BLACK_LIST=[blocks.0]".split()
     )

@@ -50,7 +50,7 @@ def scales_of_stopped_run(path, said, finding) -> list[float]:
     return [float(row["loss_scale"]) for row in rows]
 
 
-def test_40_overflows_at_a_constant_scale_end_with_exit_code_3_and_whole_weights(tmp_path):
+def test_overflows_at_constant_scale_exit_with_3(tmp_path):
     options = [f"PRECISION.INIT_LOSS_SCALING={2.0**100}", "PRECISION.USE_DYNAMIC_LOSS_SCALING=false", *OVERFLOWS]
     path, said = start(tmp_path, "output", *options, flags=("-batch_size", "2"), code=3)
     finding = "head: the first gradient that is not finite, at loss scale 1.26765e+30"
@@ -59,7 +59,7 @@ def test_40_overflows_at_a_constant_scale_end_with_exit_code_3_and_whole_weights
     assert 1 <= prescribed.INIT_LOSS_SCALING <= 2**24 and not prescribed.CUSTOM_BLACK_LIST
 
 
-def test_40_overflows_of_the_forward_pass_on_two_processes_end_at_the_floor_of_the_scale(tmp_path):
+def test_forward_overflows_on_two_processes_reach_minimum_scale(tmp_path):
     torch.manual_seed(0)
     big_logits(model := build_model(small_config(tmp_path), 10))
     torch.save(model.state_dict(), tmp_path / "weights.pth")
@@ -71,7 +71,7 @@ def test_40_overflows_of_the_forward_pass_on_two_processes_end_at_the_floor_of_t
     assert load(["-cfg", str(path / "doctor.yaml")]).config.PRECISION.CUSTOM_BLACK_LIST == ("blocks.1.attn",)
 
 
-def test_a_scale_that_is_finding_its_level_does_not_call_the_doctor(tmp_path):
+def test_initial_scale_search_does_not_call_the_doctor(tmp_path):
     config = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16", f"PRECISION.INIT_LOSS_SCALING={2.0**22}")
     log, last_update = Lines(), LastUpdate()
     doctor = AutoDoctor(config, tmp_path, log, last_update)
@@ -102,13 +102,13 @@ def examined(folder, plant, *options, **precision) -> tuple[str, Lines]:
 
 
 @needing_extra("distillation")
-def test_the_doctor_replays_an_update_with_its_teacher(tmp_path):
+def test_doctor_replays_an_update_with_its_teacher(tmp_path):
     options = ("AMP=true", "TRAIN.DISTILLATION_TYPE=soft", "TRAIN.TEACHER_MODEL=test_resnet")
     advice, _ = examined(tmp_path, lambda model: None, *options, DTYPE="float16", INIT_LOSS_SCALING=2.0**100)
     assert_names(advice, "first non-finite", "doctor.yaml")
 
 
-def test_a_doctor_that_fails_does_not_end_the_run(tmp_path):
+def test_failing_doctor_does_not_end_the_run(tmp_path):
     def fail_in_float32(module, inputs):
         if not torch.is_autocast_enabled("cpu"):
             raise torch.OutOfMemoryError("out of memory")
@@ -124,7 +124,7 @@ def test_a_doctor_that_fails_does_not_end_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("options", [(), ("AMP=true",)])
-def test_of_what_breaks_in_float32_it_names_the_module_and_prescribes_nothing(tmp_path, options):
+def test_float32_failure_names_module_without_prescription(tmp_path, options):
     told, log = examined(tmp_path, lambda model: model.blocks[1].norm1.weight.data.fill_(float("nan")), *options)
     assert_names(told, "blocks.1.norm1", "float32", "TRAIN.BASE_LR")
     assert len(log.said) == 1 and not (tmp_path / "doctor.yaml").exists()
@@ -138,7 +138,7 @@ def test_of_what_breaks_in_float32_it_names_the_module_and_prescribes_nothing(tm
         ({"RESIDUAL": "half"}, ""),  # replayed as the run has it
     ],
 )
-def test_what_the_replay_leaves_out_is_taken_back_by_what_is_prescribed(tmp_path, settings, undone):
+def test_prescription_reverts_settings_the_replay_ignored(tmp_path, settings, undone):
     told, log = examined(tmp_path, big_logits, "AMP=true", DTYPE="float16", **settings)
     assert told.startswith("first non-finite: blocks.1.attn")
     assert_names(told, f"-cfg {tmp_path / 'doctor.yaml'}")
@@ -147,7 +147,7 @@ def test_what_the_replay_leaves_out_is_taken_back_by_what_is_prescribed(tmp_path
     assert "a replay with them is finite" in log.said[1]
 
 
-def test_a_replay_has_the_dropout_of_the_update_that_failed(tmp_path):
+def test_replay_uses_dropout_of_the_failed_update(tmp_path):
     config = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16", "MODEL.DROPOUT=0.5")
     last = LastUpdate()
     trainer = update(make_trainer(config, callbacks=[last]), 3)
@@ -165,21 +165,21 @@ def test_a_replay_has_the_dropout_of_the_update_that_failed(tmp_path):
 
 
 @pytest.mark.parametrize("largest", [3.0, 1e-3, 20_000.0])
-def test_the_largest_gradient_stays_a_factor_of_two_below_the_end_of_float16(largest):
+def test_best_scale_keeps_gradients_below_half_float16_maximum(largest):
     exact = SimpleNamespace(gradients={"one": (None, largest), "two": (None, largest / 9), "in float32": (None, 1e9)})
     scale = best_scale(exact, SimpleNamespace(in_half={"one", "two"}), torch.float16)
     assert scale * largest <= 65504 / 2 < 2 * scale * largest and math.log2(scale) % 1 == 0
 
 
 @pytest.mark.parametrize("case", cases_of("extras/doctor/recommended_scales"))
-def test_the_recommended_scale_is_between_1_and_2_to_the_24(case):
+def test_recommended_scale_stays_within_its_bounds(case):
     largest, half = case.split()
     exact = SimpleNamespace(gradients={"one": (None, float(largest))})
     scale = best_scale(exact, SimpleNamespace(in_half={"one", "gone"}), getattr(torch, half))
     same_message(f"{scale:.0f}", "extras/doctor/recommended_scales", case)
 
 
-def test_a_streak_after_a_rollback_is_examined_anew(tmp_path, monkeypatch):
+def test_streak_after_rollback_is_diagnosed_again(tmp_path, monkeypatch):
     config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"DTYPE": "float16"})
     last, log, found = LastUpdate(), Lines(), []
     monkeypatch.setattr(diagnosis, "diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found)))

@@ -70,14 +70,14 @@ def big_gradient(model):
         (partial(big_logits, block=7), "blocks.7.attn logits (q·k)", True, ["blocks.7.attn"]),
     ],
 )
-def test_a_planted_overflow_is_named_and_gone_with_what_is_prescribed(tmp_path, plant, place, is_forward, black_list):
+def test_planted_overflow_is_located_and_fixed_by_prescription(tmp_path, plant, place, is_forward, black_list):
     found = diagnose(make_case(tmp_path, plant))
     assert (str(found.first), found.is_forward, found.black_list) == (place, is_forward, black_list)
     assert found.is_fixed
     assert diagnose(make_case(tmp_path, plant, found.best_scale, found.black_list)).first is None
 
 
-def test_without_a_fault_nothing_is_named_and_the_recommended_scale_is_the_largest_that_fits(tmp_path):
+def test_healthy_model_gets_the_largest_fitting_scale(tmp_path):
     case = make_case(tmp_path, nothing, scale=1024.0)
     found = diagnose(case)
     assert (found.first, found.black_list, found.is_fixed) == (None, [], True)
@@ -86,7 +86,7 @@ def test_without_a_fault_nothing_is_named_and_the_recommended_scale_is_the_large
         assert bool(diagnose(make_case(tmp_path, nothing, scale)).first) == breaks
 
 
-def test_attention_has_a_row_for_each_of_its_parts_also_with_a_fused_kernel(tmp_path):
+def test_attention_has_rows_for_all_its_parts(tmp_path):
     def fuse(model):
         for block in model.blocks:
             block.attn.fused_attn = True
@@ -122,7 +122,7 @@ def test_constants_that_are_zero_in_float16_are_named(tmp_path):
     assert not found["blocks.2.norm1.eps"].in_half and again["blocks.5.mlp.act.eps"]
 
 
-def test_a_row_has_the_largest_value_of_its_module_and_its_largest_gradient_as_the_scale_makes_it(tmp_path):
+def test_row_has_largest_activation_and_scaled_gradient(tmp_path):
     seen, rows = [], []
     for scale in (64.0, 1024.0):
         case = make_case(tmp_path, nothing, scale)
@@ -138,7 +138,7 @@ def test_nan_is_the_largest_value_of_a_module(tmp_path):
     assert math.isnan({str(row.place): row for row in diagnose(case).rows}["blocks.2.mlp.fc1"].activation)
 
 
-def test_replaying_leaves_the_model_as_it_was(tmp_path):
+def test_replay_leaves_the_model_unchanged(tmp_path):
     case = make_case(tmp_path, big_mlp)
     case.model.norm = torch.nn.Sequential(torch.nn.Flatten(1), torch.nn.BatchNorm1d(80), torch.nn.Unflatten(1, (5, 16)))
     before = {name: value.clone() for name, value in case.model.state_dict().items()}
@@ -171,7 +171,7 @@ def stopped(tmp_path_factory):
     return run_folder(folder / "output"), result.stdout
 
 
-def test_a_run_that_stops_keeps_its_batch_and_says_what_to_type(stopped):
+def test_stopped_run_saves_batch_and_prints_doctor_command(stopped):
     folder, said = stopped
     assert f"python scripts/doctor.py {folder}" in said.splitlines()[-1]
     saved = torch.load(folder / "overflow-batch.pth", weights_only=True)
@@ -189,7 +189,7 @@ def test_a_run_that_stops_keeps_its_batch_and_says_what_to_type(stopped):
         assert all(torch.equal(one, other) for one, other in zip(targets, same_targets, strict=True))
 
 
-def test_every_process_keeps_its_batch_in_a_file_of_its_own(tmp_path):
+def test_every_process_saves_its_own_overflow_batch(tmp_path):
     last = LastUpdate()
     update(make_trainer(small_config(tmp_path), callbacks=[last]))
     for rank in range(3):
@@ -197,7 +197,7 @@ def test_every_process_keeps_its_batch_in_a_file_of_its_own(tmp_path):
     assert {read_overflow(path).rank for path in tmp_path.glob("overflow-*.pth")} == {0, 1, 2}
 
 
-def test_the_script_names_the_module_and_writes_settings_for_the_run(stopped):
+def test_doctor_script_names_module_and_writes_settings(stopped):
     folder, _ = stopped
     said = typed("scripts/doctor.py", folder).done().stdout
     assert_names(said, "step 2", "process 0", "8 images", "blocks.1.attn logits (q·k)")
@@ -220,14 +220,14 @@ def saved(trained, tmp_path) -> Path:
     return shutil.copytree(trained, tmp_path / "saved")
 
 
-def test_another_half_type_than_the_runs_has_a_scale_of_its_own(tmp_path):
+def test_other_half_dtype_uses_its_default_scale(tmp_path):
     config, state = small_config(tmp_path), {"amp_scaler": {"dtype": "torch.bfloat16", "scale": 2.0}}
     scales = [precision_of(config, state, half)[1] for half in (None, "bfloat16", "float16")]
     assert scales == [2.0, 2.0, config.PRECISION.INIT_LOSS_SCALING]
 
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
-def test_without_a_saved_batch_the_next_one_of_the_run_is_replayed(saved, tmp_path, mode):
+def test_doctor_without_saved_batch_replays_the_next_one(saved, tmp_path, mode):
     (tmp_path / "mode.yaml").write_text(f"BASE: {saved}/config.yaml\nPRECISION: {{MODE: {mode}}}")
     words = [str(saved / "last.pth"), "-amp_dtype", "float16", "-cfg", str(tmp_path / "mode.yaml")]
     said = typed("scripts/doctor.py", *words).done().stdout
@@ -236,7 +236,7 @@ def test_without_a_saved_batch_the_next_one_of_the_run_is_replayed(saved, tmp_pa
 
 
 @pytest.mark.parametrize("words", cases_of("extras/doctor/mistakes_of_the_doctor"))
-def test_a_mistake_ends_with_exit_code_2_and_a_message(saved, tmp_path, words):
+def test_bad_doctor_arguments_exit_with_2(saved, tmp_path, words):
     batches = {"large": ((1, 3, 16, 16), torch.uint8, 0), "float": ((1, 1, 8, 8), torch.float32, 0)}
     for name, (shape, dtype, target) in (batches | {"class": ((1, 1, 8, 8), torch.uint8, 10)}).items():
         batch = {"images": torch.zeros(shape, dtype=dtype), "targets": torch.tensor([target])}

@@ -29,7 +29,7 @@ FINDINGS = {
 }
 
 
-def test_what_the_doctor_finds_prescribes_and_advises(tmp_path):
+def test_doctor_findings_produce_prescription_and_advice(tmp_path):
     usual = small_config(tmp_path).PRECISION
     odd = replace(usual, MODE="naive", CUSTOM_BLACK_LIST=("head",), CUSTOM_WHITE_LIST=("conv",))
     odd = replace(odd, MAX_LOSS_SCALING=128.0, MIN_LOSS_SCALING=512.0)

@@ -14,7 +14,7 @@ HALF = "AMP=true"
 
 
 @on_pretend_device
-def test_an_update_with_the_doctor_waits_for_nothing(tmp_path):
+def test_doctor_adds_no_sync_to_an_update(tmp_path):
     config, last_update = small_config(tmp_path, HALF), LastUpdate()
     callbacks = [last_update, AutoDoctor(config, tmp_path, Lines(), last_update)]
     trainer = make_trainer(config, callbacks=callbacks, device=torch.device(DEVICE))
@@ -24,7 +24,7 @@ def test_an_update_with_the_doctor_waits_for_nothing(tmp_path):
 
 
 @on_pretend_device
-def test_the_doctor_finds_there_what_it_finds_on_the_host(tmp_path):
+def test_doctor_finds_the_same_on_device_and_host(tmp_path):
     config = small_config(tmp_path, HALF, "PRECISION.DTYPE=float16", "PRECISION.MAX_CONSECUTIVE_SKIPS=1")
     said = {}
     for device in ("cpu", DEVICE):

@@ -19,7 +19,7 @@ def table(model, half) -> dict[str, tuple[str, str, str, str]]:
     return {seen.path: seen.row()[2:6] for seen in record_types(model, torch.ones(2, 1, 8, 8), autocast)}
 
 
-def test_what_is_told_is_what_autocast_does(tmp_path):
+def test_explained_dtypes_match_autocast(tmp_path):
     model = build_model(small_config(tmp_path), 10)
     rows = table(model, torch.bfloat16)
     half, single = "bfloat16", "float32"
@@ -31,7 +31,7 @@ def test_what_is_told_is_what_autocast_does(tmp_path):
     assert all(kinds[:3] == (single,) * 3 for kinds in table(model, None).values())
 
 
-def test_a_module_kept_out_of_autocast_is_told_so(tmp_path):
+def test_module_outside_autocast_is_reported_as_float32(tmp_path):
     model = build_model(small_config(tmp_path), 10)
     norm = model.blocks[0].mlp.fc1
     forward = norm.forward
@@ -42,7 +42,7 @@ def test_a_module_kept_out_of_autocast_is_told_so(tmp_path):
     assert [row[0] for row in collapse(rows)] == ["stages.0-1.blocks.0-2,4-11.x", "stages.0-1.blocks.3.x"]
 
 
-def test_watching_moves_neither_random_numbers_nor_statistics_nor_weights(tmp_path):
+def test_explaining_changes_no_random_state_or_weights(tmp_path):
     model = build_model(small_config(tmp_path, "MODEL.DROPOUT=0.5"), 10)
     model.norm = torch.nn.Sequential(torch.nn.Flatten(1), torch.nn.BatchNorm1d(80), torch.nn.Unflatten(1, (5, 16)))
     model.head.weight.grad = torch.ones_like(model.head.weight)
@@ -56,7 +56,7 @@ def test_watching_moves_neither_random_numbers_nor_statistics_nor_weights(tmp_pa
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_run_of_two_processes_with_the_flag_has_the_hash_of_one_without_and_its_table(tmp_path, small_yaml):
+def test_explain_flag_changes_no_hash_and_writes_table(tmp_path, small_yaml):
     hashes, options = [], "-amp -epochs 1 -opts MODEL.DROPPATH=0.2 MODEL.DROPOUT=0.1"
     for name in ("plain", "told"):
         flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / name)]
@@ -70,7 +70,7 @@ def test_a_run_of_two_processes_with_the_flag_has_the_hash_of_one_without_and_it
     assert not (run_folder(tmp_path / "plain") / "precision.csv").exists()
 
 
-def test_in_naive_mode_everything_is_seen_in_half(tmp_path):
+def test_naive_mode_is_explained_as_all_half(tmp_path):
     trainer = make_trainer(small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive"))
     explain(trainer, Lines(), tmp_path)
     rows = rows_of(tmp_path / "precision.csv")
@@ -78,7 +78,7 @@ def test_in_naive_mode_everything_is_seen_in_half(tmp_path):
     assert {row["weights"] for row in rows} <= {"bfloat16", ""}
 
 
-def test_like_modules_are_a_row_of_explain_precision():
+def test_explain_merges_identical_modules_into_one_row():
     cells = ("Linear", "bfloat16", "float32", "bfloat16", "float32", "addmm")
     rows = [(f"blocks.{number}.attn.qkv", *cells) for number in (0, 1, 2, 4, 6, 7)]
     rows += [("blocks.3.attn.qkv", *cells[:-1], "mm"), ("head", *cells), ("stages.0.1.x", *cells)]
@@ -86,7 +86,7 @@ def test_like_modules_are_a_row_of_explain_precision():
 
 
 @on_pretend_device
-def test_the_types_there_are_those_on_the_host(tmp_path):
+def test_explained_dtypes_match_between_device_and_host(tmp_path):
     config, rows = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16"), {}
     for device in ("cpu", DEVICE):
         explain(make_trainer(config, device=torch.device(device)), Lines(), tmp_path)

@@ -50,7 +50,7 @@ def in_float8(model: nn.Module) -> list[str]:
     return [path for path, module in model.named_modules() if type(module).__name__ == "Float8Linear"]
 
 
-def test_a_device_without_float8_is_refused_before_data_is_read(tmp_path, small_yaml, monkeypatch):
+def test_unsupported_float8_device_is_refused_before_reading_data(tmp_path, small_yaml, monkeypatch):
     monkeypatch.setattr(extras.float8, "check_float8", check_float8)
     monkeypatch.setitem(sys.modules, "torchao", None)  # the device is named first: it is what cannot be installed
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "output"), "-dataset", "imagefolder"]
@@ -60,7 +60,7 @@ def test_a_device_without_float8_is_refused_before_data_is_read(tmp_path, small_
 
 
 @pytest.mark.parametrize(("capability", "has_torchao"), [((8, 6), True), ((8, 9), True), ((8, 9), False)])
-def test_an_older_gpu_is_refused_and_so_is_an_environment_without_torchao(monkeypatch, capability, has_torchao):
+def test_old_gpu_or_missing_torchao_is_refused(monkeypatch, capability, has_torchao):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Old")
     if not has_torchao:
@@ -73,13 +73,13 @@ def test_an_older_gpu_is_refused_and_so_is_an_environment_without_torchao(monkey
             check_float8(CUDA)
 
 
-def test_the_start_says_that_float8_gains_time_only_compiled(tmp_path):
+def test_start_reports_float8_needs_compile_for_speed(tmp_path):
     for words, is_told in (((), True), (("COMPILE=true",), False)):
         told = Precision(small_config(tmp_path, *FLOAT8, *words), CPU).describe()
         assert told.startswith("float8 in large Linear layers") and ("-compile" in told) is is_told
 
 
-def test_large_layers_alone_are_converted(tmp_path):
+def test_only_large_layers_become_float8(tmp_path):
     """Of ViT-Base's: qkv (2304 outputs) and fc1 (3072). Not proj and fc2 (768), nor a last block of the class token
     alone, nor a classifier of whatever size."""
     options = ("AMP=true", "PRECISION.MODE=float8", "MODEL.EMBED_DIM=768", "MODEL.NUM_HEADS=12")
@@ -95,12 +95,12 @@ def test_a_listed_layer_is_not_converted(tmp_path, which):
 
 
 @pytest.mark.parametrize("option", ["MODEL.MLP_RATIO=64", "PRECISION.CUSTOM_BLACK_LIST=[Linear]"])
-def test_a_model_with_no_layer_to_convert_is_refused(tmp_path, option):
+def test_model_without_convertible_layers_is_refused(tmp_path, option):
     with refused(ConfigError, "PRECISION.MODE", "float8", 13):
         prepared(small_config(tmp_path, *FLOAT8, option))
 
 
-def test_weights_and_logits_in_float32_are_the_plain_models_and_it_compiles_without_a_break(config):
+def test_float8_keeps_float32_weights_and_compiles_whole(config):
     model, precision, _ = prepared(config)
     torch.manual_seed(0)
     plain, images, exact = build_model(config, 10), torch.randn(3, 1, 8, 8), copy.deepcopy(model)
@@ -118,7 +118,7 @@ def test_weights_and_logits_in_float32_are_the_plain_models_and_it_compiles_with
     assert in_float8(exact) == in_float8(model) != []
 
 
-def test_training_learns_near_float32_and_resumes_to_the_same_weights(tmp_path):
+def test_float8_training_stays_near_float32_and_resumes(tmp_path):
     config = small_config(tmp_path, *FLOAT8, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MODEL_EMA=true")
     trainer, losses = make_trainer(config), []
     while trainer.step < 24:

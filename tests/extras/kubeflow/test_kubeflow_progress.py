@@ -73,9 +73,7 @@ def started(tmp_path):
         server.server_close()
 
 
-def test_it_hears_how_far_the_run_is_at_most_every_five_seconds_with_the_token_of_the_moment(
-    tmp_path, started, monkeypatch
-):
+def test_progress_reports_are_throttled_and_use_current_token(tmp_path, started, monkeypatch):
     for name in ("PATIENCE", "LAST_PATIENCE"):
         monkeypatch.setattr(KubeflowProgress, name, DEADLINE)
     server, progress, warned, clock = started(200, 200, 200)
@@ -94,14 +92,14 @@ def test_it_hears_how_far_the_run_is_at_most_every_five_seconds_with_the_token_o
     assert last["progressPercentage"] == 100 and "estimatedRemainingSeconds" not in last
 
 
-def test_progress_is_a_part_of_the_steps_wherever_the_facts_name_one_and_never_more_than_all():
+def test_progress_percentage_follows_steps_up_to_100():
     places = ({}, {"step": 2}, {"step": 2, "position": {"step": 9}}, {"step": 22})
     found = [kubeflow_status({"total_steps": 20} | each)["trainerStatus"]["progressPercentage"] for each in places]
     assert found == [0, 10, 45, 100]
 
 
 @pytest.mark.parametrize("answer", [401, 500, 302, "hang", "close"])
-def test_a_server_that_does_not_take_it_is_said_once_and_delays_no_end(started, monkeypatch, answer):
+def test_failing_server_warns_once_and_delays_nothing(started, monkeypatch, answer):
     server, progress, warned, clock = started(*[answer] * 3)
     monkeypatch.setattr(KubeflowProgress, "PATIENCE", 1.0)
     progress.publish(FACTS)

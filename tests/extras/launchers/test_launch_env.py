@@ -48,14 +48,14 @@ def test_contradictory_or_missing_variables_are_refused(words):
         nodes_of(environment)
 
 
-def test_nobodys_worker_starts_the_others_itself():
+def test_process_without_launcher_starts_the_others_itself():
     assert find_launched_rank(SLURM | {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0"}) is None
     assert rank_in_environment(SLURM_TASK | {"SLURM_PROCID": "x"}) == 0, "nobody would report a mistake"
     one = SLURM_TASK | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
     assert find_launched_rank(one, LaunchOptions(num_local=2)) is None, "in a shell that srun opened"
 
 
-def test_every_job_has_a_port_of_its_own_that_all_its_processes_know():
+def test_all_processes_of_a_job_share_its_port():
     def port(**more):
         return find_launched_rank(SLURM_TASK | more).port
 
@@ -69,14 +69,14 @@ def test_address_of_the_flags_replaces_that_of_the_job():
 
 
 @pytest.mark.parametrize(("hosts", "is_alone"), [("a\na\n", True), ("a\nb\n", False)])
-def test_the_nodes_of_pbs_are_counted_by_their_names(tmp_path, hosts, is_alone):
+def test_pbs_nodes_are_counted_by_name(tmp_path, hosts, is_alone):
     (tmp_path / "nodes").write_text(hosts)
     with contextlib.nullcontext() if is_alone else refused(ConfigError, "PBS_NODEFILE", 2):
         assert find_nodes({"PBS_NODEFILE": str(tmp_path / "nodes")}) is None
 
 
 @pytest.mark.parametrize("words", cases_of("extras/launchers/mistakes_of_absent_nodes"))
-def test_a_node_that_does_not_come_is_named_in_time_and_a_retry_may_help(words):
+def test_absent_node_is_named_in_time_and_retryable(words):
     rank, *hosts = words.split()
     nodes = Nodes("SkyPilot", 2, 2, int(rank), tuple(hosts), free_port())
     with refused(LostProcess, nodes.port, page="extras/launchers/mistakes_of_absent_nodes", case=words):
@@ -91,7 +91,7 @@ def test_a_node_that_does_not_come_is_named_in_time_and_a_retry_may_help(words):
         ({"rank": 1}, None, []),
     ],
 )
-def test_nodes_that_contradict_each_other_are_refused_on_all_of_them(monkeypatch, others, error, names):
+def test_contradictory_nodes_are_refused_on_all_of_them(monkeypatch, others, error, names):
     monkeypatch.setattr(socket, "gethostname", lambda: threading.current_thread().name[-1])
     first, found = Nodes("dstack", 2, 2, 0, ("127.0.0.1",), free_port()), {}
 
@@ -115,7 +115,7 @@ def test_nodes_that_contradict_each_other_are_refused_on_all_of_them(monkeypatch
         assert isinstance(found["c"], LostProcess), "a node was started again before the others have ended"
 
 
-def test_a_node_that_starts_again_while_it_waits_counts_once():
+def test_node_restarting_while_waiting_counts_once():
     nodes = Nodes("dstack", 3, 3, 1, ("127.0.0.1",), free_port())
     first = TCPStore("127.0.0.1", nodes.port, is_master=True, wait_for_workers=False)
     for _ in range(nodes.least):
@@ -127,9 +127,7 @@ def test_a_node_that_starts_again_while_it_waits_counts_once():
 
 @pytest.mark.usefixtures("signal_handlers")
 @pytest.mark.parametrize(("codes", "starts"), [([137, 0], 2), ([1, 2], 2)])
-def test_where_nodes_may_come_and_go_processes_start_again_only_where_that_can_help(
-    tmp_path, monkeypatch, codes, starts
-):
+def test_elastic_processes_restart_only_where_it_can_help(tmp_path, monkeypatch, codes, starts):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "")
     lines = ["import os, sys", "open(sys.argv[1], 'a').write('+')", "n = os.path.getsize(sys.argv[1]) - 1"]
     (tmp_path / "x.py").write_text("\n".join([*lines, f"os._exit({codes}[n])"]))

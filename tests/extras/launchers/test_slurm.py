@@ -38,7 +38,7 @@ def submit(slurm: Slurm, folder: Path, small_yaml: Path, launcher: str, faults: 
     return slurm.run("sbatch", "--parsable", *resources, script, *flags, cwd=folder, **environment).strip()
 
 
-def test_jobs_that_reach_their_time_limit_and_lose_a_node_end_with_the_same_hash(slurm, small_yaml, tmp_path):
+def test_slurm_time_limits_and_lost_node_keep_hash(slurm, small_yaml, tmp_path):
     """The time limit three times, then the node; with either launcher."""
     jobs = {}
     for launcher in ("torchrun", "srun"):
@@ -76,7 +76,7 @@ def test_jobs_that_reach_their_time_limit_and_lose_a_node_end_with_the_same_hash
         assert run_hash(tmp_path / launcher / "runs/mine") == run_hash(tmp_path / "unbroken/mine"), said
 
 
-def test_a_start_without_progress_and_a_cancelled_job_are_not_queued_again(slurm, small_yaml, tmp_path):
+def test_stuck_or_cancelled_slurm_job_is_not_requeued(slurm, small_yaml, tmp_path):
     """Each takes all of the nodes, so that they wait for each other. A start that was killed gets one more."""
     (tmp_path / "stuck").mkdir(), (tmp_path / "cancelled").mkdir()
     dies, holds = {"signal_at": [3, 9, [1]]}, {"hold": [str(tmp_path / "cancelled"), [7]]}

@@ -42,7 +42,7 @@ def trained(tmp_path, *options: str):
     return update(make_trainer(small_config(tmp_path, RANK, "TRAIN.WARMUP_EPOCHS=0", *options)), 3)
 
 
-def test_adapters_and_classifier_learn_and_nothing_else_moves(tmp_path):
+def test_only_adapters_and_classifier_are_trained(tmp_path):
     begun = make_trainer(small_config(tmp_path, RANK)).model.state_dict()
     ended = trained(tmp_path).model.state_dict()
     moved = {name for name, tensor in ended.items() if not torch.equal(tensor, begun[name])}
@@ -50,7 +50,7 @@ def test_adapters_and_classifier_learn_and_nothing_else_moves(tmp_path):
     assert len([name for name in moved if ".lora_" in name]) == 2 * 2 * 4  # A and B, blocks, layers
 
 
-def test_inputs_of_adapters_stay_in_half_and_frozen_weights_are_not_averaged(tmp_path):
+def test_adapter_inputs_stay_half_and_ema_skips_frozen(tmp_path):
     trainer = trained(tmp_path, "AMP=true", "TRAIN.MODEL_EMA=true", "MODEL.LORA.TARGETS=[blocks.*.fc2]")
     average = trainer.ema.model
     weight, before = average.blocks[0].attn.qkv.weight, average.head.weight.clone()
@@ -92,7 +92,7 @@ def test_merged_weights_give_the_same_logits(tmp_path, options):
     assert (ours - begun).abs().max() > 1e-2 * ours.abs().max()
 
 
-def test_what_cannot_be_adapted_or_merged_is_refused(tmp_path, monkeypatch):
+def test_unsupported_lora_models_and_merges_are_refused(tmp_path, monkeypatch):
     config = small_config(tmp_path, RANK)
     state = add_adapters(build_model(config, 10), config).state_dict()
     with refused(ConfigError):
@@ -117,14 +117,14 @@ def finished(tmp_path_factory, small_yaml):
     return flags, run_folder(output)
 
 
-def test_a_check_loads_the_weights_before_it_adds_adapters(finished):
+def test_check_loads_weights_before_adding_adapters(finished):
     flags, folder = finished
     ended = typed("main_single_gpu.py", *flags, "-check", "-pretrained", folder / "last.pth")
     assert rows(ended.stdout)["model"][0] == OK
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_a_resumed_run_ends_with_the_same_hash(finished, tmp_path):
+def test_resumed_lora_run_has_the_same_hash(finished, tmp_path):
     flags, folder = finished
     (tmp_path / folder.name).mkdir()
     for name in ("config.yaml", "metrics.csv", "metrics.jsonl", "steps.csv", "checkpoint-1.pth"):
@@ -136,7 +136,7 @@ def test_a_resumed_run_ends_with_the_same_hash(finished, tmp_path):
 
 @pytest.mark.usefixtures("signal_handlers")
 @pytest.mark.parametrize("word", ["-resume", "-pretrained"])
-def test_evaluation_needs_no_peft_and_scores_what_training_did(finished, tmp_path, monkeypatch, word):
+def test_evaluation_without_peft_matches_training_scores(finished, tmp_path, monkeypatch, word):
     monkeypatch.setitem(sys.modules, "peft", None)
     _, folder = finished
     typed("main_single_gpu.py", "-eval", word, folder / "last.pth", "-output", tmp_path).done()
@@ -147,7 +147,7 @@ def test_evaluation_needs_no_peft_and_scores_what_training_did(finished, tmp_pat
     assert status["raw" if raw else "ema"]["loss"] == pytest.approx(last[key], rel=1e-5)
 
 
-def test_an_exported_file_is_plain_weights_and_predicts_the_same(finished, tmp_path):
+def test_exported_lora_weights_are_plain_and_predict_alike(finished, tmp_path):
     _, folder = finished
     export(str(folder / "last.pth"), tmp_path / "plain.safetensors")
     arguments = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 2, "num_heads": 2}

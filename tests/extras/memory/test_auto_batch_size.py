@@ -41,7 +41,7 @@ def program(tmp_path):
     return start
 
 
-def test_a_run_says_what_it_found_saves_it_and_never_searches_again(program, tmp_path):
+def test_found_batch_size_is_saved_and_reused(program, tmp_path):
     options = ("-opts", "TRAIN.LINEAR_SCALED_LR=8", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-4")
     ended = program(*options).done()
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("batch size: ")]
@@ -71,7 +71,7 @@ def calculated(config, monkeypatch, process=None, free=40 * MIB) -> int:
     return calculate(config, 10, Precision(config, CPU), process or Process(CPU), 10**6)[0]
 
 
-def test_what_is_calculated_leaves_its_margin(tmp_path, monkeypatch):
+def test_calculated_batch_leaves_its_memory_margin(tmp_path, monkeypatch):
     config = small_config(tmp_path, "TRAIN.MODEL_EMA=true", "MODEL.EMBED_DIM=64")
     trial = Trial(config, 10, Process(CPU), StopSignal())
     trial.update(8)
@@ -87,7 +87,7 @@ def test_what_is_calculated_leaves_its_margin(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [(), ("AMP=true",), ("MODEL.ATTENTION_DROPOUT=0.1",)])
-def test_what_lives_only_in_the_forward_is_counted_where_a_part_is_frozen(tmp_path, monkeypatch, options):
+def test_estimate_counts_forward_memory_of_frozen_parts(tmp_path, monkeypatch, options):
     config = small_config(tmp_path, "MODEL.EMBED_DIM=64", "MODEL.FREEZE=[*,!head]", *options)
     count = calculated(config, monkeypatch)
     trial = Trial(config, 10, Process(CPU), StopSignal())
@@ -111,13 +111,13 @@ class Limited(Trial):
 @pytest.mark.parametrize(
     ("fits", "found"), [(300, 200), (190, 184), (24, 24), (23, 16), (8, 8), (7, 4), (3, 2), (1, 1), (0, 0)]
 )
-def test_the_search_ends_at_the_largest_multiple_of_8_that_fits_or_below_8_with_less(tmp_path, fits, found):
+def test_search_finds_largest_fitting_multiple_of_eight(tmp_path, fits, found):
     trial = Limited(small_config(tmp_path, "TRAIN.ACCUM_ITER=3"), fits)
     assert search(trial, withheld=100, limit=200) == found
     assert not trial.trainer or trial.trainer.data.order.num_accumulated == 2, "the second meets gradients"
 
 
-def test_nothing_of_the_search_lives_on(tmp_path, monkeypatch):
+def test_search_frees_its_trainers(tmp_path, monkeypatch):
     called = []
     for name in ("get_device_name", "reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cpu, name, lambda *_, name=name: called.append(name) or "pretended", raising=False)
@@ -128,7 +128,7 @@ def test_nothing_of_the_search_lives_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("fits", "found"), [(17, 16), (7, 4), (2, 2), (1, 0)])
-def test_images_that_are_mixed_come_in_pairs_and_several_processes_try_what_they_probe(tmp_path, fits, found):
+def test_mixup_batches_are_searched_in_pairs(tmp_path, fits, found):
     repeats = "TRAIN.REPEATED_AUG=3"  # of fewer images they are refused
     config = small_config(tmp_path, "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MODEL_EMA=true", "AMP=true", repeats)
     trial = Limited(config, fits, Process(CPU, world_size=2))
@@ -141,7 +141,7 @@ def test_images_that_are_mixed_come_in_pairs_and_several_processes_try_what_they
         assert sum(each.nbytes for each in trial.ddp_buckets) == gradients
 
 
-def test_an_error_that_is_about_something_else_ends_the_search(tmp_path):
+def test_unrelated_error_ends_the_batch_size_search(tmp_path):
     trial = Trial(small_config(tmp_path), 10, Process(CPU), StopSignal())
     trial.begin = Mock(side_effect=RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
@@ -154,9 +154,7 @@ def test_an_error_that_is_about_something_else_ends_the_search(tmp_path):
     ("others", "signal", "found"),
     [(10**6, 0, 64), (8, 0, 8), (0, 0, ConfigError), (8, 15, StoppedBySignal), (-2, 0, StoppedBySignal)],
 )
-def test_the_process_where_the_fewest_fit_decides_and_a_signal_to_one_ends_all(
-    tmp_path, monkeypatch, others, signal, found
-):
+def test_smallest_fit_across_processes_or_a_signal_decides(tmp_path, monkeypatch, others, signal, found):
     """`others`: what fits in another process, or its signal, below 0."""
     process, config, stop = Process(CPU, world_size=2), small_config(tmp_path, "COMPILE=true"), StopSignal()
     monkeypatch.setattr(process, "host_min", lambda number: min(number, others))
@@ -172,18 +170,18 @@ def test_the_process_where_the_fewest_fit_decides_and_a_signal_to_one_ends_all(
 
 
 @pytest.mark.parametrize("case", cases_of("extras/memory/largest_batches"))
-def test_an_epoch_has_ten_updates_where_there_are_images_for_them(tmp_path, case):
+def test_batch_limit_leaves_ten_updates_per_epoch(tmp_path, case):
     num_images, _, world_size, _, *options = case.split()
     most = max_images(small_config(tmp_path, *options), int(num_images), int(world_size))
     same_message(str(most), "extras/memory/largest_batches", case)
 
 
-def test_evaluation_takes_the_default_and_says_so(program):
+def test_evaluation_replaces_auto_batch_size_with_default(program):
     ended = program("-eval").refused("-eval", "-pretrained", "-resume")
     assert_names(ended.stdout, "DATA.BATCH_SIZE auto", 256)
 
 
-def test_check_shows_the_estimate_and_where_no_image_fits_the_run_says_what_to_lower(program):
+def test_auto_batch_size_is_estimated_or_refused(program):
     found = rows(program("-check").stdout)
     verdict, told = found["batch size"]
     count = int(re.match(r"(\d+) images", told)[1])
@@ -200,24 +198,24 @@ def test_check_shows_the_estimate_and_where_no_image_fits_the_run_says_what_to_l
         pytest.param("PRECISION.CUSTOM_BLACK_LIST=[nothing]", marks=needing_extra("operator_lists")),
     ],
 )
-def test_check_of_a_setting_that_names_nothing_estimates_no_batch_size(program, wrong):
+def test_invalid_setting_prevents_the_batch_size_estimate(program, wrong):
     assert "batch size" not in rows(program("-check", "-amp", "-opts", wrong).stdout)
 
 
-def test_told_to_stop_while_it_looks_nothing_is_trained(program, tmp_path):
+def test_stop_signal_during_search_prevents_training(program, tmp_path):
     ended = program(tell=[0, "batch size", 15])
     assert ended.returncode == 128 + 15 and ended.stderr.startswith("error: ")
     assert not (tmp_path / "output").exists()
 
 
-def test_auto_is_read_in_any_case_from_a_file_a_flag_and_opts(tmp_path):
+def test_auto_batch_size_is_parsed_case_insensitively(tmp_path):
     (tmp_path / "x.yaml").write_text("DATA: {BATCH_SIZE: ' Auto '}")
     for words in ([], ["-batch_size", "AUTO"], ["-opts", "DATA.BATCH_SIZE=auto"]):
         assert load(["-cfg", str(tmp_path / "x.yaml"), *words]).config.DATA.BATCH_SIZE == "auto"
 
 
 @pytest.mark.parametrize("fits", [0, 7, 8, 100, 1000, 5000])
-def test_bisection_ends_just_below_the_first_batch_that_does_not_fit(fits):
+def test_bisection_ends_just_below_the_memory_limit(fits):
     tried, largest = [], min(fits, 4096)
     found = bisect(lambda size: tried.append(size) or size <= fits, max_size=4096)
     assert found % 8 == 0 and 0.98 * (largest - 8) <= found <= largest and len(tried) < 20

@@ -46,7 +46,7 @@ def weights(tmp_path_factory):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_run_that_runs_out_of_memory_ends_with_the_weights_of_one_that_does_not(weights, split):
+def test_out_of_memory_run_ends_with_same_weights(weights, split):
     for name, weight in weights[None].items():
         difference = (weight - weights[split][name]).abs().max().item()
         assert difference < 1e-10, f"{name} differs by {difference}"
@@ -59,7 +59,7 @@ def sizes_seen(trainer):
     return sizes
 
 
-def test_the_size_stays_halved_until_the_next_start_and_is_told_in_one_line(tmp_path, capsys):
+def test_halved_size_lasts_until_restart_with_one_warning(tmp_path, capsys):
     config = small_config(tmp_path)
     trainer = make_trainer(config)
     sizes = sizes_seen(trainer)
@@ -75,7 +75,7 @@ def test_the_size_stays_halved_until_the_next_start_and_is_told_in_one_line(tmp_
     assert sizes == [32]
 
 
-def test_with_dropout_it_is_to_the_last_bit_a_run_with_the_smaller_batch_size(tmp_path):
+def test_halved_batch_matches_smaller_batch_bitwise_with_dropout(tmp_path):
     options = ("MODEL.DROPOUT=0.2", "MODEL.DROPPATH=0.2", "TRAIN.MODEL_EMA=true", "TRAIN.WARMUP_EPOCHS=0")
     short = make_trainer(small_config(tmp_path, *options))
     run_out(short, fits=16, step=0)
@@ -83,7 +83,7 @@ def test_with_dropout_it_is_to_the_last_bit_a_run_with_the_smaller_batch_size(tm
     assert state_hash(update(short, 3).state_dict()) == state_hash(update(small, 3).state_dict())
 
 
-def test_at_one_image_the_program_ends_with_2_and_says_what_to_lower(tmp_path, small_yaml):
+def test_no_memory_for_one_image_exits_with_2(tmp_path, small_yaml):
     words = ["-cfg", str(small_yaml), "-output", str(tmp_path / "output")]
     ended = run("main_single_gpu.py", *words, faults={"run_out_of_memory": [0, 0, 0]}).refused()
     assert ended.stdout.count("warning: out of memory") == 5  # 32, 16, 8, 4, 2
@@ -91,7 +91,7 @@ def test_at_one_image_the_program_ends_with_2_and_says_what_to_lower(tmp_path, s
     assert "as arranged" in (run_folder(tmp_path / "output") / "log.txt").read_text()
 
 
-def test_pairs_that_are_mixed_are_not_parted(tmp_path):
+def test_mixed_pairs_are_never_split(tmp_path):
     trainer = make_trainer(small_config(tmp_path, "TRAIN.MIXUP_ALPHA=0.8", "DATA.BATCH_SIZE=22"))
     sizes = sizes_seen(trainer)
     run_out(trainer, fits=1, step=0)
@@ -101,7 +101,7 @@ def test_pairs_that_are_mixed_are_not_parted(tmp_path):
 
 
 @pytest.mark.parametrize("message", ["DefaultCPUAllocator: can't allocate memory", "something else"])
-def test_what_fails_while_a_batch_is_read_is_not_done_again(tmp_path, message):
+def test_errors_while_reading_a_batch_are_not_retried(tmp_path, message):
     trainer = make_trainer(small_config(tmp_path))
     windows = trainer.data.windows(0, 1)
     window = next(windows)
@@ -115,7 +115,7 @@ def test_what_fails_while_a_batch_is_read_is_not_done_again(tmp_path, message):
     assert trainer.guard.max_images is None and trainer.step == 0
 
 
-def test_other_errors_of_a_forward_end_the_run(tmp_path):
+def test_unrelated_forward_errors_end_the_run(tmp_path):
     trainer = make_trainer(small_config(tmp_path))
     trainer.model.register_forward_pre_hook(Mock(side_effect=RuntimeError("shapes do not fit")))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
@@ -124,7 +124,7 @@ def test_other_errors_of_a_forward_end_the_run(tmp_path):
         guard.probe_memory(trainer.model, lambda: trainer.model(torch.ones(1, 1, 8, 8)).sum(), passes=1)
 
 
-def test_running_out_is_told_from_other_errors():
+def test_out_of_memory_is_distinguished_from_other_errors():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert "allocate memory" in shortage(caught.value)
@@ -134,7 +134,7 @@ def test_running_out_is_told_from_other_errors():
     assert shortage(RuntimeError("shapes do not fit")) is None
 
 
-def test_memory_that_is_free_again_goes_back_to_a_device_that_keeps_it(monkeypatch):
+def test_release_empties_the_cache_of_cuda_only(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", emptied := Mock())
     for device, count in (("cpu", 0), ("cuda", 1)):
         guard.release(torch.device(device))
@@ -163,7 +163,7 @@ def enough(tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_one_of_two_processes_that_runs_out_late_ends_both_with_the_command_that_goes_on(tmp_path, enough, strategy):
+def test_late_out_of_memory_ends_processes_with_remedy(tmp_path, enough, strategy):
     """That command comes to the weights of processes for which memory suffices."""
     ended = train_late(tmp_path, 8, strategy=strategy)
     assert ended.codes == [1, 2] and "Traceback" not in ended.stderr  # the launcher hands on the 2
@@ -179,7 +179,7 @@ def test_one_of_two_processes_that_runs_out_late_ends_both_with_the_command_that
         assert (weight - state["state_dict"][name]).abs().max() < 1e-10, name
 
 
-def test_the_size_that_is_proposed_leaves_the_images_of_an_update_as_they_are(tmp_path, capsys):
+def test_proposed_split_keeps_images_per_update(tmp_path, capsys):
     trainer = make_trainer(small_config(tmp_path, "DATA.BATCH_SIZE=27"))
     run_out(trainer, fits=14, step=0)
     update(trainer)
@@ -187,7 +187,7 @@ def test_the_size_that_is_proposed_leaves_the_images_of_an_update_as_they_are(tm
 
 
 @pytest.mark.parametrize(("accumulated", "passes"), [(1, 1), (2, 2)])
-def test_two_updates_are_probed_with_accumulation_beside_former_gradients(tmp_path, monkeypatch, accumulated, passes):
+def test_first_two_updates_are_probed_for_memory(tmp_path, monkeypatch, accumulated, passes):
     seen, config = [], small_config(tmp_path, f"TRAIN.ACCUM_ITER={accumulated}")
     monkeypatch.setattr(guard, "probe_memory", lambda model, compute, passes: seen.append(passes))
     trainer = make_trainer(config)
@@ -202,7 +202,7 @@ def test_two_updates_are_probed_with_accumulation_beside_former_gradients(tmp_pa
         probing.cannot_repeat(0, "no room")
 
 
-def test_with_cuda_graphs_the_run_ends_with_flags_that_the_settings_allow(tmp_path, monkeypatch):
+def test_cuda_graph_run_ends_with_allowed_resume_flags(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: None)
     options = ("COMPILE=reduce-overhead",)
     trainer = make_trainer(small_config(tmp_path, *options))
@@ -251,7 +251,7 @@ def assert_same_weights(one, other) -> None:
 
 
 @on_pretend_device
-def test_a_copy_ahead_that_fails_once_is_made_up_for(tmp_path):
+def test_copy_ahead_recovers_from_a_single_failure(tmp_path):
     config = small_config(tmp_path, *SPLIT)
     undisturbed, forwards = trained(config, NoRoom())
     for number in (1, len(forwards) // 2, len(forwards)):
@@ -262,7 +262,7 @@ def test_a_copy_ahead_that_fails_once_is_made_up_for(tmp_path):
 
 
 @on_pretend_device
-def test_where_no_whole_batch_fits_the_updates_go_on_with_halves_of_it(tmp_path):
+def test_updates_continue_in_halves_when_no_batch_fits(tmp_path):
     config = small_config(tmp_path, *SPLIT)
     undisturbed, forwards = trained(config, NoRoom())
     half = forwards[0] // 2

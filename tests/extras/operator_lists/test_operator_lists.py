@@ -79,7 +79,7 @@ BLACK_CASES = {
 
 
 @pytest.mark.parametrize("entry", BLACK_CASES)
-def test_a_black_entry_computes_what_it_names_in_float32(listed, entry):
+def test_black_entry_runs_named_parts_in_float32(listed, entry):
     fused = entry in ("softmax", "blocks.1.attn")  # which come to another function then
     types, before = (output_types(listed(black=black, fused=fused)) for black in ((entry,), ()))
     found = {path: types[path] for path in types if types[path] is not before[path] and "drop" not in path}
@@ -98,7 +98,7 @@ def test_white_norms_return_half_and_train_float32_weights(listed, entry):
 
 
 @pytest.mark.parametrize("entry", ["blocks.1", "blocks.1*"])
-def test_a_white_block_computes_everything_in_half(listed, entry):
+def test_white_block_computes_everything_in_half(listed, entry):
     found = output_types(listed(white=(entry,)))
     assert {dtype for path, dtype in found.items() if path.startswith("blocks.1")} == {HALF}
     assert found["blocks.0"] is FLOAT and found["blocks.0.norm1"] is FLOAT
@@ -128,7 +128,7 @@ INNER = {
 
 
 @pytest.mark.parametrize("case", INNER)
-def test_the_innermost_and_most_exact_entry_holds(listed, case):
+def test_innermost_and_most_exact_entry_wins(listed, case):
     black, white, in_float, in_half = INNER[case]
     found = output_types(listed(black=black, white=white))
     assert {path: found[path] for path in in_float | in_half} == {path: FLOAT for path in in_float} | {
@@ -136,7 +136,7 @@ def test_the_innermost_and_most_exact_entry_holds(listed, case):
     }
 
 
-def test_compiled_and_copied_models_compute_alike_without_breaks(listed):
+def test_compiled_and_copied_models_match_without_graph_breaks(listed):
     """fullgraph=True refuses to break a graph."""
     black = ("blocks.1", "blocks.0.attn.proj", "conv2d", "gelu")
     model = listed(black=black, white=("blocks.*.attn", "matmul_v2", "layer_norm"))
@@ -149,19 +149,19 @@ def test_compiled_and_copied_models_compute_alike_without_breaks(listed):
 
 
 @pytest.mark.parametrize("lists", cases_of("extras/operator_lists/mistakes_of_lists_of_modules"))
-def test_entries_that_cannot_be_are_refused_with_and_without_amp(listed, lists):
+def test_impossible_operator_entries_are_refused(listed, lists):
     given = {name: tuple(entries) for name, entries in yaml.safe_load(f"{{{lists}}}").items()}
     for half in (HALF, None):
         with refused(ConfigError, page="extras/operator_lists/mistakes_of_lists_of_modules", case=lists):
             listed(**given, half=half)
 
 
-def test_an_operator_that_the_model_does_not_have_is_refused():
+def test_operator_missing_from_the_model_is_refused():
     with refused(ConfigError, "gelu"):
         OpOverrides(("gelu",), (), "cpu", HALF).apply(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()))
 
 
-def test_notes_say_what_the_lists_did(listed):
+def test_notes_report_the_effect_of_the_lists(listed):
     assert listed().notes == []
     assert (
         "modules and attention cores in float32 (PRECISION.CUSTOM_BLACK_LIST): 1" in listed(black=("head",)).notes[-1]
@@ -170,7 +170,7 @@ def test_notes_say_what_the_lists_did(listed):
     assert "float32 anyway" in listed(black=("softmax_with_cross_entropy",)).notes[0]
 
 
-def test_black_and_white_batch_norms_keep_their_statistics_in_float32():
+def test_listed_batch_norms_keep_float32_statistics():
     for black, white, expected in ((("BatchNorm2d",), (), FLOAT), ((), ("BatchNorm2d",), HALF)):
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
         OpOverrides(black, white, "cpu", HALF).apply(model)
@@ -180,7 +180,7 @@ def test_black_and_white_batch_norms_keep_their_statistics_in_float32():
         assert output_types(model)["1"] is expected
 
 
-def test_a_swin_takes_lists():
+def test_swin_supports_operator_lists():
     model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=3, img_size=56, depths=(1, 2), embed_dim=24)
     OpOverrides(("matmul_v2",), ("*.1", "LayerNorm"), "cpu", HALF).apply(model)
     with torch.autocast("cpu", dtype=HALF):
@@ -189,7 +189,7 @@ def test_a_swin_takes_lists():
     assert logits.dtype is FLOAT and all(p.grad is not None for p in model.parameters())
 
 
-def test_a_block_that_overflows_in_float16_trains_when_it_is_listed(tmp_path):
+def test_listed_block_trains_where_float16_overflows(tmp_path):
     weights = {}
     for black in ((), ("blocks.1.mlp",)):
         config = replaced(
@@ -210,7 +210,7 @@ def test_a_block_that_overflows_in_float16_trains_when_it_is_listed(tmp_path):
     assert weights == {(): (4, True, False, False), ("blocks.1.mlp",): (0, False, True, True)}
 
 
-def test_a_listed_last_block_is_not_shortened_past_its_list(tmp_path):
+def test_listed_last_block_is_not_shortened(tmp_path):
     """Kernels are chosen after the lists: the shortened last block would not call the attention that is listed."""
     config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"CUSTOM_BLACK_LIST": ("blocks.1.attn",)})
     model = make_trainer(config).model

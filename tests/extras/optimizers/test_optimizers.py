@@ -35,7 +35,7 @@ READING = ("adamp", "sgdp", "cadamp", "csgdp", "novograd", "novogradw", "novogra
 
 
 @on_pretend_device
-def test_a_skipped_update_changes_nothing_of_any_optimizer_and_the_host_waits_for_no_work_of_the_device():
+def test_skipped_updates_change_no_optimizer_without_a_sync():
     for name in one_of_each_class():
         learner, plain = Learner(name, DEVICE), Learner(name, DEVICE)
         plain.optimizer = getattr(plain.optimizer, "inner", plain.optimizer)
@@ -60,7 +60,7 @@ class Kernels(TorchDispatchMode):
 
 
 @on_pretend_device
-def test_updates_take_few_kernels_on_a_gpu_and_that_they_can_be_skipped_adds_five_however_many_weights_there_are():
+def test_skippable_updates_add_at_most_five_kernels():
     for name in ("lion", "lamb", "nadamw"):
         weights = torch.nn.ParameterList(torch.ones(2, 3) for _ in range(30)).to(DEVICE)
         optimizer, found = build_optimizer(Train(OPTIMIZER=Optimizer(NAME=name)), weights), []
@@ -76,14 +76,14 @@ def test_updates_take_few_kernels_on_a_gpu_and_that_they_can_be_skipped_adds_fiv
 
 @on_pretend_device
 @pytest.mark.parametrize("name", ["lamb", "nadamw", "adopt"])
-def test_a_state_that_is_loaded_after_a_skipped_update_has_nothing_of_what_was_before(name):
+def test_loaded_state_replaces_state_of_skipped_update(name):
     saved = Learner(name, DEVICE).step(0).step(1).step(2).state()["optimizer"]
     learner = Learner(name, DEVICE).step(0).step(9, overflows=True)
     learner.optimizer.load_state_dict(copy.deepcopy(saved))
     assert state_hash(learner.state()["optimizer"]) == state_hash(saved)
 
 
-def test_every_optimizer_skips_moves_the_weights_and_goes_on_from_its_saved_state_to_the_last_bit():
+def test_every_optimizer_skips_updates_and_resumes_bitwise():
     for name in one_of_each_class():
         straight, resumed = Learner(name), Learner(name)
         before = state_hash(straight.state()["weights"])
@@ -102,7 +102,7 @@ def test_every_optimizer_skips_moves_the_weights_and_goes_on_from_its_saved_stat
         assert state_hash(straight.step(2).state()) == state_hash(resumed.step(2).state()), name
 
 
-def test_those_that_may_be_sharded_update_parts_of_a_weight_as_the_whole():
+def test_shardable_optimizers_update_parts_like_the_whole():
     from timm.optim import list_optimizers
 
     for name in set(BY_ELEMENT) & set(list_optimizers()):
@@ -128,7 +128,7 @@ ARGUMENTS = {  # words after TRAIN.OPTIMIZER: what all groups have
 
 
 @pytest.mark.parametrize(("words", "expected"), ARGUMENTS.items())
-def test_arguments_reach_the_optimizer_and_its_own_defaults_stay(tmp_path, words, expected):
+def test_timm_optimizer_gets_its_arguments_and_defaults(tmp_path, words, expected):
     words = ["WEIGHT_DECAY=0.07", "BASE_LR=0.02", *(f"OPTIMIZER.{each}" for each in words.split())]
     optimizer = build_optimizer(
         small_config(tmp_path, *(f"TRAIN.{each}" for each in words)).TRAIN, torch.nn.Linear(2, 2)
@@ -138,12 +138,12 @@ def test_arguments_reach_the_optimizer_and_its_own_defaults_stay(tmp_path, words
 
 
 @pytest.mark.parametrize("words", cases_of("extras/optimizers/mistakes_of_an_optimizer"))
-def test_what_cannot_work_is_refused_before_anything_is_built(tmp_path, words):
+def test_impossible_optimizer_is_refused_before_building(tmp_path, words):
     with refused(ConfigError, page="extras/optimizers/mistakes_of_an_optimizer", case=words):
         check_optimizer(small_config(tmp_path, *(f"TRAIN.OPTIMIZER.{word}" for word in words.split())))
 
 
-def test_a_value_that_the_optimizer_refuses_is_refused(tmp_path):
+def test_optimizer_rejecting_a_value_names_the_setting(tmp_path):
     linear, settings = torch.nn.Linear(2, 2), Optimizer(NAME="adan", KWARGS=Arguments({"betas": (0.9, 5.0, 0.9)}))
     with pytest.raises(ConfigError, match=r"TRAIN.OPTIMIZER.KWARGS.*adan.*betas"):
         build_optimizer(Train(OPTIMIZER=settings), linear)
@@ -151,7 +151,7 @@ def test_a_value_that_the_optimizer_refuses_is_refused(tmp_path):
         numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="lamb", KWARGS=Arguments({"betas": (0.9,)}))))
 
 
-def test_arguments_of_the_settings_count_not_those_of_the_checkpoint(tmp_path):
+def test_timm_optimizer_settings_override_the_checkpoint(tmp_path):
     name = "TRAIN.OPTIMIZER.NAME=lion"
     saved = make_trainer(small_config(tmp_path, name)).state_dict()
     trainer = make_trainer(small_config(tmp_path, name, "TRAIN.WEIGHT_DECAY=0.7", "TRAIN.OPTIMIZER.BETAS=[0.8,0.9]"))
@@ -161,7 +161,7 @@ def test_arguments_of_the_settings_count_not_those_of_the_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lamb", "lion"])
-def test_values_of_torch_beside_another_optimizer_count_as_not_set(tmp_path, name):
+def test_torch_default_values_are_ignored_for_other_optimizers(tmp_path, name):
     """PaddleViT's files have all three, whatever the optimizer."""
     values = {"NAME": name, "EPS": 1e-8, "BETAS": [0.9, 0.999], "MOMENTUM": 0.9}
     file = tmp_path / "config.yaml"
@@ -172,7 +172,7 @@ def test_values_of_torch_beside_another_optimizer_count_as_not_set(tmp_path, nam
     assert load(["-cfg", str(file)]).config.TRAIN.OPTIMIZER.EPS == 1e-3
 
 
-def test_an_optimizer_of_a_timm_that_is_too_old_for_this_torch_is_named(monkeypatch):
+def test_optimizer_broken_by_old_timm_is_named(monkeypatch):
     error = AttributeError("'NAdamW' object has no attribute '_cuda_graph_capture_health_check'")
     monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", Mock(side_effect=error))
     with refused(ConfigError, "TRAIN.OPTIMIZER.NAME", "nadamw", "timm"):
@@ -182,7 +182,7 @@ def test_an_optimizer_of_a_timm_that_is_too_old_for_this_torch_is_named(monkeypa
         numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))
 
 
-def test_the_estimate_of_memory_has_the_copies_by_which_updates_are_skipped(tmp_path):
+def test_memory_estimate_includes_copies_for_skipped_updates(tmp_path):
     config = small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=lamb")
     precision, model = Precision(config, CPU), build_model(config, 10)
     weights = sum(parameter.nbytes for parameter in model.parameters())

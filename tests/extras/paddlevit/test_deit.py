@@ -29,7 +29,7 @@ PARAMETERS = {  # of timm's model with 1000 classes
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_each_file_of_deit_gives_timms_model(name):
+def test_each_deit_file_gives_the_timm_model(name):
     loaded = load_text(yaml_of(FILES[f"{name}.yaml"]))
     assert (loaded.config.MODEL.TYPE, loaded.config.MODEL.NAME) == ("timm", name)
     assert f"{PARAMETERS[name]:,} parameters" in loaded.notes[0]
@@ -47,12 +47,12 @@ def test_each_file_of_deit_gives_timms_model(name):
         ("QKV_BIAS", "false"),
     ],
 )
-def test_field_that_differs_from_timms_model_is_refused_with_its_key(key, value):
+def test_field_differing_from_timm_model_is_refused(key, value):
     with refused(ConfigError, "x.yaml", f"MODEL.{key}", TINY["MODEL.NAME"]):
         load_text(yaml_of(TINY | {f"MODEL.{key}": str(value)}))
 
 
-def test_command_line_can_correct_the_model_and_not_make_another_kind_of_it():
+def test_command_line_corrects_model_name_but_not_type():
     text = yaml_of(TINY | {"MODEL.NAME": "deit_base_patch16_224"})
     config = load_text(text, "-opts", "MODEL.NAME=deit_tiny_patch16_224").config
     assert (config.MODEL.TYPE, config.MODEL.NAME) == ("timm", "deit_tiny_patch16_224")
@@ -61,7 +61,7 @@ def test_command_line_can_correct_the_model_and_not_make_another_kind_of_it():
             load_text(text, "-opts", words)
 
 
-def test_dialect_of_2021_and_a_base_file_describe_the_same_model():
+def test_base_file_and_2021_dialect_give_same_model():
     layers = {key: TINY[f"MODEL.{key}"] for key in ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO")}
     write(yaml_of({f"MODEL.TRANS.{key}": value for key, value in layers.items()}), "base.yaml")
     rest = {key: value for key, value in TINY.items() if key.removeprefix("MODEL.") not in layers}
@@ -70,7 +70,7 @@ def test_dialect_of_2021_and_a_base_file_describe_the_same_model():
     assert load_text(yaml_of({"BASE": "base.yaml"} | TINY)).config == load_text(yaml_of(TINY)).config
 
 
-def test_what_the_file_leaves_out_is_deits_default_and_not_ours():
+def test_missing_settings_take_deit_defaults():
     loaded = load_text(yaml_of(TINY | {"TRAIN.WARMUP_EPOCHS": "7"}), "-opts", "TRAIN.MIXUP_ALPHA=0.1")
     train = loaded.config.TRAIN
     assert (train.BASE_LR, train.WARMUP_START_LR, train.END_LR, train.LINEAR_SCALED_LR) == (5e-4, 1e-6, 0, 512)
@@ -84,19 +84,19 @@ def test_what_the_file_leaves_out_is_deits_default_and_not_ours():
 
 
 @pytest.mark.parametrize(("kind", "suffix"), [("hard", "_distilled"), ("none", "")])
-def test_distillation_means_deits_model_with_two_tokens(kind, suffix):
+def test_distillation_selects_the_distilled_deit_model(kind, suffix):
     typed = f"TRAIN.DISTILLATION_TYPE={kind}"
     of_file, of_flags = load_text(yaml_of(TINY | dict([typed.split("=")]))), load_text(yaml_of(TINY), "-opts", typed)
     assert of_file.config.MODEL.NAME == of_flags.config.MODEL.NAME == f"deit_tiny{suffix}_patch16_224"
 
 
 @pytest.mark.parametrize(("kind", "name"), [("swin", "swin_tiny_patch4_window7_224"), ("GatedMLP", "gMLP-s16-224")])
-def test_file_of_another_family_is_refused_with_timms_name(kind, name):
+def test_file_of_another_family_names_timm_model(kind, name):
     with refused(ConfigError, "x.yaml", "MODEL.TYPE", name.replace("-", "_").lower(), "docs/from-paddlevit.md"):
         load_text(yaml_of({"MODEL.TYPE": kind, "MODEL.NAME": name, "MODEL.STAGE_DEPTHS": "[2, 2]"}))
 
 
-def test_example_of_the_docs_for_another_family_loads():
+def test_docs_example_for_another_family_loads():
     page = (ROOT / "docs/from-paddlevit.md").read_text("utf-8")
     (example,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)
     loaded = load_text(example)

@@ -36,13 +36,13 @@ def test_each_dialect_gives_the_same_model(dialect):
     assert loaded.notes == []
 
 
-def test_mlp_width_of_the_oldest_dialect_survives_being_turned_into_a_ratio():
+def test_oldest_dialect_mlp_width_survives_as_ratio():
     for width, hidden in ((60, 123), (448, 453), (768, 3072)):
         config = load_text(f"MODEL: {{TRANS: {{HIDDEN_SIZE: {width}, MLP_DIM: {hidden}, NUM_HEADS: 1}}}}").config
         assert int(width * config.MODEL.MLP_RATIO) == hidden
 
 
-def test_paddlevits_other_words_for_values_are_understood_and_named():
+def test_paddlevit_values_are_translated_with_notes():
     train = "GRAD_CLIP: 0, AUTO_AUGMENT: True, LR_SCHEDULER: {NAME: warmupcosine, MILESTONES: '30, 60, 90'}"
     loaded = load_text(f"NGPUS: -1\nTRAIN: {{{train}}}")
     assert (loaded.config.START.NGPUS, loaded.config.TRAIN.GRAD_CLIP) == (None, None)
@@ -53,14 +53,14 @@ def test_paddlevits_other_words_for_values_are_understood_and_named():
 
 
 @pytest.mark.parametrize("text", cases_of("extras/paddlevit/settings_of_paddlevit"))
-def test_setting_of_paddlevit_is_replaced_by_ours(text):
+def test_paddlevit_setting_is_replaced_by_ours(text):
     usual = flatten(load_text("").config)
     found = {key: value for key, value in flatten(load_text(text).config).items() if value != usual[key]}
     same_message(str(found), "extras/paddlevit/settings_of_paddlevit", text)
 
 
 @pytest.mark.parametrize("text", cases_of("extras/paddlevit/mistakes_of_paddlevits_settings"))
-def test_setting_of_paddlevit_without_replacement_is_refused(text):
+def test_paddlevit_setting_without_replacement_is_refused(text):
     with refused(ConfigError, page="extras/paddlevit/mistakes_of_paddlevits_settings", case=text):
         load_text(content_of(text))
 
@@ -101,5 +101,5 @@ def test_a_depth_of_2021_replaces_the_model_of_the_weights(here, weights):
         ("{RAND_AUGMENT: true}", "RAND_AUGMENT=false", None),
     ],
 )
-def test_rand_augment_of_file_and_command_line_are_combined(file, word, policy):
+def test_rand_augment_combines_file_and_command_line(file, word, policy):
     assert load_text(f"TRAIN: {file}", "-opts", f"TRAIN.{word}").config.TRAIN.AUTO_AUGMENT == policy

@@ -32,7 +32,7 @@ from utils.errors import ConfigError
 
 @pytest.mark.parametrize("layout", PADDLE_LAYOUTS)
 @pytest.mark.parametrize("year", YEARS)
-def test_pdparams_of_every_year_layout_protocol_and_numpy_are_read(tmp_path, weights, year, layout):
+def test_pdparams_of_every_year_and_layout_are_read(tmp_path, weights, year, layout):
     content = PADDLE_LAYOUTS[layout](paddle_arrays(weights, YEARS[year]))
     for protocol, numpy in ((4, None), (2, b"numpy.core.")):
         path = pickled(content, tmp_path / "x.pdparams", protocol)
@@ -42,7 +42,7 @@ def test_pdparams_of_every_year_layout_protocol_and_numpy_are_read(tmp_path, wei
         assert_same(read_state_dict(path), weights)
 
 
-def test_split_arrays_are_put_together(tmp_path, weights):
+def test_split_paddle_arrays_are_joined(tmp_path, weights):
     content = paddle_arrays(weights, PADDLE_2022)
     name = "encoder.layers.0.mlp.fc1.weight"
     whole = content.pop(name)
@@ -51,7 +51,7 @@ def test_split_arrays_are_put_together(tmp_path, weights):
     assert_same(read_state_dict(pickled(content, tmp_path / "x.pdparams", 2)), weights)
 
 
-def test_distilled_deit_of_paddlevit_is_read_and_known_by_its_shapes(tmp_path):
+def test_paddlevit_distilled_deit_is_recognized_by_shapes(tmp_path):
     theirs = timm.create_model("deit_tiny_distilled_patch16_224", depth=1, num_classes=5).state_dict()
     names = PADDLE_2022 | {"dist_token": "dist_token", "head_dist": "classifier_dist"}
     arrays = paddle_arrays({name: tensor for name, tensor in theirs.items() if "head_dist.weight" not in name}, names)
@@ -63,7 +63,7 @@ def test_distilled_deit_of_paddlevit_is_read_and_known_by_its_shapes(tmp_path):
     assert metadata.images["DATA.IMAGENET_MEAN"] == [0.485, 0.456, 0.406]
 
 
-def test_a_two_layer_head_of_2021_is_dropped(tmp_path, weights):
+def test_two_layer_head_of_2021_is_dropped(tmp_path, weights):
     arrays = {
         name.replace("classifier.", "classifier.3."): array
         for name, array in paddle_arrays(weights, PADDLE_2021).items()
@@ -77,14 +77,14 @@ def test_a_two_layer_head_of_2021_is_dropped(tmp_path, weights):
     assert torch.equal(model.blocks[1].mlp.fc2.weight, weights["blocks.1.mlp.fc2.weight"])
 
 
-def test_another_model_of_paddlevit_is_refused_by_name(tmp_path):
+def test_unsupported_paddlevit_model_is_refused(tmp_path):
     for name, kind in (("stages.0.conv.weight", "f4"), ("cls_token", "i8")):
         with refused(ConfigError, name):
             read_state_dict(pickled({name: np.ones(2, kind)}, tmp_path / "x.pdparams"))
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_paddlevits_weights_convert_to_timms_names(tmp_path, weights, suffix):
+def test_paddlevit_weights_convert_to_timm_names(tmp_path, weights, suffix):
     source = pickled(training_file(paddle_arrays(weights, PADDLE_OLDEST)), tmp_path / "x.pdparams", 2)
     typed("scripts/export.py", source, "-o", tmp_path / f"y{suffix}").done()
     assert_same(read_state_dict(tmp_path / f"y{suffix}"), weights)
@@ -98,12 +98,12 @@ def test_paddlevits_weights_convert_to_timms_names(tmp_path, weights, suffix):
         (np.zeros(2, dtype=[("a", "f4"), ("b", "O")]), "V12"),  # numpy would trust such a layout
     ],
 )
-def test_what_paddle_does_not_write_is_refused(tmp_path, content, name):
+def test_pickle_content_foreign_to_paddle_is_refused(tmp_path, content, name):
     with refused(ConfigError, "refused", name):
         read_state_dict(pickled({"head.bias": content}, tmp_path / "x.pdparams"))
 
 
-def test_paddle_arrays_of_either_byte_order_are_the_same_numbers(tmp_path):
+def test_paddle_arrays_of_either_byte_order_match(tmp_path):
     numbers = np.array([1.5, -2.0, 3e-5], ">f4")
     found = read_pdparams(pickled({"x": numbers}, tmp_path / "x.pdparams"))["x"]
     assert found.tolist() == numbers.tolist()

@@ -32,7 +32,7 @@ def trace(folder) -> list[dict]:
         return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
 
 
-def test_profile_writes_a_trace_with_the_phases_and_changes_nothing_of_the_run(start):
+def test_profile_writes_trace_without_changing_the_run(start):
     folder, said = start("o", "PROFILE=3", "TRAIN.ACCUM_ITER=2", "TRAIN.NUM_EPOCHS=1")
     assert_names(said, folder / "trace.json.gz")
     assert said.index("profile:") < said.index("Step[0020/") and ending(said).startswith("done;")
@@ -49,9 +49,7 @@ def test_profile_writes_a_trace_with_the_phases_and_changes_nothing_of_the_run(s
 
 
 @pytest.mark.parametrize(("batch_size", "num_traced"), [(359, None), (160, 8 - 6)])
-def test_a_run_that_ends_before_its_trace_says_so_and_one_within_it_keeps_what_there_is(
-    tmp_path, batch_size, num_traced
-):
+def test_early_end_keeps_partial_trace_or_says_so(tmp_path, batch_size, num_traced):
     said, path = [], tmp_path / "trace.json.gz"
     profiler = Profiler(100, path, said.append)
     if num_traced:
@@ -69,7 +67,7 @@ def test_a_run_that_ends_before_its_trace_says_so_and_one_within_it_keeps_what_t
         assert (tmp_path / "snapshot").read_text() == "of an earlier start"
 
 
-def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path):
+def test_unwritable_trace_only_warns(tmp_path):
     said, path = [], tmp_path / "gone/trace.json.gz"
     profiler = Profiler(1, path, said.append)
     update(make_trainer(small_config(tmp_path), callbacks=[profiler]), 9)

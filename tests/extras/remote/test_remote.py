@@ -63,7 +63,7 @@ def assert_same(found, wanted) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_over_http_it_is_the_set_of_the_folder(root, caches, ranges, monkeypatch):
+def test_http_shards_match_the_local_folder(root, caches, ranges, monkeypatch):
     monkeypatch.setattr("extras.remote.server.BLOCK", 9000)  # a tar is several requests
     (root / "classes.txt").write_text("ant\nbee\ncat\n")
     with HttpFolder(root, ranges=ranges) as server:
@@ -72,14 +72,14 @@ def test_over_http_it_is_the_set_of_the_folder(root, caches, ranges, monkeypatch
         assert found[0].name(12) == f"{server.url}/train-000001.tar: 0012.png"
 
 
-def test_folders_of_parts_are_listed_and_without_validation_the_same_images_are_held_out(tmp_path, caches):
+def test_remote_part_folders_hold_out_the_same_images(tmp_path, caches):
     for number in range(4):
         write_tar(tmp_path / "train" / f"{number}.tar", samples(10 * number, 10))
     with HttpFolder(tmp_path) as server:
         assert_same(remote(server.url, caches, VAL_FRACTION=0.3), load("shards", tmp_path, VAL_FRACTION=0.3))
 
 
-def test_from_a_server_that_lists_nothing_tars_are_named_by_braces(root, caches):
+def test_tars_are_named_by_braces_without_server_listing(root, caches):
     with HttpFolder(root, lists=False) as server:
         with refused(DataError, server.url, "-data_path", "{000000..000146}"):
             remote(server.url, caches)
@@ -90,7 +90,7 @@ def test_from_a_server_that_lists_nothing_tars_are_named_by_braces(root, caches)
         assert sorted(shades(both[0]) + shades(both[1])) == list(range(20)) and len(both[1])
 
 
-def test_from_s3_it_is_the_set_of_the_folder_and_faults_are_told_with_the_remedy(root, caches, monkeypatch):
+def test_s3_shards_match_folder_and_faults_suggest_remedies(root, caches, monkeypatch):
     with s3_folder(root, monkeypatch) as url:
         assert_same(remote(url, caches), load("shards", root))
         with refused(DataError, "s3://no-bucket/set", "bucket"):
@@ -100,9 +100,7 @@ def test_from_s3_it_is_the_set_of_the_folder_and_faults_are_told_with_the_remedy
             remote(url, caches)
 
 
-def test_workers_two_processes_and_a_start_in_mid_epoch_see_the_images_that_one_sees_from_the_disk(
-    tmp_path, caches, monkeypatch
-):
+def test_remote_images_match_disk_across_ranks_and_resume(tmp_path, caches, monkeypatch):
     make_set(tmp_path / "set", num_shards=9, count=5)
     common = {"DATASET": "shards", "CACHE_PATH": caches, "SHUFFLE_BUFFER": 8}
     whole = seen(seen_settings(common | {"DATA_PATH": str(tmp_path / "set")}, {}))
@@ -119,9 +117,7 @@ def test_workers_two_processes_and_a_start_in_mid_epoch_see_the_images_that_one_
 # --- the index and the cache ---
 
 
-def test_with_the_index_on_the_server_only_what_is_read_is_pulled_once_for_all_threads_and_a_second_start_asks_for_no_index(
-    root, caches
-):
+def test_remote_index_lets_threads_pull_needed_tars_once(root, caches):
     load("shards", root)
     with HttpFolder(root) as server, ThreadPoolExecutor(8) as pool:
         train, _ = remote(server.url, caches)
@@ -134,7 +130,7 @@ def test_with_the_index_on_the_server_only_what_is_read_is_pulled_once_for_all_t
         assert not [path for path in server.paths if path.endswith(".index")]
 
 
-def test_a_tar_is_pulled_once_and_again_only_when_it_has_changed(root, caches):
+def test_tar_is_pulled_again_only_after_a_change(root, caches):
     with HttpFolder(root) as server:
         for _ in range(2):
             train, _ = remote(server.url, caches)
@@ -157,7 +153,7 @@ def test_a_tar_is_pulled_once_and_again_only_when_it_has_changed(root, caches):
             assert pulled.exists() and not left.exists()
 
 
-def test_a_tar_that_is_not_that_of_its_index_is_refused_until_the_server_has_the_right_one(root, caches):
+def test_tar_contradicting_its_index_is_refused_until_fixed(root, caches):
     load("shards", root)
     path = root / "train-000000.tar"
     flip(path, 3000)
@@ -170,7 +166,7 @@ def test_a_tar_that_is_not_that_of_its_index_is_refused_until_the_server_has_the
         assert remote(server.url, caches)[0].read(0) is not None
 
 
-def test_the_cache_holds_no_more_than_its_limit_and_what_was_dropped_is_pulled_again(tmp_path, caches):
+def test_tar_cache_stays_within_limit_and_repulls_tars(tmp_path, caches):
     for number in range(8):
         write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))
     size = (tmp_path / "set" / "train-0.tar").stat().st_size
@@ -184,7 +180,7 @@ def test_the_cache_holds_no_more_than_its_limit_and_what_was_dropped_is_pulled_a
             assert len(held(caches)) <= 4
 
 
-def test_the_next_tars_are_pulled_ahead_of_the_reader_as_many_as_fit_but_those_that_others_pull(tmp_path, caches):
+def test_next_tars_are_prefetched_unless_others_pull_them(tmp_path, caches):
     for number in range(9):
         write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))
     write_tar(tmp_path / "set" / "val-0.tar", samples(200, 3))
@@ -216,7 +212,7 @@ def cache_of(server: HttpFolder, folder: Path, silence: float = 30.0) -> tuple[T
     return cache, ShardTar(name, (server.root / name).stat().st_size, 0)
 
 
-def test_what_a_killed_process_left_is_neither_read_nor_in_the_way(root, tmp_path):
+def test_partial_pull_of_killed_process_is_ignored(root, tmp_path):
     with HttpFolder(root, fault=lambda number, path: "stall" if number == 1 else None) as server:
         cache, tar = cache_of(server, tmp_path)
         process = multiprocessing.get_context("fork").Process(target=cache.pull, args=(tar,))
@@ -234,7 +230,7 @@ def test_what_a_killed_process_left_is_neither_read_nor_in_the_way(root, tmp_pat
 
 
 @pytest.mark.parametrize("fault", [500, 429, "cut", "stall"])
-def test_what_may_pass_is_tried_again(root, tmp_path, fault):
+def test_transient_server_faults_are_retried(root, tmp_path, fault):
     with HttpFolder(root, fault=lambda number, path: fault if number < 3 else None) as server:
         cache, tar = cache_of(server, tmp_path, silence=0.3)
         cache.pull(tar)  # a stall lasts longer than its patience
@@ -242,7 +238,7 @@ def test_what_may_pass_is_tried_again(root, tmp_path, fault):
 
 
 @pytest.mark.parametrize("answer", cases_of("extras/remote/mistakes_of_a_server"))
-def test_what_will_not_pass_ends_it_at_once_or_in_time(root, tmp_path, monkeypatch, answer):
+def test_permanent_server_faults_fail_without_endless_retries(root, tmp_path, monkeypatch, answer):
     slept: list[float] = []
     clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
     for module in ("server", "shards"):
@@ -256,7 +252,7 @@ def test_what_will_not_pass_ends_it_at_once_or_in_time(root, tmp_path, monkeypat
         assert (len(server.paths) > 2) is (fault in (503, "empty")) and not cache.files()
 
 
-def test_headers_without_end_are_waited_for_as_long_as_silence(root, tmp_path):
+def test_endless_response_headers_time_out(root, tmp_path):
     with HttpFolder(root, fault=lambda number, path: "early") as server:
         cache, tar = cache_of(server, tmp_path, silence=0.3)
         cache.server.patience, start = 0.3, time.monotonic()
@@ -266,7 +262,7 @@ def test_headers_without_end_are_waited_for_as_long_as_silence(root, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["classes.txt", "train.index"])
-def test_a_file_that_may_be_absent_is_refused_where_the_server_lists_but_denies_it(root, caches, name):
+def test_listed_optional_file_that_is_denied_is_refused(root, caches, name):
     """S3 denies access to what is not there."""
     (root / "classes.txt").write_text("ant\nbee\ncat\n")
     load("shards", root)
@@ -280,7 +276,7 @@ def test_a_file_that_may_be_absent_is_refused_where_the_server_lists_but_denies_
         )
 
 
-def test_what_keeps_a_run_from_its_data_is_named(root, caches, tmp_path, monkeypatch):
+def test_causes_of_unreachable_remote_data_are_named(root, caches, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     slept = []
     with monkeypatch.context() as patched:
@@ -300,14 +296,14 @@ def test_what_keeps_a_run_from_its_data_is_named(root, caches, tmp_path, monkeyp
             remote(server.url, caches)
 
 
-def test_without_the_package_that_reads_it_that_is_told(caches, monkeypatch):
+def test_missing_remote_package_is_named(caches, monkeypatch):
     for url, package in (("https://server/set", "aiohttp"), ("s3://bucket/set", "s3fs")):
         monkeypatch.setitem(__import__("sys").modules, package, None)
         with refused(ConfigError, "DATA.DATA_PATH", url, f"pip install {package}"):
             remote(url, caches)
 
 
-def test_what_libraries_say_of_credentials_is_left_out():
+def test_library_errors_are_stripped_of_credentials():
     secrets = ("me:secret@", "X-Amz-Signature=secret", "AKIAIOSFODNN7EXAMPLE")
     error = OSError(f"https://{secrets[0]}host/a.tar?{secrets[1]}&x=1 for {secrets[2]}")
     said = judge(error, "https").words
@@ -318,13 +314,13 @@ def test_what_libraries_say_of_credentials_is_left_out():
 @pytest.mark.parametrize(
     "error", [UnauthorizedSSOTokenError(), TokenRetrievalError(provider="x", error_msg="x"), ConfigParseError(path="x")]
 )
-def test_credentials_that_have_expired_or_cannot_be_read_are_not_waited_for(error):
+def test_expired_or_unreadable_credentials_are_not_retried(error):
     trouble = judge(error, "s3")
     assert trouble.lasts and trouble.kind is NotThereError
     assert_names(trouble.remedy, "AWS_PROFILE")
 
 
-def test_a_server_cannot_name_a_file_outside_of_the_cache(root, caches, tmp_path):
+def test_server_cannot_name_files_outside_the_cache(root, caches, tmp_path):
     (root / "x.tar").write_bytes((root / "train-000000.tar").read_bytes())
     with HttpFolder(
         root,
@@ -339,13 +335,13 @@ def test_a_server_cannot_name_a_file_outside_of_the_cache(root, caches, tmp_path
 
 
 @pytest.mark.parametrize("url", cases_of("extras/remote/urls_of_tars"))
-def test_a_url_is_a_folder_one_tar_or_those_that_braces_mean_to_webdataset(url):
+def test_url_names_a_folder_tar_or_webdataset_braces(url):
     folder, names = parse_address(url)
     same_message(f"{folder}: {names}", "extras/remote/urls_of_tars", url)
 
 
 @pytest.mark.parametrize("name", cases_of("extras/remote/mistakes_of_braces"))
-def test_braces_that_mean_no_tars_are_refused(name):
+def test_invalid_tar_braces_are_refused(name):
     long = re.compile(r"(?<=server/)\S{200,}")
     with refused(DataError, page="extras/remote/mistakes_of_braces", case=name, long=long):
         parse_address(f"https://server/{content_of(name)}")

@@ -39,7 +39,7 @@ def tar(name: str) -> ShardTar:
     return ShardTar(name, SIZE, 1)
 
 
-def test_the_tar_that_was_used_longest_ago_is_dropped(cache):
+def test_least_recently_used_tar_is_dropped(cache):
     one, two = tar("a.tar"), tar("b.tar")
     for each in (one, two):
         cache.pull(each)
@@ -50,7 +50,7 @@ def test_the_tar_that_was_used_longest_ago_is_dropped(cache):
     assert cache.holds(one) and not cache.holds(two)
 
 
-def test_tars_in_the_cache_take_no_room_of_the_disk_again(tmp_path, monkeypatch):
+def test_cached_tars_need_no_further_disk_space(tmp_path, monkeypatch):
     make_set(tmp_path / "set")
     with HttpFolder(tmp_path / "set") as server:
         config = settings("shards", server.url, CACHE_PATH=str(tmp_path / "c"), SHUFFLE_BUFFER=1)
@@ -59,7 +59,7 @@ def test_tars_in_the_cache_take_no_room_of_the_disk_again(tmp_path, monkeypatch)
         assert load_image_sets(config)[0].folder.cache.limit >= held
 
 
-def test_a_pulled_tar_is_on_the_disk_before_it_has_its_name(cache, monkeypatch):
+def test_pulled_tar_is_synced_before_it_is_renamed(cache, monkeypatch):
     done, fsync, replace = [], os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: done.append("synced") or fsync(file))
     monkeypatch.setattr(os, "replace", lambda *paths: done.append("named") or replace(*paths))
@@ -67,7 +67,7 @@ def test_a_pulled_tar_is_on_the_disk_before_it_has_its_name(cache, monkeypatch):
     assert done[:2] == ["synced", "named"]
 
 
-def test_a_server_that_says_nothing_is_given_up():
+def test_silent_server_times_out():
     with ThreadPoolExecutor(1) as pool, socket.create_server(("127.0.0.1", 0)) as silent:
         server = Server(f"http://127.0.0.1:{silent.getsockname()[1]}/set", 1.0, str)
         with pytest.raises(DataError):
@@ -93,7 +93,7 @@ def test_waits_between_requests_grow(tmp_path, monkeypatch):
     assert waits[:4] == [0.05, 0.1, 0.2, 0.4] and 100 < sum(waits) <= 120
 
 
-def test_all_who_want_a_tar_that_never_comes_whole_wait_once(tmp_path, monkeypatch):
+def test_threads_share_one_timeout_for_a_truncated_tar(tmp_path, monkeypatch):
     """Threads that read one image of it each."""
     tries, now, lock = [], [0.0], threading.Lock()
 
@@ -121,7 +121,7 @@ def test_all_who_want_a_tar_that_never_comes_whole_wait_once(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("what", ["listing", "file"])
-def test_an_answer_without_end_is_given_up(monkeypatch, what):
+def test_endless_server_answer_is_refused(monkeypatch, what):
     monkeypatch.setattr(asked, "MOST_OF_ANOTHER", 2**20)
 
     class Endless(BaseHTTPRequestHandler):
@@ -159,14 +159,14 @@ def test_dropped_tars_are_closed(tmp_path):
         assert len([each for each in opened if str(tmp_path / "c") in each and each.endswith(".tar (deleted)")]) == 0
 
 
-def test_a_spawned_loader_process_reads_as_the_training_does(tmp_path):
+def test_spawned_loader_process_reads_the_same_shards(tmp_path):
     make_set(tmp_path / "set")
     with HttpFolder(tmp_path / "set") as server:
         train, _ = load("shards", server.url, CACHE_PATH=str(tmp_path / "c"))
         assert shades(pickle.loads(pickle.dumps(train))) == [*range(30)]
 
 
-def test_a_disk_without_room_for_a_tar_names_the_settings_and_keeps_no_part_of_it(cache, monkeypatch):
+def test_full_disk_during_pull_leaves_no_partial_tar(cache, monkeypatch):
     monkeypatch.setattr(cache.server, "copy", Mock(side_effect=OSError(28, "No space left on device")))
     with refused(DataError, "a.tar", "DATA.CACHE_PATH", "DATA.REMOTE_CACHE_GB"):
         cache.pull(tar("a.tar"))

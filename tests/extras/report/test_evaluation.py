@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("metric, name", [("top1", "raw"), ("loss", "EMA")])
-def test_the_tables_of_an_evaluation_are_of_the_weights_that_the_metric_prefers(tmp_path, metric, name):
+def test_evaluation_tables_use_weights_the_metric_prefers(tmp_path, metric, name):
     gathered = []
     found = {
         prefix: Evaluation(scores, SimpleNamespace(gather=lambda process, prefix=prefix: gathered.append(prefix)))

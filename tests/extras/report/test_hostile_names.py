@@ -13,7 +13,7 @@ from extras.report.image_tables import write_tables
 pytestmark = pytest.mark.slow
 
 
-def test_no_table_of_a_run_has_a_formula(tmp_path):
+def test_run_tables_contain_no_spreadsheet_formulas(tmp_path):
     images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["=a()", "@b"], PixelRules(1), "-2+3 of")
     numbers = np.array([0, 1])
     shares = np.full(2, 0.5, np.float32)

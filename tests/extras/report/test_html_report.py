@@ -88,7 +88,7 @@ def trained(tmp_path_factory) -> Path:
     return run_folder(folder / "o p's")
 
 
-def test_a_run_ends_with_a_report_of_what_it_measured(trained):
+def test_finished_run_has_a_report_of_its_results(trained):
     page, run = Page(trained / "report.html"), SavedRun.open(trained)
     assert f"{run.best.value:.2f}%" in page.text and f"epoch {run.best.epoch}" in page.text
     assert {"validation_images", "validation_digest", "device_name", "parameters"} <= set(run.about)
@@ -100,13 +100,13 @@ def test_a_run_ends_with_a_report_of_what_it_measured(trained):
     assert f"python main_single_gpu.py -cfg {path}" in page.text
 
 
-def test_the_script_writes_it_elsewhere(trained, tmp_path):
+def test_report_script_writes_to_another_path(trained, tmp_path):
     ended = typed(REPORT, trained, "-output", tmp_path / "x.html").done()
     assert Page(tmp_path / "x.html").headings == Page(trained / "report.html").headings
     assert ended.stdout.strip() == str(tmp_path / "x.html")
 
 
-def test_a_run_that_was_killed_before_its_report_gets_it_when_it_is_resumed(trained, tmp_path):
+def test_resume_writes_the_report_of_a_killed_run(trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "run")
     (folder / "report.html").unlink()
     assert run("main_single_gpu.py", "-resume", str(folder)).returncode == 0
@@ -127,7 +127,7 @@ def run_with(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("text", cases_of("extras/report/texts_in_a_report"))
-def test_names_of_classes_and_files_and_settings_are_text(tmp_path, text):
+def test_names_and_settings_are_escaped_as_text(tmp_path, text):
     folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
     plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
     assert page.elements == plain.elements, "none of them, and no attribute, is of the data"
@@ -147,7 +147,7 @@ def test_control_characters_of_names_are_escaped(tmp_path):
     )
 
 
-def test_nothing_in_the_page_is_loaded_or_run(tmp_path):
+def test_report_loads_and_runs_nothing(tmp_path):
     page = page_of(write_run(tmp_path / "run", names=[f"class {number}" for number in range(40)], skipped=2))
     (policy,) = (each["content"] for each in page.all("meta") if each.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy
@@ -159,7 +159,7 @@ def test_nothing_in_the_page_is_loaded_or_run(tmp_path):
     assert not re.search(r"url\(|@import", (tmp_path / "run" / "report.html").read_text())
 
 
-def test_sections_that_would_be_empty_are_left_out(tmp_path):
+def test_empty_sections_are_left_out(tmp_path):
     full = page_of(write_run(tmp_path / "full", skipped=2))
     assert {"Confusion matrix", "Classes, lowest F1 first", "Precision"} <= set(full.headings)
     assert "10 updates of 109 skipped" in full.text
@@ -176,13 +176,13 @@ def test_sections_that_would_be_empty_are_left_out(tmp_path):
     assert "python main_single_gpu.py -cfg" in few.text
 
 
-def test_a_thousand_classes_are_a_short_table_and_a_page_to_send(tmp_path):
+def test_thousand_classes_keep_the_report_small(tmp_path):
     page = page_of(write_run(tmp_path, names=[f"class {number}" for number in range(1000)]))
     assert "Classes with the lowest F1" in page.headings and "class 3class 4" not in page.text
     assert (tmp_path / "report.html").stat().st_size < 400_000
 
 
-def test_large_sheets_become_small_enough_to_send(tmp_path):
+def test_large_sheets_are_shrunk_for_the_report(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (1300, 1300, 3), np.uint8)  # compresses worst
     Image.fromarray(noise).save(tmp_path / "mistakes.png", compress_level=0)
     found = embedded(tmp_path / "mistakes.png", "noise", "sheet")
@@ -192,7 +192,7 @@ def test_large_sheets_become_small_enough_to_send(tmp_path):
     assert embedded(tmp_path / "mistakes.png", "none", "sheet") is None
 
 
-def test_images_of_a_sheet_are_shown_one_by_one_with_captions_as_text(tmp_path):
+def test_sheet_images_are_shown_singly_with_captions(tmp_path):
     shades = [np.full((30, 60, 3), shade, np.uint8) for shade in (10, 90)]
     tiles = [Tile(shades[0], [EVIL, "cat/\udcff.jpg"]), Tile(shades[1], ["猫"]), Tile(None, ["cannot be read"])]
     write_picture(contact_sheet(tiles, side=60), tmp_path / "mistakes.png")
@@ -210,7 +210,7 @@ def test_images_of_a_sheet_are_shown_one_by_one_with_captions_as_text(tmp_path):
     + ["[" + ",".join(["[0,0,5,5,[]]"] * 101) + "]"],
     ids=lambda places: places[:20],
 )
-def test_a_sheet_with_odd_places_is_shown_whole(tmp_path, places):
+def test_sheet_with_invalid_tile_positions_is_shown_whole(tmp_path, places):
     folder = write_run(tmp_path)
     for name in ("plain", "odd"):
         sheet = contact_sheet([Tile(np.zeros((9, 9, 3), np.uint8), ["a caption"])])
@@ -220,7 +220,7 @@ def test_a_sheet_with_odd_places_is_shown_whole(tmp_path, places):
         assert len(page_of(folder).all("img")) == 7
 
 
-def test_the_best_epoch_of_the_curves_is_that_of_best_pth(tmp_path, monkeypatch):
+def test_curves_mark_the_epoch_of_best_pth(tmp_path, monkeypatch):
     marks = []
     monkeypatch.setattr("extras.report.report.to_png", lambda plot, title: marks.append(plot.best) or b"a curve")
     run = SavedRun.open(write_run(tmp_path))  # whose last epoch has a better score, but no best.pth
@@ -228,7 +228,7 @@ def test_the_best_epoch_of_the_curves_is_that_of_best_pth(tmp_path, monkeypatch)
     assert run.best.epoch == 4 and {mark[0] for mark in marks if mark} == {4}
 
 
-def test_a_page_says_what_is_in_the_folder_and_how_the_run_ended(here):
+def test_report_describes_folder_contents_and_run_end(here):
     folder = write_run(Path("run"), names=["cat", "dog", "owl"], skipped=2, processes=2)
     page_of(folder)
     text = re.sub("<style.*?</style>", "", (folder / "report.html").read_text(), flags=re.S)
@@ -244,12 +244,12 @@ def test_a_page_says_what_is_in_the_folder_and_how_the_run_ended(here):
 
 
 @pytest.mark.parametrize("output", ["", "no/x.html", "config.yaml/x.html"])
-def test_an_output_that_cannot_be_written_is_refused(tmp_path, output):
+def test_unwritable_report_output_is_refused(tmp_path, output):
     folder = write_run(tmp_path / "run")
     typed(REPORT, folder, "-output", folder / output).refused(folder / output)
 
 
-def test_whatever_is_damaged_in_a_folder_ends_in_a_report_or_a_remedy(tmp_path):
+def test_damaged_run_folder_gives_report_or_remedy(tmp_path):
     folder = write_run(tmp_path, skipped=1)
     (folder / "log.txt").write_text("2026-01-02 03:04:05 doctor: found\n")
     for path in sorted(folder.iterdir()):
@@ -263,7 +263,7 @@ def test_whatever_is_damaged_in_a_folder_ends_in_a_report_or_a_remedy(tmp_path):
         path.write_bytes(whole)
 
 
-def test_what_goes_wrong_with_the_report_is_a_warning_of_the_run(tmp_path, monkeypatch):
+def test_report_failure_only_warns(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run")
     (folder / "report.html" / "in the way").mkdir(parents=True)
     assert write_at_end(folder, in_the_way := Mock()) is None

@@ -77,7 +77,7 @@ def table(path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_all_tables_are_scikit_learns_for_any_number_of_processes(tmp_path, world_size):
+def test_tables_match_scikit_learn_for_any_world_size(tmp_path, world_size):
     config, images = small_config(tmp_path, "DATA.BATCH_SIZE=8", "DATA.CROP_PCT=1"), make_images()
 
     def results_of(process):
@@ -117,7 +117,7 @@ def test_all_tables_are_scikit_learns_for_any_number_of_processes(tmp_path, worl
         assert (row[0], row[5], row[6:]) == (names[number], str(matrix[:, number].sum()), taken_for)
 
 
-def test_with_several_labels_all_of_them_are_named_and_figures_are_scikit_learns(tmp_path, monkeypatch):
+def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     rng, names = torch.Generator().manual_seed(0), ["a", "b", "c", "d"]
     targets = (torch.rand(50, 4, generator=rng) < 0.4).float()
     logits = torch.randn(50, 4, generator=rng) + 2 * targets - 1
@@ -161,7 +161,7 @@ def made_up(labels, predictions, num_classes, probabilities=None) -> ImageResult
     return ImageResults(np.arange(len(labels)), labels, predictions, shares, 1 - shares, np.stack(counts))
 
 
-def test_the_confusion_of_very_many_classes_is_a_list_and_a_picture_of_the_usual_size(tmp_path, monkeypatch):
+def test_huge_confusion_matrix_becomes_list_and_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_CLASSES", 5)
     labels = np.repeat(np.arange(3000), 2)
     predictions = labels.copy()
@@ -182,7 +182,7 @@ def test_the_confusion_of_very_many_classes_is_a_list_and_a_picture_of_the_usual
     assert table(tmp_path / "confusion.csv")[0][1:] == images.classes, "the most that have a matrix"
 
 
-def test_the_sheet_shows_the_36_most_certain_mistakes_and_none_that_cannot_be_read(monkeypatch):
+def test_mistake_sheet_shows_36_most_certain_readable_images(monkeypatch):
     images = make_images()
     images.images = np.broadcast_to(np.arange(61, dtype=np.uint8)[:, None, None] * 4, (61, 8, 8))
     shares = np.random.default_rng(0).permutation(61).astype(np.float32) / 61
@@ -201,7 +201,7 @@ def test_the_sheet_shows_the_36_most_certain_mistakes_and_none_that_cannot_be_re
         assert ("most certain" in draw_mistakes(every, images)) == (count > 36)
 
 
-def test_the_sheet_of_the_first_update_names_the_classes_of_each_image_and_their_shares(tmp_path, monkeypatch):
+def test_first_batch_sheet_names_classes_and_shares(tmp_path, monkeypatch):
     captions = []
     monkeypatch.setattr(
         image_sheets, "contact_sheet", lambda tiles, **how: captions.append(tiles) or Image.new("L", (1, 1))
@@ -216,7 +216,7 @@ def test_the_sheet_of_the_first_update_names_the_classes_of_each_image_and_their
     assert [each[2] if each else caption for each, caption in zip(shares, mixed, strict=True)] == plain
 
 
-def test_of_a_process_without_images_nothing_is_missing():
+def test_process_without_images_gathers_empty_results():
     def empty(process: Process) -> ImageResults:
         tally = Tally(CPU, torch.float64)
         tally.add(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0)
@@ -226,7 +226,7 @@ def test_of_a_process_without_images_nothing_is_missing():
     assert all(len(each.indices) == 0 and each.counts.shape == (3, 4) for each in Threads(3).run(empty))
 
 
-def test_while_tables_are_written_no_record_says_whose_they_are(tmp_path, monkeypatch):
+def test_results_record_is_absent_while_tables_are_written(tmp_path, monkeypatch):
     images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["a", "b"], PixelRules(1), "made up")
     numbers, shares = np.array([0, 1]), np.full(2, 0.5, np.float32)
     results = ImageResults(numbers, numbers, numbers, shares, shares, np.ones((3, 2), int))
@@ -251,9 +251,7 @@ def test_while_tables_are_written_no_record_says_whose_they_are(tmp_path, monkey
     assert not files.belong_to(Best(50.0, 1), with_pictures=False)
 
 
-def test_the_best_results_are_written_once_a_minute_at_most_and_take_no_more_than_a_hundredth_of_a_run(
-    tmp_path, monkeypatch
-):
+def test_best_results_are_written_at_most_every_minute(tmp_path, monkeypatch):
     now, written, trainer = [0.0], [], SimpleNamespace(best=Best(), process=Process(CPU))
     monkeypatch.setattr("extras.report.image_results.time.monotonic", lambda: now[0])
 
@@ -309,7 +307,7 @@ def mislabelled(tmp_path_factory):
     return run_folder(folder / "o")
 
 
-def test_planted_wrong_labels_are_among_the_mistakes_of_the_weights_that_best_pth_is_of(mislabelled):
+def test_planted_wrong_labels_appear_among_the_mistakes(mislabelled):
     rows = rows_of(mislabelled / "predictions.csv")
     wrong = [row for row in rows if row["label"] != row["prediction"]]
     shown = sorted(wrong, key=lambda row: -float(row["probability"]))[:36]
@@ -326,15 +324,13 @@ def test_planted_wrong_labels_are_among_the_mistakes_of_the_weights_that_best_pt
     assert all((mislabelled / name).exists() for name in PICTURES)
 
 
-def test_an_evaluation_of_best_pth_leaves_the_same_tables(mislabelled, tmp_path):
+def test_evaluating_best_pth_writes_the_same_tables(mislabelled, tmp_path):
     flags = ["-eval", "-pretrained", str(mislabelled / "best.pth"), "-output", str(tmp_path / "o")]
     run("main_single_gpu.py", *flags, faults={"mislabel": list(WRONG_LABELS)}).done()
     assert tables(run_folder(tmp_path / "o")) == tables(mislabelled)
 
 
-def test_a_run_killed_before_its_tables_ends_with_those_of_its_best_pth_and_pictures_change_no_weight(
-    tmp_path, small_yaml
-):
+def test_killed_run_gets_tables_of_its_best_pth(tmp_path, small_yaml):
     mixed = ["-epochs", "1", "-opts", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.MODEL_EMA=true"]
     assert start(small_yaml, tmp_path / "whole", *mixed).returncode == 0
     whole = run_folder(tmp_path / "whole")

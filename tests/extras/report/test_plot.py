@@ -32,7 +32,7 @@ def marked(axes) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 60])
-def test_epochs_are_whole_numbers_on_the_axis_and_one_alone_is_seen(number):
+def test_epoch_axis_has_integer_ticks_and_visible_points(number):
     for axes in drawn(epochs(*range(number))).values():
         ticks, (low, high) = axes.get_xticks(), axes.get_xlim()
         assert all(tick == int(tick) for tick in ticks) and any(low <= tick <= high for tick in ticks)
@@ -41,7 +41,7 @@ def test_epochs_are_whole_numbers_on_the_axis_and_one_alone_is_seen(number):
 
 
 @pytest.mark.parametrize(("number", "is_drawn"), [(1, False), (2, True)])
-def test_rates_and_norms_of_two_updates_make_a_curve(number, is_drawn):
+def test_rate_and_norm_curves_need_two_updates(number, is_drawn):
     found = drawn(epochs(10), steps=[{"step": step, "lr": 0.1, "grad_norm": 1.0} for step in range(number)])
     assert ("lr.png" in found) is is_drawn and ("grad_norm.png" in found) is is_drawn
 
@@ -55,19 +55,19 @@ def test_rates_and_norms_of_two_updates_make_a_curve(number, is_drawn):
         (epochs(30, 10), "loss", (2, 10), (2, 1)),
     ],
 )
-def test_the_best_epoch_is_marked_in_the_curve_of_what_decides_raw_or_ema(rows, metric, in_accuracy, in_loss):
+def test_best_epoch_is_marked_in_the_deciding_curve(rows, metric, in_accuracy, in_loss):
     found = drawn(rows, metric)
     assert marked(found["accuracy.png"]) == in_accuracy and marked(found["loss.png"]) == in_loss
 
 
 @pytest.mark.parametrize(("top5", "is_drawn"), [(100.0, False), (99.9, True)])
-def test_a_top_5_that_every_image_reaches_is_not_drawn(top5, is_drawn):
+def test_top5_curve_is_omitted_at_100_percent(top5, is_drawn):
     lines = drawn(epochs(10, 30, top5=top5))["accuracy.png"].lines
     assert any("top-5" in line.get_label() for line in lines) is is_drawn
 
 
 @pytest.mark.parametrize(("scales", "is_drawn"), [((4.0, 4.0, 4.0), False), ((2.0, 1.0, 1.0), True)])
-def test_a_loss_scale_that_moves_is_drawn_with_the_skipped_updates(scales, is_drawn):
+def test_changing_loss_scale_is_drawn_with_skipped_updates(scales, is_drawn):
     steps = [{"step": step, "loss_scale": scale, "skipped": step > 0} for step, scale in enumerate(scales)]
     found = drawn(epochs(10), steps=steps)
     assert ("loss_scale.png" in found) is is_drawn
@@ -80,7 +80,7 @@ def test_a_loss_scale_that_moves_is_drawn_with_the_skipped_updates(scales, is_dr
         assert (skipped.get_label(), list(skipped.get_xdata())) == ("updates skipped", [1])
 
 
-def test_a_curve_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch):
+def test_full_disk_keeps_the_previous_curve(tmp_path, monkeypatch):
     rows = [{"epoch": 0, "train_loss": 2.0, "eval_top1": 10.0}]
     Plotter(tmp_path, "too early", "top1").draw(rows, [], now=False)
     assert not list(tmp_path.iterdir())
@@ -93,7 +93,7 @@ def test_a_curve_that_finds_no_room_leaves_the_one_before(tmp_path, monkeypatch)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_curves_are_drawn_a_minute_apart_and_at_the_end(tmp_path, monkeypatch):
+def test_curves_are_drawn_each_minute_and_at_end(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("extras.report.plot.time", SimpleNamespace(monotonic=lambda: clock[0]))
     plotter, rows, drawn_at = Plotter(tmp_path, "title", "top1"), epochs(10, 30), []

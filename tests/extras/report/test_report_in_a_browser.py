@@ -67,7 +67,7 @@ def wide(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP])
 @pytest.mark.parametrize("page", ["trained", "wide"])
-def test_nothing_is_wider_than_the_screen_or_blown_up(browser, page, size, scheme, request):
+def test_report_never_exceeds_the_screen_or_upscales_images(browser, page, size, scheme, request):
     browser.open(request.getfixturevalue(page), *size, scheme)
     browser.value_of("document.querySelectorAll('details').forEach(each => { each.open = true })")
     needed, shown = browser.value_of("[document.documentElement.scrollWidth, innerWidth]")
@@ -85,7 +85,7 @@ def brightness(browser: Browser) -> np.ndarray:
         return np.asarray(picture.convert("L"))
 
 
-def test_a_dark_page_has_no_white_plots_and_a_light_one_no_dark_ones(browser, trained):
+def test_plots_match_the_light_or_dark_scheme(browser, trained):
     shares = {}
     for scheme in ("light", "dark"):
         browser.open(trained, *PHONE, scheme)
@@ -98,7 +98,7 @@ def test_a_dark_page_has_no_white_plots_and_a_light_one_no_dark_ones(browser, tr
     assert shares["dark"][1] > 0.8 and shares["dark"][0] < 0.1, shares
 
 
-def test_sheets_have_two_images_a_row_on_a_phone_and_six_on_a_desktop(browser, trained):
+def test_sheet_columns_adapt_to_phone_and_desktop(browser, trained):
     rows = {}
     for size in (PHONE, DESKTOP):
         browser.open(trained, *size)
@@ -108,7 +108,7 @@ def test_sheets_have_two_images_a_row_on_a_phone_and_six_on_a_desktop(browser, t
     assert any(re.match(r"label: (cat|dog|lynx) \(", each) for each in captions)
 
 
-def test_figures_of_a_report_count_readable_validation_images(browser, trained):
+def test_report_counts_only_readable_validation_images(browser, trained):
     browser.open(trained, *PHONE)
     shown = browser.value_of("document.body.innerText")
     found, scored = (

@@ -101,7 +101,7 @@ def our_augmentation(config) -> dict:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_published_recipe_has_timms_updates_rates_groups_and_augmentation(tmp_path, name):
+def test_published_recipe_matches_timm_objects(tmp_path, name):
     import timm
     from timm.optim import create_optimizer_v2, optimizer_kwargs
     from timm.scheduler import create_scheduler_v2, scheduler_kwargs
@@ -141,7 +141,7 @@ def test_a_published_recipe_has_timms_updates_rates_groups_and_augmentation(tmp_
 
 
 @pytest.mark.parametrize("row", cases_of("extras/timm_arguments/timms_arguments"))
-def test_an_argument_becomes_the_setting_that_means_it_and_is_named_where_none_does(here, row):
+def test_timm_argument_becomes_a_setting_or_is_reported(here, row):
     """A row has arguments | the settings that they become."""
     arguments, settings = row.split("|")
     rate = [] if "--lr-base" in arguments else ["--lr", ".1"]
@@ -181,14 +181,14 @@ def started(words: list[str]) -> LoadedConfig:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_that_looks_like_a_number_stays_text(here, name):
+def test_numeric_looking_name_stays_text(here, name):
     loaded = started([f"--experiment={name}", f"--gp={name}", "--model-kwargs", f"act_layer={name!r}"])
     assert loaded.config.START.NAME == name
     assert dict(loaded.config.MODEL.KWARGS) == {"global_pool": name, "act_layer": name}
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_path_that_looks_like_something_else_stays_a_path(here, path):
+def test_odd_looking_path_stays_a_path(here, path):
     words = [f"--{flag}={path}" for flag in (*FLAGS_OF_PATHS, "initial-checkpoint", "resume")]
     loaded = started(words)
     values = flatten(loaded.config)
@@ -199,7 +199,7 @@ def test_a_path_that_looks_like_something_else_stays_a_path(here, path):
     assert os.path.normpath(again.SAVE) == os.path.normpath(again.START.RESUME) == os.path.normpath(path)
 
 
-def test_each_argument_of_train_py_is_translated_named_or_refused():
+def test_every_argument_is_translated_reported_or_refused():
     plain = Translation(*read_arguments(["--lr", ".1"]))
     silent = []
     for name, argument in TIMM_ARGUMENTS.items():
@@ -217,7 +217,7 @@ def test_each_argument_of_train_py_is_translated_named_or_refused():
     assert silent == []
 
 
-def test_an_args_yaml_is_overridden_by_the_arguments_beside_it(here):
+def test_command_line_overrides_args_yaml(here):
     (here / "args.yaml").write_text(
         "lr: 0.1\nepochs: 5\namp: true\nexperiment: '007'\nmodel_kwargs: {act_layer: '1'}\n"
     )
@@ -226,7 +226,7 @@ def test_an_args_yaml_is_overridden_by_the_arguments_beside_it(here):
     assert dict(config.MODEL.KWARGS) == {"act_layer": "1"}
 
 
-def test_an_args_yaml_means_what_its_command_line_does(tmp_path):
+def test_args_yaml_equals_its_command_line(tmp_path):
     words = (
         "--model resnet50 --opt sgd --momentum .8 --cutmix-minmax .2 .8 --gp max --model-kwargs act_layer=silu --amp"
     )
@@ -244,7 +244,7 @@ def test_an_args_yaml_means_what_its_command_line_does(tmp_path):
 
 
 @pytest.mark.parametrize("words", cases_of("extras/timm_arguments/mistakes_of_timms_arguments"))
-def test_an_unknown_argument_or_value_is_named_with_exit_code_2(tmp_path, monkeypatch, words):
+def test_unknown_timm_argument_or_value_is_refused(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     for name, text in {"args": "modle: x", "1": "amp: maybe", "2": "epochs: [3]", "3": "lr_noise: [0.4, 0.9]"}.items():
         (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
@@ -270,7 +270,7 @@ def trained(loss: Callable, dtype: torch.dtype, loss_is_inside: bool) -> tuple[l
     return [each.item() for each in losses], torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def test_losses_equal_timms_in_float32_and_part_in_bfloat16():
+def test_losses_match_timm_in_float32_not_bfloat16():
     """As docs/from-timm.md says: train.py computes the loss inside autocast, and halfstep in float32."""
     from timm.loss import LabelSmoothingCrossEntropy
 

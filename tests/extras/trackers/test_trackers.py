@@ -75,7 +75,7 @@ def timeless(axis: str, row: dict) -> dict[str, float]:
     return {name: value for name, value in figures_of(axis, row).items() if not name.startswith("time/")}
 
 
-def test_wandb_has_name_settings_end_and_every_row_of_a_killed_and_resumed_run_once(folder):
+def test_wandb_has_all_rows_of_a_resumed_run(folder):
     *_, path = sorted(folder.glob("tracking/wandb/offline-run-*/*.wandb"))  # the newest has all rows
     records = {each.WhichOneof("record_type"): each for each in wandb_records(path)}
     rows, epochs, steps = wandb_rows(wandb_records(path)), epochs_of(folder), steps_of(folder)
@@ -92,7 +92,7 @@ def test_wandb_has_name_settings_end_and_every_row_of_a_killed_and_resumed_run_o
     assert records["exit"].exit.exit_code == 0
 
 
-def test_wandb_gets_all_rows_again_where_a_kill_may_have_lost_the_file_of_the_start_before(tmp_path, monkeypatch):
+def test_wandb_resends_rows_a_kill_may_have_lost(tmp_path, monkeypatch):
     begun = SimpleNamespace(offline=True, dir=tmp_path, define_metric=lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: begun, Settings=dict))
     (tmp_path / "tracking").mkdir()
@@ -101,7 +101,7 @@ def test_wandb_gets_all_rows_again_where_a_kill_may_have_lost_the_file_of_the_st
     assert tracker.last["step"] == 5 and tracker.open() and tracker.last == {"step": -1, "epoch": -1}
 
 
-def test_tensorboard_forgets_what_is_repeated_and_shows_pictures_as_they_are(tmp_path):
+def test_tensorboard_drops_repeated_steps_and_shows_pictures(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     Image.new("RGB", (30, 20)).save(tmp_path / "loss.png")
@@ -114,7 +114,7 @@ def test_tensorboard_forgets_what_is_repeated_and_shows_pictures_as_they_are(tmp
     assert [(each.width, each.height) for each in board.Images("loss")] == [(30, 20)]
 
 
-def test_tensorboard_adds_nothing_to_a_hard_link_of_its_file(tmp_path):
+def test_tensorboard_never_appends_to_a_hard_link(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tracker, snapshot = TensorBoard("", small_config(tmp_path), tmp_path), tmp_path / "snapshot"
@@ -131,7 +131,7 @@ def test_tensorboard_adds_nothing_to_a_hard_link_of_its_file(tmp_path):
     assert [each.step for each in board.Scalars("loss")] == [0, 1, 2]
 
 
-def test_mlflow_has_every_row_of_a_killed_and_resumed_run_as_in_its_tables(resumed, folder):
+def test_mlflow_has_all_rows_of_a_resumed_run(resumed, folder):
     (shown,) = [path.parent.parent.parent for path in resumed.glob("mlruns/*/*/metrics/step/lr")]
     epochs, steps = epochs_of(folder), steps_of(folder)
     for axis, rows in (("epoch", epochs), ("step", steps)):
@@ -188,7 +188,7 @@ def track(tracker: Fake, log: Lines | None = None) -> Lines:
     return log
 
 
-def test_a_tracker_gets_each_row_once_and_what_earlier_starts_did_not_send(tmp_path):
+def test_tracker_gets_unsent_rows_exactly_once(tmp_path):
     path, new = tmp_path / "tracking" / "wandb.json", [("step", 10), ("step", 15), ("epoch", 1)]
     known = {
         None: [("step", 0), ("step", 5), ("epoch", 0), *new],
@@ -206,7 +206,7 @@ def test_a_tracker_gets_each_row_once_and_what_earlier_starts_did_not_send(tmp_p
 
 
 @pytest.mark.parametrize(("place", "kind"), [("open", SystemExit), ("add", RuntimeError), ("end", SystemExit)])
-def test_a_tracker_that_fails_is_warned_of_once_and_gives_no_secret_away(tmp_path, monkeypatch, place, kind):
+def test_failing_tracker_warns_once_without_secrets(tmp_path, monkeypatch, place, kind):
     for name, value in (("WANDB_API_KEY", "0123456789abcdef"), ("SHORT_KEY", "401"), ("HOST_OF_ALL", "server")):
         monkeypatch.setenv(name, value)  # a short value may be part of any word, and a host is no secret
     log = track(Fake(tmp_path, **{place: kind("401 for https://me:secret@server/0123456789abcdef")}))
@@ -217,7 +217,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_gives_no_secret_away(tmp_pat
     assert Tracker("wandb", config, tmp_path).settings["SAVE"] == "output/***"
 
 
-def test_figures_have_the_names_on_a_tracker_that_the_documentation_gives_and_what_was_not_measured_has_none():
+def test_tracker_metrics_use_documented_names():
     epoch = {"epoch": 3, "train_loss": 1.0, "eval_top1_ema": 2.0, "eval_map": None, "lr": 0.5}
     assert figures_of("epoch", epoch) == {"train/loss": 1.0, "eval/top1_ema": 2.0, "run/lr": 0.5}
     step = {"step": 7, "epoch": 3, "lr": 0.5, "grad_norm": None, "mean_loss": 1.0, "num_updates": 9, "data_pct": 2.0}
@@ -225,7 +225,7 @@ def test_figures_have_the_names_on_a_tracker_that_the_documentation_gives_and_wh
 
 
 @pytest.mark.parametrize("place", ["open", "add", "end"])
-def test_a_tracker_that_hangs_is_dropped_at_the_end_and_warned_of_once(tmp_path, monkeypatch, place):
+def test_hanging_tracker_is_dropped_with_one_warning(tmp_path, monkeypatch, place):
     monkeypatch.setattr(module, "PATIENCE", 0.2)
     if place == "open":
         # Opening is waited for longer: a migration of its store must not be cut.
@@ -240,7 +240,7 @@ def test_a_tracker_that_hangs_is_dropped_at_the_end_and_warned_of_once(tmp_path,
 
 
 @pytest.mark.parametrize("case", cases_of("extras/trackers/states_on_trackers"))
-def test_a_tracker_learns_how_the_run_ended(tmp_path, case):
+def test_tracker_learns_how_the_run_ended(tmp_path, case):
     status, _, has_failed = case.partition(" after ")
     best = {"top1": 50.0, "epoch": 2, "file": "best.pth"}
     (tmp_path / "status.json").write_text(json.dumps(yaml.safe_load(status) | {"best": best}))
@@ -250,7 +250,7 @@ def test_a_tracker_learns_how_the_run_ended(tmp_path, case):
     same_message(ending.state, "extras/trackers/states_on_trackers", case)
 
 
-def test_a_missing_package_is_refused_with_the_command_that_installs_it(tmp_path, monkeypatch):
+def test_missing_tracker_package_names_install_command(tmp_path, monkeypatch):
     config = small_config(tmp_path, "TRACK=mlflow")
     check_trackers(config)
     for found in (None, SimpleNamespace(origin=None)):  # there is nothing, or a folder of that name

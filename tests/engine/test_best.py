@@ -100,7 +100,7 @@ def test_tied_epochs_prefer_smaller_loss_then_the_first():
 @pytest.mark.parametrize("names", [["state_dict"], ["state_dict", "state_dict_ema"], ["model", "model_ema"]])
 def test_foreign_weights_are_labelled_raw_or_ema(tmp_path, names):
     path = saved({name: {"head.weight": torch.ones(2, 2)} for name in names}, tmp_path / "x.pth")
-    plan = SimpleNamespace(saved={}, record=read_record(path))
+    plan = SimpleNamespace(inputs=SimpleNamespace(saved={}, record=read_record(path)))
     ((name, _),) = weights_to_score(plan, lambda: None)
     assert name.strip() == ("EMA" if len(names) == 2 else "")
 

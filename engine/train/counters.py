@@ -88,6 +88,10 @@ class Counters:
             "mean_grad_norm": grad_norms / max(updates, 1),
         }
 
+    def start_epoch(self) -> None:
+        """Forget the sums of the epoch before."""
+        self.totals.zero_()
+
     def state_dict(self, process: Process) -> dict[str, Tensor]:
         return {"totals": process.sum(self.totals.clone()), "skips_in_a_row": self.skips_in_a_row}
 

@@ -146,7 +146,7 @@ class Trainer:
 
     def end_epoch(self) -> None:
         self.epoch += 1
-        self.counters.totals.zero_()
+        self.counters.start_epoch()
 
     def replicate(self, accumulates: bool) -> None:
         """Wrap the model again: a static DDP graph cannot change."""
@@ -192,7 +192,7 @@ class Trainer:
         if not self.data.order.has_updates_of(state.get("config", {})):
             # Steps are counted by epochs of this length, and no update is left that was to be left out.
             self.step, self.left_out = self.epoch * self.data.steps_per_epoch, []
-            self.counters.totals.zero_()
+            self.counters.start_epoch()
 
     def roll_back(self, state: dict, streak: range) -> None:
         """Load a state from before a streak of skipped updates, and leave these updates out from now on.

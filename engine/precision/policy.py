@@ -19,7 +19,7 @@ def choose_half(
 ) -> tuple[torch.dtype | None, str]:
     """Return the half type (None without -amp) and the reason for it."""
     if not amp:
-        return None, "-amp was not given"
+        return None, "-amp is off"
     if wanted == "auto":
         wanted = "float16" if device.type == "cuda" and not gpu_has_bfloat16 else "bfloat16"
         return getattr(torch, wanted), f"-amp_dtype auto: the best half type on this {device.type} device"

@@ -41,7 +41,7 @@ def one_update(precision, config, model, factor=1.0) -> bool:
 @pytest.mark.parametrize(
     ("amp", "dtype", "expected", "line"),
     [
-        (False, None, torch.float32, "float32, as -amp was not given"),
+        (False, None, torch.float32, "float32, as -amp is off"),
         (True, None, torch.bfloat16, "autocast bfloat16 with GradScaler"),
         (True, "float16", torch.float16, "autocast float16 with GradScaler"),
     ],

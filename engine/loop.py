@@ -149,7 +149,7 @@ class Loop:
             found = evaluate_both(trainer, self.eval_data, self.bad_images)
         evaluated, scores = time.perf_counter(), {suffix: each.scores for suffix, each in found.items()}
         if scores:
-            suffix, is_best = saves.judge(scores, number)
+            suffix, is_best = saves.compare_with_best(scores, number)
 
         images = found[suffix].images.gather(trainer.process) if is_best else None
         result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images=images)
@@ -178,7 +178,7 @@ class Loop:
     def wait_for_disk(self) -> None:
         """Wait for the last save (a best.pth that could not be written is taken back), and note how long saving blocked."""
         saves, session = self.saves, self.session
-        saves.settle()
+        saves.wait_and_sync_best()
         if session.process.is_first:
             share = saves.saver.seconds / (time.perf_counter() - self.start)
             session.log.note(f"checkpointing blocked training for {saves.saver.seconds:.3f} s, {share:.3%} of the run")

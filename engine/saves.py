@@ -1,4 +1,4 @@
-"""Checkpoints of a run: what is in them, which epoch is its best, and the state that a run goes back to."""
+"""Checkpoints of a run: their content, the best epoch, and the rollback to an earlier state."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,10 +20,10 @@ from utils.errors import cause_of, naming_damage
 
 
 class Saves:
-    """Saves a run as it goes on, and says so in status.json. Its methods are collective.
+    """Saves a run while it trains, and reports it in status.json. All methods are collective.
 
-    Here alone is decided which epoch is the best: `judge` compares each evaluation with the best one so far; `settle`
-    takes that back where the disk had no room for its best.pth; `look` does so after an earlier state was loaded.
+    The best epoch is decided here only: `compare_with_best` compares each evaluation with the best one so far, and
+    `wait_and_sync_best` goes back to the previous best if its best.pth could not be written.
     """
 
     def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, watchers: Watchers):
@@ -31,7 +31,7 @@ class Saves:
         self.process, self.log, self.folder = session.process, session.log, session.path
         self.failure = ""  # why the last save failed, in every process
         self.before: Scores | None = None  # of the weights that the run starts from
-        self.look()
+        self.reload_best_from_disk()
         saver.newest = {"epoch": trainer.epoch, "step": trainer.step}
         saver.on_saved = lambda: self.show("training")
         saver.on_saved()
@@ -52,10 +52,10 @@ class Saves:
         else:
             self.process.first(lambda: self.saver.save(state, list(also)))
 
-    def judge(self, scores: dict[str, Scores], epoch: int) -> tuple[str, bool]:
+    def compare_with_best(self, scores: dict[str, Scores], epoch: int) -> tuple[str, bool]:
         """Compare an evaluation with the best one. Returns the suffix of the weights that score better, and whether they
         are the best so far."""
-        self.settle()
+        self.wait_and_sync_best()
         trainer = self.trainer
         suffix, chosen = max(scores.items(), key=lambda item: item[1].rank)
         is_best = trainer.best.is_worse_than(chosen)
@@ -66,18 +66,18 @@ class Saves:
         trainer.not_better = 0 if trainer.best.epoch == epoch else trainer.not_better + 1
         return suffix, is_best
 
-    def settle(self) -> None:
-        """Wait for the saver: if best.pth could not be written, the best epoch is the one before, in every process."""
+    def wait_and_sync_best(self) -> None:
+        """Wait for the saver. If best.pth could not be written, the previous best counts again, in every process."""
         self._wait()
         self.trainer.best, self.failure = self.process.first(lambda: (self.saver.best, self.saver.failure))
 
-    def look(self) -> None:
-        """After a state was loaded: the best epoch that it knows counts only if its best.pth is there."""
+    def reload_best_from_disk(self) -> None:
+        """Forget the best epoch of a loaded state if its best.pth is not there."""
         known = self.trainer.best
         self.saver.reload_from_disk()
         if not known.epoch:
             self.saver.best = Best()  # it is of what followed that state, or of other validation images
-        self.settle()
+        self.wait_and_sync_best()
         if self.trainer.best != known:
             self.log.say(f"the best epoch was {known.epoch}, but {self.folder / BEST}: {self.describe_best()}")
 
@@ -94,7 +94,7 @@ class Saves:
             return False
         with naming_damage(path):
             trainer.roll_back(read_checkpoint(path, lazily=True), streak)
-        self.look()
+        self.reload_best_from_disk()
         left_out = trainer.left_out[-1]
         self.log.say(
             f"{error}; going back to {path}, after step {trainer.step}; updates {left_out.start} to {left_out.stop - 1} "

@@ -135,7 +135,7 @@ def test_full_disk_does_not_end_a_run(small_disk, start, unbroken):
     full = start(small_disk / "o", "-opts", "SAVE_STEPS=2", fill_disk=[2, str(small_disk / "other")])
     folder, told = run_folder(small_disk / "o"), full.printed
     assert full.returncode == 1 and "Traceback" not in told, told
-    for what in ("last.pth", "figures", "status.json"):
+    for what in ("last.pth", "metrics", "status.json"):
         assert re.search(f"^warning: .*{what}", told, re.M), told
     assert "disk full" in told
     assert read_checkpoint(folder / "last.pth")["step"] == 2 and not list(folder.glob(".*.tmp"))

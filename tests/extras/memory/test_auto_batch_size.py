@@ -186,7 +186,7 @@ def test_auto_batch_size_is_estimated_or_refused(program):
     verdict, told = found["batch size"]
     count = int(re.match(r"(\d+) images", told)[1])
     assert verdict == "ok" and count % 8 == 0 and f"for {count} images" in found["memory"][1]
-    assert found["memory"][0] == "ok" and f"for {count} images an update" in found["learning rate"][1]
+    assert found["memory"][0] == "ok" and f"for {count} images per update" in found["learning rate"][1]
     assert rows(program("-check", free=1000).stdout)["plan"][0] == "WRONG"
     program("-amp", free=1000).refused("DATA.BATCH_SIZE", "DATA.IMAGE_SIZE (8)")
 

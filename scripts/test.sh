@@ -3,7 +3,7 @@
 # moments. With arguments for pytest, it runs only the tests that they select.
 #
 #   bash scripts/test.sh            everything
-#   bash scripts/test.sh -quick     for every edit: at most 2 minutes on 2 cores; without tests marked slow
+#   bash scripts/test.sh -quick     for every edit: at most 5 minutes on 2 cores; without tests marked slow
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

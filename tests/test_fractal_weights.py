@@ -15,6 +15,8 @@ from tests.support.refusals import refused
 from tests.support.runs import ROOT, epochs_of, run_folder, status_of
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = str(ROOT / "weights/vit_fractals.safetensors")
 QUICK = "TRACK=none DATA.NUM_WORKERS=0 DATA.BATCH_SIZE_EVAL=359 DEVICE=cpu"
 

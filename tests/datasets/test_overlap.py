@@ -16,6 +16,8 @@ from tests.support.run_hash import run_hash
 from tests.support.runs import Ended, run, typed
 from utils.distributed import Process
 
+pytestmark = pytest.mark.slow
+
 BY_NAME, BY_CONTENT = "have class, name and size of", "are training images"
 
 

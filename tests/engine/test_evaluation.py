@@ -31,6 +31,8 @@ from tests.support.trainers import make_trainer, train
 from utils.distributed import Process
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 
 class MeanColourModel(torch.nn.Module):
     """Logits that are a function of the image alone: how near its mean is to each class's own shade."""

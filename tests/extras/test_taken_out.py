@@ -12,6 +12,8 @@ from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder, run_fresh
 from utils.extras import FOLDER, first_file, needs_of
 
+pytestmark = pytest.mark.slow
+
 ROOMS = ("configs", "datasets", "engine", "models", "scripts", "utils", "weights", "tests")
 TRAIN = "main_single_gpu -cfg {small} -output {output} -name asking -epochs 1"
 # The command that asks for an extra. None: nobody does, and a run without it says so.

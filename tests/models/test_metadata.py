@@ -39,6 +39,8 @@ from tests.support.weight_files import (
 )
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 HALF = [0.5, 0.5, 0.5]
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 FIELDS = {"PATCH_SIZE": 8, "EMBED_DIM": WIDTH, "DEPTH": DEPTH, "NUM_HEADS": HEADS, "MLP_RATIO": 4.0, "QKV_BIAS": True}

@@ -10,6 +10,8 @@ from tests.support.configs import SMALL
 from tests.support.printed import same_text
 from tests.support.runs import typed
 
+pytestmark = pytest.mark.slow
+
 # What depends on the machine and its arithmetic: times, sizes, speeds, losses and shares.
 FIGURE = re.compile(
     r"\d+\.\d{2}(?!\d)|\d+\.\d{4}(?!\d)|\d[\d.,]*(?=%(?!:)| images/s| MB| MiB| GiB| s\b)|\d[\d.]*(?= to \d+\.\d%)"

@@ -11,6 +11,8 @@ from engine.checkpoint.find import read_checkpoint
 from engine.record.saved_files import read_table
 from tests.support.runs import run_folder, status_of
 
+pytestmark = pytest.mark.slow
+
 KILLED = -signal.SIGKILL
 BUDGET = ("-budget", "10s", "-epochs", "90", "-opts", "SAVE_STEPS=7", "TRAIN.END_LR=1e-6", "DATA.SYNTHETIC_SIZE=640")
 STEADY = {"pass_time": [0.1, 0.2, 30], "save_at_once": []}  # 40 updates an epoch, no matter how fast the machine is

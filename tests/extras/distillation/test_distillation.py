@@ -30,6 +30,8 @@ from tests.support.runs import epochs_of, run_folder, typed
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 B, C, ALPHA, TAU = 6, 5, 0.3, 2.5
 TEACHER = ("TRAIN.TEACHER_MODEL=test_resnet", "DATA.IMAGENET_MEAN=[0.3]", "TRAIN.WARMUP_EPOCHS=0")
 

@@ -17,6 +17,8 @@ from tests.support.runs import free_port
 from utils.errors import ConfigError, LostProcess
 from utils.launch import LaunchOptions, find_launched_rank, may_have_other_nodes, rank_in_environment
 
+pytestmark = pytest.mark.slow
+
 SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08,11],login"}
 SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
 

@@ -30,6 +30,8 @@ from tests.support.trainers import make_trainer
 from utils.errors import ConfigError
 from utils.torch_internals import TorchDispatchMode, tree_leaves
 
+pytestmark = pytest.mark.slow
+
 # Some weights are updated or not by what the host reads of them: for each weight, in every update. (mars does in older versions of timm.)
 READING = ("adamp", "sgdp", "cadamp", "csgdp", "novograd", "novogradw", "novogradc", "mars", "cmars")
 

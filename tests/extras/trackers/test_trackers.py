@@ -35,6 +35,8 @@ from tests.support.tracked import mlflow_points, wandb_records, wandb_rows
 from tests.support.trainers import Lines
 from utils.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 SHOWN = ["*/tracking/wandb.json", "mlruns/*/*/metrics/step/lr"]
 
 

@@ -9,8 +9,8 @@ class Argument(NamedTuple):
     """An argument of timm's train.py."""
 
     name: str  # without dashes in front
-    setting: str  # as in MODEL.DROPOUT, or with a value as in TRAIN.LOSS=bce; '' if there is none
-    kind: type  # of its value, or of each of several: bool for a switch, int, float or str
+    setting: str  # a key such as MODEL.DROPOUT, or key=value such as TRAIN.LOSS=bce; '' if there is none
+    kind: type  # type of the value, or of each value of a list: bool for a switch, int, float or str
     default: Any = None  # timm's; a list: several values
     short: str = ""  # another name without dashes; '' for none
     reason: str = ""  # why there is no setting, or what comes nearest
@@ -144,7 +144,7 @@ UNSUPPORTED = {
         Argument("target-key", "", str),
     ),
     "code of a data set is never executed": (Argument("dataset-trust-remote-code", "", bool, False),),
-    "-resume goes on with the optimizer too; -pretrained takes the weights alone": (
+    "-resume also restores the optimizer; -pretrained takes only the weights": (
         Argument("no-resume-opt", "", bool, False),
     ),
     "it changes the speed, not the result, and there is none": (

@@ -234,7 +234,7 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
 def watches(train: ImageSet, val: ImageSet, path: str) -> bool:
     """Return whether a run looks for validation images that are training images (overlap.py).
 
-    Images in memory are of published sets. Other images that are not files cannot be read at will.
+    Images in memory come from published data sets. Remote or streamed images cannot be read in any order.
     """
     is_of_files = not (train.in_memory or train.makes_batches or val.in_memory or is_url(path))
     return is_of_files and len(train) <= MOST_TRAINED

@@ -16,7 +16,7 @@ from utils.torch_internals import import_timm
 def build_timm(config: Config, num_classes: int) -> nn.Module:
     """Return timm's model MODEL.NAME with random weights, without network access."""
     timm, name = import_timm(), config.MODEL.NAME
-    # This also refuses hf-hub:... names, for which timm would access the network even without pretrained weights.
+    # This also refuses hf-hub:... names: timm would access the network for them, even without pretrained weights.
     if not timm.is_model(name):
         raise ConfigError(
             f"MODEL.NAME: timm has no model called {name}{did_you_mean(name, timm.list_models())}; MODEL.TYPE timm needs "

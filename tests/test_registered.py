@@ -39,6 +39,11 @@ def text_of(path: str | Path) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
+def defines(path: str, statement: str) -> bool:
+    """Return whether the file exists and has the statement, such as "class Loss", at its top level."""
+    return (ROOT / path).exists() and bool(re.search(rf"^{statement}\b", text_of(path), re.M))
+
+
 @functools.cache
 def texts_below(folder: str) -> dict[str, str]:
     """{path: text} of the test files of a folder, without this one."""
@@ -67,8 +72,8 @@ def test_page_follows_its_tables(page):
 def test_loss_is_complete(name):
     file, _, cls = LOSSES[name].where.rpartition(".")
     path = f"engine/train/{file}.py"
-    found = re.search(rf"^class {cls}\b", text_of(path), re.M) if (ROOT / path).exists() else None
-    assert found, f"{path}: add the class {cls}, which LOSSES in configs/tables.py names for {name}"
+    is_defined = defines(path, f"class {cls}")
+    assert is_defined, f"{path}: add the class {cls}, which LOSSES in configs/tables.py names for {name}"
     taken = list(inspect.signature(import_named("engine.train", LOSSES[name].where)).parameters)
     assert taken == ["settings", "class_weights"], f"{path}: add the arguments settings and class_weights to {cls}"
     assert_tested(name, "tests/engine/train", "tests/engine/train/test_loss.py")
@@ -107,8 +112,8 @@ def test_optimizer_is_complete(name):
 def test_source_is_complete(name):
     file, _, function = SOURCES[name].where.rpartition(".")
     path = f"datasets/sources/{file}.py"
-    found = re.search(rf"^def {function}\b", text_of(path), re.M) if (ROOT / path).exists() else None
-    assert found, f"{path}: add the function {function}, which SOURCES in configs/tables.py names for {name}"
+    is_defined = defines(path, f"def {function}")
+    assert is_defined, f"{path}: add the function {function}, which SOURCES in configs/tables.py names for {name}"
     taken = list(inspect.signature(find_source(name)).parameters)
     assert taken == ["config", "say"], f"{path}: add the arguments config and say to {function}"
     row = re.search(rf"^\| .*`{re.escape(name)}`", text_of("docs/zh/data.md"), re.M)

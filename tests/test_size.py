@@ -46,9 +46,7 @@ def files_of(*folders: str) -> list:
 
 def test_the_reading_path_stays_short():
     counts = {name: lines_of(ROOT / name) for name in READING_PATH}
-    assert sum(counts.values()) <= READING_LINES, (
-        f"move something that a first reader can skip to a file beside: {counts}"
-    )
+    assert sum(counts.values()) <= READING_LINES, f"move code that a first reader can skip to another file: {counts}"
 
 
 def test_plain_run_loads_few_of_our_lines(tmp_path):

@@ -19,7 +19,7 @@ class RunCopy(NamedTuple):
 
     folder: Path
     id: str
-    name: str  # of the folder in which the run started; "" if status.json does not have it
+    name: str  # name of the folder in which the run started; "" if status.json lacks it
     is_original: bool  # whether the folder still has this name
     began: float  # the first start, in seconds since 1970
     saved: float  # the last save, in seconds since 1970

@@ -1,4 +1,4 @@
-"""The split of a large data set, which is stored beside the index of the set and looked up at the next start."""
+"""Store the split of a large data set next to its index, and reuse it at the next start."""
 
 import hashlib
 from collections.abc import Callable, Set

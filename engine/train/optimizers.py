@@ -16,7 +16,8 @@ from models.weights.sharded import is_plain
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import tree_leaves, without_compiler
 
-AnyOptimizer = Any  # torch.optim.Optimizer, or extras/optimizers' SkippingOptimizer, whose step gets what was found
+# torch.optim.Optimizer, or the SkippingOptimizer of extras/optimizers, whose step also takes found_inf
+AnyOptimizer = Any
 
 KEY = "TRAIN.OPTIMIZER"
 OURS = TORCH_OPTIMIZERS  # fused; the others are timm's

@@ -51,7 +51,7 @@ class Trainer:
     transforms: ModelTransforms  # how the model computes; reverted where it must be seen plainly
     precision: Precision
     parallel: Parallel
-    optimizer: AnyOptimizer  # one of TORCH_OPTIMIZERS (configs/tables.py), or timm's of that name
+    optimizer: AnyOptimizer  # from TORCH_OPTIMIZERS (configs/tables.py) or from timm
     parameters: list[nn.Parameter]  # those that this process's optimizer updates
     clipping: Clipping
     schedule: Schedule  # the rate of each step; docs/architecture.md says what scales it

@@ -176,7 +176,7 @@ class Trace(TorchFunctionMode):
 def first_not_finite(model: nn.Module, transforms: ModelTransforms, forward: Callable[[], Any]) -> Location | None:
     """Return the first place in the model whose output is not finite, or None if all outputs are finite.
 
-    `transforms`: the model's transforms, some of which are reverted; `forward`: computes the outputs once more.
+    `transforms`: the transforms of the model; some are reverted. `forward`: computes the outputs once more.
     """
     transforms.bypassing_modules().revert(model)
     trace = Trace(model)

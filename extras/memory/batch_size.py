@@ -62,7 +62,7 @@ def find_batch_size(
 
 
 def max_images(config: Config, num_images: int, world_size: int) -> int:
-    """Return the largest batch with which an epoch has enough updates, if there are enough images."""
+    """Return the largest batch size that leaves enough updates in an epoch."""
     limit = min(num_images // (UPDATES * world_size * config.TRAIN.ACCUM_ITER), SETTINGS["DATA.BATCH_SIZE"].bounds[1])
     return max(rounded(limit, config), unit_of(config))
 

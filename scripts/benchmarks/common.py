@@ -131,7 +131,7 @@ class Measured:
     base: list[float] = field(default_factory=list)  # seconds of the first case in the same rounds
     memory: int = 0  # bytes
     peak: float = 0.0  # FLOP/s of matrix products, if they were timed
-    forward_flops: int = 0  # of one image, if they were counted
+    forward_flops: int = 0  # FLOPs of the forward pass of one image; 0 if not counted
 
     @property
     def images_per_second(self) -> list[float]:

@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError("gpu_session.py: torch finds no CUDA device here; -dry walks through all parts on the CPU")
     # -dry has higher limits, so that no part is killed on a small computer.
     scale, kind = (20, "dry, nothing here was measured on a GPU") if arguments.dry else (1, "on a GPU")
-    scratch = tempfile.mkdtemp(prefix="halfstep-session-")  # not TemporaryDirectory: a fork would remove it at its end
+    scratch = tempfile.mkdtemp(prefix="halfstep-session-")  # a TemporaryDirectory would be removed when a fork exits
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{scratch}/compiled")
     values = {name: each[arguments.dry] for name, each in VALUES.items()} | {"scratch": shlex.quote(scratch)}
     parts = {

@@ -22,7 +22,7 @@ class Group:
     """Runs that differ only in seed and fold."""
 
     number: int  # from 1
-    settings: dict[str, str]  # only settings in which groups differ, as written
+    settings: dict[str, str]  # the settings that differ between groups, as written
     runs: list[SavedRun]
     metric: str
     common: Set[tuple[str, str]] | None = None  # the images that are compared; None: all

@@ -20,7 +20,8 @@ def test_placeholder_image_is_not_split_into_parts():
 
 
 def test_cuda_graphs_are_refused_with_too_few_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.batch_order.Order.num_micro_batches", lambda self, step: 2)  # of half the processes
+    # Two micro-batches, as with half the processes.
+    monkeypatch.setattr("datasets.batch_order.Order.num_micro_batches", lambda self, step: 2)
     with refused(ConfigError, "COMPILE", "reduce-overhead"):
         make_trainer(small_config(tmp_path, "COMPILE=reduce-overhead"))
 

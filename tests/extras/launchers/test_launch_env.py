@@ -11,6 +11,7 @@ from torch.distributed import TCPStore
 
 from configs.load import load
 from extras.launchers.engines import Nodes, find_nodes, launch_on_node, meet_nodes
+from tests.support.launch_variables import environment_of, launched_rank_of
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import free_port
@@ -28,17 +29,10 @@ def nodes_of(environment: dict[str, str]) -> Nodes | None:
     return find_nodes(environment) if may_have_other_nodes(environment) else None
 
 
-def environment_of(words: str) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in shlex.split(words, comments=True) if "=" in word)
-
-
 @pytest.mark.parametrize("words", cases_of("extras/launchers/launchers"))
 def test_every_launchers_and_engines_variables_are_read(words):
-    environment = environment_of(words)
-    if launched := find_launched_rank(environment):
-        assert launched.parent_is_launcher == (launched.launcher in ("torchrun", "Open MPI"))
-        assert rank_in_environment(environment) == launched.rank, "one process alone reports a mistake"
-    same_message(f"{launched or nodes_of(environment)}", "extras/launchers/launchers", words)
+    found = launched_rank_of(words) or nodes_of(environment_of(words))
+    same_message(f"{found}", "extras/launchers/launchers", words)
 
 
 @pytest.mark.parametrize("words", cases_of("extras/launchers/mistakes_of_launchers"))

@@ -1,0 +1,20 @@
+"""Check which rank is found in the environment variables of a launcher."""
+
+import shlex
+
+from utils.launch import LaunchedRank, find_launched_rank, rank_in_environment
+
+
+def environment_of(words: str) -> dict[str, str]:
+    """Return the variables of a shell command such as "RANK=0 WORLD_SIZE=2 -ngpus 1"."""
+    return dict(word.split("=", 1) for word in shlex.split(words, comments=True) if "=" in word)
+
+
+def launched_rank_of(words: str) -> LaunchedRank | None:
+    """Return the rank that the variables of a launcher give, after checks that hold for every launcher."""
+    environment = environment_of(words)
+    launched = find_launched_rank(environment)
+    if launched:
+        assert launched.parent_is_launcher == (launched.launcher in ("torchrun", "Open MPI"))
+        assert rank_in_environment(environment) == launched.rank, "one process alone reports a mistake"
+    return launched

@@ -48,8 +48,8 @@ class Float8(ModelTransform):
                 f"more than {OUTPUTS} outputs or {INPUTS} inputs, both multiples of {MULTIPLE} (layers on operator "
                 "lists, and layers that see only one token of an image, do not count); use PRECISION.MODE autocast"
             )
-        # Devices without float8 emulate it; only tests get here with one. Padding is on, since the gradient of a weight
-        # sums over the rows of the batch, whose number is rarely a multiple of 16.
+        # Devices without float8 emulate it, which happens only in tests. Padding is on, since the gradient of a weight
+        # sums over the rows of the batch, and their number is rarely a multiple of 16.
         config = Float8LinearConfig(emulate=not has_float8(self.device), pad_inner_dim=True)
         convert_to_float8_training(model, module_filter_fn=lambda module, name: module in chosen, config=config)
         return [f"{len(chosen)} of {len(linears)} Linear layers compute in float8"]

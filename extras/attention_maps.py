@@ -31,7 +31,7 @@ class Maps(NamedTuple):
 
     @classmethod
     def of(cls, classifier: Classifier, device: torch.device, folder: Path, paths: Sequence[str]) -> "Maps":
-        """Choose attention rollout for a plain Vision Transformer, Grad-CAM for others. Call this before any transform."""
+        """Choose attention rollout for plain Vision Transformers, else Grad-CAM. Call this before any transform."""
         model, data = copy.deepcopy(classifier.model).float().to(device), classifier.config.DATA
         blank = torch.zeros(1, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE, device=device)
         source = Rollout.of(model, blank) or GradientMaps.of(model, blank)

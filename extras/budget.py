@@ -45,7 +45,7 @@ def budget_callbacks(
 
 
 class Allowance:
-    """The time that a run may take: "8h" over all its starts by a monotonic clock, or until "07:00" by the wall clock."""
+    """The time that a run may take: "8h" over all starts by a monotonic clock, or until "07:00" by the wall clock."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Budget(Callback):
         """Return whether the run keeps its number of updates, although it has time for `fitting` updates."""
         if schedule.to_repeat:
             # The run repeats its recorded choices, on a faster machine too. If this machine is so slow that less than
-            # half of the updates after a choice would fit, it chooses anew: repeating could leave no time for the decay.
+            # half of the updates after a choice would fit, it chooses anew: repeating might leave no time for decay.
             chosen_at, chosen = schedule.to_repeat[0]
             return fitting >= (chosen_at + chosen) / 2
         if not schedule.choices:
@@ -175,7 +175,7 @@ class Budget(Callback):
         return self.times.until_end(step, min(chosen + MIN_UPDATES, self.times.most_updates)) + self._spare()
 
     def refuse_too_short(self, step: int, is_typical: bool = True) -> None:
-        """Raise ConfigError if warm-up and decay do not fit. `is_typical`: whether the measured updates are typical."""
+        """Raise ConfigError if warm-up and decay do not fit. `is_typical`: whether the measured time is typical."""
         if self.allowance.left() < self._need(step, step):
             chosen = max(step, NOT_TYPICAL + MEASURED) if is_typical else step
             shortest = math.ceil(self.allowance.used() + self._need(step, chosen))

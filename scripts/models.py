@@ -7,7 +7,7 @@
 
 Architectures without weights are listed only if no weights match. The name says which images the weights were trained
 on: in21k_ft_in1k is ImageNet-21k, then ImageNet-1k. Weights that may not be used commercially are marked. Read the
-licence of all weights before you use them, also if timm does not know it.
+licence of all weights before you use them, even if timm does not know it.
 """
 
 import fnmatch
@@ -121,7 +121,7 @@ def describe_models(names: Sequence[str]) -> list[Model]:
 
 
 def count_parameters(name: str) -> int:
-    """Count the parameters of a model that is built without data: no memory, no download, a second for billions."""
+    """Count the parameters of a model on the meta device: no memory, no download, one second for billions."""
     import timm  # local: importing timm and torch takes seconds
     import torch
     from torch.overrides import TorchFunctionMode

@@ -146,7 +146,7 @@ class Outputs(NamedTuple):
 
 
 def _start_below(root: str, folder: Path | None) -> str:
-    """Return the start of the paths that `root` has in this folder. NUL, with which no path starts, if it has none."""
+    """Return the prefix of paths in `folder` as listed from `root`, or NUL, which matches none, if it is outside."""
     place = os.path.relpath(os.path.realpath(folder), os.path.realpath(root)) if folder else os.pardir
     return "\0" if place.startswith(os.pardir) else os.path.join(os.path.abspath(os.path.join(root, place)), "")
 

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     make_folder(folder)
     with locked(folder / LOCK) as lock:
         if lock is None:
-            raise ConfigError(f"-output: another sweep is at work in {folder}; wait for it or stop it")
+            raise ConfigError(f"-output: another sweep is running in {folder}; wait for it or stop it")
         sweep.save(folder)
         held = HeldFolder(folder, setting="-output", user="sweep")
         try:

@@ -23,15 +23,15 @@ from utils.held_folders import FolderMoved, check_in_place, is_in_place
 from utils.log import Log
 from utils.text import redacted
 
-PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # names for pip; requirements.txt does not have them
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # package names for pip; not in requirements.txt
 PROJECT = "halfstep"
 PATIENCE = 10.0  # seconds without progress after which the end of a run drops a tracker
 LONGEST_END = 60.0  # seconds that the end of a run waits for a tracker that is still opening or sending
-SILENT_WAIT = 2.0  # seconds of this wait after which a line says so
+SILENT_WAIT = 2.0  # seconds of this wait after which a line reports it
 ROWS_AT_ONCE = 50
 STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")  # columns of steps.csv besides the shares of time
 IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # names of environment variables
-SHORTEST_SECRET = 6  # characters; a shorter value may be part of any word
+SHORTEST_SECRET = 6  # characters; a shorter value may occur in any word
 
 
 class Row(NamedTuple):
@@ -103,7 +103,7 @@ def check_trackers(config: Config) -> None:
     """Refuse a tracker whose package is missing."""
     for name in PACKAGES.keys() & config.TRACK:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # without an origin it is a folder of that name
+        if spec is None or spec.origin is None:  # without an origin, it is just a folder of that name
             raise ConfigError(f"TRACK: {name} needs the package {PACKAGES[name]}: pip install {PACKAGES[name]}")
 
 

@@ -46,7 +46,7 @@ RECIPES = {  # 6 updates per epoch and 5 epochs, unless a recipe says otherwise
 
 
 class Trained(NamedTuple):
-    """The course of training on one side, and its result."""
+    """The losses and learning rates of one program, and its final weights."""
 
     losses: list[float]
     rates: list[list[float]]  # for each update the rates of the groups in ascending order

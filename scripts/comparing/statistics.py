@@ -66,7 +66,7 @@ class ImageTest:
     """McNemar's exact test of two runs on the images that both scored. Only images on which they disagree count."""
 
     num_images: int
-    only_first: int  # right in the first run alone
+    only_first: int  # right in the first run only
     only_second: int
 
     @property

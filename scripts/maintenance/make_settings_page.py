@@ -74,7 +74,7 @@ def page() -> str:
 
 
 def with_tables(path: str, *tables: tuple[Sequence[str], Iterable[str]]) -> str:
-    """Return a page of docs/ with new rows below each of these heads. `tables`: (head, rows)."""
+    """Return a page of docs/ with new rows in the tables that have these heads. `tables`: (head, rows)."""
     text = (ROOT / path).read_text(encoding="utf-8")
     for titles, rows in tables:
         columns = f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n"

@@ -186,7 +186,7 @@ class Budget(Callback):
             )
 
     def describe(self, step: int, num_updates: int) -> str:
-        """Return a description of a run with this number of updates, and when it ends."""
+        """Describe a run with this number of updates, and say when it ends."""
         times, per_epoch, every = self.times, self.times.order.steps_per_epoch, self.times.validate_freq
         number = num_updates / per_epoch
         how_many = f"about {number:.{0 if number >= 10 else 1}f} epochs"

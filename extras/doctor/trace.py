@@ -61,7 +61,7 @@ class ModuleStack:
 class Trace(TorchFunctionMode):
     """A record of one forward and backward: the output of every operation, and the gradient of each of its inputs.
 
-    Each operation gets aliases of its inputs. So a gradient comes from this operation alone and is not the sum over all
+    Each operation gets aliases of its inputs. So a gradient comes from one operation and is not the sum over all
     operations that use the tensor.
     """
 

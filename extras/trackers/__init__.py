@@ -132,7 +132,7 @@ class TrackerThread:
             self._is_open = True
             while self._handle():
                 self._moved = time.monotonic()
-        except FolderMoved as error:  # the main thread says so when it ends the run
+        except FolderMoved as error:  # the main thread reports it when it ends the run
             self.lost_folder = error
         except BaseException as error:  # libraries raise SystemExit, too
             reason = without_secrets(f"{type(error).__name__}: {error}".split("\n")[0])[:300]

@@ -225,7 +225,7 @@ def compare(workers: dict[str, StepWorker], turns: Turns) -> dict[str, Measured]
 
 
 def machine(kind: str | None = None) -> str:
-    """Return a description of this machine. `kind`: of the device; None: name the GPU if there is one."""
+    """Return a description of this machine. `kind`: the kind of device; None: name the GPU if there is one."""
     import torch
 
     from utils.host import name_of

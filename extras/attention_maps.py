@@ -1,4 +1,4 @@
-"""Maps of the places that a model looked at: attention rollout for plain Vision Transformers, Grad-CAM for others."""
+"""Heat maps of the regions that a model looked at: attention rollout for plain Vision Transformers, Grad-CAM for others."""
 
 import contextlib
 import copy

@@ -1,4 +1,4 @@
-"""Linear layers that compute in float8, by torchao (PRECISION.MODE float8)."""
+"""Linear layers that compute in float8, with torchao (PRECISION.MODE float8)."""
 
 import importlib
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def _gains(linear: nn.Linear) -> bool:
 
 
 def _with_few_rows(model: nn.Module) -> set[nn.Module]:
-    """Return the modules of the classifier, and of a last block for the class token alone.
+    """Return the modules of the classifier, and of a last block that computes only the class token.
 
     One row per image is too little work for float8.
     """

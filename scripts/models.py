@@ -24,7 +24,7 @@ from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 from utils.text import align
 
-LIMIT = 60  # rows without -all: a few seconds
+LIMIT = 60  # rows without -all, which take a few seconds
 HEADER = ("name", "parameters", "image", "classes", "licence")
 # Models to begin with, all under apache-2.0: parameters, accuracy on ImageNet in percent (timm's
 # results/results-imagenet.csv), and images per second of a training step (timm's

@@ -106,7 +106,7 @@ def find_sweep(arguments: argparse.Namespace, flags: list[str], folder: Path) ->
 
 
 def run_trial(sweep: Sweep, folder: Path, index: int) -> int:
-    """Replace this process by the run of a trial, so that signals reach it. Return 0 if it is done already."""
+    """Replace this process with the run of a trial, so that signals reach it. Return 0 if it is done already."""
     if index >= len(sweep.trials):
         raise ConfigError(f"-trial: {folder} has trials 0 to {len(sweep.trials) - 1}, not {index}")
     make_folder(folder)

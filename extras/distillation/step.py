@@ -1,4 +1,4 @@
-"""The changes that distillation makes to a step: the teacher's logits join the targets, and a term joins the loss."""
+"""Adds distillation to a step: the teacher's logits to the targets, and a term to the loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

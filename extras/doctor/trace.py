@@ -78,7 +78,7 @@ class Trace(TorchFunctionMode):
         self.nonzero: dict[tuple, Tensor] = {}  # mask of non-zero gradients; only without a reference
         self.lost: dict[Location, int] = defaultdict(int)  # elements that are zero here and not in the reference
         self.kept: dict[Location, int] = defaultdict(int)  # elements that are not zero in the reference
-        # Per function and module, so that the casts of a black list do not shift the numbers of other calls.
+        # Counted per function and module, so that the casts of a black list do not shift the numbers of other calls.
         self._num_calls: dict[tuple[str, str], int] = defaultdict(int)
         self._softmaxed: set[tuple] = set()
 

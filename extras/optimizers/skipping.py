@@ -9,7 +9,7 @@ from torch import Tensor
 from utils.host import LateValue
 from utils.torch_internals import foreach_copy_, foreach_put_back_, tree_map
 
-ON_DEVICE = object()  # placeholder for a device tensor, where only host values matter
+ON_DEVICE = object()  # replaces device tensors where only host values matter
 SET_ELSEWHERE = ("params", "lr")  # keys of a parameter group that no step changes
 
 

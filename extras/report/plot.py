@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 # Small and sharp, so that text can be read on a phone. Margins are fixed, because automatic layout draws twice.
 SIZE, DPI, MARGINS = (4.5, 3), 160, {"left": 0.15, "right": 0.97, "bottom": 0.15, "top": 0.9}
-MOST_MARKED = 40  # a curve with fewer points has a mark on each
+MOST_MARKED = 40  # curves with fewer points get a marker on each
 IN_THE_FOLDER = ("loss.png", "accuracy.png", "loss_scale.png")
 
 

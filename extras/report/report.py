@@ -61,7 +61,7 @@ def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
         write_report(SavedRun.open(folder), path)
     except FolderMoved:
         raise
-    except ConfigError as error:  # not one epoch was finished
+    except ConfigError as error:  # no epoch was finished
         log.note(f"no {REPORT}: {error}")
     except OSError as error:
         log.warn(f"cannot write {path} ({cause_of(error)}); scripts/report.py writes it later")

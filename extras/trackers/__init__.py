@@ -46,7 +46,7 @@ class Ending(NamedTuple):
     """The end of a run: done, failed, or stopped (it can be resumed)."""
 
     state: str
-    best: Mapping[str, Any]  # the figures of the best epoch; empty without one
+    best: Mapping[str, Any]  # the figures of the best epoch; empty if there is none
     pictures: Sequence[Path]
 
 
@@ -220,7 +220,7 @@ def track(config: Config, folder: Path, process: Process, log: Log) -> Iterator[
 
 def ending_of(folder: Path, has_failed: bool) -> Ending:
     """Return the end of a run, from its status.json and its folder."""
-    if not is_in_place(folder):  # the folder at this path now is another run's
+    if not is_in_place(folder):  # another run's folder is now at this path
         return Ending("failed", {}, ())
     status = read_object(folder / "status.json")
     state = status.get("state")

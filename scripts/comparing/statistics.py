@@ -1,4 +1,4 @@
-"""Mean, deviation, and tests whether two groups differ by more than the noise of seeds or of images."""
+"""Computes mean and deviation, and tests whether two groups differ by more than the noise of seeds or of images."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Heat maps of the regions that a model looked at: attention rollout for plain Vision Transformers, Grad-CAM for others."""
+"""Heat maps of the regions that a model looks at: attention rollout for plain Vision Transformers, else Grad-CAM."""
 
 import contextlib
 import copy

@@ -127,7 +127,7 @@ def _data_of(run: SavedRun, noted: Mapping[str, str]) -> Iterator[tuple[str, Any
 
 @functools.cache
 def scored(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return {(image, label): whether the best weights are right}; {} without a complete table of single-label images."""
+    """Return {(image, label): whether the best weights are right}; {} without a complete table of single labels."""
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
@@ -154,7 +154,7 @@ def have_same_files(run: SavedRun, other: SavedRun) -> bool:
 
 
 def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
-    """Return how the second run differs from the first on the images that both have scored, or None if there are none."""
+    """Return how the second run differs from the first on the images that both scored, or None if there are none."""
     common, one, two = common_images([run, other]), scored(run.folder), scored(other.folder)
     pairs = (one, two), (two, one)
     only_first, only_second = (sum(mine[each] > theirs[each] for each in common) for mine, theirs in pairs)

@@ -59,7 +59,7 @@ def written(value: object) -> str:
 class SavedRun:
     """The settings, state and metrics of a training run that has finished an epoch.
 
-    The run may have been killed or may still be running. The metrics are the ones in the folder now.
+    The run may have been killed or may still be running. The metrics are a snapshot of its files.
     """
 
     folder: Path

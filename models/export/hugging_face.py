@@ -24,8 +24,8 @@ pipeline_tag: image-classification
 
 # {name}
 
-Trained with halfstep. Probabilities of its {num_classes} classes are the {activation} of the logits; their names, and how
-images are prepared, are in `config.json`.
+Trained with halfstep. The probabilities of its {num_classes} classes are the {activation} of the logits. `config.json` has the
+names of the classes and the preprocessing of images.
 
 ```python
 import timm
@@ -36,8 +36,8 @@ transform = timm.data.create_transform(**timm.data.resolve_model_data_config(mod
 
 The transform does not turn photos upright. If the run did (`DATA.EXIF`), call `PIL.ImageOps.exif_transpose(image)` first.
 
-Where there is a `transformers.safetensors`, transformers 4.53 or newer reads the folder too. Its image processor can crop one
-pixel beside timm's, which moves probabilities by some hundredths. Prepare images with timm's transform in its place:
+If the folder contains `transformers.safetensors`, transformers 4.53 or newer can read it too. Its image processor may crop one
+pixel off from timm's, which changes probabilities by a few hundredths. Use timm's transform instead:
 
 ```python
 inputs = transform(image)[None]

@@ -128,7 +128,7 @@ class EvalTransform:
         return self.resized_side * height // short, self.resized_side * width // short
 
     def _start(self, length: int) -> int:
-        """Return where the square starts along a side of this length. A negative start is outside of the image."""
+        """Return the start of the square along a side of this length. It is negative outside of the image."""
         spare = length - self.side
         return round(spare / 2) if spare > 0 else -(-spare // 2)
 

@@ -83,8 +83,8 @@ def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: i
     """Return the bytes that one forward pass of `count` images saves for backward, without weights.
 
     With TRAIN.GRAD_CHECKPOINTING these are the inputs of the blocks, all tensors of one block, and tensors outside of
-    blocks. With frozen weights they are at least all tensors of one block, because a frozen block saves nothing but still
-    needs that memory while it computes.
+    blocks. With frozen weights the result is at least the size of all tensors of one block, because a frozen block
+    saves nothing but still needs that memory while it computes.
     """
     computing = precision.computing(model).train()
     kept = record_forward(config, computing, precision, count)
@@ -113,7 +113,7 @@ def record_forward(config: Config, model: nn.Module, precision: Precision, count
 
 
 class SavedTensors:
-    """The tensors that a forward pass saves for backward, without weights, by the block that saved them."""
+    """The tensors that a forward pass saves for backward, without weights, grouped by the block that saved them."""
 
     def __init__(self, model: nn.Module):
         self._weights = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
@@ -156,7 +156,7 @@ class SavedTensors:
         return max((count for block, count in self.by_block.items() if block or not self._inputs), default=0)
 
     def count(self, recomputes: bool) -> int:
-        """Return the total bytes. With `recomputes`, blocks count only with their inputs and the largest block."""
+        """Return the total bytes. With `recomputes`, only the inputs of blocks and the largest block count."""
         if recomputes and self._inputs:
             return self.by_block[0] + sum(self._inputs) + self.largest_block
         return self.by_block.total()

@@ -137,9 +137,8 @@ def check_warm_up(settings: Train) -> Finding:
     if settings.WARMUP_EPOCHS < settings.NUM_EPOCHS:
         return Finding("warm-up", text)
     text = f"{settings.WARMUP_EPOCHS:g} in a run of {counted(settings.NUM_EPOCHS, 'epoch')}"
-    return Finding(
-        "warm-up", text, WARN, "lower TRAIN.WARMUP_EPOCHS"
-    )  # a short text, because every short trial prints it
+    # The text is short, because every short trial prints it.
+    return Finding("warm-up", text, WARN, "lower TRAIN.WARMUP_EPOCHS")
 
 
 def check_ema(settings: Train, num_updates: int) -> Finding:

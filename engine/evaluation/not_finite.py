@@ -1,4 +1,4 @@
-"""The refusal of weights whose outputs are not finite."""
+"""Refuse weights whose outputs are not finite."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn

@@ -35,7 +35,7 @@ def compile_model(model: nn.Module, config: Config) -> None:
 
 
 def parts_to_compile(model: nn.Module, config: Config) -> list[nn.Module]:
-    """Return the model, or its blocks, which are alike so that one compilation serves all of them."""
+    """Return the model, or its blocks. The blocks are alike, so one compilation serves all of them."""
     return list(blocks_of(model, "COMPILE is blocks", "COMPILE true")) if config.COMPILE == BLOCKS else [model]
 
 

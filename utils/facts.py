@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-SIZES = "sizes of the "  # facts whose name starts with this are sizes of some files, separated by spaces
+SIZES = "sizes of the "  # prefix of facts that are file sizes, separated by spaces
 OF_A_PART = "names of the {} images", "labels of the {} images", f"{SIZES}{{}} files"
 NUMBERS = {f"{part} images": [fact.format(part) for fact in OF_A_PART] for part in ("training", "validation")}
 FACTS_OF_IMAGES = [fact for facts in NUMBERS.values() for fact in facts]

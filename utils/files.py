@@ -17,7 +17,7 @@ from utils.errors import ConfigError, not_a_file
 from utils.held_folders import check_in_place, is_in_place
 
 MOST_NAMES = 2**28  # bytes of a file with one name per line
-BYTES_THAT_TELL = 4096  # first bytes of a file, by which its kind is recognized
+BYTES_THAT_TELL = 4096  # first bytes of a file, which show its kind
 SECONDS_BETWEEN_ATTEMPTS = 0.2  # between attempts to lock a file that another process has locked
 
 

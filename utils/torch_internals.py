@@ -33,8 +33,8 @@ foreach_mul_, foreach_add_ = torch._foreach_mul_, torch._foreach_add_
 def foreach_put_back_(tensors: list[Tensor], former: list[Tensor], skipped: Tensor) -> None:
     """Copy `former` back to the tensors if `skipped` on the device is 1. The values of `former` are lost.
 
-    One kernel of fused SGD does this, or nothing if `skipped` is 0: its first step copies the gradients, here `former`, to
-    the momentum buffers, here the tensors. All tensors have the same floating-point type.
+    A single kernel of fused SGD does this: its first step copies the gradients (here `former`) to the momentum buffers (here
+    the tensors), unless found_inf is 1. All tensors have the same floating-point type.
     """
     rates = dict.fromkeys(("lr", "weight_decay", "dampening"), 0.0)
     flags = {"nesterov": False, "maximize": False, "is_first_step": True}
@@ -138,7 +138,7 @@ def own_parameter(module: nn.Module, name: str) -> nn.Parameter:
 
 
 def add_position_embedding(model: nn.Module, patches: Tensor) -> Tensor:
-    """Add class token and position embedding as timm's VisionTransformer does, for which it has no public module."""
+    """Add class token and position embedding as timm's VisionTransformer does. timm has no public function for it."""
     return model._pos_embed(patches)
 
 

@@ -195,7 +195,7 @@ def simulated_process(setting: str, world_size: int | None, local_size: int | No
 
 
 def alone(inputs: Inputs) -> Inputs:
-    """Return the inputs for a single process. It does only its own share of each update, without other processes."""
+    """Return the inputs for process 0 as if it were the only one. It still computes only its share of each update."""
     return replace(inputs, process=replace(inputs.process, world_size=1, local_size=1))
 
 

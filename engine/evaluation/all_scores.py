@@ -1,4 +1,4 @@
-"""Scores of all images and classes with several labels per image, as the mean average precision needs them."""
+"""The scores of all images and classes, which the mean average precision needs if images have several labels."""
 
 import math
 

@@ -73,9 +73,8 @@ class LossScaler(GradScaler):
         self._settings = settings
         self.moves = needed and settings.USE_DYNAMIC_LOSS_SCALING
         super().__init__(device_type, init_scale=settings.INIT_LOSS_SCALING if needed else 1.0)
-        self._bad = torch.zeros(
-            (), dtype=torch.int32, device=device_type
-        )  # overflows since the last good update or lower scale
+        # Overflows since the last good update or decrease of the scale.
+        self._bad = torch.zeros((), dtype=torch.int32, device=device_type)
 
     def update(self) -> None:
         """Adjust the scale after an update was done or skipped, without synchronisation."""

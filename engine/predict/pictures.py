@@ -30,7 +30,7 @@ class Lettering(NamedTuple):
     def fit(self, text: str, width: float) -> str:
         """Return the text, or its beginning and end if it is too wide.
 
-        More is kept of the end, because it distinguishes paths and names that begin alike.
+        Most of the remaining text is the end, because it distinguishes paths and names that begin alike.
         """
         text = self._drawable(text)
         font = self._font_of(text)
@@ -85,9 +85,8 @@ def other_fonts(size: int) -> list[ImageFont.FreeTypeFont]:
     for path in sorted(findSystemFonts(), key=lambda each: ("regular" not in each.lower(), each)):
         with contextlib.suppress(OSError):  # a bitmap font with fixed sizes
             found.append(ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC))
-    return [
-        font for font in found if "LastResort" not in str(font.getname()[0])
-    ]  # Apple's font that draws boxes for all letters
+    # LastResort is Apple's font that draws a box for every letter.
+    return [font for font in found if "LastResort" not in str(font.getname()[0])]
 
 
 @functools.cache

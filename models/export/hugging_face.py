@@ -47,7 +47,7 @@ logits = transformers_model(pixel_values=inputs).logits
 
 
 def refuse_old_timm(subject: Subject) -> None:
-    """Raise ConfigError for a timm whose `local-dir:` cannot read a .safetensors file yet."""
+    """Raise ConfigError if timm is too old to read a .safetensors file from `local-dir:`."""
     import timm
 
     if tuple(map(int, timm.__version__.split(".")[:3])) < (1, 0, 26):
@@ -120,7 +120,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
 
 
 def transformers_config(subject: Subject) -> dict[str, Any]:
-    """Return the part of config.json for transformers (4.53 or newer, the first version that reads the weights' name)."""
+    """Return the part of config.json for transformers. Versions before 4.53 ignore its name of the weights file."""
     model, distilled = subject.model, is_distilled(subject)
     channels, side, _ = subject.data["input_size"]
     has_several_labels = subject.config.DATA.has_several_labels
@@ -145,7 +145,7 @@ def transformers_config(subject: Subject) -> dict[str, Any]:
 
 
 def image_processor(subject: Subject) -> dict[str, Any] | None:
-    """Return preprocessor_config.json, or None if no image processor prepares images in this way."""
+    """Return preprocessor_config.json, or None if no image processor of transformers supports this preprocessing."""
     data, (channels, side, _) = subject.data, subject.data["input_size"]
     resized = int(side / data["crop_pct"])
     kinds = {"center": ("BitImageProcessor", {"shortest_edge": resized})}

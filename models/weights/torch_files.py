@@ -78,7 +78,7 @@ def read_torch_weights(path: Path) -> Weights:
 
 
 def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights under timm's names, for wrapped models and models of torchvision and transformers."""
+    """Return the weights of a wrapped model, or of a model of torchvision or transformers, under timm's names."""
     from models.weights.names import from_torchvision, from_transformers, is_of_transformers
 
     # The prefixes of DDP and torch.compile come in any order. n_averaged is a counter of torch's AveragedModel.

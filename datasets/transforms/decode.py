@@ -21,7 +21,7 @@ def describe_kinds(image: Image.Image) -> list[str]:
         "transparent": image.has_transparency_data,
         "CMYK": image.mode == "CMYK",
         # Further pictures in a camera's MPO file are previews.
-        "animated or of several pages": getattr(image, "is_animated", False) and image.format != "MPO",
+        "animated or multi-page": getattr(image, "is_animated", False) and image.format != "MPO",
     }
     return [kind for kind, applies in kinds.items() if applies]
 

@@ -211,7 +211,8 @@ def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | Non
     if train is None:
         return None
     return Finding(
-        "duplicates", f"none among {of}; others may be" if is_sample else "no validation image is also a training image"
+        "duplicates",
+        f"none among {of}; unread images may be" if is_sample else "no validation image is also a training image",
     )
 
 

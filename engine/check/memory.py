@@ -60,13 +60,13 @@ def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
     """Return the bytes that do not depend on the batch: weights, gradients, optimizer, EMA, naive mode's half copy."""
     weights, trained = sum(tensor.nbytes for tensor in model.state_dict().values()), trained_bytes(model)
     # The EMA update on CPUs keeps the differences of all trained weights at once. Other devices need one copy less.
-    mean = weights + trained if config.TRAIN.MODEL_EMA else 0
+    ema = weights + trained if config.TRAIN.MODEL_EMA else 0
     halves = (weights + trained) // 2 if precision.is_naive else 0
     kept = trained + optimizer_bytes(config.TRAIN, model)
     # Some optimizers can skip an update only by restoring copies, which are new tensors in each update. Activations hardly
     # ever fit into the memory blocks that the copies leave free.
     copies = kept if precision.device.type != "cpu" and config.TRAIN.OPTIMIZER.NAME not in OURS else 0
-    return weights + kept + copies + mean + halves + teacher_bytes(config, precision)
+    return weights + kept + copies + ema + halves + teacher_bytes(config, precision)
 
 
 def teacher_bytes(config: Config, precision: Precision) -> int:

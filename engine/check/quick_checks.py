@@ -51,7 +51,7 @@ class Finding:
 
 
 def quick_checks(plan: TrainPlan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
-    """Yield all quick checks of a training. In -check, `model` or `path` (the run's folder) is None if it has an error."""
+    """Yield all quick checks of a training. In -check, `model` or `path` (the run's folder) is None after an error about it."""
     config, order = plan.config, plan.order
     yield check_updates(order)
     yield check_rate(config.TRAIN, order.global_batch)

@@ -44,8 +44,8 @@ def reads_only_class_token(model: nn.Module) -> bool:
     if any(type(module) not in KNOWN or "forward" in vars(module) for module in modules):
         return False
     # These three modules are no longer called, so their hooks would not run.
-    passed_by = (block, block.attn, block.attn.qkv)
-    return not any(map(has_hooks, passed_by)) and getattr(block.attn, "gate", None) is None
+    bypassed = (block, block.attn, block.attn.qkv)
+    return not any(map(has_hooks, bypassed)) and getattr(block.attn, "gate", None) is None
 
 
 class ClassTokenVisionTransformer(VisionTransformer):

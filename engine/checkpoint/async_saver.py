@@ -58,7 +58,7 @@ class AsyncSaver:
         if self._writing:
             with self._blocking():
                 writing, self._writing = self._writing, None
-                writing.result()  # raises bugs only; I/O errors have become warnings
+                writing.result()  # raises all errors except I/O errors, which have become warnings
 
     def _write(self, state: dict, also: list[str], start: float) -> None:
         # Checkpoints within a streak of skipped updates never replace the last checkpoint before the streak.
@@ -169,7 +169,7 @@ def allocate(tensors: Iterable[Tensor], pinned: bool) -> list[Tensor]:
 
 
 def make_saver(config: Config, folder: Path, process: Process, log: Log) -> AsyncSaver:
-    """Return the saver for DIST.STRATEGY. A collective."""
+    """Return the saver for DIST.STRATEGY. This is a collective."""
     if is_sharded(config, process):
         from engine.checkpoint.sharded_saver import ShardedSaver
 

@@ -102,7 +102,8 @@ def refuse_changes(
     if not order.has_updates_of(state["config"]):
         step = (state["epoch"] + 1) * order.steps_per_epoch
         lines.append(
-            f"resume: the updates now have different images, so epoch {state['epoch'] + 2} starts from its beginning, at step {step}"
+            f"resume: the updates now have different images, so epoch {state['epoch'] + 2} starts from its "
+            f"beginning, at step {step}"
         )
     then, now = state["config"].get("TRAIN.NUM_EPOCHS"), config.TRAIN.NUM_EPOCHS
     if then not in (None, now) and now > state["epoch"] + 1:

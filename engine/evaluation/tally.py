@@ -68,7 +68,7 @@ class Tally:
         return losses, (targets.gather(1, best) > 0) & are_finite(logits)[:, None]
 
     def result(self, process: Process) -> Scores:
-        """Return the scores over the images of all processes. Waits for the device."""
+        """Return the scores over the images of all processes. This waits for the device."""
         values = process.sum(torch.cat((self.sums, self.counts.flatten()))).tolist()
         loss, top1, top5, count, excluded = values[:5]
         total, counts = max(count, 1), np.reshape(values[5:], (3, -1))
@@ -149,7 +149,7 @@ class PerImage:
         self._rows.append(torch.cat((numbers.float(), logits.softmax(1).gather(1, numbers).float()), 1))
 
     def gather(self, process: Process) -> ImageResults | LabelResults:
-        """Return the results of all processes in each process. A collective that waits for the device."""
+        """Return the results of all processes in each process. This is a collective that waits for the device."""
         kind = LabelResults if self.scores else ImageResults
         mine = self._labels(*self.scores.on_host()) if self.scores else self._classes()
         parts = process.join([mine])

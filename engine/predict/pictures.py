@@ -42,7 +42,7 @@ class Lettering(NamedTuple):
     def draw(
         self, draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, color="black", anchor="la"
     ) -> None:
-        """Draw the text. `anchor` as in Pillow."""
+        """Draw the text. `anchor` is as in Pillow."""
         text = self._drawable(text)
         draw.text(place, text, fill=color, font=self._font_of(text), anchor=anchor)
 

@@ -18,7 +18,7 @@ SUFFIXES = ("", "_ema")  # of the columns for raw and EMA weights
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, or "" without a file. Bytes that are not UTF-8 (a damaged disk) become question marks."""
+    """Return the text of a file, or "" if there is no file. Bytes that are not UTF-8 (a damaged disk) become question marks."""
     if not path.exists():
         return ""
     try:

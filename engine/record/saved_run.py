@@ -91,7 +91,8 @@ class SavedRun:
         if not epochs:
             reason = f" ({status['reason']})" if status.get("reason") else ""
             raise ConfigError(
-                f"{folder}: this run has not finished an epoch yet{reason}; wait for it, or continue it: -resume {folder}"
+                f"{folder}: this run has not finished an epoch yet{reason}; wait for it, or continue it with "
+                f"-resume {folder}"
             )
         return cls(folder, settings, origins, status, epochs, next((row for row in rows if row["epoch"] < 0), {}))
 

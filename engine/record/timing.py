@@ -45,7 +45,7 @@ class DeviceClock:
 
 
 class Timing(Callback):
-    """A measurement of the seconds in each phase, since the last report and in the epoch so far."""
+    """Measures the seconds in each phase, since the last report and in the epoch so far."""
 
     def __init__(self, clock: HostClock | DeviceClock):
         self._clock = clock

@@ -52,9 +52,8 @@ BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100
 PIECES = {JPEG_START: EXIF, b"P1": b"#", b"P2": b"#", b"P3": b"#"}  # {first bytes of the file: start of a piece}
 WEBP_COST = 1.6  # relative cost of a pixel: Pillow needs 17 to 21 bytes for it, and 9 to 13 for other formats
 LEAST_WIDTH = 16  # narrower rows cost as much as a row of this many pixels
-QUICK = (
-    2**34
-)  # a JPEG with fewer bytes x pixels takes less than a second with any contents, since a scan has at least 10 bytes
+# A JPEG with fewer bytes x pixels takes less than a second with any contents, since a scan has at least 10 bytes.
+QUICK = 2**34
 ORIENTATION = ExifTags.Base.Orientation
 # Programs that edit photos write the orientation to XMP. Pillow reads it there if EXIF does not have it.
 XMP, XMP_ORIENTATION = b"http://ns.adobe.com/xap/1.0/\0", re.compile(rb'tiff:Orientation(?:="|>)([0-9])')

@@ -145,9 +145,8 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        new = copy(
-            value
-        )  # value.copy() would lose _metadata, the module versions that a state_dict has as an attribute
+        # value.copy() would lose _metadata, the module versions that a state_dict has as an attribute.
+        new = copy(value)
         new.update((key, map_tensors(each, change)) for key, each in value.items())
         return new
     if isinstance(value, list | tuple):

@@ -99,7 +99,7 @@ def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
     yield bool(values[key]) and values[rank] > 0, key, problem
     # A CUDA graph overwrites the gradients of the previous micro-batch: https://github.com/pytorch/pytorch/issues/169545
     key, accumulated = "COMPILE", "TRAIN.ACCUM_ITER"
-    problem = f"must be true, blocks or max-autotune-no-cudagraphs with {named(accumulated)}: CUDA graphs cannot accumulate gradients"
+    problem = f"must be true, blocks or max-autotune-no-cudagraphs with {named(accumulated)}: CUDA graphs overwrite gradients"
     yield values[key] in CUDA_GRAPH_MODES and values[accumulated] > 1, key, problem
     key = "RESUME.ALLOW_CHANGED"
     unknown = [name for name in values[key] if name not in CHANGEABLE]

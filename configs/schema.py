@@ -230,7 +230,7 @@ class Data:
     DROP_LAST: Annotated[bool, RECIPE] = True
     """Drop an epoch's last images if they do not fill a whole update (never if that would leave no update)."""
     SAMPLER: Annotated[Literal["shuffle", "balanced"], RECIPE] = "shuffle"
-    """Images of an epoch: shuffle, each image once; balanced, the same number of images of each class, as many in total: rare classes are repeated, common classes subsampled."""
+    """Images of an epoch: shuffle, each image once; balanced, as many images in total, with the same number from each class: rare classes are repeated, common classes subsampled."""
     VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9), Only("FOLD", (None,))] = 0.1
     """Fraction of the images held out for validation, for data sets without a split."""
     FOLD: Annotated[str | None, FOLD_OF] = None
@@ -468,14 +468,14 @@ class Train:
     MIXUP_SWITCH_PROB: Annotated[float, Bounds(0.0, 1.0), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0.5
     """Probability of cutmix instead of mixup if both are on."""
     MIXUP_MODE: Annotated[Literal["batch", "pair", "elem"], Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = "batch"
-    """The images that share one random draw of kind, weight and box: batch, each MIXUP_GROUP images; pair, each two images; elem, none (each image has its own draw)."""
+    """The images that share one random draw of kind, weight and box: batch, MIXUP_GROUP images; pair, two images; elem, a single image."""
     MIXUP_GROUP: Annotated[
         int | None,
         Bounds(2, 1_000_000),
         Form(lambda number: number % 2 == 0, "an even number, because images are mixed in pairs, or None"),
         Only("MIXUP_MODE", ("batch",)),
     ] = 128
-    """For MIXUP_MODE batch: number of consecutive images of an update that share a draw, an even number. It does not depend on processes and micro-batches. Not set: all images of an update."""
+    """For MIXUP_MODE batch: number of consecutive images of an update that share a draw, an even number. The split over processes and micro-batches does not change the groups. Not set: all images of an update."""
     MIXUP_OFF_EPOCH: Annotated[int, Bounds(0, 1_000_000), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0
     """Epochs after which mixing stops; 0: never."""
     RANDOM_ERASE_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.0

@@ -63,7 +63,7 @@ ALIASES = {
 NOT_HERE = {
     "a run has a number of epochs, TRAIN.NUM_EPOCHS (-epochs), or a time limit, RUN.MAX_TIME": "max_steps num_steps iterations",
     OTHER_LOSSES: "focal_loss",
-    "-name (NAME) gives the run's folder its whole name": "tag",
+    "-name (NAME) sets the name of the run's folder": "tag",
 }
 
 
@@ -76,7 +76,7 @@ def _by_name(table: dict[str, str], of_timm: dict[str, str]) -> dict[str, str]:
 _TIMM = {name: each for each in TIMM_ARGUMENTS.values() for name in (each.name, each.short) if name}
 _TARGETS = _by_name(ALIASES, {name: each.setting for name, each in _TIMM.items()})
 _REASONS = _by_name(NOT_HERE, {name: each.reason for name, each in _TIMM.items()})
-MOST_WORDS = 20  # at the end of a key that are looked up, alone or joined
+MOST_WORDS = 20  # look up at most this many words at the end of a key
 _CUTOFF = 0.75  # minimum similarity of spelling; guesses below it mislead
 
 
@@ -106,7 +106,7 @@ def suggest_key(key: str, known: Iterable[str]) -> str:
     names = difflib.get_close_matches(parts[-1], set(leaf.values()), n=1, cutoff=_CUTOFF)
     # If several sections have this name, choose the key whose full name is the most similar.
     near = difflib.get_close_matches(key.upper(), [each for each in known if leaf[each] in names], n=1, cutoff=0.0)
-    return f"; did you mean {near[0]}?" if near else "; docs/settings.md lists them"
+    return f"; did you mean {near[0]}?" if near else "; docs/settings.md lists all settings"
 
 
 def setting_meant(name: str) -> str:

@@ -98,9 +98,9 @@ def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
     problem = f"must be empty with {named(rank)}: only the adapters and the classifier are trained"
     yield bool(values[key]) and values[rank] > 0, key, problem
     # A CUDA graph overwrites the gradients of the previous micro-batch: https://github.com/pytorch/pytorch/issues/169545
-    key, accumulated = "COMPILE", "TRAIN.ACCUM_ITER"
-    problem = f"must be true, blocks or max-autotune-no-cudagraphs with {named(accumulated)}: CUDA graphs overwrite gradients"
-    yield values[key] in CUDA_GRAPH_MODES and values[accumulated] > 1, key, problem
+    key, steps = "COMPILE", "TRAIN.ACCUM_ITER"
+    problem = f"must be true, blocks or max-autotune-no-cudagraphs with {named(steps)}: CUDA graphs overwrite gradients"
+    yield values[key] in CUDA_GRAPH_MODES and values[steps] > 1, key, problem
     key = "RESUME.ALLOW_CHANGED"
     unknown = [name for name in values[key] if name not in CHANGEABLE]
     near = did_you_mean(unknown[0], CHANGEABLE) if unknown else ""

@@ -74,7 +74,7 @@ def _fit_labels(found: Merged) -> Derived:
 
 
 def _normalize_optimizer(found: Merged) -> Derived:
-    """Choose one spelling for each optimizer: torch's own for AdamW, Adam and SGD, small letters for the others.
+    """Choose one spelling for each optimizer: torch's own for AdamW, Adam and SGD, lower case for the others.
 
     For other optimizers, torch's default values count as not set if one place sets EPS, BETAS and MOMENTUM together,
     because PaddleViT's files always contain all three.
@@ -113,7 +113,7 @@ def _drop_vit_fields(found: Merged) -> Derived:
 
 
 def _unset_rates(found: Merged) -> Derived:
-    """Use one spelling for the rates of MODEL.TYPE vit: replace 0 by not set, which means the same."""
+    """Replace dropout rates of 0 by None with MODEL.TYPE vit, where both mean the same."""
     keys = RATES if found.values["MODEL.TYPE"] == "vit" else ()
     return Derived({key: None for key in keys if found.values[key] == 0})
 

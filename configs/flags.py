@@ -96,7 +96,7 @@ class _LastValue(argparse.Action):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        """Raise the error for a wrong command line as a ConfigError, like all other user errors."""
+        """Raise ConfigError, as for all other mistakes of the user."""
         raise ConfigError(f"{message}; -h lists the flags")
 
 

@@ -48,12 +48,12 @@ class LoadedConfig:
         return replace(self, config=config, origins=self.origins | {key: origin})
 
     def with_batch_size(self, number: int, how: str) -> "LoadedConfig":
-        """Replace DATA.BATCH_SIZE auto by a number; `how`: how it was found."""
+        """Replace DATA.BATCH_SIZE auto by a number. `how`: a description of how it was found."""
         key = "DATA.BATCH_SIZE"
         return self.with_value(key, number, f"auto ({self.origins[key]}): {how}")
 
     def with_default_batch_size(self) -> "LoadedConfig":
-        """Replace DATA.BATCH_SIZE auto by the default, with a note: for programs that do not train."""
+        """Replace DATA.BATCH_SIZE auto by the default, with a note. This is for programs that do not train."""
         if self.config.DATA.BATCH_SIZE != AUTO:
             return self
         default = SETTINGS["DATA.BATCH_SIZE"].default
@@ -83,7 +83,7 @@ def load(
 
 
 def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
-    """Merge the layers over the defaults; for each setting, the last layer wins. Return also notes for the user."""
+    """Merge the layers over the defaults; for each setting, the last layer wins. Also return notes for the user."""
     values = {key: setting.default for key, setting in ALL_SETTINGS.items()}
     origins, notes = dict.fromkeys(ALL_SETTINGS, "default"), []
     context: dict[str, Text] = {}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from configs.values import Text
 
-Words = Mapping[str, Mapping[str, tuple[str, str]]]  # {setting: {word in small letters: (our value, reason)}}
+Words = Mapping[str, Mapping[str, tuple[str, str]]]  # {setting: {word in lower case: (our value, reason)}}
 
 _NO_CLIPPING = ("None", "no clipping")
 OTHER_WORDS: Words = {

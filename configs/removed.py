@@ -17,7 +17,7 @@ class Removed(NamedTuple):
     """A setting that halfstep no longer has, or never had."""
 
     accepted: tuple[str, ...]  # values that still load, because every run behaves that way; as in YAML
-    remedy: str  # what to do instead for any other value: the end of a sentence
+    remedy: str  # what to do if it has another value: the end of a sentence
     role: str = "recipe"
     # Takes all settings of the file. Returns the equivalent current settings, or None if there are none.
     replace: Callable[[Texts], dict[str, Any] | None] | None = None

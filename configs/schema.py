@@ -183,7 +183,7 @@ class Arguments(Mapping):
 
 @dataclass(frozen=True)
 class Data:
-    """The data, and how it is loaded."""
+    """The data set and its loading."""
 
     role: ClassVar[str] = DATA
 
@@ -269,7 +269,7 @@ class Data:
 
     @property
     def cache_side(self) -> int | None:
-        """The short side to which a cache reduces larger images; None: they keep their size."""
+        """The short side to which the cache reduces larger images, or None to keep their size."""
         return None if isinstance(self.CACHE, str) else self.CACHE
 
     @property
@@ -554,7 +554,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class Dist:
-    """How processes share the work."""
+    """Distributed training."""
 
     role: ClassVar[str] = MACHINE
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from configs.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
 from configs.values import ALL_SETTINGS, SECTIONS, Text, describe_allowed, quoted
 
-# {setting, setting=value, or a flag without a setting: its names in Hugging Face and other trainers}, in lower case and with
+# {setting, setting=value, or flag without a setting: its names in Hugging Face and other trainers}, in lower case and with
 # _ for - and . The arguments of timm's train.py are in timm_arguments.py. Names similar to the setting's own are not listed,
 # because difflib finds them.
 ALIASES = {

@@ -187,8 +187,8 @@ def _frozen(value: Any) -> Any:
 # The rates for which a timm model may have its own defaults.
 RATES = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH")
 
-# {full key: the value that older runs imply}, for settings that are newer than a run and whose default differs from the
-# old behaviour. No release has added a setting so far.
+# {full key: value with which a setting reproduces runs that are older than it}, if its default does not. No release has added
+# a setting so far.
 IMPLIED: dict[str, Any] = {}
 
 # The defaults of torch's own optimizers. For these optimizers, they mean the same as no value.
@@ -277,7 +277,7 @@ HALF_TYPES = {"fp16": "float16", "float16": "float16", "bf16": "bfloat16", "bflo
 
 
 def _half_meant(origin: str, half: str) -> str:
-    """Return how to set this half-precision type at the place (flag, -opts or file) where AMP got it as its value."""
+    """Return how to set this half-precision type where the user gave it to AMP: as a flag, behind -opts, or in a file."""
     if origin.startswith("flag "):
         return f"-amp -opts PRECISION.DTYPE={half}"  # also valid for predict.py, which has no -amp_dtype
     typed = {"-opts": f"AMP=true PRECISION.DTYPE={half}", "-over": f"-amp -over PRECISION.DTYPE={half}"}
@@ -286,7 +286,7 @@ def _half_meant(origin: str, half: str) -> str:
 
 def _hint(key: str, text: str, known: Iterable[str], origin: str) -> str:
     """Return the end of a message about a wrong value: the value that was probably meant."""
-    word, setting = text.strip().lower(), ALL_SETTINGS.get(key)  # none for a key of PaddleViT
+    word, setting = text.strip().lower(), ALL_SETTINGS.get(key)  # None for a key of PaddleViT
     if setting and setting.kind is int and FLOAT.fullmatch(word) and float(word).is_integer():
         number, (low, high) = int(float(word)), setting.bounds or (-math.inf, math.inf)
         return f"; did you mean {number}?" if low <= number <= high and str(number) != word else ""  # 2e8, 64.0

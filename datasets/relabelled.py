@@ -1,4 +1,4 @@
-"""Images that change part because the labels of a list change, and the folders of its images do not."""
+"""Find images that move from training to validation because the classes of a list change, but not its folders."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ from utils.text import first_of
 
 
 def trained_by_other_folders(val: ImageSet, former: Sequence[str], record: dict) -> np.ndarray:
-    """Return the indices of validation images that a run with the classes `former` and this record had in training,
-    because other folders are called as classes now."""
+    """Return the indices of validation images that a run with the classes `former` and this record trained on,
+    because other folders are now named like classes."""
     if val.is_listing or not val.class_folders:
         return np.zeros(0, np.int64)
     seed = record["seed"]
@@ -22,7 +22,7 @@ def trained_by_other_folders(val: ImageSet, former: Sequence[str], record: dict)
 
 
 def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, weights: str) -> list[str]:
-    """Warn of images that `weights`, a setting and its value, were trained on."""
+    """Warn of validation images that the weights were trained on. `weights`: a setting and its value."""
     found = trained_by_other_folders(val, former, record).tolist()
     if not found:
         return []

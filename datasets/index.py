@@ -1,9 +1,9 @@
 """The index of a data set: the facts about each image, in one file that all processes of a machine map into memory.
 
-The file has MAGIC, the length and checksum of a description, the description in JSON (the columns and the facts), then the
-columns of numbers and of byte strings, each with a checksum in the description. A start compares all checksums, which takes
-0.1 s for the names of a million images. Above COMPARED bytes it compares only that of the description: the columns are on
-the disk before the file gets its name, and an incomplete copy is too short.
+The file has MAGIC, the length and checksum of a description, the description in JSON (the columns and the facts), then
+the columns of numbers and of byte strings, each with a checksum in the description. A start compares all checksums,
+which takes 0.1 s for the names of a million images. Above COMPARED bytes it compares only that of the description: the
+columns are on the disk before the file gets its name, and an incomplete copy is too short.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ class Texts(Sequence):
         return cls(starts, np.frombuffer(b"".join(values), np.uint8))
 
     def digest(self) -> bytes:
-        """Return bytes that differ for other strings. An index file already has them, however many strings there are."""
+        """Return bytes that differ for other strings. An index file already has them, for any number of strings."""
         checksums = self._checksums or (zlib.crc32(self.starts), zlib.crc32(self.blob))
         return b"%d %d %d" % (*checksums, len(self.starts))
 
@@ -90,7 +90,7 @@ class Texts(Sequence):
         return self._cut(self.starts[rows], self.starts[rows.astype(np.int64) + 1])
 
     def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (row, file name) of the paths whose file name is one of these, without creating the strings of all rows."""
+        """Yield (row, file name) of the paths with one of these file names, without creating all strings."""
         length = min(16, *map(len, names))
         tails = np.frombuffer(b"".join(name[-length:] for name in names), np.uint8).reshape(-1, length)
         wanted = np.zeros(1 << 16, bool)
@@ -137,7 +137,7 @@ class Shape(NamedTuple):
 
 
 def is_like(value: Any, shape: Any) -> bool:
-    """Return whether a value has a shape: a type, [shape of each], (first shape, second), {key: shape} or {str: shape of each}."""
+    """Return whether a value has a shape: a type, [shape of all], (shape, shape), {key: shape} or {str: shape of all}."""
     if isinstance(shape, list | tuple):
         shapes = shape if isinstance(shape, tuple) else shape * len(value) if isinstance(value, list) else ()
         return isinstance(value, list) and len(value) == len(shapes) and all(map(is_like, value, shapes))
@@ -178,7 +178,7 @@ class Index:
         )
 
     def _length(self, name: str, kind: str) -> int | None:
-        """Return the rows of a column, or None if it is missing, has another type, or its strings are not consecutive."""
+        """Return the rows of a column, or None if it is missing or damaged, or has another type."""
         column, starts = self._columns.get(name), self._columns.get(f"{name}.starts")
         if column is None or column.dtype != ("u1" if kind == TEXT else kind):
             return None
@@ -240,10 +240,10 @@ class Place:
 
 
 class IndexWriter:
-    """Collects columns chunk by chunk: in memory up to `small` bytes, then in unnamed files in the folder of the index."""
+    """Collects columns chunk by chunk: in memory up to `small` bytes, then in unnamed files next to the index."""
 
     def __init__(self, place: Place | None, columns: Mapping[str, str], small: int | None = None):
-        """`columns`: the type of each column; their lengths may differ. Without a `place`, all of it stays in memory."""
+        """`columns`: the type of each column; their lengths may differ. Without a `place`, all stays in memory."""
         self.place, self._types, self._small = place, dict(columns), SMALL if small is None else small
         self._parts = {name: "u1" if kind == TEXT else kind for name, kind in columns.items()}
         self._ends = {name: 0 for name, kind in columns.items() if kind == TEXT}
@@ -347,7 +347,7 @@ def open_index(path: Path, compares: bool = True) -> Index | None:
             columns[part].source = (path, described["id"], part)
             place += num_bytes + -num_bytes % ALIGNMENT
         return Index(path, columns, described["facts"] | {}, described["id"], checksums) if place == size else None
-    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # a file made by hand can raise any of these
+    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # of any content
         return None
 
 
@@ -387,8 +387,8 @@ def open_or_build(
 ) -> Index:
     """Return the first current index at these paths, or build one at the first path that can be written.
 
-    `build(place)` makes it with an IndexWriter for that place, or in memory if `place` is None. In a run, rank 0 calls this
-    first (Process.after_first), so that the other ranks find the index that it built.
+    `build(place)` makes it with an IndexWriter for that place, or in memory if `place` is None. In a run, rank 0 calls
+    this first (Process.after_first), so that the other ranks find the index that it built.
     """
     while True:
         for path in paths:

@@ -95,7 +95,7 @@ def several_labels(
 ) -> tuple[list[list[tuple[int, ...]]], list[str]]:
     """Return for each list the class numbers of each label, and the classes. Of two lists, the first is for training.
 
-    `columns`: the label columns of DATA.COLUMNS, whose values are written as 0101; without them, a separator divides labels.
+    `columns`: the label columns of DATA.COLUMNS, whose values are written as 0101. Else a separator divides labels.
     """
     numbers, separator = {name: number for number, name in enumerate(columns)}, config.DATA.LABEL_SEPARATOR
 
@@ -149,8 +149,8 @@ def numbered_classes(
     """Return the classes of labels that are numbers: all numbers up to the highest label.
 
     Raise DataError if these are far more classes than images, because a typo would make the model huge. `targets`: the
-    labels of each part; `where`: for each part, the name of an image or line in messages; `num_images`: of all parts, if
-    they are not the targets.
+    labels of each part; `where`: for each part, the name of an image or line in messages; `num_images`: the number of
+    images, if it is not that of the targets.
     """
     counts, num_images = [count_classes(each) for each in targets], num_images or sum(map(len, targets))
     used = np.zeros(max(map(len, counts), default=0), bool)

@@ -13,8 +13,8 @@ NEARBY_BLOCK = 1 << 16
 class NearbyShuffle(EpochOrder):
     """A shuffle that moves each number by less than `reach` positions, where `reach` is less than `count`.
 
-    Number i is sorted by i + reach x a random number in [0, 1). So it comes after all numbers up to i - reach, and before
-    all numbers from i + reach.
+    Number i is sorted by i + reach x a random number in [0, 1). So it comes after all numbers up to i - reach, and
+    before all numbers from i + reach.
     """
 
     def __init__(self, count: int, reach: int, *seeds: int, block_size: int = NEARBY_BLOCK):
@@ -32,7 +32,7 @@ class NearbyShuffle(EpochOrder):
 
 
 def nearby_shuffle(count: int, reach: int, *seeds: int) -> EpochOrder:
-    """Return a shuffle that moves numbers by less than `reach` positions. A reach of `count` or more allows any order."""
+    """Return a shuffle that moves each number by less than `reach` positions. A reach of `count` allows any order."""
     return FullShuffle(count, *seeds) if reach >= count else NearbyShuffle(count, reach, *seeds)
 
 
@@ -40,7 +40,7 @@ class GroupedShuffle(EpochOrder):
     """Shuffles groups, such as the tars of a set, and then moves each sample by less than `reach` positions."""
 
     def __init__(self, starts: np.ndarray, reach: int, seed: int, epoch: int):
-        """`starts` [groups + 1]: the first sample of each group of consecutive samples, and the number of all samples."""
+        """`starts` [groups + 1]: the first sample of each group of consecutive samples, and their total."""
         # The last seeds, 1 here and 2 below, separate the two draws. numpy ignores trailing zeros, so neither is 0.
         groups = shuffled(len(starts) - 1, seed, epoch, 1)
         self.groups, self.reach = groups, reach

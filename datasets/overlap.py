@@ -74,7 +74,7 @@ class Overlap:
         return self._describe({index: by_print[value] for index, value in scored.tolist() if value in by_print})
 
     def _describe(self, alike: dict[int, list[int]]) -> list[str]:
-        """Read images with equal fingerprints again, and name equal images. `alike`: training images by validation image."""
+        """Read images with equal fingerprints again, and name equal ones. `alike`: training by validation images."""
         most = MOST_IN_GROUPS if self.train.is_read_in_groups else MOST_READ
         sample = _spread(sorted(alike), most)
         with ThreadPoolExecutor() as pool:
@@ -102,7 +102,7 @@ class Overlap:
 
 
 def shared_names(train: ImageSet, val: ImageSet) -> list[str]:
-    """Return a line for the log if validation images have class, name, size and (a few are read) bytes of training images."""
+    """Return a line for the log if validation images have class, name and size of training images, and some are equal."""
     sample = _spread(range(len(val)), MOST_NAMES)
     if train.root is None or not sample or not os.path.isfile(val.name(sample[0])):
         return []

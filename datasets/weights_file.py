@@ -1,4 +1,4 @@
-"""The weights of classes in a CSV file that TRAIN.CLASS_WEIGHTS names."""
+"""Read the class weights from the CSV file that TRAIN.CLASS_WEIGHTS names."""
 
 import csv
 import math
@@ -9,11 +9,11 @@ from utils.errors import ConfigError, did_you_mean
 from utils.files import read_names
 from utils.text import counted, first_of
 
-LIGHTEST, HEAVIEST = 1e-6, 1e6  # weights; in float32 1e-46 is 0, and 1e39 infinite
+LIGHTEST, HEAVIEST = 1e-6, 1e6  # limits of a weight; in float32 1e-46 is 0, and 1e39 infinite
 
 
 def read_weights(file: Path, classes: list[str]) -> list[float]:
-    """The weights in a file that has each class once, by name or number."""
+    """Return the weights in a file that has each class once, by name or number."""
     setting = f"TRAIN.CLASS_WEIGHTS: {file}"
     numbers = {str(number): number for number in range(len(classes))}
     numbers |= {normalize("NFC", name): number for number, name in enumerate(classes)}
@@ -42,7 +42,7 @@ def read_weights(file: Path, classes: list[str]) -> list[float]:
 
 
 def _read_rows(file: Path) -> list[list[str]]:
-    """Class and weight of each line of a CSV file, with or without a header."""
+    """Return class and weight of each line of a CSV file, with or without a header."""
     setting = f"TRAIN.CLASS_WEIGHTS: {file}"
     expects = "name a CSV file with a class and its weight in each line, such as `cat,2.5`, or auto"
     try:

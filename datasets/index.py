@@ -137,7 +137,7 @@ class Shape(NamedTuple):
 
 
 def is_like(value: Any, shape: Any) -> bool:
-    """Return whether a value has a shape: a type, [shape of all], (shape, shape), {key: shape} or {str: shape of all}."""
+    """Return whether a value has a shape: a type, [that of all], (shape, shape), {key: shape} or {str: that of all}."""
     if isinstance(shape, list | tuple):
         shapes = shape if isinstance(shape, tuple) else shape * len(value) if isinstance(value, list) else ()
         return isinstance(value, list) and len(value) == len(shapes) and all(map(is_like, value, shapes))

@@ -102,7 +102,7 @@ class Overlap:
 
 
 def shared_names(train: ImageSet, val: ImageSet) -> list[str]:
-    """Return a line for the log if validation images have class, name and size of training images, and some are equal."""
+    """Return a line for the log if validation images have class, name and size of training images, and some the bytes."""
     sample = _spread(range(len(val)), MOST_NAMES)
     if train.root is None or not sample or not os.path.isfile(val.name(sample[0])):
         return []

@@ -1,8 +1,8 @@
 """`fractals`: images of iterated function systems, which are computed when they are read, without files.
 
 A class is a system of contracting affine maps, and its images show the attractor of the system. Two of every three
-classes draw lines: a fractal curve along each side of a polyline, open or closed. The third is a cloud of points. Images
-of a class differ by small changes of all its numbers, and in place, size, slant, thickness and colours.
+classes draw lines: a fractal curve along each side of a polyline, open or closed. The third is a cloud of points.
+Images of a class differ by small changes of all its numbers, and in place, size, slant, thickness and colours.
 Pretraining on such classes: FractalDB (arXiv:2101.08515); bounds on the singular values: arXiv:2110.03091.
 
 An image depends only on its class and number, and is the same on every machine: the draws are numpy's raw bits, and the
@@ -117,10 +117,10 @@ def curve_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
 
 
 def cloud_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
-    """Return float64 [maps, 6]: rotation, singular values, rotation. The values are just high enough to fill an image."""
+    """Return float64 [maps, 6]: rotation, singular values, rotation. The values are just high enough to fill it."""
     draws = numbers[: 8 * num_maps].reshape(num_maps, 8)
     first, second = rotations(draws[:, 0:2]), rotations(draws[:, 2:4])
-    # arXiv:2110.03091 requires a sum over the maps of (larger + 2 x smaller value) from (5 + maps) / 2 to (6 + maps) / 2.
+    # arXiv:2110.03091: a sum over the maps of (larger + 2 x smaller value) from (5 + maps) / 2 to (6 + maps) / 2.
     larger = 0.6 + 0.25 * draws[:, 4]
     smaller = larger * (0.55 + 0.45 * draws[:, 5])
     factor = ((5.5 + num_maps) / 2) / sum(larger + 2 * smaller)

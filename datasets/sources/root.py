@@ -21,7 +21,7 @@ class Parts(NamedTuple):
     unread: list[str]
 
     def notes(self, config: Config, root: Path | str, ending: str = "") -> tuple[str, ...]:
-        """Return lines for the log: the unread parts, and a warning if the only validation images are the test images."""
+        """Return lines for the log: the unread parts, and a warning if test images are the only validation images."""
         notes = []
         if self.unread:
             notes.append(f"not read: {first_of([f'{root}/{name}{ending}' for name in self.unread])}")

@@ -131,7 +131,7 @@ class ShardFolder:
 
 
 def _find_tars(root: Path) -> dict[str, list[Path]]:
-    """Return the sorted tars of each part: PART-000000.tar, also with a prefix, PART/*.tar, or a tar of another name."""
+    """Return the sorted tars of each part: PART-000000.tar, with or without a prefix, PART/*.tar, or any other tar."""
     folders, tars = [root, *(root / name for name in subfolders(root))], defaultdict(list)
     for path in sorted(path for folder in folders for path in folder.iterdir()):
         # A compressed tar is refused when it is read, unless its unpacked tar is next to it.

@@ -39,11 +39,11 @@ def describe_balance(config: Config, image_set: ImageSet, weights: list[float] |
     if config.DATA.SAMPLER == "balanced":
         counts = images_of_each_class(image_set, SAMPLER)
         times = (len(image_set) / len(counts) / counts).tolist()
-        lines.append(f"{SAMPLER}: an epoch has an image on average so many times: {_range(classes, times)}")
+        lines.append(f"{SAMPLER}: average number of times that an epoch has an image: {_range(classes, times)}")
         if config.TRAIN.CLASS_WEIGHTS == AUTO:
             lines.append(
-                f"warning: {SAMPLER} and TRAIN.CLASS_WEIGHTS auto each make up for classes of few images: together they give "
-                "these too much weight; leave one of them out"
+                f"warning: {SAMPLER} and TRAIN.CLASS_WEIGHTS auto both compensate for rare classes, so together they "
+                "give them too much weight; leave one of them out"
             )
     return lines
 

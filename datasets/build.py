@@ -79,7 +79,7 @@ def _refuse_output_inside(parts: Iterable[ImageSet], output: str | None) -> None
     for part in parts:
         if output and (place := part.place_of(output)):
             raise ConfigError(
-                f"SAVE: {output} lies in {place}, where a run reads all images, its own pictures too; choose a folder "
+                f"SAVE: {output} lies in {place}, so the run's own pictures would be read as data; choose a folder "
                 "outside with -output"
             )
 
@@ -91,7 +91,7 @@ def _check_own_parts(config: Config, val: ImageSet) -> None:
         if "folds" not in val.split:
             raise ConfigError(
                 f"DATA.FOLD is {data.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
-                "leave it out, or divide one part with it: -data_path names the folder or file of that part alone"
+                "leave it out, or divide one part with it: name only the folder or file of that part with -data_path"
             )
     elif data.VAL_FRACTION not in (Data.VAL_FRACTION, val.split.get("fraction")):
         text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g}, because {name} has parts of its own"
@@ -128,8 +128,8 @@ def _without_images(config: Config, part: str, whole: ImageSet) -> DataError:
             f"{held_out} if it has no validation part of its own{group}"
         )
     return DataError(
-        f"DATA.DATA_PATH: each class in {data.DATA_PATH} has one image, so that none can be held out for validation; add "
-        "images, a class needs two, or validation images of their own (layouts: docs/data.md)"
+        f"DATA.DATA_PATH: each class in {data.DATA_PATH} has only one image, so none can be held out for validation; "
+        "add images (a class needs two) or a validation part (layouts: docs/data.md)"
     )
 
 
@@ -139,8 +139,8 @@ def _describe_smallest(train: ImageSet | None, val: ImageSet) -> list[str]:
         return []
     counts = train.count_classes(), val.count_classes()
     smallest = sorted(np.flatnonzero(total := sum(counts)).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
-    found = (f"{val.classes[each]} {counts[0][each]:,} and {counts[1][each]:,}" for each in smallest)
-    return [f"training and validation images of the smallest classes: {', '.join(found)}"]
+    found = (f"{val.classes[each]} ({counts[0][each]:,}/{counts[1][each]:,})" for each in smallest)
+    return [f"smallest classes (train/val): {', '.join(found)}"]
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:

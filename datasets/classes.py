@@ -33,7 +33,7 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
         notes += _number_by_checkpoint(config, parts, saved.classes)
     if first.folder_names and not (saved or config.DATA.CLASSES):
         names = first_of(first.folder_names)
-        notes.append(f"the labels are numbers, whose classes are called as their folders: {names}")
+        notes.append(f"the labels are numbers; their classes get the names of their folders: {names}")
         for part in parts:
             part.classes = list(first.folder_names)
     notes += _name_alike(first.classes) if first.classes_are_names else []
@@ -62,7 +62,7 @@ def _number_by_value(parts: list[ImageSet]) -> list[str]:
     if by_value == names:
         return []
     renumber(parts, by_value)
-    return [f"class names are numbers, so they are in the order of their values: {first_of(by_value)}"]
+    return [f"class names are numbers, so they are sorted by value: {first_of(by_value)}"]
 
 
 def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[str]) -> list[str]:
@@ -76,13 +76,13 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
     where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
     remedy = "start a new run from its weights with -pretrained"
     if config.START.EVAL:
-        remedy = "evaluate images of its classes alone; added ones are left out only where none of its own is missing"
+        remedy = "evaluate only images of its classes; added classes are left out only if none of its own is missing"
     if is_renamed:
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
     _refuse_others(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
     if first.labels_are_numbers and not _are_numbers(classes):
         meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
-        notes.append(f"the labels are numbers, taken for those of the checkpoint's classes: {meaning}")
+        notes.append(f"the labels are numbers, read as those of the checkpoint's classes: {meaning}")
     renumber(parts, classes)
     return notes
 
@@ -105,7 +105,7 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
     names = first_of([f"{name} ({count:,})" for name, count in left_out.items()])
     images = counted(sum(left_out.values()), "image")
     kept.notes += (
-        f"warning: {images} of classes that the checkpoint does not know are left out, none of them scored: {names}",
+        f"warning: {images} of classes that the checkpoint does not know are left out and not scored: {names}",
     )
     return kept
 
@@ -133,7 +133,7 @@ def _name_alike(classes: list[str]) -> list[str]:
     alike = [" and ".join(names) for names in spellings.values() if len(names) > 1]
     if not alike:
         return []
-    return [f"warning: these are read as different classes: {first_of(alike)}; if not meant, name them alike"]
+    return [f"warning: these are read as different classes: {first_of(alike)}; give equal ones the same name"]
 
 
 def _look_joined(classes: list[str]) -> list[str]:
@@ -142,8 +142,8 @@ def _look_joined(classes: list[str]) -> list[str]:
         labels = {name: [label.strip() for label in name.split(separator)] for name in classes}
         times = Counter(itertools.chain.from_iterable(labels.values()))
         if joined := [name for name in classes if separator in name and max(map(times.get, labels[name])) > 1]:
-            what = f"these are read as single classes, and look like several labels: {first_of(joined)}"
-            return [f"warning: {what}; if {separator} divides them: -opts DATA.LABEL_SEPARATOR='{separator}'"]
+            what = f"these are read as single classes, but look like several labels: {first_of(joined)}"
+            return [f"warning: {what}; if {separator} separates them: -opts DATA.LABEL_SEPARATOR='{separator}'"]
     return []
 
 
@@ -220,8 +220,8 @@ def classes_in(text: str, where: str, may_repeat: bool = True) -> list[str]:
     lines = enumerate(classes, 1)
     if wrong := next((n for n, name in lines if first.setdefault(name, n) < n and not (may_repeat and name)), None):
         raise ConfigError(
-            f"{where}, line {wrong} is empty{'' if may_repeat else ' or repeats a name'}; a line is the name of a class, the "
-            "first one that of class 0"
+            f"{where}, line {wrong} is empty{'' if may_repeat else ' or repeats a name'}; each line is the name of a "
+            "class, starting with class 0"
         )
     return distinct(classes)
 

@@ -16,7 +16,7 @@ from utils.text import counted, first_of
 MAX_CLASSES = 1_000_000  # a higher label is a mistake, and a list of that many class names would fill the memory
 USUAL_CLASSES = 1000  # accepted with any number of images, such as a few of ImageNet for a trial
 LABELS_EXPECTED = (
-    "DATA.LABEL_SEPARATOR divides the names in the column of classes, DATA.COLUMNS can name columns of 0 and 1"
+    "DATA.LABEL_SEPARATOR must separate the names in the column of classes, or DATA.COLUMNS name columns of 0 and 1"
 )
 MAX_DIGITS = 18  # of a label; int() itself refuses thousands of digits
 
@@ -77,8 +77,8 @@ def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
         is_number = label.isascii() and label.isdecimal() and len(label) <= MAX_DIGITS
         if not is_number or int(label) >= MAX_CLASSES:
             raise DataError(
-                f"{labels.where(index)}: label {shortened(written)!r} is not the number of a class, from 0 to "
-                f"{MAX_CLASSES - 1:,}. Correct it, or where labels are names of classes let less than half of them be numbers"
+                f"{labels.where(index)}: label {shortened(written)!r} is not a class number from 0 to "
+                f"{MAX_CLASSES - 1:,}; correct it (if labels are class names, less than half of them may be numbers)"
             )
         target = int(label)
         if num_classes is not None and target >= num_classes:
@@ -160,7 +160,7 @@ def numbered_classes(
         part = next(part for part, each in enumerate(counts) if len(each) == len(used))
         raise DataError(
             f"{where[part](int(targets[part].argmax()))}: label {len(used) - 1} means {counted(len(used), 'class')}, but "
-            f"{counted(num_images, 'image')} use {int(used.sum()):,}; correct the label, or if right set "
+            f"{counted(num_images, 'image')} use {int(used.sum()):,}; correct the label, or if it is right set "
             f"-num_classes {len(used)}"
         )
     return [str(number) for number in range(len(used))]

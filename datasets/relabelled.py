@@ -29,6 +29,6 @@ def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, we
     changed = first_of(sorted({*former} ^ {*val.classes}))
     return [
         f"warning: {weights} was trained on {len(found):,} of {len(val):,} validation images if it had the same images, "
-        f"such as {val.key(found[0])}: folders that are called as a class do not count in the hash of a name, and these "
-        f"classes are new or gone: {changed}; give the data parts of its own, as split.csv of that run has them"
+        f"such as {val.key(found[0])}: the hash of a name leaves out folders that are named like a class, and these "
+        f"classes are new or gone: {changed}; divide the data into the parts that split.csv of that run lists"
     ]

@@ -35,8 +35,8 @@ def read_weights(file: Path, classes: list[str]) -> list[float]:
     missing = [name for number, name in enumerate(classes) if number not in weights]
     if missing:
         raise ConfigError(
-            f"{setting} has no weight for {counted(len(missing), 'class')}: {first_of(missing)}; add a line for each, 1 "
-            "changes nothing"
+            f"{setting} has no weight for {counted(len(missing), 'class')}: {first_of(missing)}; add a line for each; "
+            "a weight of 1 changes nothing"
         )
     return [weights[number] for number in range(len(classes))]
 

@@ -74,8 +74,8 @@ class Columns(NamedTuple):
             counts = [each for names in found for each in Counter(names).items()]
             if unlike := [name for name, count in counts if count > 1 or name not in first]:
                 raise DataError(
-                    f"{files[-1]}, line 1: DATA.COLUMNS * means all columns but {path}, but {unlike[0]!r} is there twice "
-                    f"or not in {files[0]}; name the columns of the labels, or give all files the same"
+                    f"{files[-1]}, line 1: DATA.COLUMNS * means all columns but {path}, but {unlike[0]!r} is there "
+                    f"twice or not in {files[0]}; name the columns of the labels, or give all files the same columns"
                 )
         return cls(path, tuple(of_labels), data.has_label_columns, data.LABEL_SEPARATOR is not None, group)
 
@@ -117,7 +117,7 @@ def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
                 f"{file}, line {rows.line_num if rows else 1}: {error}; look for an unclosed quote there, or correct the line"
             ) from error
         except UnicodeError as error:
-            raise DataError(f"{file}: this is no text ({error}); save it as UTF-8") from error
+            raise DataError(f"{file}: this is not text ({error}); save it as UTF-8") from error
 
 
 def _find_separator(file: Path, header: str, columns: list[str]) -> str:
@@ -131,7 +131,7 @@ def _find_separator(file: Path, header: str, columns: list[str]) -> str:
         most = max(most, names, key=len)
     raise DataError(
         f"{file}, line 1: the header must name the columns {','.join(columns)}, but has {','.join(most) or 'nothing'}; "
-        "name those of the paths and of the classes with -opts DATA.COLUMNS=[PATHS,CLASSES] (that of groups is DATA.GROUP_BY)"
+        "name those of paths and classes with -opts DATA.COLUMNS=[PATHS,CLASSES] (a column of groups: DATA.GROUP_BY)"
     )
 
 
@@ -161,7 +161,7 @@ class _Values(NamedTuple):
                     is_label = column in self.columns.of_labels and not self.columns.are_bits
                     raise DataError(
                         f"{self.file}, line {rows.line_num}: {column} is missing; fill it in or remove the row"
-                        + ", or where images have several labels or none name what divides these: "
+                        + ", or if images have several labels or none, name their separator: "
                         "-opts DATA.LABEL_SEPARATOR='|'" * is_label
                     )
                 keep(value)

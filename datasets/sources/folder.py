@@ -237,10 +237,10 @@ def read_class_folders(
 
 def _describe_runs(root: Path, beside: list[str], num_inside: int) -> list[str]:
     """Describe the run folders, whose pictures are not read: next to the class folders, and inside them."""
-    found = [f"beside the classes {first_of(beside)}"] * bool(beside)
-    found += [f"inside them {num_inside}"] * bool(num_inside)
+    found = [f"next to the classes: {first_of(beside)}"] * bool(beside)
+    found += [f"inside them: {num_inside}"] * bool(num_inside)
     total = len(beside) + num_inside
-    return [f"not read: {counted(total, 'folder')} of runs in {root} ({', '.join(found)})"] if total else []
+    return [f"not read: {counted(total, 'folder')} of runs in {root} ({'; '.join(found)})"] if total else []
 
 
 def _is_unchanged(index: Index, folder: Path) -> bool:
@@ -319,8 +319,8 @@ class FolderScan:
                     others[os.path.splitext(file)[1].lower() or "without ending"] += 1
         if not paths and others.keys() == {RUNS}:
             raise DataError(
-                f"{self.root / name}: folders of runs and no images in this folder; keep runs outside of {self.root}, in a "
-                "folder that -output names"
+                f"{self.root / name}: no images in this folder, only folders of runs; keep runs outside {self.root}, "
+                "in another folder (-output)"
             )
         if not paths:
             found = f", only files that are not read ({first_of(sorted(others))})" if others else ""

@@ -80,7 +80,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
         _check_paths(index, file, number)
         targets = index.column(f"{number}.target")
         if not index.is_below(f"{number}.target", len(label_sets[number] or classes)):
-            raise DataError(f"{index.path}: damaged, with other classes than {file}; remove it, it is made anew")
+            raise DataError(f"{index.path} is damaged: its classes differ from {file}; remove it to build it again")
         image_set = FileImages(file.parent, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
         image_set.index, image_set.label_sets = index, label_sets[number]
         image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
@@ -152,7 +152,7 @@ class _Builder:
         def add(rows: Rows) -> None:
             if "\0" in "".join(rows.paths):
                 line = next(line for path, line in zip(rows.paths, rows.lines, strict=True) if "\0" in path)
-                raise DataError(f"{file}, line {line}: a zero byte, which no path has; save the list anew, as UTF-8")
+                raise DataError(f"{file}, line {line}: a zero byte, which no path has; save the list again as UTF-8")
             self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
             self.writer.add(f"{number}.path", paths := encoded(rows.paths))
             of_rows.frombytes((numbers := labels.add(rows.labels, rows.lines)).tobytes())
@@ -230,7 +230,7 @@ def encoding_of(file: Path) -> str:
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in start:
-        raise DataError(f"{file}: zero bytes, so this is no text, or UTF-16 without its mark; save it as UTF-8")
+        raise DataError(f"{file}: zero bytes, so this is not text, or UTF-16 without its mark; save it as UTF-8")
     return "utf-8-sig"
 
 
@@ -246,7 +246,7 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
         if repeated["count"]:
             other_class = f", {repeated['contrary']:,} of them with another class" if repeated["contrary"] else ""
             yield (
-                f"warning: {file}: lines that repeat the path of an earlier one, and in a split are in the same part: "
+                f"warning: {file}: lines with the path of an earlier line, which a split keeps in the same part: "
                 f"{repeated['count']:,}{other_class} ({first_of(repeated['first'], total=repeated['count'])})"
             )
     if config.START.EVAL or len(lists.files) < 2:

@@ -72,7 +72,7 @@ def pyarrow_parquet() -> ModuleType:
         import pyarrow.parquet
     if int(pyarrow.__version__.partition(".")[0]) < SAFE_VERSION:
         raise DataError(
-            f"DATA.DATASET: pyarrow {pyarrow.__version__} may execute what a file contains; pip install -U pyarrow"
+            f"DATA.DATASET: pyarrow {pyarrow.__version__} may execute code from a file; pip install -U pyarrow"
         )
     return pyarrow.parquet
 
@@ -93,7 +93,7 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     parts_of_rows = (range(num_train), range(num_train, len(index.column("label"))))
     for part_files, rows in zip((train_files, val_files), parts_of_rows, strict=True):
         if part_files and not rows:
-            raise DataError(f"{part_files[0]}: there are no rows in it; get it again, or remove it")
+            raise DataError(f"{part_files[0]}: the file has no rows; get it again, or remove it")
     train, val = (ParquetImages(config.DATA, index, rows) if rows else None for rows in parts_of_rows)
     image_sets = [each for each in (train, val) if each is not None]
     classes = index.facts["classes"] or numbered_classes(
@@ -299,7 +299,7 @@ def opened(file: Path, **options: Any) -> Any:
     if kind := not_a_file(file):
         raise DataError(f"{file} is {kind}, not a parquet file; remove or rename it")
     module = pyarrow_parquet()
-    return _in_pyarrow(f"{file}: this is no parquet file", lambda: module.ParquetFile(file, **options))
+    return _in_pyarrow(f"{file}: this is not a parquet file", lambda: module.ParquetFile(file, **options))
 
 
 def read_columns(file: Path, columns: Sequence[str], group: int | None = None, **options: Any) -> Any:
@@ -347,9 +347,9 @@ def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]]
     if (wrong := (numbers < 0) | (numbers >= limit)).any():
         row = int(wrong.argmax())
         raise DataError(
-            f"{file}, row {row}: {columns.label} is {numbers[row]}, which is not the number of a class from 0 to "
+            f"{file}, row {row}: {columns.label} is {numbers[row]}, which is not a class number from 0 to "
             f"{limit - 1:,}, as in {counted(int(wrong.sum()), 'row')} of {len(numbers):,}; test images of a competition have "
-            f"negative ones: move such files elsewhere, or {NAME_COLUMNS}"
+            f"negative labels: move such files elsewhere, or {NAME_COLUMNS}"
         )
     if columns.path:
         texts = read_columns(file, [columns.path]).column(0).flatten()[0]
@@ -377,8 +377,8 @@ def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
             first = sum(rows for _, rows, _ in groups)
             raise DataError(
                 f"{file}: {counted(chunk.statistics.null_count, 'row')} from row {first} on have no image, or only the path "
-                "of one; remove them, or write the file anew with embedded images (in Hugging Face's library: map with "
-                "embed_table_storage)"
+                "of one; remove them, or write the file again with embedded images (in Hugging Face's library: map "
+                "with embed_table_storage)"
             )
         if group.num_rows:
             groups.append((number, group.num_rows, chunk.total_uncompressed_size))

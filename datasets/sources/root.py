@@ -27,8 +27,8 @@ class Parts(NamedTuple):
             notes.append(f"not read: {first_of([f'{root}/{name}{ending}' for name in self.unread])}")
         if self.val and self.val.lower() == TEST_NAME and self.train and not config.START.EVAL:
             notes.append(
-                f"warning: {root}/{self.val}{ending} has the only images to validate on, so the best checkpoint is chosen "
-                f"by test images; for a fair test give validation images of their own ({root}/{VAL_NAMES[0]}{ending})"
+                f"warning: {root}/{self.val}{ending} has the only validation images, so the best checkpoint is chosen "
+                f"by test images; for a fair test, add separate validation images ({root}/{VAL_NAMES[0]}{ending})"
             )
         return tuple(notes)
 

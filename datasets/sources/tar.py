@@ -95,5 +95,5 @@ class _Headers:
         content = self.tar.read(self.position, size)
         self.position += len(content)
         if size > BLOCK and TOO_MANY_DIGITS.search(content):
-            raise tarfile.ReadError("a header with a number without end")
+            raise tarfile.ReadError("a header with an endless number")
         return content

@@ -97,7 +97,7 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
             return parts
         image_set.split = {"rule": "none", "validation": title}
         if record:
-            image_set.notes += ("accuracy on images that the run was trained on says nothing: leave those out",)
+            image_set.notes += ("accuracy on images that the run was trained on says nothing; leave them out",)
         return None, image_set
     drawn = new_record("hash", title, config.DATA.VAL_FRACTION, config.DATA.fold)
     if config.DATA.GROUP_BY:
@@ -111,7 +111,8 @@ def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tup
     is_same = os.path.realpath(record["training"]) == os.path.realpath(title)
     if is_same and record.get("group_by") != group:
         raise ConfigError(
-            f"DATA.GROUP_BY is {group}, but the images of {title} were held out with {record.get('group_by')}; set it to that"
+            f"DATA.GROUP_BY is {group}, but the images of {title} were held out with {record.get('group_by')}; "
+            "set DATA.GROUP_BY to that"
         )
     record = _with_class_folders(image_set, record, saved)
     parts = divide(image_set, record | {"training": title, "validation": title})
@@ -149,7 +150,7 @@ def warn_of_other_parts(val: ImageSet, saved: SavedData | None) -> list[str]:
     then, now = (", ".join(f"{key} {each[key]}" for key in keys if key in each) for each in (there, here))
     return [
         f"warning: the run held out another part ({then}) than is scored ({now}), so it was trained on some of these images; "
-        "leave -cfg out, or set DATA.FOLD and DATA.VAL_FRACTION as it did"
+        "leave -cfg out, or set DATA.FOLD and DATA.VAL_FRACTION as in the run"
     ]
 
 

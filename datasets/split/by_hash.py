@@ -45,7 +45,7 @@ def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tup
     without = np.flatnonzero((counts > 0) & (image_set.count_classes(held_out) == 0))
     if len(without):
         names = first_of([image_set.classes[number] for number in without])
-        notes.append(f"warning: classes without validation images, so that nothing is measured of them: {names}")
+        notes.append(f"warning: classes without validation images, so their accuracy is not measured: {names}")
     return held_out, notes
 
 

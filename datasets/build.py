@@ -59,7 +59,7 @@ def load_image_sets(
 
 
 def _read(config: Config, say: Callable[[str], None], output: str | None) -> tuple[ImageSet | None, ImageSet | None]:
-    """Return both sets as the source has them. The validation set is None if it will be held out of the other."""
+    """Return both sets as the source has them. The validation set is None if it will be held out later."""
     data, name = config.DATA, config.DATA.DATASET
     read = find_source(name)
     try:

@@ -169,7 +169,7 @@ def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], 
 
 
 def _refuse_others(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
-    """Raise DataError if the parts have other classes. `may_lack`: classes that have no images do not matter."""
+    """Raise DataError if the parts have other classes. `may_lack`: some may be missing, and unused ones are ignored."""
     names = parts[0].classes
     new, gone = _differences(parts, classes)
     if may_lack:

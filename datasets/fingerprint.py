@@ -14,7 +14,7 @@ from utils.facts import OF_A_PART, SIZES, changed_facts
 from utils.text import counted, first_of
 
 NUM_SIZES = 64  # files of a part whose sizes are compared; millions would take minutes on a network disk
-MOST_LISTED = 2_000_000  # of split.csv; the lines of a longer file are not compared
+MOST_LISTED = 2_000_000  # lines of split.csv; a longer file is not compared
 CLASSES = "classes and their order"
 
 

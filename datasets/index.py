@@ -137,7 +137,7 @@ class Shape(NamedTuple):
 
 
 def is_like(value: Any, shape: Any) -> bool:
-    """Return whether a value has a shape: a type, [that of all], (shape, shape), {key: shape} or {str: that of all}."""
+    """Return whether a value has a shape: a type, [one for all], (one, the next), {key: one} or {str: one for all}."""
     if isinstance(shape, list | tuple):
         shapes = shape if isinstance(shape, tuple) else shape * len(value) if isinstance(value, list) else ()
         return isinstance(value, list) and len(value) == len(shapes) and all(map(is_like, value, shapes))
@@ -205,7 +205,7 @@ class Index:
 
 
 class Place:
-    """A place where an index is being built. Nothing is written there until it is too large for memory."""
+    """A place where an index is being built. Nothing is written there until the index is too large for memory."""
 
     def __init__(self, path: Path):
         self.path, self._stack = path, contextlib.ExitStack()
@@ -347,7 +347,7 @@ def open_index(path: Path, compares: bool = True) -> Index | None:
             columns[part].source = (path, described["id"], part)
             place += num_bytes + -num_bytes % ALIGNMENT
         return Index(path, columns, described["facts"] | {}, described["id"], checksums) if place == size else None
-    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # of any content
+    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # for a file of any content
         return None
 
 

@@ -150,7 +150,7 @@ def numbered_classes(
 
     Raise DataError if these are far more classes than images, because a typo would make the model huge. `targets`: the
     labels of each part; `where`: for each part, the name of an image or line in messages; `num_images`: the number of
-    images, if it is not that of the targets.
+    images, if it is not the number of targets.
     """
     counts, num_images = [count_classes(each) for each in targets], num_images or sum(map(len, targets))
     used = np.zeros(max(map(len, counts), default=0), bool)

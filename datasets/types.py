@@ -99,7 +99,7 @@ class ImageSet:
         raise NotImplementedError
 
     def key(self, index: int) -> str:
-        """Return the name of this image within its data set, even if the data is moved. Its hash decides the split.
+        """Return this image's name in its data set, the same after the data is moved. Its hash decides the split.
 
         By default it is the name in messages, which must therefore not change.
         """

@@ -103,7 +103,7 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
 
 @contextlib.contextmanager
 def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
-    """Yield a csv.reader of a file with these columns, and lines for the log. Raise DataError if it is no such file."""
+    """Yield a csv.reader of a file with these columns, and lines for the log. Raise DataError for any other file."""
     encoding, rows = encoding_of(file), None
     with open(file, encoding=encoding, errors="surrogateescape", newline="") as lines:
         try:

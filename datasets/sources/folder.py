@@ -76,7 +76,7 @@ class Content(NamedTuple):
 
     @property
     def is_data_set(self) -> bool:
-        """Whether it has several subfolders and hardly any images. A class may have subfolders too, named by date."""
+        """Whether it has several subfolders, not all named by date as in a class, and hardly any images."""
         return not self.is_class and len(self.folders) > 1 and not all(map(DATE.match, self.folders))
 
     def describe(self) -> str:
@@ -190,7 +190,7 @@ def _all_folders(folder: Path) -> list[str]:
 
 
 def _runs_in(folder: Path, others: Collection[str] = ()) -> list[str]:
-    """Return the sorted names of the run folders in a folder. `others`: folders that are no run folders."""
+    """Return the sorted names of the run folders in a folder. `others`: folders that are not run folders."""
     return sorted(name for name in {*_all_folders(folder)} - {*others} if is_run_folder(folder / name))
 
 
@@ -279,13 +279,13 @@ def _thumbnails(root: Path, names: list[str]) -> list[str]:
 
 
 class FolderScan:
-    """Finds the images of class folders, and counts the files that are left out by reason."""
+    """Finds the images of class folders, and counts the files that it leaves out, by reason."""
 
     def __init__(self, root: Path, names: list[str], deep: bool = True):
         self.root, self.names, self.deep = root, names, deep
         self.left_out = Counter()
-        self.folders: list[str] = []  # that were listed, relative to the root
-        self.dates: list[int] = []  # of these folders before they were listed
+        self.folders: list[str] = []  # listed folders, relative to the root
+        self.dates: list[int] = []  # dates of these folders before they were listed
         self._linked = set()  # real paths of folders that are read
         for name in names:
             target = os.path.realpath(root / name)

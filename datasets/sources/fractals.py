@@ -117,10 +117,10 @@ def curve_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
 
 
 def cloud_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
-    """Return float64 [maps, 6]: rotation, singular values, rotation. The values are just high enough to fill it."""
+    """Return float64 [maps, 6]: rotation, singular values, rotation, where the values just fill an image."""
     draws = numbers[: 8 * num_maps].reshape(num_maps, 8)
     first, second = rotations(draws[:, 0:2]), rotations(draws[:, 2:4])
-    # arXiv:2110.03091: a sum over the maps of (larger + 2 x smaller value) from (5 + maps) / 2 to (6 + maps) / 2.
+    # arXiv:2110.03091: the sum over the maps of (larger + 2 x smaller value) is from (5 + maps) / 2 to (6 + maps) / 2.
     larger = 0.6 + 0.25 * draws[:, 4]
     smaller = larger * (0.55 + 0.45 * draws[:, 5])
     factor = ((5.5 + num_maps) / 2) / sum(larger + 2 * smaller)

@@ -160,7 +160,7 @@ def normal_paths(paths: list[bytes]) -> list[bytes]:
 
 
 class Inside:
-    """The paths below `root` that stay inside it after resolving links. The test is fast if there are no links."""
+    """The folders below `root` that stay inside it after resolving links. The test is fast if there are no links."""
 
     def __init__(self, root: Path):
         self.root, self._plain = root, {""}  # folders that are not links and have no links above them

@@ -132,7 +132,7 @@ def _files_below(folder: Path, depth: int) -> Iterable[Path]:
 
 
 def _missing_files(paths: list[Path]) -> list[str]:
-    """Warn of missing files, if the names of the others count them ("-00003-of-00294")."""
+    """Warn of files that are missing according to the names of the others ("-00003-of-00294")."""
     found = defaultdict(set)
     for path in paths:
         if match := OF_COUNT.fullmatch(path.stem):

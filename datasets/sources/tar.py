@@ -78,7 +78,7 @@ class Tar:
 
 
 class _Headers:
-    """The headers of a tar as a file for `tarfile`, whose older versions need endless memory or time for some."""
+    """The headers of a tar as a file for `tarfile`, which in older versions needs endless memory or time for some."""
 
     def __init__(self, tar: Tar):
         self.tar, self.position = tar, 0

@@ -16,7 +16,7 @@ NUM_NAMED = 10  # images that the log names because their class decided their pa
 
 
 def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """Return bool [N]: the images whose key has a hash below the fraction, and the lowest hash of each class.
+    """Return bool [N]: the images whose key has a hash below the fraction, and each class's image with the lowest hash.
 
     So a training image stays in training, whatever is added: a new image with a lower hash only sends the previous
     lowest back to training. If all images of a class would be held out, the image with the highest hash stays in

@@ -39,7 +39,7 @@ def describe_balance(config: Config, image_set: ImageSet, weights: list[float] |
     if config.DATA.SAMPLER == "balanced":
         counts = images_of_each_class(image_set, SAMPLER)
         times = (len(image_set) / len(counts) / counts).tolist()
-        lines.append(f"{SAMPLER}: average number of times that an epoch has an image: {_range(classes, times)}")
+        lines.append(f"{SAMPLER}: average occurrences of an image in an epoch: {_range(classes, times)}")
         if config.TRAIN.CLASS_WEIGHTS == AUTO:
             lines.append(
                 f"warning: {SAMPLER} and TRAIN.CLASS_WEIGHTS auto both compensate for rare classes, so together they "

@@ -2,8 +2,8 @@
 
 The file has MAGIC, the length and checksum of a description, the description in JSON (the columns and the facts), then
 the columns of numbers and of byte strings, each with a checksum in the description. A start compares all checksums,
-which takes 0.1 s for the names of a million images. Above COMPARED bytes it compares only that of the description: the
-columns are on the disk before the file gets its name, and an incomplete copy is too short.
+which takes 0.1 s for the names of a million images. Above COMPARED bytes it compares only the checksum of the
+description: the columns are on the disk before the file gets its name, and an incomplete copy is too short.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ from utils.text import counted, first_of
 MAX_CLASSES = 1_000_000  # a higher label is a mistake, and a list of that many class names would fill the memory
 USUAL_CLASSES = 1000  # accepted with any number of images, such as a few of ImageNet for a trial
 LABELS_EXPECTED = (
-    "DATA.LABEL_SEPARATOR must separate the names in the column of classes, or DATA.COLUMNS name columns of 0 and 1"
+    "DATA.LABEL_SEPARATOR must separate the names in the class column, or DATA.COLUMNS must name columns of 0 and 1"
 )
 MAX_DIGITS = 18  # of a label; int() itself refuses thousands of digits
 

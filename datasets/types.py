@@ -36,7 +36,7 @@ class ImageSet:
     index: "Index | None" = None  # the index with the columns of the set, if there is one
     root: Path | None = None  # the folder of its files, if they are known
     is_listing = False  # whether it lists the class folders below `root`, so that a label is a folder
-    notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
+    notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
     label_sets: list[tuple[int, ...]] | None = None  # sets of class numbers, which images share
     labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
     class_folders: Set[bytes] = frozenset()  # of a part: folders that are left out of the hashed names

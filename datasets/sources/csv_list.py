@@ -131,7 +131,7 @@ def _find_separator(file: Path, header: str, columns: list[str]) -> str:
         most = max(most, names, key=len)
     raise DataError(
         f"{file}, line 1: the header must name the columns {','.join(columns)}, but has {','.join(most) or 'nothing'}; "
-        "name those of paths and classes with -opts DATA.COLUMNS=[PATHS,CLASSES] (a column of groups: DATA.GROUP_BY)"
+        "name the columns of paths and classes with -opts DATA.COLUMNS=[PATHS,CLASSES] (groups: DATA.GROUP_BY)"
     )
 
 

@@ -112,11 +112,11 @@ def _name_data_sets(config: Config, root: Path, names: list[str]) -> tuple[str, 
     if not found:
         return ()
     content = inside[found[0]]
-    others = f" (as {first_of(found[1:], limit=4)})" if found[1:] else ""
+    others = f" (like {first_of(found[1:], limit=4)})" if found[1:] else ""
     return (
         f"warning: {root / found[0]} holds {content.describe()}, and is read as one class{others}; if "
-        f"{first_of(content.folders, limit=4)} are the classes, the folder that is read is one too high; if not, list the "
-        "classes in a file: -opts DATA.CLASSES=classes.txt",
+        f"{first_of(content.folders, limit=4)} are the classes, the folder that is read is one level too high; if "
+        "not, list the classes in a file: -opts DATA.CLASSES=classes.txt",
     )
 
 
@@ -226,7 +226,7 @@ def read_class_folders(
     left_out = Counter(index.facts["left_out"])
     num_runs = left_out.pop(RUNS, 0)
     if beside := _images_in(folder):
-        left_out["beside the class folders"] = beside
+        left_out["next to the class folders"] = beside
     classes = [normalize("NFC", name) for name in classes]
     image_set = FileImages(folder, index.text("path"), index.column("target"), classes, PixelRules.of(config.DATA))
     image_set.index, image_set.classes_are_names, image_set.is_listing = index, True, True

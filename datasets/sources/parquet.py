@@ -396,7 +396,7 @@ class GroupCache:
         self._groups: OrderedDict[Hashable, Future] = OrderedDict()
 
     def get(self, key: Hashable, limit: int, read: Callable[[], Any]) -> Any:
-        """Return the cached value of this key, or that of `read`. Keep the `limit` values that were used last."""
+        """Return the cached value of this key, or the result of `read`. Keep the `limit` values that were used last."""
         if self._process != os.getpid():
             self.__init__()  # after a fork: a thread of the parent may hold the lock forever
         with self._lock:

@@ -100,7 +100,7 @@ class ShardFolder:
         return f"{self.title}/{tar.name}"
 
     def open(self, tar: ShardTar, checksum: bytes = b"") -> Tar:
-        """Open the tar. `checksum`: that of the index, for a folder that must download the tar."""
+        """Open the tar. `checksum`: from the index, for a folder that must download the tar."""
         opened = Tar(self.root / tar.name)
         if (opened.size, opened.mtime_ns) != tar[1:]:
             raise changed_during_run(opened.title)

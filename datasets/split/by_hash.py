@@ -18,7 +18,7 @@ NUM_NAMED = 10  # images that the log names because their class decided their pa
 def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
     """Return bool [N]: the images whose key has a hash below the fraction, and each class's image with the lowest hash.
 
-    So a training image stays in training, whatever is added: a new image with a lower hash only sends the previous
+    So a training image stays in training if images are added: a new image with a lower hash only sends the previous
     lowest back to training. If all images of a class would be held out, the image with the highest hash stays in
     training. Images with the same name, or of one group of DATA.GROUP_BY, are always in the same part. Also return
     lines for the log, which name the images whose class decided their part.

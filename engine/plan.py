@@ -185,7 +185,7 @@ def plan_training(inputs: Inputs, load_data: LoadData, stop: StopSignal | None =
         inputs = replace(inputs, loaded=_with_batch_size(inputs, len(train), num_classes, stop))
     config = inputs.config
     # The global batch is the number of images per update. TRAIN.LINEAR_SCALED_LR scales the learning rate with it. An
-    # elastic run always uses the global batch of its largest size, and a resumed run keeps its own, so that the number of
+    # elastic run always uses the global batch of its largest size, and a resumed run keeps its own, so the number of
     # processes does not change the result.
     full_batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.most)
     global_batch = global_batch_to_keep(config, inputs.saved) or full_batch

@@ -65,10 +65,7 @@ class Reader:
         raise NotImplementedError
 
     def __getitem__(self, piece: Piece) -> Batch | DataError:
-        """Return the batch of a piece.
-
-        A DataError is returned, not raised, so that a worker process sends it unchanged.
-        """
+        """Return the batch of a piece. A DataError is returned, not raised, so that a worker sends it unchanged."""
         buffers = self.allocate(piece)
         try:
             bad = self.fill(piece, range(len(piece.indices)), buffers)

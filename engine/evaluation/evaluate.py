@@ -32,9 +32,10 @@ def evaluate(
     process: Process,
     bad_images: BadImages,
 ) -> list[Evaluation]:
-    """Evaluate models in their training precision. Collective. One pass serves all, because reading images is slow.
+    """Evaluate models in their training precision. Collective.
 
-    With fewer than 5 classes, top-5 counts every image as correct.
+    One pass evaluates all models, because reading images takes longer than most forward passes. With fewer than
+    5 classes, every image is correct in top-5.
     """
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]

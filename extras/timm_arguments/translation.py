@@ -40,7 +40,7 @@ class Translation(ArgumentSettings):
     def __init__(self, given: dict[str, Any], launch: Launch):
         super().__init__(given, launch.processes)
         self.launch = launch
-        self.variables: list[str] = []  # NAME=VALUE, before the command that trains
+        self.variables: list[str] = []  # NAME=VALUE, in front of the command that trains
         for name in CHOICES:
             self.check_choice(name)
         several = Counter(argument.setting for argument in TIMM_ARGUMENTS.values())
@@ -68,7 +68,7 @@ class Translation(ArgumentSettings):
         return self._yaml
 
     def check(self, loaded: LoadedConfig) -> None:
-        """Refuse an optimizer or a policy with which a run would not start."""
+        """Refuse an optimizer or an augmentation policy with which a run would not start."""
         from datasets.transforms.augment import parse_policy  # local: importing torch takes seconds
         from engine.train.optimizers import check_optimizer
 

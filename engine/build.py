@@ -98,7 +98,7 @@ def make_wrappers(
 ) -> list[StepWrapper]:
     """Return the wrappers of a step's preparation and loss. Each one wraps the previous ones. Collective.
 
-    `classes` has the class names of the data. None, for trials, gives the teacher of a distillation random weights.
+    `classes` are the class names of the data. Trials pass None: a distillation's teacher then has random weights.
     """
     wrappers: list[StepWrapper] = []
     if config.TRAIN.DISTILLATION_TYPE != "none":
@@ -118,7 +118,7 @@ def build_trainer(
 ) -> Trainer:
     """Build a trainer for this model at step 0. The model is on its device, except with fsdp2, which moves it there.
 
-    `loss_weights` has the weight of each class in the loss, or is None if all classes count the same.
+    `loss_weights` are the weights of the classes in the loss, or None if all classes count the same.
     """
     for wrapper in wrappers:
         wrapper.change_model(model)

@@ -33,7 +33,7 @@ from utils.text import format_duration
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a training: its state, exit code and reason."""
+    """The outcome of a training: its state, exit code and reason."""
 
     state: str  # in status.json
     code: int  # the exit code
@@ -53,7 +53,7 @@ class Vote(NamedTuple):
     """The requests of one process before an update. The largest number of all processes counts; 0 requests nothing."""
 
     signal: int = 0  # save and end because of the signal with this number
-    time_is_up: int = 0  # 1: save and end because of RUN.MAX_TIME or a callback
+    time_is_up: int = 0  # 1: save and end because a callback asks for it, such as TimeLimit
     num_updates: int = 0  # the new total number of updates
 
 
@@ -183,10 +183,7 @@ class Loop:
         return Outcome("stopped", ExitCode.DONE, f"RUN.MAX_TIME, {limit}, is nearly up {done}", "time limit")
 
     def wait_for_disk(self) -> None:
-        """Wait for the last save, and note how long saving blocked training.
-
-        If best.pth could not be written, the previous best counts again.
-        """
+        """Wait for the last save (if best.pth failed, the previous best counts), and note how long saves blocked."""
         saves, session = self.saves, self.session
         saves.wait_and_sync_best()
         if session.process.is_first:
@@ -277,7 +274,7 @@ def train_epoch(
 def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
     """Raise Stopped, or change the total number of updates, if a signal or a callback of any process requests it.
 
-    Several processes get the result of a vote one update late (Process.delayed_max), all after the same update.
+    With several processes a vote counts one update later (Process.delayed_max), after the same update in all of them.
     """
     asks_to_stop = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
     num_updates = max([each.choose(trainer) for each in trainer.callbacks], default=0)

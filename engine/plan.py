@@ -151,7 +151,7 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
         "strategy": lambda: check_strategy(config),
         "optimizer": lambda: check_optimizer(config),
     }
-    if config.TRACK and has_extra("trackers"):  # if it is missing, a note has said so
+    if config.TRACK and has_extra("trackers"):  # else a note says that it is missing
         from extras.trackers import check_trackers
 
         checks["tracking"] = lambda: check_trackers(config)

@@ -135,7 +135,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
 
 
 def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> AbstractContextManager:
-    """Open the trackers that TRACK names. If their extra is missing, there are none, and a note has said so."""
+    """Open the trackers that TRACK names. If their extra is missing, open none: a note on the settings says so."""
     if not (config.TRACK and has_extra("trackers")):
         return nullcontext()
     from extras.trackers import track  # extra: trackers

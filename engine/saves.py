@@ -83,7 +83,7 @@ class Saves:
         known = self.trainer.best
         self.saver.reload_from_disk()
         if not known.epoch:
-            self.saver.best = Best()  # that best.pth is from after this state, or from other validation images
+            self.saver.best = Best()  # best.pth on disk is newer than this state, or from other validation images
         self.wait_and_sync_best()
         if self.trainer.best != known:
             self.log.say(f"the best epoch was {known.epoch}, but in {self.folder / BEST}: {self.describe_best()}")

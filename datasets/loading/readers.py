@@ -1,4 +1,8 @@
-"""Reads images into batches. Each piece (a micro-batch of one process) becomes a batch, filled image by image."""
+"""Reads images into batches. Each piece (a micro-batch of one process) becomes a batch, filled image by image.
+
+A loader worker decodes an image (ImageSet.read), augments it, and writes it into its place in a uint8 batch. TrainData
+groups the batches of an update into a window. Trainer.update moves them to the device and normalises them there.
+"""
 
 import contextlib
 import functools
@@ -179,7 +183,7 @@ class Window(NamedTuple):
 
 
 class TrainData:
-    """The training images of one process. `load` (make_loader in workers.py) reads them ahead of time.
+    """The training images of one process. `load` (make_loader in workers.py) reads them, on GPUs ahead of time.
 
     `order` computes the images of each update from seed and step only. It cuts them into one piece for each micro-batch
     of each process. So an update has the same images with 1 and with 8 processes if the global batch is the same.

@@ -32,10 +32,9 @@ def evaluate(
     process: Process,
     bad_images: BadImages,
 ) -> list[Evaluation]:
-    """Evaluate models in their training precision. Collective.
+    """Evaluate models in their training precision, in one pass, because reading images takes long. Collective.
 
-    One pass evaluates all models, because reading images takes longer than most forward passes. With fewer than
-    5 classes, every image is correct in top-5.
+    With fewer than 5 classes, every image is correct in top-5.
     """
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]

@@ -68,7 +68,7 @@ class Trainer:
     not_better: int = 0  # evaluations since the best one
     preferred: str | None = None  # checkpoint key of the weights that scored better in the newest evaluation
     parts: dict[str, Part] = field(default_factory=dict)  # by their keys in a checkpoint
-    left_out: list[range] = field(default_factory=list)  # updates to leave out since a rollback
+    left_out: list[range] = field(default_factory=list)  # updates that are left out after a rollback
 
     def update(self, window: Window) -> None:
         """Make one update from the images of a window. This process computes its share of them in micro-batches.
@@ -204,8 +204,7 @@ class Trainer:
     def roll_back(self, state: dict, streak: range) -> None:
         """Load a state from before a streak of skipped updates, and leave these updates out from now on.
 
-        The update before the streak is left out too. It may have produced the bad weights, as every update after it
-        overflowed.
+        The update before the streak is left out too, because it may have produced the weights that overflow.
         """
         left_out = [*self.left_out, range(max(streak.start - 1, state["step"]), streak.stop)]
         self.load_state_dict(state)

@@ -54,7 +54,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         if not found:
             log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
         log.say(*transforms.apply(model.to(process.device)))
-        if not found:  # the weights are valid, so the folder is needed
+        if not found:  # all checks have passed
             session.begin(plan.inputs.loaded)
             session.status("evaluating")
         start = time.perf_counter()
@@ -98,7 +98,7 @@ def refuse_outputs(
 
 
 def weights_to_score(plan: EvalPlan, make_model: Callable[[], nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the model with each set of weights to evaluate, preceded by a prefix for its scores.
+    """Yield (prefix of the scores, model) for each set of weights to evaluate.
 
     `make_model` builds the model with another program's weights.
     """

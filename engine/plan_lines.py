@@ -88,7 +88,7 @@ def describe_evaluation(plan: EvalPlan) -> list[str]:
     lines, names = [], plan.classes_of_weights
     number = np.count_nonzero(plan.eval_set.count_classes())
     if number < len(plan.classes) and (plan.inputs.kept or names == plan.classes):
-        lines.append(f"{number} of the checkpoint's {len(plan.classes)} classes occur")
+        lines.append(f"the validation images have {number} of the checkpoint's {len(plan.classes)} classes")
     if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
         lines.append(
             f"warning: the weights have other classes ({first_of(names)}) than the data ({first_of(plan.classes)}); "
@@ -182,9 +182,8 @@ def compare_with_weights(plan: Plan) -> list[str]:
     loaded, weights = plan.inputs.loaded, plan.inputs.loaded.weights
     if weights is None and not (plan.inputs.checkpoint or plan.config.MODEL.PRETRAINED):
         return _compare_with_timm(plan)
-    if weights is None or (
-        is_run(plan.inputs.saved) and not plan.config.START.EVAL
-    ):  # a resumed run keeps its settings
+    is_resumed = is_run(plan.inputs.saved) and not plan.config.START.EVAL
+    if weights is None or is_resumed:  # a resumed run keeps its settings
         return []
     here = flatten(loaded.config)
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
@@ -203,7 +202,7 @@ def compare_with_weights(plan: Plan) -> list[str]:
 
 
 def _compare_with_timm(plan: Plan) -> list[str]:
-    """Return a line if timm would prepare the images of its model differently, in settings that have their defaults."""
+    """Return a line if defaults prepare the images of a timm model differently than timm does."""
     if plan.config.MODEL.TYPE != "timm":
         return []
     from models.weights.timm_tags import usual_images

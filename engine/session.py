@@ -36,13 +36,13 @@ class Session:
     def __init__(self, loaded: LoadedConfig, process: Process):
         self.process, self.log = process, Log(process.rank, process.world_size)
         self.path = Path()
-        self.identity = Identity("", "", "")  # of the run, the same in every process
+        self.identity = Identity("", "", "")  # the identity of the run, the same in every process
         self._loaded = loaded
         self._folder: RunFolder | None = None
         self._held: HeldFolder | None = None  # the same folder, opened in every process
         self._status: Status | None = None
         self._is_new = True
-        self._made: list[Path] = []  # the folders SAVE and above that this start has created, innermost first
+        self._made: list[Path] = []  # SAVE and its parents, if this start has created them, innermost first
         self._has_begun = False
         self._revision = ""
         self.log.say(*loaded.notes)
@@ -86,7 +86,7 @@ class Session:
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        """Raise ConfigError if a file that every run needs cannot be written, except for errors of the disk."""
+        """Raise ConfigError if this required file cannot be written. Raise errors of the disk unchanged."""
         try:
             yield
         except OSError as error:

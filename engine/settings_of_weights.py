@@ -33,9 +33,8 @@ def checkpoint_of(given: dict[str, Text]) -> Path | None:
 
     where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
     is_evaluated = is_on(given, "EVAL")
-    return checkpoint_at(
-        given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, read_index
-    )  # the run logs the warnings
+    # Warnings are dropped here: the run logs them later.
+    return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, read_index)
 
 
 def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:
@@ -120,11 +119,13 @@ def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer |
     origin, images, model = _by_weights(metadata, given, names_model)
     if not (names_model or model):
         raise ConfigError(
-            f"MODEL.NAME: {metadata.by} does not say which model it is of; name timm's (any of timm.list_models()), as in "
+            f"MODEL.NAME: {metadata.by} does not name its model; name a timm model (any of timm.list_models()), as in "
             "-opts MODEL.NAME=vit_base_patch16_224"
         )
     if images and not {"DATA.IMAGE_SIZE"} & {*images, *given}:
-        raise ConfigError(f"DATA.IMAGE_SIZE: {metadata.by} was trained on images that are not square; set one side")
+        raise ConfigError(
+            f"DATA.IMAGE_SIZE: {metadata.by} was trained on images that are not square; set the side of a square"
+        )
     return layer_from(origin, _for_channels(images, given) | model)
 
 

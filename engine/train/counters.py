@@ -39,7 +39,7 @@ class EpochResult:
     num_images: int  # without images from before a resume
     training_seconds: float
     evaluation_seconds: float
-    images: ImageResults | LabelResults | None = None  # of the better weights, if this epoch is the best so far
+    images: ImageResults | LabelResults | None = None  # of each image, if this epoch is the best so far
 
 
 class Counters:

@@ -15,7 +15,7 @@ WARM_UP = 9  # with warm-up the average covers about the last ninth of all updat
 
 
 def decay_at(step: int, settings: Train) -> float:
-    """Return the decay for update `step`, counted from 0. As in timm, the average starts as the weights after update 0.
+    """Return the decay for update `step`. As in timm, the average starts with the weights after the first update, 0.
 
     The warm-up is timm's, 1 - (1 + step / gamma) ** -power, with gamma 9 and power 1. timm's powers below 1 never reach
     DeiT's 0.99996 in the 375,000 updates of 300 epochs. This one does after 225,000 (epoch 180), and in a run of 18
@@ -81,7 +81,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:
-        """Average in the weights after update `step`, unless the update was skipped. The device decides this."""
+        """Add the weights after update `step` to the average, unless it was skipped. The device decides this."""
         self._lerp(1 - decay_at(step, self._settings), skipped.reshape(()))
         for mine, theirs in self._counts:
             mine.copy_(theirs)

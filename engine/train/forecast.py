@@ -124,7 +124,7 @@ class Forecast(Callback):
 
     @property
     def is_measured(self) -> bool:
-        """Whether this start has done enough updates to know their time."""
+        """Return whether this start has made enough updates to measure their time."""
         return self._timer is not None and self._timer.is_measured
 
     def on_start_scored(self, trainer: Trainer, scores: Scores, seconds: float) -> None:

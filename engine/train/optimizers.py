@@ -96,7 +96,7 @@ def set_rates(groups: list[dict], rate: float) -> None:
 
 
 def numbers_per_weight(settings: Train) -> float:
-    """Return how many numbers the optimizer stores per weight of a matrix, measured by a step on a small matrix."""
+    """Return how many numbers the optimizer stores per weight, measured by a step on a small matrix."""
     weight = nn.Parameter(torch.zeros(64, 64))  # zeros, because drawing random numbers would change the run
     weight.grad = torch.zeros_like(weight)
     optimizer = build_optimizer(replace(settings, LAYER_DECAY=None), nn.ParameterList([weight]))
@@ -111,7 +111,7 @@ def numbers_per_weight(settings: Train) -> float:
 
 
 def optimizer_bytes(settings: Train, model: nn.Module) -> int:
-    """Return the bytes of the optimizer's state: two numbers per trained weight for Adam, one for SGD with momentum."""
+    """Return the bytes of the optimizer's state: for Adam two numbers per trained weight."""
     return int(numbers_per_weight(settings) * trained_bytes(model))
 
 
@@ -120,7 +120,7 @@ def trained_bytes(model: nn.Module) -> int:
 
 
 def check_state(optimizer: AnyOptimizer, state: dict) -> None:
-    """Refuse a saved optimizer with other parameter groups. torch compares only their number and sizes."""
+    """Refuse a saved optimizer with another number of parameter groups, or with groups of other sizes."""
     both = state["param_groups"], optimizer.param_groups
     then, now = ([len(group["params"]) for group in groups] for groups in both)
     if then != now:
@@ -165,7 +165,7 @@ def check_optimizer(config: Config) -> None:
 
 
 def changes_by_element(name: str) -> bool:
-    """Return whether each number of a weight depends only on its own gradients, so that shards can be updated alone."""
+    """Return whether each number of a weight depends only on its own gradients, so that weights can be sharded."""
     if name in OURS:
         return True
     from extras.optimizers.of_timm import BY_ELEMENT  # extra: optimizers

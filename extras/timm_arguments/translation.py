@@ -240,7 +240,7 @@ class Translation(ArgumentSettings):
         kind = args["kd-token-distill-type"] if is_token else "soft"
         self.put("TRAIN.DISTILLATION_TYPE", kind, "kd-distill-type", *["kd-token-distill-type"] * is_token)
         if args["kd-distill-type"] == "feature":
-            self.refuse("kd-distill-type", "features are not distilled")
+            self.refuse("kd-distill-type", "distillation of features is not supported")
         task = 1 if args["task-loss-weight"] is None else args["task-loss-weight"]
         default = 1 if args["task-loss-weight"] is None else 1 - task
         teacher = default if args["distill-loss-weight"] is None else args["distill-loss-weight"]

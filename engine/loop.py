@@ -114,8 +114,8 @@ class Loop:
     def train_epochs(self) -> None:
         """Train the remaining epochs.
 
-        After too many skipped updates in a row, roll back to a checkpoint from before them and leave these updates out.
-        The second time, or if no checkpoint is old enough, NonFinite ends the run with exit code 3.
+        After MAX_CONSECUTIVE_SKIPS skipped updates in a row, roll back to a checkpoint from before them and leave
+        these updates out. The second time, or if no checkpoint is old enough, NonFinite ends the run with exit code 3.
         """
         trainer = self.trainer
         if self.plan.scores_start:
@@ -183,7 +183,7 @@ class Loop:
         return Outcome("stopped", ExitCode.DONE, f"RUN.MAX_TIME, {limit}, is nearly up {done}", "time limit")
 
     def wait_for_disk(self) -> None:
-        """Wait for the last save (if best.pth failed, the previous best counts), and note how long saves blocked."""
+        """Wait for the last save, return to the previous best if best.pth failed, and note how long saves blocked."""
         saves, session = self.saves, self.session
         saves.wait_and_sync_best()
         if session.process.is_first:

@@ -79,7 +79,7 @@ class Reader:
 
 
 class TrainReader(Reader):
-    """A reader that augments images, draws the boxes to erase, and replaces unreadable images by others."""
+    """A reader that augments images, by random numbers from seed, epoch and image, and replaces unreadable ones."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)

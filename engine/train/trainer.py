@@ -81,7 +81,7 @@ class Trainer:
         # Several attempts if memory runs out, or in the first update of 3 or more processes. Only the last one counts.
         for attempt in self.guard.attempts(window):
             with attempt as micro_batches:
-                seed_update(self.config.SEED, self.step, self.process.rank)
+                seed_update(self.config.SEED, self.step, self.process.rank)  # dropout differs between processes
                 self.notify("on_window")
                 sums = self.counters.new_sums()
                 self.notify("on_phase", "data")

@@ -101,7 +101,7 @@ def test_optimizer_is_complete(name):
     assert "fused" in taken, f"configs/tables.py: add to TORCH_OPTIMIZERS only classes with fused kernels, not {name}"
     for setting in row.settings:
         known = f"TRAIN.OPTIMIZER.{setting}" in SETTINGS and setting.lower() in taken
-        assert known, f"configs/schema.py: add {setting} to Optimizer, which the row of {name} names"
+        assert known, f"configs/schema.py: add {setting} to Optimizer; the row of {name} names it"
     assert_tested(name, "tests/engine/train", "tests/engine/train/test_optimizers.py")
 
 
@@ -134,7 +134,7 @@ def test_every_function_that_reads_a_data_set_has_a_row():
             assert where in rows, f'configs/tables.py: add a row to SOURCES for "{where}"'
 
 
-# Settings that have an effect only with some values of another one
+# Settings that have an effect only with some values of another setting
 
 
 def test_settings_name_values_that_exist():
@@ -144,7 +144,7 @@ def test_settings_name_values_that_exist():
             (other,) = mark.keys(SETTINGS, key.rpartition(".")[0])
             names = known.get(other, SETTINGS[other].choices) if other in SETTINGS else ()
             wrong = [value for value in mark.values if names and value not in names]
-            assert not wrong, f"configs/tables.py: add {wrong} to the values of {other}, which {key} names in Only(...)"
+            assert not wrong, f"configs/tables.py: add {wrong} to the values of {other}; Only(...) of {key} names it"
 
 
 # Callbacks
@@ -202,7 +202,7 @@ def test_column_has_a_figure_after_a_run_and_a_test(folder, column):
     (row,), names = rows_of(folder / "metrics.csv"), column.name.split(", ")
     measured = any(row.get(name) for name in names)
     assert measured, (
-        f"engine/loop.py: add the figure of the column {column.name} to EpochResult; it is empty after a run"
+        f"engine/loop.py: add the value of the column {column.name} to EpochResult; it is empty after a run"
     )
     tested = any(f'"{name}"' in text_of("tests/engine/record/test_epoch_table.py") for name in names)
     assert tested, f"tests/engine/record/test_epoch_table.py: add the value of {column.name} to USUAL"

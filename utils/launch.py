@@ -19,7 +19,7 @@ from typing import Any
 from utils.errors import ConfigError
 from utils.program import hangup_is_ignored
 
-# If none of these is set, no launcher other than torchrun gave a rank, and utils/launchers.py is not imported.
+# If none of these is set, no launcher other than torchrun gave this process a rank.
 LAUNCHER_VARIABLES = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"}
 # Variables in which engines and Slurm give the number of nodes.
 NODE_COUNTS = ("PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SLURM_NNODES")
@@ -120,7 +120,7 @@ def read_rank(
 
 
 def number_of(environment: Mapping[str, str], name: str) -> int:
-    """Return a variable's value as a whole number. Raise ConfigError if it is none."""
+    """Return the value of a variable, and raise ConfigError if it is not a whole number."""
     text = environment.get(name)
     if text is None or not re.fullmatch(r"-?[0-9]+", text):
         value = "is not set" if text is None else f"is {text!r}"

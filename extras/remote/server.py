@@ -37,7 +37,7 @@ NO_CONNECTION = {"ClientConnectorError", "EndpointConnectionError", "gaierror", 
 LASTING = {"ClientSSLError", "ClientConnectorCertificateError", "SSLError", "SSLCertVerificationError"}
 LASTING |= {"ParamValidationError", "InvalidURL", "NonHttpUrlClientError", "ValueError", "RecursionError"}
 TRANSIENT_STATUS = {408, 421, 425, 429}  # status codes below 500 that are worth a retry
-# errno values that s3fs raises for errors that a retry cannot fix: another region, a malformed request or name.
+# errno values from s3fs that a retry cannot fix: another region, a malformed request, a malformed name.
 LASTING_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EPERM, getattr(errno, "EREMCHG", errno.EINVAL)}
 # Remedies: the first for HTTP, the second for S3.
 CREDENTIALS = (

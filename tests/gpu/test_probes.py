@@ -14,7 +14,7 @@ from tests.gpu.trainers import BATCH, first_batches, relative_error, small_train
 from tests.support.extras import needing_extra
 
 BFLOAT16 = ("AMP=true", "PRECISION.DTYPE=bfloat16")
-# Everything that an update can do besides the model. None of it may make the device wait for the host.
+# Everything that an update can do besides the model. None of it may make the host wait for the device.
 BUSY = """TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1.0 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true TRAIN.GRAD_CLIP=1.0
 TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 DATA.WORKERS=threads DATA.NUM_WORKERS=2 DATA.DATASET=digits
 DATA.IMAGE_SIZE=32 DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=0.5 DATA.IMAGENET_STD=0.5 MODEL.PATCH_SIZE=8""".split()

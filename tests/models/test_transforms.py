@@ -89,7 +89,7 @@ def test_reverting_transforms_restores_the_model(config, chosen, name, is_copy):
     # torchao's layers leave attributes that nothing reads.
     assert all(found[path] | attributes == found[path] for path, attributes in plain.items())
     assert all(torch.equal(after[each], before[each]) for each in before)
-    is_exact = name == "ActivationCheckpointing"  # which only saves memory
+    is_exact = name == "ActivationCheckpointing"  # it only saves memory
     if name != "GpuKernels":  # rounding may differ
         assert all(torch.equal(changed[each], before[each]) for each in before) is is_exact
 

@@ -105,7 +105,7 @@ for _ in range(4):
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="is about glibc")
+@pytest.mark.skipif(sys.platform != "linux", reason="tests glibc")
 def test_memory_freed_by_one_step_is_reused():
     done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
     # Skip the second number, because the layout of memory varies at first.

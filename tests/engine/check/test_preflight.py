@@ -76,7 +76,7 @@ def test_check_runs_training_updates_and_one_evaluation_batch(check, monkeypatch
 
 def test_missing_device_does_not_skip_image_check(check):
     if torch.cuda.is_available():
-        pytest.skip("it is there")
+        pytest.skip("this machine has the device")
     found = check("-opts", "DEVICE=cuda")
     assert trouble(found) == {"device": WRONG} and "training images" in found
 

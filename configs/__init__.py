@@ -1,1 +1,1 @@
-"""The settings: what can be set, where a value comes from, and how one YAML file and the flags become a frozen Config."""
+"""The settings: their schema, their sources, and the loading of a YAML file and flags into a frozen Config."""

@@ -1,4 +1,4 @@
-"""Which settings go together: the checks that need more than one setting's type and bounds."""
+"""Checks that the values of several settings are compatible."""
 
 import itertools
 import math
@@ -12,19 +12,19 @@ from configs.values import SETTINGS, to_text
 from utils.errors import ConfigError, did_you_mean
 from utils.text import is_url, problem_of
 
-# What a resumed run compares besides its settings.
+# Properties that a resumed run compares besides its settings.
 NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "IMAGES", "CLASS_NAMES", "SPLIT", "AUGMENTATION")
 CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
-IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET: read in the order of their files
-WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET
+IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET that are read in file order
+WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET that read no files
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 MAX_WEIGHTS = 1e11  # of all blocks; the largest Vision Transformer so far has a fifth of that
 Values = dict[str, Any]  # {full key: value}
-Rules = Iterator[tuple[bool, str, str]]  # whether it is broken, the setting to name, what is wrong with it
+Rules = Iterator[tuple[bool, str, str]]  # whether the rule is broken, the setting to name, the problem
 
 
 def check_combinations(values: Values, origins: dict[str, str]) -> None:
-    """Refuse values that do not fit together; `origins`: where each was set."""
+    """Raise ConfigError if values are incompatible. `origins`: {full key: where it was set}."""
 
     def named(key: str) -> str:
         return f"{key}, {to_text(values[key])} ({origins[key]})"
@@ -38,7 +38,7 @@ def check_combinations(values: Values, origins: dict[str, str]) -> None:
 
 
 def _check_url(values: Values, origins: dict[str, str]) -> None:
-    """Refuse a URL of data that is written to files as it stands and holds credentials; the message does not quote it."""
+    """Refuse an unusable URL. The message does not quote it, because it may contain credentials."""
     key, url = "DATA.DATA_PATH", values["DATA.DATA_PATH"]
     if is_url(url) and (problem := problem_of(url)):
         raise ConfigError(f"{key} ({origins[key]}): the URL {problem}")
@@ -49,7 +49,7 @@ def _check_url(values: Values, origins: dict[str, str]) -> None:
 
 
 def _check_typed(values: Values, origins: dict[str, str]) -> None:
-    """Refuse what somebody types that nothing would read."""
+    """Refuse empty values, and values from the command line that would have no effect."""
     path, data_set = "DATA.DATA_PATH", "DATA.DATASET"
     _check_empty(values, origins)
     if origins[path].startswith(("flag ", "-opts")) and values[data_set] in WITHOUT_FILES:
@@ -60,36 +60,36 @@ def _check_typed(values: Values, origins: dict[str, str]) -> None:
     name, kind = "MODEL.NAME", "MODEL.TYPE"
     if values[kind] == "vit" and origins[name] == "-opts" != origins[kind]:
         raise ConfigError(
-            f"{name}, {values[name]} (-opts): it is only a label with {kind} vit ({origins[kind]}), whose fields say the model; "
-            f"add {kind}=timm to train timm's model of that name, or {kind}=vit beside the label"
+            f"{name}, {values[name]} (-opts): it is only a label with {kind} vit ({origins[kind]}), where other settings define "
+            f"the model; add {kind}=timm to train timm's model of that name, or {kind}=vit to keep it as a label"
         )
 
 
 def _check_empty(values: Values, origins: dict[str, str]) -> None:
-    """Refuse an empty value where a shell variable was probably not set, also one that was filled into a file."""
-    empty = "as of a shell variable that is not set"
+    """Refuse an empty value that probably comes from an unset shell variable, also in a generated file."""
+    reason = "perhaps because a shell variable is not set"
     is_given = {key: origins[key] != "default" for key in ("SAVE", "NAME")}
-    is_given["DATA.DATA_PATH"] = origins["DATA.DATA_PATH"].startswith("flag ")  # files leave it empty for the flag
+    is_given["DATA.DATA_PATH"] = origins["DATA.DATA_PATH"].startswith("flag ")  # files may leave it to the flag
     for key in ("SAVE", "DATA.DATA_PATH"):
         if is_given[key] and not values[key].strip():
-            raise ConfigError(f"{key} is empty ({origins[key]}), {empty}; name a folder, or leave it out")
+            raise ConfigError(f"{key} is empty ({origins[key]}), {reason}; name a folder, or leave it out")
     if is_given["NAME"] and not values["NAME"].strip() and values["MODEL.RESUME"] == AUTO:
         raise ConfigError(
-            f"NAME is empty ({origins['NAME']}), {empty}; -resume auto would go on with any run: name one, or leave NAME out"
+            f"NAME is empty ({origins['NAME']}), {reason}; -resume auto would resume any run; name one, or leave NAME out"
         )
 
 
 def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
     lowest, first, highest = (f"PRECISION.{name}_LOSS_SCALING" for name in ("MIN", "INIT", "MAX"))
     low, high = values[lowest], values[highest] or math.inf
-    yield not low <= values[first] <= high, first, f"must lie between {named(lowest)}, and {named(highest)}"
+    yield not low <= values[first] <= high, first, f"must be between {named(lowest)}, and {named(highest)}"
     is_float16_in_float8 = (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16")
     yield is_float16_in_float8, "PRECISION.DTYPE", f"must be bfloat16 or not set with {named('PRECISION.MODE')}"
     for key in ("TRAIN.SIZE_SCHEDULE", "TRAIN.MIXUP_OFF_EPOCH"):
-        problem = f"names an epoch, but {named('TRAIN.BUDGET')} chooses their number: leave one of them out"
+        problem = f"names an epoch, but {named('TRAIN.BUDGET')} chooses the number of epochs; leave one of them out"
         yield bool(values[key] and values["TRAIN.BUDGET"]), key, problem
     key, strategy = "TRAIN.CLIP_MODE", "DIST.STRATEGY"
-    problem = f"must be norm or value with {named(strategy)}: no process has a whole vector, whose norm agc needs"
+    problem = f"must be norm or value with {named(strategy)}: agc needs norms of whole vectors, which no process has"
     yield values[key] == "agc" and values["TRAIN.GRAD_CLIP"] and values[strategy] == "fsdp2", key, problem
     key = "TRAIN.TEACHER_MODEL"
     problem = f"must name a timm model or a checkpoint with {named('TRAIN.DISTILLATION_TYPE')}"
@@ -97,14 +97,14 @@ def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
     key, rank = "MODEL.FREEZE", "MODEL.LORA.RANK"
     problem = f"must be empty with {named(rank)}: only the adapters and the classifier are trained"
     yield bool(values[key]) and values[rank] > 0, key, problem
-    # A CUDA graph overwrites the gradients of the micro-batch before: https://github.com/pytorch/pytorch/issues/169545
-    key, accumulated = "COMPILE", "TRAIN.ACCUM_ITER"
-    problem = f"must be true, blocks or max-autotune-no-cudagraphs with {named(accumulated)}: CUDA graphs do not add gradients"
-    yield values[key] in CUDA_GRAPH_MODES and values[accumulated] > 1, key, problem
+    # A CUDA graph overwrites the gradients of the previous micro-batch: https://github.com/pytorch/pytorch/issues/169545
+    key, steps = "COMPILE", "TRAIN.ACCUM_ITER"
+    problem = f"must be true, blocks or max-autotune-no-cudagraphs with {named(steps)}: CUDA graphs overwrite gradients"
+    yield values[key] in CUDA_GRAPH_MODES and values[steps] > 1, key, problem
     key = "RESUME.ALLOW_CHANGED"
     unknown = [name for name in values[key] if name not in CHANGEABLE]
     near = did_you_mean(unknown[0], CHANGEABLE) if unknown else ""
-    yield bool(unknown), key, f"must be names of settings, {', '.join(NO_SETTINGS)}{near}"
+    yield bool(unknown), key, f"must contain only names of settings, or {', '.join(NO_SETTINGS)}{near}"
 
 
 def _image_rules(values: Values, named: Callable[[str], str]) -> Rules:
@@ -125,7 +125,7 @@ def _image_rules(values: Values, named: Callable[[str], str]) -> Rules:
 
 
 def several_labels_key(values: Values) -> str | None:
-    """The setting by which an image can have several labels; None if it has one."""
+    """Return the setting that gives images several labels, or None if none does."""
     if values["DATA.LABEL_SEPARATOR"]:
         return "DATA.LABEL_SEPARATOR"
     columns = values["DATA.COLUMNS"]
@@ -136,10 +136,10 @@ def _label_rules(values: Values, named: Callable[[str], str]) -> Rules:
     separator, columns, metric = "DATA.LABEL_SEPARATOR", "DATA.COLUMNS", "TRAIN.BEST_METRIC"
     key = several_labels_key(values)
     if key is None:
-        problem = f"needs images with several labels, by {separator} or {columns}"
+        problem = f"needs images with several labels; set {separator} or {columns}"
         yield values[metric] in ("micro_f1", "map"), metric, problem
         return
-    problem = f"must name two columns with {named(separator)}: of paths, of classes"
+    problem = f"must name two columns with {named(separator)}: one of paths and one of classes"
     yield key == separator and len(values[columns]) > 2, columns, problem
     problem = f"is for -dataset csv; with {named('DATA.DATASET')}, an image has one label"
     yield values["DATA.DATASET"] != "csv", key, problem
@@ -148,10 +148,10 @@ def _label_rules(values: Values, named: Callable[[str], str]) -> Rules:
         f"must be {' or '.join(losses)} with {named(key)}: an image with several labels has a yes or no for each class"
     )
     yield values["TRAIN.LOSS"] not in losses, "TRAIN.LOSS", problem
-    problem = f"must be shuffle with {named(key)}: the classes of an image cannot be balanced one by one"
+    problem = f"must be shuffle with {named(key)}: the classes of one image cannot be balanced separately"
     yield values["DATA.SAMPLER"] == "balanced", "DATA.SAMPLER", problem
     distillation = "TRAIN.DISTILLATION_TYPE"
-    problem = f"must be none with {named(key)}: a teacher is followed in one class an image"
+    problem = f"must be none with {named(key)}: distillation supports only one class per image"
     yield values[distillation] != "none" and not values["EVAL"], distillation, problem
 
 

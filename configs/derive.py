@@ -1,4 +1,4 @@
-"""Settings that follow from other settings: a list of steps, each of which returns what it changes."""
+"""Derives settings from other settings, in a list of steps. Each step returns the values that it changes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ class Merged(NamedTuple):
 
 
 def derive(merged: Merged) -> tuple[Merged, list[str]]:
-    """Apply all steps. Returns also notes for the user."""
+    """Apply all steps. Return the changed settings and notes for the user."""
     notes = []
     for step in STEPS:
         derived = step(merged)
@@ -39,7 +39,7 @@ def derive(merged: Merged) -> tuple[Merged, list[str]]:
 
 
 def name_runs(values: dict[str, Any]) -> dict[str, str]:
-    """The folder of the newest run in SAVE where a setting is the word latest."""
+    """Return {key: folder of the newest run in SAVE} for the settings whose value is latest."""
     save = values.get("SAVE", SETTINGS["SAVE"].default)
     return {key: without_latest(values[key], save) for key in NAME_RUNS if values.get(key) == LATEST}
 
@@ -65,7 +65,7 @@ def _fit_channels(found: Merged) -> Derived:
 
 
 def _fit_labels(found: Merged) -> Derived:
-    """Several labels an image imply a loss and a metric, where none are set."""
+    """Set the loss and the metric for several labels per image, unless they are set."""
     several = several_labels_key(found.values)
     loss, *_ = names_with(LOSSES, "several_labels")
     implied = {"TRAIN.LOSS": loss, "TRAIN.BEST_METRIC": "map"} if several else {}
@@ -73,11 +73,11 @@ def _fit_labels(found: Merged) -> Derived:
     return Derived(values, dict.fromkeys(values, f"because of {several}"))
 
 
-def _settle_optimizer(found: Merged) -> Derived:
-    """Choose one spelling for each optimizer: torch's own for AdamW, Adam and SGD, small letters for the others.
+def _normalize_optimizer(found: Merged) -> Derived:
+    """Choose one spelling for each optimizer: torch's own for AdamW, Adam and SGD, lower case for the others.
 
-    For an optimizer that is not torch's, the values of torch's optimizers count as not set if one place sets EPS, BETAS
-    and MOMENTUM together: PaddleViT's files always have all three.
+    For other optimizers, torch's default values count as not set if one place sets EPS, BETAS and MOMENTUM together,
+    because PaddleViT's files always contain all three.
     """
     spelling = {name.lower(): name for name in TORCH_OPTIMIZERS}
     typed = found.values["TRAIN.OPTIMIZER.NAME"].lower()
@@ -90,14 +90,14 @@ def _settle_optimizer(found: Merged) -> Derived:
 
 
 def _count_steps_from_start(found: Merged) -> Derived:
-    """The schedule step starts counting at the beginning, unless that is set."""
+    """Count the epochs of the schedule step from epoch 0, unless AFTER_WARMUP is set."""
     key = "TRAIN.LR_SCHEDULER.AFTER_WARMUP"
     is_step = found.values["TRAIN.LR_SCHEDULER.NAME"] == "step"
     return Derived({key: False} if is_step and found.origins[key] == "default" else {})
 
 
 def _drop_vit_fields(found: Merged) -> Derived:
-    """Reset what describes a ViT in files that a later MODEL.TYPE timm overrides. Beside it or after it, it is an error."""
+    """Reset ViT fields set below the layer with MODEL.TYPE timm. In that layer or above they are errors."""
     values, origins, order = found
     earlier = order[: order.index(origins["MODEL.TYPE"])] if values["MODEL.TYPE"] == "timm" else []
     dropped = [key for name in VIT_FIELDS if origins[key := f"MODEL.{name}"] in earlier]
@@ -113,17 +113,17 @@ def _drop_vit_fields(found: Merged) -> Derived:
 
 
 def _unset_rates(found: Merged) -> Derived:
-    """Use one spelling for the rates of a ViT that is built from fields: a rate of 0 is not set."""
+    """Replace dropout rates of 0 by None with MODEL.TYPE vit, where both mean the same."""
     keys = RATES if found.values["MODEL.TYPE"] == "vit" else ()
     return Derived({key: None for key in keys if found.values[key] == 0})
 
 
-# Settings that follow from others, in this order: each step sees what those before it have changed.
+# The steps in this order: each step sees the changes of the previous ones.
 STEPS = (
     _name_newest_runs,
     _fit_channels,
     _fit_labels,
-    _settle_optimizer,
+    _normalize_optimizer,
     _count_steps_from_start,
     _drop_vit_fields,
     _unset_rates,

@@ -1,4 +1,4 @@
-"""The command line: PaddleViT's flags and ours. Each flag sets one setting of the schema and overrides the YAML."""
+"""The command line: PaddleViT's flags and ours. Each flag sets one setting and overrides the settings file."""
 
 import argparse
 import re
@@ -53,11 +53,11 @@ FLAGS = {
     },
 }
 _SETTING_OF = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
-# Flags whose value comes from a shell variable in many scripts, and what to name: without it another training starts.
+# Flags that scripts often fill from shell variables, with their values. An empty one would start another training.
 NEVER_EMPTY = {"-resume": "a run or auto", "-pretrained": "weights", "-budget": "a time such as 8h"}
 _HELP = ("-h", "--help", "-help")
 _VERSION = "-version"  # answered for all programs by utils/program.py
-# torch.distributed.launch passes it, in either spelling; it is ignored, since LOCAL_RANK says the same.
+# torch.distributed.launch passes this flag, in either spelling. It is ignored, because LOCAL_RANK has the same value.
 _LOCAL_RANK = ("--local-rank", "--local_rank")
 
 EXAMPLES = """\
@@ -89,19 +89,19 @@ class _LastValue(argparse.Action):
             return
         if self.dest == "cfg":
             raise ConfigError(
-                f"-cfg: {former} and {value} are given; name one file, which may build on another with BASE"
+                f"-cfg: {former} and {value} are both given; give one file, which may include another with BASE"
             )
         namespace.notes.append(f"note: {flag} is given as {former} and {value}; the last one counts")
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        """Report a wrong command line like any other mistake of the user."""
+        """Raise ConfigError, as for all other mistakes of the user."""
         raise ConfigError(f"{message}; -h lists the flags")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser. All values stay text: the loader converts them like those of a file."""
+    """Return the parser. All values stay text; the loader converts them like the values of a file."""
     parser = _Parser(
         usage="%(prog)s -cfg FILE [flag ...]",
         description="Train or evaluate a Vision Transformer. Flags override the settings file.\n"
@@ -119,8 +119,8 @@ def build_parser() -> argparse.ArgumentParser:
     settings.add_argument(
         "-cfg",
         metavar="FILE",
-        help="YAML file of settings, or the name of one in configs/. Without it, -resume and -pretrained take those of the checkpoint; "
-        "other weights are fine-tuned (configs/finetune.yaml).",
+        help="YAML file of settings, or the name of a file in configs/. Without it, -resume and -pretrained use the settings "
+        "in the checkpoint; weights without settings are fine-tuned (configs/finetune.yaml).",
     )
     settings.add_argument(
         "-opts",
@@ -128,36 +128,36 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="+",
         action="extend",
         default=[],
-        help="Any settings by full name, as in TRAIN.BASE_LR=1e-3 AMP=false; they override everything else. "
+        help="Any settings by full name, such as TRAIN.BASE_LR=1e-3 AMP=false; they override everything else. "
         "docs/settings.md lists them.",
     )
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
         for flag, (key, metavar) in flags.items():
             setting = ALL_SETTINGS[key]
-            # -amp alone switches it on; -amp false overrides a file with AMP: true.
+            # -amp without a value switches it on; -amp false overrides a file with AMP: true.
             switch = {"nargs": "?", "const": "true"} if setting.kind is bool else {}
             default = "none" if setting.default in (None, "") else to_text(setting.default)
-            told = f"{setting.help} [{key}={default}]".replace("%", "%%")
-            group.add_argument(flag, dest=key, metavar=metavar, help=told, **switch)
+            text = f"{setting.help} [{key}={default}]".replace("%", "%%")
+            group.add_argument(flag, dest=key, metavar=metavar, help=text, **switch)
     parser.add_argument(*_LOCAL_RANK, help=argparse.SUPPRESS)
     return parser
 
 
 def parse(argv: list[str]) -> CommandLine:
-    """Parse the command line without the program's name."""
+    """Parse the command line, given without the program's name."""
     _check_names(argv)
     known, rest = build_parser().parse_known_args(argv)
     for flag, values in NEVER_EMPTY.items():
         text = getattr(known, _SETTING_OF[flag])
         if text is not None and not text.strip():
             raise ConfigError(
-                f"{flag} is empty, as of a shell variable that is not set; name {values}, or leave {flag} out"
+                f"{flag} is empty, perhaps because a shell variable is not set; name {values}, or leave {flag} out"
             )
     if rest:
         before = argv[argv.index(rest[0]) - 1]
         hint = "" if before.startswith("-") else f"; quote a value that has spaces: '{before} {rest[0]}'"
-        hint = "; settings stand behind -opts" if "=" in rest[0] else hint
+        hint = "; write settings after -opts" if "=" in rest[0] else hint
         if rest[0].endswith((".yaml", ".yml")):
             hint = f"; give a settings file as -cfg {rest[0]}"
         raise ConfigError(f"{rest[0]!r} on the command line does not belong to a flag{hint}; -h lists the flags")

@@ -33,14 +33,14 @@ from utils.program import when_started
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """The settings of a run, where each came from, and notes about them for the user."""
+    """The settings of a run with their origins, and notes about them for the user."""
 
     config: Config
     origins: dict[str, str]  # 'DATA.BATCH_SIZE': 'configs/x.yaml', 'flag -batch_size', '-opts' or 'default'
     notes: list[str]
     arguments: list[str]  # the command line
-    started: float = field(default_factory=when_started)  # the program, by time.monotonic()
-    weights: Layer | None = None  # what follows from the pretrained weights where nothing else sets it
+    started: float = field(default_factory=when_started)  # start of the program, by time.monotonic()
+    weights: Layer | None = None  # settings implied by the pretrained weights, below all other layers
 
     def with_value(self, key: str, value: Any, origin: str) -> "LoadedConfig":
         """Replace one setting."""
@@ -48,12 +48,12 @@ class LoadedConfig:
         return replace(self, config=config, origins=self.origins | {key: origin})
 
     def with_batch_size(self, number: int, how: str) -> "LoadedConfig":
-        """Replace DATA.BATCH_SIZE auto by a number; `how`: how it was found."""
+        """Replace DATA.BATCH_SIZE auto by a number. `how`: a description of how it was found."""
         key = "DATA.BATCH_SIZE"
         return self.with_value(key, number, f"auto ({self.origins[key]}): {how}")
 
     def with_default_batch_size(self) -> "LoadedConfig":
-        """Replace DATA.BATCH_SIZE auto by the default, with a note: for programs that do not train."""
+        """Replace DATA.BATCH_SIZE auto by the default, with a note. This is for programs that do not train."""
         if self.config.DATA.BATCH_SIZE != AUTO:
             return self
         default = SETTINGS["DATA.BATCH_SIZE"].default
@@ -66,7 +66,7 @@ def load(
 ) -> LoadedConfig:
     """Load the settings for a command line (without the program's name); `needs_file`: -cfg is required.
 
-    `beneath`: layers in place of those of the -cfg file. `weights`: what the pretrained weights say, beneath all others.
+    `beneath`: layers that replace the -cfg file. `weights`: settings implied by the pretrained weights, the lowest layer.
     """
     command_line = flags.parse(argv)
     files = _files(command_line.cfg, needs_file, beneath, weights)
@@ -83,14 +83,14 @@ def load(
 
 
 def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
-    """Put the layers on top of the defaults: the last one that has a setting decides it. Returns also notes for the user."""
+    """Merge the layers over the defaults; for each setting, the last layer wins. Also return notes for the user."""
     values = {key: setting.default for key, setting in ALL_SETTINGS.items()}
     origins, notes = dict.fromkeys(ALL_SETTINGS, "default"), []
     context: dict[str, Text] = {}
     for layer in layers:
         texts, lines = replace_words(layer.texts, layer.origin)
         notes += lines
-        context |= texts  # a layer may have only one of several removed settings that go together
+        context |= texts  # a layer may have only some of the removed settings that belong together
         for key, text in _without_removed(texts, context, layer.origin).items():
             if section := next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), None):
                 values[section] = add_argument(values[section], section, key, text, layer.origin)
@@ -109,13 +109,13 @@ def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
 
 
 def _without_removed(texts: dict[str, Text], context: dict[str, Text], origin: str) -> dict[str, Text]:
-    """The texts with removed settings replaced. `context`: also the texts of the layers below."""
+    """Return the texts with removed settings replaced. `context`: the texts of this layer and all layers below."""
     replacements = translate_removed(texts, context, origin)
     return {key: text for key, text in texts.items() if key not in REMOVED} | replacements
 
 
 def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights: Layer | None) -> list[Layer]:
-    """The layers below the command line."""
+    """Return the layers below the command line."""
     files = list(beneath)
     if not beneath and (cfg or needs_file):
         files = read_layers(find_settings_file(cfg))
@@ -123,8 +123,9 @@ def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights:
 
 
 def to_yaml(config: Config, origins: dict[str, str], only: Collection[str] = SETTINGS) -> str:
-    """Write the YAML that reproduces this config, or of it only these settings, as the -cfg file; each line says where its
-    value came from.
+    """Return YAML that reproduces this config as a -cfg file. Each line names the origin of its value.
+
+    `only`: the settings to write.
     """
     lines: list[str] = []
     section: list[str] = []
@@ -145,7 +146,7 @@ def to_yaml(config: Config, origins: dict[str, str], only: Collection[str] = SET
 
 
 def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
-    """A note for each extra that is missing although the defaults use it; an error for one that somebody asks for."""
+    """Return a note for each missing extra that a default uses. Raise ConfigError if another value needs one."""
     notes = []
     for key, setting in ALL_SETTINGS.items():
         extra = setting.extra
@@ -159,10 +160,10 @@ def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str
 
 
 def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
-    """A note for each setting that others leave without effect; an error where somebody types one of another choice, or a
-    precision without -amp.
+    """Return a note for each setting that has no effect because of other settings.
 
-    Files may have settings of several choices, as PaddleViT's have those of all schedules.
+    Raise ConfigError if the command line sets one that belongs to another NAME, or a precision without -amp. Files may
+    have settings of several choices, because PaddleViT's files have the settings of all schedules.
     """
     notes = []
     for key, setting in SETTINGS.items():
@@ -181,5 +182,5 @@ def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str
 
 
 def _is_typed(key: str, origins: dict[str, str]) -> bool:
-    """Return whether the setting is on the command line, and not in a file."""
+    """Return whether the setting comes from the command line."""
     return origins[key].startswith(("flag ", "-opts"))

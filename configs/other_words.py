@@ -1,10 +1,10 @@
-"""Words that other programs write for our values."""
+"""Replaces the words of other programs by our values."""
 
 from collections.abc import Mapping
 
 from configs.values import Text
 
-Words = Mapping[str, Mapping[str, tuple[str, str]]]  # {setting: {word in small letters: (our value, reason)}}
+Words = Mapping[str, Mapping[str, tuple[str, str]]]  # {setting: {word in lower case: (our value, reason)}}
 
 _NO_CLIPPING = ("None", "no clipping")
 OTHER_WORDS: Words = {
@@ -16,7 +16,7 @@ OTHER_WORDS: Words = {
 
 
 def replace_words(texts: Mapping[str, Text], origin: str, words: Words = OTHER_WORDS) -> tuple[dict, list[str]]:
-    """Return the texts with our values in place of these words, and a note for each."""
+    """Return the texts with these words replaced by our values, and a note for each replacement."""
     replaced, notes = dict(texts), []
     for key, text in texts.items():
         known = words.get(key, {})

@@ -1,4 +1,4 @@
-"""Recognises settings that only PaddleViT's files have. extras/paddlevit translates them into ours."""
+"""Recognises settings that occur only in PaddleViT's files. extras/paddlevit translates them into ours."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -33,7 +33,7 @@ class Translated(NamedTuple):
 
     layers: list[Layer]
     notes: list[str]  # one for each translated value
-    check_model: Callable[[str], str] | None = None  # compares timm's model of this name with the file; returns a note
+    check_model: Callable[[str], str] | None = None  # compares the file with timm's model of this name, returns a note
 
 
 def translate_paddlevit(files: list[Layer], command_line: list[Layer]) -> Translated:
@@ -59,7 +59,7 @@ def our_name(key: str) -> str:
 
 
 def is_paddlevits(key: str, text: Text) -> bool:
-    """Return whether only a file of PaddleViT has this key, or this value for it."""
+    """Return whether this key, or this value for it, occurs only in PaddleViT's files."""
     if key in KEYS or f"{key}.".startswith(f"{SECTION}."):
         return True
     if not isinstance(text, str):

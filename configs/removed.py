@@ -1,6 +1,6 @@
-"""Settings, values and flags that a release removed, and what to do instead of each. No release has removed any so far.
+"""Settings, values and flags that a release removed, each with a remedy. No release has removed any so far.
 
-PaddleViT's settings without a counterpart (extras/paddlevit/settings.py) are rows of the same kind.
+PaddleViT's settings without a counterpart (extras/paddlevit/settings.py) use the same type of row.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,16 +14,16 @@ DECISIVE_ROLES = ROLES[:3]  # of settings that decide the result of a run
 
 
 class Removed(NamedTuple):
-    """A setting that halfstep does not have (any more)."""
+    """A setting that halfstep no longer has, or never had."""
 
-    accepted: tuple[str, ...]  # values that load, because every run behaves like that; written as in YAML
-    remedy: str  # what to do instead of any other value: the end of a sentence
+    accepted: tuple[str, ...]  # values that still load, because every run behaves that way; as in YAML
+    remedy: str  # what to do if it has another value: the end of a sentence
     role: str = "recipe"
-    # Takes all settings of the file. Returns the settings that mean the same today, or None if there are none.
+    # Takes all settings of the file. Returns the equivalent current settings, or None if there are none.
     replace: Callable[[Texts], dict[str, Any] | None] | None = None
 
 
-REMOVED: dict[str, Removed] = {}  # {full key: how to do without it}
+REMOVED: dict[str, Removed] = {}  # {full key: the removed setting}
 REMOVED_VALUES: dict[tuple[str, str], str] = {}  # {(full key, value): what to set instead}
 REMOVED_FLAGS: dict[str, str] = {}  # {flag of a script: what to do instead}
 
@@ -34,7 +34,7 @@ def translate_removed(
     """Return the settings that replace the removed ones among `texts`. Raise ConfigError for one without a replacement.
 
     `context`: these texts and those of earlier layers, because one setting may replace several.
-    `roles`: which settings are refused; others are dropped.
+    `roles`: the roles of settings that are refused; others are dropped.
     """
     translated: dict[str, Any] = {}
     for key in filter(texts.__contains__, removed):  # always in the same order
@@ -49,7 +49,7 @@ def translate_removed(
 
 
 def not_translated(saved: Texts) -> dict[str, Any]:
-    """Return the removed settings that a run saved, that decided its result, and that nothing replaces: {key: value}."""
+    """Return {key: value} of a run's removed settings that affected its result and have no replacement."""
     return {
         key: saved[key]
         for key in sorted(REMOVED.keys() & saved.keys())
@@ -58,14 +58,14 @@ def not_translated(saved: Texts) -> dict[str, Any]:
 
 
 def _replacement(removed: Removed, key: str, context: Texts) -> dict[str, Any] | None:
-    """Return the settings that replace one, {} if none is needed, None if there are none."""
+    """Return the replacement of a removed setting: {} if none is needed, None if there is none."""
     if any(_is_same(context[key], each) for each in removed.accepted):
         return {}
     return removed.replace(context) if removed.replace else None
 
 
 def _is_same(value: Any, accepted: str) -> bool:
-    """Return whether a text, or a value that a run saved, means the accepted text: 1 and 1.0, None and null."""
+    """Return whether a text or saved value means the same as the accepted text, as 1 and 1.0, or None and null."""
     one, other = plain_word(value), plain_word(accepted)
     try:
         return float(one) == float(other)
@@ -74,7 +74,7 @@ def _is_same(value: Any, accepted: str) -> bool:
 
 
 def plain_word(value: Any) -> str:
-    """Return one spelling for all that YAML and Python have for none, true and false; other values in small letters."""
+    """Return none, true or false for all their spellings in YAML and Python; other values in lower case."""
     word = "" if value is None else str(value).strip().lower()
     words = {"": "none", "null": "none", "~": "none", "yes": "true", "on": "true", "no": "false", "off": "false"}
     return words.get(word, word)

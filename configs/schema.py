@@ -1,7 +1,7 @@
-"""Every setting: its type, bounds and default, and below it what it means. docs/settings.md is made from this file.
+"""All settings with their types, bounds, defaults and descriptions. docs/settings.md is generated from this file.
 
-Names and defaults are PaddleViT's where it has the setting; a sentence says where a default differs. This file is a
-table and as long as there are settings: one place to look up any of them.
+A setting that PaddleViT has too keeps its name and default; the description says where the default differs. This file
+is long because it is the one table of all settings.
 """
 
 import re
@@ -13,24 +13,24 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from configs.tables import LOSSES, TORCH_OPTIMIZERS
 from utils.text import is_url
 
-AUTO = "auto"  # of a number: find it out at the start
-MAX_INT = 2**63 - 1  # of torch's and numpy's integers
+AUTO = "auto"  # in place of a number: the program determines it at the start
+MAX_INT = 2**63 - 1  # the largest integer of torch and numpy
 
-# What a setting is for: its role. A section has one, and a field with another names it. All that has to tell settings
-# apart asks for the role: what a resumed run may change, what an evaluation takes over, what a comparison leaves out.
-DATA = "data"  # which images and labels there are
-MODEL = "model"  # what the model is, and how it wants its images: whoever has the weights needs it
-RECIPE = "recipe"  # how the weights come about
-MACHINE = "machine"  # where and how fast that is computed, with the same result
-RECORD = "record"  # what is saved and shown of it
-START = "start"  # of one start of the program: a command, and never saved
-MAY_CHANGE = "may change"  # also of a role that decides the result: a resumed run may have another value
+# Roles of settings. Each section has a role; a field with another role names it in its annotation. The role decides
+# whether a resumed run may change the setting, an evaluation takes it over, or a comparison leaves it out.
+DATA = "data"  # the images and labels
+MODEL = "model"  # the architecture and the preparation of its images, which any use of the weights needs
+RECIPE = "recipe"  # how the weights are trained
+MACHINE = "machine"  # where and how fast the run computes, with the same result
+RECORD = "record"  # what the run saves and shows
+START = "start"  # a command for one start of the program, never saved
+MAY_CHANGE = "may change"  # not a role: a resumed run may have another value, although the role decides the result
 
 
 class Bounds(NamedTuple):
-    """The smallest and the largest number that a setting, or a member of a list, may be.
+    """The smallest and the largest allowed value of a number, or of each number in a list.
 
-    Values far beyond any use would loop forever or need more memory than there is.
+    Absurdly large values would make the program loop forever or exhaust the memory.
     """
 
     low: float
@@ -38,14 +38,14 @@ class Bounds(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What a text, a list or a number must be besides its type and bounds."""
+    """A requirement on a text, a list or a number besides its type and bounds."""
 
     fits: Callable[[Any], bool]
     words: str  # the end of a sentence that starts with `it must be`
 
 
 def to_seconds(text: str) -> float | None:
-    """Seconds of "3h30m", "90m", "1.5h", "5400", or Slurm's "03:30:00" and "1-12"; None if the text is not a duration."""
+    """Convert "3h30m", "90m", "1.5h", "5400" or Slurm's "03:30:00" and "1-12" to seconds; return None for other texts."""
     text = text.strip().lower()
     number, units = r"(\d+(?:\.\d+)?)", {"d": 86400, "h": 3600, "m": 60, "s": 1}
     if re.fullmatch(number, text):
@@ -75,24 +75,24 @@ def _is_size_schedule(entries: tuple[str, ...]) -> bool:
 
 
 def _is_folder_name(text: str) -> bool:
-    """A file system allows 255 bytes."""
+    """Return whether a text can name a folder. The limit of 200 bytes is below the 255 that file systems allow."""
     return len(text.encode(errors="surrogateescape")) <= 200 and not re.search(r"^\.|[/\x00-\x1f\x7f]", text)
 
 
 RANGE = Form(_is_range, "two numbers, min and max, such as [0.08, 1.0]")
 COLUMN_NAMES = Form(
     lambda names: len(names) != 1 and len({*names}) == len(names),
-    "the names of two columns, of paths (or images) and of classes, or of more: each once",
+    "at least two different columns: one of paths (or images), then one or more of classes",
 )
-SIZES = Form(_is_size_schedule, "a list such as 0:128, 60:160, the first with 0 epochs, each later one with more")
-FOLD_OF = Form(_is_fold, "a number from 0 and that of all folds, from 2 to 1000, such as 0/5")
+SIZES = Form(_is_size_schedule, "a list such as 0:128, 60:160 that starts at epoch 0, with increasing epochs")
+FOLD_OF = Form(_is_fold, "FOLD/FOLDS, such as 0/5 for the first of five folds, with at most 1000 folds")
 FOLDER_NAME = Form(
     _is_folder_name,
     "the name of a folder in SAVE (-output): at most 200 bytes, no /, no control character and no . at its start",
 )
 LOCAL = Form(
     lambda text: not is_url(text),
-    "a folder of this machine, no URL; copy a run to a bucket when it is done, or mount one",
+    "a folder on this machine, not a URL; copy finished runs to a bucket, or mount the bucket",
 )
 TIME_TO_SPEND = Form(
     lambda text: DURATION.fits(text) or re.fullmatch(r"([01]?[0-9]|2[0-3]):[0-5][0-9]", text) is not None,
@@ -104,34 +104,34 @@ DURATION = Form(
 
 
 class Only(NamedTuple):
-    """The setting beside it, or by its full name, without which a setting has no effect; several are divided by |."""
+    """The setting, in the same section or by its full key, that a setting depends on; | separates alternatives."""
 
     key: str
-    values: tuple = ()  # with which it has one; none: any that switches something on
+    values: tuple = ()  # with which the dependent setting has an effect; empty: any value that switches something on
 
     def keys(self, values: Mapping[str, Any], section: str) -> list[str]:
-        """The full keys, of {full key: value}."""
-        beside = {name: f"{section}.{name}" for name in self.key.split("|")}
-        return [key if key in values else name for name, key in beside.items()]
+        """Return the full keys of the settings that this depends on. `values`: {full key: value}."""
+        in_section = {name: f"{section}.{name}" for name in self.key.split("|")}
+        return [key if key in values else name for name, key in in_section.items()]
 
     def applies(self, values: Mapping[str, Any], section: str) -> bool:
-        """Whether the setting has an effect with these {full key: value}."""
+        """Return whether the dependent setting has an effect. `values`: {full key: value}."""
         found = [values[key] for key in self.keys(values, section)]
         return any(value in self.values if self.values else bool(value) for value in found)
 
 
 class Alike(NamedTuple):
-    """Values of a setting with the same result: a resumed run may go from one to another."""
+    """Values of a setting that give the same result: a resumed run may switch between them."""
 
     values: tuple
 
 
 class Extra(NamedTuple):
-    """The extra that a setting needs: a file or folder of extras/, which may have been deleted."""
+    """The extra that a setting needs: a file or folder in extras/, which may have been deleted."""
 
     name: str
-    without: str = ""  # what a run lacks without it, if the setting's default uses it
-    values: tuple = ()  # that need it; none: all that switch something on
+    without: str = ""  # the features that are missing without it, if the setting's default needs it
+    values: tuple = ()  # that need it; empty: all values that switch something on
     but: tuple = ()  # values that do not need it
 
     def is_used_by(self, value: Any) -> bool:
@@ -141,26 +141,26 @@ class Extra(NamedTuple):
 
 
 class Described(NamedTuple):
-    """The table of a setting's values (configs/tables.py), whose sentences end the setting's sentence."""
+    """The table of a setting's values (configs/tables.py); its sentences complete the setting's description."""
 
     table: Mapping[str, Any]
 
 
 class In(NamedTuple):
-    """The section in which a setting of Start is written."""
+    """The section under which users write a setting of Start."""
 
     section: str
 
 
 class Fold(NamedTuple):
-    """One of the parts into which a set is divided for cross-validation."""
+    """A fold of a data set for cross-validation."""
 
     number: int  # from 0
     total: int
 
 
 class Arguments(Mapping):
-    """Arguments by name, for a constructor that is not ours: the value of a setting that is itself a section.
+    """Keyword arguments for a constructor of another library: the value of a setting that is itself a section.
 
     Immutable, hashable and picklable. Its values are None, booleans, numbers, texts and tuples of these.
     """
@@ -183,7 +183,7 @@ class Arguments(Mapping):
 
 @dataclass(frozen=True)
 class Data:
-    """The data, and how it is loaded."""
+    """The data set and its loading."""
 
     role: ClassVar[str] = DATA
 
@@ -194,7 +194,7 @@ class Data:
     BATCH_SIZE: Annotated[
         int | Literal["auto"], Bounds(1, 1_000_000), RECIPE, MAY_CHANGE, Extra("memory", values=(AUTO,))
     ] = 256
-    """Images per process and micro-batch; one update sees BATCH_SIZE x processes x TRAIN.ACCUM_ITER. auto: as many as fit the device, found by trial at the start."""
+    """Images per process and micro-batch; one update uses BATCH_SIZE x processes x TRAIN.ACCUM_ITER images. auto: the largest batch that fits the device, found by trial at the start."""
     BATCH_SIZE_EVAL: Annotated[int | None, Bounds(1, 1_000_000), MACHINE] = None
     """Images per process in evaluation; not set: BATCH_SIZE."""
     IMAGE_SIZE: Annotated[int, Bounds(1, 8_192), MODEL] = 224
@@ -202,9 +202,9 @@ class Data:
     IMAGE_CHANNELS: Annotated[Literal[1, 3], MODEL] = 3
     """3 for colour, 1 for grey."""
     CROP_PCT: Annotated[float, Bounds(0.01, 2.0), MODEL] = 0.875
-    """Evaluation resizes to IMAGE_SIZE / CROP_PCT and crops the centre; above 1 the image is framed in black."""
+    """Evaluation resizes images to IMAGE_SIZE / CROP_PCT and crops the centre; above 1, the image gets a black border."""
     CROP_MODE: Annotated[Literal["center", "squash", "border"], MODEL] = "center"
-    """What evaluation resizes to that: the short side (center), both sides (squash), or the long side, framed in the mean (border); as timm's crop modes."""
+    """The side that evaluation resizes to IMAGE_SIZE / CROP_PCT: the short side (center), both sides (squash), or the long side, with a border in the mean colour (border). These are timm's crop modes."""
     CROP_SCALE: Annotated[tuple[float, ...], Bounds(0.0001, 1.0), RANGE, RECIPE] = (0.08, 1.0)
     """Area of a random training crop as a fraction of the image: min, max."""
     CROP_RATIO: Annotated[tuple[float, ...], Bounds(0.01, 100.0), RANGE, RECIPE] = (3 / 4, 4 / 3)
@@ -218,58 +218,58 @@ class Data:
     INTERPOLATION: Annotated[Literal["nearest", "bilinear", "bicubic", "lanczos"], MODEL] = "bicubic"
     """Interpolation for resizing images."""
     TRAIN_INTERPOLATION: Annotated[Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None, RECIPE] = None
-    """Interpolation of training images, also in rotations and shifts of a policy; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION."""
+    """Interpolation of training images, also in the rotations and shifts of AUTO_AUGMENT; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION."""
     IMAGENET_MEAN: Annotated[tuple[float, ...], Bounds(-1_000.0, 1_000.0), MODEL] = (0.5, 0.5, 0.5)
     """Mean of each channel, in [0, 1], subtracted from every image."""
     IMAGENET_STD: Annotated[tuple[float, ...], Bounds(1e-6, 1_000.0), MODEL] = (0.5, 0.5, 0.5)
-    """Standard deviation of each channel, in [0, 1], that every image is divided by."""
+    """Standard deviation of each channel, in [0, 1], by which every image is divided."""
     NUM_WORKERS: Annotated[int | None, Bounds(0, 1_000), MACHINE] = None
-    """Loader threads or processes per training process; not set: its share of the cores, from 4 on less one; on CPUs at most 8, and 0 for data sets in memory. (PaddleViT: 1, which starves a GPU.)"""
+    """Loader threads or processes per training process; not set: on GPUs the process's share of the cores, minus one if it is 4 or more; on CPUs at most 8, and 0 for data sets in memory. (PaddleViT: 1, which starves a GPU.)"""
     WORKERS: Annotated[Literal["auto", "threads", "processes"], MACHINE] = "auto"
-    """Kind of loader worker: threads share memory and cost less; processes help where Python's interpreter lock limits. auto: processes on GPUs from 5 workers on (with TRAIN.AUTO_AUGMENT or COLOR_JITTER from 3 on, for data sets in memory always), if shared memory has room; else threads."""
+    """Kind of loader worker: threads share memory and cost less; processes are not limited by Python's interpreter lock. auto: on GPUs, processes for 5 or more workers (3 or more with TRAIN.AUTO_AUGMENT or COLOR_JITTER, any number for data sets in memory) if the shared memory suffices; else threads."""
     DROP_LAST: Annotated[bool, RECIPE] = True
     """Drop an epoch's last images if they do not fill a whole update (never if that would leave no update)."""
     SAMPLER: Annotated[Literal["shuffle", "balanced"], RECIPE] = "shuffle"
-    """What an epoch draws: shuffle, each image once; balanced, as many images, the same number of each class: images of rare classes several times, of common ones a part."""
+    """Images of an epoch: shuffle, each image once; balanced, as many images in total, with the same number from each class: rare classes are repeated, common classes subsampled."""
     VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9), Only("FOLD", (None,))] = 0.1
     """Fraction of the images held out for validation, for data sets without a split."""
     FOLD: Annotated[str | None, FOLD_OF] = None
-    """Cross-validation, for data sets without a split: 0/5 divides their images into five parts and holds out the first in place of VAL_FRACTION, 4/5 the last."""
+    """Cross-validation, for data sets without a split: 0/5 divides the images into five folds and holds out the first (4/5: the last) instead of VAL_FRACTION."""
     GROUP_BY: Annotated[str | None, Only("DATASET", ("csv",))] = None
-    """For csv: a column; images with the same value in it are held out together (those of one person, or one scene)."""
+    """For csv: a column; images with the same value in it, such as one person or one scene, are held out together."""
     CLASSES: Annotated[str | None, MAY_CHANGE] = None
-    """Text file with a class name per line, the first that of class 0; it numbers the classes of the data. Not set: by name."""
+    """Text file with one class name per line, which numbers the classes from 0. Not set: classes are numbered in the order of their names."""
     LABEL_SEPARATOR: str | None = None
-    """For csv, several labels an image: what divides them in the column of classes, such as | in `cat|dog`; an empty cell is an image without labels. TRAIN.LOSS is bce then, and TRAIN.BEST_METRIC map."""
+    """For csv with several labels per image: the separator of labels in the column of classes, such as | in `cat|dog`; an empty cell means no labels. TRAIN.LOSS then defaults to bce, and TRAIN.BEST_METRIC to map."""
     COLUMNS: Annotated[tuple[str, ...], COLUMN_NAMES, Only("DATASET", ("csv", "parquet"))] = ()
-    """For csv and parquet: the names of two columns, of the paths (in parquet of the images) and of their classes; empty: image_path and target (in parquet image and label). For csv with several labels an image: the column of paths, and those of the classes, which have 1 (or true) for their images and 0 (or false) for others; *: all others."""
+    """For csv and parquet: the column of paths (parquet: of images) and the column of classes; empty: image_path and target (parquet: image and label). For csv with several labels per image: the column of paths and one column per class, with 1 (or true) for images that have the label and 0 (or false) for others; * means all other columns."""
     EXIF: Literal["apply", "ignore"] | None = None
-    """Turn photos upright as their EXIF orientation says, or leave them as the camera wrote them; not set: apply for imagefolder, csv, shards and parquet, ignore for the data sets with published figures."""
+    """apply: rotate photos as their EXIF orientation says; ignore: leave them as stored. Not set: apply for imagefolder, csv, shards and parquet, ignore for the data sets with published figures."""
     MAX_PIXELS: Annotated[int, Bounds(1, 2**40), MAY_CHANGE] = 200_000_000
-    """Larger images count as unreadable: a small file can decompress to gigabytes."""
+    """Maximum number of pixels of an image. Larger images count as unreadable, because a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0), MAY_CHANGE] = 0.01
-    """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported. Three are always tolerated, unless this is 0."""
+    """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported. Three unreadable images are always tolerated, unless this is 0."""
     CACHE: Annotated[
         int | Literal["none", "disk"], Bounds(1, 100_000), RECIPE, Alike(("none", "disk")), Extra("cache")
     ] = "none"
-    """Cache decoded images on disk, also for later runs, so that reading them again is cheap: disk, or a number of pixels, to which the short side of larger images is reduced before."""
+    """Cache decoded images on disk, also for later runs. disk: in full size; a number: with the short side of larger images reduced to this many pixels."""
     CACHE_PATH: Annotated[str | None, LOCAL, MACHINE] = None
-    """Folder of the disk cache, of shards from a server, and of indexes of data in a read-only folder; not set: `cache` in SAVE."""
+    """Folder for the disk cache, for shards from a server, and for indexes of data in read-only folders; not set: `cache` in SAVE."""
     SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31), RECIPE, Only("DATASET", ("shards", "parquet"))] = 8192
-    """Shards (and row groups of parquet) are read in random order, and a sample moves by less than this many places; as many as there are images: any order."""
+    """Size of the shuffle buffer, in samples. Shards (and row groups of parquet) are read in random order, and a sample moves by less than this many places; with the number of all images, any order is possible."""
     REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9), MACHINE, Extra("remote")] = None
-    """For shards on a server: how much of them CACHE_PATH may hold, in 10^9 bytes; the tars used longest ago are dropped. Not set: all, or 80% of the disk's free space."""
+    """For shards on a server: maximum size of their cache in CACHE_PATH, in 10^9 bytes; the least recently used tars are deleted. Not set: the size of all shards, but at most 80% of the disk's free space."""
     SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000), Only("DATASET", ("synthetic", "fractals"))] = 1280
-    """Images per epoch of the data sets synthetic and fractals, which are computed."""
+    """Images per epoch of the computed data sets, synthetic and fractals."""
 
     @property
     def fold(self) -> Fold | None:
-        """The part that is held out in cross-validation."""
+        """The fold that cross-validation holds out, if any."""
         return Fold(*map(int, self.FOLD.split("/"))) if self.FOLD else None
 
     @property
     def cache_side(self) -> int | None:
-        """The short side to which a cache reduces larger images; None: they keep their size."""
+        """The short side to which the cache reduces larger images, or None to keep their size."""
         return None if isinstance(self.CACHE, str) else self.CACHE
 
     @property
@@ -284,26 +284,26 @@ class Data:
 
     @property
     def train_interpolation(self) -> str:
-        """Interpolation of training images by name, or random."""
+        """The name of the interpolation of training images, or random."""
         return self.TRAIN_INTERPOLATION or self.INTERPOLATION
 
 
-# These describe the model of TYPE vit; a timm model's name already says all of them.
+# These describe the model of TYPE vit. The name of a timm model implies them.
 VIT_FIELDS = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO", "QKV_BIAS", "POS_EMBED")
 
 
 @dataclass(frozen=True)
 class Lora:
-    """Low-rank adapters, which are trained in place of the weights that they lie beside; needs the package peft."""
+    """Low-rank adapters, trained instead of the weights of the layers that they adapt; they need the package peft."""
 
     role: ClassVar[str] = RECIPE
 
     RANK: Annotated[int, Bounds(0, 100_000), Extra("lora")] = 0
-    """Rank of the adapters; 0: none, all weights are trained."""
+    """Rank of the adapters; 0: no adapters, all weights are trained."""
     ALPHA: Annotated[float, Bounds(1e-6, 1e6), Only("RANK")] = 16.0
-    """What an adapter adds is multiplied by ALPHA / RANK."""
+    """The output of an adapter is multiplied by ALPHA / RANK."""
     TARGETS: Annotated[tuple[str, ...], Only("RANK")] = ("*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2")
-    """Patterns of the linear layers that get one; all-linear: all but the classifier, which is trained whole."""
+    """Patterns of the linear layers that get an adapter; all-linear: all except the classifier, which is trained in full."""
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ class Model:
     POS_EMBED: Literal["learn", "sincos2d", "none"] = "learn"
     """Position embedding: learned; sincos2d, fixed sines and cosines of row and column, as in the plain ViT; or none."""
     DROPOUT: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
-    """Dropout rate after position embedding, attention projection and MLP; of a timm model before the classifier. Not set, as the next two: a timm model's own, 0 with TYPE vit."""
+    """Dropout rate after position embedding, attention projection and MLP; for a timm model, before the classifier. Not set (also for ATTENTION_DROPOUT and DROPPATH): the timm model's default; with TYPE vit 0."""
     ATTENTION_DROPOUT: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
     """Dropout rate of attention weights."""
     DROPPATH: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
@@ -341,9 +341,9 @@ class Model:
     PRETRAINED: Annotated[str | None, RECIPE, MAY_CHANGE] = None
     """Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), or a timm model name to download."""
     FREEZE: Annotated[tuple[str, ...], RECIPE] = ()
-    """Patterns of parameters or modules that are not trained (blocks.0.*); a leading ! exempts; classifier: whatever it is called in this model."""
+    """Patterns of parameters or modules that are not trained (blocks.0.*); a leading ! exempts; `classifier` matches the classifier of any model."""
     KWARGS: Arguments = Arguments()
-    """Further arguments of timm's constructor, such as global_pool: avg or init_values: 1e-5; what has a setting of its own is refused."""
+    """Further arguments of timm's constructor, such as global_pool: avg or init_values: 1e-5; arguments that have their own setting are refused."""
     LORA: Lora = Lora()
 
 
@@ -354,37 +354,37 @@ class Optimizer:
     role: ClassVar[str] = RECIPE
 
     NAME: Annotated[str, Extra("optimizers", but=tuple(TORCH_OPTIMIZERS))] = "AdamW"
-    """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; also any name of timm.optim.list_optimizers(), such as lamb, lion, muon, nadamw or adafactor. In any case of letters."""
+    """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; all names in timm.optim.list_optimizers() work too, such as lamb, lion, muon, nadamw or adafactor. Upper and lower case are the same."""
     EPS: Annotated[float | None, Bounds(0.0, 1_000.0)] = None
-    """Adam's epsilon; not set, of this and the next two: what the optimizer has by itself (AdamW and Adam 1e-8)."""
+    """Adam's epsilon; not set: the optimizer's default (AdamW and Adam 1e-8)."""
     BETAS: Annotated[
         tuple[float, ...],
         Bounds(0.0, 0.999999),
         Form(lambda betas: len(betas) in (0, 2), "two numbers, such as [0.9, 0.999]"),
     ] = ()
-    """Adam's betas; not set: the optimizer's own (AdamW and Adam [0.9, 0.999])."""
+    """Adam's betas; not set: the optimizer's default (AdamW and Adam [0.9, 0.999])."""
     MOMENTUM: Annotated[float | None, Bounds(0.0, 0.999999)] = None
-    """SGD's momentum; not set: the optimizer's own (SGD 0.9)."""
+    """SGD's momentum; not set: the optimizer's default (SGD 0.9)."""
     KWARGS: Arguments = Arguments()
-    """Further arguments of the optimizer's constructor, such as nesterov: true for SGD; what has a setting of its own is refused."""
+    """Further arguments of the optimizer's constructor, such as nesterov: true for SGD; arguments that have their own setting are refused."""
 
 
 @dataclass(frozen=True)
 class LRScheduler:
-    """The learning rate after the warm-up."""
+    """The schedule of the learning rate after the warm-up."""
 
     role: ClassVar[str] = RECIPE
 
     NAME: Literal["cosine", "paddlevit", "constant", "step", "wsd"] = "cosine"
-    """cosine; paddlevit, PaddleViT's cosine, once per epoch; constant; step; wsd, constant until it decays in the last DECAY_FRACTION of the run."""
+    """cosine; paddlevit, PaddleViT's cosine, which moves once per epoch; constant; step; wsd, constant until it decays in the last DECAY_FRACTION of the run."""
     PER_EPOCH: Annotated[bool, Only("NAME", ("cosine", "constant", "step", "wsd"))] = False
-    """Change the rate once per epoch, as timm does by default, and not at every update."""
+    """Change the rate once per epoch, as timm does by default, instead of at every update."""
     AFTER_WARMUP: Annotated[bool, Only("NAME", ("cosine", "paddlevit", "step"))] = True
-    """For cosine and step: it begins where the warm-up ends; false (and not set, for step): it covers all epochs, and the warm-up replaces its beginning, as timm's default does."""
+    """For cosine and step: start the schedule at the end of the warm-up; false (the default of step): start it at epoch 0, where the warm-up replaces its beginning, as timm does by default."""
     COOLDOWN_EPOCHS: Annotated[int, Bounds(0, 1_000_000), Only("NAME", ("cosine", "paddlevit", "wsd"))] = 0
-    """For cosine and wsd: last epochs at END_LR, which NUM_EPOCHS includes."""
+    """For cosine and wsd: number of epochs at the end with END_LR; NUM_EPOCHS includes them."""
     DECAY_FRACTION: Annotated[float, Bounds(0.0, 1.0), Only("NAME", ("wsd",))] = 0.2
-    """For wsd: part of NUM_EPOCHS in which the rate falls to END_LR."""
+    """For wsd: fraction of NUM_EPOCHS over which the rate falls to END_LR."""
     MILESTONES: Annotated[tuple[int, ...], Bounds(0, 1_000_000), Only("NAME", ("step",))] = ()
     """For step: epochs after which the rate is multiplied by DECAY_RATE; not set: every DECAY_EPOCHS."""
     DECAY_EPOCHS: Annotated[float, Bounds(0.001, 1_000_000), Only("NAME", ("step",))] = 30.0
@@ -402,9 +402,9 @@ class Train:
     NUM_EPOCHS: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 300
     """Passes over the training images."""
     BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE, Extra("budget")] = None
-    """The time that the run may take, over all its starts (8h, 90m), or the time of day at which it ends (07:00): it chooses its number of updates by its own speed, NUM_EPOCHS at most, and shortens the schedule in proportion, so that it ends in time at END_LR; not set: NUM_EPOCHS."""
+    """Total time of the run over all its starts (8h, 90m), or the time of day at which it ends (07:00). The run measures its speed, chooses its number of updates (at most NUM_EPOCHS), and shortens the schedule in proportion, so that it ends on time at END_LR. Not set: NUM_EPOCHS."""
     SIZE_SCHEDULE: Annotated[tuple[str, ...], SIZES] = ()
-    """Sizes of training images, each as EPOCHS:PIXELS, the size after so many epochs: 0:128, 60:160, 80:224. Evaluation is at DATA.IMAGE_SIZE throughout; empty: training too."""
+    """Sizes of training images as EPOCHS:PIXELS, each used after this many epochs: 0:128, 60:160, 80:224. Evaluation always uses DATA.IMAGE_SIZE; empty: training too."""
     WARMUP_EPOCHS: Annotated[float, Bounds(0.0, 1e6)] = 32
     """Epochs over which the learning rate rises from WARMUP_START_LR to BASE_LR."""
     BASE_LR: Annotated[float, Bounds(0.0, 1_000.0)] = 3e-3
@@ -416,43 +416,43 @@ class Train:
     )
     """Learning rate at the end of the schedule."""
     LINEAR_SCALED_LR: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
-    """Batch size that the three rates above are meant for; they are multiplied by global batch / this (LR_SCALING)."""
+    """Global batch size that BASE_LR, WARMUP_START_LR and END_LR were tuned for; they are multiplied by global batch / LINEAR_SCALED_LR (see LR_SCALING). Not set: no scaling."""
     LR_SCALING: Annotated[Literal["linear", "sqrt"], Only("LINEAR_SCALED_LR")] = "linear"
-    """How LINEAR_SCALED_LR scales: by global batch / batch size, or by the square root of that, as timm does for Adam and its kin."""
+    """How LINEAR_SCALED_LR scales: linear, by global batch / LINEAR_SCALED_LR; sqrt, by its square root, as timm does for Adam and similar optimizers."""
     LAYER_DECAY: Annotated[float | None, Bounds(0.0001, 1.0)] = None
-    """Layer-wise learning rates: each layer's is that of the layer above it times this, from the classifier down, as timm's --layer-decay; not set: one rate for all."""
+    """Layer-wise learning rates: from the classifier down, each layer's rate is the rate of the layer above it times this, as with timm's --layer-decay; not set: one rate for all layers."""
     WEIGHT_DECAY: Annotated[float, Bounds(0.0, 1_000.0)] = 0.3
     """Weight decay of matrices; biases, norms, class token and position embedding are not decayed. (PaddleViT decays all.)"""
     GRAD_CLIP: Annotated[float | None, Bounds(0.0, 1e9)] = None
-    """Limit of CLIP_MODE; not set: no clipping."""
+    """Limit for the gradients, see CLIP_MODE; not set: no clipping."""
     CLIP_MODE: Annotated[Literal["norm", "value", "agc"], Only("GRAD_CLIP")] = "norm"
-    """What GRAD_CLIP limits: norm, that of all gradients together; value, each gradient; agc, the norm of a unit's gradient as a fraction of its weights' norm (adaptive clipping, not of the classifier)."""
+    """What GRAD_CLIP limits: norm, the norm of all gradients together; value, each element of the gradients; agc, the norm of a unit's gradient relative to the norm of its weights (adaptive gradient clipping, except for the classifier)."""
     EARLY_STOP: Annotated[int | None, Bounds(1, 1_000_000), MAY_CHANGE] = None
-    """Evaluations in a row without a new best one (best.pth) after which the run ends; not set: it goes on to NUM_EPOCHS."""
+    """End the run after this many consecutive evaluations without a new best.pth; not set: train for all NUM_EPOCHS."""
     ACCUM_ITER: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 1
     """Micro-batches per update."""
     GRAD_CHECKPOINTING: Annotated[bool, MACHINE] = False
-    """Activation checkpointing: a transformer block saves only its input and recomputes the rest in the backward; much less memory for the time of one more forward. (Other timm models: as timm's `--grad-checkpointing`.)"""
+    """Activation checkpointing: a transformer block saves only its input and recomputes the rest in the backward pass. It saves much memory and takes the time of one more forward pass. (Other timm models: as with timm's `--grad-checkpointing`.)"""
     SMOOTHING: Annotated[float, Bounds(0.0, 0.99)] = 0.0
     """Label smoothing."""
     LOSS: Annotated[Literal[*LOSSES], Described(LOSSES)] = "cross_entropy"
     """Training loss"""
     BCE_TARGET_THRESH: Annotated[float | None, Bounds(0.0, 1.0), Only("LOSS", ("bce",))] = None
-    """For bce: targets above this, after smoothing and mixing, become 1, the others 0; not set: they stay as they are."""
+    """For bce: targets above this, after smoothing and mixing, become 1, the others 0; not set: targets do not change."""
     CLASS_WEIGHTS: str | None = None
-    """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; none: all 1."""
+    """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; not set: all weights are 1."""
     DISTILLATION_TYPE: Annotated[Literal["none", "soft", "hard"], Extra("distillation")] = "none"
-    """Learn from a teacher too: soft, its probabilities of the classes; hard, the class it chooses."""
+    """Also learn from a teacher: soft, from its class probabilities; hard, from the class that it predicts."""
     DISTILLATION_ALPHA: Annotated[float, Bounds(0.0, 1.0), Only("DISTILLATION_TYPE", ("soft", "hard"))] = 0.5
-    """Weight of the teacher in the loss; that of the labels is 1 - this."""
+    """Weight of the teacher in the loss; the weight of the labels is 1 - DISTILLATION_ALPHA."""
     DISTILLATION_TAU: Annotated[float, Bounds(0.01, 1_000.0), Only("DISTILLATION_TYPE", ("soft",))] = 1.0
-    """For soft: temperature that teacher's and student's logits are divided by."""
+    """For soft: temperature by which the logits of teacher and student are divided."""
     TEACHER_MODEL: Annotated[str | None, Only("DISTILLATION_TYPE", ("soft", "hard"))] = "regnety_160.deit_in1k"
-    """The teacher: a timm model, or the checkpoint of a run, with the classes of the data. (PaddleViT: a file of RegNetY-16GF.)"""
+    """The teacher: a timm model, or the checkpoint of a run, with the classes of the data. (PaddleViT: a weights file of RegNetY-16GF.)"""
     TEACHER_PRETRAINED: Annotated[str | None, Only("DISTILLATION_TYPE", ("soft", "hard"))] = None
-    """Weights of a teacher from timm: a file or a name; not set: timm's own of TEACHER_MODEL."""
+    """Weights of a timm teacher: a file or a timm model name; not set: timm's weights for TEACHER_MODEL."""
     COLOR_JITTER: Annotated[float, Bounds(0.0, 100.0)] = 0.0
-    """Brightness, contrast and saturation are multiplied by a factor in 1 +- this; no effect with a policy other than 3a. (PaddleViT's DeiT: 0.4.)"""
+    """Brightness, contrast and saturation are each multiplied by a random factor in 1 +- COLOR_JITTER; no effect with an AUTO_AUGMENT policy other than 3a. (PaddleViT's DeiT: 0.4.)"""
     AUTO_AUGMENT: str | None = None
     """Augmentation policy: original, v0, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a; docs/augmentation.md explains them. (PaddleViT's true: original.)"""
     MIXUP_ALPHA: Annotated[float, Bounds(0.0, 1_000.0)] = 0.0
@@ -462,20 +462,20 @@ class Train:
     CUTMIX_MINMAX: Annotated[
         tuple[float, ...], Bounds(0.0, 1.0), Form(lambda sides: not sides or _is_range(sides), RANGE.words)
     ] = ()
-    """Cutmix with boxes of these sides instead, as fractions of the image's: min, max."""
+    """Cutmix with boxes whose sides are random fractions of the image's sides, instead of CUTMIX_ALPHA: min, max."""
     MIXUP_PROB: Annotated[float, Bounds(0.0, 1.0), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 1.0
     """Probability that a batch, pair or image is mixed."""
     MIXUP_SWITCH_PROB: Annotated[float, Bounds(0.0, 1.0), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0.5
-    """Probability of cutmix rather than mixup if both are on."""
+    """Probability of cutmix instead of mixup if both are on."""
     MIXUP_MODE: Annotated[Literal["batch", "pair", "elem"], Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = "batch"
-    """What shares one random draw of kind, weight and box: a batch (of MIXUP_GROUP images), a pair, or an elem (each image)."""
+    """The images that share one random draw of kind, weight and box: batch, MIXUP_GROUP images; pair, two images; elem, a single image."""
     MIXUP_GROUP: Annotated[
         int | None,
         Bounds(2, 1_000_000),
         Form(lambda number: number % 2 == 0, "an even number, because images are mixed in pairs, or None"),
         Only("MIXUP_MODE", ("batch",)),
     ] = 128
-    """For MIXUP_MODE batch: neighbouring images of an update that share a draw, however they are split over processes and micro-batches; an even number; not set: all of an update."""
+    """For MIXUP_MODE batch: number of consecutive images of an update that share a draw, an even number. The split over processes and micro-batches does not change the groups. Not set: all images of an update."""
     MIXUP_OFF_EPOCH: Annotated[int, Bounds(0, 1_000_000), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0
     """Epochs after which mixing stops; 0: never."""
     RANDOM_ERASE_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.0
@@ -483,19 +483,19 @@ class Train:
     RANDOM_ERASE_MODE: Annotated[Literal["pixel", "rand", "const"], Only("RANDOM_ERASE_PROB")] = "pixel"
     """Fill of erased boxes: pixel, noise; rand, one random colour; const, the mean colour."""
     RANDOM_ERASE_COUNT: Annotated[int, Bounds(1, 100), Only("RANDOM_ERASE_PROB")] = 1
-    """Maximum number of boxes per image, which share the area."""
+    """Maximum number of boxes per image; they share the erased area."""
     REPEATED_AUG: Annotated[int, Bounds(1, 1_000)] = 1
-    """Times that an update contains each of its images, each augmented differently; an epoch sees 1 / this of the images. (DeiT: 3.)"""
+    """Number of differently augmented copies of each image in an update; an epoch then uses 1 / REPEATED_AUG of the images. (DeiT: 3.)"""
     MODEL_EMA: bool = False
     """Keep an exponential moving average (EMA) of the weights, and evaluate both."""
     MODEL_EMA_DECAY: Annotated[float, Bounds(0.0, 1.0), Only("MODEL_EMA")] = 0.99996
     """Decay of the EMA per update."""
     MODEL_EMA_WARMUP: Annotated[bool, Only("MODEL_EMA")] = True
-    """Begin with a smaller decay, updates / (updates + 9), so that short runs fill the EMA too; false: MODEL_EMA_DECAY from the second update on. The first update's weights are where it begins."""
+    """Start with a smaller decay, updates / (updates + 9), so that the EMA follows the weights in short runs too; false: MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update."""
     BEST_METRIC: Annotated[
         Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"], MAY_CHANGE
     ] = "top1"
-    """The metric of the validation that decides which epoch is best.pth; of equal ones the smaller loss decides. micro_f1 and map are for several labels an image, where map is the default."""
+    """The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. micro_f1 and map are for several labels per image, where map is the default."""
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 
@@ -512,63 +512,63 @@ class Train:
 
 @dataclass(frozen=True)
 class Precision:
-    """How AMP computes; AMP is the switch."""
+    """Mixed precision and loss scaling; AMP switches mixed precision on."""
 
     role: ClassVar[str] = RECIPE
 
     DTYPE: Annotated[Literal["float16", "bfloat16", "auto"] | None, Only("AMP")] = None
-    """Half type of AMP; auto: bfloat16 if the device supports it, else float16; not set: float16 on CUDA, bfloat16 elsewhere."""
+    """Half-precision type of AMP; auto: bfloat16 if the device supports it, else float16; not set: float16 on CUDA, bfloat16 elsewhere."""
     MODE: Annotated[Literal["autocast", "naive", "float8"], Only("AMP"), Extra("float8", values=("float8",))] = (
         "autocast"
     )
-    """autocast: operations in half where that is safe, weights in float32; naive: weights and operations in half, and float32 master weights for the optimizer; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that support it)."""
+    """autocast: half-precision operations where that is safe, float32 weights; naive: half-precision weights and operations, with float32 master weights for the optimizer; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that support it)."""
     RESIDUAL: Annotated[Literal["auto", "bfloat16", "float32", "half"], Only("AMP")] = AUTO
-    """Type of the residual stream between transformer blocks under autocast: float32, or half, which rounds more and gains time with COMPILE; bfloat16: half where that is bfloat16 on a GPU; auto: as bfloat16 with COMPILE, else float32."""
+    """Type of the residual stream between transformer blocks under autocast: float32; half, the half-precision type, which rounds more and is faster with COMPILE; bfloat16, like half if this type is bfloat16 and the device a GPU, else float32; auto, like bfloat16 with COMPILE, else float32."""
     REDUCE: Annotated[Literal["float32", "half"], Only("AMP")] = "float32"
-    """Type of the gradient all-reduce: float32, or half, the half type of autocast, for half the traffic."""
+    """Type of the gradient all-reduce: float32; half, the half-precision type of autocast, which halves the traffic."""
     MATMUL: Literal["ieee", "tf32"] = "ieee"
     """float32 matrix multiplication on CUDA: ieee, or tf32, which is faster and less precise."""
     INIT_LOSS_SCALING: Annotated[float, Bounds(1.0, 1e38)] = 65536.0
     """Initial loss scale, for float16."""
     INCR_EVERY_N_STEPS: Annotated[int, Bounds(1, 1_000_000_000)] = 2000
-    """Consecutive updates without overflow after which the scale grows."""
+    """Consecutive updates without overflow after which the loss scale grows."""
     INCR_RATIO: Annotated[float, Bounds(1.0001, 1e6)] = 2.0
-    """What it is multiplied by then."""
+    """Factor by which the loss scale grows."""
     DECR_EVERY_N_NAN_OR_INF: Annotated[int, Bounds(1, 1_000_000_000)] = 1
-    """Consecutive updates with an overflow after which the scale shrinks. (Fleet: 2.)"""
+    """Consecutive updates with an overflow after which the loss scale shrinks. (Fleet: 2.)"""
     DECR_RATIO: Annotated[float, Bounds(0.0001, 0.9999)] = 0.5
-    """What it is multiplied by then."""
+    """Factor by which the loss scale shrinks."""
     USE_DYNAMIC_LOSS_SCALING: bool = True
-    """Adapt the scale; false: it stays at INIT_LOSS_SCALING."""
+    """Adapt the loss scale during training; false: it stays at INIT_LOSS_SCALING."""
     MIN_LOSS_SCALING: Annotated[float, Bounds(1e-6, 1e38)] = 1.0
     """Minimum loss scale."""
     MAX_LOSS_SCALING: Annotated[float | None, Bounds(1e-6, 1e38)] = None
     """Maximum loss scale; not set: no limit."""
     MAX_CONSECUTIVE_SKIPS: Annotated[int, Bounds(1, 1_000_000_000)] = 50
-    """Consecutive updates skipped because of non-finite gradients after which the run rolls back, or stops with exit code 3."""
+    """Number of consecutive updates skipped because of non-finite gradients after which the run rolls back, or stops with exit code 3."""
     CUSTOM_BLACK_LIST: Annotated[tuple[str, ...], Only("AMP"), Extra("operator_lists")] = ()
-    """What AMP keeps in float32: module paths (blocks.7.*), classes (LayerNorm), operators (softmax)."""
+    """Module paths (blocks.7.*), classes (LayerNorm) and operators (softmax) that AMP keeps in float32."""
     CUSTOM_WHITE_LIST: Annotated[tuple[str, ...], Only("AMP"), Extra("operator_lists")] = ()
-    """What AMP computes in half although autocast would not, in the same form."""
+    """Module paths, classes and operators that AMP computes in half precision although autocast would not."""
 
 
 @dataclass(frozen=True)
 class Dist:
-    """How processes share the work."""
+    """Distributed training."""
 
     role: ClassVar[str] = MACHINE
 
     TIMEOUT: Annotated[float, Bounds(1.0, 1e7)] = 1800.0
     """Seconds to wait for a process that does not join or respond before the run ends and names it."""
     STRATEGY: Literal["ddp", "fsdp2"] = "ddp"
-    """ddp: each process has the whole model; fsdp2: weights, gradients, optimizer and EMA are sharded, and a checkpoint is a file per process with an index. The same with one process; any number of processes can read either checkpoint."""
+    """ddp: each process has the whole model; fsdp2: weights, gradients, optimizer and EMA are sharded, and a checkpoint has one file per process and an index. With one process both are the same. Any number of processes can load both kinds of checkpoints."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What one start of the program is to do: commands in the form of settings, which are not saved with the run.
+    """Commands for one start of the program, in the form of settings. They are not saved with the run.
 
-    The code has all of them in `config.START`. In files, behind -opts and in messages, some have the section that `In` names:
+    The code reads all of them from `config.START`. In files, after -opts and in messages, some have the section in `In`:
     `config.START.MAX_TIME` is the setting RUN.MAX_TIME, and `config.START.RESUME` is MODEL.RESUME.
     """
 
@@ -576,9 +576,9 @@ class Start:
     EVAL: bool = False
     """Evaluate only."""
     RESUME: Annotated[str | None, In("MODEL")] = None
-    """Checkpoint or run (its folder, or latest, the newest) to resume; auto: the newest valid one of run NAME, or of the run under SAVE that was saved last."""
+    """Checkpoint or run (its folder, or latest for the newest run) to resume; auto: the newest valid checkpoint of run NAME, or of the run in SAVE that was saved last."""
     NAME: Annotated[str, FOLDER_NAME] = ""
-    """Name of the run's folder in SAVE, without a date; it must be new, or with -resume auto that of the run to continue."""
+    """Name of the run's folder in SAVE, to which no date is added; it must be new, or with -resume auto the name of the run to continue."""
     CHECK: bool = False
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
     CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
@@ -586,15 +586,15 @@ class Start:
     EXPLAIN: Annotated[bool, In("PRECISION"), Extra("explain")] = False
     """Before training, report the type in which each module computes, and write precision.csv."""
     PROFILE: Annotated[int | None, Bounds(1, 10_000), Extra("profiler")] = None
-    """Updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
+    """Number of updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
     MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None
     """Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves and ends before it; not set: none."""
     ALLOW_CHANGED: Annotated[tuple[str, ...], In("RESUME")] = ()
     """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION."""
     LAST_EPOCH: Annotated[int, Bounds(0, 1_000_000), In("TRAIN")] = 0
-    """Last finished epoch, 1-based: where training continues with weights of another system."""
+    """Last finished epoch, 1-based, after which training continues with weights from another system."""
     NGPUS: Annotated[int | None, Bounds(1, 1_000)] = None
-    """Processes that main_multi_gpu.py starts without a launcher; not set: one per visible device."""
+    """Number of processes that main_multi_gpu.py starts without a launcher; not set: one per visible device."""
     URL: Annotated[str | None, In("DIST")] = None
     """Address of process 0, as tcp://HOST:PORT; not set: from the launcher."""
     WORLD_SIZE: Annotated[int | None, Bounds(1, 100_000), In("DIST")] = None
@@ -603,13 +603,13 @@ class Start:
     """Rank of this process, from 0; not set: from the launcher."""
 
     def allows(self, name: str) -> bool:
-        """Return whether a resumed run may have another value of this setting, or GLOBAL_BATCH and so on."""
+        """Return whether a resumed run may change this setting, or this property of the run such as GLOBAL_BATCH."""
         return name in self.ALLOW_CHANGED
 
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run, read as `config.TRAIN.BASE_LR`; nothing writes to it. START is not saved."""
+    """All settings of a run, such as `config.TRAIN.BASE_LR`. They cannot be changed. START is not saved."""
 
     role: ClassVar[str] = RECIPE
 
@@ -630,7 +630,7 @@ class Config:
     SAVE_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000), RECORD] = None
     """Updates between two saves within an epoch; not set: none."""
     KEEP_CHECKPOINTS: Annotated[int, Bounds(0, 1_000_000), RECORD] = 3
-    """How many numbered checkpoints to keep, besides last.pth, previous.pth and best.pth; 0: none is written."""
+    """Number of numbered checkpoints to keep besides last.pth, previous.pth and best.pth; 0: none are written."""
     REPORT_FREQ: Annotated[int, Bounds(1, 1_000_000_000), RECORD] = 20
     """Updates between two log lines."""
     VALIDATE_FREQ: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 1
@@ -638,13 +638,13 @@ class Config:
     DEVICE: Annotated[Literal["auto", "cuda", "xpu", "mps", "cpu"], MACHINE] = "auto"
     """Device; auto: CUDA, else XPU, else MPS, else the CPU."""
     COMPILE: bool | Literal["blocks", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = False
-    """Compile with torch.compile: faster on GPUs, after a minute or more; blocks: each block by itself, in less time."""
+    """Compile with torch.compile: faster on GPUs, but compiling takes a minute or more; blocks: compile each block by itself, which takes less time."""
     DETERMINISTIC: bool = False
     """Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it."""
     REPORT: Annotated[
         bool, RECORD, Extra("report", "no report.html, no curves, and no tables and pictures of images")
     ] = True
-    """Draw what went wrong (confusion.png, mistakes.png) and what the model is trained on (train_batch.png), and write report.html; tables of the same are written in any case."""
+    """Draw the mistakes (confusion.png, mistakes.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written."""
     TRACK: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD, Extra("trackers", "no TensorBoard")
     ] = ("tensorboard",)
@@ -652,7 +652,7 @@ class Config:
 
     @property
     def train_sizes(self) -> dict[int, int]:
-        """{epochs done: side of training images from then on}"""
+        """The sides of training images: {number of finished epochs: side from then on}."""
         pairs = (each.split(":") for each in self.TRAIN.SIZE_SCHEDULE)
         return {int(epochs): int(side) for epochs, side in pairs} or {0: self.DATA.IMAGE_SIZE}
 

@@ -1,8 +1,8 @@
-"""The losses, optimizers and data sets: one row registers one of them, with its name and its sentence.
+"""The tables of losses, optimizers and data sets. Each row registers one of them with its name and its description.
 
 Settings, checks and documentation follow these rows: `python scripts/maintenance/make_settings_page.py` writes the
 documentation, and tests/test_registered.py names each file in which something is missing. A row names its class or function
-as text, which is imported by the run that uses it.
+as text; only a run that uses it imports it.
 """
 
 import importlib
@@ -18,9 +18,9 @@ class LossRow(NamedTuple):
     several_labels: bool = False  # whether an image can have any number of labels
 
 
-# By TRAIN.LOSS. A setting of one loss has Only("LOSS", ("name",)) in configs/schema.py.
+# By the value of TRAIN.LOSS. A setting of one loss has Only("LOSS", ("name",)) in configs/schema.py.
 LOSSES = {
-    "cross_entropy": LossRow("loss.CrossEntropy", "of all classes together"),
+    "cross_entropy": LossRow("loss.CrossEntropy", "over all classes together"),
     "bce": LossRow(
         "binary_loss.BinaryCrossEntropy",
         "binary cross entropy: a yes or no for each class (timm's `--bce-loss`)",
@@ -33,12 +33,12 @@ class OptimizerRow(NamedTuple):
     """A row of TORCH_OPTIMIZERS."""
 
     sentence: str
-    settings: tuple[str, ...]  # of TRAIN.OPTIMIZER, besides KWARGS
+    settings: tuple[str, ...]  # in TRAIN.OPTIMIZER, besides KWARGS
     usual_rates: tuple[float, float]  # per 256 images, from fine-tuning to training from scratch; rules of thumb
     defaults: Mapping[str, float] = {}  # arguments whose default is not torch's
 
 
-# By TRAIN.OPTIMIZER.NAME, the classes of torch.optim that have fused kernels. Other names are those of timm.
+# By the value of TRAIN.OPTIMIZER.NAME: the classes of torch.optim that have fused kernels. Other names are timm's.
 TORCH_OPTIMIZERS = {
     "AdamW": OptimizerRow("Adam with decoupled weight decay", ("EPS", "BETAS"), (1e-5, 1e-3)),
     "Adam": OptimizerRow("Adam, whose weight decay is part of the gradient", ("EPS", "BETAS"), (1e-5, 1e-3)),
@@ -54,15 +54,15 @@ TORCH_OPTIMIZERS = {
 class SourceRow(NamedTuple):
     """A row of SOURCES."""
 
-    where: str  # file and function in datasets/sources/, whose __init__.py says what it returns
+    where: str  # file and function in datasets/sources/; its __init__.py describes what they return
     sentence: str
     split: str  # where its validation images come from
-    section: str = ""  # its section in docs/data.md, as in a link, if that is not called like the data set
+    section: str = ""  # the anchor of its section in docs/data.md, if it differs from the name
     has_files: bool = True  # False: DATA.DATA_PATH is not used
-    in_order: bool = False  # whether its images are read in the order of its files
+    in_order: bool = False  # whether images are read in the order of its files
 
 
-# By DATA.DATASET. A setting of some data sets has Only("DATASET", ("name",)) in configs/schema.py.
+# By the value of DATA.DATASET. A setting of some data sets has Only("DATASET", ("name",)) in configs/schema.py.
 SOURCES = {
     "imagenet2012": SourceRow("imagenet.read_imagenet", "ImageNet as lists or class folders", "its own"),
     "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "its own, or held out"),
@@ -75,12 +75,12 @@ SOURCES = {
     ),
     "parquet": SourceRow(
         "parquet.read_parquet",
-        "parquet files, as data sets travel on Hugging Face",
+        "parquet files, the usual format of data sets on Hugging Face",
         "its own, or held out",
         in_order=True,
     ),
-    "caltech101": SourceRow("caltech.read_caltech", "as its archive unpacks", "random", "caltech101-and-caltech256"),
-    "caltech256": SourceRow("caltech.read_caltech", "as its archive unpacks", "random", "caltech101-and-caltech256"),
+    "caltech101": SourceRow("caltech.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
+    "caltech256": SourceRow("caltech.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
     "cifar10": SourceRow(
         "torchvision_sets.read_torchvision", "downloaded if missing", "its own", "cifar10-and-cifar100"
     ),
@@ -112,7 +112,7 @@ SOURCES = {
 
 
 def import_named(folder: str, where: str) -> Any:
-    """Import the class or function that a row names. `folder`: a package, such as engine.train."""
+    """Import the class or function that a row names. `folder`: its package, such as engine.train."""
     file, _, name = where.rpartition(".")
     return getattr(importlib.import_module(f"{folder}.{file}"), name)
 

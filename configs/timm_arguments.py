@@ -1,8 +1,8 @@
-"""The arguments of timm's train.py, each with the setting that does the same here, or why there is none."""
+"""The arguments of timm's train.py, each with the equivalent setting here, or the reason why there is none."""
 
 from typing import Any, NamedTuple
 
-OTHER_LOSSES = "see TRAIN.LOSS for the losses there are; TRAIN.CLASS_WEIGHTS gives rare classes more weight"
+OTHER_LOSSES = "TRAIN.LOSS lists the supported losses; TRAIN.CLASS_WEIGHTS gives rare classes more weight"
 
 
 class Argument(NamedTuple):
@@ -13,7 +13,7 @@ class Argument(NamedTuple):
     kind: type  # type of the value, or of each value of a list: bool for a switch, int, float or str
     default: Any = None  # timm's; a list: several values
     short: str = ""  # another name without dashes; '' for none
-    reason: str = ""  # why there is no setting, or what comes nearest
+    reason: str = ""  # why there is no setting, or the closest alternative
 
     @property
     def is_list(self) -> bool:
@@ -132,11 +132,11 @@ UNSUPPORTED = {
         Argument("train-split", "", str, "train"),
         Argument("val-split", "", str, "validation"),
     ),
-    "the data set says how many images it has": (
+    "the number of images comes from the data set": (
         Argument("train-num-samples", "", int),
         Argument("val-num-samples", "", int),
     ),
-    "what is missing of a data set that can be downloaded is downloaded": (
+    "a data set that can be downloaded is downloaded if it is missing": (
         Argument("dataset-download", "", bool, False),
     ),
     "DATA.COLUMNS names the columns": (
@@ -147,7 +147,7 @@ UNSUPPORTED = {
     "-resume also restores the optimizer; -pretrained takes only the weights": (
         Argument("no-resume-opt", "", bool, False),
     ),
-    "it changes the speed, not the result, and there is none": (
+    "it affects only the speed, not the result": (
         Argument("channels-last", "", bool, False),
         Argument("fuser", "", str),
         Argument("fast-norm", "", bool, False),
@@ -161,33 +161,33 @@ UNSUPPORTED = {
         Argument("use-multi-epochs-loader", "", bool, False),
         Argument("worker-seeding", "", str, "all"),
     ),
-    "the classifier starts as timm's default starts it": (
+    "the classifier is initialized as timm does by default": (
         Argument("head-init-scale", "", float),
         Argument("head-init-bias", "", float),
     ),
     "AMP with PRECISION.MODE=naive computes in half precision, with float32 master weights": (
         Argument("model-dtype", "", str),
     ),
-    "there is no smallest factor of TRAIN.LAYER_DECAY": (
+    "TRAIN.LAYER_DECAY has no minimum factor": (
         Argument("layer-decay-min-scale", "", float, 0.0),
         Argument("layer-decay-no-opt-scale", "", float),
     ),
-    "rates have no noise": (
+    "learning rates with noise are not supported": (
         Argument("lr-noise", "", float, []),
         Argument("lr-noise-pct", "", float, 0.67),
         Argument("lr-noise-std", "", float, 1.0),
     ),
-    "the schedule is not repeated": (
+    "cycles of the schedule are not supported": (
         Argument("lr-cycle-mul", "", float, 1.0),
         Argument("lr-cycle-decay", "", float, 0.5),
         Argument("lr-cycle-limit", "", int, 1),
     ),
-    "the cosine has no exponent": (Argument("lr-k-decay", "", float, 1.0),),
-    "there is no schedule plateau; TRAIN.EARLY_STOP ends a run that gets no better": (
+    "the cosine schedule has no exponent": (Argument("lr-k-decay", "", float, 1.0),),
+    "there is no schedule plateau; TRAIN.EARLY_STOP ends a run that no longer improves": (
         Argument("patience-epochs", "", int, 10),
     ),
     "multiply TRAIN.NUM_EPOCHS": (Argument("epoch-repeats", "", float, 0.0),),
-    "TRAIN.AUTO_AUGMENT=none, TRAIN.COLOR_JITTER=0, DATA.HFLIP=0 and DATA.TRAIN_CROP=simple come nearest": (
+    "TRAIN.AUTO_AUGMENT=none, TRAIN.COLOR_JITTER=0, DATA.HFLIP=0 and DATA.TRAIN_CROP=simple are the closest settings": (
         Argument("no-aug", "", bool, False),
     ),
     "the policy TRAIN.AUTO_AUGMENT=3a has greyscale and blur": (
@@ -195,23 +195,23 @@ UNSUPPORTED = {
         Argument("grayscale-prob", "", float),
         Argument("gaussian-blur-prob", "", float),
     ),
-    "an image is not augmented into several splits": (
+    "augmentation splits are not supported": (
         Argument("aug-splits", "", int, 0),
         Argument("resplit", "", bool, False),
         Argument("split-bn", "", bool, False),
     ),
-    "the loss is the mean over the classes; multiply TRAIN.BASE_LR where the optimizer follows the size of gradients": (
+    "the loss is the mean over the classes; multiply TRAIN.BASE_LR if the optimizer depends on the scale of gradients": (
         Argument("bce-sum", "", bool, False),
     ),
     "train.py ignores it; --drop-path is MODEL.DROPPATH": (Argument("drop-connect", "", float),),
-    "BatchNorm's statistics are each process's, and those of process 0 are saved": (
+    "each process has its own BatchNorm statistics; the statistics of process 0 are saved": (
         Argument("sync-bn", "", bool, False),
         Argument("dist-bn", "", str, "reduce"),
     ),
-    "the EMA is on the device": (Argument("model-ema-force-cpu", "", bool, False),),
+    "the EMA is always on the device": (Argument("model-ema-force-cpu", "", bool, False),),
     "train_batch.png shows images of each run": (Argument("save-images", "", bool, False),),
-    "an image is evaluated once; scripts/predict.py has -flip": (Argument("tta", "", int, 0),),
-    "the variables WANDB_PROJECT and WANDB_TAGS, and a resumed run goes on by itself": (
+    "each image is evaluated once; scripts/predict.py has -flip": (Argument("tta", "", int, 0),),
+    "set the variables WANDB_PROJECT and WANDB_TAGS; a resumed run continues there automatically": (
         Argument("wandb-project", "", str),
         Argument("wandb-tags", "", str, []),
         Argument("wandb-resume-id", "", str),
@@ -225,7 +225,7 @@ UNSUPPORTED = {
         Argument("train-size-random-mix", "", float, 0.1),
         Argument("variable-batch-loss-scale", "", str, "none"),
     ),
-    "an epoch is all images": (Argument("train-batches-per-epoch", "", int, short="train-steps-per-epoch"),),
+    "an epoch always uses all images": (Argument("train-batches-per-epoch", "", int, short="train-steps-per-epoch"),),
     "there is no NaFlex loader": (
         Argument("naflex-loader", "", bool, False),
         Argument("naflex-train-seq-lens", "", int, [128, 256, 576, 784, 1024]),
@@ -235,7 +235,7 @@ UNSUPPORTED = {
         Argument("naflex-loss-scale", "", str, "linear"),
         Argument("naflex-patchify-channels-first", "", bool, False),
     ),
-    "features are not distilled": (
+    "distillation of features is not supported": (
         Argument("kd-student-feature-dim", "", int),
         Argument("kd-teacher-feature-dim", "", int),
     ),

@@ -1,4 +1,4 @@
-"""Suggests the setting that an unknown name most likely means: a name of another trainer, a short one, or a misspelt one."""
+"""Suggests the setting that an unknown name most likely means: another trainer's name, a short or a misspelt name."""
 
 import difflib
 import re
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from configs.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
 from configs.values import ALL_SETTINGS, SECTIONS, Text, describe_allowed, quoted
 
-# {setting (or setting=value, or a flag that sets none): what Hugging Face and others call it}; in lower case, with _ for - and .
-# The arguments of timm's train.py are in timm_arguments.py. Names that resemble the setting's own are not here: difflib finds
-# those.
+# {setting, setting=value, or flag without a setting: its names in Hugging Face and other trainers}, in lower case and with
+# _ for - and . The arguments of timm's train.py are in timm_arguments.py. Names similar to the setting's own are not listed,
+# because difflib finds them.
 ALIASES = {
     "-cfg": "c config config_file settings",
     "AMP": "mixed_precision use_amp native_amp half",
@@ -59,11 +59,11 @@ ALIASES = {
     "TRAIN.WEIGHT_DECAY": "wd decay l2",
     "VALIDATE_FREQ": "eval_steps check_val_every_n_epoch",
 }
-# {why there is no such setting, or what comes nearest: what people call it}
+# {why there is no such setting, or the closest alternative: its names elsewhere}
 NOT_HERE = {
     "a run has a number of epochs, TRAIN.NUM_EPOCHS (-epochs), or a time limit, RUN.MAX_TIME": "max_steps num_steps iterations",
     OTHER_LOSSES: "focal_loss",
-    "-name (NAME) gives the run's folder its whole name": "tag",
+    "-name (NAME) sets the name of the run's folder": "tag",
 }
 
 
@@ -76,12 +76,12 @@ def _by_name(table: dict[str, str], of_timm: dict[str, str]) -> dict[str, str]:
 _TIMM = {name: each for each in TIMM_ARGUMENTS.values() for name in (each.name, each.short) if name}
 _TARGETS = _by_name(ALIASES, {name: each.setting for name, each in _TIMM.items()})
 _REASONS = _by_name(NOT_HERE, {name: each.reason for name, each in _TIMM.items()})
-MOST_WORDS = 20  # of a key that are looked up: all that follow each
-_CUTOFF = 0.75  # of the similarity of spelling; below it guesses mislead
+MOST_WORDS = 20  # look up at most this many words at the end of a key
+_CUTOFF = 0.75  # minimum similarity of spelling; guesses below it mislead
 
 
 def why_no_setting(key: str, text: Text) -> str:
-    """Return the message about a key in a file or -opts that is no setting."""
+    """Return the message about a key in a file or -opts that is not a setting."""
     if key == "BASE":
         return "BASE is for files only; name another file with -cfg"
     if key in SECTIONS:
@@ -95,7 +95,7 @@ def why_no_setting(key: str, text: Text) -> str:
 
 
 def suggest_key(key: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown key in a file or -opts; `known`: the keys to choose from."""
+    """Return the end of a message about an unknown key in a file or -opts. `known`: the keys to choose from."""
     parts = re.split(r"[.-]", key.lower())[-MOST_WORDS:]
     for name in ("_".join(parts[start:]) for start in range(len(parts))):  # early_stop.patience, patience
         if name in _REASONS:
@@ -104,18 +104,18 @@ def suggest_key(key: str, known: Iterable[str]) -> str:
             return f"; did you mean {_TARGETS[name]}?"
     leaf = {each: each.rpartition(".")[2].lower() for each in known}
     names = difflib.get_close_matches(parts[-1], set(leaf.values()), n=1, cutoff=_CUTOFF)
-    # Of equal names in several sections, the one whose full name is the most similar.
+    # If several sections have this name, choose the key whose full name is the most similar.
     near = difflib.get_close_matches(key.upper(), [each for each in known if leaf[each] in names], n=1, cutoff=0.0)
-    return f"; did you mean {near[0]}?" if near else "; docs/settings.md lists them"
+    return f"; did you mean {near[0]}?" if near else "; docs/settings.md lists all settings"
 
 
 def setting_meant(name: str) -> str:
-    """Return the setting that other trainers call by this name, '' for an unknown name."""
+    """Return the setting for a name from another trainer, or '' for an unknown name."""
     return _TARGETS.get(name.lstrip("-").lower().replace("-", "_"), "")
 
 
 def suggest_flag(flag: str, settings: dict[str, str]) -> str:
-    """The end of a message about an unknown flag; `settings`: {flag: the setting that it sets, or the flag itself}."""
+    """Return the end of a message about an unknown flag. `settings`: {flag: its setting, or the flag itself}."""
     name = flag.lstrip("-").lower().replace("-", "_").rpartition(".")[2]
     if f"-{name}" in settings:
         return f"; did you mean -{name}?"

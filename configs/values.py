@@ -1,4 +1,4 @@
-"""The type of each setting: converts text from a file, a flag or -opts to the value that schema.py declares."""
+"""Converts text from a file, a flag or -opts to the type that schema.py declares for the setting."""
 
 import ast
 import itertools
@@ -44,11 +44,11 @@ _NONE_WORDS = ("", "none", "null", "~")
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 INT = re.compile(r"[+-]?[0-9]+")
 FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")  # a text that YAML needs no quotes for
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")  # texts that need no quotes in YAML
 
 
 def is_none(text: Text) -> bool:
-    """Whether a text means "not set", in YAML or in Python."""
+    """Return whether a text means "not set", in YAML or in Python."""
     return isinstance(text, str) and text.strip().lower() in _NONE_WORDS
 
 
@@ -57,7 +57,7 @@ class Setting:
     """One setting of the schema, by its full name."""
 
     key: str
-    kind: type  # int, float, bool or str; for a list, that of its members
+    kind: type  # int, float, bool, str or Arguments; for a list, the type of its members
     optional: bool
     is_list: bool
     default: Any
@@ -66,7 +66,7 @@ class Setting:
     bounds: Bounds | None
     form: Form | None
     special: tuple  # words that are allowed besides a number
-    role: str  # what it is for: see schema.py
+    role: str  # see schema.py
     marks: tuple = ()
 
     @property
@@ -76,12 +76,12 @@ class Setting:
 
     @property
     def alike(self) -> tuple:
-        """Its values that have the same result."""
+        """The values that give the same result."""
         return next((mark.values for mark in self.marks if isinstance(mark, Alike)), ())
 
     @property
     def extra(self) -> Extra | None:
-        """The extra without which it cannot be used."""
+        """The extra that the setting needs, if any."""
         return next((mark for mark in self.marks if isinstance(mark, Extra)), None)
 
     @property
@@ -121,12 +121,12 @@ def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
 
 
 def _sentences(marks: Iterable) -> str:
-    """Return the end of a setting's sentence if its values are described in a table."""
+    """Return the end of a setting's description if a table describes its values."""
     return "".join(f": {sentences_of(mark.table)}." for mark in marks if isinstance(mark, Described))
 
 
 def _read_help() -> dict[tuple[str, str], str]:
-    """The sentence below each field of the schema, by class and name. Python itself does not keep these."""
+    """Return the description below each field of the schema, by class and name. Python itself discards these texts."""
     nodes = ast.parse(Path(schema.__file__).read_text(encoding="utf-8")).body
     return {
         (cls.name, field.target.id): text.value.value
@@ -138,7 +138,7 @@ def _read_help() -> dict[tuple[str, str], str]:
 
 
 _HELP = _read_help()
-SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Config)}  # of a run, and saved with it
+SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Config)}  # saved with a run
 START_SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Start)}
 ALL_SETTINGS = SETTINGS | START_SETTINGS
 SECTIONS = {key.rpartition(".")[0] for key in ALL_SETTINGS} - {""}
@@ -160,7 +160,7 @@ def build(values: dict[str, Any], cls: type = Config, prefix: str = "") -> Any:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Return {full key: plain value} of what is saved with a run, with tuples as lists and open sections as dicts."""
+    """Return {full key: plain value} of all saved settings, with tuples as lists and open sections as dicts."""
     values = {}
     for key in SETTINGS:
         value: Any = config
@@ -171,27 +171,27 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A setting's value with tuples as lists and open sections as dicts."""
+    """Return a setting's value with tuples as lists and open sections as dicts."""
     if isinstance(value, Arguments):
         return {name: plain(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _frozen(value: Any) -> Any:
-    """The opposite of `plain`."""
+    """Return a value with lists as tuples and dicts as Arguments: the inverse of `plain`."""
     if isinstance(value, dict):
         return Arguments({name: _frozen(each) for name, each in value.items()})
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-# The rates that a timm model may have of its own.
+# The rates for which a timm model may have its own defaults.
 RATES = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH")
 
-# How runs behaved before a setting existed, where that is not its default: {full key: value}. No release so far has
-# added a setting.
+# {full key: value with which a setting reproduces runs that are older than it}, if its default does not. No release has added
+# a setting so far.
 IMPLIED: dict[str, Any] = {}
 
-# The values of torch's own optimizers, which mean the same as no value there.
+# The defaults of torch's own optimizers. For these optimizers, they mean the same as no value.
 OPTIMIZER_VALUES = {
     "TRAIN.OPTIMIZER.EPS": 1e-8,
     "TRAIN.OPTIMIZER.BETAS": (0.9, 0.999),
@@ -200,9 +200,9 @@ OPTIMIZER_VALUES = {
 
 
 def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return saved settings in today's words: one spelling for equal values, and replacements for removed settings.
+    """Convert saved settings to today's: one spelling for equal values, and replacements for removed settings.
 
-    `refused`: roles of removed settings that need a replacement.
+    `refused`: roles of removed settings that raise ConfigError if they have no replacement.
     """
     translated = translate_removed(saved, saved, "the checkpoint", refused)
     left = {key: value for key, value in saved.items() if key not in REMOVED} | not_translated(saved)
@@ -218,7 +218,7 @@ def usual_optimizer_values(values: Mapping[str, Any]) -> list[str]:
 
 
 def wrong_in(saved: dict[str, Any]) -> list[str]:
-    """Return the names in a result of `flatten`, or of what is saved with it, whose values are of another kind."""
+    """Return the names of saved settings and saved counts whose values have a wrong type or are out of bounds."""
     counts = {name: saved.get(name, 1) for name in ("GLOBAL_BATCH", "NUM_IMAGES")}
     wrong = [name for name, count in counts.items() if type(count) is not int or count < 1]
     for key, value in today(saved).items():
@@ -231,7 +231,7 @@ def wrong_in(saved: dict[str, Any]) -> list[str]:
 def _fits(setting: Setting, value: Any) -> bool:
     if value is None or value in (*setting.choices, *setting.special):
         return value is not None or setting.optional
-    if setting.choices and setting.role == "model":  # of others a choice may have been removed
+    if setting.choices and setting.role == "model":  # a choice of another role may have been removed
         return False
     low, high = setting.bounds or (value, value)
     kinds = {float: (float, int), Arguments: dict}.get(setting.kind, setting.kind)
@@ -239,16 +239,16 @@ def _fits(setting: Setting, value: Any) -> bool:
 
 
 def unflatten(saved: dict[str, Any]) -> Config:
-    """Build the Config from the result of `flatten`, which a checkpoint holds. For settings it lacks see IMPLIED.
+    """Build the Config from a saved result of `flatten`. Missing settings come from IMPLIED or the defaults.
 
-    Of settings that were removed only those of the model are refused: what it was trained with is not needed.
+    A removed setting of the model is refused. Others are ignored, because using a model does not need them.
     """
     values = IMPLIED | {key: _frozen(value) for key, value in today(saved, ("model",)).items()}
     return build({key: values.get(key, setting.default) for key, setting in SETTINGS.items()})
 
 
 def of_role(*roles: str) -> tuple[str, ...]:
-    """The full keys of the settings of these roles, as far as they are saved with a run, in the schema's order."""
+    """Return the full keys of the saved settings with these roles, in the schema's order."""
     return tuple(key for key, setting in SETTINGS.items() if setting.role in roles)
 
 
@@ -272,21 +272,21 @@ def convert(setting: Setting, text: Text, origin: str) -> Any:
         ) from None
 
 
-# What people give to AMP who mean PRECISION.DTYPE.
+# Values that users give to AMP when they mean PRECISION.DTYPE.
 HALF_TYPES = {"fp16": "float16", "float16": "float16", "bf16": "bfloat16", "bfloat16": "bfloat16"}
 
 
 def _half_meant(origin: str, half: str) -> str:
-    """Return how to ask for this half type at the place where somebody gave it to AMP."""
+    """Return how to set this half-precision type where the user gave it to AMP: as a flag, behind -opts, or in a file."""
     if origin.startswith("flag "):
-        return f"-amp -opts PRECISION.DTYPE={half}"  # with predict.py too, which has no -amp_dtype
+        return f"-amp -opts PRECISION.DTYPE={half}"  # also valid for predict.py, which has no -amp_dtype
     typed = {"-opts": f"AMP=true PRECISION.DTYPE={half}", "-over": f"-amp -over PRECISION.DTYPE={half}"}
     return typed.get(origin, f"AMP: true, PRECISION: {{DTYPE: {half}}}")
 
 
 def _hint(key: str, text: str, known: Iterable[str], origin: str) -> str:
     """Return the end of a message about a wrong value: the value that was probably meant."""
-    word, setting = text.strip().lower(), ALL_SETTINGS.get(key)  # none for a key of PaddleViT
+    word, setting = text.strip().lower(), ALL_SETTINGS.get(key)  # None for a key of PaddleViT
     if setting and setting.kind is int and FLOAT.fullmatch(word) and float(word).is_integer():
         number, (low, high) = int(float(word)), setting.bounds or (-math.inf, math.inf)
         return f"; did you mean {number}?" if low <= number <= high and str(number) != word else ""  # 2e8, 64.0
@@ -323,7 +323,7 @@ def _convert_one(setting: Setting, text: Text) -> Any:
 
 
 def _convert_word(setting: Setting, text: str) -> Any:
-    """The value of a text that is not one of the words for "not set"."""
+    """Convert a text that does not mean "not set"."""
     word = text.strip().lower()
     if word in setting.special:
         return word
@@ -334,7 +334,7 @@ def _convert_word(setting: Setting, text: str) -> Any:
     if setting.kind is str:
         if "\0" in text:
             raise ValueError("paths and names must not contain it")
-        return str(text)  # and no subclass that says how a file writes it
+        return str(text)  # not a subclass such as Quoted
     if not (INT if setting.kind is int else FLOAT).fullmatch(word):
         raise ValueError("not a number")
     value = setting.kind(word)
@@ -344,7 +344,7 @@ def _convert_word(setting: Setting, text: str) -> Any:
 
 
 def to_text(value: Any) -> str:
-    """Write a value as YAML that `convert` and open sections read back, and that other YAML readers give the same type."""
+    """Return a value as YAML that `convert` and open sections read back. Other YAML readers give it the same type."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -353,7 +353,7 @@ def to_text(value: Any) -> str:
         return f"[{', '.join(to_text(member) for member in value)}]"
     if isinstance(value, float):
         digits = repr(value)
-        return digits if "." in digits else digits.replace("e", ".0e")  # to PyYAML 1e-06 is text
+        return digits if "." in digits else digits.replace("e", ".0e")  # PyYAML reads 1e-06 as text
     if isinstance(value, int):
         return str(value)
     if _PLAIN.fullmatch(value) and not FLOAT.fullmatch(value) and value.lower() not in (*BOOLS, *_NONE_WORDS, "y", "n"):
@@ -380,7 +380,7 @@ def describe_allowed(setting: Setting) -> str:
 
 
 def describe_bounds(setting: Setting) -> str:
-    """' from 0 to 1', or an empty text."""
+    """Return text such as ' from 0 to 1', or an empty text if there are no bounds."""
     if setting.bounds is None:
         return ""
     low, high = setting.bounds
@@ -388,5 +388,5 @@ def describe_bounds(setting: Setting) -> str:
 
 
 def quoted(text: Text) -> str:
-    """A text as error messages quote it."""
+    """Return a text as error messages quote it."""
     return repr(text) if isinstance(text, str) else f"[{', '.join(quoted(member).strip(chr(39)) for member in text)}]"

@@ -1,4 +1,4 @@
-"""Reads settings files: YAML as text values by full key, with the files that they name under BASE."""
+"""Reads YAML settings files and the files that they name under BASE, as text values by full key."""
 
 import difflib
 import os
@@ -15,11 +15,11 @@ from utils.files import content_of
 from utils.text import align, format_bytes
 
 SHIPPED = Path(__file__).resolve().parent
-MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16  # of a settings file; read for BASE; of sections and lists
+MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16  # bytes of a file; files by BASE; levels of nesting
 
 
 class Quoted(str):
-    """A text that stands in quotes in its file: inside an open section never a number, a boolean or None."""
+    """A text that is quoted in its file, so that an open section does not read it as a number, a boolean or None."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Layer:
 
 
 def shipped_files() -> list[Path]:
-    """halfstep's own settings files: of its models, then its recipes."""
+    """Return halfstep's own settings files: those in configs/, then the recipes."""
     return [*sorted(SHIPPED.glob("*.yaml")), *sorted(SHIPPED.glob("recipes/*.yaml"))]
 
 
@@ -39,8 +39,8 @@ def find_settings_file(cfg: str | None) -> str:
     """Return the path given with -cfg, or raise an error that lists the alternatives."""
     if not cfg:
         raise ConfigError(
-            "-cfg is missing; it names the settings file, or one of these without its folder and ending, as in -cfg "
-            f"vit_digits; weights are fine-tuned without it: -pretrained NAME -data_path FOLDER\n{_list_shipped_files()}"
+            "-cfg is missing; give a settings file, or the name of one of these, such as -cfg "
+            f"vit_digits; to fine-tune weights, leave it out: -pretrained NAME -data_path FOLDER\n{_list_shipped_files()}"
         )
     shipped = {name: path for path in shipped_files() for name in (path.stem, path.name)}
     if cfg in shipped and not os.path.isfile(cfg):
@@ -51,36 +51,37 @@ def find_settings_file(cfg: str | None) -> str:
 
 
 def _list_shipped_files() -> str:
-    """The shipped files, each with how its first comment begins."""
+    """Return a list of the shipped files, each with the beginning of its first comment."""
     first = {path: path.read_text(encoding="utf-8").splitlines()[0].strip("# ") for path in shipped_files()}
     rows = [(f"  {_relative_to_cwd(path)}", textwrap.shorten(first[path], 90, placeholder=" ...")) for path in first]
     return "\n".join(align(rows))
 
 
 class Loader(yaml.BaseLoader):
-    """Composes text values, and nothing whose size is out of proportion to the file's."""
+    """Composes text values. Refuses aliases and deep nesting, with which a small file could exhaust the memory."""
 
     level = 0
 
     def compose_node(self, parent, index):
         line = self.peek_event().start_mark.line + 1
         if self.level >= MOST_LEVELS:
-            raise ConfigError(f"{self.name}: line {line}: more than {MOST_LEVELS} sections or lists in each other")
+            raise ConfigError(f"{self.name}: line {line}: sections or lists are nested more than {MOST_LEVELS} deep")
         is_alias = self.check_event(yaml.AliasEvent)
         self.level += 1
         node = super().compose_node(parent, index)
         self.level -= 1
         if is_alias and not isinstance(node, yaml.ScalarNode):
             raise ConfigError(
-                f"{self.name}: line {line}: an alias of a section or list (* or <<); write it out, or name a settings file under BASE"
+                f"{self.name}: line {line}: an alias of a section or list (* or <<) is not supported; "
+                "write it out, or name a settings file under BASE"
             )
         return node
 
 
 def read_layers(path: str, chain: tuple[str, ...] = (), read: list[str] | None = None) -> list[Layer]:
-    """The layers of a file: first those of its BASE files, then its own.
+    """Return the layers of a file: first the layers of its BASE files, then its own.
 
-    `chain`: the files that led here; `read`: all that were read before.
+    `chain`: the files that include this one; `read`: all files read so far.
     """
     origin, read = os.path.normpath(path), [] if read is None else read
     read.append(origin)
@@ -125,7 +126,7 @@ def read_file(path: str) -> dict[str, Text]:
 
 
 def compose(source: str, name: str) -> yaml.Node | None:
-    """The root of a YAML text. `name`: of its file, for a message."""
+    """Return the root of a YAML text. `name`: the name of its file, for messages."""
     if len(source) > MOST_BYTES:
         raise ConfigError(f"{name}: not a settings file: it has more than {format_bytes(MOST_BYTES)}")
     try:
@@ -144,7 +145,7 @@ def compose(source: str, name: str) -> yaml.Node | None:
 
 
 def read_node(node: yaml.Node) -> Text:
-    """The text or list of texts of a YAML node; a mapping is a ValueError."""
+    """Return the text or list of texts of a YAML node. Raise ValueError for a mapping."""
     if isinstance(node, yaml.SequenceNode):
         return [read_node(member) for member in node.value]
     if not isinstance(node, yaml.ScalarNode):
@@ -158,7 +159,7 @@ def _flatten_mapping(node: yaml.MappingNode, origin: str, prefix: str = "") -> I
     for key_node, value in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError(f"{origin}: line {line}: a list or section in place of a setting's name")
+            raise ConfigError(f"{origin}: line {line}: the name of a setting is a list or section")
         key = prefix + key_node.value
         if key_node.value == "<<":
             raise ConfigError(
@@ -187,7 +188,7 @@ def _bases(text: Text, origin: str) -> list[str]:
 
 
 def _nearest_files(path: str) -> str:
-    """'; did you mean ...?' with settings files of a similar name, in the same folder or among the shipped ones."""
+    """Return '; did you mean ...?' with similarly named settings files in the same folder or among the shipped ones."""
     files = [*sorted(Path(path).parent.glob("*.y*ml")), *shipped_files()]
     near = difflib.get_close_matches(Path(path).stem, [file.stem for file in files], n=1, cutoff=0.75)
     names = dict.fromkeys(_relative_to_cwd(file) for file in files if file.stem in near)
@@ -195,6 +196,6 @@ def _nearest_files(path: str) -> str:
 
 
 def _relative_to_cwd(path: Path) -> str:
-    """The path relative to the working directory where possible."""
+    """Return the path, relative to the working directory where possible."""
     path = path.absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,4 +1,4 @@
-"""Data: named sets of images, and the batches that a process trains on or evaluates. Other rooms import these names."""
+"""Named sets of images, and the batches for training and evaluation. Other packages import these names."""
 
 # ruff: noqa: F401
 

@@ -1,4 +1,4 @@
-"""Unreadable images: each is reported once, and too many of them end the run."""
+"""Report each unreadable image once, and end the run if there are too many."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,19 +10,19 @@ from utils.distributed import Process
 from utils.errors import DataError
 from utils.text import counted, one_line
 
-ALWAYS_ALLOWED = 3  # one would be more than 1% of a small set
+ALWAYS_ALLOWED = 3  # a single image can be more than 1% of a small set
 NUM_SAMPLED = 128  # validation images that are read before training
-NUM_EXPLAINED = 10  # to give the reason, the image is read once more
+NUM_EXPLAINED = 10  # images reported with the reason, which costs a second read
 NUM_NAMED = 5
 
 
 def num_allowed(max_fraction: float, num_images: int) -> int:
-    """The number of images of a set that may be unreadable: the fraction, but always a few unless it is 0, and never all."""
+    """Return how many images may be unreadable: the fraction, but always a few unless it is 0, and never all images."""
     return min(max(int(max_fraction * num_images), ALWAYS_ALLOWED if max_fraction else 0), num_images - 1)
 
 
 class BadImages:
-    """Counts the distinct unreadable images of one set, as batches report them, over all processes together."""
+    """Counts the distinct unreadable images of one set over all processes."""
 
     def __init__(self, image_set: ImageSet, max_fraction: float, say: Callable[[str], None], known: Iterable[int] = ()):
         """`max_fraction`: DATA.MAX_BAD_FRACTION; `say` is called with a line for each image that is not yet `known`."""
@@ -31,7 +31,7 @@ class BadImages:
         self._unshared: list[int] = []  # found by this process since the last check
 
     def note(self, indices: Iterable[int]) -> None:
-        """Add the images that one batch of this process reports."""
+        """Add the unreadable images of one batch of this process."""
         for index in indices:
             if index not in self.indices:
                 self.indices[index] = None
@@ -41,26 +41,26 @@ class BadImages:
                 self.say(f"cannot read {self._name(index)}{reason}; {so_far}")
 
     def check(self, process: Process) -> None:
-        """Add the images that other processes found; DataError in all of them when there are now too many."""
+        """Add the images that other processes found. Raise DataError in all processes if there are now too many."""
         self.indices |= dict.fromkeys(process.join(self._unshared))
         self._unshared = []
         if len(self.indices) > num_allowed(self.max_fraction, len(self.image_set)):
             process.first(lambda: self._refuse(len(self.image_set)))
 
     def check_sample(self, process: Process) -> None:
-        """Read some images of the set, all of a small one; DataError if so many are unreadable that the run would end."""
+        """Read a sample of the images, or all of a small set. Raise DataError if too many of them are unreadable."""
         if self.image_set.in_memory:
             return
         count = min(len(self.image_set), NUM_SAMPLED)
         sample = np.linspace(0, len(self.image_set) - 1, count, dtype=int)[process.rank :: process.world_size].tolist()
         self.note(self._unreadable(sample))
         self.check(process)
-        # A sample may have more than its share by chance, so only twice the allowed fraction ends the run.
+        # A sample may exceed the fraction by chance, so only twice the allowed fraction ends the run.
         if len(self.indices) > max(ALWAYS_ALLOWED, 2 * self.max_fraction * count):
             process.first(lambda: self._refuse(count))
 
     def forget_repaired(self, process: Process) -> None:
-        """Read the known images again: since a run ended because of them, they may have been repaired."""
+        """Read the known bad images again, because they may have been repaired since the run ended."""
         self.indices = process.first(lambda: dict.fromkeys(self._unreadable(list(self.indices))))
 
     def _unreadable(self, indices: list[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Classes of unequal size: weights that the loss gives them, and epochs that repeat images of rare ones."""
+"""Balance classes of unequal size: class weights in the loss, and epochs that repeat images of rare classes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ SAMPLER = "DATA.SAMPLER balanced"
 
 
 def read_class_weights(config: Config, image_set: ImageSet) -> list[float]:
-    """Return TRAIN.CLASS_WEIGHTS for each output of the model. An output without a class counts 1.
+    """Return TRAIN.CLASS_WEIGHTS for each output of the model. An output without a class has weight 1.
 
     auto: images / (classes x images of the class), so that the mean over the images is 1.
     """
@@ -32,18 +32,18 @@ def read_class_weights(config: Config, image_set: ImageSet) -> list[float]:
 
 
 def describe_balance(config: Config, image_set: ImageSet, weights: list[float] | None) -> list[str]:
-    """Describe what a run does about classes of unequal size: weights, and how often an epoch has each image."""
+    """Describe how a run balances its classes: the class weights, and how often an image occurs in an epoch."""
     lines, classes = [], image_set.classes
     if weights:
         lines.append(f"class weights ({config.TRAIN.CLASS_WEIGHTS}): {_range(classes, weights[: len(classes)])}")
     if config.DATA.SAMPLER == "balanced":
         counts = images_of_each_class(image_set, SAMPLER)
         times = (len(image_set) / len(counts) / counts).tolist()
-        lines.append(f"{SAMPLER}: an epoch has an image on average so many times: {_range(classes, times)}")
+        lines.append(f"{SAMPLER}: average occurrences of an image in an epoch: {_range(classes, times)}")
         if config.TRAIN.CLASS_WEIGHTS == AUTO:
             lines.append(
-                f"warning: {SAMPLER} and TRAIN.CLASS_WEIGHTS auto each make up for classes of few images: together they give "
-                "these too much weight; leave one of them out"
+                f"warning: {SAMPLER} and TRAIN.CLASS_WEIGHTS auto both compensate for rare classes, so together they "
+                "give them too much weight; leave one of them out"
             )
     return lines
 
@@ -54,7 +54,7 @@ def _range(classes: list[str], values: list[float]) -> str:
 
 
 def images_of_each_class(image_set: ImageSet, setting: str) -> np.ndarray:
-    """int64 [classes]; DataError if one has none, for `setting` needs some of each."""
+    """Return int64 [classes]: the images of each class. Raise DataError, which names `setting`, if a class has none."""
     counts = image_set.count_classes()
     if not counts.all():
         missing = [image_set.classes[number] for number in np.flatnonzero(counts == 0)]
@@ -66,6 +66,6 @@ def images_of_each_class(image_set: ImageSet, setting: str) -> np.ndarray:
 
 
 def balanced_order(image_set: ImageSet) -> Callable[[int, int], EpochOrder]:
-    """Return the order of an epoch by seed and epoch for DATA.SAMPLER balanced."""
+    """Return the function from seed and epoch to the order of an epoch, for DATA.SAMPLER balanced."""
     counts = images_of_each_class(image_set, SAMPLER)
     return partial(BalancedOrder, image_set.targets, counts)

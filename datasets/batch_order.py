@@ -1,8 +1,8 @@
-"""Which images each update and each process sees, computed from seed, epoch and step without any state.
+"""Compute the images of each update and each process from seed, epoch and step, without any state.
 
-The order of an epoch is cut into windows, one per update, and a window into pieces, one per micro-batch and process.
-What an update sees does not depend on that split, and a run can stop and resume anywhere, with another number of
-processes too: order and steps depend on the global batch alone.
+The order of an epoch is cut into windows, one per update, and each window into pieces, one per micro-batch and process.
+Order and steps depend only on the global batch. So the images of an update do not depend on the pieces, and a run can
+resume after any update, also with another number of processes.
 """
 
 import functools
@@ -19,8 +19,8 @@ from datasets.shuffle import EpochOrder
 from utils.seed import keyed_rng
 from utils.text import counted
 
-NUM_BLOCKS = 3  # kept of the order: the one in use, the one before, and the next
-COMPUTED_AHEAD = 1 << 17  # blocks from this size on are: a smaller one takes a few milliseconds
+NUM_BLOCKS = 3  # of the order in memory: the current, the previous and the next block
+COMPUTED_AHEAD = 1 << 17  # size of the smallest block that is computed ahead; smaller ones take a few milliseconds
 
 
 class Piece(NamedTuple):
@@ -28,14 +28,14 @@ class Piece(NamedTuple):
 
     epoch: int
     indices: np.ndarray  # of at least one image
-    num_samples: int  # how many of them count: all, or 0 if the image only keeps this process in step with the others
+    num_samples: int  # how many of them count: all, or 0 if there is one image that only keeps the processes in step
     # In training only:
     step: int = 0
     first: int = 0  # position of the first image in the window
-    repeats: np.ndarray | None = None  # tells the occurrences of an image in this epoch apart
+    repeats: np.ndarray | None = None  # distinguishes the occurrences of an image in this epoch
 
     def part(self, start: int, end: int) -> "Piece":
-        """The images at these positions of a training piece, all of which count."""
+        """Return the images at these positions of a training piece, where all images count."""
         return self._replace(
             indices=self.indices[start:end],
             num_samples=end - start,
@@ -56,33 +56,33 @@ class Order:
     seed: int
     epoch_order: Callable[[int, int], EpochOrder]  # see ImageSet.epoch_order
     num_repeats: int = 1  # occurrences of each image in a window
-    is_balanced: bool = False  # an epoch can have an image several times
+    is_balanced: bool = False  # an image can occur several times in an epoch
     in_pairs: bool = False  # positions 2k and 2k + 1 of a window stay together; needs an even batch size
     resumed_global_batch: int | None = None  # of a run that was started with another number of processes
 
     @property
     def global_batch(self) -> int:
-        """Images of a full window."""
+        """The number of images in a full window."""
         return self.resumed_global_batch or self.batch_size * self.world_size * self.num_accumulated
 
     @property
     def steps_per_epoch(self) -> int:
         num_full = self.num_images // self.global_batch
-        # An epoch has a step even when all its images do not fill one.
+        # An epoch has at least one step, even if its images do not fill it.
         return max(num_full, 1) if self.drop_last else math.ceil(self.num_images / self.global_batch)
 
     def has_updates_of(self, saved: dict) -> bool:
-        """Whether epochs have the same updates as with these settings, which a checkpoint holds."""
+        """Return whether epochs have the same updates as with the settings that a checkpoint saved."""
         now = {"NUM_IMAGES": self.num_images, "GLOBAL_BATCH": self.global_batch, "DATA.DROP_LAST": self.drop_last}
         return all(saved.get(key, value) == value for key, value in now.items())
 
     def window_size(self, step: int) -> int:
-        """Images of this step: a full window, or the remainder at the end of an epoch."""
+        """Return the number of images in this step: a full window, or the remainder at the end of an epoch."""
         start = step % self.steps_per_epoch * self.global_batch
         return min(self.global_batch, self.num_images - start)
 
     def num_micro_batches(self, step: int) -> int:
-        """The number of pieces of each process in this step."""
+        """Return the number of pieces of each process in this step."""
         return math.ceil(self.window_size(step) / (self.batch_size * self.world_size))
 
     def describe_split(self) -> str:
@@ -93,7 +93,7 @@ class Order:
         return f"{size} x {counted(self.world_size, 'process')} x {counted(num_micro_batches, 'micro-batch')}"
 
     def describe_epoch(self) -> str:
-        """Describe how many updates of how many images an epoch is, and what is left of its images."""
+        """Describe the number and size of an epoch's updates, and its remaining images."""
         num_full, rest = divmod(self.num_images, self.global_batch)
         if not num_full:
             return f"1 update of {counted(rest, 'image')}"
@@ -101,7 +101,7 @@ class Order:
         updates = f"{counted(num_full, 'update')} of {counted(self.global_batch, 'image')}" + (
             f" ({self.describe_split()})" if is_split else ""
         )
-        if not rest or self.num_repeats > 1:  # an epoch with repeats sees a part of the images anyway
+        if not rest or self.num_repeats > 1:  # an epoch with repeats shows only part of the images anyway
             return updates
         rest = counted(rest, "image")
         return f"{updates}; {rest} left out (DATA.DROP_LAST)" if self.drop_last else f"{updates} and one of {rest}"
@@ -112,17 +112,17 @@ class Order:
         return 2 if self.in_pairs else 1
 
     def largest_piece(self, step: int) -> int:
-        """Images of the largest piece of any process in this step; the last image of an odd window counts as a unit."""
+        """Return the size of the largest piece in this step. The last image of an odd window counts as a unit."""
         num_units = math.ceil(self.window_size(step) / self.unit)
         return math.ceil(num_units / (self.num_micro_batches(step) * self.world_size)) * self.unit
 
     def place(self, step: int) -> tuple[int, int]:
-        """The epoch of this step, and the position of its first image in the order of that epoch."""
+        """Return the epoch of this step, and the position of its first image in the order of that epoch."""
         epoch, index = divmod(step, self.steps_per_epoch)
         return epoch, index * math.ceil(self.global_batch / self.num_repeats)
 
     def window(self, step: int) -> np.ndarray:
-        """The images of this step, over all processes."""
+        """Return the images of this step, over all processes."""
         epoch, start = self.place(step)
         images = self._epochs.part(epoch, slice(start, start + self._num_distinct(step)))
         # Each round is rotated by one more, so that an image has another neighbour each time.
@@ -137,7 +137,7 @@ class Order:
         return math.ceil(self.window_size(step) / self.num_repeats)
 
     def pieces(self, step: int, rank: int) -> list[Piece]:
-        """This process's micro-batches, whose sizes differ by at most one image or pair.
+        """Return this process's micro-batches, whose sizes differ by at most one image or pair.
 
         An empty piece gets one image that does not count.
         """
@@ -157,18 +157,18 @@ class Order:
 
 
 class EpochOrders:
-    """The orders of all epochs, of which a few blocks are in memory: large ones are computed before they are needed."""
+    """The orders of all epochs. Only a few blocks are in memory, and large blocks are computed in advance."""
 
     def __init__(self, epoch_order: Callable[[int], EpochOrder]):
         self._order = functools.lru_cache(2)(epoch_order)
         self._blocks: dict[tuple[int, int], Callable[[], np.ndarray]] = {}  # by epoch and number
-        self._pool = ThreadPoolExecutor(1, "epoch order")  # without a thread before the first large block
+        self._pool = ThreadPoolExecutor(1, "epoch order")  # starts its thread with the first large block
 
     def part(self, epoch: int, positions: slice) -> np.ndarray:
-        """The images at these positions of the epoch."""
+        """Return the images at these positions of the epoch."""
         order = self._order(epoch)
         images = order.part(positions, lambda number: self._block(epoch, number))
-        number = int(np.searchsorted(order.edges, positions.stop)) - 1  # of the block of the last of them
+        number = int(np.searchsorted(order.edges, positions.stop)) - 1  # the block of the last image
         start, stop = order.edges[number : number + 2]
         if stop - start >= COMPUTED_AHEAD and positions.stop > (start + stop) // 2:
             following = (epoch, number + 1) if stop < len(order) else (epoch + 1, 0)
@@ -192,5 +192,5 @@ class EpochOrders:
 
 
 def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation", repeat: int = 0) -> random.Random:
-    """The generator for one image in one epoch, the same in whichever process reads it."""
+    """Return the random generator for one image in one epoch, which is the same in every process."""
     return keyed_rng(purpose, seed, epoch, index, *([repeat] if repeat else []))

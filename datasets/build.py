@@ -1,4 +1,4 @@
-"""Builds image sets from the settings, and the batches of one process from those."""
+"""Build image sets from the settings, and the batches of one process from the image sets."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -20,18 +20,18 @@ from utils.distributed import Process
 from utils.errors import ConfigError, DataError, ensure
 from utils.text import counted, is_url
 
-NUM_SMALLEST = 3  # classes that are named
-# Training images up to which overlap.py compares the sets: 16 MB a process, and a second at the start.
+NUM_SMALLEST = 3  # classes that the log names
+# The most training images for which overlap.py compares the sets: 16 MB per process, and a second at the start.
 MOST_TRAINED = 2_000_000
 
 
 def load_image_sets(
     config: Config, say: Callable[[str], None] = print, saved: SavedData | None = None, output: str | None = None
 ) -> tuple[ImageSet | None, ImageSet]:
-    """Training set (None with EVAL) and validation set of DATA.DATASET, checked. `say` reports a download.
+    """Return the checked training set (None with EVAL) and validation set of DATA.DATASET. `say` reports a download.
 
-    `saved`: of the checkpoint that is continued or evaluated; both sets get its classes in its order. `output`: the folder
-    that a run writes to.
+    `saved`: the data record of the resumed or evaluated checkpoint; both sets get its classes in its order.
+    `output`: the folder that the run writes to.
     """
     data = config.DATA
     train, val = _read(config, say, output)
@@ -59,7 +59,7 @@ def load_image_sets(
 
 
 def _read(config: Config, say: Callable[[str], None], output: str | None) -> tuple[ImageSet | None, ImageSet | None]:
-    """The sets as their source has them; no validation set where one is to be held out of the training images."""
+    """Return both sets as the source has them. The validation set is None if it will be held out later."""
     data, name = config.DATA, config.DATA.DATASET
     read = find_source(name)
     try:
@@ -75,23 +75,23 @@ def _read(config: Config, say: Callable[[str], None], output: str | None) -> tup
 
 
 def _refuse_output_inside(parts: Iterable[ImageSet], output: str | None) -> None:
-    """Refuse a folder to write to that lies where images are read."""
+    """Raise ConfigError if the output folder is inside a folder from which all images are read."""
     for part in parts:
         if output and (place := part.place_of(output)):
             raise ConfigError(
-                f"SAVE: {output} lies in {place}, where a run reads all images, its own pictures too; choose a folder "
+                f"SAVE: {output} lies in {place}, so the run's own pictures would be read as data; choose a folder "
                 "outside with -output"
             )
 
 
 def _check_own_parts(config: Config, val: ImageSet) -> None:
-    """Refuse folds of a data set that has validation images of its own; a note where DATA.VAL_FRACTION has no effect."""
+    """Refuse DATA.FOLD for data with its own validation images, and warn if DATA.VAL_FRACTION has no effect."""
     data, name = config.DATA, config.DATA.DATASET
     if data.FOLD:
         if "folds" not in val.split:
             raise ConfigError(
                 f"DATA.FOLD is {data.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
-                "leave it out, or divide one part with it: -data_path names the folder or file of that part alone"
+                "leave it out, or divide one part with it: name only the folder or file of that part with -data_path"
             )
     elif data.VAL_FRACTION not in (Data.VAL_FRACTION, val.split.get("fraction")):
         text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g}, because {name} has parts of its own"
@@ -99,7 +99,7 @@ def _check_own_parts(config: Config, val: ImageSet) -> None:
 
 
 def _output_in_data(path: str, output: str, error: DataError) -> ConfigError | None:
-    """Return the cause of an error about a folder in the data: it is the one that this run has made to write to."""
+    """Return the error to raise instead if `error` is about the run's own output folder inside the data."""
     root = Path(path).expanduser()
     below = Path(os.path.relpath(os.path.realpath(output), os.path.realpath(root)))
     if not any(str(error).startswith(f"{root / each}: ") for each in (below, *below.parents) if each.name):
@@ -108,7 +108,7 @@ def _output_in_data(path: str, output: str, error: DataError) -> ConfigError | N
 
 
 def _are_listed(config: Config, saved: SavedData | None, classes: list[str]) -> bool:
-    """Return whether the settings, or the run that goes on or is evaluated, name all of these classes."""
+    """Return whether the settings, or the resumed or evaluated run, name all of these classes."""
     if config.DATA.CLASSES:
         known = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
     else:
@@ -117,7 +117,7 @@ def _are_listed(config: Config, saved: SavedData | None, classes: list[str]) -> 
 
 
 def _without_images(config: Config, part: str, whole: ImageSet) -> DataError:
-    """Say why a part is empty. `whole`: of a set without a validation part all images, or that part."""
+    """Return an error that explains why a part is empty. `whole`: the validation part, or else all images."""
     data, name = config.DATA, config.DATA.DATASET
     is_by_fraction = part == "validation" and data.VAL_FRACTION and not (data.FOLD or data.GROUP_BY)
     if not is_by_fraction or whole.count_classes().max(initial=0) != 1:
@@ -128,23 +128,23 @@ def _without_images(config: Config, part: str, whole: ImageSet) -> DataError:
             f"{held_out} if it has no validation part of its own{group}"
         )
     return DataError(
-        f"DATA.DATA_PATH: each class in {data.DATA_PATH} has one image, so that none can be held out for validation; add "
-        "images, a class needs two, or validation images of their own (layouts: docs/data.md)"
+        f"DATA.DATA_PATH: each class in {data.DATA_PATH} has only one image, so none can be held out for validation; "
+        "add images (a class needs two) or a validation part (layouts: docs/data.md)"
     )
 
 
 def _describe_smallest(train: ImageSet | None, val: ImageSet) -> list[str]:
-    """A line on the classes with the fewest images, of which least is learned and measured."""
+    """Describe the classes with the fewest images, which are learned and measured worst."""
     if train is None or val.makes_batches:
         return []
     counts = train.count_classes(), val.count_classes()
     smallest = sorted(np.flatnonzero(total := sum(counts)).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
-    found = (f"{val.classes[each]} {counts[0][each]:,} and {counts[1][each]:,}" for each in smallest)
-    return [f"training and validation images of the smallest classes: {', '.join(found)}"]
+    found = (f"{val.classes[each]} ({counts[0][each]:,}/{counts[1][each]:,})" for each in smallest)
+    return [f"smallest classes (train/val): {', '.join(found)}"]
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:
-    """Evaluation may have images of only one class of those that a checkpoint or numbers tell."""
+    """Raise DataError if all training images have the same class, or in evaluation if only one class is known."""
     name = val.target_names()[int(val.targets[0])]
     is_one = len(val.classes) == 1 and not val.labels_are_numbers and not val.label_sets
     if val.makes_batches:
@@ -171,7 +171,7 @@ def _check_num_classes(config: Config, image_set: ImageSet) -> None:
 
 
 def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_global_batch: int | None = None) -> Order:
-    """The order in which updates see the training images. `resumed_global_batch`: their number, if not the one of the settings."""
+    """Return the order of the training images. `resumed_global_batch`: images per update, if not from the settings."""
     data, train = config.DATA, config.TRAIN
     order = Order(
         num_images=len(image_set),
@@ -195,7 +195,7 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
 
 
 def _epoch_order(config: Config, image_set: ImageSet) -> Callable[[int, int], EpochOrder]:
-    """Return the order of an epoch by seed and epoch, as DATA.SAMPLER says."""
+    """Return the function from seed and epoch to the order of an epoch, for DATA.SAMPLER."""
     if config.DATA.SAMPLER == "shuffle":
         return image_set.epoch_order
     from datasets.balance import balanced_order
@@ -213,7 +213,7 @@ def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:
 
 
 def build_train_data(config: Config, image_set: ImageSet, process: Process, order: Order | None = None) -> TrainData:
-    """The training images of one process, in this order; None: in that of a new run."""
+    """Return the training data of one process in this order, or in the order of a new run if `order` is None."""
     order = order or build_order(config, image_set, process.world_size)
     load = image_set.makes_batches and image_set.makes_batches(config, order.batch_size, process.rank, process.device)
     if not load:
@@ -223,7 +223,7 @@ def build_train_data(config: Config, image_set: ImageSet, process: Process, orde
 
 
 def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> EvalData:
-    """The evaluation images of one process."""
+    """Return the evaluation data of one process."""
     batch_size = config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE
     load = image_set.makes_batches and image_set.makes_batches(config, batch_size, process.rank, process.device)
     if not load:
@@ -234,7 +234,7 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
 def watches(train: ImageSet, val: ImageSet, path: str) -> bool:
     """Return whether a run looks for validation images that are training images (overlap.py).
 
-    Images in memory come from published data sets. Remote or streamed images cannot be read in any order.
+    Images in memory come from published data sets. Remote or streamed images cannot be read in arbitrary order.
     """
     is_of_files = not (train.in_memory or train.makes_batches or val.in_memory or is_url(path))
     return is_of_files and len(train) <= MOST_TRAINED

@@ -1,4 +1,4 @@
-"""The number of each class: by DATA.CLASSES, by a checkpoint, or as the data has it."""
+"""Number the classes by DATA.CLASSES, by a checkpoint, or by the data."""
 
 import itertools
 import re
@@ -15,14 +15,14 @@ from utils.files import read_names
 from utils.text import counted, first_of
 
 LINE_END = re.compile(r"\r\n?|\n")
-SEPARATORS = "|;,"  # that people put between several labels
+SEPARATORS = "|;,"  # common separators of several labels
 
 
 def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None) -> list[str]:
-    """Number the classes of all parts alike; returns lines for the log.
+    """Number the classes of all parts in the same way. Return lines for the log.
 
-    Labels that are numbers keep them, and are given names. Classes with names get the number of their name: in
-    DATA.CLASSES, then in the checkpoint that is continued or evaluated.
+    Labels that are numbers stay as they are, and their classes get names. Classes with names are numbered as in
+    DATA.CLASSES, and then as in the checkpoint that is resumed or evaluated.
     """
     first, notes = parts[0], []
     if config.DATA.CLASSES:
@@ -33,7 +33,7 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
         notes += _number_by_checkpoint(config, parts, saved.classes)
     if first.folder_names and not (saved or config.DATA.CLASSES):
         names = first_of(first.folder_names)
-        notes.append(f"the labels are numbers, whose classes are called as their folders: {names}")
+        notes.append(f"the labels are numbers; their classes get the names of their folders: {names}")
         for part in parts:
             part.classes = list(first.folder_names)
     notes += _name_alike(first.classes) if first.classes_are_names else []
@@ -42,8 +42,8 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
 
 
 def _number_by_list(config: Config, parts: list[ImageSet]) -> list[str]:
-    """Number the classes as DATA.CLASSES lists them. Returns lines for the log."""
-    # None repeats, as images are found by them.
+    """Number the classes in the order of DATA.CLASSES. Return lines for the log."""
+    # No name may repeat, because images are matched by name.
     classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
     where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
     _refuse_others(parts, classes, where, "add them to the file", may_lack=True)
@@ -54,7 +54,7 @@ def _number_by_list(config: Config, parts: list[ImageSet]) -> list[str]:
 
 
 def _number_by_value(parts: list[ImageSet]) -> list[str]:
-    """Put classes whose names are numbers into the order of their values: 9 before 10. Returns lines for the log."""
+    """Sort classes whose names are numbers by value, so that 9 comes before 10. Return lines for the log."""
     names = parts[0].classes
     if not parts[0].classes_are_names or not all(name.isdecimal() for name in names):
         return []
@@ -62,11 +62,11 @@ def _number_by_value(parts: list[ImageSet]) -> list[str]:
     if by_value == names:
         return []
     renumber(parts, by_value)
-    return [f"class names are numbers, so they are in the order of their values: {first_of(by_value)}"]
+    return [f"class names are numbers, so they are sorted by value: {first_of(by_value)}"]
 
 
 def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[str]) -> list[str]:
-    """Number the classes as the checkpoint does that is continued or evaluated. Returns lines for the log."""
+    """Number the classes as in the checkpoint that is resumed or evaluated. Return lines for the log."""
     notes, first = [], parts[0]
     new, gone = _differences(parts, classes)
     is_renamed = len(new) == len(gone) == 1 and not first.labels_are_numbers
@@ -76,21 +76,22 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
     where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
     remedy = "start a new run from its weights with -pretrained"
     if config.START.EVAL:
-        remedy = "evaluate images of its classes alone; added ones are left out only where none of its own is missing"
+        remedy = "evaluate only images of its classes; added classes are left out only if none of its own is missing"
     if is_renamed:
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
     _refuse_others(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
     if first.labels_are_numbers and not _are_numbers(classes):
         meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
-        notes.append(f"the labels are numbers, taken for those of the checkpoint's classes: {meaning}")
+        notes.append(f"the labels are numbers, read as those of the checkpoint's classes: {meaning}")
     renumber(parts, classes)
     return notes
 
 
 def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
-    """The images to evaluate without those of classes that were added since the checkpoint, which are counted.
+    """Leave out and count the images of classes that were added since the checkpoint.
 
-    Where a class of the checkpoint is missing, an added one may be that class by another name: then all stay, to be refused.
+    If a class of the checkpoint is missing, an added class may be that class under another name. Then all images stay,
+    and number_classes refuses them.
     """
     if not (saved and saved.classes) or part.label_sets or part.labels_are_numbers:
         return part
@@ -104,13 +105,13 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
     names = first_of([f"{name} ({count:,})" for name, count in left_out.items()])
     images = counted(sum(left_out.values()), "image")
     kept.notes += (
-        f"warning: {images} of classes that the checkpoint does not know are left out, none of them scored: {names}",
+        f"warning: {images} of classes that the checkpoint does not know are left out and not scored: {names}",
     )
     return kept
 
 
 def _without_images(config: Config, parts: list[ImageSet]) -> list[str]:
-    """Names in DATA.CLASSES that no image has. Of several labels, which are often misspelt, they are an error."""
+    """Warn of names in DATA.CLASSES that no image has. With several labels, which are often misspelt, raise."""
     counts, names = sum(part.count_classes() for part in parts), parts[0].classes
     unused = [] if config.START.EVAL else [names[number] for number in np.flatnonzero(counts == 0)]
     found = f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}"
@@ -124,7 +125,7 @@ def _without_images(config: Config, parts: list[ImageSet]) -> list[str]:
 
 
 def _name_alike(classes: list[str]) -> list[str]:
-    """A warning of names that people write for the same class: cat and Cat, maine_coon and Maine Coon."""
+    """Warn of names that probably mean the same class: cat and Cat, maine_coon and Maine Coon."""
     spellings: dict[str, list[str]] = {}
     for name in classes:
         plain = normalize("NFC", name).casefold().replace("_", " ").replace("-", " ")
@@ -132,22 +133,22 @@ def _name_alike(classes: list[str]) -> list[str]:
     alike = [" and ".join(names) for names in spellings.values() if len(names) > 1]
     if not alike:
         return []
-    return [f"warning: these are read as different classes: {first_of(alike)}; if not meant, name them alike"]
+    return [f"warning: these are read as different classes: {first_of(alike)}; give equal ones the same name"]
 
 
 def _look_joined(classes: list[str]) -> list[str]:
-    """A warning of names in a table that seem to be several labels, each of which occurs elsewhere too: cat|dog and cat."""
+    """Warn of names in a table that look like several labels, of which one also occurs elsewhere: cat|dog and cat."""
     for separator in SEPARATORS:
         labels = {name: [label.strip() for label in name.split(separator)] for name in classes}
         times = Counter(itertools.chain.from_iterable(labels.values()))
         if joined := [name for name in classes if separator in name and max(map(times.get, labels[name])) > 1]:
-            what = f"these are read as single classes, and look like several labels: {first_of(joined)}"
-            return [f"warning: {what}; if {separator} divides them: -opts DATA.LABEL_SEPARATOR='{separator}'"]
+            what = f"these are read as single classes, but look like several labels: {first_of(joined)}"
+            return [f"warning: {what}; if {separator} separates them: -opts DATA.LABEL_SEPARATOR='{separator}'"]
     return []
 
 
 def _numbers(part: ImageSet, classes: list[str]) -> list[int]:
-    """For each class of this part its number among `classes`, or -1."""
+    """Return the number of each class of this part among `classes`, or -1."""
     if part.labels_are_numbers and not _are_numbers(classes):
         return [number if number < len(classes) else -1 for number in range(len(part.classes))]
     known = {normalize("NFC", name): number for number, name in enumerate(classes)}
@@ -160,7 +161,7 @@ def _are_numbers(classes: list[str]) -> bool:
 
 
 def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], list[str]]:
-    """The classes of the data that are not among these, and the other way round."""
+    """Return the classes of the data that are not in `classes`, and the classes that the data lacks."""
     numbers = _numbers(parts[0], classes)
     known = set(numbers)
     new = [name for name, number in zip(parts[0].classes, numbers, strict=True) if number < 0]
@@ -168,7 +169,7 @@ def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], 
 
 
 def _refuse_others(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
-    """DataError if the parts have other classes. `may_lack`: only those with images count, and some may be missing."""
+    """Raise DataError if the parts have other classes. `may_lack`: some may be missing, and unused ones are ignored."""
     names = parts[0].classes
     new, gone = _differences(parts, classes)
     if may_lack:
@@ -184,7 +185,7 @@ def _refuse_others(parts: list[ImageSet], classes: list[str], where: str, remedy
 
 
 def renumber(parts: list[ImageSet], classes: list[str]) -> None:
-    """Give all parts these classes, which have those of all images."""
+    """Give all parts these classes, which must include the classes of all images."""
     lookup = np.array(_numbers(parts[0], classes), dtype=np.int32)
     for part in parts:
         part.classes = list(classes)
@@ -202,7 +203,7 @@ def _first_image(parts: list[ImageSet], target: int) -> str:
 
 
 def read_classes(name: str, title: str, errors: str = "strict", may_repeat: bool = True) -> list[str]:
-    """The names in a file of classes. `title`: the setting or flag that names it."""
+    """Read the names in a file of classes. `title`: the setting or flag that names the file."""
     try:
         text = read_names(Path(name).expanduser(), errors)
     except (OSError, UnicodeDecodeError) as error:
@@ -213,19 +214,19 @@ def read_classes(name: str, title: str, errors: str = "strict", may_repeat: bool
 
 
 def classes_in(text: str, where: str, may_repeat: bool = True) -> list[str]:
-    """The names of classes by number, a line each. ConfigError for an empty one."""
+    """Return the class names by number, one from each line. Raise ConfigError for an empty line."""
     classes = [line.strip() for line in LINE_END.split(text.rstrip())]
-    first = {"": 0}  # the line of each name; an empty one is always wrong
+    first = {"": 0}  # the line of each name; an empty name is always wrong
     lines = enumerate(classes, 1)
     if wrong := next((n for n, name in lines if first.setdefault(name, n) < n and not (may_repeat and name)), None):
         raise ConfigError(
-            f"{where}, line {wrong} is empty{'' if may_repeat else ' or repeats a name'}; a line is the name of a class, the "
-            "first one that of class 0"
+            f"{where}, line {wrong} is empty{'' if may_repeat else ' or repeats a name'}; each line is the name of a "
+            "class, starting with class 0"
         )
     return distinct(classes)
 
 
 def distinct(classes: list[str]) -> list[str]:
-    """The names, where one that repeats gets its number: ImageNet has two classes called crane."""
+    """Append its number to each repeated name: ImageNet has two classes called crane."""
     counts = Counter(classes)
     return [f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(classes)]

@@ -1,4 +1,4 @@
-"""Strings that stream by on their way into an index: their bytes, the distinct ones, and the rows that are equal."""
+"""Process strings on their way into an index: encode them, number the distinct ones, and find equal rows."""
 
 import os
 from array import array
@@ -8,20 +8,20 @@ import numpy as np
 
 
 def encoded(values: list[str]) -> list[bytes]:
-    """Encode strings as file names are encoded; all at once, which is much faster."""
+    """Encode strings like file names, all at once because that is much faster."""
     together = os.fsencode("\n".join(values)).split(b"\n")
     return together if len(together) == len(values) else [os.fsencode(value) for value in values]
 
 
 class Distinct:
-    """Distinct strings in the order of their first appearance, with the row and line of that: of classes and folders."""
+    """Distinct strings, such as classes or folders, in the order of their first rows, with these rows and lines."""
 
     def __init__(self):
         self.numbers: dict[str, int] = {}
         self.rows, self.lines, self.num_rows = array("Q"), array("Q"), 0
 
     def add(self, values: Sequence[str], lines: np.ndarray) -> np.ndarray:
-        """Note the values of the next rows; returns the number of each, uint32."""
+        """Add the values of the next rows. Return the number of each value as uint32."""
         numbers, before = self.numbers, len(self.numbers)
         found = np.fromiter((numbers.setdefault(each, len(numbers)) for each in values), np.uint32, len(values))
         if len(numbers) > before:
@@ -34,13 +34,13 @@ class Distinct:
 
 
 class RowHashes:
-    """64 bits of each string, by which equal ones are found without keeping the strings in memory."""
+    """A 64-bit hash of each string, to find equal strings without keeping them in memory."""
 
     def __init__(self):
-        self._all = array("q")  # which grows in place; many small arrays would leave holes in the memory
+        self._all = array("q")  # grows in place; many small arrays would fragment the memory
 
     def add(self, values: Sequence[str] | Sequence[bytes]) -> None:
-        # Python's own hash: it differs from process to process, but that is no matter here.
+        # Python's own hash differs between processes, which does not matter here.
         self._all.frombytes(np.fromiter(map(hash, values), np.int64, len(values)).tobytes())
 
     def take(self) -> np.ndarray:
@@ -50,7 +50,7 @@ class RowHashes:
 
 
 def equal_rows(hashes: np.ndarray, text: Callable[[int], Hashable]) -> Iterator[list[int]]:
-    """The rows of each string that several rows have, ascending. `text(row)`: what was hashed."""
+    """Yield the ascending rows of each string that several rows have. `text(row)` returns the hashed string."""
     in_order = np.sort(hashes)
     repeated = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
     del in_order

@@ -1,4 +1,4 @@
-"""The facts by which a data set is known again: in another process, in a resumed run, and when runs are compared."""
+"""Facts that identify a data set: in another process, in a resumed run, and when runs are compared."""
 
 import csv
 import hashlib
@@ -13,16 +13,16 @@ from datasets.types import ImageSet
 from utils.facts import OF_A_PART, SIZES, changed_facts
 from utils.text import counted, first_of
 
-NUM_SIZES = 64  # files of a part whose sizes are compared; those of millions would take minutes on a network disk
-MOST_LISTED = 2_000_000  # lines of split.csv that are compared one by one
+NUM_SIZES = 64  # files of a part whose sizes are compared; millions would take minutes on a network disk
+MOST_LISTED = 2_000_000  # lines of split.csv; a longer file is not compared
 CLASSES = "classes and their order"
 
 
 def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
     """Return {fact in words: number or digest} of the training images, if there are any, and the validation images.
 
-    Paths are relative to the data folder. This takes milliseconds for a million images: the names in an index have
-    checksums already.
+    Paths are relative to the data folder. This takes milliseconds for a million images, because an index has
+    checksums of the names.
     """
     facts: dict[str, int | str] = {
         CLASSES: _digest([name.encode(errors="surrogateescape") + b"\0" for name in val.classes])
@@ -43,12 +43,12 @@ def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
 
 
 def is_other_data(facts: Mapping[str, Any], val: ImageSet) -> bool:
-    """Return whether validation images of the same names as those of a run have other files, by the facts of the run."""
+    """Return whether the file sizes of validation images differ from the facts of a run on images of the same names."""
     return any(fact.startswith(SIZES) for fact in changed_facts(facts, data_facts(None, val)))
 
 
 def _labels(image_set: ImageSet) -> Iterable[bytes | np.ndarray]:
-    """Yield content that differs for other labels, and is the same for other numbers of the same classes."""
+    """Yield content that changes with the labels, but not with the numbers of their classes."""
     meanings = image_set.target_names()
     places = {name: place for place, name in enumerate(sorted(set(meanings)))}
     lookup = np.array([places[name] for name in meanings], "<i4")
@@ -67,9 +67,9 @@ def _digest(content: Iterable[bytes | np.ndarray]) -> str:
 
 
 def describe_changed_images(file: Path, train: ImageSet, val: ImageSet) -> tuple[list[str], bool]:
-    """Return in words how the images differ from those that a run's split.csv lists, and whether some were only added.
+    """Describe how the images differ from a run's split.csv, and return whether images were only added.
 
-    Nothing where the file does not tell it.
+    The description is empty if the file is missing, or if there are too many images to compare.
     """
     if not file.is_file() or len(train) + len(val) > MOST_LISTED:
         return [], False

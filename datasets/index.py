@@ -1,9 +1,9 @@
-"""The index of a data set: what is known of each image, in one file that all processes of a machine map into memory.
+"""The index of a data set: the facts about each image, in one file that all processes of a machine map into memory.
 
-The file is MAGIC, the length and checksum of a description, the description in JSON (the columns and the facts), then the
-columns of numbers and of byte strings, each with a checksum in the description. A start compares all checksums, which takes
-0.1 s for the names of a million images; of more than COMPARED bytes that of the description alone: the others are on the disk
-before the file has its name, and a copy that broke off is too short.
+The file has MAGIC, the length and checksum of a description, the description in JSON (the columns and the facts), then
+the columns of numbers and of byte strings, each with a checksum in the description. A start compares all checksums,
+which takes 0.1 s for the names of a million images. Above COMPARED bytes it compares only the checksum of the
+description: the columns are on the disk before the file gets its name, and an incomplete copy is too short.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ from utils.files import locked, sync, sync_folder, without_waiting
 ENDING = ".index"
 MAGIC = b"halfstep index 3\n"  # the number is the version of the format
 NUMBERS = ("u1", "<i4", "<u4", "<i8", "<u8")
-TEXT = "text"  # the type of a column of byte strings; others are numpy's, such as <i4
-SMALL = 4 << 20  # bytes up to which an index stays in memory, about 60,000 images
+TEXT = "text"  # the type of a column of byte strings; other types are numpy's, such as <i4
+SMALL = 4 << 20  # bytes of the largest index that stays in memory, about 60,000 images
 ALIGNMENT = 64
 COMPARED = 2**30  # bytes
 NUMBER = 8  # bytes of the length and of the checksum of the description
 COPIED_AT_ONCE = 16 << 20
-CHUNK = 1 << 16  # rows of a column that are taken into memory at once
+CHUNK = 1 << 16  # rows of a column that are loaded into memory at once
 
 
 class IndexWriteError(Exception):
@@ -43,13 +43,13 @@ class IndexWriteError(Exception):
 
 
 class BuiltElsewhereError(Exception):
-    """Another process has built the index while this one waited for it."""
+    """Another process built the index while this process waited for it."""
 
 
 class MappedColumn(np.ndarray):
-    """A column of an index file. A loader process to which it is sent opens the file again."""
+    """A column of an index file. A loader process that receives it opens the file again."""
 
-    source: tuple[Path, str, str] | None = None  # file, its id, name; of the whole column, not of parts
+    source: tuple[Path, str, str] | None = None  # file, its id, and name; only of a whole column, not of slices
 
     def __reduce__(self):
         return (_reopen, self.source) if self.source else super().__reduce__()
@@ -59,7 +59,7 @@ class Texts(Sequence):
     """A column of byte strings: `blob[starts[i]:starts[i + 1]]`."""
 
     def __init__(self, starts: np.ndarray, blob: np.ndarray, checksums: tuple[int, int] | None = None):
-        """`starts`: uint64 [N + 1]; `blob`: uint8. `checksums`: of both, as an index file notes them."""
+        """`starts`: uint64 [N + 1]; `blob`: uint8. `checksums`: of both, from the index file."""
         self.starts, self.blob, self._checksums = starts, blob, checksums
 
     @classmethod
@@ -69,7 +69,7 @@ class Texts(Sequence):
         return cls(starts, np.frombuffer(b"".join(values), np.uint8))
 
     def digest(self) -> bytes:
-        """Return bytes that differ for other strings. Of an index file they are known, however many strings it has."""
+        """Return bytes that differ for other strings. An index file already has them, for any number of strings."""
         checksums = self._checksums or (zlib.crc32(self.starts), zlib.crc32(self.blob))
         return b"%d %d %d" % (*checksums, len(self.starts))
 
@@ -81,16 +81,16 @@ class Texts(Sequence):
         return self.blob[start:stop].tobytes()
 
     def chunk(self, start: int, stop: int) -> list[bytes]:
-        """The strings of a range, much faster than one by one."""
+        """Return the strings of a range, which is much faster than one by one."""
         starts = self.starts[start : stop + 1]
         return self._cut(starts[:-1], starts[1:])
 
     def select(self, rows: np.ndarray) -> list[bytes]:
-        """The strings of some rows, which best lie together."""
+        """Return the strings of some rows. It is fastest for rows that lie close together."""
         return self._cut(self.starts[rows], self.starts[rows.astype(np.int64) + 1])
 
     def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (row, file name) of the paths whose file name is one of these, without making the strings of all rows."""
+        """Yield (row, file name) of the paths with one of these file names, without creating all strings."""
         length = min(16, *map(len, names))
         tails = np.frombuffer(b"".join(name[-length:] for name in names), np.uint8).reshape(-1, length)
         wanted = np.zeros(1 << 16, bool)
@@ -101,7 +101,7 @@ class Texts(Sequence):
             ends = self.starts[rows + 1].astype(np.int64)
             is_candidate = wanted[_hash_strings(self.blob[ends - place] for place in range(length, 0, -1))]
             rows = rows[is_candidate]
-            # Two strings can have one hash, so the file names themselves decide.
+            # Two strings can have the same hash, so the file names themselves decide.
             for row, path in zip(rows.tolist(), self.select(rows), strict=True):
                 name = path[path.rfind(b"/") + 1 :]
                 if name in names:
@@ -116,12 +116,12 @@ class Texts(Sequence):
         return [bytes(content[start:stop]) for start, stop in places]
 
     def chunks(self, size: int = CHUNK) -> Iterator[list[bytes]]:
-        """The strings, `size` at a time."""
+        """Return an iterator over the strings, `size` at a time."""
         return (self.chunk(start, min(start + size, len(self))) for start in range(0, len(self), size))
 
 
 def _hash_strings(places: Iterable[np.ndarray]) -> np.ndarray:
-    """Return a number below 2**16 for each string. `places`: the bytes of all strings at one place after the other."""
+    """Return a hash below 2**16 for each string. Each of `places` has the bytes of all strings at one position."""
     total = np.uint32(0)
     for values in places:
         total = total * np.uint32(2654435761) + values
@@ -129,15 +129,15 @@ def _hash_strings(places: Iterable[np.ndarray]) -> np.ndarray:
 
 
 class Shape(NamedTuple):
-    """What an index has, whoever made it."""
+    """The columns and facts that an index must have."""
 
     columns: Mapping[str, str]  # the type of each, as for IndexWriter
-    even: Sequence[str]  # columns of one length each
+    even: Sequence[str]  # groups of columns with equal lengths
     facts: Any  # see is_like
 
 
 def is_like(value: Any, shape: Any) -> bool:
-    """Whether plain values have a shape: a type, [that of each], (of one, of the next), {name: that of its value} or {str: of all}."""
+    """Return whether a value has a shape: a type, [one for all], (one, the next), {key: one} or {str: one for all}."""
     if isinstance(shape, list | tuple):
         shapes = shape if isinstance(shape, tuple) else shape * len(value) if isinstance(value, list) else ()
         return isinstance(value, list) and len(value) == len(shapes) and all(map(is_like, value, shapes))
@@ -148,14 +148,14 @@ def is_like(value: Any, shape: Any) -> bool:
 
 
 def divides(starts: np.ndarray, length: int) -> bool:
-    """Whether these are the starts, and the end, of parts that follow one another up to this length."""
+    """Return whether these are the edges of consecutive parts, from 0 to this length."""
     return len(starts) > 0 == starts[0] and starts[-1] == length and bool((starts[1:] >= starts[:-1]).all())
 
 
 class Index:
-    """A complete index. `facts` are small and in plain values; `id` is another for each one that is written.
+    """A complete index. `facts` are few plain values; `id` is unique for each index that is written.
 
-    `path` is None when it is in memory only.
+    `path` is None if the index is only in memory.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Index:
         self.path, self.facts, self.id, self._columns, self._checksums = path, facts, identity, columns, checksums
 
     def has(self, shape: "Shape") -> bool:
-        """Whether columns and facts are as our own: somebody else may have made it."""
+        """Return whether columns and facts have this shape, because another program may have made the file."""
         if not is_like(self.facts, shape.facts):
             return False
         lengths = {name: self._length(name, kind) for name, kind in shape.columns.items()}
@@ -178,7 +178,7 @@ class Index:
         )
 
     def _length(self, name: str, kind: str) -> int | None:
-        """The rows of a column; None if it is not there, or of another type, or strings do not follow one another."""
+        """Return the rows of a column, or None if it is missing or damaged, or has another type."""
         column, starts = self._columns.get(name), self._columns.get(f"{name}.starts")
         if column is None or column.dtype != ("u1" if kind == TEXT else kind):
             return None
@@ -189,28 +189,28 @@ class Index:
         )
 
     def is_below(self, name: str, limit: int) -> bool:
-        """Whether all numbers of a column are from 0 to below this limit."""
+        """Return whether all numbers of a column are at least 0 and below this limit."""
         column = self.column(name)
         return not len(column) or 0 <= int(column.min()) <= int(column.max()) < limit
 
     def column(self, name: str) -> np.ndarray:
-        """The numbers of a column, read-only."""
+        """Return the numbers of a column, read-only."""
         return self._columns[name]
 
     def text(self, name: str) -> Texts:
-        """The byte strings of a column."""
+        """Return the byte strings of a column."""
         parts = f"{name}.starts", name
         known = [self._checksums[part] for part in parts if part in self._checksums]
         return Texts(*(self._columns[part] for part in parts), tuple(known) if len(known) == len(parts) else None)
 
 
 class Place:
-    """A place where an index is being built. Nothing is written there before it is known to be too large for memory."""
+    """A place where an index is being built. Nothing is written there until the index is too large for memory."""
 
     def __init__(self, path: Path):
         self.path, self._stack = path, contextlib.ExitStack()
         self._before = index.id if (index := open_index(path)) else None
-        self.file: IO[bytes] | None = None  # what becomes the index, locked against other processes
+        self.file: IO[bytes] | None = None  # becomes the index; locked against other processes
 
     def __enter__(self) -> "Place":
         return self
@@ -219,7 +219,7 @@ class Place:
         self._stack.close()
 
     def claim(self) -> None:
-        """Wait until no other process builds here. BuiltElsewhereError: one has done so meanwhile."""
+        """Wait until no other process builds here. Raise BuiltElsewhereError if another process has built the index."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(f".{self.path.name}.part")
         self.file = self._stack.enter_context(locked(part, wait=lambda: None))
@@ -228,7 +228,7 @@ class Place:
             raise BuiltElsewhereError
 
     def finish(self) -> None:
-        """Give the file its name, once all of it is on the disk."""
+        """Rename the file to its final name once all of it is on the disk."""
         sync(self.file)
         os.replace(self.file.name, self.path)
         self.file = None
@@ -240,10 +240,10 @@ class Place:
 
 
 class IndexWriter:
-    """Collects columns chunk by chunk: in memory up to `small` bytes, then in nameless files beside the index."""
+    """Collects columns chunk by chunk: in memory up to `small` bytes, then in unnamed files next to the index."""
 
     def __init__(self, place: Place | None, columns: Mapping[str, str], small: int | None = None):
-        """`columns`: the type of each, which may differ in length. Without a `place`, all stays in memory."""
+        """`columns`: the type of each column; their lengths may differ. Without a `place`, all stays in memory."""
         self.place, self._types, self._small = place, dict(columns), SMALL if small is None else small
         self._parts = {name: "u1" if kind == TEXT else kind for name, kind in columns.items()}
         self._ends = {name: 0 for name, kind in columns.items() if kind == TEXT}
@@ -266,13 +266,13 @@ class IndexWriter:
         self._ends[name] += len(content)
 
     def finish(self, facts: dict) -> Index:
-        """The index, opened; its file, if it needs one, appears at once and whole."""
+        """Return the opened index. Its file, if it needs one, appears complete and in one step."""
         if self.in_memory:
             columns = {part: np.frombuffer(file.getvalue(), self._parts[part]) for part, file in self._files.items()}
             return Index(None, columns, facts, checksums=self._checksums)
         with self._as_write_error():
             file = self.place.file
-            file.truncate(0)  # what a killed process left
+            file.truncate(0)  # a killed process may have left content
             columns = {part: [self._parts[part], self._sizes[part], self._checksums[part]] for part in self._parts}
             file.write(_description(columns, facts))
             for part, content in self._files.items():
@@ -288,7 +288,7 @@ class IndexWriter:
         return index
 
     def column(self, part: str) -> np.ndarray:
-        """The numbers of a column so far."""
+        """Return the numbers of a column so far."""
         file = self._files[part]
         if self.in_memory:
             return np.frombuffer(file.getvalue(), self._parts[part])
@@ -298,7 +298,7 @@ class IndexWriter:
         return np.frombuffer(content, self._parts[part])
 
     def text(self, name: str) -> Texts:
-        """The byte strings of a column so far."""
+        """Return the byte strings of a column so far."""
         return Texts(self.column(f"{name}.starts"), self.column(name))
 
     def _write(self, part: str, content: bytes | np.ndarray) -> None:
@@ -325,8 +325,8 @@ class IndexWriter:
 
 
 def open_index(path: Path, compares: bool = True) -> Index | None:
-    """The index in a file; None if there is none, or none that is whole and of this version. `compares`: the columns
-    with their checksums."""
+    """Return the index in a file, or None if it is missing, damaged or of another version. `compares`: compare the
+    columns with their checksums."""
     try:
         with open(path, "rb", opener=without_waiting) as file:
             size, magic = os.fstat(file.fileno()).st_size, file.read(len(MAGIC))
@@ -347,12 +347,12 @@ def open_index(path: Path, compares: bool = True) -> Index | None:
             columns[part].source = (path, described["id"], part)
             place += num_bytes + -num_bytes % ALIGNMENT
         return Index(path, columns, described["facts"] | {}, described["id"], checksums) if place == size else None
-    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # also of one made by hand
+    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # for a file of any content
         return None
 
 
 def _description(columns: dict[str, list], facts: dict) -> bytes:
-    """The description that the file opens with, filled up with spaces so that the columns are aligned."""
+    """Return the start of the file with the description, padded with spaces so that the columns are aligned."""
     content = json.dumps({"id": secrets.token_hex(8), "columns": columns, "facts": facts}).encode()
     content += b" " * (-(len(MAGIC) + 2 * NUMBER + len(content)) % ALIGNMENT)
     return MAGIC + b"".join(each.to_bytes(NUMBER, "little") for each in (len(content), zlib.crc32(content))) + content
@@ -365,18 +365,18 @@ def _reopen(path: Path, identity: str, part: str) -> np.ndarray:
     return index.column(part)
 
 
-# --- where an index lies ---
+# --- the location of an index ---
 
 
 def caches_folder(config: Config) -> Path:
-    """DATA.CACHE_PATH, or where it is not set `cache` below SAVE."""
+    """Return DATA.CACHE_PATH, or `cache` below SAVE if it is not set."""
     return Path(config.DATA.CACHE_PATH or Path(config.SAVE) / "cache").expanduser()
 
 
 def index_paths(config: Config, beside: Path) -> list[Path]:
-    """The places where an index may lie: `beside` the data, or where that is read-only in the folder of caches.
+    """Return the paths where an index may lie: `beside` the data, or in the cache folder if the data is read-only.
 
-    A small one is written nowhere, and no folder is made for it.
+    A small index is not written, and no folder is made for it.
     """
     known_by = hashlib.sha256(os.fsencode(os.path.realpath(beside))).hexdigest()[:16]
     return [beside, caches_folder(config) / f"{beside.name.removesuffix(ENDING)}-{known_by}{ENDING}"]
@@ -385,10 +385,10 @@ def index_paths(config: Config, beside: Path) -> list[Path]:
 def open_or_build(
     paths: Sequence[Path], shape: Shape, is_current: Callable[[Index], bool], build: Callable[[Place | None], Index]
 ) -> Index:
-    """The first current index at one of these places, or one that `build` makes at the first that can be written to.
+    """Return the first current index at these paths, or build one at the first path that can be written.
 
-    `build(place)` makes it with an IndexWriter for that place; None: in memory. In a run rank 0 comes here first
-    (Process.after_first), so that the others find what it built.
+    `build(place)` makes it with an IndexWriter for that place, or in memory if `place` is None. In a run, rank 0 calls
+    this first (Process.after_first), so that the other ranks find the index that it built.
     """
     while True:
         for path in paths:
@@ -401,11 +401,11 @@ def open_or_build(
             return build(None)
 
 
-# --- whether it is still that of its files ---
+# --- whether the indexed files have changed ---
 
 
 class FileStamp(NamedTuple):
-    """Path, size and date of a file: when it was indexed, or now."""
+    """Path, size and date of a file, either now or when it was indexed."""
 
     path: str
     size: int
@@ -422,5 +422,5 @@ def changed_during_run(file: Path | str) -> DataError:
 
 
 def stamps_of(files: Iterable[Path]) -> list[list]:
-    """The FileStamps of files, in the plain values of an index's facts."""
+    """Return the FileStamps of files as plain values, for the facts of an index."""
     return [list(FileStamp.of(file)) for file in files]

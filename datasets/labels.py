@@ -1,4 +1,4 @@
-"""From the labels of a data set to class numbers, and the checks of labels."""
+"""Convert the labels of a data set to class numbers, and check them."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -14,11 +14,11 @@ from utils.errors import DataError, did_you_mean
 from utils.text import counted, first_of
 
 MAX_CLASSES = 1_000_000  # a higher label is a mistake, and a list of that many class names would fill the memory
-USUAL_CLASSES = 1000  # accepted with any number of images: a few of ImageNet's, to try something out
+USUAL_CLASSES = 1000  # accepted with any number of images, such as a few of ImageNet for a trial
 LABELS_EXPECTED = (
-    "DATA.LABEL_SEPARATOR divides the names in the column of classes, DATA.COLUMNS can name columns of 0 and 1"
+    "DATA.LABEL_SEPARATOR must separate the names in the class column, or DATA.COLUMNS must name columns of 0 and 1"
 )
-MAX_DIGITS = 18  # of a label; Python itself refuses thousands of them
+MAX_DIGITS = 18  # of a label; int() itself refuses thousands of digits
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Labels:
 
     file: Path
     written: list[str]
-    lines: np.ndarray  # of each the first line
-    counts: np.ndarray  # of each the number of images
+    lines: np.ndarray  # the first line of each label
+    counts: np.ndarray  # the number of images of each label
 
     def where(self, index: int) -> str:
         return f"{self.file}, line {self.lines[index]}"
 
 
 def are_mostly_numbers(lists: list[Labels]) -> bool:
-    """Whether more than half of the labels are numbers: then the others are slips, not names of classes."""
+    """Return whether more than half of the labels are numbers. Then the others are typos, not names of classes."""
     numbers = sum(
         int(each.counts[index]) for each in lists for index, label in enumerate(each.written) if _is_number(label)
     )
@@ -51,8 +51,8 @@ def _is_number(label: str) -> bool:
 
 
 def class_numbers(config: Config, lists: list[Labels], are_numbers: bool) -> tuple[list[np.ndarray], list[str]]:
-    """The class number of each label of each list, and the classes. Of two lists the first is for training and must
-    have all classes. Labels that are no numbers are names, numbered as sorted."""
+    """Return the class number of each label of each list, and the classes. Of two lists, the first is for training and
+    must have all classes. Labels that are not numbers are names, which are numbered in sorted order."""
     if are_numbers:
         targets = [_numbered_targets(config, labels) for labels in lists]
         num_images = sum(int(each.counts.sum()) for each in lists)
@@ -68,7 +68,7 @@ def class_numbers(config: Config, lists: list[Labels], are_numbers: bool) -> tup
 
 
 def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
-    """The labels as class numbers."""
+    """Return the labels as class numbers."""
     targets = np.empty(len(labels.written), dtype=np.int32)
     num_classes = config.MODEL.NUM_CLASSES
     for index, written in enumerate(labels.written):
@@ -77,8 +77,8 @@ def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
         is_number = label.isascii() and label.isdecimal() and len(label) <= MAX_DIGITS
         if not is_number or int(label) >= MAX_CLASSES:
             raise DataError(
-                f"{labels.where(index)}: label {shortened(written)!r} is not the number of a class, from 0 to "
-                f"{MAX_CLASSES - 1:,}. Correct it, or where labels are names of classes let less than half of them be numbers"
+                f"{labels.where(index)}: label {shortened(written)!r} is not a class number from 0 to "
+                f"{MAX_CLASSES - 1:,}; correct it (if labels are class names, less than half of them may be numbers)"
             )
         target = int(label)
         if num_classes is not None and target >= num_classes:
@@ -93,9 +93,9 @@ def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
 def several_labels(
     config: Config, lists: list[Labels], columns: Sequence[str]
 ) -> tuple[list[list[tuple[int, ...]]], list[str]]:
-    """Return for each list the class numbers that each of its labels means, and the classes. Of two lists the first is for training.
+    """Return for each list the class numbers of each label, and the classes. Of two lists, the first is for training.
 
-    `columns`: those of DATA.COLUMNS, whose values are written as 0101; else labels are divided by a separator.
+    `columns`: the label columns of DATA.COLUMNS, whose values are written as 0101. Else a separator divides labels.
     """
     numbers, separator = {name: number for number, name in enumerate(columns)}, config.DATA.LABEL_SEPARATOR
 
@@ -124,7 +124,7 @@ def several_labels(
 
 
 def describe_labels(config: Config, train: ImageSet) -> str:
-    """A line on the number of labels that images have, with a warning where DATA.LABEL_SEPARATOR seems to be another."""
+    """Describe the number of labels of the images, and warn if DATA.LABEL_SEPARATOR seems to be wrong."""
     sizes = np.array([len(each) for each in train.label_sets])[train.targets]
     empty = train.count_classes() == 0
     lines = [f"labels of an image: {sizes.mean():.2f} on average, {sizes.min()} to {sizes.max()}"]
@@ -139,17 +139,18 @@ def describe_labels(config: Config, train: ImageSet) -> str:
 
 
 def shortened(label: str) -> str:
-    """The label as messages show it."""
+    """Return the label for messages, cut after 40 characters."""
     return label if len(label) <= 40 else f"{label[:40]}... ({len(label):,} characters)"
 
 
 def numbered_classes(
     config: Config, targets: list[np.ndarray], where: list[Callable[[int], str]], num_images: int | None = None
 ) -> list[str]:
-    """The classes of labels that are numbers: these, up to the highest.
+    """Return the classes of labels that are numbers: all numbers up to the highest label.
 
-    DataError if it implies far more classes than there are images: a typing error, and a huge model. `targets`: of each
-    part of a data set; `where`: for each part, the name of an image or line in messages; `num_images`: if not all targets.
+    Raise DataError if these are far more classes than images, because a typo would make the model huge. `targets`: the
+    labels of each part; `where`: for each part, the name of an image or line in messages; `num_images`: the number of
+    images, if it is not the number of targets.
     """
     counts, num_images = [count_classes(each) for each in targets], num_images or sum(map(len, targets))
     used = np.zeros(max(map(len, counts), default=0), bool)
@@ -159,14 +160,14 @@ def numbered_classes(
         part = next(part for part, each in enumerate(counts) if len(each) == len(used))
         raise DataError(
             f"{where[part](int(targets[part].argmax()))}: label {len(used) - 1} means {counted(len(used), 'class')}, but "
-            f"{counted(num_images, 'image')} use {int(used.sum()):,}; correct the label, or if right set "
+            f"{counted(num_images, 'image')} use {int(used.sum()):,}; correct the label, or if it is right set "
             f"-num_classes {len(used)}"
         )
     return [str(number) for number in range(len(used))]
 
 
 def check_trained(train: ImageSet, val: ImageSet, kind: str) -> None:
-    """DataError if a class has only validation images. `kind`: of the files, in the message."""
+    """Raise DataError if a class has only validation images. `kind`: the word for the files in the message."""
     counts = count_classes(val.targets)
     trained = count_classes(train.targets, len(counts))[: len(counts)]
     unknown = np.flatnonzero((counts > 0) & (trained == 0))

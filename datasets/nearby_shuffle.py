@@ -6,15 +6,15 @@ import numpy as np
 
 from datasets.shuffle import EpochOrder, FullShuffle, draws, shuffled
 
-FRACTION_BITS = 31  # of a random number in [0, 1); a position in the order takes the other 32
+FRACTION_BITS = 31  # of a sort key for a random number in [0, 1); the position takes the other 32
 NEARBY_BLOCK = 1 << 16
 
 
 class NearbyShuffle(EpochOrder):
-    """A shuffle that moves each number by less than `reach` positions, which is less than `count`.
+    """A shuffle that moves each number by less than `reach` positions, where `reach` is less than `count`.
 
-    Number i is sorted by i + reach x a random number in [0, 1): so it comes after all numbers up to i - reach, and before
-    all from i + reach on.
+    Number i is sorted by i + reach x a random number in [0, 1). So it comes after all numbers up to i - reach, and
+    before all numbers from i + reach.
     """
 
     def __init__(self, count: int, reach: int, *seeds: int, block_size: int = NEARBY_BLOCK):
@@ -32,16 +32,16 @@ class NearbyShuffle(EpochOrder):
 
 
 def nearby_shuffle(count: int, reach: int, *seeds: int) -> EpochOrder:
-    """A shuffle that moves each number by less than `reach` positions; a reach of `count` or more allows any order."""
+    """Return a shuffle that moves each number by less than `reach` positions. A reach of `count` allows any order."""
     return FullShuffle(count, *seeds) if reach >= count else NearbyShuffle(count, reach, *seeds)
 
 
 class GroupedShuffle(EpochOrder):
-    """Shuffled groups, such as the tars of a set, and then samples moved by less than `reach` positions."""
+    """Shuffles groups, such as the tars of a set, and then moves each sample by less than `reach` positions."""
 
     def __init__(self, starts: np.ndarray, reach: int, seed: int, epoch: int):
-        """`starts` [groups + 1]: the first sample of each group, whose samples follow one another, and their number."""
-        # The last number keeps the two draws apart: numpy ignores trailing zeros of a seed.
+        """`starts` [groups + 1]: the first sample of each group of consecutive samples, and their total."""
+        # The last seeds, 1 here and 2 below, separate the two draws. numpy ignores trailing zeros, so neither is 0.
         groups = shuffled(len(starts) - 1, seed, epoch, 1)
         self.groups, self.reach = groups, reach
         self._starts = starts[groups]
@@ -58,7 +58,7 @@ class GroupedShuffle(EpochOrder):
         return self._starts[groups] + turns - self._turns[groups]
 
     def groups_of(self, start: int, stop: int) -> np.ndarray:
-        """The groups to which the samples at positions start .. stop - 1 can belong, in the order of the epoch."""
+        """Return the groups to which samples at positions start .. stop - 1 can belong, in the order of the epoch."""
         first, last = max(start - self.reach + 1, 0), min(stop + self.reach - 2, len(self) - 1)
         between = slice(int(self._group_at(first)), int(self._group_at(last)) + 1)
         return self.groups[between][np.diff(self._turns)[between] > 0]

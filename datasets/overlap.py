@@ -1,4 +1,4 @@
-"""Validation images that are training images: by name and size before a run, by content in its first epoch."""
+"""Find validation images that are training images: by name and size before a run, by content in its first epoch."""
 
 import mmap
 import os
@@ -13,11 +13,11 @@ import numpy as np
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
 
-MOST_NAMES = 2_000  # validation images whose names are looked for, and the files of a few of which are compared
+MOST_NAMES = 2_000  # validation images whose names are looked up; a few of their files are compared
 FEW_FILES = 16
 MOST_READ, MOST_IN_GROUPS = 200, 50  # validation images that are read again to be sure
-MOST_ALIKE = 4  # training images that one of them is compared with
-NUM_BYTES = 256  # of an image's pixels that its fingerprint depends on: 5 us, of 3,000 that a photo takes to read
+MOST_ALIKE = 4  # training images with which each of them is compared
+NUM_BYTES = 256  # of an image's pixels in its fingerprint, which takes 5 us; reading a photo takes 3,000 us
 LOOK = "remove them from one of the two sets, as accuracy on them says nothing; -check names them"
 
 
@@ -29,10 +29,10 @@ def fingerprint(pixels: np.ndarray) -> int:
 
 
 class Fingerprints:
-    """The fingerprints of the images that this process and its loader workers have read; 0 of the others.
+    """The fingerprints of the images that this process and its loader workers have read; 0 for the others.
 
-    Workers are forks, so that they write to the memory of their parent; a copy that was pickled for another start
-    method forgets.
+    Workers are forks, so they write to the memory of their parent. A copy that is pickled for another start method
+    records nothing.
     """
 
     def __init__(self, num_images: int):
@@ -46,13 +46,13 @@ class Fingerprints:
             self.values[index] = fingerprint(pixels)
 
     def rows(self, chosen: np.ndarray | None = None) -> np.ndarray:
-        """uint64 [N, 2]: index and fingerprint of the images that were read, or of the chosen ones."""
+        """Return uint64 [N, 2]: index and fingerprint of the images that were read, or of the chosen ones."""
         indices = np.flatnonzero(self.values if chosen is None else chosen)
         return np.stack([indices.astype(np.uint64), self.values[indices]], axis=1)
 
 
 class Overlap:
-    """Compares the images that an epoch has read with those of its evaluation, over all processes together."""
+    """Compares the training images of an epoch with the images of its evaluation, over all processes."""
 
     def __init__(self, train: ImageSet, val: ImageSet):
         self.train, self.val = train, val
@@ -60,7 +60,7 @@ class Overlap:
             each.fingerprints = Fingerprints(len(each))
 
     def compare(self, process: Process) -> list[str]:
-        """Return a line for the log in process 0 if there are such images. Then nothing is noted any more. Collective."""
+        """Return a line for the log in process 0 if images are in both sets, and stop recording. Collective."""
         scored = np.concatenate(process.join([self.val.fingerprints.rows()]))
         trained = self.train.fingerprints
         alike = trained.values.astype(bool) & np.isin(trained.values, scored[:, 1])
@@ -74,7 +74,7 @@ class Overlap:
         return self._describe({index: by_print[value] for index, value in scored.tolist() if value in by_print})
 
     def _describe(self, alike: dict[int, list[int]]) -> list[str]:
-        """Read images with the same fingerprint again, to name those that are equal. `alike`: by validation image."""
+        """Read images with equal fingerprints again, and name equal ones. `alike`: training by validation images."""
         most = MOST_IN_GROUPS if self.train.is_read_in_groups else MOST_READ
         sample = _spread(sorted(alike), most)
         with ThreadPoolExecutor() as pool:
@@ -86,7 +86,7 @@ class Overlap:
         names = [self.val.target_names(), self.train.target_names()]
         first, other = pairs[0]
         others = sum(names[0][self.val.targets[i]] != names[1][self.train.targets[j]] for i, j in pairs)
-        of_others = f", {others:,} of these {len(pairs):,} with another class there" if others else ""
+        of_others = f", {others:,} of these {len(pairs):,} with another class in training" if others else ""
         return [
             f"warning: {count:,} of {len(self.val):,} validation images are training images, such as "
             f"{self.val.name(first)} = {self.train.name(other)}{of_others}; {LOOK}"
@@ -126,7 +126,7 @@ def shared_names(train: ImageSet, val: ImageSet) -> list[str]:
 
 
 def _spread(items: Sequence, most: int) -> list:
-    """Return at most so many of the items, evenly spread."""
+    """Return at most `most` of the items, evenly spread."""
     count = min(len(items), most)
     return [items[number * len(items) // count] for number in range(count)]
 

@@ -1,4 +1,4 @@
-"""Images that change part because the labels of a list change, and the folders of its images do not."""
+"""Find images that move from training to validation because the classes of a list change, but not its folders."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ from utils.text import first_of
 
 
 def trained_by_other_folders(val: ImageSet, former: Sequence[str], record: dict) -> np.ndarray:
-    """Return the indices of validation images that a run with the classes `former` and this record had in training,
-    because other folders are called as classes now."""
+    """Return the indices of validation images that a run with the classes `former` and this record trained on,
+    because other folders are now named like classes."""
     if val.is_listing or not val.class_folders:
         return np.zeros(0, np.int64)
     seed = record["seed"]
@@ -22,13 +22,13 @@ def trained_by_other_folders(val: ImageSet, former: Sequence[str], record: dict)
 
 
 def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, weights: str) -> list[str]:
-    """Warn of images that `weights`, a setting and its value, were trained on."""
+    """Warn of validation images that the weights were trained on. `weights`: a setting and its value."""
     found = trained_by_other_folders(val, former, record).tolist()
     if not found:
         return []
     changed = first_of(sorted({*former} ^ {*val.classes}))
     return [
         f"warning: {weights} was trained on {len(found):,} of {len(val):,} validation images if it had the same images, "
-        f"such as {val.key(found[0])}: folders that are called as a class do not count in the hash of a name, and these "
-        f"classes are new or gone: {changed}; give the data parts of its own, as split.csv of that run has them"
+        f"such as {val.key(found[0])}: the hash of a name leaves out folders that are named like a class, and these "
+        f"classes are new or gone: {changed}; divide the data into the parts that split.csv of that run lists"
     ]

@@ -1,7 +1,7 @@
-"""Random orders that depend on their seeds alone, in every version of numpy.
+"""Random orders that depend only on their seeds, in every version of numpy.
 
-numpy guarantees the same output in every version for its bit generators, but not for `Generator.permutation`: so raw draws
-are sorted.
+numpy guarantees the same output in every version for its bit generators, but not for `Generator.permutation`. So these
+orders sort raw draws.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def shuffled(count: int, *seeds: int) -> np.ndarray:
-    """The numbers 0 .. count - 1 in an order that depends on the seeds alone."""
+    """Return the numbers 0 .. count - 1 in an order that depends only on the seeds."""
     return np.argsort(draws(seeds, 0, count), kind="stable")
 
 
@@ -23,7 +23,7 @@ class EpochOrder:
     edges: Sequence[int]
 
     def block(self, number: int) -> np.ndarray:
-        """The numbers at positions edges[number] .. edges[number + 1] - 1."""
+        """Return the numbers at positions edges[number] .. edges[number + 1] - 1."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class EpochOrder:
         return self.part(positions, self.block)
 
     def part(self, positions: slice, block: Callable[[int], np.ndarray]) -> np.ndarray:
-        """int64: the numbers at these positions, out of the blocks that `block` returns."""
+        """Return the numbers at these positions as int64. `block` returns a block by its number."""
         start, stop, _ = positions.indices(len(self))
         numbers = range(np.searchsorted(self.edges, start, "right") - 1, np.searchsorted(self.edges, stop))
         parts = [block(each)[max(start - self.edges[each], 0) : stop - self.edges[each]] for each in numbers]
@@ -51,5 +51,5 @@ class FullShuffle(EpochOrder):
 
 
 def draws(seeds: tuple[int, ...], first: int, count: int) -> np.ndarray:
-    """uint64 [count]: draws first .. first + count - 1 of these seeds. numpy ignores trailing zeros of them."""
+    """Return uint64 [count]: draws first .. first + count - 1 of these seeds. numpy ignores trailing zeros of seeds."""
     return np.random.PCG64(np.random.SeedSequence(seeds)).advance(first).random_raw(count)

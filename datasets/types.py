@@ -18,38 +18,38 @@ if TYPE_CHECKING:
 
 
 class ImageReadError(Exception):
-    """One image cannot be read. That does not end a run: see BadImages."""
+    """An image cannot be read. This does not end a run; see BadImages."""
 
 
 class ImageSet:
-    """Images with a class each. `targets[i]` is the class number of image i, `classes[number]` its name.
+    """Images, each with a class. `targets[i]` is the class number of image i, `classes[number]` the name of the class.
 
-    Where an image can have several labels, `targets[i]` is the number of its set in `label_sets`.
+    If an image can have several labels, `targets[i]` is the number of its set in `label_sets`.
     """
 
     in_memory = False
-    names_are_numbers = False  # the name of an image says no more than its number
-    makes_batches: Callable | None = None  # its own loader, in place of reading images one by one
+    names_are_numbers = False  # the name of an image contains only its number
+    makes_batches: Callable | None = None  # its own loader, instead of reading images one by one
     is_read_in_groups = False  # a process reads and keeps many images at once, so loader processes would repeat that
     per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
-    rows: np.ndarray | None = None  # of a part: which rows of the columns that `take` leaves whole; None: all
-    index: "Index | None" = None  # where the columns of the set are, if they are in one
+    rows: np.ndarray | None = None  # of a part: its rows in the columns that `take` does not cut; None: all rows
+    index: "Index | None" = None  # the index with the columns of the set, if there is one
     root: Path | None = None  # the folder of its files, if they are known
-    is_listing = False  # of what lies in class folders below `root`, so that a label is a folder
-    notes: tuple[str, ...] = ()  # lines for the log; those of the validation set are about both sets
-    label_sets: list[tuple[int, ...]] | None = None  # each the numbers of some classes; images share them
+    is_listing = False  # whether it lists the class folders below `root`, so that a label is a folder
+    notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
+    label_sets: list[tuple[int, ...]] | None = None  # sets of class numbers, which images share
     labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
-    class_folders: Set[bytes] = frozenset()  # of a part: the names of folders that do not count in what is hashed
-    left_out: dict[str, int] = {}  # images of classes that an evaluated checkpoint does not know
-    folder_names: Sequence[str] = ()  # for labels that are numbers, of each class the folder that all its images are in
-    fingerprints: Any = None  # datasets.overlap.Fingerprints, while it is compared with another set
-    doubt = ""  # why its classes seem to be none: an error, unless somebody lists them
+    class_folders: Set[bytes] = frozenset()  # of a part: folders that are left out of the hashed names
+    left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
+    folder_names: Sequence[str] = ()  # for labels that are numbers: the folder with all images of each class
+    fingerprints: Any = None  # datasets.overlap.Fingerprints, while this set is compared with another set
+    doubt = ""  # why its folders do not look like classes: an error, unless the classes are listed
     classes_are_names = False  # the data has class names, and their order gives the numbers
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = targets if isinstance(targets, np.ndarray) else np.array(targets, dtype=np.int64)
         self.classes = classes
-        # Where both parts come from, in plain values that checkpoints hold: `own_split` of sources/root.py, or for a set
+        # The origin of both parts, in plain values that checkpoints save: `own_split` of sources/root.py, or for a set
         # without a validation part {"training": title}.
         self.split: dict = {}
 
@@ -57,56 +57,56 @@ class ImageSet:
         return len(self.targets)
 
     def read(self, index: int) -> np.ndarray:
-        """The image as uint8 [H, W, channels], or ImageReadError. Threads call it concurrently."""
+        """Return the image as uint8 [H, W, channels], or raise ImageReadError. Threads call it concurrently."""
         raise NotImplementedError
 
     def kinds(self, index: int) -> Sequence[str]:
-        """The unusual properties of the image's file, in the words of -check."""
+        """Return the unusual properties of the image's file, in the words of -check."""
         return ()
 
     def file(self, index: int) -> tuple[str, bytes]:
-        """The image as a file: its extension and bytes. If there is no file, a PNG of the pixels."""
+        """Return the image as a file: its extension and bytes. If there is no file, return a PNG of the pixels."""
         pixels, png = self.read(index), io.BytesIO()
         Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0]).save(png, "PNG")
         return ".png", png.getvalue()
 
     def stamp(self, index: int) -> str:
-        """The path below `root`, size and date of the image's file, to see whether it has changed."""
+        """Return the path below `root`, size and date of the image's file, to detect changes."""
         raise NotImplementedError
 
     def place_of(self, folder: str) -> Path | None:
-        """Return the folder whose new images would all belong to the set at the next start, if this one is inside it."""
+        """Return the folder that contains this folder and whose new images would all join the set, or None."""
 
     def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
-        """The order of an epoch, with each image once: it depends on seed and epoch alone. Slices of it are computed."""
+        """Return the order of an epoch, with each image once. It depends only on seed and epoch."""
         return FullShuffle(len(self), seed, epoch)
 
     def order_to_write(self, seed: int) -> EpochOrder:
-        """The order in which the images are written in another form: as mixed as this form can be read."""
+        """Return the order for writing the images in another format, mixed as widely as this format can be read."""
         return FullShuffle(len(self), seed)
 
     def will_read(self, seed: int, epoch: int, position: int) -> None:
-        """Training is about to read from this position of epoch_order(seed, epoch) on, in the order of that.
+        """Prepare for training to read epoch_order(seed, epoch) from this position.
 
-        Called in every training process (never in a loader worker) each time that the images of an update are handed to
-        its loader, before any of them is read; what came before the position was handed out earlier. The first call may
-        be in mid-epoch. Epoch follows epoch; a jump, forwards or back, means that updates were skipped or repeated, or
-        that a short trial measures something. It must return at once.
+        Every training process (never a loader worker) calls this each time it hands the images of an update to its
+        loader, before any of them is read. Images before the position were handed out earlier. The first call may be in
+        mid-epoch. A jump, forwards or back, means that updates were skipped or repeated, or that a short trial makes a
+        measurement. The call must return at once.
         """
 
     def name(self, index: int) -> str:
-        """The name of this image in messages."""
+        """Return the name of this image for messages."""
         raise NotImplementedError
 
     def key(self, index: int) -> str:
-        """The name of this image within its data set, the same after the data was moved. Its hash decides the split.
+        """Return this image's name in its data set, the same after the data is moved. Its hash decides the split.
 
-        The name in messages must therefore not change where it is also the key.
+        By default it is the name in messages, which must therefore not change.
         """
         return self.name(index)
 
     def all_keys(self) -> Iterable[list[bytes]]:
-        """The keys of all images as bytes, in chunks."""
+        """Yield the keys of all images as bytes, in chunks."""
         from datasets.index import CHUNK
 
         for start in range(0, len(self), CHUNK):
@@ -114,29 +114,29 @@ class ImageSet:
             yield [self.key(index).encode(errors="surrogateescape") for index in numbers]
 
     def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, file name) of the images whose file name is one of these. A set with a `root` can do this."""
+        """Yield (index, file name) of the images with one of these file names. Sets with a `root` implement this."""
         raise NotImplementedError
 
     def split_keys(self) -> Iterable[list[bytes]]:
-        """The bytes whose hash decides whether each image is held out: its key."""
+        """Return the bytes whose hash decides whether each image is held out: by default its key."""
         return self.all_keys()
 
     def naming(self) -> Iterable[bytes | np.ndarray]:
-        """Return content that differs where names differ, or their order, and is the same for a copy of the data."""
+        """Return content that changes with the names and their order, and is the same for a copy of the data."""
         if self.names_are_numbers and len(self):
             return (self.name(0).encode(), b"%d" % len(self), *self._chosen())
         return (b"\0".join(chunk) for chunk in self.all_keys())
 
     def _chosen(self) -> tuple[np.ndarray, ...]:
-        """Return the rows of a part, to add to what `naming` says of the whole set."""
+        """Return the rows of a part, which `naming` adds to the names of the whole set."""
         return () if self.rows is None else (np.ascontiguousarray(self.rows),)
 
     def file_sizes(self, indices: Sequence[int]) -> list[int]:
-        """Return the bytes of the files of some images, quickly; nothing if they have none. -1: a file is missing."""
+        """Return the file sizes of some images, quickly; nothing if they have no files. -1: a file is missing."""
         return []
 
     def take(self, indices: np.ndarray) -> "ImageSet":
-        """A set of only these images, with the same class numbers."""
+        """Return a set of only these images, with the same class numbers."""
         part = copy.copy(self)
         for name in self.per_image:
             setattr(part, name, getattr(self, name)[indices])
@@ -144,7 +144,7 @@ class ImageSet:
         return part
 
     def count_classes(self, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """int64 [classes]: how many images have each class, of all or of the chosen ones."""
+        """Return int64 [classes]: the number of images with each class, among all or the chosen images."""
         if not self.label_sets:
             return count_classes(self.targets[chosen], len(self.classes))
         total = [0] * len(self.classes)
@@ -154,25 +154,25 @@ class ImageSet:
         return np.array(total, np.int64)
 
     def with_any(self, classes: np.ndarray) -> np.ndarray:
-        """bool [N]: the images that have one of these classes."""
+        """Return bool [N]: whether each image has one of these classes."""
         if not self.label_sets:
             return np.isin(self.targets, classes)
         wanted = set(classes.tolist())
         return np.array([not wanted.isdisjoint(each) for each in self.label_sets])[self.targets]
 
     def target_names(self) -> list[str]:
-        """The meaning of each of `targets`: the name of its class, or those of all its classes."""
+        """Return the meaning of each target number: the name of its class, or the names of all its classes."""
         if self.label_sets is None:
             return self.classes
         return ["|".join(sorted(self.classes[number] for number in each)) for each in self.label_sets]
 
     def row(self, index: int) -> int:
-        """The row of an image in the columns of the whole set."""
+        """Return the row of an image in the columns of the whole set."""
         return index if self.rows is None else int(self.rows[index])
 
 
 def count_classes(targets: np.ndarray, at_least: int = 0) -> np.ndarray:
-    """int64: how many images each class has. In pieces, for numpy copies what it counts as int64."""
+    """Return int64: the number of images of each class. Count in pieces, because numpy copies its input as int64."""
     counts = [np.bincount(targets[start : start + 2**20]) for start in range(0, len(targets), 2**20)]
     total = np.zeros(max([at_least, *map(len, counts)]), np.int64)
     for each in counts:
@@ -181,27 +181,27 @@ def count_classes(targets: np.ndarray, at_least: int = 0) -> np.ndarray:
 
 
 class SavedData(NamedTuple):
-    """The record of its data in a checkpoint that is continued or evaluated."""
+    """The data record of a checkpoint that is resumed or evaluated."""
 
     classes: list[str]  # in the order of their numbers
-    split: dict  # ImageSet.split; empty if a file of weights does not say it
+    split: dict  # ImageSet.split; empty if a weights file lacks it
     validation: dict = {}  # datasets.split.identity of the validation images
-    facts: dict = {}  # datasets.fingerprint.data_facts; empty in files of weights, which scripts/export.py writes
+    facts: dict = {}  # datasets.fingerprint.data_facts; empty in weights files, which scripts/export.py writes
 
 
 class Batch(NamedTuple):
     """One micro-batch of one process."""
 
     images: Tensor  # uint8 [B, C, H, W], channels last in memory
-    targets: Tensor  # int64 [B]; of several labels float32 [B, classes] of 0 and 1
-    num_samples: int  # B, or 0 for an image that only keeps this process in step with the others
+    targets: Tensor  # int64 [B]; with several labels float32 [B, classes] of 0 and 1
+    num_samples: int  # B, or 0 for an image that only keeps the processes in step
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # in training; mixing depends on it
     # int64 [B, RANDOM_ERASE_COUNT, 6], on the host: the boxes to erase, rows of Boxes in erasing.py. None if the loader drew none.
     boxes: np.ndarray | None = None
 
     def parts(self, size: int) -> list["Batch"]:
-        """This training batch in parts of at most `size` images."""
+        """Return this training batch in parts of at most `size` images."""
         count = len(self.targets)
         if count <= size:
             return [self]

@@ -1,4 +1,4 @@
-"""The weights of classes in a CSV file that TRAIN.CLASS_WEIGHTS names."""
+"""Read the class weights from the CSV file that TRAIN.CLASS_WEIGHTS names."""
 
 import csv
 import math
@@ -9,11 +9,11 @@ from utils.errors import ConfigError, did_you_mean
 from utils.files import read_names
 from utils.text import counted, first_of
 
-LIGHTEST, HEAVIEST = 1e-6, 1e6  # weights; in float32 1e-46 is 0, and 1e39 infinite
+LIGHTEST, HEAVIEST = 1e-6, 1e6  # limits of a weight; in float32 1e-46 is 0, and 1e39 infinite
 
 
 def read_weights(file: Path, classes: list[str]) -> list[float]:
-    """The weights in a file that has each class once, by name or number."""
+    """Return the weights in a file that has each class once, by name or number."""
     setting = f"TRAIN.CLASS_WEIGHTS: {file}"
     numbers = {str(number): number for number in range(len(classes))}
     numbers |= {normalize("NFC", name): number for number, name in enumerate(classes)}
@@ -35,14 +35,14 @@ def read_weights(file: Path, classes: list[str]) -> list[float]:
     missing = [name for number, name in enumerate(classes) if number not in weights]
     if missing:
         raise ConfigError(
-            f"{setting} has no weight for {counted(len(missing), 'class')}: {first_of(missing)}; add a line for each, 1 "
-            "changes nothing"
+            f"{setting} has no weight for {counted(len(missing), 'class')}: {first_of(missing)}; add a line for each; "
+            "a weight of 1 changes nothing"
         )
     return [weights[number] for number in range(len(classes))]
 
 
 def _read_rows(file: Path) -> list[list[str]]:
-    """Class and weight of each line of a CSV file, with or without a header."""
+    """Return class and weight of each line of a CSV file, with or without a header."""
     setting = f"TRAIN.CLASS_WEIGHTS: {file}"
     expects = "name a CSV file with a class and its weight in each line, such as `cat,2.5`, or auto"
     try:

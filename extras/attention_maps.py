@@ -1,4 +1,4 @@
-"""Maps of the places that a model looked at: attention rollout for plain Vision Transformers, Grad-CAM for others."""
+"""Heat maps of the regions that a model looks at: attention rollout for plain Vision Transformers, else Grad-CAM."""
 
 import contextlib
 import copy
@@ -23,7 +23,7 @@ MAP_SHARE = 0.5  # opacity of the map over the photo
 
 
 class Maps(NamedTuple):
-    """The kind of maps for a model, the folder for them, and a file name for each image."""
+    """The kind of heat maps for a model, the folder for them, and a file name for each image."""
 
     source: "Rollout | GradientMaps"
     folder: Path
@@ -31,14 +31,14 @@ class Maps(NamedTuple):
 
     @classmethod
     def of(cls, classifier: Classifier, device: torch.device, folder: Path, paths: Sequence[str]) -> "Maps":
-        """Choose attention rollout for a plain Vision Transformer, Grad-CAM for others. Call this before any transform."""
+        """Choose attention rollout for plain Vision Transformers, else Grad-CAM. Call this before any transform."""
         model, data = copy.deepcopy(classifier.model).float().to(device), classifier.config.DATA
         blank = torch.zeros(1, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE, device=device)
         source = Rollout.of(model, blank) or GradientMaps.of(model, blank)
         if source is None:
             raise ConfigError(
-                f"-attention: {classifier.config.MODEL.NAME} has neither attention from each token to all others nor a "
-                f"feature map with more than one place for images of {data.IMAGE_SIZE}; leave -attention out"
+                f"-attention: {classifier.config.MODEL.NAME} has neither attention between all tokens nor a feature "
+                f"map larger than 1 x 1 for images of {data.IMAGE_SIZE} x {data.IMAGE_SIZE}; leave -attention out"
             )
         return cls(source, folder, map_names(paths))
 
@@ -104,7 +104,7 @@ class Rollout:
 
     @classmethod
     def of(cls, model: nn.Module, image: Tensor) -> "Rollout | None":
-        """Return None unless the model is a plain row of blocks up to a token or a mean, which Swin is not.
+        """Return None unless the model is a plain sequence of blocks that ends in a class token or a mean (not Swin).
 
         `image`: any image of the right size.
         """
@@ -121,7 +121,7 @@ class Rollout:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Return [B, rows, columns]: how much the head reads of each patch. The classes make no difference."""
+        """Return [B, rows, columns]: the share of each patch in the input of the head. `classes` has no effect."""
         mixed: Tensor | None = None
 
         def see(weights: Tensor) -> None:
@@ -139,7 +139,7 @@ class Rollout:
         return read[:, -self.grid[0] * self.grid[1] :].unflatten(1, self.grid)
 
 
-FINE_ENOUGH = 7  # places per side; most models end with 7 for an image of 224
+FINE_ENOUGH = 7  # positions per side; most models end with 7 for images of 224
 
 
 class GradientMaps:
@@ -152,9 +152,9 @@ class GradientMaps:
 
     @classmethod
     def of(cls, model: nn.Module, image: Tensor) -> "GradientMaps | None":
-        """Use the last of timm's stages that is fine enough, otherwise the finest. None if each has only one place.
+        """Use the last of timm's stages with FINE_ENOUGH positions per side, else the finest. None if all are 1 x 1.
 
-        For images of 32 the last stage of most models has a single place.
+        For images of 32 the last stage of most models is 1 x 1.
         """
         known = getattr(model, "feature_info", ())
         stages = {stage["module"]: stage["num_chs"] for stage in known if "module" in stage}
@@ -172,7 +172,7 @@ class GradientMaps:
         return max(reversed(found), key=lambda each: min(each[0], FINE_ENOUGH), default=(0, None))[1]
 
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Return [B, rows, columns]: how much each place speaks for the class of its image, at least 0."""
+        """Return [B, rows, columns]: the evidence at each position for the class of its image, at least 0."""
         with torch.enable_grad(), self._watching(outputs := []):
             logits = self.model(images.detach().clone().requires_grad_())
             (features,) = outputs

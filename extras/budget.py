@@ -21,13 +21,13 @@ from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import content_of, write_text
 from utils.text import counted
 
-MIN_UPDATES = 13  # after the first choice, for the rest of the warm-up and the decay
+MIN_UPDATES = 13  # minimum after the first choice, for the rest of the warm-up and the decay
 SPARE, SPARE_PART = 1.5, 0.5  # reserve for variations: seconds, plus a part of the work after the last update
-MAX_SPARE, MAX_SPARE_PART = 2.5, 0.025  # limit of the reserve: seconds or a part of the budget, the larger one
-CHECK_AGAIN, TOLERANCE = 0.05, 0.02  # parts of the remaining time: between two checks; accepted error of the end
+MAX_SPARE, MAX_SPARE_PART = 2.5, 0.025  # limit of the reserve: seconds or a part of the budget, whichever is larger
+CHECK_AGAIN, TOLERANCE = 0.05, 0.02  # parts of the time left: until the next check; accepted error of the end time
 COSTS = ("update", "evaluation", "end_work", "then")  # fields of the forecast that a checkpoint holds
-CHOICES_FILE = "budget.json"  # in the folder of a run
-MAX_BYTES = 2**20  # of that file
+CHOICES_FILE = "budget.json"  # in the run's folder
+MAX_BYTES = 2**20  # largest size of that file
 
 
 def budget_callbacks(
@@ -45,7 +45,7 @@ def budget_callbacks(
 
 
 class Allowance:
-    """The time that a run may take: "8h" over all its starts by a monotonic clock, or until "07:00" by the wall clock."""
+    """The time that a run may take: "8h" over all starts by a monotonic clock, or until "07:00" by the wall clock."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Allowance:
         """Read `text`. `started`: the start of the program, by `clock`; `saved`: the state in a checkpoint."""
         self.text, self._started, self.clock, self._wall = text, started, clock, wall
         self._seconds, self._before = to_seconds(text), saved.get("used", 0.0)
-        is_same = text == saved.get("text")  # then the run keeps the 07:00 it began with, even if that is over
+        is_same = text == saved.get("text")  # if so, the run keeps its original 07:00, even if that has passed
         self._end = saved.get("end") if is_same else next_time(text, wall()) if self._seconds is None else None
 
     def used(self) -> float:
@@ -81,7 +81,7 @@ def next_time(text: str, now: float) -> float:
 
 
 class Budget(Callback):
-    """Chooses the number of updates from the run's forecast, in process 0. The forecast must be called before it."""
+    """Chooses the number of updates from the run's forecast, in process 0. The forecast must run before it."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class Budget(Callback):
     ):
         """Restore the forecast from `saved`.
 
-        `finish`: does the work after the last evaluation of a run, and returns its seconds; `say`, `note`: the log's;
-        `longest_write`: returns the seconds of the longest write of a choice.
+        `finish`: does the work after the last evaluation of a run, and returns its seconds; `say`, `note`: methods of
+        the log; `longest_write`: returns the seconds of the longest write of a choice.
         """
         self._longest_write = longest_write
         self.forecast, self.times, self.allowance = forecast, forecast.times, allowance
@@ -147,10 +147,10 @@ class Budget(Callback):
         return num_updates
 
     def _stays(self, schedule: Schedule, step: int, fitting: int, left: float) -> bool:
-        """Return whether the run keeps its number of updates, although it has time for `fitting`."""
+        """Return whether the run keeps its number of updates, although it has time for `fitting` updates."""
         if schedule.to_repeat:
             # The run repeats its recorded choices, on a faster machine too. If this machine is so slow that less than
-            # half of the updates after a choice would fit, it chooses anew: repeating could leave no time for the decay.
+            # half of the updates after a choice would fit, it chooses anew: repeating might leave no time for decay.
             chosen_at, chosen = schedule.to_repeat[0]
             return fitting >= (chosen_at + chosen) / 2
         if not schedule.choices:
@@ -161,7 +161,7 @@ class Budget(Callback):
         return not missed or abs(missed) <= tolerated
 
     def fitting(self, step: int) -> int:
-        """Return the updates of the longest run that ends in time with a reserve, at least `step` + 1."""
+        """Return the number of updates of the longest run that ends on time with a reserve, at least `step` + 1."""
         target = self.allowance.left() - self._spare() - self._longest_write()
         ends = range(step + 2, self.times.most_updates + 1)
         return step + 1 + bisect_right(ends, target, key=lambda end: self.times.until_end(step, end))
@@ -175,7 +175,7 @@ class Budget(Callback):
         return self.times.until_end(step, min(chosen + MIN_UPDATES, self.times.most_updates)) + self._spare()
 
     def refuse_too_short(self, step: int, is_typical: bool = True) -> None:
-        """Raise ConfigError if there is no time for warm-up and decay. `is_typical`: whether the measured update is."""
+        """Raise ConfigError if warm-up and decay do not fit. `is_typical`: whether the measured time is typical."""
         if self.allowance.left() < self._need(step, step):
             chosen = max(step, NOT_TYPICAL + MEASURED) if is_typical else step
             shortest = math.ceil(self.allowance.used() + self._need(step, chosen))
@@ -186,7 +186,7 @@ class Budget(Callback):
             )
 
     def describe(self, step: int, num_updates: int) -> str:
-        """Return a description of a run with this number of updates, and when it ends."""
+        """Describe a run with this number of updates, and say when it ends."""
         times, per_epoch, every = self.times, self.times.order.steps_per_epoch, self.times.validate_freq
         number = num_updates / per_epoch
         how_many = f"about {number:.{0 if number >= 10 else 1}f} epochs"
@@ -198,10 +198,10 @@ class Budget(Callback):
 
 
 class ChoiceRecord(Callback):
-    """Writes all choices of a run to its folder, each before an update uses it, so that a resumed run repeats it.
+    """Writes each choice of a run to its folder before an update uses it, so that a resumed run repeats it.
 
     It works in process 0. A checkpoint has only the choices made before it; this file also has the later ones.
-    Rejected: to save a checkpoint for each choice, because training waits for the save of a large model.
+    Rejected: saving a checkpoint for each choice, because training waits for the save of a large model.
     """
 
     def __init__(self, path: Path, forecast: Forecast, clock: Callable[[], float], warn: Callable[[str], None]):
@@ -251,14 +251,14 @@ def basis_of(trainer: Trainer) -> dict[str, Any]:
 def repeat_choices(path: Path, trainer: Trainer) -> list[str]:
     """Make a resumed run repeat the choices that `path` records after its checkpoint. Return lines for the log.
 
-    Collective: each process repeats them by itself, at the same step. A vote would come one update late.
+    Collective. Each process then repeats them by itself at the same step; a vote would come one update late.
     """
     trainer.schedule.to_repeat, lines = trainer.process.first(lambda: later_choices(path, trainer))
     return lines
 
 
 def later_choices(path: Path, trainer: Trainer) -> tuple[list[list[int]], list[str]]:
-    """Return the choices of the file from this step on, if they belong to this run, and lines for the log."""
+    """Return the choices in the file from this step on, if they belong to this run, and lines for the log."""
     otherwise = "the budget chooses anew"
     try:
         with naming_damage(path):
@@ -286,7 +286,7 @@ def later_choices(path: Path, trainer: Trainer) -> tuple[list[list[int]], list[s
 
 
 def check_choices(choices: list[list[int]], of_settings: int) -> None:
-    """Raise ValueError if no run can have made these choices. `of_settings`: its updates without a budget."""
+    """Raise ValueError if no run can have made these choices. `of_settings`: its number of updates without a budget."""
     last, num_updates = -1, of_settings
     for step, chosen in choices:
         is_possible = last < step < num_updates and step < chosen <= of_settings

@@ -17,7 +17,7 @@ from utils.seed import unchanged_random_state
 from utils.text import align, counted, csv_text
 from utils.torch_internals import TorchDispatchMode, inner_data, tree_leaves
 
-NEEDS = ("doctor",)  # its trace follows the modules
+NEEDS = ("doctor",)  # for its ModuleStack
 
 # These operations move or convert numbers without computing.
 MOVES = frozenset(

@@ -1,4 +1,4 @@
-"""Linear layers that compute in float8, by torchao (PRECISION.MODE float8)."""
+"""Linear layers that compute in float8, with torchao (PRECISION.MODE float8)."""
 
 import importlib
 from dataclasses import dataclass
@@ -48,8 +48,8 @@ class Float8(ModelTransform):
                 f"more than {OUTPUTS} outputs or {INPUTS} inputs, both multiples of {MULTIPLE} (layers on operator "
                 "lists, and layers that see only one token of an image, do not count); use PRECISION.MODE autocast"
             )
-        # Devices without float8 emulate it; only tests get here with one. Padding is on, since the gradient of a weight
-        # sums over the rows of the batch, whose number is rarely a multiple of 16.
+        # Devices without float8 emulate it, which happens only in tests. Padding is on, since the gradient of a weight
+        # sums over the rows of the batch, and their number is rarely a multiple of 16.
         config = Float8LinearConfig(emulate=not has_float8(self.device), pad_inner_dim=True)
         convert_to_float8_training(model, module_filter_fn=lambda module, name: module in chosen, config=config)
         return [f"{len(chosen)} of {len(linears)} Linear layers compute in float8"]
@@ -68,7 +68,7 @@ def _gains(linear: nn.Linear) -> bool:
 
 
 def _with_few_rows(model: nn.Module) -> set[nn.Module]:
-    """Return the modules of the classifier, and of a last block for the class token alone.
+    """Return the modules of the classifier, and of a last block that computes only the class token.
 
     One row per image is too little work for float8.
     """

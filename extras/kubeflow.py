@@ -14,11 +14,11 @@ from engine.session import now
 
 
 class KubeflowProgress:
-    """Posts the facts of status.json to the server that a TrainJob names, in a thread, so that nothing waits."""
+    """Posts the facts of status.json to the server that a TrainJob names, in a thread, so that training never waits."""
 
     VARIABLES = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN")
     SECONDS_BETWEEN = 5.0
-    PATIENCE, LAST_PATIENCE = 5.0, 1.5  # timeouts in seconds: of every post; of the last post at the end of a run
+    PATIENCE, LAST_PATIENCE = 5.0, 1.5  # timeouts in seconds: of a post; of waiting for the last post of a run
 
     def __init__(self, environment: Mapping[str, str], warn: Callable[[str], None], clock: Callable[[], float]):
         self._url, self._certificate, self._token = map(environment.get, self.VARIABLES)
@@ -26,7 +26,7 @@ class KubeflowProgress:
         self.thread = threading.Thread()
 
     def publish(self, facts: Mapping[str, Any]) -> None:
-        """Post the facts, unless a post was made a moment ago. The facts at the end of a run are always posted."""
+        """Post the facts, unless the last post is recent or unfinished. The last facts of a run are always posted."""
         if not facts.get("total_steps"):
             return
         is_last = "exit_code" in facts
@@ -40,7 +40,7 @@ class KubeflowProgress:
 
     def _post(self, content: dict) -> None:
         try:
-            address, token = urlsplit(self._url), Path(self._token).read_text().strip()  # it changes every hour
+            address, token = urlsplit(self._url), Path(self._token).read_text().strip()  # the token changes every hour
             options = {"timeout": self.PATIENCE, "context": ssl.create_default_context(cafile=self._certificate)}
             connection = http.client.HTTPSConnection(address.hostname, address.port, **options)
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}

@@ -32,7 +32,7 @@ def add_adapters(model: nn.Module, settings: Lora) -> nn.Module:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adapters = LoraConfig(r=settings.RANK, lora_alpha=settings.ALPHA, target_modules=list(layers))
     inject_adapter_in_model(adapters, model)
-    for parameter in trained:  # peft freezes all but its own
+    for parameter in trained:  # peft freezes everything except its adapters
         parameter.requires_grad_(True)
     for module in model.modules():  # peft would cast half inputs to float32, and autocast would cast them back
         if hasattr(module, "cast_input_dtype_enabled"):
@@ -41,7 +41,7 @@ def add_adapters(model: nn.Module, settings: Lora) -> nn.Module:
 
 
 def _layers(model: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
-    """Return {name: layer} for the layers that MODEL.LORA.TARGETS names, without the classifier, which is trained."""
+    """Return {name: layer} for the layers in MODEL.LORA.TARGETS, without the classifier, which is trained in full."""
     heads = tuple(classifier_names(model))
     linear = {
         name: module
@@ -77,7 +77,7 @@ def merge_adapters(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor
         down, up = (state.get(f"{layer}.lora_{letter}.default.weight") for letter in "AB")
         if name == f"{layer}{BASE_LAYER}weight" and down is not None and up is not None:
             if (*up.shape[:-1], *down.shape[1:]) != tensor.shape:
-                raise ConfigError(f"{layer}: its adapter (LoRA) has another shape than the layer")
+                raise ConfigError(f"{layer}: its adapter (LoRA) does not fit the shape of the layer")
             product = up.double() @ down.double()
             tensor = (tensor.double() + alpha / len(down) * product).to(tensor.dtype)
         if ".lora_" not in name:

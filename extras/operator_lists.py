@@ -17,8 +17,8 @@ from utils.torch_internals import own_parameter
 BLACK, WHITE = "PRECISION.CUSTOM_BLACK_LIST", "PRECISION.CUSTOM_WHITE_LIST"
 LOSS = "softmax_with_cross_entropy"
 
-# The functions that an attention module calls between its layers. They are one unit: a softmax in float32 of products
-# that overflowed in half precision saves nothing, and the fused kernels have one type for all.
+# The functions that an attention module calls between its layers. They are one unit: a softmax in float32
+# cannot repair products that overflowed in half precision, and a fused kernel has one type for all of them.
 ATTENTION = frozenset(
     {F.scaled_dot_product_attention, F.multi_head_attention_forward, torch.softmax, Tensor.softmax, F.softmax}
     | {torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.einsum}
@@ -36,7 +36,7 @@ OPERATORS = {
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A module, or the functions of an attention module as if they were a module inside."""
+    """A module, or the functions of an attention module as if they were a submodule."""
 
     path: str
     parent: "Node | None"
@@ -44,7 +44,7 @@ class Node:
     module: nn.Module | None = None
 
     def is_named_by(self, text: str) -> bool:
-        """Return whether an entry names this node. It names the outermost module it covers; modules inside inherit."""
+        """Return whether an entry names this node: the outermost module that it covers. Submodules inherit."""
         if text in OPERATORS:
             return bool(OPERATORS[text] & self.names)
         inside = self.parent is not None and covers(text, self.parent.path)
@@ -107,7 +107,7 @@ class OpOverrides(ModelTransform):
             if setting not in {settings[node] for node in its_nodes}:
                 raise ConfigError(
                     f"{setting}: {text} has no effect, since the other list has more specific entries for everything "
-                    "that it names; remove it here or there"
+                    "that it names; remove it from one of the lists"
                 )
         return settings
 
@@ -116,7 +116,7 @@ class OpOverrides(ModelTransform):
     ) -> type:
         """Return a subclass of `cls` that computes in the given types.
 
-        `dtype`: the type of inputs and of these weights, None leaves them as they are; `attention`: the type of
+        `dtype`: the type of inputs and of these weights (None: unchanged); `attention`: the type of
         attention's functions. In half precision, autocast is on inside a module with submodules, since these may mix
         types. In a module without submodules autocast is off and the weights are in half precision, since autocast
         would compute a norm or softmax in float32.

@@ -35,7 +35,7 @@ def compile_model(model: nn.Module, config: Config) -> None:
 
 
 def parts_to_compile(model: nn.Module, config: Config) -> list[nn.Module]:
-    """Return the model, or its blocks, which are alike so that one compilation serves all of them."""
+    """Return the model, or its blocks. The blocks are alike, so one compilation serves all of them."""
     return list(blocks_of(model, "COMPILE is blocks", "COMPILE true")) if config.COMPILE == BLOCKS else [model]
 
 
@@ -46,7 +46,7 @@ MAX_WORKERS = 32  # torch has the same limit
 def prepare_compiler(environment: MutableMapping[str, str], num_cores: int) -> list[str]:
     """Set the environment variables that the user has not set, before torch's compiler is imported. Return log lines.
 
-    `num_cores` is this process's share. torch would start a worker for every core in each process of a run.
+    `num_cores` is this process's share. By default each process of a run would start a worker for every core.
     """
     environment.setdefault(NUM_WORKERS, str(min(num_cores, MAX_WORKERS)))
     if FOLDER in environment:

@@ -30,11 +30,9 @@ SETTING_BY_TYPE = {
 OF_A_MODEL = _OF_ALL | SETTING_BY_TYPE["timm"]  # arguments whose value comes from a setting
 # These arguments do not result in a classifier, or control how timm finds or scripts the model.
 NOT_TAKEN = "features_only out_indices feature_cfg feature_cls scriptable exportable no_jit cache_dir".split()
-MOST_TENSORS = 5_000  # tensors of a model; timm's models have far fewer
-LAYERS, MOST_LAYERS = (
-    ("depth", "depths", "layers", "num_layers"),
-    1_000,
-)  # of a model or a stage; also MODEL.DEPTH's limit
+MOST_TENSORS = 5_000  # in a model; timm's models have far fewer
+# Arguments for the number of layers of a model or a stage, and their limit, which is also MODEL.DEPTH's.
+LAYERS, MOST_LAYERS = ("depth", "depths", "layers", "num_layers"), 1_000
 
 
 def check_kwargs(model: Model) -> None:

@@ -30,7 +30,7 @@ class _LastValue(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows the script's docstring with -h, and reports mistakes like any other mistake of the user."""
+    """Shows the script's docstring with -h, and raises ConfigError for a mistake on the command line."""
 
     def __init__(self, description: str = "", **options):
         form = argparse.RawDescriptionHelpFormatter

@@ -1,4 +1,4 @@
-"""Writes the model of a run in a format of other programs, loads it there and compares its logits with the model's.
+"""Writes a run's model in the format of another program, loads it there and compares its logits with the model's.
 
     python scripts/export.py output/train-20260102-03-04-05 -output vit.safetensors
     python scripts/export.py output/train-20260102-03-04-05 -to hf -output vit_for_the_hub

@@ -28,4 +28,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main, ["--", *sys.argv[1:]]))  # after it, dashes stay as train.py has them
+    sys.exit(exit_code(main, ["--", *sys.argv[1:]]))  # flags after -- keep the dashes of train.py

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-samples_per_shard", type=at_least(1), default=1000, metavar="N", help=number_help)
     parser.add_argument("-shuffle_seed", type=at_least(0), default=0, metavar="N", help="seed of the shuffle [0]")
     parser.add_argument(
-        "-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="settings, as DATA.VAL_FRACTION=0.2"
+        "-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="example: DATA.VAL_FRACTION=0.2"
     )
     make_shards(parser.parse_args(argv))
     return 0

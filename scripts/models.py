@@ -7,7 +7,7 @@
 
 Architectures without weights are listed only if no weights match. The name says which images the weights were trained
 on: in21k_ft_in1k is ImageNet-21k, then ImageNet-1k. Weights that may not be used commercially are marked. Read the
-licence of all weights before you use them, also if timm does not know it.
+licence of all weights before you use them, even if timm does not know it.
 """
 
 import fnmatch
@@ -24,7 +24,7 @@ from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 from utils.text import align
 
-LIMIT = 60  # rows without -all: a few seconds
+LIMIT = 60  # rows without -all, which take a few seconds
 HEADER = ("name", "parameters", "image", "classes", "licence")
 # Models to begin with, all under apache-2.0: parameters, accuracy on ImageNet in percent (timm's
 # results/results-imagenet.csv), and images per second of a training step (timm's
@@ -121,7 +121,7 @@ def describe_models(names: Sequence[str]) -> list[Model]:
 
 
 def count_parameters(name: str) -> int:
-    """Count the parameters of a model that is built without data: no memory, no download, a second for billions."""
+    """Count the parameters of a model on the meta device: no memory, no download, one second for billions."""
     import timm  # local: importing timm and torch takes seconds
     import torch
     from torch.overrides import TorchFunctionMode

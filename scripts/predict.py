@@ -98,7 +98,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument_group("computing").add_argument
     add("-amp", nargs="?", const="true", metavar="false", help="half precision [as the run was trained]")
-    add("-batch_size", type=at_least(1), metavar="N", help="images at once [as the run's evaluation]")
+    add("-batch_size", type=at_least(1), metavar="N", help="images per batch [as in the run's evaluation]")
     add("-device", default="auto", choices=["auto", "cuda", "xpu", "mps", "cpu"], help="[auto]")
     ngpus_help = f"processes [one per GPU, where there are {IMAGES_A_PROCESS} images for each]"
     add("-ngpus", type=at_least(1), metavar="N", help=ngpus_help)
@@ -146,7 +146,7 @@ class Outputs(NamedTuple):
 
 
 def _start_below(root: str, folder: Path | None) -> str:
-    """Return the start of the paths that `root` has in this folder. NUL, with which no path starts, if it has none."""
+    """Return the prefix of paths in `folder` as listed from `root`, or NUL, which matches none, if it is outside."""
     place = os.path.relpath(os.path.realpath(folder), os.path.realpath(root)) if folder else os.pardir
     return "\0" if place.startswith(os.pardir) else os.path.join(os.path.abspath(os.path.join(root, place)), "")
 

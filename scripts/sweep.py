@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     make_folder(folder)
     with locked(folder / LOCK) as lock:
         if lock is None:
-            raise ConfigError(f"-output: another sweep is at work in {folder}; wait for it or stop it")
+            raise ConfigError(f"-output: another sweep is running in {folder}; wait for it or stop it")
         sweep.save(folder)
         held = HeldFolder(folder, setting="-output", user="sweep")
         try:
@@ -106,7 +106,7 @@ def find_sweep(arguments: argparse.Namespace, flags: list[str], folder: Path) ->
 
 
 def run_trial(sweep: Sweep, folder: Path, index: int) -> int:
-    """Replace this process by the run of a trial, so that signals reach it. Return 0 if it is done already."""
+    """Replace this process with the run of a trial, so that signals reach it. Return 0 if it is done already."""
     if index >= len(sweep.trials):
         raise ConfigError(f"-trial: {folder} has trials 0 to {len(sweep.trials) - 1}, not {index}")
     make_folder(folder)

@@ -37,6 +37,7 @@ def person(tmp_path, signal_handlers):
     return type_in
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", cases_of("mistakes/in_a_run"))
 def test_check_reports_the_same_mistake_as_a_run(person, here, words):
     (here / "file").write_text("")
@@ -47,6 +48,7 @@ def test_check_reports_the_same_mistake_as_a_run(person, here, words):
     assert " ".join(told.partition(";")[0].split()) in " ".join(person(*typed_words, "-check").split())
 
 
+@pytest.mark.slow
 def test_doubtful_setting_warns_once_and_run_still_starts(person):
     told = person(exit_with=0).splitlines()  # one epoch, with one warm-up epoch
     (line,) = [line for line in told if line.startswith("check: ")]

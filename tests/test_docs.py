@@ -112,7 +112,7 @@ def test_readme_opens_with_command_output_and_picture():
 def test_readme_opening_names_test_command_and_its_time():
     opening = README.partition("\n## ")[0]
     assert re.search(r"`bash scripts/test\.sh`[^.]+\d+ to \d+ minutes on two cores", opening)
-    assert re.search(r"`-quick`[^.]+at most \d+ minutes", opening)
+    assert re.search(r"`-quick`[^.]+at most \d+ (minutes|seconds)", opening)
 
 
 def test_readme_states_systems_limits_support_and_licence():

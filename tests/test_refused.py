@@ -132,6 +132,7 @@ def test_high_label_is_allowed_for_known_class_counts(tmp_path):
         assert len(load_image_sets(settings("imagenet2012", tmp_path))[0].classes) == int(lines[-1][6:]) + 1
 
 
+@pytest.mark.slow
 def test_absurd_shard_label_is_reported_with_its_member(tmp_path):
     write_tar(tmp_path / "train-0.tar", samples(0, 6) | {"x.cls": b"999999", "x.png": b"x"})
     write_tar(tmp_path / "val-0.tar", samples(0, 3))

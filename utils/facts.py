@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-SIZES = "sizes of the "  # facts whose name starts with this are sizes of some files, separated by spaces
+SIZES = "sizes of the "  # prefix of facts that are file sizes, separated by spaces
 OF_A_PART = "names of the {} images", "labels of the {} images", f"{SIZES}{{}} files"
 NUMBERS = {f"{part} images": [fact.format(part) for fact in OF_A_PART] for part in ("training", "validation")}
 FACTS_OF_IMAGES = [fact for facts in NUMBERS.values() for fact in facts]
@@ -13,8 +13,8 @@ FACTS_OF_IMAGES = [fact for facts in NUMBERS.values() for fact in facts]
 def changed_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Return {fact: both values in words} of the facts that differ between two records.
 
-    A fact in only one of the records is not compared. If a part has another number of images, only the number is returned,
-    because it changes all digests of the part.
+    A fact in only one of the records is not compared. If the number of images of a part differs, only the number is
+    returned, because it changes all digests of the part.
     """
     found = {key: _describe(key, then[key], now[key]) for key in now if key in then and then[key] != now[key]}
     follow = {fact for number in NUMBERS.keys() & found.keys() for fact in NUMBERS[number]}
@@ -24,7 +24,7 @@ def changed_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
 def _describe(key: str, then: Any, now: Any) -> str:
     """Return two values in words, or '' for sizes that are mostly equal.
 
-    Single files may be repaired or replaced. If most sizes differ, it is other data with the same names.
+    A few files may have been repaired or replaced. If most sizes differ, it is different data with the same names.
     """
     if not key.startswith(SIZES):
         return f"{then} -> {now}"

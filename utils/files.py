@@ -17,8 +17,8 @@ from utils.errors import ConfigError, not_a_file
 from utils.held_folders import check_in_place, is_in_place
 
 MOST_NAMES = 2**28  # bytes of a file with one name per line
-BYTES_THAT_TELL = 4096  # first bytes of a file, by which its kind is recognized
-SECONDS_BETWEEN_ATTEMPTS = 0.2  # to lock a file that another process has locked
+BYTES_THAT_TELL = 4096  # first bytes of a file, which show its kind
+SECONDS_BETWEEN_ATTEMPTS = 0.2  # between attempts to lock a file that another process has locked
 
 
 @contextlib.contextmanager
@@ -63,19 +63,17 @@ def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[IO[by
                 wait()
                 time.sleep(SECONDS_BETWEEN_ATTEMPTS)
                 continue
-            except (
-                OSError
-            ):  # a file system without locks: two processes may do the same work, but replace files as a whole
+            except OSError:
+                # A file system without locks: two processes may do the same work, but replace files as a whole.
                 pass
             try:
                 if _is_at(file, path):  # otherwise the last owner of the lock renamed or removed the file
                     yield file
                     return
             finally:
+                # Without this a process that was forked meanwhile would keep the lock.
                 with contextlib.suppress(OSError):
-                    fcntl.flock(
-                        file, fcntl.LOCK_UN
-                    )  # otherwise a process that was forked meanwhile would keep the lock
+                    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def creating(path: str, flags: int) -> int:
@@ -186,7 +184,7 @@ class LineFile:
 def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (None,)) -> bytes:
     """Return the bytes of a file. Raise OSError if it has more than `most` bytes, or if it is not a regular file.
 
-    `takes` lists the accepted kinds besides regular files, which may be endless.
+    `takes` lists the accepted kinds of files. Kinds other than regular files may be endless.
     """
     if (kind := not_a_file(path)) not in takes:
         raise OSError(errno.EINVAL, f"it is {kind}; name a file", str(path))

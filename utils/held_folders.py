@@ -92,12 +92,12 @@ _held: list[HeldFolder] = []
 
 
 def is_in_place(path: Path) -> bool:
-    """Return False if the path is in a folder that was moved away from there."""
+    """Return False if the path is in a held folder that was moved, else True."""
     return _moved(path) is None
 
 
 def check_in_place(path: Path) -> None:
-    """Raise FolderMoved if the path is in a folder that was moved away from there. Call it before every write."""
+    """Raise FolderMoved if the path is in a held folder that was moved. Call it before every write."""
     if moved := _moved(path):
         raise moved.error()
 

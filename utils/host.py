@@ -20,7 +20,7 @@ CGROUPS = (
     ("memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
-MAX_SECONDS = 0.1  # of processor time to measure the speed of half precision
+MAX_SECONDS = 0.1  # of CPU time to measure the speed of half precision
 # Tokens and width of a ViT-Base's Linear layer. With fewer rows, a GPU would only show the time to start a kernel.
 ROWS, ROWS_ON_DEVICE, WIDTH = 128, 8192, 768
 
@@ -52,7 +52,7 @@ def count_cores() -> int:
 
 
 def share_of_cores(own: set[int], local: Collection[set[int]]) -> int:
-    """Return a process's share of its `own` cores, at least 1, if it shares each core with all processes that may use it.
+    """Return a process's share of its `own` cores, at least 1. The processes that may use a core share it equally.
 
     `local` has the cores of each training process of this machine, including this one.
     """
@@ -127,7 +127,7 @@ def keep_freed_memory(device: torch.device) -> None:
     if device.type != "cpu" or not hasattr(library, "mallopt"):  # torch keeps the memory of other devices itself
         return
     trim, mmap = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-    # Older versions accept at most 32 MiB. Setting mmap also fixes the trim threshold, so both have to be set.
+    # Older versions accept at most 32 MiB. Setting mmap also fixes the trim threshold, so both must be set.
     if library.mallopt(mmap, 2**30) or library.mallopt(mmap, 2**25):
         library.mallopt(trim, 2**31 - 1)
 
@@ -151,7 +151,7 @@ def half_speedup(device: torch.device, half: torch.dtype) -> float:
 
 
 def time_products(device: torch.device, x: torch.Tensor, weight: torch.Tensor) -> float:
-    """Return the seconds that the device takes. On a CPU they are this thread's CPU time, without the time of others."""
+    """Return the seconds that the device takes. On a CPU this is the thread's CPU time, without other programs."""
     if device.type in ("cuda", "xpu"):
         start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
         start.record()
@@ -173,7 +173,7 @@ def _multiply(x: torch.Tensor, weight: torch.Tensor) -> None:
     The gradients are computed for a quarter of the rows, because they take up to a second on a CPU without half precision.
     """
     torch.nn.functional.linear(x, weight)
-    gradient = x[: len(x) // 4]  # of the output, which has the shape of the input
+    gradient = x[: len(x) // 4]  # used as the output's gradient, which has the shape of the input
     torch.mm(gradient, weight)  # the gradient of the input
     torch.mm(gradient.t(), gradient)  # the gradient of the weights
 

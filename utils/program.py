@@ -65,7 +65,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def when_started() -> float:
-    """Return when this process started by time.monotonic(). On a busy machine its imports have taken seconds."""
+    """Return the time.monotonic() at which this process started. On a busy machine imports take seconds."""
     ticks = start_ticks(os.getpid())
     if ticks is None:  # not on Linux
         return time.monotonic() - time.process_time()
@@ -175,8 +175,8 @@ def exit_code_and_message(error: BaseException) -> tuple[int, str | None]:
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
     """Return the extra that could not be imported because it was deleted, or None."""
-    room, _, name = (error.name or "").partition(".")
-    return find_missing(name.partition(".")[0]) if room == "extras" and name else None
+    package, _, name = (error.name or "").partition(".")
+    return find_missing(name.partition(".")[0]) if package == "extras" and name else None
 
 
 def nobody_reads() -> bool:
@@ -192,7 +192,7 @@ def nobody_reads() -> bool:
 def exit_now(code: int) -> NoReturn:
     """Exit with exactly this code, without tearing down the interpreter.
 
-    A teardown takes half a second, and gloo's threads may still have tensors then and abort the process
+    A teardown takes half a second, during which gloo's threads may still have tensors and abort the process
     (pytorch/pytorch#179291). Exit handlers run for at most 10 s, because a tracker's handler may wait for a server.
     """
     run_handlers = atexit._run_exitfuncs  # Python has no public name for it
@@ -240,10 +240,10 @@ def hangup_is_ignored() -> bool:
 
 
 class StopSignal:
-    """A record of SIGTERM, SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning) or SIGHUP (the terminal was closed).
+    """Records SIGTERM, SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning) or SIGHUP (the terminal was closed).
 
     A second signal ends the process at once, unless it arrives within 3 s of the first: a signal to the whole group reaches
-    a worker twice, because torchrun forwards its own.
+    a worker twice, because torchrun forwards the signal that it gets.
     """
 
     SECONDS_TO_REPEAT = 3.0
@@ -263,7 +263,7 @@ class StopSignal:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Request this signal (on Linux) for when the launcher dies, even by kill -9, so that no orphan keeps the device."""
+    """Make Linux send this signal when the launcher dies, even by kill -9, so that no orphan keeps the device."""
     if os.uname().sysname == "Linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_parent_death_signal, number)

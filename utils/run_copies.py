@@ -24,7 +24,7 @@ class RunCopy(NamedTuple):
     began: float  # the first start, in seconds since 1970
     saved: float  # the last save, in seconds since 1970
     step: int
-    number: int  # distinguishes folders of the same second
+    number: int  # distinguishes folders created in the same second
 
     @classmethod
     def at(cls, folder: Path) -> "RunCopy":
@@ -54,8 +54,8 @@ class RunCopy(NamedTuple):
 def _time_of(folder: Path, text: Any) -> float:
     """Return the time in a text, in seconds since 1970.
 
-    If status.json is missing or damaged there is no text. Then return the date in the folder's name by this machine's
-    clock, else the date of config.yaml, else 0.
+    There is no text if status.json is missing or damaged. Then return the local time in the folder's name, else the date of
+    config.yaml, else 0.
     """
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         return datetime.fromisoformat(text).timestamp()
@@ -68,7 +68,7 @@ def _time_of(folder: Path, text: Any) -> float:
 
 
 def newest_first(folders: Iterable[Path]) -> list[RunCopy]:
-    """Return the runs in these folders, sorted by their last save, newest first. More updates win at equal times.
+    """Return the runs in these folders by their last save, newest first. At equal times more updates come first.
 
     All copies of a run are adjacent. The first of them is in the folder with the run's original name, because users who
     copy a run continue in the original.
@@ -102,7 +102,7 @@ def _with_lost_identities(copies: Sequence[RunCopy]) -> list[RunCopy]:
 def other_copies(folder: str | Path) -> list[RunCopy]:
     """Return the copies of a run that are next to its folder and have weights."""
     folder = Path(folder)
-    beside = [file.parent for file in folder.parent.glob("*/status.json") if weights_in(file.parent)]
-    copies = newest_first({*beside, folder})
+    neighbours = [file.parent for file in folder.parent.glob("*/status.json") if weights_in(file.parent)]
+    copies = newest_first({*neighbours, folder})
     own_id = next(copy.id for copy in copies if copy.folder == folder)
     return [copy for copy in copies if copy.id == own_id and copy.folder != folder]

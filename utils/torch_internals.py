@@ -33,8 +33,8 @@ foreach_mul_, foreach_add_ = torch._foreach_mul_, torch._foreach_add_
 def foreach_put_back_(tensors: list[Tensor], former: list[Tensor], skipped: Tensor) -> None:
     """Copy `former` back to the tensors if `skipped` on the device is 1. The values of `former` are lost.
 
-    A single kernel of fused SGD does this, or nothing if `skipped` is 0. It uses the gradient, here `former`, unchanged as
-    the first momentum. All tensors have the same floating-point type.
+    A single kernel of fused SGD does this: its first step copies the gradients (here `former`) to the momentum buffers (here
+    the tensors), unless found_inf is 1. All tensors have the same floating-point type.
     """
     rates = dict.fromkeys(("lr", "weight_decay", "dampening"), 0.0)
     flags = {"nesterov": False, "maximize": False, "is_first_step": True}
@@ -42,11 +42,8 @@ def foreach_put_back_(tensors: list[Tensor], former: list[Tensor], skipped: Tens
 
 
 ALLOWED_IN_WEIGHTS = _weights_only_unpickler._get_allowed_globals()  # {name: function} that files of weights may call
-LABELS = (
-    "targets",
-    "labels",
-    "_labels",
-)  # attributes with the labels of torchvision's data sets; avoids reading all images
+# Attributes with the labels of torchvision's data sets; they make it unnecessary to read all images.
+LABELS = ("targets", "labels", "_labels")
 
 
 COMPILER, COMPILER_UTILITIES = "torch._dynamo", "torch._dynamo.utils"
@@ -90,7 +87,7 @@ def import_timm() -> ModuleType:
 
 
 def without_compiler(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Return an optimizer class whose methods do not import the compiler only to be excluded from compilation."""
+    """Return an optimizer class whose methods are not excluded from compilation, which would import the compiler."""
     for method in vars(torch.optim.Optimizer).values():
         if wrapped := getattr(method, "__wrapped__", None):
             wrapped.__dynamo_disable = wrapped
@@ -115,7 +112,7 @@ def found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def set_found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer, found: Tensor) -> None:
-    """Set found_inf in place of unscale_. step() then skips by it, and leaves unscaling to the optimizer's `grad_scale`."""
+    """Set found_inf without unscale_. If it is 1, step() skips the update. The optimizer unscales by its `grad_scale`."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state.update(stage=OptState.UNSCALED, found_inf_per_device={found.device: found})
 
@@ -141,12 +138,12 @@ def own_parameter(module: nn.Module, name: str) -> nn.Parameter:
 
 
 def add_position_embedding(model: nn.Module, patches: Tensor) -> Tensor:
-    """Add class token and position embedding as timm's VisionTransformer does, for which it has no public module."""
+    """Add class token and position embedding as timm's VisionTransformer does. timm has no public function for it."""
     return model._pos_embed(patches)
 
 
 def inner_data(tensor: Any) -> Any:
-    """Return the inner data of a torchao tensor, which shows the type of computations; `dtype` is its original type."""
+    """Return a torchao tensor's inner data, whose type is used in computations; the outer `dtype` is the original type."""
     return getattr(tensor, "_data", tensor)
 
 

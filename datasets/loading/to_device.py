@@ -1,4 +1,4 @@
-"""Copies of batches to the device while it computes."""
+"""Copy batches to the device while it computes."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from datasets.types import Batch
 def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """Yield the batches on the device. A separate stream copies the next batch while the device computes.
 
-    If the device lacks memory for a batch, it stays on the host. The update then tries the copy again, and if there is still
-    too little memory, the update is repeated with smaller micro-batches.
+    If the device lacks memory for a batch, the batch stays on the host. The update then tries the copy again, and if
+    there is still too little memory, the update is repeated with smaller micro-batches.
     """
     stream = torch.Stream(device)
 

@@ -1,4 +1,4 @@
-"""`csv`: files with a column of paths and one of classes."""
+"""`csv`: files with a column of paths and a column of classes."""
 
 import contextlib
 import csv
@@ -20,14 +20,14 @@ from datasets.types import ImageSet
 from utils.errors import DataError
 
 SEPARATORS = ",;\t"
-UNUSUAL = {";": "semicolons", "\t": "tabs", "utf-16": "UTF-16"}  # what the log says of a separator or encoding
+UNUSUAL = {";": "semicolons", "\t": "tabs", "utf-16": "UTF-16"}  # the names of separators and encodings in the log
 USUAL = ("image_path", "target")
 BITS = {"0": "0", "0.0": "0", "false": "0", "1": "1", "1.0": "1", "true": "1"}
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.COLUMNS)"
 
 
 def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
-    """train.csv and val.csv, or one file and None. Targets are class numbers or class names."""
+    """Read train.csv and val.csv, or one file and None. Labels are class numbers or class names."""
     root = data_root(config.DATA, EXPECTS)
     files, notes = [root], ()
     if root.is_dir():
@@ -59,9 +59,9 @@ class Columns(NamedTuple):
     """The names of the columns that are read."""
 
     path: str
-    of_labels: tuple[str, ...]  # one of classes, or any number of 0 and 1
-    are_bits: bool  # the latter
-    may_be_empty: bool  # the one of classes: an image without labels
+    of_labels: tuple[str, ...]  # one column of classes, or any number of columns of 0 and 1
+    are_bits: bool  # the labels are columns of 0 and 1
+    may_be_empty: bool  # the column of classes, for an image without labels
     group: str | None
 
     @classmethod
@@ -74,8 +74,8 @@ class Columns(NamedTuple):
             counts = [each for names in found for each in Counter(names).items()]
             if unlike := [name for name, count in counts if count > 1 or name not in first]:
                 raise DataError(
-                    f"{files[-1]}, line 1: DATA.COLUMNS * means all columns but {path}, but {unlike[0]!r} is there twice "
-                    f"or not in {files[0]}; name the columns of the labels, or give all files the same"
+                    f"{files[-1]}, line 1: DATA.COLUMNS * means all columns but {path}, but {unlike[0]!r} is there "
+                    f"twice or not in {files[0]}; name the columns of the labels, or give all files the same columns"
                 )
         return cls(path, tuple(of_labels), data.has_label_columns, data.LABEL_SEPARATOR is not None, group)
 
@@ -85,16 +85,16 @@ class Columns(NamedTuple):
 
 
 def _header(file: Path, path: str) -> list[str]:
-    """The names of a file's columns, which must have that of the paths."""
+    """Return the names of a file's columns, which must include the column of paths."""
     with _opened(file, [path]) as (rows, _):
         return [name for each in next(rows) if (name := each.strip())]
 
 
 def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> list[str]:
-    """The rows; other columns are ignored."""
+    """Add the rows of a file, and ignore other columns. Return lines for the log."""
     with _opened(file, columns.names) as (rows, notes):
         names = [name.strip() for name in next(rows)]
-        places = {name: place for place, name in enumerate(names)}  # of columns with the same name the last one counts
+        places = {name: place for place, name in enumerate(names)}  # of equal names, the last column counts
         values = _Values(file, columns, [(column, places[column]) for column in columns.names], len(names))
         while found := values.take(rows):
             add(found)
@@ -103,7 +103,7 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
 
 @contextlib.contextmanager
 def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
-    """A csv.reader of the file, which has these columns, and lines for the log. DataError where it is no such text."""
+    """Yield a csv.reader of a file with these columns, and lines for the log. Raise DataError for any other file."""
     encoding, rows = encoding_of(file), None
     with open(file, encoding=encoding, errors="surrogateescape", newline="") as lines:
         try:
@@ -117,11 +117,11 @@ def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
                 f"{file}, line {rows.line_num if rows else 1}: {error}; look for an unclosed quote there, or correct the line"
             ) from error
         except UnicodeError as error:
-            raise DataError(f"{file}: this is no text ({error}); save it as UTF-8") from error
+            raise DataError(f"{file}: this is not text ({error}); save it as UTF-8") from error
 
 
 def _find_separator(file: Path, header: str, columns: list[str]) -> str:
-    """The one by which the header names the columns."""
+    """Return the separator with which the header has all these columns."""
     most = []
     for separator in SEPARATORS:
         values = next(csv.reader([header], delimiter=separator, skipinitialspace=True), [])
@@ -131,12 +131,12 @@ def _find_separator(file: Path, header: str, columns: list[str]) -> str:
         most = max(most, names, key=len)
     raise DataError(
         f"{file}, line 1: the header must name the columns {','.join(columns)}, but has {','.join(most) or 'nothing'}; "
-        "name those of the paths and of the classes with -opts DATA.COLUMNS=[PATHS,CLASSES] (that of groups is DATA.GROUP_BY)"
+        "name the columns of paths and classes with -opts DATA.COLUMNS=[PATHS,CLASSES] (groups: DATA.GROUP_BY)"
     )
 
 
 class _Values(NamedTuple):
-    """Takes path, label and group out of rows, which must have them, and no value too many."""
+    """Takes path, label and group out of rows, and refuses rows with missing or surplus values."""
 
     file: Path
     columns: Columns
@@ -144,8 +144,8 @@ class _Values(NamedTuple):
     width: int
 
     def take(self, rows: Any) -> Rows | None:
-        """Paths, labels and groups of the next rows of a csv.reader; None after the last."""
-        # Lists of strings: a tuple for each row would set off Python's garbage collector again and again.
+        """Return paths, labels and groups of the next rows of a csv.reader, or None after the last row."""
+        # One list of strings per column: a tuple for each row would trigger Python's garbage collector again and again.
         columns, lines = [[] for _ in self.places], array("Q")
         targets = [(column, place, values.append) for (column, place), values in zip(self.places, columns, strict=True)]
         optional = self.columns.of_labels if self.columns.may_be_empty else ()
@@ -161,7 +161,7 @@ class _Values(NamedTuple):
                     is_label = column in self.columns.of_labels and not self.columns.are_bits
                     raise DataError(
                         f"{self.file}, line {rows.line_num}: {column} is missing; fill it in or remove the row"
-                        + ", or where images have several labels or none name what divides these: "
+                        + ", or if images have several labels or none, name their separator: "
                         "-opts DATA.LABEL_SEPARATOR='|'" * is_label
                     )
                 keep(value)
@@ -174,7 +174,7 @@ class _Values(NamedTuple):
         return Rows(columns[0], labels, np.array(lines), columns[end] if self.columns.group else [])
 
     def _as_bits(self, columns: list[list[str]], lines: array) -> list[str]:
-        """The columns of 0 and 1 as one text for each row, such as 0101."""
+        """Return the columns of 0 and 1 as one text for each row, such as 0101."""
         bits = [[BITS.get(value.lower(), "") for value in values] for values in columns]
         wrong = [(found.index(""), place) for place, found in enumerate(bits) if "" in found]
         for row, place in sorted(wrong)[:1]:
@@ -185,7 +185,7 @@ class _Values(NamedTuple):
         return ["".join(each) for each in zip(*bits, strict=True)]
 
     def _refuse_bytes(self, labels: list[str], lines: array) -> None:
-        """Bytes that are not UTF-8 are surrogates here. A path may have them, because file names do."""
+        """Raise DataError if a label is not UTF-8, by its surrogates. Paths may have them, because file names do."""
         if "".join(labels).isprintable():
             return
         for label, line in zip(labels, lines, strict=True):

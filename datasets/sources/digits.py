@@ -17,7 +17,7 @@ BRIGHTEST = 16
 
 
 def read_digits(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
-    """80% to train and 20% to validate, of every class, or a fold; DATA_PATH is not used."""
+    """Return 80% of every class for training and 20% for validation, or a fold. DATA_PATH is not used."""
     with np.load(FILE, allow_pickle=False) as content:
         images, targets = content["images"], content["targets"]
     images = np.round(images * (255 / BRIGHTEST)).astype(np.uint8)

@@ -27,20 +27,20 @@ SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # of zip files made on a Mac, and of ne
 RUNS = "folders of runs"
 DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # 2024, 2024-05-01, 20240501 birthday
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
-MOST_STRAY = 20  # images beside the folders of a data set
-MOST_DATA_SETS = 100  # folders among which data sets are looked for: more are classes
+MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
+MOST_DATA_SETS = 100  # the most folders that are checked for being data sets: more are classes
 THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
 SHAPE = Shape(
     {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"},
     ["path target", "folder date"],
     {"left_out": {str: int}},
 )
-INDEX_FILE = f"images{ENDING}"  # beside the class folders, not in a folder that other programs would take for a class
+INDEX_FILE = f"images{ENDING}"  # next to the class folders, not in a folder that other programs would take for a class
 EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
 
 
 def read_image_folder(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
-    """`imagefolder`: train/ and val/, or one folder of class folders and None."""
+    """Read train/ and val/, or one folder of class folders and None."""
     root = unwrapped(data_root(config.DATA, EXPECTS), (*TRAIN_NAMES, *VAL_NAMES))
     parts = choose_parts(classes := class_folders(root))
     if parts.train or parts.val:
@@ -52,7 +52,7 @@ def read_image_folder(config: Config, say: Callable = print) -> tuple[ImageSet |
 
 
 class Content(NamedTuple):
-    """The folders of a class folder, and how many images lie beside them."""
+    """The subfolders of a class folder, and the number of images next to them."""
 
     folders: list[str]
     num_images: int  # at most MOST_STRAY + 1
@@ -63,7 +63,7 @@ class Content(NamedTuple):
         for entry in os.scandir(folder):
             if _is_image(entry.name) and entry.is_file():
                 num_images += 1
-                if num_images > MOST_STRAY:  # a class, whatever else is in it
+                if num_images > MOST_STRAY:  # a class, regardless of its other content
                     break
             elif _is_folder(entry) and not _is_skipped(entry.name) and not is_run_folder(entry.path):
                 folders.append(entry.name)
@@ -71,12 +71,12 @@ class Content(NamedTuple):
 
     @property
     def is_class(self) -> bool:
-        """Whether there are more than stray images in it."""
+        """Whether it has more than a few stray images."""
         return self.num_images > MOST_STRAY or self.num_images >= max(len(self.folders), 1)
 
     @property
     def is_data_set(self) -> bool:
-        """Whether it holds folders of images and hardly an image. So does a class that is divided, but by date."""
+        """Whether it has several subfolders, not all named by date as in a class, and hardly any images."""
         return not self.is_class and len(self.folders) > 1 and not all(map(DATE.match, self.folders))
 
     def describe(self) -> str:
@@ -85,7 +85,7 @@ class Content(NamedTuple):
 
 
 def _why_no_classes(root: Path, names: list[str]) -> str:
-    """Say why these folders seem to be data sets in place of classes; empty where they do not."""
+    """Explain why these folders seem to be data sets instead of classes. Return an empty text if they do not."""
     inside = {}
     for name in names:
         inside[name] = Content.of(root / name)
@@ -104,7 +104,7 @@ def _why_no_classes(root: Path, names: list[str]) -> str:
 
 
 def _name_data_sets(config: Config, root: Path, names: list[str]) -> tuple[str, ...]:
-    """Warn of a folder that is read as one class and seems to be a data set; where DATA.CLASSES lists the classes, do not."""
+    """Warn of a folder that is read as one class but looks like a data set, unless DATA.CLASSES lists the classes."""
     if config.DATA.CLASSES or len(names) > MOST_DATA_SETS:
         return ()
     inside = {name: Content.of(root / name) for name in names}
@@ -112,16 +112,16 @@ def _name_data_sets(config: Config, root: Path, names: list[str]) -> tuple[str, 
     if not found:
         return ()
     content = inside[found[0]]
-    others = f" (as {first_of(found[1:], limit=4)})" if found[1:] else ""
+    others = f" (like {first_of(found[1:], limit=4)})" if found[1:] else ""
     return (
         f"warning: {root / found[0]} holds {content.describe()}, and is read as one class{others}; if "
-        f"{first_of(content.folders, limit=4)} are the classes, the folder that is read is one too high; if not, list the "
-        "classes in a file: -opts DATA.CLASSES=classes.txt",
+        f"{first_of(content.folders, limit=4)} are the classes, the folder that is read is one level too high; if "
+        "not, list the classes in a file: -opts DATA.CLASSES=classes.txt",
     )
 
 
 def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageSet | None, ImageSet]:
-    """The folders with the training and the validation images; classes are those of the former."""
+    """Read the folders with training and validation images. The classes are the folders of the training images."""
     parts = choose_parts(subfolders(root))
     parts = parts._replace(unread=sorted([*parts.unread, *_runs_in(root)]))
     if not parts.val or not (parts.train or config.START.EVAL):
@@ -150,7 +150,7 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
 
 
 def _check_classes(train_folder: Path, classes: list[str], val_folder: Path, val_classes: list[str]) -> None:
-    """Every validation class must be trained, and no folder may be in both parts."""
+    """Raise DataError if a validation class is not trained, or if a folder is in both parts."""
     known = {normalize("NFC", name) for name in classes}
     for name in val_classes:
         if normalize("NFC", name) not in known:
@@ -168,9 +168,9 @@ def _check_classes(train_folder: Path, classes: list[str], val_folder: Path, val
 
 
 def unwrapped(folder: Path, known: tuple[str, ...] | list[str] = ()) -> Path:
-    """The folder with the class folders, below folders that hold nothing but the next: a zip file unpacked twice.
+    """Return the folder of the class folders, below levels with only one folder (a zip file unpacked twice).
 
-    `known`: names that are no such level.
+    `known`: names that are not such a level.
     """
     while len(names := subfolders(folder)) == 1 and names[0] not in known and names[0].lower() not in known:
         inner = folder / names[0]
@@ -181,7 +181,7 @@ def unwrapped(folder: Path, known: tuple[str, ...] | list[str] = ()) -> Path:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Return the sorted names of the folders in it, without those of runs and hidden ones such as .ipynb_checkpoints."""
+    """Return the sorted names of the folders in it, without run folders and hidden folders."""
     return sorted(name for name in _all_folders(folder) if not is_run_folder(folder / name))
 
 
@@ -190,12 +190,12 @@ def _all_folders(folder: Path) -> list[str]:
 
 
 def _runs_in(folder: Path, others: Collection[str] = ()) -> list[str]:
-    """Return the sorted names of the folders of runs in a folder. `others`: folders that are none."""
+    """Return the sorted names of the run folders in a folder. `others`: folders that are not run folders."""
     return sorted(name for name in {*_all_folders(folder)} - {*others} if is_run_folder(folder / name))
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Sorted names of the class folders, of which there must be some."""
+    """Return the sorted names of the class folders. Raise DataError if there are none."""
     names = subfolders(folder)
     if not names:
         raise DataError(f"{folder}: no class folders; images must be in one folder per class")
@@ -205,7 +205,7 @@ def class_folders(folder: Path) -> list[str]:
 def read_class_folders(
     config: Config, folder: Path, names: list[str], classes: list[str], deep: bool = True
 ) -> FileImages:
-    """The images of the class folders `names`, numbered as in `classes`; `deep`: including their subfolders."""
+    """Read the images of the class folders `names`, numbered as in `classes`. `deep`: including their subfolders."""
     number = {normalize("NFC", name): index for index, name in enumerate(classes)}
     if twice := next((name for name in classes if classes[number[normalize("NFC", name)]] != name), None):
         raise DataError(
@@ -226,7 +226,7 @@ def read_class_folders(
     left_out = Counter(index.facts["left_out"])
     num_runs = left_out.pop(RUNS, 0)
     if beside := _images_in(folder):
-        left_out["beside the class folders"] = beside
+        left_out["next to the class folders"] = beside
     classes = [normalize("NFC", name) for name in classes]
     image_set = FileImages(folder, index.text("path"), index.column("target"), classes, PixelRules.of(config.DATA))
     image_set.index, image_set.classes_are_names, image_set.is_listing = index, True, True
@@ -236,15 +236,15 @@ def read_class_folders(
 
 
 def _describe_runs(root: Path, beside: list[str], num_inside: int) -> list[str]:
-    """A line on the folders of runs, whose pictures are not read: beside the class folders, and inside them."""
-    found = [f"beside the classes {first_of(beside)}"] * bool(beside)
-    found += [f"inside them {num_inside}"] * bool(num_inside)
+    """Describe the run folders, whose pictures are not read: next to the class folders, and inside them."""
+    found = [f"next to the classes: {first_of(beside)}"] * bool(beside)
+    found += [f"inside them: {num_inside}"] * bool(num_inside)
     total = len(beside) + num_inside
-    return [f"not read: {counted(total, 'folder')} of runs in {root} ({', '.join(found)})"] if total else []
+    return [f"not read: {counted(total, 'folder')} of runs in {root} ({'; '.join(found)})"] if total else []
 
 
 def _is_unchanged(index: Index, folder: Path) -> bool:
-    """Whether no image was added, renamed or removed since the folders were listed: that would change a folder's date."""
+    """Return whether no image was added, renamed or removed since the index was built, by the dates of the folders."""
     folders = (os.fsdecode(each) for chunk in index.text("folder").chunks() for each in chunk)
     dated = zip(folders, index.column("date").tolist(), strict=True)
     try:
@@ -258,7 +258,7 @@ def _date(root: Path, folder: str) -> int:
 
 
 def _build(place: Place | None, folder: Path, depends_on: dict) -> Index:
-    """List the folders into an index."""
+    """Build the index of these class folders."""
     writer = IndexWriter(place, SHAPE.columns)
     scan = FolderScan(folder, depends_on["names"], depends_on["deep"])
     for name, number in zip(depends_on["names"], depends_on["numbers"], strict=True):
@@ -279,13 +279,13 @@ def _thumbnails(root: Path, names: list[str]) -> list[str]:
 
 
 class FolderScan:
-    """Finds the images of class folders, and counts by reason what is left out."""
+    """Finds the images of class folders, and counts the files that it leaves out, by reason."""
 
     def __init__(self, root: Path, names: list[str], deep: bool = True):
         self.root, self.names, self.deep = root, names, deep
         self.left_out = Counter()
-        self.folders: list[str] = []  # that were listed, relative to the root
-        self.dates: list[int] = []  # of these folders before they were listed
+        self.folders: list[str] = []  # listed folders, relative to the root
+        self.dates: list[int] = []  # dates of these folders before they were listed
         self._linked = set()  # real paths of folders that are read
         for name in names:
             target = os.path.realpath(root / name)
@@ -296,7 +296,7 @@ class FolderScan:
             self._linked.add(target)
 
     def images_below(self, name: str) -> list[str]:
-        """Paths of the images of a class, relative to the root; sorted, because the order of file systems differs."""
+        """Return the paths of a class's images relative to the root, sorted because file systems differ in order."""
         paths, others, waiting = [], Counter(), [name]
         while waiting:
             inside = waiting.pop()
@@ -319,8 +319,8 @@ class FolderScan:
                     others[os.path.splitext(file)[1].lower() or "without ending"] += 1
         if not paths and others.keys() == {RUNS}:
             raise DataError(
-                f"{self.root / name}: folders of runs and no images in this folder; keep runs outside of {self.root}, in a "
-                "folder that -output names"
+                f"{self.root / name}: no images in this folder, only folders of runs; keep runs outside {self.root}, "
+                "in another folder (-output)"
             )
         if not paths:
             found = f", only files that are not read ({first_of(sorted(others))})" if others else ""
@@ -331,7 +331,7 @@ class FolderScan:
         return sorted(paths)
 
     def _list(self, inside: str) -> tuple[list[str], list[str]]:
-        """Sorted names of the folders in one, and the names of its other files."""
+        """Return the sorted names of the subfolders, and the names of the files."""
         folders, files = [], []
         with os.scandir(os.path.join(self.root, inside)) as entries:
             for entry in entries:
@@ -339,7 +339,7 @@ class FolderScan:
         return sorted(folders), files
 
     def _is_read(self, folder: str) -> bool:
-        """Whether to enter a folder. A link into the data itself, or a second one to a place, would repeat images."""
+        """Return whether to enter a folder. A link into the data, or a second link to a folder, would repeat images."""
         if _is_skipped(os.path.basename(folder)):
             return False
         if not os.path.islink(folder):
@@ -361,7 +361,7 @@ class FolderScan:
 
 
 def describe_left_out(root: Path, left_out: Counter) -> list[str]:
-    """A line on the files that are not read, if there are any; a warning if some may be images."""
+    """Describe the files that are not read, if there are any. Warn if some may be images."""
     if not left_out:
         return []
     warning = "" if all(reason in NO_IMAGES for reason in left_out) else "warning: "
@@ -372,7 +372,7 @@ def describe_left_out(root: Path, left_out: Counter) -> list[str]:
 
 
 def _is_folder(entry: os.DirEntry) -> bool:
-    """Whether it is a folder or a link to one; a link that cannot be followed is not."""
+    """Return whether it is a folder or a link to a folder. A link that cannot be followed is not."""
     try:
         return entry.is_dir()
     except OSError:
@@ -384,7 +384,7 @@ def _is_image(file: str) -> bool:
 
 
 def _images_in(folder: Path) -> int:
-    """The number of images directly in a folder."""
+    """Return the number of images directly in a folder."""
     return sum(_is_image(entry.name) and entry.is_file() for entry in os.scandir(folder))
 
 

@@ -1,12 +1,12 @@
-"""`fractals`: images of iterated function systems, computed as they are read: classes by formula, without files.
+"""`fractals`: images of iterated function systems, which are computed when they are read, without files.
 
-A class is a system of contracting affine maps; the points that it leaves in place, its attractor, are what is drawn. Of
-every three classes two draw lines: a fractal curve along each side of a polyline, open or closed. The third is a cloud of
-points. Images of a class differ in small changes of all its numbers, in place, size, slant, thickness and colours.
-Systems as classes to pretrain on: FractalDB (arXiv:2101.08515); bounds on their singular values: arXiv:2110.03091.
+A class is a system of contracting affine maps, and its images show the attractor of the system. Two of every three
+classes draw lines: a fractal curve along each side of a polyline, open or closed. The third is a cloud of points.
+Images of a class differ by small changes of all its numbers, and in place, size, slant, thickness and colours.
+Pretraining on such classes: FractalDB (arXiv:2101.08515); bounds on the singular values: arXiv:2110.03091.
 
-An image depends on its class and number alone, and on every machine: draws are numpy's raw bits, and what is computed
-with them are sums, products and square roots of single numbers, which IEEE 754 rounds everywhere alike.
+An image depends only on its class and number, and is the same on every machine: the draws are numpy's raw bits, and the
+rest is sums, products and square roots of single numbers, which IEEE 754 rounds in the same way everywhere.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ CHANGE = 0.1  # of a system's numbers, from image to image
 
 
 class System(NamedTuple):
-    """The numbers of a class, from which its maps are made; a picture of the class changes them a little."""
+    """The numbers of a class, from which its maps are made. Each picture of the class changes them slightly."""
 
     num_maps: int
     num_sides: int  # of the polyline along which a curve is drawn; 0: a cloud
@@ -40,7 +40,7 @@ class System(NamedTuple):
 
 
 class Fractals(ImageSet):
-    """Image i shows class i modulo the number of classes."""
+    """Fractals, where image i shows class i modulo the number of classes."""
 
     in_memory = names_are_numbers = True
 
@@ -66,7 +66,7 @@ class Fractals(ImageSet):
 
 
 def read_fractals(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
-    """SYNTHETIC_SIZE images to train on, and a tenth as many to validate on, at least one of each class."""
+    """Return SYNTHETIC_SIZE training images and a tenth as many validation images, at least one of each class."""
     data = config.DATA
     num_classes = config.MODEL.NUM_CLASSES or DEFAULT_CLASSES
     counts = data.SYNTHETIC_SIZE, max(data.SYNTHETIC_SIZE // 10, num_classes)
@@ -76,7 +76,7 @@ def read_fractals(config: Config, say: Callable = print) -> tuple[ImageSet, Imag
 
 
 def find_system(number: int) -> System:
-    """The system of a class: the first of a random series that draws neither too few nor too many pixels."""
+    """Return the system of a class: the first of a random series that draws neither too few nor too many pixels."""
     for attempt in range(ATTEMPTS):
         draws = random_numbers(3 + NUMBERS, number, 0, attempt)
         first, second, third, numbers = *(draws[:3] + 1) / 2, draws[3:]
@@ -91,7 +91,7 @@ def find_system(number: int) -> System:
 
 
 def points_of(system: System, numbers: np.ndarray) -> np.ndarray:
-    """float64 [2, points]: of the attractor, or of the curves along the polyline."""
+    """Return float64 [2, points]: the points of the attractor, or of the curves along the polyline."""
     if not system.num_sides:
         return attractor(cloud_maps(system.num_maps, numbers))
     curve = attractor(curve_maps(system.num_maps, numbers))
@@ -104,23 +104,23 @@ def points_of(system: System, numbers: np.ndarray) -> np.ndarray:
 
 
 def curve_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
-    """float64 [maps, 6]: maps that send the segment from (0, 0) to (1, 0) to the pieces of a line between its ends."""
+    """Return float64 [maps, 6]: maps from the segment (0, 0) to (1, 0) to the pieces of a line with the same ends."""
     right, up, turn, shear = numbers[: 4 * num_maps].reshape(4, num_maps)
     ends = np.zeros((num_maps + 1, 2))
     ends[1:, 0] = (np.arange(num_maps) + 1 + 0.4 * right) / num_maps
-    ends[1:, 1] = (0.48 if num_maps == 2 else 0.3) * up  # no piece as long as the segment, so all maps contract
+    ends[1:, 1] = (0.48 if num_maps == 2 else 0.3) * up  # no piece is as long as the segment, so all maps contract
     ends[-1] = 1, 0
     along = np.diff(ends, axis=0)
-    # What is across the segment is turned or reflected, squeezed and sheared.
+    # The direction across the segment is rotated or reflected, squeezed and sheared.
     across = 0.8 * turn[:, None] * np.stack([-along[:, 1], along[:, 0]], axis=1) + 0.2 * shear[:, None] * along
     return np.stack([along[:, 0], across[:, 0], ends[:-1, 0], along[:, 1], across[:, 1], ends[:-1, 1]], axis=1)
 
 
 def cloud_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
-    """float64 [maps, 6]: rotation, singular values, rotation; the values as high as fills an image, and no higher."""
+    """Return float64 [maps, 6]: rotation, singular values, rotation, where the values just fill an image."""
     draws = numbers[: 8 * num_maps].reshape(num_maps, 8)
     first, second = rotations(draws[:, 0:2]), rotations(draws[:, 2:4])
-    # arXiv:2110.03091 asks for a sum over the maps of (larger + 2 x smaller value) from (5 + maps) / 2 to (6 + maps) / 2.
+    # arXiv:2110.03091: the sum over the maps of (larger + 2 x smaller value) is from (5 + maps) / 2 to (6 + maps) / 2.
     larger = 0.6 + 0.25 * draws[:, 4]
     smaller = larger * (0.55 + 0.45 * draws[:, 5])
     factor = ((5.5 + num_maps) / 2) / sum(larger + 2 * smaller)
@@ -140,13 +140,13 @@ def cloud_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
 
 
 def rotations(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of the direction of each pair, without a function that machines round differently."""
+    """Return cosine and sine of the direction of each pair, without functions that machines round differently."""
     length = np.sqrt(pairs[:, 0] * pairs[:, 0] + pairs[:, 1] * pairs[:, 1]) + 1e-9
     return pairs[:, 0] / length, pairs[:, 1] / length
 
 
 def attractor(maps: np.ndarray) -> np.ndarray:
-    """float64 [2, points]: a point under all sequences of maps of one length, which lie close to the attractor."""
+    """Return float64 [2, points]: a point under all map sequences of one length, which is close to the attractor."""
     points = np.zeros((2, 1))
     while points.shape[1] * len(maps) <= MAX_POINTS:
         points = applied(maps, points)
@@ -154,14 +154,14 @@ def attractor(maps: np.ndarray) -> np.ndarray:
 
 
 def applied(maps: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """float64 [2, maps x points]."""
+    """Return float64 [2, maps x points]: each point under each map."""
     x, y = points
     a, b, e, c, d, f = (column[:, None] for column in maps.T)
     return np.stack([(a * x + b * y + e).ravel(), (c * x + d * y + f).ravel()])
 
 
 def drawn(points: np.ndarray, place: np.ndarray | None = None) -> np.ndarray:
-    """int64 [SIDE, SIDE]: how many points each pixel has, of points scaled to the image and then moved by `place`."""
+    """Return int64 [SIDE, SIDE]: the points in each pixel, after scaling them to the image and applying `place`."""
     low, high = points.min(axis=1), points.max(axis=1)
     middle, extent = (low + high) / 2, max(*(high - low), 1e-9)
     x, y = (points - middle[:, None]) / extent  # from -0.5 to 0.5
@@ -174,7 +174,7 @@ def drawn(points: np.ndarray, place: np.ndarray | None = None) -> np.ndarray:
 
 
 def picture(system: System, draws: np.ndarray) -> np.ndarray:
-    """uint8 [SIDE, SIDE, 3]: one image of the class. `draws`: float64, from -1 to 1."""
+    """Return uint8 [SIDE, SIDE, 3]: one image of the class. `draws`: float64, from -1 to 1."""
     style, changes = draws[:STYLE], draws[STYLE:]
     size = 1 + 0.25 * style[0]
     slant = 0.2 * style[1:5]
@@ -193,7 +193,7 @@ def picture(system: System, draws: np.ndarray) -> np.ndarray:
 
 
 def smoothed(pixels: np.ndarray) -> np.ndarray:
-    """Integers, each the mean of itself and its neighbours with weights 1, 2, 1 in both directions."""
+    """Return the integer mean of each pixel and its neighbours, with weights 1, 2, 1 in both directions."""
     for axis in (0, 1):
         padded = np.pad(pixels, [(1, 1) if axis == each else (0, 0) for each in (0, 1)])
         before, after = (padded[:-2], padded[2:]) if axis == 0 else (padded[:, :-2], padded[:, 2:])
@@ -202,6 +202,6 @@ def smoothed(pixels: np.ndarray) -> np.ndarray:
 
 
 def random_numbers(count: int, *seeds: int) -> np.ndarray:
-    """float64 from -1 to 1; numpy guarantees the bits of its generators in every version, but not what it makes of them."""
+    """Return float64 from -1 to 1, made here because numpy guarantees only the raw bits in every version."""
     raw = np.random.PCG64(np.random.SeedSequence((SEED, *seeds, 1))).random_raw(count)
     return (raw >> np.uint64(11)).astype(np.float64) / 2**52 - 1

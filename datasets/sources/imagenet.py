@@ -24,7 +24,7 @@ OFFICIAL_TARS = re.compile(r"ILSVRC2012_img_(train|val)\.tar")
 
 
 def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
-    """Training and validation images below DATA_PATH, or all images and None."""
+    """Return training images (None with EVAL) and validation images below DATA_PATH."""
     root = data_root(config.DATA, EXPECTS)
     train_file, val_file = root / TRAIN_LIST, root / VAL_LIST
     if not train_file.exists() and not val_file.exists():
@@ -43,13 +43,13 @@ def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | Non
     for file in files:
         if not file.exists():
             raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
-        encoding_of(file)  # which refuses what is no file
+        encoding_of(file)  # refuses anything but a regular file
     image_sets = to_image_sets(config, Lists(files, read_list_file, allow_names=False))
     return (None if config.START.EVAL else image_sets[0]), image_sets[-1]
 
 
 def _refuse_tars(root: Path) -> None:
-    """DataError with the command that unpacks ImageNet's tars, if they are all that there is."""
+    """Raise DataError with the command that unpacks ImageNet's official tars, if they are there."""
     names = [path.name for path in ([root] if root.is_file() else root.iterdir())]
     if any(map(OFFICIAL_TARS.fullmatch, names)):
         raise DataError(
@@ -60,7 +60,7 @@ def _refuse_tars(root: Path) -> None:
 
 
 def _refuse_kaggle(root: Path) -> None:
-    """DataError with the folder to name, if this is Kaggle's archive as it unpacks."""
+    """Raise DataError with the folder to name, if this is Kaggle's unpacked archive."""
     places = (each / "Data" / "CLS-LOC" for each in (root, root / "ILSVRC"))
     if images := next(filter(Path.is_dir, places), None):
         raise DataError(
@@ -70,7 +70,7 @@ def _refuse_kaggle(root: Path) -> None:
 
 
 def read_list_file(file: Path, add: Callable[[Rows], None]) -> list[str]:
-    """Lines 'relative/path label'. Names may contain spaces, so a line is split at its last white space."""
+    """Read lines 'relative/path label'. Names may contain spaces, so a line is split at its last white space."""
     if encoding_of(file) != "utf-8-sig":
         raise DataError(f"{file}: this is UTF-16; save it as UTF-8")
     with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:
@@ -81,7 +81,7 @@ def read_list_file(file: Path, add: Callable[[Rows], None]) -> list[str]:
             numbers = np.arange(start, start + len(text))
             if "" in text:
                 numbers, text = numbers[[bool(line) for line in text]], list(filter(None, text))
-            # One list of strings: a list for each line would set off Python's garbage collector again and again.
+            # One flat list: a list for each line would trigger Python's garbage collector again and again.
             parts = list(itertools.chain.from_iterable(line.rsplit(maxsplit=1) for line in text))
             if len(parts) < 2 * len(text):
                 place, line = next((place, line) for place, line in enumerate(text) if len(line.split(maxsplit=1)) < 2)

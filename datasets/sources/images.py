@@ -1,4 +1,4 @@
-"""The image sets that most sources return, in files or in memory."""
+"""Image sets that read image files, and the checks of their paths."""
 
 import errno
 import os
@@ -17,16 +17,16 @@ from utils.files import without_waiting
 from utils.text import format_bytes_apart
 
 MOST_BYTES_PER_PIXEL = 8  # of a file without compression: four channels of 16 bits
-LONGEST = 4096  # characters of a path that a system opens
-RETRY_AFTER = (0.5, 2.0)  # seconds: a network file system or a disk may answer again
-# Errors that another attempt would meet again: no such file, no permission, a folder or socket in its place.
+LONGEST = 4096  # characters of the longest path that a system opens
+RETRY_AFTER = (0.5, 2.0)  # seconds; a network file system or a disk may recover
+# Errors that a retry cannot help: no such file, no permission, a folder or socket instead of a file.
 LASTING = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ELOOP}
 LASTING |= {errno.ENAMETOOLONG}
-OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE}  # too many open files: no fault of the image, which must not be replaced
+OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE}  # too many open files: the image is good, so it must not be replaced
 
 
 class EncodedImages(ImageSet):
-    """Images that are read as the bytes of a file."""
+    """Images that are decoded from the bytes of a file."""
 
     rules: PixelRules
 
@@ -53,14 +53,14 @@ class EncodedImages(ImageSet):
             time.sleep(seconds)
 
     def open_file(self, index: int) -> tuple[str, bytes]:
-        """Read the file in one attempt; OSError if the file system fails."""
+        """Read the file in one attempt. Raise OSError if the file system fails."""
         raise NotImplementedError
 
 
 class FileImages(EncodedImages):
     """Images in files below one folder."""
 
-    groups: Texts | None = None  # images of one group are held out together
+    groups: Texts | None = None  # images of one group are in the same part
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class FileImages(EncodedImages):
         """`paths` are relative to `root`; `confined`: they come from a list, so no link may lead out of `root`."""
         super().__init__(targets, classes)
         self.root, self.rules, self.confined = root, rules, confined
-        # Not a list of strings: a million small objects would be copied into every loader process as soon as their
-        # reference counts change.
+        # Not a list of strings: every loader process would copy a million small objects as soon as their reference
+        # counts change.
         self.paths = paths if isinstance(paths, Texts) else Texts.of([os.fsencode(path) for path in paths])
 
     def name(self, index: int) -> str:
@@ -93,7 +93,7 @@ class FileImages(EncodedImages):
         if not self.is_listing:
             return None
         links = [Path(entry.path) for entry in os.scandir(self.root) if entry.is_symlink() and entry.is_dir()]
-        # Of data without parts the folder itself is no place of images: beside the classes runs are left out.
+        # Without parts, new images in `root` itself do not join the set: runs next to the class folders are left out.
         is_beside = self.split.keys() == {"training"} and os.path.realpath(folder) == os.path.realpath(self.root)
         return None if is_beside else next((each for each in (self.root, *links) if is_within(each, folder)), None)
 
@@ -104,7 +104,7 @@ class FileImages(EncodedImages):
         return map(normal_paths, self._in_chunks(self.paths))
 
     def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, file name) of the images whose file name is one of these."""
+        """Yield (index, file name) of the images with one of these file names."""
         found = self.paths.find_file_names(names)
         if self.rows is None:
             return found
@@ -128,7 +128,7 @@ class FileImages(EncodedImages):
         return found
 
     def _in_chunks(self, column: Texts) -> Iterator[list[bytes]]:
-        """The values of the images of this set."""
+        """Return an iterator over the values for the images of this set."""
         if self.rows is None:
             return column.chunks()
         return (column.select(self.rows[start : start + CHUNK]) for start in range(0, len(self), CHUNK))
@@ -138,7 +138,7 @@ class FileImages(EncodedImages):
 
     def open_file(self, index: int) -> tuple[str, bytes]:
         path = self.name(index)
-        # Links to folders were checked with the list; a link to a file is found here.
+        # Links to folders were checked with the list; links to files are checked here.
         if self.confined and os.path.islink(path) and not is_within(self.root, path):
             raise DataError(f"{path}: this link leads out of {self.root}; a list may only name files inside it")
         with open(path, "rb", opener=without_waiting) as file:
@@ -152,7 +152,7 @@ class FileImages(EncodedImages):
 
 
 def normal_paths(paths: list[bytes]) -> list[bytes]:
-    """The paths as FileImages.key has them. Those of most lists are so already, which is seen for all at once."""
+    """Normalize paths like FileImages.key. Most lists need no change, which one check of all paths shows."""
     together = b"\n" + b"\n".join(paths) + b"\n"
     if any(each in together for each in (b"./", b"//", b"/\n", b"/.\n", b"/..\n", b"\n\n")):
         return [os.path.normpath(path) for path in paths]
@@ -160,14 +160,14 @@ def normal_paths(paths: list[bytes]) -> list[bytes]:
 
 
 class Inside:
-    """The folders that lie in `root`, after resolving links, given as paths below it; quick where there are no links."""
+    """The folders below `root` that stay inside it after resolving links. The test is fast if there are no links."""
 
     def __init__(self, root: Path):
-        self.root, self._plain = root, {""}  # folders that are no links, nor are those above them
+        self.root, self._plain = root, {""}  # folders that are not links and have no links above them
 
     def __contains__(self, folder: str) -> bool:
         if len(folder) > LONGEST:
-            return True  # no file is there, so none outside
+            return True  # no file can have this path, so none is outside
         is_below = not os.path.isabs(folder) and ".." not in folder.split("/")
         return is_below and self._is_plain(folder.rstrip("/")) or is_within(self.root, self.root / folder)
 
@@ -184,6 +184,6 @@ class Inside:
 
 
 def is_within(root: str | Path, path: str | Path) -> bool:
-    """Whether a path is inside a folder, after resolving the links of both."""
+    """Return whether a path is inside a folder, after resolving the links of both."""
     root, path = os.path.realpath(root), os.path.realpath(path)
     return os.path.commonpath([root, path]) == root

@@ -1,4 +1,4 @@
-"""Images named by list files or CSV files: their index, and the checks of such lists."""
+"""Read the images that list files or CSV files name: build their index, and check the lists."""
 
 import codecs
 import itertools
@@ -22,11 +22,11 @@ from datasets.types import count_classes
 from utils.errors import DataError, not_a_file
 from utils.text import first_of
 
-NUM_CHECKED = 10  # files of each list that must exist at the start; all of ImageNet's would take minutes
-NUM_NAMED = 10  # of repeated paths
+NUM_CHECKED = 10  # files of each list that must exist at the start; checking all of ImageNet would take minutes
+NUM_NAMED = 10  # of the repeated paths
 ROWS_AT_ONCE = 1 << 16
 OF_ROWS = {"path": TEXT, "target": "<i4", "group": TEXT}
-OF_LABELS = {"label": TEXT, "label_line": "<u8", "label_count": "<u8"}  # of the distinct ones
+OF_LABELS = {"label": TEXT, "label_line": "<u8", "label_count": "<u8"}  # of the distinct labels
 OF_FOLDERS = {"folder": TEXT, "folder_row": "<u8", "folder_line": "<u8"}
 COLUMNS = OF_ROWS | OF_LABELS | OF_FOLDERS  # of each list
 
@@ -42,18 +42,18 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Lists:
-    """List files of one kind, and how they are read. Of two the first is for training."""
+    """List files of one kind, and the function that reads them. Of two, the first is for training."""
 
     files: list[Path]
-    read: Callable[[Path, Callable[[Rows], None]], list[str]]  # gives all rows, and returns lines for the log
+    read: Callable[[Path, Callable[[Rows], None]], list[str]]  # passes all rows on, and returns lines for the log
     allow_names: bool  # labels may be names of classes
     has_several_labels: bool = False
-    label_columns: tuple[str, ...] = ()  # of several labels, if each has a column
+    label_columns: tuple[str, ...] = ()  # with several labels, if each has a column
     settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
 
 
 def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
-    """The images of each list, in evaluation of the last one only.
+    """Return the images of each list, in evaluation only of the last list.
 
     Paths are relative to the folder of the list and must not lead out of it.
     """
@@ -80,7 +80,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
         _check_paths(index, file, number)
         targets = index.column(f"{number}.target")
         if not index.is_below(f"{number}.target", len(label_sets[number] or classes)):
-            raise DataError(f"{index.path}: damaged, with other classes than {file}; remove it, it is made anew")
+            raise DataError(f"{index.path} is damaged: its classes differ from {file}; remove it to build it again")
         image_set = FileImages(file.parent, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
         image_set.index, image_set.label_sets = index, label_sets[number]
         image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
@@ -124,8 +124,8 @@ class _Builder:
         self.config, self.lists = config, lists
         self.writer = IndexWriter(place, _shape(len(lists.files)).columns)
         self.hashes = RowHashes()
-        self.first_lines: list[list[int]] = []  # of each list the lines of the files that must exist
-        self.folder_names: list[list[str]] = []  # of each list see _folder_names
+        self.first_lines: list[list[int]] = []  # of each list: the lines of the files that must exist
+        self.folder_names: list[list[str]] = []  # of each list: see _folder_names
 
     def build(self, facts: dict) -> Index:
         notes, labels, numbers = [], [], []
@@ -134,7 +134,7 @@ class _Builder:
             notes += of_file
             numbers.append(of_rows)
             labels.append(_labels(self.writer, self.lists, number))
-        if self.lists.has_several_labels:  # an image's target is the number of what is written for it
+        if self.lists.has_several_labels:  # the target of an image is the number of its label as written
             targets = [np.arange(len(each.written), dtype=np.int32) for each in labels]
         else:
             targets, _ = class_numbers(self.config, labels, _are_numbers(self.lists, labels))
@@ -145,14 +145,14 @@ class _Builder:
         return self.writer.finish(facts | self._compare(numbers))
 
     def _read(self, number: int, file: Path) -> tuple[list[str], np.ndarray]:
-        """Lines for the log, and the number of each row's label."""
+        """Read a list. Return lines for the log, and the number of each row's label."""
         labels, folders, of_rows, pairs = Distinct(), Distinct(), array("I"), set()
         self.first_lines.append([])
 
         def add(rows: Rows) -> None:
             if "\0" in "".join(rows.paths):
                 line = next(line for path, line in zip(rows.paths, rows.lines, strict=True) if "\0" in path)
-                raise DataError(f"{file}, line {line}: a zero byte, which no path has; save the list anew, as UTF-8")
+                raise DataError(f"{file}, line {line}: a zero byte, which no path has; save the list again as UTF-8")
             self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
             self.writer.add(f"{number}.path", paths := encoded(rows.paths))
             of_rows.frombytes((numbers := labels.add(rows.labels, rows.lines)).tobytes())
@@ -174,7 +174,7 @@ class _Builder:
         return notes, numbers
 
     def _compare(self, labels: list[np.ndarray]) -> dict:
-        """Which paths a list repeats, and what both lists have: numbers and the first few names."""
+        """Return the number and first names of the paths that a list repeats, and of paths and groups in both lists."""
         num_first = len(labels[0])  # rows of the first list
         texts = [self.writer.text(f"{number}.path") for number in range(len(labels))]
         repeated: list[list[int]] = [[] for _ in labels]
@@ -202,7 +202,7 @@ class _Builder:
         }
 
     def _shared_groups(self) -> list[str]:
-        """The values of DATA.GROUP_BY that are in both lists."""
+        """Return the values of DATA.GROUP_BY that are in both lists."""
         if len(self.lists.files) < 2 or not self.lists.settings.get("group_by"):
             return []
         texts = (self.writer.text(f"{number}.group") for number in range(2))
@@ -211,9 +211,9 @@ class _Builder:
 
 
 def _folder_names(folders: list[str], pairs: list[int], num_labels: int) -> list[str]:
-    """For each label the name of the folder that all its images are in; empty unless each has one of its own.
+    """Return the name of the folder with all images of each label, or nothing unless each label has its own folder.
 
-    `pairs`: label << 32 | number of a folder, once for all images with both.
+    `pairs`: the distinct values of label << 32 | number of the folder.
     """
     if len(pairs) != num_labels:
         return []
@@ -222,7 +222,7 @@ def _folder_names(folders: list[str], pairs: list[int], num_labels: int) -> list
 
 
 def encoding_of(file: Path) -> str:
-    """The encoding of a list, by its first bytes. DataError for what is no file, of which nothing is read."""
+    """Return the encoding of a list, by its first bytes. Refuse anything but a regular file, without reading it."""
     if kind := not_a_file(file):
         raise DataError(f"{file} is {kind}, not a list of images; remove or rename it")
     with open(file, "rb") as content:
@@ -230,7 +230,7 @@ def encoding_of(file: Path) -> str:
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in start:
-        raise DataError(f"{file}: zero bytes, so this is no text, or UTF-16 without its mark; save it as UTF-8")
+        raise DataError(f"{file}: zero bytes, so this is not text, or UTF-16 without its mark; save it as UTF-8")
     return "utf-8-sig"
 
 
@@ -239,14 +239,14 @@ def _first_names(paths: Texts, rows: list[int]) -> list[str]:
 
 
 def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
-    """Lines for the log; DataError if all validation images are trained on."""
+    """Yield lines for the log. Raise DataError if all validation images are trained on."""
     facts, train, val = index.facts, lists.files[0], lists.files[-1]
     yield from facts["notes"]
     for file, repeated in zip(lists.files, facts["repeated"], strict=True):
         if repeated["count"]:
             other_class = f", {repeated['contrary']:,} of them with another class" if repeated["contrary"] else ""
             yield (
-                f"warning: {file}: lines that repeat the path of an earlier one, and in a split are in the same part: "
+                f"warning: {file}: lines with the path of an earlier line, which a split keeps in the same part: "
                 f"{repeated['count']:,}{other_class} ({first_of(repeated['first'], total=repeated['count'])})"
             )
     if config.START.EVAL or len(lists.files) < 2:
@@ -268,7 +268,7 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
 
 
 def _check_paths(index: Index, file: Path, number: int) -> None:
-    """No folder of a list may lead out of that of the list, and the first files must exist."""
+    """Raise DataError if a path leads out of the folder of the list, or if one of the first files does not exist."""
     root, inside, paths = file.parent, Inside(file.parent), index.text(f"{number}.path")
     folders = (os.fsdecode(each) for chunk in index.text(f"{number}.folder").chunks() for each in chunk)
     outside = next((place for place, folder in enumerate(folders) if folder not in inside), None)

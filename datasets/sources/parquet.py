@@ -1,4 +1,4 @@
-"""`parquet`: images with labels in row groups, as data sets travel on Hugging Face. pyarrow reads one row group at a time."""
+"""`parquet`: images with labels in row groups, the format of Hugging Face. pyarrow reads one row group at a time."""
 
 import functools
 import itertools
@@ -46,7 +46,7 @@ ENDING = ".parquet"
 EXPECTS = "train-00000-of-00002.parquet ... and validation-*.parquet, also in data/, or train/*.parquet"
 # train-00000-of-00294.parquet, train.parquet, imagenet-train-0.parquet
 OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})(?:[-_.\d].*)?", re.IGNORECASE)
-OF_COUNT = re.compile(r"(.*?)(\d+)-of-(\d+)(?:-\w+)?")  # at its end some have a checksum
+OF_COUNT = re.compile(r"(.*?)(\d+)-of-(\d+)(?:-\w+)?")  # some names end with a checksum
 SAFE_VERSION = 15  # up to 14.0.0 types in a file could be pickles (CVE-2023-47248)
 DEPTH = 3  # levels of folders that are searched: data/, or default/train/
 USUAL_COLUMNS = ("image", "label")  # on Hugging Face
@@ -59,31 +59,31 @@ SHAPE = Shape(
     {"image": str, "are_names": bool, "has_keys": bool},
 )
 CACHE_BYTES = 192 << 20  # of row groups in each process
-WRITING_BYTES = 2 << 30  # of row groups where one process writes all images in another form
-MIN_GROUPS = 4  # kept even if they are larger: where one ends an epoch reads from two, with its batches ahead
-MAX_FOOTERS = 128  # of files that a process keeps
+WRITING_BYTES = 2 << 30  # of row groups when one process writes all images in another format
+MIN_GROUPS = 4  # kept even if they are larger: where one ends, an epoch and its prefetched batches read from two
+MAX_FOOTERS = 128  # footers that a process keeps
 NAME_COLUMNS = "name both columns with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
 
 
 def pyarrow_parquet() -> ModuleType:
-    """pyarrow's module for parquet files."""
+    """Return pyarrow's module for parquet files."""
     with needing("pyarrow", "DATA.DATASET: parquet"):
         import pyarrow
         import pyarrow.parquet
     if int(pyarrow.__version__.partition(".")[0]) < SAFE_VERSION:
         raise DataError(
-            f"DATA.DATASET: pyarrow {pyarrow.__version__} may execute what a file contains; pip install -U pyarrow"
+            f"DATA.DATASET: pyarrow {pyarrow.__version__} may execute code from a file; pip install -U pyarrow"
         )
     return pyarrow.parquet
 
 
 def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
-    """Training and validation images, or all images and None."""
+    """Return training and validation images, or all images and None."""
     pyarrow_parquet()
     root = data_root(config.DATA, EXPECTS)
     files = {"train": [root]} if root.is_file() else find_files(root)
     parts = choose_parts(files)
-    if not parts.train and len(files) == 1:  # one part, whatever it is called: some of it is held out
+    if not parts.train and len(files) == 1:  # a single part of any name: some of it is held out
         parts = Parts(next(iter(files)), None, [])
     train_files, val_files = (files[name] if name else [] for name in (parts.train, parts.val))
     if not train_files and not (config.START.EVAL and val_files):
@@ -93,7 +93,7 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     parts_of_rows = (range(num_train), range(num_train, len(index.column("label"))))
     for part_files, rows in zip((train_files, val_files), parts_of_rows, strict=True):
         if part_files and not rows:
-            raise DataError(f"{part_files[0]}: there are no rows in it; get it again, or remove it")
+            raise DataError(f"{part_files[0]}: the file has no rows; get it again, or remove it")
     train, val = (ParquetImages(config.DATA, index, rows) if rows else None for rows in parts_of_rows)
     image_sets = [each for each in (train, val) if each is not None]
     classes = index.facts["classes"] or numbered_classes(
@@ -113,9 +113,9 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
 
 
 def find_files(root: Path) -> dict[str, list[Path]]:
-    """The sorted files of each part: PART-00000-of-00002.parquet, also in folders, or PART/*.parquet.
+    """Return the sorted files of each part: PART-00000-of-00002.parquet, also in folders, or PART/*.parquet.
 
-    Others are parts of their own.
+    Each other file is a part itself.
     """
     files = defaultdict(list)
     for path in sorted(_files_below(root, DEPTH)):
@@ -132,7 +132,7 @@ def _files_below(folder: Path, depth: int) -> Iterable[Path]:
 
 
 def _missing_files(paths: list[Path]) -> list[str]:
-    """A warning of the files that their names count ("-00003-of-00294") but that are not there."""
+    """Warn of files that are missing according to the names of the others ("-00003-of-00294")."""
     found = defaultdict(set)
     for path in paths:
         if match := OF_COUNT.fullmatch(path.stem):
@@ -146,8 +146,8 @@ def _missing_files(paths: list[Path]) -> list[str]:
 
 
 def _note_of_order(train: "ParquetImages") -> list[str]:
-    """A warning of rows in an order that mixes badly."""
-    # Of rows in random order only one in as many as there are classes has the label of the row before.
+    """Warn of rows in an order that mixes badly."""
+    # In random order of n equal classes, only one row in n has the label of the row before.
     is_sorted = np.count_nonzero(train.targets[1:] == train.targets[:-1]) > len(train) / 2
     if not is_sorted or train.reach >= len(train) or len(train.classes) <= 2:
         return []
@@ -161,17 +161,17 @@ def _note_of_order(train: "ParquetImages") -> list[str]:
 
 
 class Columns(NamedTuple):
-    """Where to find image, file name and label of a row, in the dotted form of parquet."""
+    """The columns with image, file name and label of a row, in the dotted form of parquet."""
 
     image: str
-    path: str | None  # the file name that travels with an image
+    path: str | None  # the file name that is stored with an image
     label: str
-    are_names: bool  # the labels; else they are numbers
-    classes: tuple[str, ...] | None  # by number, as far as the file has them
+    are_names: bool  # whether labels are names; else they are numbers
+    classes: tuple[str, ...] | None  # by number, if the file has them
 
 
 def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
-    """The columns of DATA.COLUMNS, or those that Hugging Face's are usually called. `schema`: of pyarrow."""
+    """Return the columns of DATA.COLUMNS, or the usual columns on Hugging Face. `schema`: of pyarrow."""
     import pyarrow.types as types
 
     names = data.COLUMNS or USUAL_COLUMNS
@@ -194,7 +194,7 @@ def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
 
 
 def _value_type(kind: Any) -> Any:
-    """The type of the values, also where they are stored as a dictionary of the distinct ones."""
+    """Return the type of the values, also if they are stored as a dictionary of distinct values."""
     import pyarrow.types as types
 
     return kind.value_type if types.is_dictionary(kind) else kind
@@ -205,7 +205,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
-    """The names of the classes of each column that Hugging Face's metadata calls a ClassLabel."""
+    """Return the class names of each column that Hugging Face's metadata calls a ClassLabel."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {
@@ -213,20 +213,20 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
             for name, feature in features.items()
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names")
         }
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # absent, or of another program
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # absent, or written by another program
         return {}
 
 
-# --- the index: row groups, and the label and name of each row, read by their columns alone ---
+# --- the index: row groups, and the label and name of each row, read without the images ---
 
 
 def _open_index(config: Config, root: Path, files: Sequence[Path]) -> Index:
-    """The index of these files, built where there is none of them as they are now."""
+    """Return the index of these files, and build it if there is no current one."""
     made_of = {"files": stamps_of(files), "columns": list(config.DATA.COLUMNS)}
     beside = root / "parquet.index" if root.is_dir() else root.with_suffix(".index")
 
     def is_of(index: Index) -> bool:
-        """Whether its rows are of these files, and its labels of its classes."""
+        """Return whether an index has the rows of these files, and only labels of its classes."""
         num_rows, names = len(index.column("label")), index.facts.get("classes")
         limits = {"file_rows": num_rows + 1, "group_rows": num_rows + 1, "group_bytes": 2**62}
         limits |= {"label": len(names) if isinstance(names, list) else MAX_CLASSES, "group_file": len(files)}
@@ -270,14 +270,14 @@ def _build(place: Place | None, files: Sequence[Path], data: Data, made_of: dict
                 writer.add(column, values)
             writer.add("file_rows", [len(labels)])
     in_order = np.sort(hashes.take())
-    # Whether each image has a name of its own. A row without one has an empty name.
+    # Whether each image has a unique name. A row without a name has an empty name.
     has_keys = not (in_order[1:] == in_order[:-1]).any() and hash(b"") not in in_order
     facts = {"image": columns.image, "classes": columns.classes, "are_names": columns.are_names, "has_keys": has_keys}
     return writer.finish({"made_of": made_of, **facts})
 
 
 def _common_columns(files: Sequence[Path], found: Sequence[Columns]) -> Columns:
-    """The columns of all files, which must be the same."""
+    """Return the columns of all files, which must be the same."""
     first = found[0]
     for file, columns in zip(files, found, strict=True):
         for name in ("image", "label", "are_names", "classes"):
@@ -295,17 +295,17 @@ def _columns_of(file: Path, data: Data) -> Columns:
 
 
 def opened(file: Path, **options: Any) -> Any:
-    """A pyarrow ParquetFile. DataError if this is none; OSError if the file system fails."""
+    """Open a pyarrow ParquetFile. Raise DataError if the file is not one, or OSError if the file system fails."""
     if kind := not_a_file(file):
         raise DataError(f"{file} is {kind}, not a parquet file; remove or rename it")
     module = pyarrow_parquet()
-    return _in_pyarrow(f"{file}: this is no parquet file", lambda: module.ParquetFile(file, **options))
+    return _in_pyarrow(f"{file}: this is not a parquet file", lambda: module.ParquetFile(file, **options))
 
 
 def read_columns(file: Path, columns: Sequence[str], group: int | None = None, **options: Any) -> Any:
-    """A pyarrow table of these columns, of one row group or of all. DataError if the file is damaged."""
+    """Return a pyarrow table of these columns, of one or all row groups. Raise DataError if the file is damaged."""
     with opened(file, **options) as content:
-        # Without threads of pyarrow, which would not survive the fork of a loader process.
+        # Without pyarrow's threads, because they would not survive the fork of a loader process.
         read = content.read if group is None else functools.partial(content.read_row_group, group)
         problem = f"{file}: {', '.join(columns)} cannot be read"
         return _in_pyarrow(problem, lambda: read(columns=list(columns), use_threads=False))
@@ -316,7 +316,7 @@ def _in_pyarrow(problem: str, task: Callable[[], Any]) -> Any:
 
     try:
         return task()
-    # The last two: names that are no text, and columns without data.
+    # The last two errors come from names that are not text, and from columns without data.
     except (pyarrow.ArrowException, OSError, UnicodeError, StopIteration) as error:
         if getattr(error, "errno", None):
             raise
@@ -324,7 +324,7 @@ def _in_pyarrow(problem: str, task: Callable[[], Any]) -> Any:
 
 
 def _labels(file: Path, columns: Columns) -> Any:
-    """The labels of a file as whole numbers or texts, of which none may be missing."""
+    """Return the labels of a file as whole numbers or texts. Raise DataError if one is missing."""
     import pyarrow
 
     column = read_columns(file, [columns.label]).column(0)
@@ -335,7 +335,7 @@ def _labels(file: Path, columns: Columns) -> Any:
 
 
 def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:
-    """The row groups of a file, its labels as int32, and the names of its images, empty where they have none."""
+    """Return a file's row groups, its labels as int32, and its image names, which are all empty if one is missing."""
     labels, names = _labels(file, columns), []
     if columns.are_names:
         import pyarrow
@@ -347,9 +347,9 @@ def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]]
     if (wrong := (numbers < 0) | (numbers >= limit)).any():
         row = int(wrong.argmax())
         raise DataError(
-            f"{file}, row {row}: {columns.label} is {numbers[row]}, which is not the number of a class from 0 to "
+            f"{file}, row {row}: {columns.label} is {numbers[row]}, which is not a class number from 0 to "
             f"{limit - 1:,}, as in {counted(int(wrong.sum()), 'row')} of {len(numbers):,}; test images of a competition have "
-            f"negative ones: move such files elsewhere, or {NAME_COLUMNS}"
+            f"negative labels: move such files elsewhere, or {NAME_COLUMNS}"
         )
     if columns.path:
         texts = read_columns(file, [columns.path]).column(0).flatten()[0]
@@ -361,7 +361,7 @@ def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]]
 
 
 def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
-    """Number, rows and bytes of the images of each row group that has rows, by the footer."""
+    """Return number, rows and bytes of images of each row group with rows, from the footer."""
     with opened(file) as content:
         metadata, groups = content.metadata, []
     for number in range(metadata.num_row_groups):
@@ -369,7 +369,7 @@ def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
         chunks = {group.column(each).path_in_schema: each for each in range(group.num_columns)}
         place = chunks.get(columns.image, 0)
         chunk = group.column(place)
-        if chunk.physical_type != metadata.schema.column(place).physical_type:  # pyarrow would end the process
+        if chunk.physical_type != metadata.schema.column(place).physical_type:  # pyarrow would crash the process
             raise DataError(
                 f"{file}: its columns have other types in row group {number}; the file is damaged; get it again"
             )
@@ -377,8 +377,8 @@ def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
             first = sum(rows for _, rows, _ in groups)
             raise DataError(
                 f"{file}: {counted(chunk.statistics.null_count, 'row')} from row {first} on have no image, or only the path "
-                "of one; remove them, or write the file anew with embedded images (in Hugging Face's library: map with "
-                "embed_table_storage)"
+                "of one; remove them, or write the file again with embedded images (in Hugging Face's library: map "
+                "with embed_table_storage)"
             )
         if group.num_rows:
             groups.append((number, group.num_rows, chunk.total_uncompressed_size))
@@ -389,16 +389,16 @@ def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
 
 
 class GroupCache:
-    """The row groups that were used last. Threads that want the same one at once read it once."""
+    """A cache of the last used row groups. Threads that need the same one at the same time read it once."""
 
     def __init__(self):
         self._lock, self._process = threading.Lock(), os.getpid()
         self._groups: OrderedDict[Hashable, Future] = OrderedDict()
 
     def get(self, key: Hashable, limit: int, read: Callable[[], Any]) -> Any:
-        """Return what `read` returns for this key. The oldest are dropped to keep no more than `limit`."""
+        """Return the cached value of this key, or the result of `read`. Keep the `limit` values that were used last."""
         if self._process != os.getpid():
-            self.__init__()  # after a fork: a thread that is not here may hold the lock, and read for ever
+            self.__init__()  # after a fork: a thread of the parent may hold the lock forever
         with self._lock:
             future = self._groups.get(key)
             if is_first := future is None:
@@ -411,7 +411,7 @@ class GroupCache:
                 future.set_result(read())
             except BaseException as error:
                 with self._lock:
-                    self._groups.pop(key, None)  # the next one tries again
+                    self._groups.pop(key, None)  # the next call tries again
                 future.set_exception(error)
         return future.result()
 
@@ -420,12 +420,12 @@ GROUPS = GroupCache()  # of this process, for all its image sets
 
 
 class ParquetImages(EncodedImages):
-    """The rows of parquet files from `first` on, one for each image."""
+    """The images in the rows of parquet files, starting with row `first`."""
 
     is_read_in_groups = True
 
     def __init__(self, data: Data, index: Index, rows: range):
-        """`rows`: the part of the index that this set has, of whole files."""
+        """`rows`: the rows of the index that belong to this set, of whole files."""
         super().__init__(index.column("label")[rows.start : rows.stop], [])
         self.rules, self.first, self.column = PixelRules.of(data), rows.start, index.facts["image"]
         self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]
@@ -444,7 +444,7 @@ class ParquetImages(EncodedImages):
         return f"{file.path}, row {row}" + (f" ({own})" if own else "")
 
     def key(self, index: int) -> str:
-        """The name that travels with the image, or where names are missing or repeated file and row."""
+        """Return the name that is stored with the image, or file and row if names are missing or repeated."""
         if self.has_keys:
             return self._name(index)
         file, row = self._place(index)
@@ -468,7 +468,7 @@ class ParquetImages(EncodedImages):
         return os.fsdecode(self.names[self.first + self.row(index)])
 
     def _place(self, index: int) -> tuple[FileStamp, int]:
-        """The file of an image, and its row there."""
+        """Return the file of an image, and its row in the file."""
         row = self.first + self.row(index)
         file = int(np.searchsorted(self.file_starts, row, "right")) - 1
         return self.files[file], row - int(self.file_starts[file])
@@ -486,11 +486,11 @@ class ParquetImages(EncodedImages):
         return os.path.splitext(self._name(index))[1], data
 
     def epoch_order(self, seed: int, epoch: int) -> GroupedShuffle:
-        """Shuffled row groups, then images moved by less than `reach` positions, so that each group is read once."""
+        """Shuffle the row groups, then move images by less than `reach` positions, so that each group is read once."""
         return self._order(self.reach, seed, epoch)
 
     def order_to_write(self, seed: int) -> GroupedShuffle:
-        """The order of an epoch, but mixed more widely, since only one process has to keep row groups."""
+        """Return the order of an epoch, but mixed more widely, because only one process keeps row groups."""
         self.limit = max(self.limit, WRITING_BYTES)
         return self._order(self._within(self.limit), seed, 0)
 
@@ -500,13 +500,13 @@ class ParquetImages(EncodedImages):
         return GroupedShuffle(starts, reach, seed, epoch)
 
     def _within(self, num_bytes: int) -> int:
-        """How far an image may move without finding its row group dropped. A quarter is for batches read ahead."""
+        """Return how far an image may move before its row group is dropped. A quarter is for prefetched batches."""
         mean = max(self.num_bytes // max(int(self.group_starts[-1]), 1), 1)
         return max(num_bytes * 3 // 4 // mean, 1)
 
 
 def _read_group(file: FileStamp, number: int, column: str) -> Any:
-    """A pyarrow array of the bytes of a row group's images."""
+    """Return a pyarrow array of the bytes of a row group's images."""
     if FileStamp.of(file.path) != file:
         raise changed_during_run(file.path)
     images = read_columns(file.path, [column], number, metadata=_footer(file)).column(0)
@@ -516,6 +516,6 @@ def _read_group(file: FileStamp, number: int, column: str) -> Any:
 
 @functools.lru_cache(MAX_FOOTERS)
 def _footer(file: FileStamp) -> Any:
-    """The footer of a file, which is read once: that of a large file takes milliseconds."""
+    """Return the cached footer of a file. Reading the footer of a large file takes milliseconds."""
     with opened(file.path) as content:
         return content.metadata

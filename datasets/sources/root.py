@@ -1,4 +1,4 @@
-"""DATA_PATH: where the data is, the names of its parts, and the message when it is not there."""
+"""DATA_PATH: the folder of the data, the names of its parts, and the message for a wrong layout."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,33 +8,33 @@ from configs.schema import Config, Data
 from utils.errors import DataError, not_a_file
 from utils.text import first_of
 
-# In any letter case; of several the first is read. Test images are for a last evaluation, not to choose a model by.
+# In any letter case; the first that exists is read. Test images are for a final evaluation, not to choose a model.
 TRAIN_NAMES, TEST_NAME = ("train", "training"), "test"
 VAL_NAMES = ("val", "valid", "validation", "eval", "dev", TEST_NAME)
 
 
 class Parts(NamedTuple):
-    """The names of the folders or files of a data set: those that are read, and the others."""
+    """The names of the folders or files of a data set: the training and validation parts, and the unread ones."""
 
     train: str | None
     val: str | None
     unread: list[str]
 
     def notes(self, config: Config, root: Path | str, ending: str = "") -> tuple[str, ...]:
-        """Lines for the log: what is not read, and a warning when the only images to validate on are the test images."""
+        """Return lines for the log: the unread parts, and a warning if test images are the only validation images."""
         notes = []
         if self.unread:
             notes.append(f"not read: {first_of([f'{root}/{name}{ending}' for name in self.unread])}")
         if self.val and self.val.lower() == TEST_NAME and self.train and not config.START.EVAL:
             notes.append(
-                f"warning: {root}/{self.val}{ending} has the only images to validate on, so the best checkpoint is chosen "
-                f"by test images; for a fair test give validation images of their own ({root}/{VAL_NAMES[0]}{ending})"
+                f"warning: {root}/{self.val}{ending} has the only validation images, so the best checkpoint is chosen "
+                f"by test images; for a fair test, add separate validation images ({root}/{VAL_NAMES[0]}{ending})"
             )
         return tuple(notes)
 
 
 def choose_parts(names: Iterable[str]) -> Parts:
-    """The training and the validation part among these names."""
+    """Return the training and the validation part among these names."""
     names = sorted(names)
     train, val = (
         next((name for usual in part for name in names if name.lower() == usual), None)
@@ -44,12 +44,12 @@ def choose_parts(names: Iterable[str]) -> Parts:
 
 
 def own_split(training: object, validation: object) -> dict:
-    """ImageSet.split of data that has its own parts: where they are."""
+    """Return ImageSet.split for data that has its own parts, with their locations."""
     return {"rule": "folders", "training": str(training), "validation": str(validation)}
 
 
 def data_root(data: Data, expects: str) -> Path:
-    """DATA_PATH, which must exist; `expects` describes the layout that the data set needs there."""
+    """Return DATA_PATH, which must exist. `expects` describes the layout that the data set needs there."""
     root = Path(data.DATA_PATH).expanduser()
     if not root.exists():
         raise DataError(f"DATA.DATA_PATH: nothing at {root}; {expected_layout(data, expects)}")
@@ -60,5 +60,5 @@ def data_root(data: Data, expects: str) -> Path:
 
 
 def expected_layout(data: Data, expects: str) -> str:
-    """The end of every message about a wrong layout."""
+    """Return the end of every message about a wrong layout."""
     return f"{data.DATASET} expects {expects} there; set -data_path or -dataset (layouts: docs/data.md)"

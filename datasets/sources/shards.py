@@ -1,4 +1,4 @@
-"""`shards`: samples in tar files as WebDataset writes them, read by position, nearly in the order of the tars."""
+"""`shards`: samples in tar files of WebDataset, read by position, nearly in the order of the tars."""
 
 import functools
 import hashlib
@@ -43,13 +43,13 @@ from utils.files import read_names
 from utils.progress import shown
 from utils.text import counted, is_url
 
-VERSION = 2  # of what the index holds
+VERSION = 2  # of the content of the index
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
 TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
 SHAPE = Shape(SAMPLES | TARS, ["label offset size name", "tar tar.size tar.version tar.checksum", "tar.first"], {})
-NUM_PIECES, PIECE = 64, 8192  # what is compared of a tar, pieces in bytes; of half a MiB it is everything
+NUM_PIECES, PIECE = 64, 8192  # number and bytes of the pieces of a tar in its checksum; they cover half a MiB
 MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
-MAX_OPEN_TARS = 128  # of one process, whose limit for open files may be 256
+MAX_OPEN_TARS = 128  # of a process, whose limit for open files may be 256
 NUM_THREADS = 16  # which mostly wait for the disk
 CLASSES_FILE = "classes.txt"
 EXPECTS = "train-000000.tar ... and val-000000.tar ..., or train/*.tar and val/*.tar"
@@ -59,7 +59,7 @@ OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})[-_.
 
 
 class ShardTar(NamedTuple):
-    """A tar of the set. If size or version are others, it has changed: on a disk the version is the date."""
+    """A tar of the set, which has changed if its size or version differs. On a disk, the version is the date."""
 
     name: str  # below the folder of the set
     size: int
@@ -77,7 +77,7 @@ class Shard(NamedTuple):
 
 
 class ShardFolder:
-    """A folder of shards on a disk. One on a server overrides all of this, and keeps copies in `root`."""
+    """A folder of shards on a disk. A subclass for a server overrides all of this, and keeps copies in `root`."""
 
     notes: Sequence[str] = ()  # lines for the log
     drops_tars = False  # to make room for others
@@ -86,7 +86,7 @@ class ShardFolder:
         self.root, self.title = root, str(root)
 
     def find_tars(self) -> dict[str, list[ShardTar]]:
-        """The sorted tars of each part."""
+        """Return the sorted tars of each part."""
         found = _find_tars(self.root)
         with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
             return {part: list(pool.map(self._describe, paths)) for part, paths in found.items()}
@@ -96,23 +96,23 @@ class ShardFolder:
         return ShardTar(path.relative_to(self.root).as_posix(), stat.st_size, stat.st_mtime_ns)
 
     def title_of(self, tar: ShardTar) -> str:
-        """The name of a tar in messages."""
+        """Return the name of a tar for messages."""
         return f"{self.title}/{tar.name}"
 
     def open(self, tar: ShardTar, checksum: bytes = b"") -> Tar:
-        """The tar, opened. `checksum`: of its index, for a folder that has to fetch the tar."""
+        """Open the tar. `checksum`: from the index, for a folder that must download the tar."""
         opened = Tar(self.root / tar.name)
         if (opened.size, opened.mtime_ns) != tar[1:]:
             raise changed_during_run(opened.title)
         return opened
 
     def classes(self) -> str | None:
-        """The content of classes.txt, if there is such a file."""
+        """Return the content of classes.txt, if there is such a file."""
         file = self.root / CLASSES_FILE
         return read_names(file, "surrogateescape") if os.path.lexists(file) else None
 
     def load(self, tar: ShardTar, known: Sequence["ShardTable"]) -> Shard:
-        """The samples of a tar: from an older index if it has this tar, also under another date, or by reading it."""
+        """Return the samples of a tar from an older index, even if the tar has another date, or else read the tar."""
         for table in known:
             number = table.find(tar)
             if number is not None and (
@@ -122,19 +122,19 @@ class ShardFolder:
         return scan(self.open(tar))
 
     def known_tables(self, paths: Sequence[Path], part: str) -> list["ShardTable"]:
-        """Indexes of a part that may have some of its tars."""
+        """Return the indexes of a part that may have some of its tars."""
         found = filter(None, map(open_index, paths))
         return [ShardTable(index) for index in found if index.has(SHAPE) and _is_of_shards(index)]
 
     def will_read(self, images: ImageSet, seed: int, epoch: int, position: int) -> None:
-        """Hears what is read next; see ImageSet.will_read."""
+        """Prepare for the next reads; see ImageSet.will_read."""
 
 
 def _find_tars(root: Path) -> dict[str, list[Path]]:
-    """The sorted tars of each part: PART-000000.tar, also with a prefix, and PART/*.tar. Others are parts of their own."""
+    """Return the sorted tars of each part: PART-000000.tar, with or without a prefix, PART/*.tar, or any other tar."""
     folders, tars = [root, *(root / name for name in subfolders(root))], defaultdict(list)
     for path in sorted(path for folder in folders for path in folder.iterdir()):
-        # A compressed tar is refused when it is read, unless it has been unpacked beside it.
+        # A compressed tar is refused when it is read, unless its unpacked tar is next to it.
         is_packed = path.suffix in COMPRESSED and not path.with_suffix("").exists()
         name = path.with_suffix("") if is_packed else path
         if name.suffix.lower() == ".tar" and not name.name.startswith("."):
@@ -143,7 +143,7 @@ def _find_tars(root: Path) -> dict[str, list[Path]]:
 
 
 def part_of(name: str) -> str:
-    """The part that a tar belongs to by its name below the folder."""
+    """Return the part to which a tar belongs, by its name below the folder."""
     tar = PurePosixPath(name)
     part = OF_PART.fullmatch(tar.name)
     return tar.parent.name or (part[1] if part else tar.stem)
@@ -153,7 +153,7 @@ def part_of(name: str) -> str:
 
 
 def scan(tar: Tar) -> Shard:
-    """Read the headers and labels of a tar: files are one sample if their names agree up to the first dot."""
+    """Read the headers and labels of a tar. Files are one sample if their names agree up to the first dot."""
     images: dict[str, Member] = {}
     labels: dict[str, int] = {}
     for member in tar.members():
@@ -188,7 +188,7 @@ def scan(tar: Tar) -> Shard:
 
 
 def _label_in(data: bytes, ending: str) -> int | str | None:
-    """The text of a .cls file, a number if it is one, or the label in {"label": 3} or {"cls": 3}; None in anything else."""
+    """Return the text of a .cls file, as int if possible, or the label in {"label": 3} or {"cls": 3}, else None."""
     if ending == "cls":
         text = data.strip()[:MAX_DIGITS]
         return int(text) if text.isdigit() else text.decode(errors="replace")
@@ -201,7 +201,7 @@ def _label_in(data: bytes, ending: str) -> int | str | None:
 
 
 def checksum_of(tar: Tar) -> bytes:
-    """A checksum of pieces from all over the tar, by which an index recognises its copy, which has another date."""
+    """Return a checksum of pieces from all over the tar, by which an index recognises a copy with another date."""
     starts = np.linspace(0, max(tar.size - PIECE, 0), NUM_PIECES, dtype=int).tolist()
     return hashlib.blake2b(b"".join(tar.read(start, PIECE) for start in starts), digest_size=16).digest()
 
@@ -210,20 +210,20 @@ def checksum_of(tar: Tar) -> bytes:
 
 
 class ShardTable:
-    """All samples of some tars. A row is a sample; the rows of a tar follow one another."""
+    """All samples of some tars. A row is a sample, and the rows of a tar are consecutive."""
 
     def __init__(self, index: Index):
         self.index = index
         self.labels, self.offsets, self.sizes = (index.column(name) for name in ("label", "offset", "size"))
         self.names, self.tar_names = index.text("name"), index.text("tar")
         self.tar_sizes, self.tar_versions = index.column("tar.size"), index.column("tar.version")
-        self.starts = index.column("tar.first")  # of each tar the first row, and the number of rows
+        self.starts = index.column("tar.first")  # the first row of each tar, and the number of rows
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def tar_of(self, row: int) -> int:
-        """The number of the tar with this sample."""
+        """Return the number of the tar with this sample."""
         return int(np.searchsorted(self.starts, row, "right")) - 1
 
     def tar(self, number: int) -> ShardTar:
@@ -237,7 +237,7 @@ class ShardTable:
         return os.fsdecode(self.names[row])
 
     def is_of(self, tars: Sequence[ShardTar]) -> bool:
-        """Whether it is the index of just these tars as they are now."""
+        """Return whether this is the index of exactly these tars, unchanged."""
         names, sizes, versions = zip(*tars, strict=True)
         return (
             self.tar_names.chunk(0, len(self.tar_names)) == list(map(os.fsencode, names))
@@ -250,7 +250,7 @@ class ShardTable:
         return {name: number for number, name in enumerate(self.tar_names.chunk(0, len(self.tar_names)))}
 
     def find(self, tar: ShardTar) -> int | None:
-        """The number of a tar of this name and size. An index that points out of it, as one of a server may, has none."""
+        """Return the number of the tar with this name and size, unless the index points outside it (a server's may)."""
         number = self._numbers.get(os.fsencode(tar.name))
         if number is None or self.tar_sizes[number] != tar.size:
             return None
@@ -259,14 +259,14 @@ class ShardTable:
         return number if inside.all() else None
 
     def shard(self, number: int) -> Shard:
-        """The rows of one tar."""
+        """Return the rows of one tar."""
         start, stop = self.starts[number : number + 2].tolist()
         numbers = (column[start:stop] for column in (self.labels, self.offsets, self.sizes))
         return Shard(*numbers, self.names.chunk(start, stop), self.checksum(number))
 
 
 def write_table(place: Place | None, shards: Iterable[tuple[ShardTar, Shard]]) -> Index:
-    """The index of these tars. However small, it has a file: to make it again, all tars would have to be read."""
+    """Write the index of these tars. Even a small index gets a file, because building it again would read all tars."""
     writer = IndexWriter(place, SAMPLES | TARS, small=-1)
     num_samples = 0
     for tar, shard in shards:
@@ -290,9 +290,9 @@ def _is_of_shards(index: Index) -> bool:
 
 
 def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[ShardTar]) -> ShardTable:
-    """The samples of these tars of a part, from the index of an earlier start if the tars are as they were then.
+    """Return the samples of these tars of a part, from the index of an earlier start if the tars have not changed.
 
-    Otherwise only tars that no index knows are read.
+    Otherwise, read only the tars that no index has.
     """
     paths = index_paths(config, folder.root / f"{part}{ENDING}")
 
@@ -357,9 +357,9 @@ class ShardImages(EncodedImages):
         return os.path.splitext(table.sample_name(row))[1], data
 
     def epoch_order(self, seed: int, epoch: int) -> GroupedShuffle:
-        """Shuffled tars, then samples shuffled within DATA.SHUFFLE_BUFFER: disks are slow at random access.
+        """Shuffle the tars, then samples within DATA.SHUFFLE_BUFFER, because disks are slow at random access.
 
-        Its groups are numbers of the table's tars.
+        The groups of the order are numbers of the table's tars.
         """
         starts = self.table.starts
         if self.rows is not None:
@@ -374,19 +374,19 @@ class ShardImages(EncodedImages):
 
 @functools.lru_cache(MAX_OPEN_TARS)
 def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
-    """An open tar. One that leaves the cache is closed when the last thread has finished reading from it."""
+    """Return an open tar. A tar that leaves the cache is closed when the last thread has finished reading from it."""
     if folder.drops_tars:
-        _opened.cache_clear()  # what is dropped for this one would stay on the disk as long as it is open
+        _opened.cache_clear()  # a tar that is dropped for this one would stay on the disk while it is open
     return folder.open(table.tar(number), table.checksum(number))
 
 
 def _sample(folder: ShardFolder, table: ShardTable, row: int) -> str:
-    """The name of a sample in messages."""
+    """Return the name of a sample for messages."""
     return f"{folder.title_of(table.tar(table.tar_of(row)))}: {table.sample_name(row)}"
 
 
 def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
-    """Training and validation shards, or all shards and None; from a server if DATA.DATA_PATH is a URL."""
+    """Return training and validation shards, or all shards and None, from a server if DATA.DATA_PATH is a URL."""
     if is_url(config.DATA.DATA_PATH):
         if not has_extra("remote"):
             raise ConfigError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} is on a server; {how_to_get_back('remote')}")
@@ -397,7 +397,7 @@ def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | 
 
 
 def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, ImageSet | None]:
-    """Training and validation shards of this folder, or all shards and None."""
+    """Return training and validation shards of this folder, or all shards and None."""
     tars = folder.find_tars()
     parts = choose_parts(tars)
     reads_train = parts.train and not (config.START.EVAL and parts.val)
@@ -420,7 +420,7 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
 
 
 def _classes(config: Config, folder: ShardFolder, tables: Sequence[ShardTable]) -> tuple[bool, list[str]]:
-    """Whether classes.txt names the classes, and its lines, or the numbers up to the highest label."""
+    """Return whether classes.txt names the classes, and its lines, or else the numbers up to the highest label."""
     content = folder.classes()
     if content is None:
         names = [functools.partial(_sample, folder, table) for table in tables]
@@ -438,7 +438,7 @@ def _classes(config: Config, folder: ShardFolder, tables: Sequence[ShardTable]) 
 
 
 def _image_set(config: Config, folder: ShardFolder, table: ShardTable, classes: list[str]) -> ShardImages:
-    """The samples of a table, of which there must be some."""
+    """Return the samples of a table. Raise DataError if there are none."""
     if not len(table):
         more = f" and {len(table.tar_names) - 1} more" if len(table.tar_names) > 1 else ""
         raise DataError(

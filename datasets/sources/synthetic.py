@@ -15,7 +15,7 @@ DEFAULT_CLASSES = 1000
 
 
 class SyntheticImages(ImageSet):
-    """Targets without images, which SyntheticBatches generates on the device."""
+    """Targets without images. SyntheticBatches generates the images on the device."""
 
     in_memory = names_are_numbers = labels_are_numbers = True
 
@@ -44,7 +44,7 @@ class SyntheticBatches:
 
 
 def read_synthetic(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
-    """SYNTHETIC_SIZE targets, the same for training and validation."""
+    """Return SYNTHETIC_SIZE targets, the same for training and validation."""
     num_classes = config.MODEL.NUM_CLASSES or DEFAULT_CLASSES
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
     image_set = SyntheticImages(targets, [str(number) for number in range(num_classes)])

@@ -1,4 +1,4 @@
-"""Tar files that are read in place: the position of each file, and bytes from any position. Nothing is unpacked."""
+"""Read tar files in place: the position of each file, and bytes from any position. Nothing is unpacked."""
 
 import os
 import re
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from utils.errors import DataError, not_a_file
 
-MOST_EXTENDED = 1 << 16  # bytes of what stands in front of a header, such as a long name
-TOO_MANY_DIGITS = re.compile(rb"\d{256}")  # more than a file's name has
+MOST_EXTENDED = 1 << 16  # bytes of an extended header, such as a long name
+TOO_MANY_DIGITS = re.compile(rb"\d{256}")  # more than a file name has
 BLOCK = 512  # bytes; a block of zeros ends a tar
 
 
@@ -26,7 +26,7 @@ class Tar:
     """An open tar. It keeps no position, so threads and forked processes can read from it concurrently."""
 
     def __init__(self, path: Path, title: str = ""):
-        """`title`: what messages call it, if not its path. DataError when the path is not a file."""
+        """`title`: its name in messages, if not its path. Raise DataError if the path is not a file."""
         self.path, self.title = path, title or str(path)
         kind = not_a_file(path)
         if kind:
@@ -40,14 +40,14 @@ class Tar:
             os.close(self.descriptor)
 
     def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes, or fewer at the end of the file."""
+        """Return `size` bytes, or fewer at the end of the file."""
         data = os.pread(self.descriptor, size, offset)
         while len(data) < size and (more := os.pread(self.descriptor, size - len(data), offset + len(data))):
             data += more
         return data
 
     def members(self) -> Iterator[Member]:
-        """The files in their order. DataError where the tar is damaged, or its end is missing."""
+        """Yield the files in their order. Raise DataError if the tar is damaged or its end is missing."""
         end, last, problem = 0, "nothing", None
         try:
             with tarfile.open(fileobj=_Headers(self), mode="r:") as headers:
@@ -58,10 +58,10 @@ class Tar:
                     if member.isreg():
                         last = member.name
                         yield self._checked(member)
-        # The others: of sizes, lengths and rows of extended headers that no tar has.
+        # Extended headers of impossible sizes or lengths, or too many in a row, raise the other errors.
         except (tarfile.TarError, ValueError, OverflowError, MemoryError, RecursionError) as error:
             problem = error
-        # tarfile ends silently at a damaged header, and what follows would be missing from the data.
+        # tarfile ends silently at a damaged header, so the files after it would be missing from the data.
         if problem or end > self.size or self.read(end, BLOCK) != bytes(BLOCK):
             raise DataError(
                 f"{self.title}: no tar header at byte {end}, after {last}; the file is truncated, damaged or compressed: "
@@ -78,7 +78,7 @@ class Tar:
 
 
 class _Headers:
-    """The headers of a tar as a file for `tarfile`, of which older versions need memory or time without end for some."""
+    """The headers of a tar as a file for `tarfile`, which in older versions needs endless memory or time for some."""
 
     def __init__(self, tar: Tar):
         self.tar, self.position = tar, 0
@@ -95,5 +95,5 @@ class _Headers:
         content = self.tar.read(self.position, size)
         self.position += len(content)
         if size > BLOCK and TOO_MANY_DIGITS.search(content):
-            raise tarfile.ReadError("a header with a number without end")
+            raise tarfile.ReadError("a header with an endless number")
         return content

@@ -44,7 +44,7 @@ OWN_READERS = {"Caltech101": "caltech101", "Caltech256": "caltech256", "ImageNet
 
 
 def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet]:
-    """Training and validation images of the class that DATA.DATASET names. `say` reports a download."""
+    """Return training and validation images of torchvision's class in DATA.DATASET. `say` reports a download."""
     dataset = config.DATA.DATASET
     name = SHORT_NAMES.get(dataset, dataset.removeprefix(TORCHVISION))
     if name in OWN_READERS:
@@ -69,7 +69,7 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
     val = read_part("validation", val_arguments)
     val.split = own_split(f"{dataset} training", f"{dataset} validation")
     if train is not None:
-        if train.classes[: len(val.classes)] != val.classes:  # where classes are numbers, they end at the highest label
+        if train.classes[: len(val.classes)] != val.classes:  # classes that are numbers end at the highest label
             raise DataError(
                 f"DATA.DATA_PATH: the training and validation images of {name} in {config.DATA.DATA_PATH} have "
                 "different classes; remove the folder to download it again"
@@ -79,7 +79,7 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
 
 
 def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]) -> Any:
-    """torchvision's data set, downloaded if it is missing or damaged."""
+    """Return torchvision's data set, and download it if it is missing or damaged."""
     import torchvision.datasets
 
     cls, root = getattr(torchvision.datasets, name), Path(config.DATA.DATA_PATH).expanduser()
@@ -89,7 +89,7 @@ def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]
         try:
             return cls(root, **arguments)
         except (RuntimeError, OSError):
-            pass  # it is not there
+            pass  # not downloaded yet
         say(f"{name}: downloading it to {root}")
         root.mkdir(parents=True, exist_ok=True)
         return cls(root, **arguments, download=True)
@@ -105,7 +105,7 @@ def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]
 
 
 def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
-    """Images in memory or in files where the data set has either, otherwise as torchvision returns them."""
+    """Return images in memory or in files if the data set has either, or else as torchvision returns them."""
     rules = PixelRules.of(config.DATA)
     if hasattr(dataset, "data"):
         images = np.asarray(dataset.data)
@@ -124,7 +124,7 @@ def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
 
 
 def _targets(dataset: Any) -> np.ndarray:
-    """The labels. Only where torchvision keeps them under none of its usual names is every image read for them."""
+    """Return the labels. If torchvision keeps them under none of its usual names, read every image to get them."""
     found = (getattr(dataset, name, None) for name in LABELS)
     targets = next((each for each in found if each is not None), None)
     return np.asarray([dataset[index][1] for index in range(len(dataset))] if targets is None else targets, np.int64)
@@ -153,6 +153,6 @@ class TorchvisionImages(ImageSet):
     def read(self, index: int) -> np.ndarray:
         try:
             image, _ = self.dataset[int(self.places[index])]
-        except Exception as error:  # on a broken file Pillow raises whatever its parsing ran into
+        except Exception as error:  # Pillow raises many kinds of errors for a broken file
             raise ImageReadError(f"{type(error).__name__}: {error}") from error
         return to_array(ImageOps.exif_transpose(image) if self.rules.applies_exif else image, self.rules)

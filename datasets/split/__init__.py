@@ -1,4 +1,4 @@
-"""The images of a set without a validation part that are held out, and the record of it that a checkpoint keeps."""
+"""Hold out images of a set without a validation part, and describe the split in a record that checkpoints save."""
 
 import hashlib
 import os
@@ -16,20 +16,20 @@ from utils.files import replacing
 from utils.text import counted, csv_text, first_of
 
 SEED = 0  # decides which images are held out
-DRAWN = ("hash", "position")  # rules of a split that is drawn here; "folders" and "none" are the data's own
-# The key of a list in a record by hash: folders that do not count in the keys, if they are not called as the classes.
+DRAWN = ("hash", "position")  # rules that draw a split; the other rules are "folders" and "none"
+# The key of a list in a record by hash: the folders that are left out of the keys, if they are not the classes.
 CLASS_FOLDERS = "class_folders"
 PARTS = ("train", "val")
 ROW, TARGET = "<u4", "<i4"  # types of the columns of a part, in memory and in the index in which a split is stored
 
 
 def hold_out(image_set: ImageSet, fraction: float, title: str, fold: Fold | None = None) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images by position, for a set to which nothing is ever added."""
+    """Return training and validation images, split by position. This is for sets that never get new images."""
     return divide(image_set, new_record("position", title, fraction, fold))
 
 
 def new_record(rule: str, title: str, fraction: float, fold: Fold | None) -> dict:
-    """The record of a split by a rule of DRAWN. A `fold` overrides `fraction`."""
+    """Return the record of a split by a rule of DRAWN. A `fold` overrides `fraction`."""
     record = {"rule": rule, "training": title, "validation": title, "fraction": fraction, "seed": SEED}
     if fold:
         return record | {"fraction": 1 / fold.total, "folds": fold.total, "fold": fold.number}
@@ -37,9 +37,9 @@ def new_record(rule: str, title: str, fraction: float, fold: Fold | None) -> dic
 
 
 def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int, int]]) -> np.ndarray:
-    """bool [N]: the images that are held out, which depend on the positions of each class and a seed.
+    """Return bool [N]: the images that are held out, chosen in each class by position and a seed.
 
-    `part`: the first and the last of so many images, in random order.
+    `part(count)`: the start and end of the part that is held out of a class's `count` images in random order.
     """
     held_out, start = np.zeros(len(image_set), dtype=bool), 0
     by_class = np.argsort(image_set.targets, kind="stable")
@@ -51,9 +51,9 @@ def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int
 
 
 def _by_fraction(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """bool [N]: of each class the fraction by position; no lines for the log.
+    """Return bool [N]: the fraction of each class, by position; and no lines for the log.
 
-    Every class keeps an image for training, and gives one to validation if it has two and the fraction is not 0.
+    Every class keeps an image for training, and holds one out if it has two and the fraction is not 0.
     """
 
     def share(count: int) -> tuple[int, int]:
@@ -63,9 +63,9 @@ def _by_fraction(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -
 
 
 def _by_fold(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """bool [N]: the images of this fold; and lines for the log. Each image is in one fold, whatever a class lacks then.
+    """Return bool [N]: the images of this fold; and lines for the log. A class may lack images in one part.
 
-    Fold 0 holds out what a fraction of 1 / folds does, but for classes of a few images.
+    Fold 0 holds out the same images as a fraction of 1 / folds, except in classes of a few images.
     """
     number, total, seed = record["fold"], record["folds"], record["seed"]
     if record["rule"] == "hash":
@@ -85,10 +85,10 @@ def _by_fold(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
 
 
 def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
-    """Training and validation images of a set without a validation part; in evaluation all its images.
+    """Return training and validation images of a set without a validation part, or None and all images in evaluation.
 
-    `saved`: what the checkpoint that is continued or evaluated says. Evaluation of a run on the data that it was trained
-    on scores what that run held out.
+    `saved`: the data record of the checkpoint that is resumed or evaluated. If a run is evaluated on its own data, only
+    the images that it held out are scored.
     """
     title = image_set.split["training"]
     if config.START.EVAL:
@@ -97,7 +97,7 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
             return parts
         image_set.split = {"rule": "none", "validation": title}
         if record:
-            image_set.notes += ("accuracy on images that the run was trained on says nothing: leave those out",)
+            image_set.notes += ("accuracy on images that the run was trained on says nothing; leave them out",)
         return None, image_set
     drawn = new_record("hash", title, config.DATA.VAL_FRACTION, config.DATA.fold)
     if config.DATA.GROUP_BY:
@@ -106,12 +106,13 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
 
 
 def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[ImageSet, ImageSet] | None:
-    """Both parts as the run divided the data that it was trained on, also where that is a copy; None for other data."""
+    """Return both parts as the run divided them, if this is the run's data or a copy of it, and None for other data."""
     record, title, group = saved.split, image_set.split["training"], config.DATA.GROUP_BY
     is_same = os.path.realpath(record["training"]) == os.path.realpath(title)
     if is_same and record.get("group_by") != group:
         raise ConfigError(
-            f"DATA.GROUP_BY is {group}, but the images of {title} were held out with {record.get('group_by')}; set it to that"
+            f"DATA.GROUP_BY is {group}, but the images of {title} were held out with {record.get('group_by')}; "
+            "set DATA.GROUP_BY to that"
         )
     record = _with_class_folders(image_set, record, saved)
     parts = divide(image_set, record | {"training": title, "validation": title})
@@ -120,7 +121,7 @@ def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tup
 
 
 def identity(image_set: ImageSet) -> dict[str, int | str]:
-    """The facts that tell one validation set from another: its images' number, file names and classes, wherever they lie."""
+    """Return the facts that identify a validation set in any folder: its images' number, file names and classes."""
     meanings = image_set.target_names()
     classes = [meanings[target] for target in image_set.targets.tolist()]
     names = [f"{os.path.basename(image_set.name(index))} {name}" for index, name in enumerate(classes)]
@@ -131,7 +132,7 @@ def identity(image_set: ImageSet) -> dict[str, int | str]:
 
 
 def holds_out_no_more(here: dict, there: dict) -> bool:
-    """Whether the images held out by one record are held out by the other too, if both are about the same data."""
+    """Return whether `there` holds out all images that `here` holds out, if both records are about the same data."""
     if here["rule"] not in DRAWN:
         names = [Path(each["validation"]).name for each in (here, there) if each]
         return not there or (here["rule"] == there["rule"] and names[0] == names[1])
@@ -141,7 +142,7 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
 
 
 def warn_of_other_parts(val: ImageSet, saved: SavedData | None) -> list[str]:
-    """A warning where a set is scored that is always divided by position, and the run had another part of it."""
+    """Warn if a set that is always divided by position is scored, and the run held out another part of it."""
     here, there = val.split, saved.split if saved else {}
     keys = ("fraction", "seed", "folds", "fold")
     if here["rule"] != "position" or not there or all(here.get(key) == there.get(key) for key in keys):
@@ -149,12 +150,12 @@ def warn_of_other_parts(val: ImageSet, saved: SavedData | None) -> list[str]:
     then, now = (", ".join(f"{key} {each[key]}" for key in keys if key in each) for each in (there, here))
     return [
         f"warning: the run held out another part ({then}) than is scored ({now}), so it was trained on some of these images; "
-        "leave -cfg out, or set DATA.FOLD and DATA.VAL_FRACTION as it did"
+        "leave -cfg out, or set DATA.FOLD and DATA.VAL_FRACTION as in the run"
     ]
 
 
 def describe_split(config: Config, val: ImageSet) -> str:
-    """The line that names the images of both parts, or in evaluation those that are scored."""
+    """Return the line that names the images of both parts, or in evaluation the images that are scored."""
     record = val.split
     rule, validation = record["rule"], record["validation"]
     if rule in DRAWN:
@@ -173,7 +174,7 @@ def describe_split(config: Config, val: ImageSet) -> str:
 
 
 def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
-    """split.csv: the part of each image, if the split was drawn and the images are files."""
+    """Write split.csv, the part of each image, if the split was drawn and the images are files."""
     if val.split.get("rule") not in DRAWN or val.root is None:
         return
     with replacing(file) as out:
@@ -185,14 +186,14 @@ def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
 
 def _csv_rows(keys: list[bytes], part: str) -> bytes:
     together = b"".join(keys)
-    if not any(each in together for each in b'",\r\n'):  # what csv puts in quotes
+    if not any(each in together for each in b'",\r\n'):  # values with these characters need quotes
         return b"".join(b"%b,%b\n" % (key, part.encode()) for key in keys)
     rows = ((key.decode(errors="surrogateescape"), part) for key in keys)
     return csv_text(rows).encode(errors="surrogateescape")
 
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images by a record, both in the order of the set. Of an indexed set, that is looked up."""
+    """Return training and validation images by a record, in the order of the set. Store the split of an indexed set."""
     class_folders = class_folders_of(image_set, record)
 
     def draw() -> tuple[dict[str, np.ndarray], list[str]]:
@@ -240,10 +241,10 @@ def hashes_names(record: dict) -> bool:
 
 
 def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
-    """Return the names of folders that do not count in the keys of this record.
+    """Return the names of folders that are left out of the keys of this record.
 
-    Whatever the source, a folder that is called as a class is one. Of labels that are numbers none is: folders that
-    have nothing to do with classes have numbers too.
+    For all sources, these are folders with the name of a class. For labels that are numbers there are none, because
+    folders that have nothing to do with classes have numbers too.
     """
     if not hashes_names(record) or image_set.labels_are_numbers:
         return set()
@@ -254,9 +255,9 @@ def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
 
 
 def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
-    """Return the record of a run that goes on or is evaluated, with its class folders if they are not called as the classes.
+    """Return the record of a resumed or evaluated run, with its class folders if they are not the classes.
 
-    In a list the label of an image can change without its folder. A class that was renamed has two names.
+    In a list, the label of an image can change while its folder stays. A renamed class has two names.
     """
     if not hashes_names(record) or image_set.is_listing:
         return record

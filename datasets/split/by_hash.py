@@ -1,4 +1,4 @@
-"""Images that are held out by a hash of their names, whatever is added to the data."""
+"""Hold out images by a hash of their names, so that new images never move a training image to validation."""
 
 import hashlib
 import unicodedata
@@ -12,16 +12,16 @@ from datasets.types import ImageSet
 from utils.text import first_of
 
 HASH_BYTES = 8
-NUM_NAMED = 10  # of the images whose part follows from their class
+NUM_NAMED = 10  # images that the log names because their class decided their part
 
 
 def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """Return bool [N]: the images whose key has a hash below the fraction, and the one with the lowest hash of each class.
+    """Return bool [N]: the images whose key has a hash below the fraction, and each class's image with the lowest hash.
 
-    So an image that was trained on stays in training, whatever is added: one with a lower hash only sends the former
-    lowest back there. Where all images of a class would be held out, the one with the highest hash stays in training.
-    Images with the same name, or of one group of DATA.GROUP_BY, are always in the same part. Also return lines for the
-    log, which name the images whose part follows from their class.
+    So a training image stays in training if images are added: a new image with a lower hash only sends the previous
+    lowest back to training. If all images of a class would be held out, the image with the highest hash stays in
+    training. Images with the same name, or of one group of DATA.GROUP_BY, are always in the same part. Also return
+    lines for the log, which name the images whose class decided their part.
     """
     notes, fraction, seed = [], record["fraction"], record["seed"]
     hashes = hashes_of(image_set.split_keys(), seed, class_folders)
@@ -45,12 +45,12 @@ def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tup
     without = np.flatnonzero((counts > 0) & (image_set.count_classes(held_out) == 0))
     if len(without):
         names = first_of([image_set.classes[number] for number in without])
-        notes.append(f"warning: classes without validation images, so that nothing is measured of them: {names}")
+        notes.append(f"warning: classes without validation images, so their accuracy is not measured: {names}")
     return held_out, notes
 
 
 def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
-    """Return bool [N]: the hashes of images that are held out, whatever their classes."""
+    """Return bool [N]: the hashes that are held out, regardless of classes."""
     if "folds" not in record:
         return hashes < int(record["fraction"] * 2 ** (8 * HASH_BYTES))
     total = record["folds"]
@@ -59,9 +59,9 @@ def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
 
 
 def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] = frozenset()) -> np.ndarray:
-    """Return uint64 of each key, a name without the first of its folders that is among `class_folders`.
+    """Return a uint64 hash of each key: a name without the first of its folders that is in `class_folders`.
 
-    Names are compared as Unicode does: a Mac writes umlauts as two characters.
+    Names are normalized first, because a Mac writes umlauts as two characters.
     """
     with_seed, found = hashlib.blake2b(digest_size=HASH_BYTES, key=str(seed).encode()), []
 
@@ -78,7 +78,7 @@ def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] 
 
 
 def _without_first(class_folders: Set[bytes], name: bytes) -> bytes:
-    """Return a name without the first of its folders that is among these."""
+    """Return a name without the first of its folders that is in `class_folders`."""
     first, _, below = name.partition(b"/")
     if first in class_folders and below:
         return below
@@ -99,9 +99,9 @@ def _lowest_of_each_class(
     held_out: np.ndarray,
     kept_whole: Sequence[int] = (),
 ) -> np.ndarray:
-    """bool [N]: for each class of which no image is held out the one with the lowest hash, where no class loses all that
-    it has to train on; of the classes `kept_whole` as many as that allows. `together`: equal for images that stay in the
-    same part, and the order of those with equal hashes."""
+    """Return bool [N]: the image with the lowest hash of each class that has none held out, unless a class would
+    lose all its training images; of the classes `kept_whole`, as many images as that allows. `together`: equal for
+    images that must be in the same part; it also orders images with equal hashes."""
     counts, num_held_out = image_set.count_classes(), image_set.count_classes(held_out)
     lacking = np.flatnonzero((counts > 1) & (num_held_out == 0))
     if not len(lacking):
@@ -110,7 +110,7 @@ def _lowest_of_each_class(
     if sets := image_set.label_sets:
         images = np.repeat(images, np.array([len(each) for each in sets])[labels])
         labels = np.array([number for target in labels.tolist() for number in sets[target]], np.int32)
-    # A group is looked at once: what a class cannot lose, it cannot lose later.
+    # Each group is tried once: if a class cannot lose it now, it cannot lose it later.
     in_order = np.lexsort((together, hashes))
     of_image = np.empty(len(hashes), np.int64)
     of_image[in_order] = np.cumsum(np.diff(together[in_order], prepend=together[in_order[:1]]) != 0)

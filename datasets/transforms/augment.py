@@ -24,14 +24,14 @@ POLICIES: dict[str, dict[str, float]] = {
     "augmix": {"m": 3, "w": 3, "d": 0, "a": 1.0, "mstd": math.inf},
     "ta_wide": {},
 }
-# Names in papers.
+# {name in papers: our name}
 PAPERS = {
     "autoaugment": "original",
     "randaugment": "rand",
     "trivialaugment": "ta_wide",
     "trivialaugmentwide": "ta_wide",
 }
-# {set of operations that follows rand's t: the largest n}. With weights, each operation occurs at most once.
+# {set of operations, written after rand's t: the largest n}. With weights, each operation occurs at most once.
 CHOICES = {"weights": 15, "3a": 100, "3aw": 14}
 # Minimum and maximum of each parameter. Far larger values would take too long per image.
 LIMITS = {
@@ -130,7 +130,7 @@ class AugMix(NamedTuple):
 
     operations: list
     width: int
-    depth: int  # the length of each chain; 0 to draw 1 to 3 for each chain
+    depth: int  # the length of each chain; 0: drawn from 1 to 3
     alpha: float
 
     def draw(self, rng: Random) -> DrawnOperations:
@@ -186,7 +186,7 @@ def _choose_weighted(weights: list[float], rng: Random) -> int:
 def _dirichlet(alpha: float, count: int, rng: Random) -> list[float]:
     shares = [rng.gammavariate(alpha, 1.0) for _ in range(count)]
     total = sum(shares)
-    if total == 0:  # with a small alpha all shares can underflow; exactly, one of them would be almost 1
+    if total == 0:  # with a small alpha all shares can underflow; the exact value of one is almost 1
         return [1.0] + [0.0] * (count - 1)
     return [share / total for share in shares]
 
@@ -203,12 +203,12 @@ class Augmentation:
         self.fill = colour if len(colour) > 1 else colour[0]  # for pixels that a rotation or shift uncovers, as in timm
 
     def draw(self, rng: Random) -> DrawnOperations:
-        """Draw what is done to one image. All random numbers come from `rng`."""
+        """Draw the operations for one image. All random numbers come from `rng`."""
         drawn = self.policy.draw(rng) if self.policy else DrawnOperations()
         return drawn._replace(operations=(*drawn.operations, *self._draw_jitter(rng)))
 
     def apply(self, drawn: DrawnOperations, pixels: np.ndarray) -> np.ndarray:
-        """Return the image, uint8 [H, W, C], after these operations. It may be the same array. Nothing is drawn."""
+        """Return the image, uint8 [H, W, C], after these operations. It may be the same array. Nothing random is drawn."""
         return carry_out(drawn, pixels, self.fill)
 
     def __call__(self, image: Tensor, rng: Random) -> None:

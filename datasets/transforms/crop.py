@@ -22,7 +22,7 @@ class BySize(Generic[T]):
     """One object for each size of training images."""
 
     def __init__(self, config: Config, make: Callable[[Config], T]):
-        """Make the objects. `make` gets the settings with the size as IMAGE_SIZE."""
+        """Make the objects by calling `make` with the settings, where IMAGE_SIZE is the size."""
         self._starts = config.train_sizes
         sides = set(self._starts.values())
         self._made = {side: make(replace(config, DATA=replace(config.DATA, IMAGE_SIZE=side))) for side in sides}
@@ -88,7 +88,7 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """A resize to IMAGE_SIZE / CROP_PCT and a centre crop, by CROP_MODE. Its pixels equal torchvision's and timm's."""
+    """A resize to IMAGE_SIZE / CROP_PCT and a centre crop, as CROP_MODE says. Its pixels equal torchvision's and timm's."""
 
     def __init__(self, data: Data):
         self.side, self.mode = data.IMAGE_SIZE, data.CROP_MODE
@@ -106,7 +106,7 @@ class EvalTransform:
             return
         if height * width > self.max_pixels:  # an image one pixel high could become arbitrarily wide
             raise ImageReadError(
-                f"resized to {width} x {height} it exceeds DATA.MAX_PIXELS, which is {self.max_pixels}"
+                f"resized to {width} x {height}, it has more pixels than DATA.MAX_PIXELS, which is {self.max_pixels}"
             )
         resized = torch.empty((height, width, image.shape[2]), dtype=torch.uint8).permute(2, 0, 1)
         resize(image, self.interpolation, resized)
@@ -128,7 +128,7 @@ class EvalTransform:
         return self.resized_side * height // short, self.resized_side * width // short
 
     def _start(self, length: int) -> int:
-        """Return where the square starts along a side of this length. A negative start is outside of the image."""
+        """Return the start of the square along a side of this length. It is negative if the square is larger."""
         spare = length - self.side
         return round(spare / 2) if spare > 0 else -(-spare // 2)
 
@@ -195,6 +195,6 @@ class Normalize(nn.Module):
 
     def forward(self, images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         # One pass over the images converts, computes and rounds. The result is contiguous: with channels last, the
-        # gradients of the first convolution would have another layout than its weights.
+        # gradients of the first convolution would not have the layout of its weights.
         normalized = torch.empty(images.shape, dtype=dtype or self.dtype, device=images.device)
         return torch.addcmul(self.shift, images, self.scale, out=normalized)

@@ -21,17 +21,17 @@ def describe_kinds(image: Image.Image) -> list[str]:
         "transparent": image.has_transparency_data,
         "CMYK": image.mode == "CMYK",
         # Further pictures in a camera's MPO file are previews.
-        "animated or of several pages": getattr(image, "is_animated", False) and image.format != "MPO",
+        "animated or multi-page": getattr(image, "is_animated", False) and image.format != "MPO",
     }
     return [kind for kind, applies in kinds.items() if applies]
 
 
 try:
     import simplejpeg
-except ImportError:  # without a wheel for this machine Pillow reads everything, JPEGs at about half the speed
+except ImportError:  # no wheel for this machine: Pillow reads everything, JPEGs at about half the speed
     simplejpeg = None
 
-# File endings that need a module which not every installation has.
+# {file suffix: the optional module that reads it}
 READ_BY = {".avif": "PIL._avif", ".heic": "pillow_heif", ".heif": "pillow_heif", ".hif": "pillow_heif"}
 KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", *READ_BY)
 # The formats that Pillow may detect. EPS is excluded, because Pillow would start a program with code from the file.
@@ -47,12 +47,13 @@ SEGMENTS = {*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}  # other markers that 
 # times pixels stay below MOST_OF_SCANS.
 MOST_SCANS, MOST_OF_SCANS = (64, 500), 10**10
 MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # markers that are followed by a length, and the end of the image
-# Pillow's parsers need microseconds for each read, and for each piece of EXIF data and each comment they copy the rest.
+# Pillow's parsers take microseconds per read, and copy the rest of the file for each piece of EXIF data or comment.
 BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100
 PIECES = {JPEG_START: EXIF, b"P1": b"#", b"P2": b"#", b"P3": b"#"}  # {first bytes of the file: start of a piece}
 WEBP_COST = 1.6  # relative cost of a pixel: Pillow needs 17 to 21 bytes for it, and 9 to 13 for other formats
 LEAST_WIDTH = 16  # narrower rows cost as much as a row of this many pixels
-QUICK = 2**34  # a JPEG with fewer bytes x pixels takes less than a second with any contents, since a scan has 10 bytes
+# A JPEG with fewer bytes x pixels takes less than a second with any contents, since a scan has at least 10 bytes.
+QUICK = 2**34
 ORIENTATION = ExifTags.Base.Orientation
 # Programs that edit photos write the orientation to XMP. Pillow reads it there if EXIF does not have it.
 XMP, XMP_ORIENTATION = b"http://ns.adobe.com/xap/1.0/\0", re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
@@ -66,7 +67,7 @@ TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
     8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
 }
-OPPOSITE = {6: 8, 8: 6}  # the orientation whose change undoes another's; every other orientation undoes itself
+OPPOSITE = {6: 8, 8: 6}  # {orientation: the one whose change undoes it}; every other orientation undoes itself
 
 
 def decode(data: bytes, rules: PixelRules) -> np.ndarray:
@@ -97,7 +98,7 @@ def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
 
 
 def _decode_jpeg(data: bytes, rules: PixelRules) -> np.ndarray | None:
-    """Decode a JPEG with libjpeg. Return None if Pillow has to read it: for other colour spaces and for files with errors."""
+    """Decode a JPEG with libjpeg. Return None if only Pillow can read it: with other colour spaces, or with errors."""
     with contextlib.suppress(ValueError):
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
         _refuse_bomb(data, width, height, rules)
@@ -192,7 +193,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _refuse_scans(data: bytes, num_pixels: int) -> None:
-    """Enforce the limit on scans. Scans are only counted in files whose header does not show that there is a single one."""
+    """Enforce the limit on scans. They are counted only if the header does not show that there is a single scan."""
     num_colours = None
     with contextlib.suppress(IndexError):  # a header that ends early
         for marker, start, _ in _segments(data):

@@ -1,4 +1,4 @@
-"""Mixup and cutmix: what is drawn on the host, and what that makes of a batch on its device."""
+"""Mixup and cutmix: random draws on the host, and the mixing of a batch on its device."""
 
 import math
 import random
@@ -17,7 +17,7 @@ UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)  # factor and box for an image that is not m
 
 
 class Mixing:
-    """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window, which `Order` keeps in one piece.
+    """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window. `Order` keeps both in one piece.
 
     A last image without a neighbour is not mixed.
     """
@@ -87,8 +87,7 @@ class Mixing:
 
 def lerp_into(out: Tensor, start: Tensor, end: Tensor, weight: Tensor) -> None:
     if out.dtype == start.dtype and not torch.compiler.is_compiling():
-        torch.lerp(
-            start, end, weight, out=out
-        )  # avoids a copy; not possible for another type, or for a slice in a graph
+        # This avoids a copy. It is not possible for a different type, or for a slice in a graph.
+        torch.lerp(start, end, weight, out=out)
     else:
         out.copy_(torch.lerp(start, end, weight))

@@ -38,7 +38,7 @@ OPERATIONS = {
 
 
 class Operation(NamedTuple):
-    """An operation on the pixels."""
+    """A drawn operation with its value."""
 
     name: str  # a key of OPERATIONS
     value: float = 0.0

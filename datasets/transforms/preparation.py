@@ -18,7 +18,7 @@ from utils.host import has_streams
 
 
 class Preparation:
-    """The step from a loader's batch to the inputs of model and loss, on the device of `normalize`."""
+    """Turns a loader's batch into the inputs of model and loss, on the device of `normalize`."""
 
     def __init__(self, config: Config, normalize: Normalize, is_compiled: bool = False):
         """Build the transforms. With `is_compiled` they are one kernel, with a graph for each batch size."""

@@ -65,9 +65,8 @@ class Table(Log):
         super().__init__(rank=0)
         self.verdicts: list[str] = []
         self._mistakes: set[str] = set()  # error messages that already have a row
-        self._lines: list[str] | None = (
-            None  # lines of the current section; None outside, where lines are printed at once
-        )
+        # Lines of the current section. None outside of sections, where lines are printed at once.
+        self._lines: list[str] | None = None
 
     def say(self, *lines: str) -> None:
         if self._lines is None:
@@ -196,7 +195,7 @@ def simulated_process(setting: str, world_size: int | None, local_size: int | No
 
 
 def alone(inputs: Inputs) -> Inputs:
-    """Return the inputs for a single process that does its share of each update without the other processes."""
+    """Return the inputs for process 0 as if it were the only one. It still computes only its share of each update."""
     return replace(inputs, process=replace(inputs.process, world_size=1, local_size=1))
 
 
@@ -278,8 +277,8 @@ def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
     make_updates(plan, trainer, forecast)
     times.evaluation = time_evaluation(plan, trainer)
     times.before_first_update = startup + times.evaluation * plan.scores_start
-    each = f"; {times.update:.3g} s an update, {times.evaluation:.3g} s an evaluation"
-    others = os.getloadavg()[0] - time.process_time() / 60  # the load average without this process's own share
+    each = f"; {times.update:.3g} s per update, {times.evaluation:.3g} s per evaluation"
+    others = os.getloadavg()[0] - time.process_time() / 60  # the load average without this process
     if others + torch.get_num_threads() > 1.25 * (os.cpu_count() or 1):
         each += f"; other programs are using this machine (load {others:.1f}): the run may be faster without them"
     if plan.config.TRAIN.BUDGET:
@@ -312,9 +311,8 @@ def time_evaluation(plan: TrainPlan, trainer: Trainer) -> float:
     size = plan.config.DATA.BATCH_SIZE_EVAL or plan.config.DATA.BATCH_SIZE
     batch = plan.eval_set.take(np.arange(min(size, len(plan.eval_set))))
     data = build_eval_data(plan.config, batch, plan.process)
-    bad_images = BadImages(
-        plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, lambda line: None
-    )  # reported in another row
+    # Unreadable images are reported in another row.
+    bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, lambda line: None)
     for _ in range(2):  # the first evaluation is slower, so the second is timed
         start = time.perf_counter()
         evaluate_both(trainer, data, bad_images)

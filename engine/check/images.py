@@ -25,7 +25,7 @@ UNEVEN = 10  # the ratio of largest to smallest class above which classes are re
 
 
 class ScanResult:
-    """The size, digest or error of each image of a set, or of a sample spread evenly over it."""
+    """The size and digest, or the error, of each image of a set or of a sample spread evenly over it."""
 
     def __init__(self, image_set: ImageSet, most: int | None = None):
         self.image_set, total = image_set, len(image_set)
@@ -211,12 +211,13 @@ def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | Non
     if train is None:
         return None
     return Finding(
-        "duplicates", f"none among {of}; others may be" if is_sample else "no validation image is also a training image"
+        "duplicates",
+        f"none among {of}; unread images may be" if is_sample else "no validation image is also a training image",
     )
 
 
 def same_pixels(scans: list[ScanResult]) -> Iterable[list[tuple[ScanResult, int]]]:
-    """Return groups of images with the same pixels. Each image is given as its scan and its number in the scan."""
+    """Return groups of images with the same pixels. An image is a pair of its scan and its number there."""
     digests, counts = np.unique(np.concatenate([scan.digests[scan.readable] for scan in scans]), return_counts=True)
     repeated = digests[counts > 1]
     groups: dict[int, list[tuple[ScanResult, int]]] = {digest: [] for digest in repeated.tolist()}

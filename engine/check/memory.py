@@ -60,13 +60,13 @@ def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
     """Return the bytes that do not depend on the batch: weights, gradients, optimizer, EMA, naive mode's half copy."""
     weights, trained = sum(tensor.nbytes for tensor in model.state_dict().values()), trained_bytes(model)
     # The EMA update on CPUs keeps the differences of all trained weights at once. Other devices need one copy less.
-    mean = weights + trained if config.TRAIN.MODEL_EMA else 0
+    ema = weights + trained if config.TRAIN.MODEL_EMA else 0
     halves = (weights + trained) // 2 if precision.is_naive else 0
     kept = trained + optimizer_bytes(config.TRAIN, model)
     # Some optimizers can skip an update only by restoring copies, which are new tensors in each update. Activations hardly
     # ever fit into the memory blocks that the copies leave free.
     copies = kept if precision.device.type != "cpu" and config.TRAIN.OPTIMIZER.NAME not in OURS else 0
-    return weights + kept + copies + mean + halves + teacher_bytes(config, precision)
+    return weights + kept + copies + ema + halves + teacher_bytes(config, precision)
 
 
 def teacher_bytes(config: Config, precision: Precision) -> int:
@@ -83,8 +83,8 @@ def saved_bytes(config: Config, model: nn.Module, precision: Precision, count: i
     """Return the bytes that one forward pass of `count` images saves for backward, without weights.
 
     With TRAIN.GRAD_CHECKPOINTING these are the inputs of the blocks, all tensors of one block, and tensors outside of
-    blocks. With frozen weights they are at least all tensors of one block, because a frozen block saves nothing but still
-    needs that memory while it computes.
+    blocks. With frozen weights the result is at least the size of all tensors of one block, because a frozen block
+    saves nothing but still needs that memory while it computes.
     """
     computing = precision.computing(model).train()
     kept = record_forward(config, computing, precision, count)
@@ -113,7 +113,7 @@ def record_forward(config: Config, model: nn.Module, precision: Precision, count
 
 
 class SavedTensors:
-    """The tensors that a forward pass saves for backward, without weights, by the block that saved them."""
+    """The tensors that a forward pass saves for backward, without weights, grouped by the block that saved them."""
 
     def __init__(self, model: nn.Module):
         self._weights = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
@@ -156,7 +156,7 @@ class SavedTensors:
         return max((count for block, count in self.by_block.items() if block or not self._inputs), default=0)
 
     def count(self, recomputes: bool) -> int:
-        """Return the total bytes. With `recomputes`, blocks count only with their inputs and the largest block."""
+        """Return the total bytes. With `recomputes`, only the inputs of blocks and the largest block count."""
         if recomputes and self._inputs:
             return self.by_block[0] + sum(self._inputs) + self.largest_block
         return self.by_block.total()

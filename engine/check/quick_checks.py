@@ -51,7 +51,7 @@ class Finding:
 
 
 def quick_checks(plan: TrainPlan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
-    """Yield all quick checks of a training. In -check, `model` or `path` (the run's folder) is None if it has an error."""
+    """Yield all quick checks of a training. In -check, `model` or `path` (the run's folder) is None after an error about it."""
     config, order = plan.config, plan.order
     yield check_updates(order)
     yield check_rate(config.TRAIN, order.global_batch)
@@ -137,9 +137,8 @@ def check_warm_up(settings: Train) -> Finding:
     if settings.WARMUP_EPOCHS < settings.NUM_EPOCHS:
         return Finding("warm-up", text)
     text = f"{settings.WARMUP_EPOCHS:g} in a run of {counted(settings.NUM_EPOCHS, 'epoch')}"
-    return Finding(
-        "warm-up", text, WARN, "lower TRAIN.WARMUP_EPOCHS"
-    )  # a short text, because every short trial prints it
+    # The text is short, because every short trial prints it.
+    return Finding("warm-up", text, WARN, "lower TRAIN.WARMUP_EPOCHS")
 
 
 def check_ema(settings: Train, num_updates: int) -> Finding:

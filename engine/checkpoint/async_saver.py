@@ -27,7 +27,7 @@ CHUNK = 2**26  # bytes; page-locked memory is allocated in powers of two, so lar
 class AsyncSaver:
     """Writes last.pth and its hard links. It runs one save at a time: a second save waits until the first is on disk.
 
-    Dropping the first save instead could lose a best.pth or checkpoint-N.pth, and would need memory for two copies.
+    Rejected: dropping the first save, which could lose a best.pth or checkpoint-N.pth and would need memory for two copies.
     """
 
     def __init__(self, folder: Path, keep: int, device: torch.device, warn: Callable[[str], None]):
@@ -37,10 +37,10 @@ class AsyncSaver:
         self._writing: Future | None = None
         self.failure = ""  # why the last save failed, or empty if it succeeded
         self.seconds = 0.0  # total time for which saving blocked training
-        self.longest = 0.0  # seconds until the slowest save was on disk
+        self.longest = 0.0  # seconds that the slowest save took to reach the disk
         self.newest: dict[str, int] = {}  # finished epochs and steps of the last.pth on disk
         self.run: dict[str, str] | None = None  # the identity of the run in the last.pth on disk
-        self.best = Best()  # the best epoch according to the best.pth on disk
+        self.best = Best()  # the best epoch recorded in the best.pth on disk
         self.on_saved: Callable[[], None] = lambda: None  # called in the writing thread after every save
 
     def save(self, state: dict, also: list[str]) -> None:
@@ -58,7 +58,7 @@ class AsyncSaver:
         if self._writing:
             with self._blocking():
                 writing, self._writing = self._writing, None
-                writing.result()  # raises errors that are bugs; I/O errors are warnings
+                writing.result()  # raises all errors except I/O errors, which have become warnings
 
     def _write(self, state: dict, also: list[str], start: float) -> None:
         # Checkpoints within a streak of skipped updates never replace the last checkpoint before the streak.
@@ -145,9 +145,8 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        new = copy(
-            value
-        )  # value.copy() would lose _metadata, the module versions that a state_dict has as an attribute
+        # value.copy() would lose _metadata, the module versions that a state_dict has as an attribute.
+        new = copy(value)
         new.update((key, map_tensors(each, change)) for key, each in value.items())
         return new
     if isinstance(value, list | tuple):
@@ -169,7 +168,7 @@ def allocate(tensors: Iterable[Tensor], pinned: bool) -> list[Tensor]:
 
 
 def make_saver(config: Config, folder: Path, process: Process, log: Log) -> AsyncSaver:
-    """Return the saver for DIST.STRATEGY. A collective."""
+    """Return the saver for DIST.STRATEGY. This is a collective."""
     if is_sharded(config, process):
         from engine.checkpoint.sharded_saver import ShardedSaver
 

@@ -1,4 +1,4 @@
-"""The refusal to resume a run with settings or images that would change its result."""
+"""Refuse to resume a run with settings or images that would change its result."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ from utils.text import counted, first_of
 
 
 def changes(saved: dict, current: dict) -> dict[str, str]:
-    """Return {key: both values} of the settings that differ between a checkpoint and this run and affect the result."""
+    """Return {key: both values} for settings that affect the result and differ between a checkpoint and this run."""
     now, current = today(saved), today(current)
     compared = {key: value for key, value in current.items() if not _may_differ(key, now.get(key), value)}
     different = changed_facts(now, compared)
@@ -72,7 +72,7 @@ def refuse_changes(
     different = changes(saved, comparable(config, order) | now) | images
     revisions = different.pop("AUGMENTATION", None)
     if revisions and config.TRAIN.augments:
-        different["AUGMENTATION"] = f"revision {revisions}: the same settings change images differently from here on"
+        different["AUGMENTATION"] = f"revision {revisions}: from here on, the same settings augment images differently"
     refused = {key: values for key, values in different.items() if not config.START.allows(key)}
     if refused:
         names = [*(name for name in config.START.ALLOW_CHANGED if name == "CLASS_NAMES"), *different]
@@ -90,19 +90,20 @@ def refuse_changes(
         )
     if config.START.LAST_EPOCH not in (0, state["epoch"] + 1):
         raise ConfigError(
-            f"-last_epoch is {config.START.LAST_EPOCH}, but {path} is from after epoch {state['epoch'] + 1}; "
+            f"-last_epoch is {config.START.LAST_EPOCH}, but {path} was saved after epoch {state['epoch'] + 1}; "
             "leave -last_epoch out"
         )
     if state.get("progress", {}).get("choices") and not order.has_updates_of(state["config"]):
         raise ConfigError(
-            f"-resume: {path} is part of the way through the schedule that TRAIN.BUDGET chose, and its updates had other "
+            f"-resume: {path} is partway through the schedule that TRAIN.BUDGET chose, and its updates had different "
             "images; restore the images and the batch size, or start a new run from its weights with -pretrained"
         )
     lines = [f"resume: RESUME.ALLOW_CHANGED allows {key}: {values}" for key, values in different.items()]
     if not order.has_updates_of(state["config"]):
         step = (state["epoch"] + 1) * order.steps_per_epoch
         lines.append(
-            f"resume: the updates now have other images, so epoch {state['epoch'] + 2} starts from its beginning, at step {step}"
+            f"resume: the updates now have different images, so epoch {state['epoch'] + 2} starts from its "
+            f"beginning, at step {step}"
         )
     then, now = state["config"].get("TRAIN.NUM_EPOCHS"), config.TRAIN.NUM_EPOCHS
     if then not in (None, now) and now > state["epoch"] + 1:

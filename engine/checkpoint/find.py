@@ -1,4 +1,4 @@
-"""Reading of checkpoints, and the search for the newest valid checkpoint of a run."""
+"""Read checkpoints, and find the newest valid checkpoint of a run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def read_lazily(path: Path) -> dict:
 
 
 def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """Return the newest valid checkpoint of the newest run without -name, for `-resume auto`. `read` as in newest_in."""
+    """Return the newest valid checkpoint of the newest run without -name, for `-resume auto`. `read` is as in newest_in."""
     runs = newest_first(path for path in Path(save).glob("train-*") if DATED.fullmatch(path.name))
     found = next((found for run in runs if (found := newest_in(run.folder, warn, read))), None)
     for copy in other_copies(found.parent) if found else ():
@@ -76,7 +76,7 @@ def checkpoint_at(
     warn: Callable[[str], None],
     read: Callable[[Path], dict] = read_lazily,
 ) -> Path | None:
-    """Return the file that -resume names: by `auto`, the folder of a run, or a file. `read` as in newest_in.
+    """Return the checkpoint for a -resume of `auto`, of a run's folder, or of a file. `read` is as in newest_in.
 
     A run continues from its newest checkpoint. An evaluation uses its best weights.
     """

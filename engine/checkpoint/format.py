@@ -78,7 +78,8 @@ def keep_as(path: Path, other: Path) -> None:
     try:
         os.replace(temporary, other)
     finally:
-        temporary.unlink(missing_ok=True)  # it still exists after an error, or if both names already were the same file
+        # It still exists after an error, or if both names already led to the same file.
+        temporary.unlink(missing_ok=True)
 
 
 def remove_old(folder: Path, keep: int) -> None:

@@ -68,7 +68,7 @@ def batch_size_of(saved: dict) -> int | None:
 
 
 def bad_images_of(saved: dict, num_images: int, facts: Mapping[str, Any] = MappingProxyType({})) -> list[int]:
-    """Return the unreadable training images that the run has found, or [] if it continues with other images.
+    """Return the unreadable training images that the run has found, or [] if it continues with different images.
 
     `facts` are the facts of the current data.
     """

@@ -1,4 +1,4 @@
-"""Saves of one file per process (DIST.STRATEGY fsdp2), so that no process ever has the whole state in memory.
+"""Save one file per process (DIST.STRATEGY fsdp2), so that no process ever has the whole state in memory.
 
 Each process writes its rows of all large tensors into a folder below `shards/`, a new folder for every save. Once all
 files are on disk, process 0 writes the rest of the state and the names of these files as last.pth.

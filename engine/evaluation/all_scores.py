@@ -1,4 +1,4 @@
-"""Scores of all images and classes with several labels per image, as the mean average precision needs them."""
+"""The scores of all images and classes, which the mean average precision needs if images have several labels."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from utils.distributed import Process
 
-BYTES_ON_DEVICE = 2**26  # of scores on the device; above this they move to the host together
+BYTES_ON_DEVICE = 2**26  # of scores on the device; above this all of them move to the host
 BYTES_AT_ONCE = 2**26  # of scores that processes exchange in one step
 
 
@@ -20,7 +20,7 @@ class AllScores:
         self._on_host: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, scores: Tensor, targets: Tensor) -> None:
-        """Add scores [B, classes], and whether each image has each class. Waits for the device once in many batches."""
+        """Add scores and labels, both [B, classes]. This waits for the device only once in many batches."""
         self._on_device.append((scores.float(), targets.bool()))
         if sum(each.nbytes for each, _ in self._on_device) > BYTES_ON_DEVICE:
             self._move()
@@ -32,7 +32,7 @@ class AllScores:
             self._on_device = []
 
     def on_host(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return this process's scores [N, classes], and whether each image has each class."""
+        """Return this process's scores and labels, both [N, classes]."""
         self._move()
         if len(self._on_host) > 1:
             self._on_host = [tuple(np.concatenate(each) for each in zip(*self._on_host, strict=True))]

@@ -32,7 +32,7 @@ def evaluate(
     process: Process,
     bad_images: BadImages,
 ) -> list[Evaluation]:
-    """Evaluate models in the precision of their training, in one pass, since reading images takes longer than most forwards.
+    """Evaluate models in their training precision, in one pass, since reading images takes longer than most forwards.
 
     With fewer than 5 classes, top-5 is the top-k of all classes.
     """

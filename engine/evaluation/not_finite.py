@@ -1,4 +1,4 @@
-"""The refusal of weights whose outputs are not finite."""
+"""Refuse weights whose outputs are not finite."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -13,7 +13,7 @@ from utils.extras import has_extra
 def refuse_not_finite(
     source: str, model: nn.Module, transforms: ModelTransforms, forward: Callable[[], Any]
 ) -> NoReturn:
-    """Raise ConfigError for weights whose outputs are not finite. The doctor adds the place in the model.
+    """Raise ConfigError for weights whose outputs are not finite. extras/doctor adds the place in the model.
 
     `source` names the weights, `transforms` are the model's transforms, and `forward` computes the outputs again.
     """

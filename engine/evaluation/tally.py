@@ -46,7 +46,7 @@ class Tally:
         self.sums[4] += num_excluded
 
     def _add_classes(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the losses [B], and whether each of the `best` classes is the class of the image."""
+        """Count the images. Return the losses [B], and whether each of the `best` classes is correct."""
         self.per_image.add(logits, targets, best[:, 0])
         are_right, ones = best.eq(targets[:, None]), torch.ones_like(targets, dtype=self.counts.dtype)
         are_right &= are_finite(logits)[:, None]
@@ -56,7 +56,7 @@ class Tally:
         return functional.cross_entropy(logits, targets, reduction="none"), are_right
 
     def _add_labels(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same two values for images with several labels. A probability above 0.5 predicts a class."""
+        """Do the same for images with several labels. A probability above 0.5 predicts a class."""
         if self.scores is None:
             from engine.evaluation.all_scores import AllScores
 
@@ -68,7 +68,7 @@ class Tally:
         return losses, (targets.gather(1, best) > 0) & are_finite(logits)[:, None]
 
     def result(self, process: Process) -> Scores:
-        """Return the scores over the images of all processes. Waits for the device."""
+        """Return the scores over the images of all processes. This waits for the device."""
         values = process.sum(torch.cat((self.sums, self.counts.flatten()))).tolist()
         loss, top1, top5, count, excluded = values[:5]
         total, counts = max(count, 1), np.reshape(values[5:], (3, -1))
@@ -104,9 +104,8 @@ def micro_f1(actual: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> fl
     return 200 * float(right.sum() / max((actual + predicted).sum(), 1))
 
 
-MOST_PREDICTED = (
-    100  # classes kept per image with several labels, since an untrained model predicts half of all classes
-)
+# Classes kept per image with several labels, since an untrained model predicts half of all classes.
+MOST_PREDICTED = 100
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class PerImage:
         self._rows.append(torch.cat((numbers.float(), logits.softmax(1).gather(1, numbers).float()), 1))
 
     def gather(self, process: Process) -> ImageResults | LabelResults:
-        """Return the results of all processes in each process. A collective that waits for the device."""
+        """Return the results of all processes in each process. This is a collective that waits for the device."""
         kind = LabelResults if self.scores else ImageResults
         mine = self._labels(*self.scores.on_host()) if self.scores else self._classes()
         parts = process.join([mine])

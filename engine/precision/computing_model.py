@@ -4,7 +4,7 @@ from torch import nn
 
 
 class ComputingModel:
-    """The trained model itself as the computing model, so that nothing is copied."""
+    """The trained model itself as the computing model. Nothing is copied."""
 
     def __init__(self, model: nn.Module):
         self.model = model

@@ -73,7 +73,8 @@ class LossScaler(GradScaler):
         self._settings = settings
         self.moves = needed and settings.USE_DYNAMIC_LOSS_SCALING
         super().__init__(device_type, init_scale=settings.INIT_LOSS_SCALING if needed else 1.0)
-        self._bad = torch.zeros((), dtype=torch.int32, device=device_type)  # overflows counted so far
+        # Overflows since the last good update or decrease of the scale.
+        self._bad = torch.zeros((), dtype=torch.int32, device=device_type)
 
     def update(self) -> None:
         """Adjust the scale after an update was done or skipped, without synchronisation."""
@@ -133,7 +134,7 @@ class FusedLossScaler(LossScaler):
 
     On GPUs an update spends its time on memory traffic, and unscaling, checking and clipping each read all gradients.
     Here only the norm reads them, and it also shows whether all gradients are finite. So an update is also skipped when
-    the squares of finite scaled gradients overflow float32, from a norm of 1.8e19 on.
+    the squares of finite scaled gradients overflow float32, which happens from a norm of 1.8e19 on.
     """
 
     def unscale_and_clip(

@@ -36,7 +36,7 @@ class HalfCopy(ComputingModel):
 def half_copy(model: nn.Module, half: torch.dtype) -> nn.Module:
     if any(has_running_statistics(module) for module in model.modules()):
         raise ConfigError(
-            "PRECISION.MODE is naive, but the model has BatchNorm, whose running statistics half precision would spoil; "
-            "use PRECISION.MODE autocast"
+            "PRECISION.MODE is naive, but the model has BatchNorm, whose running statistics would be inaccurate in "
+            "half precision; use PRECISION.MODE autocast"
         )
     return copy.deepcopy(model).to(half)

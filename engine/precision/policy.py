@@ -30,7 +30,7 @@ def choose_half(
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Return whether the device computes in bfloat16 natively. Among CUDA devices those since 2020 do."""
+    """Return whether the device computes in bfloat16 natively. CUDA devices since 2020 do."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -99,7 +99,7 @@ class Precision:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)
 
     def computing_model(self, model: torch.nn.Module) -> ComputingModel:
-        """Return the model that computes while this model is trained."""
+        """Return the model that computes the forward passes when this model is trained."""
         if not self.is_naive:
             return ComputingModel(model)
         from engine.precision.master_weights import HalfCopy
@@ -138,7 +138,7 @@ class Precision:
         return {**self.scaler.state_dict(), "dtype": str(self.half)}
 
     def load_state_dict(self, state: dict) -> None:
-        """Load the loss scale, unless the half type has changed. Another type starts with its own scale."""
+        """Load the loss scale, unless the half type has changed. A new type starts with its own scale."""
         if state.get("dtype", str(self.half)) == str(self.half):
             self.scaler.load_state_dict({name: value for name, value in state.items() if name != "dtype"})
 

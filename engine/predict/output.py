@@ -38,7 +38,7 @@ PER_SHEET, THUMBNAIL, NUM_COLUMNS = 100, 150, 10
 
 
 class Output:
-    """A receiver of predictions. It prints them one by one and writes tables at the end."""
+    """Prints predictions one by one, and writes tables at the end."""
 
     def __init__(self, paths: Sequence[str], given: Namespace, classes: Sequence[str], is_first: bool, may_stop: bool):
         """Prepare the output.
@@ -87,9 +87,8 @@ class Output:
             self._write_sheet()
         if self._given.csv:
             table = as_csv(self._predictions, self._given.unsure is not None)
-            write(
-                self._given.csv, table.encode("utf-8-sig", errors="surrogateescape")
-            )  # a BOM, so that Excel reads UTF-8
+            # With a BOM, so that Excel reads UTF-8.
+            write(self._given.csv, table.encode("utf-8-sig", errors="surrogateescape"))
         if self._given.json:
             unreadable = [path for path, is_read in zip(self.paths, self._is_read, strict=True) if not is_read]
             images = [as_json(each) for each in self._predictions]

@@ -30,7 +30,7 @@ class Lettering(NamedTuple):
     def fit(self, text: str, width: float) -> str:
         """Return the text, or its beginning and end if it is too wide.
 
-        Most of the kept part is the end, because it distinguishes paths and names that begin alike.
+        Most of the remaining text is the end, because it distinguishes paths and names that begin alike.
         """
         text = self._drawable(text)
         font = self._font_of(text)
@@ -42,7 +42,7 @@ class Lettering(NamedTuple):
     def draw(
         self, draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, color="black", anchor="la"
     ) -> None:
-        """Draw the text. `anchor` as in Pillow."""
+        """Draw the text. `anchor` is as in Pillow."""
         text = self._drawable(text)
         draw.text(place, text, fill=color, font=self._font_of(text), anchor=anchor)
 
@@ -67,9 +67,9 @@ def shortened(text: str, kept: int) -> str:
 
 @functools.cache
 def lettering(size: int) -> Lettering:
-    """Return DejaVu Sans, which has most alphabets.
+    """Return matplotlib's copy of DejaVu Sans, which has most alphabets.
 
-    It is matplotlib's copy. Importing matplotlib would take longer than drawing a sheet.
+    Its file is opened directly, because importing matplotlib would take longer than drawing a sheet.
     """
     folder = Path(find_spec("matplotlib").submodule_search_locations[0])
     path = folder / "mpl-data/fonts/ttf/DejaVuSans.ttf"
@@ -85,7 +85,8 @@ def other_fonts(size: int) -> list[ImageFont.FreeTypeFont]:
     for path in sorted(findSystemFonts(), key=lambda each: ("regular" not in each.lower(), each)):
         with contextlib.suppress(OSError):  # a bitmap font with fixed sizes
             found.append(ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC))
-    return [font for font in found if "LastResort" not in str(font.getname()[0])]  # Apple's font of boxes
+    # LastResort is Apple's font that draws a box for every letter.
+    return [font for font in found if "LastResort" not in str(font.getname()[0])]
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from engine.predict.classifier import Classifier
 from models.transforms import choose_transforms
 from utils.distributed import Process
 
-FEW = 64  # this number of images is read faster than workers start
+FEW = 64  # reading this many images takes less time than starting workers
 
 
 class Guess(NamedTuple):

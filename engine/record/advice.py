@@ -14,11 +14,11 @@ from utils.distributed import Process
 from utils.text import counted
 
 LIMIT = 20.0  # percent of the time
-ENOUGH_UPDATES = 10  # before the waiting time is judged; the first report includes start-up and is ignored
+ENOUGH_UPDATES = 10  # updates between two checks; the first report includes start-up and is ignored
 
 
 class DataWaitAdvice(Callback):
-    """A callback that logs advice, once, if updates wait for data."""
+    """A callback that logs advice once if updates wait for data."""
 
     def __init__(self, config: Config, image_set: ImageSet, process: Process, say: Callable[[str], None]):
         self._config, self._image_set, self._say = config, image_set, say
@@ -60,8 +60,8 @@ class DataWaitAdvice(Callback):
         if data.CACHE == "none":
             size = data.IMAGE_SIZE
             return (
-                f"each core already has a worker; set DATA.CACHE={2 * size} to keep decoded images, no larger than "
-                f"IMAGE_SIZE {size} needs"
+                f"each core already has a worker; set DATA.CACHE={2 * size} to cache decoded images, shrunk to twice "
+                f"IMAGE_SIZE {size}"
             )
         return None
 

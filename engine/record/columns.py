@@ -1,6 +1,6 @@
 """The columns of metrics.csv and steps.csv, each with its meaning and its value.
 
-A metric of an epoch is one row of COLUMNS. Tables, trackers, the terminal, log.txt and docs/tracking.md follow from it.
+A metric of an epoch is one row of COLUMNS. Tables, trackers, the terminal, log.txt and docs/tracking.md use it.
 """
 
 import math
@@ -62,7 +62,7 @@ class Column(NamedTuple):
     # A column with `words` is also printed in log.txt, unless they are empty.
     words: Callable[[float], str] | None = None
     line: str = TRAINING
-    is_repeatable: bool = True  # false for measurements that differ between equal runs, such as times
+    is_repeatable: bool = True  # false for measurements that differ between identical runs, such as times
 
 
 OF_LAYERS = "; with `TRAIN.LAYER_DECAY` the classifier's, and earlier layers have a fraction of it"

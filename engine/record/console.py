@@ -88,7 +88,7 @@ def describe_times(times: Mapping[str, float | None]) -> str:
 
 
 class EpochPrinter:
-    """A printer of epochs from COLUMNS: PaddleViT's lines in log.txt, and the rows of a table on a terminal."""
+    """Formats an epoch's COLUMNS: as PaddleViT's lines for log.txt, and as a row of a table for a terminal."""
 
     def __init__(self, config: Config, has_ema: bool):
         self._has_ema = has_ema
@@ -111,7 +111,7 @@ class EpochPrinter:
     def terminal_lines(
         self, row: Row, scores: Mapping[str, Scores], best: Best, seconds_left: float | None, num_epochs: int
     ) -> list[str]:
-        """Return the line of an epoch, after a header if one is due: first, and when the last one has left the screen.
+        """Return an epoch's line, below a header at the start and whenever the last header has left the screen.
 
         `row` is the epoch's row of metrics.csv, and `best` already includes this epoch.
         """

@@ -29,7 +29,7 @@ class EpochRows:
         self.is_written = True
 
     def add(self, row: Row) -> None:
-        """Add a row and write all rows, including rows that an earlier full disk kept out."""
+        """Add a row and write all rows, including rows that could not be written while the disk was full."""
         self.rows.append(row)
         self.is_written = False
         self.write()
@@ -71,7 +71,7 @@ class StepRows:
 
 
 class RowReader(Protocol):
-    """A receiver of each row of steps.csv ("step") and metrics.csv ("epoch"), such as a tracker."""
+    """Receives each row of steps.csv ("step") and metrics.csv ("epoch"), for example to send it to a tracker."""
 
     def begin(self, step: int, epoch: int, steps: Sequence[Mapping], epochs: Sequence[Mapping]) -> None: ...
 
@@ -79,7 +79,7 @@ class RowReader(Protocol):
 
 
 class Curves(Protocol):
-    """A drawer of curves of the rows so far, such as extras/report."""
+    """Draws curves of the rows so far. extras/report implements it."""
 
     def draw(self, epochs: Sequence[Mapping], steps: Sequence[Mapping], now: bool) -> None: ...
 

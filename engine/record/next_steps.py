@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def after_training(config: Config, process: Process, folder: Path, eval_set: ImageSet, state: str) -> list[str]:
-    """Return the next steps after training, without a command that would end in the same way.
+    """Return the next steps after training. Leave out commands that would only end in the same way again.
 
     `state` is the state in status.json, or "early stop".
     """
@@ -54,7 +54,7 @@ def _use_of(weights: Path, eval_set: ImageSet) -> list[tuple[str, str]]:
     target = weights.with_suffix(".safetensors")
     rows = [("export", _command("scripts/export.py", weights, "-output", target))] if target != weights else []
     has_files = eval_set.root is not None and Path(image := eval_set.name(0)).is_file()
-    if has_files and image.isprintable():  # because users copy the command
+    if has_files and image.isprintable():  # users copy the command
         rows.insert(0, ("predict", _command("scripts/predict.py", weights, Path(image))))
     return rows
 
@@ -89,5 +89,5 @@ def _short(path: str) -> str:
 
 
 def _path(path: Path) -> str:
-    """Return the path as a word that no program takes for a flag."""
+    """Return the path as a word that no program mistakes for a flag."""
     return f"./{path}" if str(path).startswith("-") else str(path)

@@ -18,7 +18,7 @@ SUFFIXES = ("", "_ema")  # of the columns for raw and EMA weights
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, or "" without a file. Bytes that are not UTF-8 (a damaged disk) become question marks."""
+    """Return the text of a file, or "" if there is no file. Bytes that are not UTF-8 (a damaged disk) become question marks."""
     if not path.exists():
         return ""
     try:
@@ -100,7 +100,7 @@ def title_of(settings: dict[str, Any]) -> str:
 
 
 def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
-    """Return the best evaluation in these rows of metrics.jsonl, the first of equal ones. Its epoch is 0 if there is none."""
+    """Return the best evaluation in these rows of metrics.jsonl, or the first of a tie. Its epoch is 0 if there is none."""
     found = []
     for row, suffix in itertools.product(epochs, SUFFIXES):
         value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")

@@ -59,7 +59,7 @@ def written(value: object) -> str:
 class SavedRun:
     """The settings, state and metrics of a training run that has finished an epoch.
 
-    The run may have been killed or may still be running. The metrics are the ones in the folder now.
+    The run may have been killed or may still be running. The metrics are a snapshot of its files.
     """
 
     folder: Path
@@ -91,7 +91,8 @@ class SavedRun:
         if not epochs:
             reason = f" ({status['reason']})" if status.get("reason") else ""
             raise ConfigError(
-                f"{folder}: this run has not finished an epoch yet{reason}; wait for it, or continue it: -resume {folder}"
+                f"{folder}: this run has not finished an epoch yet{reason}; wait for it, or continue it with "
+                f"-resume {folder}"
             )
         return cls(folder, settings, origins, status, epochs, next((row for row in rows if row["epoch"] < 0), {}))
 

@@ -45,7 +45,7 @@ class DeviceClock:
 
 
 class Timing(Callback):
-    """A measurement of the seconds in each phase, since the last report and in the epoch so far."""
+    """Measures the seconds in each phase, since the last report and in the epoch so far."""
 
     def __init__(self, clock: HostClock | DeviceClock):
         self._clock = clock
@@ -67,8 +67,8 @@ class Timing(Callback):
         """Measure the communication that does not overlap with the backward pass.
 
         DDP waits for its all-reduces in a callback at the end of backward. Callbacks run in the order in which they were
-        queued. This one is queued by the gradient of the loss, so it runs first. A communication hook would change DDP's
-        path.
+        queued. This one is queued by the gradient of the loss, so it runs first. Rejected: a communication hook, which would
+        change DDP's code path.
         """
         if is_last and trainer.process.world_size > 1:
             loss.register_hook(lambda gradient: call_after_backward(lambda: self._mark("communication")))
@@ -98,7 +98,7 @@ class Timing(Callback):
 
 
 def shares(seconds: Mapping[str, float], device: torch.device) -> dict[str, float | None]:
-    """Return the percentage of the time in each phase. MPS has no timed events, so only waiting for data is known there."""
+    """Return the percentage of the time in each phase. MPS has no timed events, so only the waiting time is known there."""
     total = max(sum(seconds.values()), 1e-9)
     known = PHASES[:1] if device.type == "mps" else PHASES
     return {name: round(100 * seconds[name] / total, 2) if name in known else None for name in PHASES}

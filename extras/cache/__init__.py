@@ -30,7 +30,7 @@ from utils.text import counted, format_bytes, format_bytes_apart
 
 IS_REASON = 0  # height of an unreadable image, whose content is the error message
 NUM_SAMPLED = 64  # images from which the total size is estimated
-IMAGES_AHEAD_PER_THREAD = 2  # decoded while they wait to be written
+IMAGES_AHEAD_PER_THREAD = 2  # decoded ahead of the writer
 FILES_PER_TASK = 4096
 REMEDY = "Set DATA.CACHE_PATH to a writable folder with enough space; DATA.CACHE=256 needs less"
 
@@ -60,7 +60,7 @@ def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocatio
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
     files = hash_files(image_set, count_threads(config))
     key = {"files": files, "pixels": asdict(image_set.rules)}
-    if side := config.DATA.cache_side:  # without it the interpolation has no effect
+    if side := config.DATA.cache_side:  # the interpolation matters only if images are resized
         key |= {"side": side, "interpolation": config.DATA.INTERPOLATION}
     name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"
     return CacheLocation(caches_folder(config), name, key, len(image_set))
@@ -118,7 +118,7 @@ class CachedImages(ImageSet):
             raise ImageReadError(str(error)) from error
         if height == IS_REASON:
             raise ImageReadError(os.fsdecode(content.tobytes()))
-        if len(content) != height * width * (num_channels := self._image_set.rules.num_channels):  # made by hand
+        if len(content) != height * width * (num_channels := self._image_set.rules.num_channels):  # a hand-made cache
             raise ImageReadError(f"{self.cache.location.index} is damaged; remove it, and the next start rebuilds it")
         return content.reshape(height, width, num_channels)
 
@@ -201,7 +201,7 @@ def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes
 def _build_or_wait(
     config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress
 ) -> CacheFile | None:
-    """Return the cache, built here or by another run, for which this run waits."""
+    """Return the cache. Build it, or wait for another run that is building it."""
     waits = []
 
     def wait() -> None:

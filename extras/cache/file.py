@@ -19,11 +19,11 @@ import numpy as np
 from datasets.index import ENDING, IndexWriter, Place, Shape, open_index
 from utils.files import sync, without_waiting
 
-VERSION = 5  # of the content of both files and of the key
+VERSION = 5  # version of the format of both files and of the key
 ENTRY = np.dtype([("start", "<u8"), ("length", "<u8"), ("height", "<u4"), ("width", "<u4"), ("checksum", "<u4")])
 COLUMNS = {name: ENTRY[name].str for name in ENTRY.names}
 SHAPE = Shape(COLUMNS, [" ".join(COLUMNS)], {"size": int})
-# Older versions of Python do not define it.
+# Older versions of Python do not define MAP_NORESERVE.
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
@@ -94,7 +94,7 @@ class CacheFile:
     def read(self, number: int) -> tuple[int, int, np.ndarray]:
         """Return height, width and bytes of an image. Raise DamagedCacheError if the bytes are damaged.
 
-        Each process compares the checksum of an image when it first reads it. Rejected: to compare all checksums at the
+        Each process compares the checksum of an image when it first reads it. Rejected: comparing all checksums at the
         start, because that reads the whole file, perhaps hundreds of GB.
         """
         start, length, height, width, checksum = (int(column[number]) for column in self.columns)

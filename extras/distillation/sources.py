@@ -28,7 +28,7 @@ class TeacherSource(NamedTuple):
     weights: str  # a file, or the name of a timm model
     classes: list[str] | None  # names of its outputs, if known
     num_classes: int | None
-    side: int | None  # of its images, if the model takes only one size
+    side: int | None  # image size, if the model takes only one
 
 
 def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tuple[Teacher, list[str]]:
@@ -109,7 +109,7 @@ def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list
 
 
 def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
-    """Raise ConfigError if the classifier in the file, with one row per class, has another number of classes."""
+    """Raise ConfigError if the classifier in the file has another number of classes (rows) than the data."""
     state = read_state_dict(file)
     for name in classifier_names(model):
         rows = len(state.get(f"{name}.weight", range(num_classes)))

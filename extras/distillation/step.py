@@ -1,4 +1,4 @@
-"""The changes that distillation makes to a step: the teacher's logits join the targets, and a term joins the loss."""
+"""Adds distillation to a step: the teacher's logits to the targets, and a term to the loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -89,9 +89,9 @@ class TeacherPreparation:
         cast(model, precision.half or self.normalize.dtype)
         self.teacher = teacher.to(self.device)
         if self.device.type != "cpu":  # on a CPU, transforms would change the results
-            # Without the settings in PRECISION: its operator lists name modules of the student.
+            # PRECISION is left at its defaults, because its operator lists name modules of the student.
             choose_transforms(replace(config, PRECISION=Config().PRECISION), self.device, precision.half).apply(model)
-            if config.COMPILE:  # without a mode: CUDA graphs would overwrite logits that the loss still needs
+            if config.COMPILE:  # without a compile mode: CUDA graphs would overwrite logits that the loss still needs
                 compile_model(model, replace(config, COMPILE=True))
 
     def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, DistillationTargets]:

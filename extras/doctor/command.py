@@ -123,7 +123,7 @@ def next_batch(config: Config, state: dict) -> Batches:
 
 
 def make_model(config: Config, state: dict, batches: Batches) -> torch.nn.Module:
-    """Build the model and load the weights, if the batches fit it."""
+    """Build the model with the run's weights. Raise ConfigError if the batches do not fit it."""
     num_classes = config.MODEL.NUM_CLASSES or len(state["class_names"])
     check_batches(config, num_classes, batches)
     model = build_model(config, num_classes)

@@ -19,9 +19,9 @@ from models.transforms import ModelTransforms
 from utils.seed import seed_update
 from utils.text import align
 
-HEADROOM = 2  # factor by which the largest gradient stays below the largest value of the half type
-MAX_SCALE = 2.0**24  # a larger scale gains nothing
-OUTLIER = 1024  # times the median: above that, no scale suits a module and the others, so it goes on the black list
+HEADROOM = 2  # the largest gradient stays below the maximum of the half type by this factor
+MAX_SCALE = 2.0**24  # a larger scale has no benefit
+OUTLIER = 1024  # times the median: no scale fits a larger gradient and the others, so its module goes on the black list
 MAX_REPLAYS = 40
 
 
@@ -174,7 +174,7 @@ def _find_fix(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace
         stands_out = trace.first_forward is not None or is_outlier
         if not stands_out and found.best_scale < scale:
             scale = found.best_scale
-        elif path and path == first.path or "." in path:  # never all blocks or the whole model
+        elif path and path == first.path or "." in path:  # never list all blocks or the whole model
             names = [name for name in names if not is_inside(name, [path])] + [path]
         else:
             break
@@ -254,7 +254,7 @@ def is_inside(path: str, names: list[str]) -> bool:
 
 
 def merged(model: nn.Module, names: list[str]) -> list[str]:
-    """Replace modules by their parent if no other of its modules has weights: fc1 and fc2 become blocks.7.mlp."""
+    """Replace modules by their parent if its other modules have no weights: fc1 and fc2 become blocks.7.mlp."""
     names = list(names)
     for parent in dict.fromkeys(name.rpartition(".")[0] for name in names):
         inside = [name for name in names if name.rpartition(".")[0] == parent]

@@ -25,7 +25,7 @@ DOCTOR_FILE = "doctor.yaml"
 
 @dataclass
 class Batches:
-    """The batches of one process's update, from a run, a file or the data set."""
+    """The batches of one update in one process, from a run, a file or the data set."""
 
     step: int
     rank: int
@@ -83,8 +83,8 @@ def make_case(
 
     `prepare`, `loss`: the run's own, on the device of the replay.
     """
-    # Both replays use one model: a white list would bring half precision into the exact one, and naive mode has no
-    # lists. float8 layers scale their inputs, so they cannot overflow.
+    # Both replays use one model. A white list would bring half precision into the float32 replay, and naive mode has
+    # no lists. float8 layers scale their inputs, so they cannot overflow.
     settings = replace(config.PRECISION, MODE="autocast", CUSTOM_WHITE_LIST=())
     config = replace(config, PRECISION=settings)
     precision = Precision(config, prepare.device)

@@ -61,7 +61,7 @@ class ModuleStack:
 class Trace(TorchFunctionMode):
     """A record of one forward and backward: the output of every operation, and the gradient of each of its inputs.
 
-    Each operation gets aliases of its inputs. So a gradient comes from this operation alone and is not the sum over all
+    Each operation gets aliases of its inputs. So a gradient comes from one operation and is not the sum over all
     operations that use the tensor.
     """
 
@@ -78,7 +78,7 @@ class Trace(TorchFunctionMode):
         self.nonzero: dict[tuple, Tensor] = {}  # mask of non-zero gradients; only without a reference
         self.lost: dict[Location, int] = defaultdict(int)  # elements that are zero here and not in the reference
         self.kept: dict[Location, int] = defaultdict(int)  # elements that are not zero in the reference
-        # Per function and module, so that the casts of a black list do not shift the numbers of other calls.
+        # Counted per function and module, so that the casts of a black list do not shift the numbers of other calls.
         self._num_calls: dict[tuple[str, str], int] = defaultdict(int)
         self._softmaxed: set[tuple] = set()
 

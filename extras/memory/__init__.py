@@ -1,1 +1,1 @@
-"""Makes runs fit into memory: repeats updates that ran out of it in smaller parts, and finds DATA.BATCH_SIZE auto."""
+"""Fits runs into memory: repeats updates that ran out of memory in smaller parts, and resolves DATA.BATCH_SIZE auto."""

@@ -32,14 +32,14 @@ from utils.text import counted, format_bytes
 DEVICE_MARGIN, HOST_MARGIN = 0.1, 0.2
 STEP = 8  # batches are multiples of it, for Tensor Cores
 CLOSE = 0.02  # relative difference that is not worth another trial
-UPDATES = 10  # smallest number in an epoch: with fewer a small set hardly trains, however much memory there is
+UPDATES = 10  # minimum per epoch: with fewer, a small set hardly trains, however much memory there is
 AT_LIMIT = f"with a larger one an epoch would have fewer than {UPDATES} updates"
 
 
 def find_batch_size(
     inputs: Inputs, num_images: int, num_classes: int, stop: StopSignal | None = None
 ) -> tuple[int, str]:
-    """Find one batch size for all processes. Return it, and how it was found. `num_images`: of the training set."""
+    """Find one batch size for all processes. Return it, and how it was found. `num_images`: training images."""
     config, process = inputs.config, inputs.process
     start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
     if can_run_out(process.device):
@@ -106,7 +106,7 @@ def calculate(config: Config, num_classes: int, precision: Precision, process: P
 def try_sizes(trial: "Trial", limit: int) -> tuple[int, str]:
     """Find the largest batch by trying whole updates. Return it, and how it was found.
 
-    The device must raise out-of-memory errors. A fraction of its memory is withheld meanwhile.
+    The device must raise out-of-memory errors. A fraction of its memory is withheld during the search.
     """
     device, free = trial.device, free_memory(trial.device)
     module = getattr(torch, device.type)
@@ -130,7 +130,7 @@ def search(trial: "Trial", withheld: int, limit: int) -> int:
 
 
 class Trial:
-    """A throw-away trainer that is like the run's trainer, with random weights and images."""
+    """A throw-away trainer like the run's trainer, with random weights and images."""
 
     def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal | None = None):
         # The second micro-batch runs with the gradients of the first in memory; a third would not need more.
@@ -154,7 +154,7 @@ class Trial:
             self.has_fitted = True
             return True
         except RuntimeError as error:
-            # A larger batch than one that fits may also exceed other limits of a kernel.
+            # A batch that is larger than one that fits may also exceed other limits of a kernel.
             if not (shortage(error) or self.has_fitted):
                 raise
         # Not inside `except`: the error's traceback keeps tensors of the forward alive.

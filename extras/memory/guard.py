@@ -57,8 +57,8 @@ def probe_memory(model: nn.Module, compute: Callable[[], Tensor], passes: int) -
 class MemoryGuard(RehearsingGuard):
     """Repeats a window with smaller micro-batches as long as memory runs out.
 
-    A single process repeats at once. Several processes probe their first two updates together, before any of them waits
-    in an all-reduce. If one runs out of memory later, the run ends and names the flags to continue with.
+    A single process repeats it immediately. Several processes probe their first two updates together, before any of
+    them waits in an all-reduce. If one runs out of memory later, the run ends and names the flags to continue with.
     """
 
     def __init__(self, config: Config, trainer: Trainer, log: Log):
@@ -110,7 +110,7 @@ class MemoryGuard(RehearsingGuard):
             reason = probe_memory(trainer.computing.model, partial(self._loss_of, parts[0]), passes)
             if self.process.all_true(reason is None):
                 break
-            trainer.replica = None  # its memory is needed
+            trainer.replica = None  # frees its memory
             self.halve(window.step, reason)
             trainer.replicate(accumulates=True)
         self.probes_left -= 1

@@ -9,7 +9,7 @@ from extras.optimizers.skipping import SkippingOptimizer
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
 
-# These update each element of a weight from its own gradients alone, so a process can update its rows of a weight. The
+# These update each element of a weight from its own gradients only, so a process can update its rows of a weight. The
 # other optimizers take norms or means over whole weights.
 BY_ELEMENT = """adabelief adadelta adagrad adamax adamc adamwlegacy adan adanw adopt adoptc adoptw laprop lapropc lion lionc
 madgrad madgradw momentum nadam nadamc nadamlegacy nadamw nesterov nesterovw radabelief radam radamlegacy radamw rmsprop

@@ -9,7 +9,7 @@ from torch import Tensor
 from utils.host import LateValue
 from utils.torch_internals import foreach_copy_, foreach_put_back_, tree_map
 
-ON_DEVICE = object()  # placeholder for a device tensor, where only host values matter
+ON_DEVICE = object()  # replaces device tensors where only host values matter
 SET_ELSEWHERE = ("params", "lr")  # keys of a parameter group that no step changes
 
 
@@ -45,7 +45,7 @@ class SkippingOptimizer:
     @torch.no_grad()
     def step(self, skipped: Tensor) -> None:
         """Update the weights, unless `skipped` is 1.0."""
-        if skipped.device.type == "cpu":  # reading it costs nothing there
+        if skipped.device.type == "cpu":  # on a CPU, reading it costs nothing
             if not skipped:
                 self.inner.step()
             return
@@ -95,7 +95,7 @@ def _is_on_device(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy with copies of all tensors. Device tensors are copied by one kernel for each type."""
+    """Return a deep copy. One kernel copies all device tensors of a type."""
     kinds = {False: torch.clone, True: torch.empty_like}
     copies = tree_map(lambda each: kinds[_is_on_device(each)](each) if isinstance(each, Tensor) else each, value)
     for pairs in _by_type(_pairs(copies, value)):
@@ -128,7 +128,7 @@ def _put_back(now: Any, former: Any, skipped: Tensor) -> None:
     """Restore the former values of device tensors if the update was skipped. New tensors stay."""
     for pairs in _by_type(_pairs(now, former)):
         tensors, copies = map(list, zip(*pairs, strict=True))
-        is_dense = all(each.stride() == copy.stride() for each, copy in pairs)  # the kernel sees memory, not indices
+        is_dense = all(each.stride() == copy.stride() for each, copy in pairs)  # the kernel ignores strides
         # On MPS fused kernels of older versions of torch ignore found_inf.
         if is_dense and tensors[0].is_floating_point() and skipped.device.type != "mps":
             foreach_put_back_(tensors, copies, skipped)

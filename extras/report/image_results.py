@@ -43,7 +43,7 @@ class ResultFiles:
         record = self._folder / RECORD
         check_in_place(record)
         try:
-            record.unlink(missing_ok=True)  # no record while the tables may be of two evaluations
+            record.unlink(missing_ok=True)  # no record while the tables may mix two evaluations
             write_tables(self._folder, results, self._image_set)
             facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
             write_text(record, to_json(facts))
@@ -101,7 +101,7 @@ class BestResults(Callback):
     def __init__(self, config: Config, folder: Path, image_set: ImageSet, log: Log, trainer: Trainer):
         self._best_file, self._log, self._trainer = folder / BEST, log, trainer
         self._files, self._draws = ResultFiles(folder, image_set, log), config.REPORT
-        # The newest best epoch and the one before, which becomes the best again if best.pth cannot be written.
+        # The results of the best epoch, and of the previous best, which counts again if best.pth cannot be written.
         self._held: dict[Best, Results] = {}
         self._next_write = time.monotonic() + SECONDS_BETWEEN
 

@@ -22,7 +22,7 @@ from utils.errors import UserError, cause_of
 from utils.log import Log
 from utils.text import counted, first_of
 
-# 36 is even: neighbours of a training batch are mixed with each other.
+# 36 is even, because neighbouring images of a training batch are mixed in pairs.
 NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
 
 
@@ -31,7 +31,7 @@ def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
     names = Names(image_set.classes)
     find = most_certain_errors if isinstance(results, ImageResults) else most_certain_label_errors
     number, errors = find(results, names)
-    with ThreadPoolExecutor(NUM_THREADS) as pool:  # an image in a large file or on a server takes long
+    with ThreadPoolExecutor(NUM_THREADS) as pool:  # reading from a large file or a server is slow
         pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
         pairs = zip(pixels, errors, strict=True)
         tiles = [Tile(image, [*caption, image_set.key(index)]) for image, (index, caption) in pairs]
@@ -54,7 +54,7 @@ def most_certain_errors(results: ImageResults, names: Names) -> tuple[int, list[
 
 
 def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """Return the same for images with several labels. Each missed label and each wrong prediction is a mistake."""
+    """Return the same if images have several labels: each missed label and each wrong prediction is a mistake."""
     wrong = np.flatnonzero(results.are_labels != results.are_predicted)
     certainty = np.where(results.are_predicted, results.probabilities, 1 - results.probabilities)
     chosen = wrong[np.argsort(-certainty[wrong], kind="stable")][:NUM_SHOWN].tolist()
@@ -75,8 +75,8 @@ def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:
 
 
 MATRIX_SIDE, SMALLEST_MARK = 800, 3  # pixels: largest side of the matrix, smallest side of a mark
-SMALLEST_CELL, LARGEST_CELL, ON_A_PHONE = 30, 48, 300  # pixels: sides of a cell; of a matrix that fits on a phone
-MOST_WITH_NUMBERS, NUM_NAMED = 40, 25  # with more than 40 classes no counts are shown, and about 25 names
+SMALLEST_CELL, LARGEST_CELL, ON_A_PHONE = 30, 48, 300  # pixels: bounds of a cell; side of a matrix that fits on a phone
+MOST_WITH_NUMBERS, NUM_NAMED = 40, 25  # with more than 40 classes: no counts, and about 25 names
 NAMES_WIDTH, GAP = 130, 12
 RIGHT, WRONG = (31, 119, 180), (214, 39, 40)  # colours of cells on and off the diagonal
 WHITE_TEXT = 0.85  # darkness above which white text is easier to read than black text

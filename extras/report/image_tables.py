@@ -15,7 +15,7 @@ PREDICTION_COLUMNS = ("image", "label", "prediction", "probability", "label_prob
 CLASS_COLUMNS = ("class", "precision", "recall", "f1", "count", "predicted", "taken_for", "times_taken_for")
 CELL_COLUMNS = ("label", "prediction", "count")
 CORNER = "label \\ prediction"  # the first cell of the matrix
-MOST_CLASSES = 2000  # of a matrix, which then has 8 MB; with more classes, confusion.csv lists the non-zero cells
+MOST_CLASSES = 2000  # in a matrix, which then has 8 MB; with more classes, confusion.csv lists the non-zero cells
 SEPARATOR = "|"  # between several labels of an image
 
 Results = ImageResults | LabelResults

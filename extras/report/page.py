@@ -1,4 +1,4 @@
-"""HTML elements, and the frame of a page: one file without scripts, from which a browser fetches nothing else."""
+"""HTML elements, and the frame of a page: one file without scripts and without links to other files."""
 
 import base64
 import hashlib
@@ -17,8 +17,8 @@ from utils.text import escape_controls
 PAGE = Kind("a report of a run", (b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',), b"style-src")
 VOID = ("meta", "img", "source", "br")
 STYLE = Path(__file__).parent / "style.css"
-MOST_BYTES = 160_000  # of a picture that is embedded unchanged
-LARGEST = 2**26  # bytes of a file that is read as a picture of a run
+MOST_BYTES = 160_000  # a picture up to this size is embedded unchanged
+LARGEST = 2**26  # bytes; a larger file is not read as a run's picture
 WIDTH, QUALITY = 1000, 60  # width in pixels and JPEG quality of a larger picture, which is recompressed
 
 
@@ -61,7 +61,7 @@ def table(
 
 
 def scrolling(content: Markup, label: str) -> Markup:
-    """Return a frame in which content that is wider than the page scrolls, by keys too."""
+    """Return a frame that scrolls content wider than the page, with the keyboard too."""
     return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 

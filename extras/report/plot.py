@@ -1,4 +1,4 @@
-"""Draws curves as PNG: three pictures in the folder of a run, and these and more in its report."""
+"""Draws curves as PNG: three pictures in the folder of a run, and more in its report."""
 
 import io
 import time
@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 # Small and sharp, so that text can be read on a phone. Margins are fixed, because automatic layout draws twice.
 SIZE, DPI, MARGINS = (4.5, 3), 160, {"left": 0.15, "right": 0.97, "bottom": 0.15, "top": 0.9}
-MOST_MARKED = 40  # a curve with fewer points has a mark on each
+MOST_MARKED = 40  # curves with fewer points get a marker on each
 IN_THE_FOLDER = ("loss.png", "accuracy.png", "loss_scale.png")
 
 
@@ -27,8 +27,8 @@ class Plot(NamedTuple):
     curves: Mapping[str, Sequence[Point]]
     x: str = "epoch"
     best: Point | None = None  # the best epoch
-    skipped: Sequence[Point] = ()  # updates
-    is_scale: bool = False  # steps between powers of two
+    skipped: Sequence[Point] = ()  # skipped updates
+    is_scale: bool = False  # whether to draw steps between powers of two
 
     @property
     def text(self) -> str:
@@ -40,7 +40,7 @@ class Plot(NamedTuple):
 def plots_of(epochs: Rows, steps: Rows, metric: str, best: Best | None = None) -> Iterator[Plot]:
     """Yield the pictures of a run that have at least one curve.
 
-    `metric`: decides which epoch is best; `best`: that epoch, if it is known, otherwise the best of the rows is used.
+    `metric`: decides which epoch is best; `best`: that epoch if it is known, otherwise it is found in the rows.
     """
     found = best or best_of(epochs, metric)
     for file, (title, columns) in choose_curves(epochs, metric).items():
@@ -113,7 +113,7 @@ def to_png(plot: Plot, title: str) -> bytes:
 
 
 class Plotter:
-    """Draws at the end of a run, and before that so rarely that it costs no training time."""
+    """Draws at the end of a run, and before that rarely enough to cost no training time."""
 
     def __init__(self, folder: Path, title: str, metric: str, seconds_between: float = 60.0):
         """Draw into `folder`. `metric`: decides which epoch is best."""
@@ -121,7 +121,7 @@ class Plotter:
         self._last = time.monotonic()
 
     def draw(self, epochs: Rows, steps: Rows, now: bool) -> None:
-        """Write the pictures of the rows so far, if it is time or `now`."""
+        """Write the pictures of the rows so far if the last drawing is old enough or `now` is true."""
         if epochs and (now or time.monotonic() - self._last > self._between):
             for plot in plots_of(epochs, steps, self._metric):
                 if plot.file in IN_THE_FOLDER:

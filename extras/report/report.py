@@ -36,7 +36,7 @@ CAPTIONS = {
     ),
 }
 SETTING = ("setting", "value", "from")
-FEW_CLASSES, MOST_ROWS = 12, 15  # up to 12 classes are all shown; of more classes, 15 are
+FEW_CLASSES, MOST_ROWS = 12, 15  # up to 12 classes: all are shown; more: the worst 15
 
 
 def write_report(run: SavedRun, path: Path) -> None:
@@ -61,11 +61,11 @@ def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
         write_report(SavedRun.open(folder), path)
     except FolderMoved:
         raise
-    except ConfigError as error:  # not one epoch was finished
+    except ConfigError as error:  # no epoch was finished
         log.note(f"no {REPORT}: {error}")
     except OSError as error:
         log.warn(f"cannot write {path} ({cause_of(error)}); scripts/report.py writes it later")
-    except Exception as error:  # a mistake of ours must not turn a finished run into a failed one
+    except Exception as error:  # a bug here must not turn a finished run into a failed one
         log.warn(f"cannot write {path} ({type(error).__name__}: {error})")
     else:
         return path
@@ -143,7 +143,7 @@ def facts(run: SavedRun) -> Markup:
 
 
 def unreadable(run: SavedRun) -> dict[str, str]:
-    """Return the fact about validation images that cannot be read and so are not scored; {} without any."""
+    """Return the fact about validation images that cannot be read and so are not scored; {} if all can be read."""
     scored, found = run.best.num_images, run.about.get("validation_images", 0)
     return {"Validation images": f"{scored:,} of {found:,}; the rest cannot be read"} if 0 < scored < found else {}
 
@@ -180,7 +180,7 @@ def pictures(run: SavedRun) -> dict[str, Markup]:
 
 
 def scrolling_picture(path: Path, alt: str) -> Markup | None:
-    """Return a picture in its own size, so that its text can be read. On a narrower page it scrolls in its frame."""
+    """Return a picture at its own size, so that its text can be read. On a narrower page it scrolls in its frame."""
     is_drawing = path.name == "confusion.png"
     content = embedded(path, alt, class_="drawing" if is_drawing else "sheet")
     return content and scrolling(content, alt.partition(":")[0])

@@ -29,15 +29,15 @@ class Launch(NamedTuple):
 
     nodes: int = 1
     per_node: int = 1
-    words: tuple[str, ...] = ()  # before train.py
-    variables: tuple[str, ...] = ()  # NAME=VALUE, before these words
+    words: tuple[str, ...] = ()  # the launcher, before train.py
+    variables: tuple[str, ...] = ()  # NAME=VALUE, in front of the command
 
     @property
     def processes(self) -> int:
         return self.nodes * self.per_node
 
     def command(self, arguments: Sequence[str]) -> str:
-        """Return the command that starts as many processes of halfstep. On several nodes it needs the same launcher."""
+        """Return the command that starts halfstep with as many processes, on several nodes with the same launcher."""
         words = list(self.words) if self.nodes > 1 else ["python"]
         words.append("main_multi_gpu.py" if self.processes > 1 else "main_single_gpu.py")
         count = ["-ngpus", str(self.processes)] if self.nodes == 1 < self.processes else []
@@ -190,7 +190,7 @@ def _convert(name: str, argument: Argument, text: Any) -> Any:
     number = float(text) if FLOAT.fullmatch(text) else None
     if number is None or (argument.kind is int and not number.is_integer()):
         raise ConfigError(f"--{name} is {str(text)!r}; it must be a {'whole ' * (argument.kind is int)}number")
-    if INT.fullmatch(text):  # exactly, also a large seed
+    if INT.fullmatch(text):  # exact even for a large seed
         return int(text)
     return int(number) if number.is_integer() else number
 

@@ -33,7 +33,7 @@ SAME = {
     "val-split": ("validation", "val", "valid", "eval", "evaluation"),
     "model-dtype": ("float32",),
 }
-# Settings that are paths, and words that have another meaning there.
+# Settings that are paths, and words with a special meaning there: a file called auto is written as ./auto.
 PATHS = ("DATA.DATA_PATH", "DATA.CLASSES", "MODEL.PRETRAINED", "MODEL.RESUME", "SAVE")
 WORDS = ("auto", "latest")
 
@@ -51,7 +51,7 @@ class ArgumentSettings:
         self.args = {name: each.default for name, each in TIMM_ARGUMENTS.items()} | given
         self.layers: dict[str, Layer] = {}  # {setting: its layer}
         self.sources: dict[str, tuple[str, ...]] = {}  # {setting: the arguments that it comes from}
-        self.named: set[str] = set()  # arguments that a remark is about, or that need none
+        self.named: set[str] = set()  # arguments that have a remark or need none
         self.remarks: list[str] = []
         self.refusals: list[str] = []
 

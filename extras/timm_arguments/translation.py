@@ -40,7 +40,7 @@ class Translation(ArgumentSettings):
     def __init__(self, given: dict[str, Any], launch: Launch):
         super().__init__(given, launch.processes)
         self.launch = launch
-        self.variables: list[str] = []  # NAME=VALUE, before the command that trains
+        self.variables: list[str] = []  # NAME=VALUE, in front of the command that trains
         for name in CHOICES:
             self.check_choice(name)
         several = Counter(argument.setting for argument in TIMM_ARGUMENTS.values())
@@ -68,7 +68,7 @@ class Translation(ArgumentSettings):
         return self._yaml
 
     def check(self, loaded: LoadedConfig) -> None:
-        """Refuse an optimizer or a policy with which a run would not start."""
+        """Refuse an optimizer or an augmentation policy with which a run would not start."""
         from datasets.transforms.augment import parse_policy  # local: importing torch takes seconds
         from engine.train.optimizers import check_optimizer
 
@@ -240,7 +240,7 @@ class Translation(ArgumentSettings):
         kind = args["kd-token-distill-type"] if is_token else "soft"
         self.put("TRAIN.DISTILLATION_TYPE", kind, "kd-distill-type", *["kd-token-distill-type"] * is_token)
         if args["kd-distill-type"] == "feature":
-            self.refuse("kd-distill-type", "features are not distilled")
+            self.refuse("kd-distill-type", "distillation of features is not supported")
         task = 1 if args["task-loss-weight"] is None else args["task-loss-weight"]
         default = 1 if args["task-loss-weight"] is None else 1 - task
         teacher = default if args["distill-loss-weight"] is None else args["distill-loss-weight"]

@@ -23,15 +23,15 @@ from utils.held_folders import FolderMoved, check_in_place, is_in_place
 from utils.log import Log
 from utils.text import redacted
 
-PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # names for pip; requirements.txt does not have them
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # package names for pip; not in requirements.txt
 PROJECT = "halfstep"
 PATIENCE = 10.0  # seconds without progress after which the end of a run drops a tracker
 LONGEST_END = 60.0  # seconds that the end of a run waits for a tracker that is still opening or sending
-SILENT_WAIT = 2.0  # seconds of this wait after which a line says so
+SILENT_WAIT = 2.0  # seconds of this wait after which a line reports it
 ROWS_AT_ONCE = 50
 STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")  # columns of steps.csv besides the shares of time
 IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # names of environment variables
-SHORTEST_SECRET = 6  # characters; a shorter value may be part of any word
+SHORTEST_SECRET = 6  # characters; a shorter value may occur in any word
 
 
 class Row(NamedTuple):
@@ -46,7 +46,7 @@ class Ending(NamedTuple):
     """The end of a run: done, failed, or stopped (it can be resumed)."""
 
     state: str
-    best: Mapping[str, Any]  # the figures of the best epoch; empty without one
+    best: Mapping[str, Any]  # the figures of the best epoch; empty if there is none
     pictures: Sequence[Path]
 
 
@@ -103,7 +103,7 @@ def check_trackers(config: Config) -> None:
     """Refuse a tracker whose package is missing."""
     for name in PACKAGES.keys() & config.TRACK:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # without an origin it is a folder of that name
+        if spec is None or spec.origin is None:  # without an origin, it is just a folder of that name
             raise ConfigError(f"TRACK: {name} needs the package {PACKAGES[name]}: pip install {PACKAGES[name]}")
 
 
@@ -132,7 +132,7 @@ class TrackerThread:
             self._is_open = True
             while self._handle():
                 self._moved = time.monotonic()
-        except FolderMoved as error:  # the main thread says so when it ends the run
+        except FolderMoved as error:  # the main thread reports it when it ends the run
             self.lost_folder = error
         except BaseException as error:  # libraries raise SystemExit, too
             reason = without_secrets(f"{type(error).__name__}: {error}".split("\n")[0])[:300]
@@ -220,7 +220,7 @@ def track(config: Config, folder: Path, process: Process, log: Log) -> Iterator[
 
 def ending_of(folder: Path, has_failed: bool) -> Ending:
     """Return the end of a run, from its status.json and its folder."""
-    if not is_in_place(folder):  # the folder at this path now is another run's
+    if not is_in_place(folder):  # another run's folder is now at this path
         return Ending("failed", {}, ())
     status = read_object(folder / "status.json")
     state = status.get("state")

@@ -15,12 +15,12 @@ class Mlflow(Tracker):
     STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
     def open(self) -> str:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses a folder otherwise
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it goes to another server than the user named
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # otherwise MLflow 3 refuses a folder
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would use a server that the user did not name
         import mlflow
         from mlflow import entities
 
-        logging.getLogger("urllib3").setLevel(logging.ERROR)  # each of its retries would be a warning
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would log a warning for each retry
         self._entities = entities
         uri = os.environ.get("MLFLOW_TRACKING_URI") or (self.folder.absolute().parent / "mlruns").as_uri()
         self._client = mlflow.MlflowClient(uri)

@@ -9,7 +9,7 @@ from utils.held_folders import check_in_place
 
 
 class TensorBoard(Tracker):
-    """Writes TensorBoard's files. Figures of earlier starts are dropped from the first update of this start on."""
+    """Writes TensorBoard's files. Each start drops the figures of earlier starts from its first update on."""
 
     _writer = None
     _first_step = 0

@@ -24,8 +24,8 @@ pipeline_tag: image-classification
 
 # {name}
 
-Trained with halfstep. Probabilities of its {num_classes} classes are the {activation} of the logits; their names, and how
-images are prepared, are in `config.json`.
+Trained with halfstep. The probabilities of its {num_classes} classes are the {activation} of the logits. `config.json` has the
+names of the classes and the preprocessing of images.
 
 ```python
 import timm
@@ -36,8 +36,8 @@ transform = timm.data.create_transform(**timm.data.resolve_model_data_config(mod
 
 The transform does not turn photos upright. If the run did (`DATA.EXIF`), call `PIL.ImageOps.exif_transpose(image)` first.
 
-Where there is a `transformers.safetensors`, transformers 4.53 or newer reads the folder too. Its image processor can crop one
-pixel beside timm's, which moves probabilities by some hundredths. Prepare images with timm's transform in its place:
+If the folder contains `transformers.safetensors`, transformers 4.53 or newer can read it too. Its image processor may crop one
+pixel off from timm's, which changes probabilities by a few hundredths. Use timm's transform instead:
 
 ```python
 inputs = transform(image)[None]
@@ -47,7 +47,7 @@ logits = transformers_model(pixel_values=inputs).logits
 
 
 def refuse_old_timm(subject: Subject) -> None:
-    """Raise ConfigError for a timm whose `local-dir:` cannot read a .safetensors file yet."""
+    """Raise ConfigError if timm is too old to read a .safetensors file from `local-dir:`."""
     import timm
 
     if tuple(map(int, timm.__version__.split(".")[:3])) < (1, 0, 26):
@@ -120,7 +120,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
 
 
 def transformers_config(subject: Subject) -> dict[str, Any]:
-    """Return the part of config.json for transformers (4.53 or newer, the first version that reads the weights' name)."""
+    """Return the part of config.json for transformers. Versions before 4.53 ignore its name of the weights file."""
     model, distilled = subject.model, is_distilled(subject)
     channels, side, _ = subject.data["input_size"]
     has_several_labels = subject.config.DATA.has_several_labels
@@ -145,7 +145,7 @@ def transformers_config(subject: Subject) -> dict[str, Any]:
 
 
 def image_processor(subject: Subject) -> dict[str, Any] | None:
-    """Return preprocessor_config.json, or None if no image processor prepares images in this way."""
+    """Return preprocessor_config.json, or None if no image processor of transformers supports this preprocessing."""
     data, (channels, side, _) = subject.data, subject.data["input_size"]
     resized = int(side / data["crop_pct"])
     kinds = {"center": ("BitImageProcessor", {"shortest_edge": resized})}

@@ -1,4 +1,4 @@
-"""Plain models, the only ones that transformers has: the ViT of the original paper, and DeiT's distilled variant."""
+"""Plain models, the only models that transformers has: the ViT of the original paper, and DeiT's distilled variant."""
 
 import re
 from functools import partial

@@ -73,12 +73,12 @@ class Subject:
         return (images - mean) / std
 
 
-BOUND = 1e-4  # times the largest logit, or times 1 if that is smaller; float32 sums in another order differ by less
+BOUND = 1e-4  # times max(1, largest logit); float32 sums in a different order differ by less
 BATCHES = (1, 8)
 
 
 class WrongExport(UserError):
-    """An error for an export that computes other results than its model. The user can only choose another format."""
+    """An error for an export whose results differ from its model's. The user can only choose another format."""
 
     code = 1
 

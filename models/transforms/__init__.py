@@ -49,7 +49,7 @@ def choose_transforms(
             )
         # This is first, because entries name modules by their original classes.
         transforms.append(OpOverrides(settings.CUSTOM_BLACK_LIST, settings.CUSTOM_WHITE_LIST, device.type, half))
-    # This is after the overrides: it does not call the modules of the last block, so it skips a block with overrides.
+    # This is after the overrides: it would bypass overrides in the last block, so it leaves such a block unchanged.
     transforms.append(ClassTokenBlock())
     # Kernels come after both: they replace only layers of timm's own classes, and ClassTokenBlock needs timm's attention.
     if device.type == "cpu":
@@ -74,9 +74,9 @@ def choose_transforms(
 
         # This is after every transform that replaces a forward, because it must recompute the replaced forward.
         transforms.append(ActivationCheckpointing(config.MODEL.NAME))
-    # A half-precision residual stream pays only with -compile. Without it no fewer bytes move, because autocast's layer
-    # norms compute in float32, and the gradient error of a deep model doubles. CPUs never use it, so that their results stay
-    # equal to earlier runs. Accuracy: BENCHMARKS.md, "half precision".
+    # A half-precision residual stream pays off only with -compile. Without it memory traffic does not shrink, because
+    # autocast's layer norms compute in float32, and the gradient error of a deep model doubles. CPUs never use it, so that
+    # their results stay equal to earlier runs. Accuracy: BENCHMARKS.md, "half precision".
     is_fused = settings.RESIDUAL == "bfloat16" or settings.RESIDUAL == AUTO and bool(config.COMPILE)
     pays = is_fused and half is torch.bfloat16 and device.type != "cpu"
     if is_autocast and (pays or settings.RESIDUAL == "half"):

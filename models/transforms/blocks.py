@@ -39,7 +39,7 @@ class ActivationCheckpointing(ModelTransform):
             model.set_grad_checkpointing(False)
 
     def subclass(self, cls: type) -> type:
-        """Return a subclass that recomputes its forward. Hooks on the block, such as FSDP's, are not part of it."""
+        """Return a subclass that recomputes its forward, but not the hooks on the block, such as FSDP's."""
 
         def forward(self, *args, **kwargs):
             compute = super(recomputed, self).forward
@@ -132,7 +132,7 @@ class ByMatrices(TorchFunctionMode):
 
 
 def resized(images: Tensor, size: tuple[int, int], **how) -> Tensor:
-    """Resize [B, C, H, W] to [B, C, *size] as functional.interpolate does, by a product for rows and one for columns."""
+    """Resize [B, C, H, W] to [B, C, *size] as functional.interpolate does, by matrix products for rows and for columns."""
     with torch.autocast(images.device.type, enabled=False):
         of_rows, of_columns = (
             functional.interpolate(

@@ -27,7 +27,7 @@ class ClassTokenBlock(ModelTransform):
     bypasses_modules = True
 
     def apply(self, model: nn.Module) -> list[str]:
-        if reads_class_token_alone(model):
+        if reads_only_class_token(model):
             wrap(model, self)
         return []
 
@@ -35,7 +35,7 @@ class ClassTokenBlock(ModelTransform):
         return ClassTokenVisionTransformer
 
 
-def reads_class_token_alone(model: nn.Module) -> bool:
+def reads_only_class_token(model: nn.Module) -> bool:
     """Return whether this is timm's unmodified model whose head reads only the class token."""
     if type(model) is not VisionTransformer or model.global_pool != "token" or not len(model.blocks):
         return False
@@ -44,8 +44,8 @@ def reads_class_token_alone(model: nn.Module) -> bool:
     if any(type(module) not in KNOWN or "forward" in vars(module) for module in modules):
         return False
     # These three modules are no longer called, so their hooks would not run.
-    passed_by = (block, block.attn, block.attn.qkv)
-    return not any(map(has_hooks, passed_by)) and getattr(block.attn, "gate", None) is None
+    bypassed = (block, block.attn, block.attn.qkv)
+    return not any(map(has_hooks, bypassed)) and getattr(block.attn, "gate", None) is None
 
 
 class ClassTokenVisionTransformer(VisionTransformer):

@@ -15,7 +15,7 @@ from models.transforms.kernels import QkvLayoutAttention
 class GpuKernels(ModelTransform):
     """Faster attention and patch embedding on GPUs.
 
-    They are also used with -compile, where the number of graphs stays the same and the number of kernels nearly so.
+    They are also used with -compile: the number of graphs stays the same, and the number of kernels hardly changes.
     """
 
     def apply(self, model: nn.Module) -> list[str]:
@@ -61,8 +61,8 @@ class ChannelsLast(ModelTransform):
     """Input images with channels last in memory. Every convolution keeps the layout of its input.
 
     Weights, gradients and optimizer keep the usual layout, so that checkpoints load everywhere. Rejected: channels last for
-    weights too. cuDNN would then copy no weights, which are small compared with the activations, but an optimizer state of
-    the other layout would be misread, and safetensors refuses such weights.
+    weights too. It would save cuDNN a copy of the weights, which are small compared with the activations, but an
+    optimizer state in the other layout would be misread, and safetensors refuses such weights.
     """
 
     def apply(self, model: nn.Module) -> list[str]:

@@ -59,9 +59,8 @@ class CpuKernels(ModelTransform):
     """Faster attention and dropout on CPUs. GPUs do not need them: their random numbers and fused attention are fast."""
 
     in_half: bool
-    is_compiled: bool = (
-        False  # torch then generates a faster dropout than CpuDropout, whose random bits it cannot trace
-    )
+    # If compiled, torch generates a faster dropout than CpuDropout, whose random bits it cannot trace.
+    is_compiled: bool = False
 
     def apply(self, model: nn.Module) -> list[str]:
         for module in model.modules():

@@ -32,7 +32,7 @@ def read_google(path: Path) -> Weights:
 
 
 def read_paddle(path: Path) -> Weights:
-    """The weights in a .pdparams file of PaddleViT, or the reason why the file is none."""
+    """Return the weights in PaddleViT's .pdparams file. Raise ConfigError for other files, or if the extra is missing."""
     if not has_extra("paddlevit"):
         with open(path, "rb") as file:
             is_pickle = file.read(1) == b"\x80"

@@ -20,7 +20,7 @@ from utils.torch_internals import import_timm
 
 
 def differences(record: dict, settings: dict, keys: Sequence[str]) -> list[str]:
-    """Return the settings that differ from the ones stored with the weights, as text with both values."""
+    """Return the settings that differ from the settings stored with the weights, as text with both values."""
     saved = record.get("config", {})
     is_label = settings["MODEL.TYPE"] == saved.get("MODEL.TYPE") == "vit"  # MODEL.NAME
     return [
@@ -105,7 +105,7 @@ def _fit_heads(
 def _match_classes(
     own: dict[str, Tensor], state: dict[str, Tensor], heads: tuple[str, ...], theirs: list[str], mine: Sequence[str]
 ) -> str:
-    """Order the rows of these classifiers as `mine`. Return a line for the user.
+    """Put the rows of these classifiers in the order of `mine`. Return a line for the user.
 
     A new class gets the mean of the known rows. Its logit is then never the largest, so at the start the model classifies
     images of the known classes as before. Without a known class the classifiers are removed.
@@ -151,7 +151,7 @@ def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]
 
 
 def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> None:
-    """Adapt the first convolution from RGB to this model's channels. For grey images it is the sum over the three."""
+    """Adapt the first convolution from RGB to this model's channels. For grey images sum its weights over RGB."""
     from timm.models import adapt_input_conv
 
     first = next(((name, each) for name, each in model.named_modules() if isinstance(each, nn.Conv2d)), None)
@@ -165,7 +165,7 @@ def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str]) 
 def _check_same_architecture(
     model: nn.Module, state: dict[str, Tensor], heads: Sequence[str] = (), changed: Sequence[str] = ()
 ) -> None:
-    """Raise ConfigError if the weights have other names or shapes than the model.
+    """Raise ConfigError if names or shapes of the weights differ from the model's.
 
     `heads` are modules that the state may lack. `changed` are settings that differ from the file's.
     """

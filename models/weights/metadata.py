@@ -24,7 +24,7 @@ Settings = dict[str, Any]  # {full name: value}
 
 
 class WeightsMetadata(NamedTuple):
-    """The settings that follow from weights."""
+    """The settings that are derived from weights."""
 
     by: str  # the name of timm weights, or a file
     images: Settings = {}  # some of PREPROCESSING

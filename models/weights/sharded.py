@@ -68,7 +68,7 @@ def is_plain(value: object) -> bool:
 
 
 def shard_names(index: dict, path: Path) -> list[str]:
-    """Return the files that the index at `path` lists, or [] for a single file. All have to be below shards/ next to it."""
+    """Return the files that the index at `path` lists, or [] for a single file. All must be below shards/ next to it."""
     names = index.get(SHARDS, [])
     for name in names if isinstance(names, list) else [names]:
         parts = PurePosixPath(name).parts if isinstance(name, str) else ()
@@ -93,7 +93,7 @@ def join(index: dict, path: Path, read: Callable[[Path], dict[str, Tensor]], laz
         if not (found and all(is_plain(each) and each.shape[1:] == found[0].shape[1:] for each in found)):
             raise ConfigError(f"{folder}: its shards do not match its index ({place} is missing or invalid)")
         if sum(map(len, found)) != value[ROWS]:
-            raise ConfigError(f"{folder}: its shards do not match its index ({place} has another number of rows)")
+            raise ConfigError(f"{folder}: its shards do not match its index ({place} has a different number of rows)")
         parts = Parts(found)
         return parts if lazily else parts.whole()
 

@@ -24,7 +24,7 @@ from models.weights.state import (
 from utils.errors import ConfigError, naming_damage, not_a_file
 from utils.torch_internals import ALLOWED_IN_WEIGHTS
 
-ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # 20 bytes of a file could allocate a bytearray of all memory
+ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # 20 bytes in a file could make it fill all memory
 
 
 def read_torch(path: Path, lazily: bool = False, compares: bool = True):
@@ -78,7 +78,7 @@ def read_torch_weights(path: Path) -> Weights:
 
 
 def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights under timm's names, for wrapped models and models of torchvision and transformers."""
+    """Return the weights of a wrapped model, or of a model of torchvision or transformers, under timm's names."""
     from models.weights.names import from_torchvision, from_transformers, is_of_transformers
 
     # The prefixes of DDP and torch.compile come in any order. n_averaged is a counter of torch's AveragedModel.
@@ -90,7 +90,7 @@ def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def record_in_torch_file(path: Path) -> dict:
     """Return a checkpoint's metadata without reading its weights, or {} for a file in the format before 2020."""
     content = read_index(path) if zipfile.is_zipfile(path) else {}
-    with contextlib.suppress(ConfigError):  # a file without weights is an error of the function that reads weights
+    with contextlib.suppress(ConfigError):  # the function that reads weights reports a file without weights
         content = content | {"weights": weights_of(content, path)[1]}
     return record_of(content)
 

@@ -46,7 +46,7 @@ RECIPES = {  # 6 updates per epoch and 5 epochs, unless a recipe says otherwise
 
 
 class Trained(NamedTuple):
-    """The course of training on one side, and its result."""
+    """The losses and learning rates of one program, and its final weights."""
 
     losses: list[float]
     rates: list[list[float]]  # for each update the rates of the groups in ascending order
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
 
 
 def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """Return the norm of the difference, relative to the norm of theirs."""
+    """Return the norm of the difference, relative to the norm of timm's."""
     one, other = (torch.cat([side[name].flatten().double() for name in theirs]) for side in (ours, theirs))
     return ((one - other).norm() / other.norm()).item()
 

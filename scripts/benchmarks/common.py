@@ -84,7 +84,7 @@ class StepWorker:
         return self._facts
 
     def iterate(self, steps: int) -> float:
-        """Return the seconds per iteration (one update). Before them one is not timed, or three the first time."""
+        """Return the seconds per iteration (one update), after one untimed iteration, or three in the first call."""
         warm_up, self._warm = (1 if self._warm else 3), True
         return self._ask(steps=steps, warm_up=warm_up)["seconds"] / steps
 
@@ -126,7 +126,7 @@ class StepWorker:
 class Measured:
     """The figures of one case, with a value for each of its turns."""
 
-    images: int  # of an update
+    images: int  # per update
     seconds: list[float] = field(default_factory=list)  # per iteration
     base: list[float] = field(default_factory=list)  # seconds of the first case in the same rounds
     memory: int = 0  # bytes
@@ -139,7 +139,7 @@ class Measured:
 
     @property
     def ratios(self) -> list[float]:
-        """Return how many times faster this case was than the first, for each round that both took part in."""
+        """Return the speed-up over the first case, for each round in which both were measured."""
         return [base / own for base, own in zip(self.base, self.seconds, strict=False)]
 
 
@@ -148,8 +148,8 @@ class Turns:
     """The number of turns, and the length of each."""
 
     rounds: int
-    steps: int  # smallest number in a turn
-    min_seconds: float = 0.0  # of a turn: five steps take a GPU a tenth of a second, too little for a good timing
+    steps: int  # minimum per turn
+    min_seconds: float = 0.0  # minimum per turn: five steps take a GPU 0.1 s, too little for a good timing
 
     def __str__(self) -> str:
         seconds = f" and {self.min_seconds:g} s" if self.min_seconds else ""
@@ -225,7 +225,7 @@ def compare(workers: dict[str, StepWorker], turns: Turns) -> dict[str, Measured]
 
 
 def machine(kind: str | None = None) -> str:
-    """Return a description of this machine. `kind`: of the device; None: name the GPU if there is one."""
+    """Return a description of this machine. `kind`: the kind of device; None: name the GPU if there is one."""
     import torch
 
     from utils.host import name_of

@@ -46,9 +46,9 @@ def main(argv: list[str]) -> int:
     command.add_argument("-rounds", type=at_least(1), default=5, metavar="N", help="turns [5]")
     command.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
     command.add_argument("-model", default="vit_tiny_patch16_224", help="name of a timm model [vit_tiny_patch16_224]")
-    command.add_argument("-batch_size", type=at_least(1), help=f"of both [{BATCH_SIZE} on CPUs, 256 on others]")
-    command.add_argument("-num_workers", type=at_least(1), help="of both: threads here, processes there [the cores]")
-    command.add_argument("-compile", action="store_true", help="compile both")
+    command.add_argument("-batch_size", type=at_least(1), help=f"for both [{BATCH_SIZE} on CPUs, 256 on others]")
+    command.add_argument("-num_workers", type=at_least(1), help="threads of halfstep, processes of timm [the cores]")
+    command.add_argument("-compile", action="store_true", help="compile both models")
     arguments, arguments.flags = parser.parse_known_args(argv)
     if arguments.flags and arguments.command != "limits":
         parser.error(f"unrecognized arguments: {' '.join(arguments.flags)}")
@@ -79,7 +79,7 @@ def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
         "both": StepWorker([*flags, "-opts", *options]),
     }
     with contextlib.suppress(Refused):  # compare() reports the reason
-        next(iter(sides.values())).facts()  # this worker alone builds the cache, before the others start
+        next(iter(sides.values())).facts()  # only this worker builds the cache, before the others start
     turns = Turns(rounds=3, steps=3, min_seconds=arguments.seconds)
     measured = compare(sides, turns)
     rows = [[name, spread(each.images_per_second)] for name, each in measured.items()]
@@ -90,7 +90,8 @@ def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
 def name_limit(loader: float, step: float, both: float) -> str:
     """Return the part that limits a run, by the images/s of the loader alone, the step alone and both together."""
     if both < 0.9 * min(loader, step):
-        return f"each slows the other, to {both / min(loader, step):.2f} of the slower one: they share cores; DATA.CACHE needs fewer"
+        share = both / min(loader, step)
+        return f"both share cores, and together reach {share:.2f} of the slower rate; DATA.CACHE needs fewer cores"
     if loader < 1.1 * step:
         return f"the loader limits: alone it reaches {loader / step:.2f} of the step's rate; raise -num_workers, or set DATA.CACHE"
     return f"the step limits: the loader reaches {loader / step:.1f} times its rate"
@@ -168,7 +169,7 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
     }
     runs: dict[str, list[Run]] = {name: [] for name in commands}
     for seed, (name, (command, flag, step, top1)) in itertools.product(range(arguments.rounds), commands.items()):
-        words = [*command[:2], flag, str(seed), *command[2:]]  # before -opts, which takes all that follows
+        words = [*command[:2], flag, str(seed), *command[2:]]  # before -opts, which takes everything that follows
         runs[name].append(time_run(words, step, top1, batch_size))
         print(f"{name}: {runs[name][-1]}", file=sys.stderr, flush=True)
     first = runs["timm's train.py"]

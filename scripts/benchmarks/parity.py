@@ -5,10 +5,10 @@ python scripts/benchmarks/parity.py -cfg configs/vit_cifar10.yaml -modes fp32 bf
 
 A mode is worse if its mean accuracy is below fp32's by more than two standard errors of the difference. Each seed is
 assumed to vary like fp32's seeds: 2 x s x sqrt(1/n + 1/n), where s is the standard deviation of fp32's n accuracies. The
-mode's own deviation does not count, since one collapsed seed would excuse itself. A run that stops without an accuracy is
-always worse. The exit code is 1 if a mode is worse. A mode that the settings refuse here is listed, not judged. The table
-also has training loss and gradient norm of the last epoch, each seed's relative to fp32's: they show more than the
-accuracy on a few images.
+mode's own deviation does not count, since one collapsed seed would widen the margin. A run that stops without an
+accuracy is always worse. The exit code is 1 if a mode is worse. A mode that the settings refuse here is listed, not
+judged. The table also has training loss and gradient norm of the last epoch, each seed's relative to fp32's: they show
+more than the accuracy on a few images.
 """
 
 import argparse

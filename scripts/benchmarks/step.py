@@ -24,7 +24,7 @@ from scripts.benchmarks.common import CASES, SpeedTable, StepWorker, Turns, comp
 from scripts.command_line import Parser, at_least
 from utils.distributed import find_devices
 
-NO_DROPOUT = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # as timm's models come
+NO_DROPOUT = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # the defaults of timm's models
 KINDS = (("", "COMPILE=false"), (" compiled", "COMPILE=true"))  # (ending of the name of a case, its option)
 AT_ONCE = 4  # processes: a waiting process keeps its weights and its context on the device
 
@@ -41,19 +41,19 @@ def main(argv: list[str]) -> int:
         rounds = 7 if measure in (modes, peer, seconds) else 5
         command.add_argument("-rounds", type=at_least(1), default=rounds, metavar="N", help=f"turns [{rounds}]")
         if measure in (modes, peer):
-            command.add_argument("-steps", type=at_least(1), default=5, metavar="N", help="of a turn, at least [5]")
-            command.add_argument("-seconds", type=float, default=2.0, metavar="S", help="a turn's length, at least [2]")
-            command.add_argument("-compile", action="store_true", help="measure each compiled, too")
+            command.add_argument("-steps", type=at_least(1), default=5, metavar="N", help="minimum steps per turn [5]")
+            command.add_argument("-seconds", type=float, default=2.0, metavar="S", help="minimum seconds per turn [2]")
+            command.add_argument("-compile", action="store_true", help="also measure each case compiled")
         elif measure is seconds:
-            command.add_argument("-iterations", type=at_least(1), default=100, metavar="N", help="of a turn [100]")
+            command.add_argument("-iterations", type=at_least(1), default=100, metavar="N", help="in a turn [100]")
         elif measure is linear:
-            command.add_argument("-scale", type=float, metavar="X", help="of width 4096, batch 512 [GPU: 1, CPU: 0.25]")
-            command.add_argument("-epochs", type=at_least(1), metavar="N", help="of 50 batches [GPU: 25, CPU: 5]")
+            command.add_argument("-scale", type=float, metavar="X", help="scales width 4096, batch 512 [1, CPU: 0.25]")
+            command.add_argument("-epochs", type=at_least(1), metavar="N", help="each has 50 batches [GPU: 25, CPU: 5]")
         if measure is modes:
             command.add_argument("-modes", nargs="+", choices=CASES, metavar="MODE", help=" ".join(CASES))
     arguments = parser.parse_args(argv)
     options = ["-opts", *arguments.opts] if arguments.opts else []
-    # Without creating a CUDA context here, which would take memory from the cases that are measured.
+    # This creates no CUDA context, which would take memory from the measured cases.
     arguments.kind, _ = find_devices(load_settings(["-cfg", "vit_tiny_patch16_224", *options]).config.DEVICE)
     size, batch_size = ("tiny", 32) if arguments.kind == "cpu" else ("base", 128)
     arguments.cfg = arguments.cfg or f"vit_{size}_patch16_224"

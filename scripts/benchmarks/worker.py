@@ -25,7 +25,7 @@ NOT_FINITE = "this case computes values that are not finite"
 
 def main(argv: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # the output of libraries is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     question: dict = {}
     worker = None
     while True:
@@ -103,7 +103,7 @@ class LoaderWorker:
         self.update(steps)
         seconds = time.perf_counter() - start
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # the next turn is another process's, on the same device
+            torch.cuda.empty_cache()  # the next turn belongs to another process on the same device
         return seconds
 
 

@@ -14,7 +14,7 @@ from utils.errors import ConfigError
 from utils.text import one_line
 
 REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group
-LONGEST_NAME = 48  # characters of settings in the name of a group
+LONGEST_NAME = 48  # maximum characters of settings in a group's name
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Group:
 
     @cached_property
     def repetitions(self) -> list[Any]:
-        """Return a key for each run: seed and fold, and the folder as well if an earlier run has the same ones."""
+        """Return a key for each run: seed and fold, and its folder too if an earlier run has the same seed and fold."""
         found: list[Any] = []
         for run in self.runs:
             key = tuple(str(run.settings[name]) for name in REPETITION)

@@ -20,14 +20,14 @@ from utils.text import first_of
 
 # Settings that do not influence the result of a run, such as the location of the data. They do not separate groups.
 WITHOUT_EFFECT = {*of_role(MACHINE, RECORD), *(key for key in of_role(DATA) if SETTINGS[key].may_change)}
-# {fact that identifies the data: its words in a message}, for runs that recorded it.
+# {fact that identifies the data, if a run recorded it: its description in messages}
 NOTED = {
     "classes": "classes",
     "training_images": "training images",
     "validation_images": "validation images",
     "validation_digest": "names or labels of the validation images",
 }
-SAME_BY_FACTS = "validation_digest"  # the facts of the data include it, for runs that have them
+SAME_BY_FACTS = "validation_digest"  # redundant if runs have FACTS_OF_IMAGES
 PATH, MISSING = "DATA.DATA_PATH", "-"
 OF_A_START = PATH, "images_per_update"  # facts that depend on where and how a run is started
 # Settings that identify the data of runs without status.json.
@@ -35,7 +35,7 @@ DATA_SETTINGS = [key for key in of_role(DATA) if key not in (*WITHOUT_EFFECT, "D
 
 
 def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], list[str]]:
-    """Return the runs in these folders, folders of runs and patterns, and the reasons why others in them are left out.
+    """Return the runs in these folders, folders of runs and patterns, and the reasons for leaving out others.
 
     A folder that is named itself must be a run. In a folder of runs, copies, evaluations, and runs without a finished
     epoch are left out.
@@ -63,7 +63,7 @@ def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], 
 
 
 def _folders(source: str) -> Iterator[tuple[Path, bool]]:
-    """Yield folders of runs and whether each was named itself. A sweep's trials are one folder further down."""
+    """Yield folders of runs and whether each was named itself. A sweep's trials are one level deeper."""
     path = folder_of(source)
     found = [path] if path.exists() else sorted(map(Path, glob.glob(str(path))))
     if not found:
@@ -90,8 +90,8 @@ def other_data(runs: Sequence[SavedRun]) -> list[str]:
         for what, value in _data_of(run, noted):
             place = run.settings["DATA.FOLD"] if "images" in what or "files" in what else None
             known, first = facts.setdefault(what, {}).setdefault(place, (value, run))
-            told = (what, *(number for number, follow in NUMBERS.items() if what in follow))
-            if changed_facts({what: known}, {what: value}) and not found.keys() & {*told}:
+            implied_by = (what, *(number for number, follow in NUMBERS.items() if what in follow))
+            if changed_facts({what: known}, {what: value}) and not found.keys() & {*implied_by}:
                 found[what] = f" ({known} and {value})" if len(f"{known}{value}") < 80 else ""
                 pairs.setdefault((first.folder, run.folder), []).append(what)
     return [
@@ -127,7 +127,7 @@ def _data_of(run: SavedRun, noted: Mapping[str, str]) -> Iterator[tuple[str, Any
 
 @functools.cache
 def scored(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return {(image, label): whether the best weights are right}; {} without a whole table of single-label images."""
+    """Return {(image, label): whether the best weights are right}; {} without a complete table of single labels."""
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
@@ -154,7 +154,7 @@ def have_same_files(run: SavedRun, other: SavedRun) -> bool:
 
 
 def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
-    """Return how the second run differs from the first on the images that both have scored, or None without any."""
+    """Return how the second run differs from the first on the images that both scored, or None if there are none."""
     common, one, two = common_images([run, other]), scored(run.folder), scored(other.folder)
     pairs = (one, two), (two, one)
     only_first, only_second = (sum(mine[each] > theirs[each] for each in common) for mine, theirs in pairs)
@@ -162,7 +162,7 @@ def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
 
 
 def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, set[tuple[str, str]] | None]:
-    """Return a warning about different data, and the images on which to compare the runs (None: on all their own)."""
+    """Return a warning about different data, and the images to compare the runs on (None: each on all its own)."""
     found = first_of(other_data(runs), "; ", limit=4)
     if not found or is_allowed:
         return found and f"different data, so the figures are not directly comparable: {found}", None

@@ -1,4 +1,4 @@
-"""Mean, deviation, and tests whether two groups differ by more than the noise of seeds or of images."""
+"""Computes mean and deviation, and tests whether two groups differ by more than the noise of seeds or of images."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ class ImageTest:
     """McNemar's exact test of two runs on the images that both scored. Only images on which they disagree count."""
 
     num_images: int
-    only_first: int  # right in the first run alone
+    only_first: int  # right in the first run only
     only_second: int
 
     @property

@@ -56,7 +56,7 @@ def _answer(groups: Sequence[Group]) -> str:
     rivals = found if row == 0 else {number: each for number, each in found.items() if number == best.number}
     if near := [number for number, each in rivals.items() if each.is_noise]:
         names = [f"group {number}" for number in near] if row == 0 else ["group 1"]
-        return f"{start}; the noise of the repetitions may explain its distance to {first_of(names, limit=6)}."
+        return f"{start}; its lead over {first_of(names, limit=6)} may be noise of the repetitions."
     if any(each.is_noise is None for each in rivals.values()):
         return (
             f"{start}; one run of a group cannot show whether that is more than noise: repeat the runs with -seed 1, "
@@ -134,7 +134,7 @@ def _notes(groups: Sequence[Group]) -> list[str]:
         if done < planned and run.status.get("reason") != "early stop":
             how = ENDS.get(run.state, "ended")
             name = one_line(str(run.folder))
-            notes.append(f"{name} {how} after epoch {done} of {planned}: it is compared up to there")
+            notes.append(f"{name} {how} after epoch {done} of {planned}: only these epochs are compared")
     for group in groups:
         if again := sum(len(key) > 2 for key in group.repetitions):
             notes.append(

@@ -64,7 +64,7 @@ _FLAG_OF = {key: flag for group in FLAGS.values() for flag, (key, _) in group.it
 
 
 def page() -> str:
-    """Return the whole of docs/settings.md."""
+    """Return the text of docs/settings.md."""
     sections: dict[str, list[Setting]] = {}
     for key, setting in SETTINGS.items():
         sections.setdefault(key.rpartition(".")[0], []).append(setting)
@@ -74,7 +74,7 @@ def page() -> str:
 
 
 def with_tables(path: str, *tables: tuple[Sequence[str], Iterable[str]]) -> str:
-    """Return a page of docs/ with new rows below each of these heads. `tables`: (head, rows)."""
+    """Return a page of docs/ with new rows in the tables that have these heads. `tables`: (head, rows)."""
     text = (ROOT / path).read_text(encoding="utf-8")
     for titles, rows in tables:
         columns = f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n"
@@ -136,7 +136,7 @@ def _row(setting: Setting) -> str:
     return f"| `{name}` | {flag} | {role} | {kind} | {default} | {allowed} | {setting.help} |\n"
 
 
-# {page: the function that returns its whole text}
+# {page: the function that returns its text}
 PAGES = {
     "docs/settings.md": page,
     "docs/data.md": lambda: with_tables(

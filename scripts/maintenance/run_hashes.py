@@ -23,7 +23,7 @@ from tests.support.run_hash import run_hash  # noqa: E402
 DIGITS = ("-cfg", "configs/vit_digits.yaml", "-epochs", "2")
 LORA = ("-cfg", "configs/lora.yaml", "-pretrained", "weights/vit_fractals.safetensors", "-dataset", "digits")
 COMMON = ("TRACK=[]", "REPORT=false", "DATA.NUM_WORKERS=0")
-TEACHER = "float32"  # the variant whose best.pth teaches in the distillation
+TEACHER = "float32"  # its best.pth is the teacher of the distillation
 # Flags, -opts, number of processes.
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
     TEACHER: (DIGITS, (), 1),

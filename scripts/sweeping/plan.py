@@ -58,7 +58,7 @@ def choices_of(key: str, text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep. `point`: the number of its settings; trials with other seeds and folds share it."""
+    """One run of a sweep. `point`: the index of its settings; trials with other seeds and folds share it."""
 
     index: int
     point: int
@@ -110,7 +110,7 @@ class Sweep:
         return sweep
 
     def is_whole(self) -> bool:
-        """Return whether all values have the right types and sizes, in a sweep that was read from a file."""
+        """Return whether all values of a sweep that was read from a file have valid types and sizes."""
         texts = [
             *self.flags,
             self.cwd,

@@ -58,7 +58,7 @@ def read_result(folder: Path) -> Result:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a run is at work in the folder. Without a lock file, nothing is created: no run was there."""
+    """Return whether a run is using the folder. A missing lock file is not created: no run was there."""
     if not (folder / ".lock").exists():
         return False
     with contextlib.suppress(OSError), locked(folder / ".lock") as file:

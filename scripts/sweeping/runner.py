@@ -65,7 +65,7 @@ class Runner:
         print(f"{of} to run, one after another{self._time_left()}; their output: {place} ...", flush=True)
         for trial in self.sweep.trials:
             while is_locked(self.folder / trial.name) and not self.stop.number:
-                time.sleep(SECONDS_BETWEEN_LOOKS)  # a run that outlived an earlier sweep is still at work there
+                time.sleep(SECONDS_BETWEEN_LOOKS)  # a run that outlived an earlier sweep still writes there
             if self.stop.number:
                 break
             check_in_place(self.folder)  # by now the folder may belong to another sweep

@@ -36,6 +36,7 @@ def test_shipped_file_documents_itself_and_survives_saving(path, here):
     assert loaded.notes == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", MODELS)
 def test_shipped_file_gives_the_named_timm_model(path):
     """The step runs on the meta device, where it computes nothing."""

@@ -90,6 +90,7 @@ def test_any_slice_of_an_order_matches_whole_array(case):
         assert set(read) <= set(grouped.groups_of(start, stop)) <= set(np.flatnonzero(sizes))
 
 
+@pytest.mark.slow
 def test_multi_block_order_matches_whole_array():
     count = 1_050_000
     for buffer in (8192, 200_000):

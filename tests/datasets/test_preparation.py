@@ -17,6 +17,8 @@ from tests.support.loading import train_data
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.trainers import make_trainer
 
+pytestmark = pytest.mark.slow
+
 
 def erased_one_by_one(images: torch.Tensor, piece: Piece, config: Config) -> torch.Tensor:
     """Erase with each random number drawn where it is needed."""

@@ -174,6 +174,7 @@ def test_renamed_class_keeps_the_split_in_every_resume(relabelled):
             kept = SavedData(val.classes, val.split, identity(val))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("signal_handlers")
 def test_finetuning_counts_trained_images_under_other_class_names(tmp_path, small_yaml, relabelled):
     file, changed = relabelled

@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, f1_score, recall_score
 from torch import nn
 
 from datasets import BadImages, Normalize, build_eval_data, load_image_sets
@@ -218,6 +217,8 @@ def tally(process, logits, targets):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_map_recall_and_f1_match_scikit_learn(scored, monkeypatch, world_size):
+    from sklearn.metrics import average_precision_score, f1_score, recall_score
+
     monkeypatch.setattr(module, "BYTES_ON_DEVICE", 1000)
     moves, move = [], module.AllScores._move
     monkeypatch.setattr(module.AllScores, "_move", lambda scores: moves.append(scores) or move(scores))

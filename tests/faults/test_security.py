@@ -23,12 +23,8 @@ from utils.extras import has_extra
 
 pytestmark = pytest.mark.slow
 
-OURS = [
-    path
-    for path in ROOT.rglob("*.py")
-    if path.relative_to(ROOT).parts[0] in ("configs", "datasets", "engine", "extras", "models", "scripts", "utils")
-    or path.parent == ROOT
-]
+PACKAGES = ("configs", "datasets", "engine", "extras", "models", "scripts", "utils")
+OURS = [*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/that_ask_for_python"))

@@ -88,6 +88,7 @@ def test_short_last_block_keeps_drop_path_and_freezing():
     assert 0.43 < dropped < 0.57
 
 
+@pytest.mark.slow
 def test_short_last_block_compiles_and_evaluates_without_dropout():
     chosen, images = with_short_last_block(make_vit(attn_drop_rate=0.5)), torch.randn(2, 3, 32, 32)
     assert not torch.equal(chosen.train()(images), chosen(images))

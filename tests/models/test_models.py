@@ -108,6 +108,7 @@ def running_means(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith("running_mean")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", ["plain", "copied", "compiled", "retyped"])
 def test_frozen_batch_norm_keeps_its_statistics_in_training(wrap):
     model = build_model(config_of(32, TYPE="timm", NAME="test_resnet", FREEZE=("*", "!fc", "!layer4")), 10)

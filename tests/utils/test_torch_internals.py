@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 
+import pytest
 import timm
 import torch
 
@@ -99,5 +100,6 @@ assert torch.compiler.disable(lambda x: x + 1)(1) == 2 and torch.compiler.disabl
 """
 
 
+@pytest.mark.slow
 def test_compiler_is_imported_only_when_asked_for(tmp_path):
     subprocess.run([sys.executable, "-c", RUN + IS_AWAY + IS_WHOLE, str(tmp_path)], cwd=ROOT, check=True)

@@ -77,7 +77,7 @@ def test_unusual_files_are_counted_by_kind(photos):
     verdict, text = found_in(photos)["kinds of files"]
     assert verdict == OK
     counts = {part.split(" ", 1)[1]: int(part.split(" ", 1)[0]) for part in text.split(", ") if part[0].isdigit()}
-    several = {"EXIF-rotated (applied)": 2, "16-bit": 2, "transparent": 2, "animated or of several pages": 2}
+    several = {"EXIF-rotated (applied)": 2, "16-bit": 2, "transparent": 2, "animated or multi-page": 2}
     assert counts == several | {"32-bit (refused)": 1, "CMYK": 1}
     assert "EXIF-rotated (ignored)" in found_in(photos, "DATA.EXIF=ignore")["kinds of files"][1]
 

@@ -189,6 +189,7 @@ def our_scales(config, found, stop_at=None):
     return scales
 
 
+@pytest.mark.slow
 def test_loss_scale_follows_paddle_rule_over_random_sequences(tmp_path):
     draw = random.Random(0)
     for _ in range(25):
@@ -270,6 +271,7 @@ def types_between_blocks(config, compiled=False):
     return set(seen), {name: p.grad for name, p in model.named_parameters()}
 
 
+@pytest.mark.slow
 def test_half_residual_keeps_gradients_close_even_compiled(tmp_path):
     half = make(tmp_path, True, RESIDUAL="half")
     (single, exact), (halves, near) = types_between_blocks(make(tmp_path)), types_between_blocks(half)

@@ -179,6 +179,7 @@ def test_multi_label_updates_and_evaluations_avoid_syncs(tmp_path):
     assert seen == WAITS["evaluation of several labels"] and 0 < scores.map <= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
 def test_device_checkpoint_resumes_bitwise_on_the_device(tmp_path, mode):
@@ -203,6 +204,7 @@ def test_attention_logits_beyond_float16_do_not_overflow(tmp_path, mode):
         assert update(trainer).report().skipped == 0
 
 
+@pytest.mark.slow
 @on_pretend_device
 def test_whole_run_syncs_only_for_reports_evaluations_saves(tmp_path):
     options = f"-epochs 1 -opts {HALF} PRECISION.DTYPE=float16 TRAIN.MODEL_EMA=true REPORT_FREQ=5 SAVE_STEPS=4".split()

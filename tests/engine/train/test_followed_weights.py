@@ -73,6 +73,7 @@ def test_resume_keeps_followed_settings_after_weights_are_deleted(checkpoint, ba
     assert older.IMAGENET_MEAN == (0.485, 0.456, 0.406), "a new run takes its settings from the weights"
 
 
+@pytest.mark.slow
 def test_run_prints_settings_taken_from_weights(checkpoint, bare, tmp_path):
     flags = ["-cfg", bare, "-pretrained", checkpoint, "-output", tmp_path / "o", "-batch_size", "1000"]
     before = typed("main_single_gpu.py", *flags, "-opts", "DATA.CROP_PCT=0.5").done().printed.partition("Epoch[")[0]
@@ -130,6 +131,7 @@ def ours(data: Data, image: Image.Image) -> torch.Tensor:
     return Normalize(data)(pixels[None])[0]
 
 
+@pytest.mark.slow
 def test_every_pretrained_tag_matches_timm_preprocessing():
     pipelines, photographs = defaultdict(set), [photograph(*size) for size in SIZES]
     for tag in timm.list_pretrained():

@@ -2,6 +2,7 @@
 
 from unittest import mock
 
+import pytest
 import torch
 
 from datasets import Batch
@@ -19,6 +20,7 @@ def test_placeholder_image_is_not_split_into_parts():
     assert stand_in.parts(1) == [stand_in]
 
 
+@pytest.mark.slow
 def test_cuda_graphs_are_refused_with_too_few_processes(tmp_path, monkeypatch):
     # Two micro-batches, as after halving the number of processes.
     monkeypatch.setattr("datasets.batch_order.Order.num_micro_batches", lambda self, step: 2)

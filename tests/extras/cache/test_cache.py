@@ -176,6 +176,7 @@ def test_cache_skips_in_memory_and_unknown_sets(tmp_path):
 # --- building ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_moments", (5, 20, 21, 22, 23))
 def test_killed_cache_build_starts_over(photos, num_moments):
     config, moments = config_of(photos), iter(range(num_moments))
@@ -274,6 +275,7 @@ def cut(path: Path) -> None:
 DAMAGED = [("data", cut), ("index", cut), ("index", partial(flip, place=0)), ("index", partial(flip, place=60))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "damage"), DAMAGED)
 def test_damaged_cache_is_detected_and_rebuilt(photos, name, damage):
     config, messages = config_of(photos), Messages()

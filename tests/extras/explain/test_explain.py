@@ -1,5 +1,6 @@
 """-explain_precision reports the type in which each module computes, and changes nothing."""
 
+import pytest
 import torch
 
 from extras.explain import COLUMNS, collapse, explain, record_types
@@ -56,6 +57,7 @@ def test_explaining_changes_no_random_state_or_weights(tmp_path):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.slow
 def test_explain_flag_changes_no_hash_and_writes_table(tmp_path, small_yaml):
     hashes, options = [], "-amp -epochs 1 -opts MODEL.DROPPATH=0.2 MODEL.DROPOUT=0.1"
     for name in ("plain", "told"):

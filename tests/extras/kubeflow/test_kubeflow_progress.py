@@ -98,6 +98,7 @@ def test_progress_percentage_follows_steps_up_to_100():
     assert found == [0, 10, 45, 100]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [401, 500, 302, "hang", "close"])
 def test_failing_server_warns_once_and_delays_nothing(started, monkeypatch, answer):
     server, progress, warned, clock = started(*[answer] * 3)

@@ -28,6 +28,8 @@ from tests.support.servers import HttpFolder, forget_credentials, s3_folder
 from utils.errors import ConfigError, DataError
 from utils.files import locked
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def root(tmp_path) -> Path:

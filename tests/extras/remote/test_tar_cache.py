@@ -24,6 +24,8 @@ from tests.support.refusals import refused
 from tests.support.servers import HttpFolder
 from utils.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 SIZE = 1000
 
 

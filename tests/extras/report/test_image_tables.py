@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 import extras.report.image_results
 from datasets import BadImages, Normalize, build_eval_data
@@ -78,6 +77,8 @@ def table(path) -> list[list[str]]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_tables_match_scikit_learn_for_any_world_size(tmp_path, world_size):
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
     config, images = small_config(tmp_path, "DATA.BATCH_SIZE=8", "DATA.CROP_PCT=1"), make_images()
 
     def results_of(process):
@@ -118,6 +119,8 @@ def test_tables_match_scikit_learn_for_any_world_size(tmp_path, world_size):
 
 
 def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
+    from sklearn.metrics import precision_recall_fscore_support
+
     rng, names = torch.Generator().manual_seed(0), ["a", "b", "c", "d"]
     targets = (torch.rand(50, 4, generator=rng) < 0.4).float()
     logits = torch.randn(50, 4, generator=rng) + 2 * targets - 1

@@ -287,4 +287,4 @@ def test_losses_match_timm_in_float32_not_bfloat16():
     assert 1e-5 < min(apart(torch.bfloat16, True)) and max(apart(torch.bfloat16, True)) < 0.02
     page = " ".join((ROOT / "docs/from-timm.md").read_text(encoding="utf-8").split())
     assert "are the same in float32, update by update" in page
-    assert "bfloat16` they part" in page and "inside autocast" in page
+    assert "bfloat16` they differ" in page and "inside autocast" in page

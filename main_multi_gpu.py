@@ -23,11 +23,12 @@ from utils.launch import (
     rank_in_environment,
 )
 
-STARTED = "HALFSTEP_STARTED"  # when this program was, by a clock that all processes of a machine share
+# The environment variable for the start time, by a clock that all processes of a machine share.
+STARTED = "HALFSTEP_STARTED"
 
 
 def main(arguments: list[str]) -> int:
-    loaded = load_once(arguments)  # before launching too, so that a mistake is reported at once
+    loaded = load_once(arguments)  # in the launcher too, so that a mistake is reported at once
     config, start = loaded.config, loaded.config.START
     options = LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS)
     launched = find_launched_rank(os.environ, options)
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
-    """-check on rank 0 only. The other ranks exit at once: reading all images may take longer than DIST.TIMEOUT."""
+    """Run -check on rank 0. The other ranks exit at once: reading all images may take longer than DIST.TIMEOUT."""
     if launched and launched.rank:
         return 0
     from engine.check.check import check
@@ -68,7 +69,7 @@ def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
 
 
 def load_once(arguments: list[str]) -> LoadedConfig:
-    """Read the settings; only one of the launcher's processes reports a mistake in them."""
+    """Load the settings. Only rank 0 reports a mistake in them."""
     try:
         return load_settings(arguments)
     except UserError as error:

@@ -101,8 +101,8 @@ SOURCES = {
     ),
     "fractals": SourceRow(
         "fractals.read_fractals",
-        "images computed by formula, to pretrain without data",
-        "computed, other pictures",
+        "images computed from formulas, for pretraining without data",
+        "other computed images",
         has_files=False,
     ),
     "synthetic": SourceRow(

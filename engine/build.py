@@ -1,4 +1,4 @@
-"""Builds what a plan says: the data with its cache, the model, and the trainer with its parts and state."""
+"""Builds the parts of a plan: the image sets and their cache, the model, and the trainer with its state."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ from utils.torch_internals import import_compiler
 def load_data_sets(
     config: Config, kept: SavedData | None, session: Session, signal: Callable[[], int] = lambda: 0
 ) -> ImageSets:
-    """The image sets, cached if DATA.CACHE is set. `signal`: number of a pending stop signal, or 0."""
+    """Load the image sets, cached if DATA.CACHE is set. `signal` returns the number of a pending stop signal, or 0."""
     process, log = session.process, session.log
 
     def load() -> ImageSets:
@@ -55,7 +55,7 @@ def load_data_sets(
 
 
 def read_through_cache(config: Config, image_sets: ImageSets, **progress) -> ImageSets:
-    """Let the sets read their images from the cache if DATA.CACHE is set. `progress`: the fields of CacheProgress."""
+    """Return image sets that read from the cache if DATA.CACHE is set. `progress` has the fields of CacheProgress."""
     if config.DATA.CACHE == "none":
         return image_sets
     from extras.cache import CacheProgress, cache_image_sets
@@ -64,7 +64,7 @@ def read_through_cache(config: Config, image_sets: ImageSets, **progress) -> Ima
 
 
 def prepare_torch(config: Config, process: Process, log: Log) -> None:
-    """Set up torch for DETERMINISTIC and COMPILE, before it computes anything."""
+    """Set up torch for DETERMINISTIC and COMPILE before it computes anything."""
     if config.DETERMINISTIC:
         make_deterministic()
     if config.COMPILE and not config.START.EVAL:
@@ -75,7 +75,7 @@ def prepare_torch(config: Config, process: Process, log: Log) -> None:
 
 
 def build(plan: TrainPlan, log: Log) -> Trainer:
-    """Build the trainer of a run at step 0, with its model, its data and what wraps its steps."""
+    """Build the trainer of a run at step 0, with its model, its data and the wrappers of its steps."""
     model = make_model(plan, log)
     data = build_train_data(plan.config, plan.train_set, plan.process, plan.order)
     wrappers = make_wrappers(plan.config, plan.process, log, plan.num_classes, plan.classes)
@@ -83,22 +83,22 @@ def build(plan: TrainPlan, log: Log) -> Trainer:
 
 
 def make_model(plan: Plan, log: Log) -> nn.Module:
-    """The model on this process's device, with its initial weights unless the run resumes."""
+    """Build the model on this process's device, with random or pretrained weights."""
     process, config = plan.process, plan.config
     torch.manual_seed(config.SEED)
     model = build_model(config, plan.num_classes)
     log.say(*process.after_first(lambda: plan.load_weights(model)))
     add_adapters(model, config)  # MODEL.LORA
-    # FSDP moves a model to the device block by block.
+    # In training, FSDP moves the model to the device block by block (Parallel.place).
     return model if is_sharded(config, process) and not config.START.EVAL else model.to(process.device)
 
 
 def make_wrappers(
     config: Config, process: Process, log: Log, num_classes: int, classes: Sequence[str] | None = None
 ) -> list[StepWrapper]:
-    """Return what wraps the preparation and the loss of a step; each one wraps those before it. Collective.
+    """Return the wrappers of a step's preparation and loss. Each one wraps the previous ones. Collective.
 
-    `classes`: names of the data's classes; None for trials, for which random weights will do.
+    `classes` are the class names of the data. Trials pass None: a distillation's teacher then has random weights.
     """
     wrappers: list[StepWrapper] = []
     if config.TRAIN.DISTILLATION_TYPE != "none":
@@ -116,9 +116,9 @@ def build_trainer(
     log: Log,
     wrappers: Sequence[StepWrapper] = (),
 ) -> Trainer:
-    """A trainer for this model at step 0. The model is on its device, unless fsdp2 moves it there block by block.
+    """Build a trainer for this model at step 0. The model is on its device, except with fsdp2, which moves it there.
 
-    `loss_weights`: of the classes; None: no class counts more than another.
+    `loss_weights` are the weights of the classes in the loss, or None if all classes count the same.
     """
     for wrapper in wrappers:
         wrapper.change_model(model)
@@ -141,13 +141,13 @@ def build_trainer(
     if config.COMPILE:
         from models.compilation import compile_model
 
-        for each in [compute_model, ema.model] if ema else [compute_model]:  # which share their graphs
+        for each in [compute_model, ema.model] if ema else [compute_model]:  # both share the compiled graphs
             compile_model(each, config)
     accumulates = data.order.num_micro_batches(0) > 1
     if accumulates and config.COMPILE in CUDA_GRAPH_MODES:
         raise ConfigError(
-            f"COMPILE is {config.COMPILE}, whose CUDA graphs do not add gradients, and an update is "
-            f"{data.order.describe_split()}: use -compile true, or as many processes as before"
+            f"COMPILE is {config.COMPILE}, whose CUDA graphs cannot accumulate gradients, but an update is "
+            f"{data.order.describe_split()}: use -compile true, or the same number of processes as before"
         )
     replica = parallel.wrap(compute_model, accumulates)
     local = parallel.parameters(model)
@@ -184,7 +184,7 @@ def build_trainer(
 
 
 def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
-    """Continue from a checkpoint: from its whole state, or from the weights and epoch of another system."""
+    """Load the state of a run. From another program's file, take only the epoch: make_model has loaded its weights."""
     config, path, state = plan.config, plan.inputs.checkpoint, plan.inputs.saved
     if not is_run(state):
         trainer.epoch = config.START.LAST_EPOCH or state.get("epoch", -1) + 1
@@ -197,7 +197,7 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
         images = changed_images(state, path, plan.facts, plan.train_set, plan.eval_set)
         log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))
     if state.get("class_weights") != plan.class_weights:
-        log.warn("resume: TRAIN.CLASS_WEIGHTS: the weights are not those of the epochs before")
+        log.warn("resume: TRAIN.CLASS_WEIGHTS: the class weights differ from those of the earlier epochs")
     from models.weights.load import check_exactly
 
     check_exactly(trainer.model, state["state_dict"], path)

@@ -1,4 +1,4 @@
-"""The callbacks of a run, in the order in which they are called."""
+"""Builds the callbacks of a run, in the order in which they are called."""
 
 import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -26,21 +26,21 @@ T = TypeVar("T", bound=Callback)
 
 
 class Watchers(NamedTuple):
-    """The callbacks of a run in the order in which they are called, and those that the loop over epochs asks."""
+    """The callbacks of a run in calling order, and the ones that the loop over epochs uses directly."""
 
     callbacks: list[Callback]
     report: "RunReport | None"  # None: the extra is missing
     bad_images: BadImages
 
     def refuse(self) -> None:
-        """Raise the user's mistake for which a callback stops the run, if there is one."""
+        """Raise the error of a callback that stops the run because of a mistake of the user."""
         for callback in self.callbacks:
             if callback.refusal:
                 raise callback.refusal
 
 
 def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunReport | None":
-    """Return the writer of tables, pictures and report.html; None if that extra is missing, which the log says."""
+    """Return the writer of tables, pictures and report.html. If that extra is missing, log it and return None."""
     if not has_extra("report"):
         say_that_tables_are_missing(plan.config, session.log)
         return None
@@ -50,7 +50,7 @@ def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunRepo
 
 
 def advice_on_data(session: Session, plan: TrainPlan, trainer: Trainer) -> list[Callback]:
-    """Return the advice for updates that wait for data. Images in memory need none."""
+    """Return the callback that gives advice if updates wait for data, or [] for images in memory."""
     image_set = trainer.data.image_set
     if image_set.in_memory:
         return []
@@ -62,8 +62,10 @@ def advice_on_data(session: Session, plan: TrainPlan, trainer: Trainer) -> list[
 def choose_callbacks(
     session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, trackers: RowReader | None
 ) -> Watchers:
-    """The callbacks of every process, and those of process 0 only. A new one is one line here. A callback that reads
-    what another one found takes it as an argument, so it can only be made and called after it."""
+    """Return the callbacks of this process. Some exist only in process 0. A new callback is one line here.
+
+    A callback that uses another one takes it as an argument, so it is always created and called after the other one.
+    """
     config, process, log, callbacks = plan.config, session.process, session.log, []
 
     def add(callback: T) -> T:
@@ -82,7 +84,7 @@ def choose_callbacks(
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", log.say))
     add(Console(config, log, timing, forecast))
     if process.is_first:
-        # It closes after the callbacks of the report, so its curves are the last pictures that a run draws.
+        # It is closed after the callbacks of the report, so its curves are the last pictures that a run draws.
         curves = report.curves if report else None
         recorder = add(Recorder(session.path, log, timing, trainer, trackers, curves))
         callbacks += advice_on_data(session, plan, trainer)
@@ -92,7 +94,7 @@ def choose_callbacks(
             from extras.budget import budget_callbacks
 
             def finish() -> float:
-                recorder.draw()  # the first time takes longer
+                recorder.draw()  # not timed, because the first drawing takes longer
                 start = time.perf_counter()
                 if report:
                     report.results.close()

@@ -1,4 +1,4 @@
-"""-eval: one evaluation from settings to result, in the order of execution."""
+"""-eval: an evaluation from its settings to its result, in the order of execution."""
 
 import math
 import time
@@ -34,7 +34,7 @@ from utils.text import counted
 
 
 def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
-    """Evaluate weights on the validation images: of a checkpoint both the raw and the EMA weights."""
+    """Evaluate weights on the validation images. For a checkpoint, evaluate both the raw and the EMA weights."""
     process, log = session.process, session.log
     inputs = read_inputs(loaded, process, log)
     session.open_folder("eval")
@@ -54,7 +54,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         if not found:
             log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
         log.say(*transforms.apply(model.to(process.device)))
-        if not found:  # the weights can be used
+        if not found:  # all checks have passed
             session.begin(plan.inputs.loaded)
             session.status("evaluating")
         start = time.perf_counter()
@@ -65,7 +65,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         scores = found[name].scores
         log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
         log.say(describe_scores(scores, name, measured_classes(plan)))
-        transforms.revert(model)  # the next weights may be loaded into it
+        transforms.revert(model)  # the next weights are loaded into the same model
     if has_extra("report"):
         from extras.report.image_results import leave_results  # extra: report
 
@@ -82,7 +82,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
 def refuse_outputs(
     plan: EvalPlan, model: nn.Module, transforms: ModelTransforms, data: EvalData, normalize: nn.Module
 ) -> NoReturn:
-    """Raise ConfigError for a model whose outputs for some image are not finite."""
+    """Find a batch whose outputs are not finite, and raise ConfigError for the model."""
     precision = plan.precision
     model = precision.computing(model).eval()
 
@@ -98,9 +98,9 @@ def refuse_outputs(
 
 
 def weights_to_score(plan: EvalPlan, make_model: Callable[[], nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """The model with each set of weights to evaluate, and a prefix for its figures.
+    """Yield (prefix of the scores, model) for each set of weights to evaluate.
 
-    `make_model`: builds the model with foreign weights.
+    `make_model` builds the model with another program's weights.
     """
     state = plan.inputs.saved
     if not is_run(state):

@@ -1,4 +1,4 @@
-"""The loop over epochs: trains, evaluates and saves each of them, and ends the run."""
+"""The loop over epochs, which trains, evaluates and saves each epoch and ends the run."""
 
 import contextlib
 import time
@@ -33,7 +33,7 @@ from utils.text import format_duration
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the training ended."""
+    """The outcome of a training: its state, exit code and reason."""
 
     state: str  # in status.json
     code: int  # the exit code
@@ -43,23 +43,23 @@ class Outcome:
 
     @property
     def next_step(self) -> str:
-        """The state, for which engine/record/next_steps.py knows what to do next."""
+        """Return the state by which engine/record/next_steps.py chooses the next steps."""
         if self.reason == EARLY_STOP:
             return EARLY_STOP
         return "failed" if self.code in (ExitCode.NON_FINITE, ExitCode.NO_PROGRESS) else self.state
 
 
 class Vote(NamedTuple):
-    """What a process asks for before an update. The largest number of all processes counts; 0 asks for nothing."""
+    """The requests of one process before an update. The largest number of all processes counts; 0 requests nothing."""
 
-    signal: int = 0  # its number: save and end
-    time_is_up: int = 0  # 1: save and end, because of RUN.MAX_TIME or a callback
-    num_updates: int = 0  # the run is to have so many updates
+    signal: int = 0  # save and end because of the signal with this number
+    time_is_up: int = 0  # 1: save and end because a callback asks for it, such as TimeLimit
+    num_updates: int = 0  # the new total number of updates
 
 
 @dataclass
 class Loop:
-    """Trains from the trainer's epoch to the last one. All processes call its methods after the same update."""
+    """The loop from the trainer's epoch to the last one. All processes call its methods after the same update."""
 
     session: Session
     plan: TrainPlan
@@ -76,7 +76,7 @@ class Loop:
         self.bad_images = BadImages(self.plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
 
     def run(self) -> Outcome:
-        """Train until the last epoch is done or something stops the run. Returns how it ended."""
+        """Train until the last epoch is done or something stops the run. Return how it ended."""
         try:
             outcome = self.train()
         except Exception:
@@ -107,17 +107,21 @@ class Loop:
 
     @property
     def why_finished(self) -> str:
-        """Why no further epoch is to be trained; empty if one is."""
+        """Return why no more epochs are trained, or an empty text if the run continues."""
         trainer = self.trainer
         return why_finished(self.plan.config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better)
 
     def train_epochs(self) -> None:
-        """Train the epochs that are left. After too many non-finite gradients in a row, go back once and leave them out."""
+        """Train the remaining epochs.
+
+        After MAX_CONSECUTIVE_SKIPS skipped updates in a row, roll back to a checkpoint from before them and leave
+        these updates out. The second time, or if no checkpoint is old enough, NonFinite ends the run with exit code 3.
+        """
         trainer = self.trainer
         if self.plan.scores_start:
             self.score_start()
         while not self.why_finished:
-            # Up to the last update that the settings allow. A budget may end the run before, and then closes them.
+            # Windows up to the last update that the settings allow. A budget may end the run before that.
             windows = trainer.data.windows(trainer.step, self.plan.num_updates, trainer.left_out)
             try:
                 with contextlib.closing(windows):
@@ -129,7 +133,7 @@ class Loop:
         self.wait_for_disk()
 
     def score_start(self) -> None:
-        """Evaluate the weights that the run starts from, as its epoch 0: what training has to make better."""
+        """Evaluate the initial weights as the baseline (epoch 0)."""
         start, saves = time.perf_counter(), self.saves
         saves.before = evaluate_both(self.trainer, self.eval_data, self.bad_images)[""].scores
         self.trainer.notify("on_start_scored", saves.before, time.perf_counter() - start)
@@ -137,7 +141,10 @@ class Loop:
         saves.show("training", before=saves.before.figures())
 
     def one_epoch(self, windows: Iterator[Window]) -> None:
-        """Train, evaluate and save one epoch, or the rest of one."""
+        """Train, evaluate and save one epoch, or the rest of an epoch after a resume.
+
+        The evaluation is due every VALIDATE_FREQ epochs and after the last one. Every epoch is saved.
+        """
         trainer, saves, config = self.trainer, self.saves, self.plan.config
         number, start = trainer.epoch + 1, time.perf_counter()
 
@@ -162,10 +169,10 @@ class Loop:
         saves.save(metric=scores[suffix].value if scores else None, also=also)
 
     def save_and_stop(self, stopped: Stopped, made_progress: bool) -> Outcome:
-        """End because of a signal or because the time is up."""
-        limit = self.plan.config.START.MAX_TIME  # users write RUN.MAX_TIME: class Start in configs/schema.py
+        """Save and end the run because of a signal or a time limit."""
+        limit = self.plan.config.START.MAX_TIME  # RUN.MAX_TIME in settings files: class Start in configs/schema.py
         if not stopped.signal and not made_progress:
-            reason = f"not one update fits into RUN.MAX_TIME, {limit}; raise it"
+            reason = f"RUN.MAX_TIME is {limit}, too short for one update; raise it"
             return Outcome("stopped", ExitCode.NO_PROGRESS, f"stopped: {reason}", reason)
         self.saves.save()
         self.wait_for_disk()
@@ -176,7 +183,7 @@ class Loop:
         return Outcome("stopped", ExitCode.DONE, f"RUN.MAX_TIME, {limit}, is nearly up {done}", "time limit")
 
     def wait_for_disk(self) -> None:
-        """Wait for the last save (a best.pth that could not be written is taken back), and note how long saving blocked."""
+        """Wait for the last save, return to the previous best if best.pth failed, and note how long saves blocked."""
         saves, session = self.saves, self.session
         saves.wait_and_sync_best()
         if session.process.is_first:
@@ -184,7 +191,7 @@ class Loop:
             session.log.note(f"checkpointing blocked training for {saves.saver.seconds:.3f} s, {share:.3%} of the run")
 
     def end(self, outcome: Outcome) -> Outcome:
-        """Close the callbacks; say in status.json and in one line what is on the disk."""
+        """Close the callbacks, and write how the run ended to status.json and the log."""
         for callback in self.trainer.callbacks:
             callback.close()
         if self.saves.failure:
@@ -200,10 +207,10 @@ class Loop:
         return outcome
 
     def not_saved(self, outcome: Outcome) -> Outcome:
-        """The same outcome, but the last save failed."""
+        """Return this outcome for a run whose last save failed."""
         failure = self.saves.failure
         has_one = (self.session.path / "last.pth").exists()
-        then = "then -resume auto goes on from the save before" if has_one else "there is no save to go on from"
+        then = "-resume auto continues from the previous save" if has_one else "there is no save to continue from"
         return Outcome(
             state="save_failed",
             code=outcome.code or ExitCode.FAILED,
@@ -213,7 +220,7 @@ class Loop:
         )
 
     def say_end(self, sentence: str) -> None:
-        """The last line about the training: how it ended, its best epoch, its time and its files."""
+        """Log how the training ended, its best epoch, its duration and its files."""
         log, folder, best, before = self.session.log, self.session.path, self.trainer.best, self.saves.before
         lasted = format_duration(time.perf_counter() - self.start)
         files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
@@ -224,20 +231,20 @@ class Loop:
             log.warn(f"no epoch was better than the start; before training: {before.describe_short()}")
 
     def close_after_error(self) -> None:
-        """Let each callback write what it has. The error that ended the training is what the user has to know."""
+        """Close the callbacks after an error. Only note their own errors, so that the user sees the first one."""
         for callback in self.trainer.callbacks:
             try:
                 callback.close()
             except Exception as error:
-                self.session.log.note(f"{type(callback).__name__} could not end: {cause_of(error)}")
+                self.session.log.note(f"{type(callback).__name__} could not be closed: {cause_of(error)}")
 
 
 def train_epoch(
     trainer: Trainer, windows: Iterator[Window], log: Log, stop: StopSignal, save: Callable[[], None]
 ) -> tuple[Report, int]:
-    """Train to the end of the epoch. Returns its report, and how many images it trained on.
+    """Train to the end of the epoch, and call `save` every SAVE_STEPS updates.
 
-    Calls `save` every SAVE_STEPS updates.
+    Return the report of the epoch and the number of images that were trained on.
     """
     config, schedule, first = trainer.config, trainer.schedule, trainer.epoch * trainer.data.steps_per_epoch
     title, num_images = f"epoch {trainer.epoch + 1}/{schedule.num_epochs}", 0
@@ -265,8 +272,10 @@ def train_epoch(
 
 
 def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
-    """Stop, or give the run another number of updates, if a signal or a callback asks for it. All processes do so after the
-    same update."""
+    """Raise Stopped, or change the total number of updates, if a signal or a callback of any process requests it.
+
+    With several processes a vote counts one update later (Process.delayed_max), after the same update in all of them.
+    """
     asks_to_stop = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
     num_updates = max([each.choose(trainer) for each in trainer.callbacks], default=0)
     vote = Vote(*trainer.process.delayed_max(Vote(stop.number, int(asks_to_stop), num_updates)))

@@ -1,7 +1,7 @@
 """The plan of a run: everything that is decided before its model is built.
 
-First come its inputs (settings and checkpoint), then the plan, which also needs the data. For DATA.BATCH_SIZE auto, trial
-models are built here and thrown away. -check (engine/check/check.py) makes the same plan.
+read_inputs reads the checkpoint. Then plan_training or plan_evaluation reads the data and decides what depends on it.
+For DATA.BATCH_SIZE auto, trial models are built here and discarded. -check (engine/check/check.py) makes the same plan.
 """
 
 from collections.abc import Callable
@@ -45,12 +45,12 @@ LoadData = Callable[[Config, SavedData | None], ImageSets]
 
 @dataclass(frozen=True)
 class Inputs:
-    """The settings, the process and the weights of a run: all that is known before its images are read."""
+    """The inputs of a run: its settings, process and checkpoint. They are known before the images are read."""
 
     loaded: LoadedConfig
     process: Process
-    precision: Precision  # the only one of a run: it holds the loss scale
-    checkpoint: Path | None = None  # of -resume: to continue from or to evaluate
+    precision: Precision  # one object for the whole run, because it holds the loss scale
+    checkpoint: Path | None = None  # the file of -resume, to continue or to evaluate
     saved: dict = field(default_factory=dict)  # the content of the checkpoint
     record: dict = field(default_factory=dict)  # metadata of the weights that the run starts from
     kept: SavedData | None = None  # classes and split of the run that is resumed or evaluated
@@ -61,25 +61,25 @@ class Inputs:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the run to continue; None for a new run."""
+        """Return the folder of the run to continue, or None for a new run."""
         return run_folder_of(self.checkpoint)
 
     @property
     def source(self) -> tuple[str, str | None]:
-        """The setting that names the weights, and their file or name."""
+        """Return the setting that names the weights, and its value: a file or the name of a model."""
         return source_of(self.config, self.checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What training and evaluation have in common."""
+    """The part of a plan that training and evaluation share."""
 
     inputs: Inputs
     eval_set: ImageSet
 
     @property
     def config(self) -> Config:
-        """The settings that the run uses and writes to config.yaml."""
+        """Return the settings that the run uses and writes to config.yaml."""
         return self.inputs.config
 
     @property
@@ -99,7 +99,7 @@ class Plan:
         return self.config.MODEL.NUM_CLASSES or len(self.classes)
 
     def load_weights(self, model: nn.Module) -> list[str]:
-        """Load what the model starts from; nothing if a whole run is resumed or evaluated. Returns lines for the log."""
+        """Load the pretrained weights, if any, and return lines for the log. The state of a run is loaded later."""
         setting, source = self.inputs.source
         if is_run(self.inputs.saved) or not source:
             return []
@@ -112,7 +112,7 @@ class Plan:
 class EvalPlan(Plan):
     """The plan of -eval."""
 
-    classes_of_weights: list[str]  # class names in another program's weights; empty if they name none
+    classes_of_weights: list[str]  # class names in another program's weights; empty if there are none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,20 +121,20 @@ class TrainPlan(Plan):
 
     train_set: ImageSet
     order: Order  # which training images each update sees
-    class_weights: list[float] | None  # of the training loss; None: no class counts more than another
+    class_weights: list[float] | None  # weights in the training loss; None: all classes count the same
     validation: dict  # fingerprint of the validation images
-    facts: dict  # of the data: see datasets.fingerprint
+    facts: dict  # facts that identify the data (datasets/fingerprint.py)
 
     @property
     def starts_from_its_classes(self) -> bool:
-        """Whether the file of weights knows all classes, so that an evaluation before the first update tells something."""
+        """Return whether the weights know all classes, so that an evaluation before training is meaningful."""
         both = self.classes, self.inputs.record.get("class_names", ())
         here, there = ({normalize("NFC", name) for name in each} for each in both)
         return here <= there
 
     @property
     def scores_start(self) -> bool:
-        """Whether a new run evaluates its first weights: with a budget also random ones, to see how long that takes."""
+        """Return whether a new run evaluates its initial weights. A budget always needs the time of an evaluation."""
         return not self.inputs.checkpoint and (self.starts_from_its_classes or self.config.TRAIN.BUDGET is not None)
 
     @property
@@ -151,7 +151,7 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
         "strategy": lambda: check_strategy(config),
         "optimizer": lambda: check_optimizer(config),
     }
-    if config.TRACK and has_extra("trackers"):  # without it the notes of the settings have said so
+    if config.TRACK and has_extra("trackers"):  # else a note says that it is missing
         from extras.trackers import check_trackers
 
         checks["tracking"] = lambda: check_trackers(config)
@@ -159,7 +159,7 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
 
 
 def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
-    """Choose the precision, and read the checkpoint. Collective."""
+    """Choose the precision and read the checkpoint. Collective."""
     config = loaded.config
     precision = Precision(config, process.device)
     checkpoint = process.first(lambda: _find(config, log))
@@ -175,7 +175,7 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
 
 
 def plan_training(inputs: Inputs, load_data: LoadData, stop: StopSignal | None = None) -> TrainPlan:
-    """Read the data, and settle what depends on it. Collective. `stop`: a signal also ends the search of a batch size."""
+    """Read the data and decide what depends on it. Collective. A signal also ends the search for a batch size."""
     process = inputs.process
     train, val = load_data(inputs.config, inputs.kept)
     facts = data_facts(train, val)
@@ -184,23 +184,24 @@ def plan_training(inputs: Inputs, load_data: LoadData, stop: StopSignal | None =
         num_classes = inputs.config.MODEL.NUM_CLASSES or len(val.classes)
         inputs = replace(inputs, loaded=_with_batch_size(inputs, len(train), num_classes, stop))
     config = inputs.config
-    # An elastic run may begin with fewer nodes than may come. Its updates have the size for all of them from the start, so
-    # that the number of nodes does not change what is trained.
-    in_step = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.most)
-    global_batch = global_batch_to_keep(config, inputs.saved) or in_step
+    # The global batch is the number of images per update. TRAIN.LINEAR_SCALED_LR scales the learning rate with it. An
+    # elastic run always uses the global batch of its largest size, and a resumed run keeps its own, so the number of
+    # processes does not change the result.
+    full_batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.most)
+    global_batch = global_batch_to_keep(config, inputs.saved) or full_batch
     return TrainPlan(
         inputs=inputs,
         train_set=train,
         eval_set=val,
         order=build_order(config, train, process.world_size, global_batch),
         class_weights=class_weights(config, train),
-        validation=process.first(lambda: identity(val)),  # one process alone goes through millions of names
+        validation=process.first(lambda: identity(val)),  # in one process, because there may be millions of names
         facts=facts,
     )
 
 
 def plan_evaluation(inputs: Inputs, load_data: LoadData) -> EvalPlan:
-    """Read the validation images, and number their classes as the weights do. Collective."""
+    """Read the validation images and number their classes as the weights do. Collective."""
     names = _classes_of_weights(inputs)
     _, val = load_data(inputs.config, inputs.kept)
     if val.classes != names and set(val.classes) <= set(names):
@@ -221,7 +222,7 @@ def _find(config: Config, log: Log) -> Path | None:
 
 
 def _record(source: str | None, saved: dict) -> dict:
-    """What the weights say of their run; {} for files of other programs."""
+    """Return the metadata that halfstep stored in the weights, or {} for files of other programs."""
     if saved or not source:
         return record_of(saved)
     from models.weights.files import find_file, read_record
@@ -231,7 +232,7 @@ def _record(source: str | None, saved: dict) -> dict:
 
 
 def _classes_of_weights(inputs: Inputs) -> list[str]:
-    """Class names of another program's weights, if they have any."""
+    """Return the class names in another program's weights, or [] if there are none."""
     _, source = inputs.source
     if inputs.kept or not source:
         return []
@@ -239,25 +240,25 @@ def _classes_of_weights(inputs: Inputs) -> list[str]:
 
     try:
         return classes_of_weights(source)
-    except ConfigError:  # load_weights says why they cannot be read
+    except ConfigError:  # load_weights reports why they cannot be read
         return []
 
 
 def _refuse_other_data(inputs: Inputs, facts: dict) -> None:
-    """Raise ConfigError if processes have read different data, or different checkpoints. Collective."""
+    """Raise ConfigError if the processes have read different data or different checkpoints. Collective."""
     where = {"RESUME": _describe_save(inputs.saved)} if inputs.saved else {}
     refuse_other_ranks(inputs.process, facts | where)
 
 
 def _describe_save(saved: dict) -> str:
-    """Return what tells a checkpoint from the others of this run and of other runs."""
+    """Return a text that identifies a checkpoint: its step, its run and when it was saved."""
     run = Identity.of(saved)
     of_run = f" of {run.name}, saved {saved['run'].get('saved')}" if run else ""
     return f"step {saved.get('step')}{of_run}"
 
 
 def _with_batch_size(inputs: Inputs, num_images: int, num_classes: int, stop: StopSignal | None) -> LoadedConfig:
-    number, how = batch_size_of(inputs.saved), "as this run began"
+    number, how = batch_size_of(inputs.saved), "as at the start of this run"
     if number is None:
         from extras.memory.batch_size import find_batch_size  # extra: memory
 

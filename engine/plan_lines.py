@@ -1,4 +1,4 @@
-"""Describes a plan for the log, -check and status.json: what is trained, and how it differs from the checkpoint that it begins with."""
+"""Describes a plan for the log, -check and status.json, and how it differs from its weights or checkpoint."""
 
 import itertools
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from utils.text import align, counted, first_of, printable
 
 
 def describe_training(plan: TrainPlan, model: str) -> list[str]:
-    """The lines that a run logs before it trains. `model`: what is known of it besides its name."""
+    """Return the lines that a run logs before it trains. `model` is a description of the model without its name."""
     lines = [*(f"batch size: {how}" for how in describe_batch_size(plan)), *align(list(_most_important(plan, model)))]
     if plan.config.TRAIN.SIZE_SCHEDULE:
         sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
@@ -49,7 +49,7 @@ def _describe_balance(plan: TrainPlan) -> list[str]:
 
 
 def _most_important(plan: TrainPlan, model: str) -> Iterator[tuple[str, str]]:
-    """The model, its data and its training, with where each value comes from: a file, a flag, weights, or the default."""
+    """Yield rows (title, text) with the most important values and their origins: file, flag, weights or default."""
     config, order, origins = plan.config, plan.order, plan.inputs.loaded.origins
     sets = f"{len(plan.train_set):,} training and {counted(len(plan.eval_set), 'validation image')}"
     scale = batch_factor(config.TRAIN, order.global_batch)
@@ -69,18 +69,18 @@ def _most_important(plan: TrainPlan, model: str) -> Iterator[tuple[str, str]]:
 
 
 def with_origins(values: dict[str, str], origins: dict[str, str]) -> str:
-    """{setting: its value in words} in one line; neighbours of one origin share it."""
+    """Return the values in one line, with their origins. Adjacent values with the same origin share it."""
     groups = itertools.groupby(values, lambda key: _origin(key, origins))
     return ", ".join(f"{', '.join(values[key] for key in keys)} ({origin})" for origin, keys in groups)
 
 
 def _origin(key: str, origins: dict[str, str]) -> str:
-    origin = origins[key].partition(": ")[0]  # of a batch size that was found without how it was
-    return "checkpoint" if origin.startswith("checkpoint ") else origin  # another line has its path
+    origin = origins[key].partition(": ")[0]  # without the explanation of how a batch size was found
+    return "checkpoint" if origin.startswith("checkpoint ") else origin  # another line shows its path
 
 
 def describe_evaluation(plan: EvalPlan) -> list[str]:
-    """Lines about an evaluation: which classes occur, and settings that are not the checkpoint's."""
+    """Return lines about an evaluation: missing classes, and settings that differ from the checkpoint."""
     from models.weights.load import differences
     from models.weights.metadata import ARCHITECTURE
     from models.weights.timm_tags import is_imagenet_by_other_names
@@ -88,18 +88,18 @@ def describe_evaluation(plan: EvalPlan) -> list[str]:
     lines, names = [], plan.classes_of_weights
     number = np.count_nonzero(plan.eval_set.count_classes())
     if number < len(plan.classes) and (plan.inputs.kept or names == plan.classes):
-        lines.append(f"{number} of the checkpoint's {len(plan.classes)} classes occur")
+        lines.append(f"the validation images have {number} of the checkpoint's {len(plan.classes)} classes")
     if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
         lines.append(
-            f"warning: the weights have other classes ({first_of(names)}) than the data ({first_of(plan.classes)}); they "
-            "are taken for the same in this order"
+            f"warning: the weights have other classes ({first_of(names)}) than the data ({first_of(plan.classes)}); "
+            "class N of the weights is taken for class N of the data"
         )
     lines += [f"warning: {each}" for each in differences(plan.inputs.record, flatten(plan.config), ARCHITECTURE)]
     return [*lines, *compare_with_weights(plan)]
 
 
 def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
-    """Facts for status.json: the devices, the data and the size of the run."""
+    """Return facts for status.json: the devices, the data and the size of the run."""
     process = plan.process
     return {
         "device": process.device.type,
@@ -118,25 +118,25 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
 
 
 def path_of_data(config: Config, image_set: ImageSet) -> str | None:
-    """The real path of the data folder or file; None for data that is not read from there."""
+    """Return the real path of the data folder or file, or None if the data is not read from it."""
     path = Path(config.DATA.DATA_PATH).expanduser()
     return printable(str(path.resolve())) if path.exists() and not image_set.names_are_numbers else None
 
 
 def measured_classes(plan: Plan) -> str:
-    """'5 classes', or '3 of 5 classes' where the validation images lack some, of which nothing is measured."""
+    """Return '5 classes', or '3 of 5 classes' if the validation images have only 3 of them."""
     number, total = np.count_nonzero(plan.eval_set.count_classes()), counted(len(plan.classes), "class")
     return total if number == len(plan.classes) else f"{number} of {total}"
 
 
 def describe_batch_size(plan: TrainPlan) -> list[str]:
-    """Return a line about the batch size if DATA.BATCH_SIZE auto has found it."""
+    """Return a line about the batch size if DATA.BATCH_SIZE is auto."""
     origin, _, how = plan.inputs.loaded.origins["DATA.BATCH_SIZE"].partition(": ")
     return [f"{counted(plan.config.DATA.BATCH_SIZE, 'image')}, {how}"] if origin.startswith("auto (") else []
 
 
 def warn_of_overlap(plan: TrainPlan) -> list[str]:
-    """A warning where images to validate on may be among those that the pretrained weights were trained on."""
+    """Return a warning if validation images may be among the training images of the pretrained weights."""
     common = set(plan.inputs.record.get("class_names", ())) & set(plan.classes)
     here, there = plan.eval_set.split, plan.inputs.record.get("split", {})
     is_same_data = "training" in here and here["training"] == there.get("training")
@@ -145,7 +145,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     if holds_out_no_more(here, there):
         if not plan.eval_set.class_folders:
             return []
-        from datasets.relabelled import warn_of_other_folders  # local: for weights of a run alone
+        from datasets.relabelled import warn_of_other_folders  # imported here, because only weights of a run need it
 
         return warn_of_other_folders(
             plan.eval_set, plan.inputs.record.get("class_names", ()), there, ": ".join(plan.inputs.source)
@@ -153,13 +153,13 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     setting, source = plan.inputs.source
     text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
     return [
-        f"warning: {setting}: the validation images ({text}) may be among those that {source} was trained on "
-        f"({other or 'it does not say which it held out'})"
+        f"warning: {setting}: the validation images ({text}) may be among the training images of {source} "
+        f"({other or 'it does not say which images it held out'})"
     ]
 
 
 def describe_other_validation(plan: TrainPlan) -> list[str]:
-    """Lines if the run to continue was validated on other images or by another metric: its best epoch does not count."""
+    """Return a line if the resumed run had other validation images or another metric. Its best does not count then."""
     then, now, best = plan.inputs.saved["validation"], plan.validation, Best(*plan.inputs.saved["progress"]["best"])
     others = [fact for fact in changed_facts(plan.inputs.saved[TRAINED_ON], plan.facts) if "validation" in fact]
     if then == now and not others:
@@ -178,30 +178,31 @@ def describe_other_validation(plan: TrainPlan) -> list[str]:
 
 
 def compare_with_weights(plan: Plan) -> list[str]:
-    """Which settings follow the weights, and a warning of those that contradict them, with how to undo that."""
+    """Return lines about settings that follow the weights, and a warning about settings that contradict them."""
     loaded, weights = plan.inputs.loaded, plan.inputs.loaded.weights
     if weights is None and not (plan.inputs.checkpoint or plan.config.MODEL.PRETRAINED):
         return _compare_with_timm(plan)
-    if weights is None or (
-        is_run(plan.inputs.saved) and not plan.config.START.EVAL
-    ):  # a run that is continued is as it began
+    is_resumed = is_run(plan.inputs.saved) and not plan.config.START.EVAL
+    if weights is None or is_resumed:  # a resumed run keeps its settings
         return []
     here = flatten(loaded.config)
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
     theirs = {key: plain(convert(SETTINGS[key], text, weights.origin)) for key, text in texts.items()}
     lines = _describe_followed(loaded, weights)
-    # Another size is a choice: the weights are resized, which is said where it happens.
+    # Another size is deliberate: the weights are resized, and the code that does it logs it.
     chosen = () if plan.config.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
     different = [key for key in theirs if key not in chosen and theirs[key] != here[key]]
     if different:
         found = ", ".join(f"{key} {to_text(here[key])} ({to_text(theirs[key])} there)" for key in different)
         words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
-        lines.append(f"warning: images are not prepared as the {weights.origin} say: {found}; to do so: -opts {words}")
+        lines.append(
+            f"warning: images are not prepared as for the {weights.origin}: {found}; to do so, add -opts {words}"
+        )
     return lines
 
 
 def _compare_with_timm(plan: Plan) -> list[str]:
-    """What timm would prepare otherwise for a model of its own that is trained from scratch, where nobody has set it."""
+    """Return a line if defaults prepare the images of a timm model differently than timm does."""
     if plan.config.MODEL.TYPE != "timm":
         return []
     from models.weights.timm_tags import usual_images
@@ -213,20 +214,22 @@ def _compare_with_timm(plan: Plan) -> list[str]:
         return []
     different = [key for key in theirs if key != size and theirs[key] != here[key] and origins[key] == "default"]
     words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
-    return [f"images are not prepared as by timm for {plan.config.MODEL.NAME}; to do so: -opts {words}"] * bool(words)
+    return [f"images are not prepared as by timm for {plan.config.MODEL.NAME}; to do so, add -opts {words}"] * bool(
+        words
+    )
 
 
 def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
-    """A line for the images and one for the model, without fields that are as usual."""
+    """Return a line about the images and one about the model, without model settings that have their defaults."""
     here = flatten(loaded.config)
     followed = {key: text for key, text in weights.texts.items() if loaded.origins[key] == weights.origin}
     images = [f"{key} {to_text(here[key])}" for key in followed if key.startswith("DATA.")]
     unusual = [key for key in followed if key not in here or here[key] != SETTINGS[key].default]
     model = [f"{key} {to_text(here.get(key, followed[key]))}" for key in unusual if key.startswith("MODEL.")]
-    return [f"as the {weights.origin} say: {', '.join(each)}" for each in (images, model) if each]
+    return [f"from the {weights.origin}: {', '.join(each)}" for each in (images, model) if each]
 
 
 def say_that_tables_are_missing(config: Config, log: Log) -> None:
-    """Log that extras/report is missing where the settings do not ask for a report; if they do, a note says so."""
+    """Log that extras/report is missing. If the settings ask for a report, a note has said so already."""
     if not config.REPORT:
         log.say("extras/report is missing: no tables of images")

@@ -1,4 +1,4 @@
-"""What all processes of a run must have alike: settings, images with their labels, source files."""
+"""The facts that must be the same in all processes of a run: settings, images with their labels, source files."""
 
 import contextlib
 import hashlib
@@ -15,16 +15,16 @@ from utils.text import first_of, format_ranks
 
 ROOT = Path(__file__).parent.parent
 SOURCE_FOLDERS = ("configs", "datasets", "engine", "models", "utils")
-# Settings that are paths, which may differ between machines. Images, labels and classes are compared themselves.
+# Settings with paths, which may differ between machines. The images, labels and classes are compared instead.
 PATHS = "DATA.DATA_PATH", "DATA.CLASSES"
-# Settings that name a file, or a model of timm's. The name without its folder is compared, and the content of a file.
+# Settings that name a file or a timm model. The name without its folder is compared, and the content of the file.
 FILES = "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED", "TRAIN.CLASS_WEIGHTS"
-# Settings of other roles by which processes decide when to wait for each other.
+# Settings of other roles that decide when processes wait for each other.
 IN_STEP = ("DIST.STRATEGY", "REPORT_FREQ", "SAVE_FREQ", "SAVE_STEPS", "KEEP_CHECKPOINTS")
 
 
 def setting_facts(config: Config) -> dict[str, Any]:
-    """Return {setting: value} of all settings that every process of a run must have alike."""
+    """Return {setting: value} of all settings that must be the same in every process of a run."""
     values = flatten(config)
     facts = {key: values[key] for key in (*of_role(DATA, MODEL, RECIPE), *IN_STEP) if key not in PATHS}
     facts |= {key: _describe_file(facts[key]) for key in FILES if facts[key]}
@@ -33,11 +33,11 @@ def setting_facts(config: Config) -> dict[str, Any]:
 
 
 def _describe_file(source: str) -> str:
-    """Return the name of a file without its folder, and a digest of its content if there is such a file."""
+    """Return the name of a file without its folder, with a digest of its content if the file exists."""
     from models.weights.files import find_file
 
     name, path = Path(source).name, None
-    with contextlib.suppress(ConfigError, OSError):  # whoever loads it says what is wrong
+    with contextlib.suppress(ConfigError, OSError):  # the code that loads it reports what is wrong
         path = find_file(source)
     if path is None:
         return name
@@ -46,17 +46,17 @@ def _describe_file(source: str) -> str:
 
 
 def source_facts() -> dict[str, str]:
-    """Return {source file: digest} of the files of halfstep that may run in a training."""
+    """Return {source file: digest} of the halfstep files that a training may run."""
     files = [*ROOT.glob("main_*.py"), *(file for each in SOURCE_FOLDERS for file in (ROOT / each).rglob("*.py"))]
     found = {file.relative_to(ROOT).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}
     return dict(sorted(found.items()))
 
 
 def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
-    """Refuse to go on unless all ranks have these facts alike. Collective.
+    """Raise ConfigError if these facts differ between ranks. Collective.
 
-    Ranks are started one by one on several machines, each with its own command line, files and copy of the data. Each
-    would compute gradients of something else, which nothing would show later.
+    Each machine may start its ranks with its own command line, files and copy of the data. With different facts, the
+    ranks would average gradients of different trainings, and nothing would show it later.
     """
     if process.rendezvous is None:
         return
@@ -68,7 +68,7 @@ def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
     if not any(found.values()):
         return
     if not process.is_first:
-        raise AlreadyReportedError("the processes do not train the same")
+        raise AlreadyReportedError("the processes differ in settings, images or source files")
     ranks, hosts = [rank for rank, each in found.items() if each], process.rendezvous.hosts
     values = [f"{key}: {each}" for key, each in found[ranks[0]].items()]
     raise ConfigError(
@@ -78,6 +78,6 @@ def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
 
 
 def _with_missing(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return the differences between two records of the same version: also of facts that only one has."""
+    """Return the differences between two records of the same version, including facts that only one of them has."""
     lacking = dict.fromkeys({*then} ^ {*now}, "missing")
     return changed_facts(lacking | then, lacking | now)

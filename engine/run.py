@@ -1,7 +1,10 @@
-"""One run from settings to result, in the order of execution.
+"""A run from its settings to its result, in the order of execution.
 
-The files to read, in this order: this one, plan.py, build.py, loop.py, train/trainer.py, ../datasets/loading/readers.py,
-evaluation/evaluate.py and saves.py. docs/architecture.md has a picture of them.
+Read these files in this order: this one, plan.py, build.py, loop.py, train/trainer.py, ../datasets/loading/readers.py,
+evaluation/evaluate.py and saves.py. docs/architecture.md has a diagram of them.
+
+-eval (eval_run.py) evaluates weights on the validation images and trains nothing. -check (check/check.py) plans and
+builds a run with the functions used here, makes a few updates, prints errors and warnings, and saves nothing.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -41,14 +44,14 @@ from utils.text import counted
 
 
 def run(loaded: LoadedConfig, process: Process) -> int:
-    """Train or evaluate as the settings say. Returns an ExitCode, or 128 + the signal that stopped the run."""
+    """Train, or evaluate with -eval. Return an ExitCode, or 128 + the number of the signal that stopped the run."""
     loaded = loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded
     session = Session(loaded, process)
     if process.world_size > 1:
         session.log.say(process.describe())
         if unused := process.unused_devices():
             session.log.warn(
-                f"{counted(unused, 'visible device')} without a process: start as many processes as devices"
+                f"{counted(unused, 'visible device')} not used by any process: start one process per device"
             )
     prepare_torch(loaded.config, process, session.log)
     try:
@@ -74,16 +77,16 @@ def run(loaded: LoadedConfig, process: Process) -> int:
 def run_training(session: Session, loaded: LoadedConfig) -> int:
     process, log, stop = session.process, session.log, StopSignal()
 
-    # Plan. Mistakes in the settings or the checkpoint are refused before there is a folder. If a later step refuses
-    # something, up to session.begin below, a new folder is removed again, and a resumed run stays as it was.
+    # Plan. An error in the settings or the checkpoint ends the run before it has a folder. If a check between here and
+    # session.begin below fails, a new folder is removed, and the folder of a resumed run keeps its state.
     for refuse in refusals(loaded.config).values():
         refuse()
     inputs = read_inputs(loaded, process, log)
     session.open_folder("train", existing=inputs.folder, saved=inputs.saved)
-    # Images come from the source that DATA.DATASET names: configs/tables.py has a row for each.
+    # DATA.DATASET names the source of the images. configs/tables.py has a row for each source.
     load_data = partial(load_data_sets, session=session, signal=lambda: stop.number)
     plan = plan_training(inputs, load_data, stop)
-    config = plan.config  # final; recovery from out-of-memory errors may still cut a batch into smaller micro-batches
+    config = plan.config  # final, but after an out-of-memory error a batch may be cut into smaller micro-batches
     log.say(*plan.eval_set.notes)
     if watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
         from datasets.overlap import shared_names
@@ -99,7 +102,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         if finding.verdict != OK:
             log.say(f"check: {finding.title}: {finding.text}; {finding.remedy}")
 
-    # Continue where a checkpoint ends.
+    # Load the state of the run to resume, if there is one.
     if plan.inputs.checkpoint:
         restore(plan, trainer, log)
     session.describe(**facts_for_status(plan, trainer.model))
@@ -108,7 +111,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
 
     process.first(lambda: refuse_full_disk(session.path, checkpoint_bytes(config.TRAIN, trainer.model)))
 
-    # Train: all checks have passed, so the folder becomes this run's.
+    # Train. All checks have passed, so the run takes over its folder.
     log.say(f"writing to {session.path}")
     session.begin(plan.inputs.loaded)
     if process.is_first:
@@ -124,15 +127,15 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         saves = Saves(session, plan, trainer, saver, watchers)
         outcome = Loop(session, plan, trainer, eval_data, watchers, saves, stop).run()
 
-    # Show.
-    if watchers.report and not outcome.signal:  # whoever sent a signal wants the program to end
+    # Write the report and print the next steps.
+    if watchers.report and not outcome.signal:  # after a signal the program must end soon
         watchers.report.write_page()
     session.advise(after_training(config, process, session.path, plan.eval_set, outcome.next_step))
     return outcome.code
 
 
 def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> AbstractContextManager:
-    """The trackers that TRACK names, or None. If that extra is missing, the notes of the settings have said so."""
+    """Open the trackers that TRACK names. If their extra is missing, open none: a note on the settings says so."""
     if not (config.TRACK and has_extra("trackers")):
         return nullcontext()
     from extras.trackers import track  # extra: trackers
@@ -141,9 +144,12 @@ def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> A
 
 
 def leave_finished(session: Session, plan: TrainPlan, trainer: Trainer, eval_data: EvalData, why: str) -> int:
-    """Train nothing; status.json says that the run is done, also if it was killed before it could. Returns the exit code."""
+    """End a run that has no epochs left, and return the exit code.
+
+    Write its last status.json and report again, because the run may have been killed before it wrote them.
+    """
     is_early = why != DONE
-    early = f", {why}; a higher or no limit (-opts TRAIN.EARLY_STOP=none) lets it go on" if is_early else ""
+    early = f", {why}; to continue, raise the limit or remove it (-opts TRAIN.EARLY_STOP=none)" if is_early else ""
     session.log.say(f"this run is already finished, after {counted(trainer.epoch, 'epoch')}: nothing to do{early}")
     if trainer.epoch <= trainer.schedule.num_epochs and plan.inputs.checkpoint == session.path / "last.pth":
         report = make_report(session, plan, trainer)

@@ -22,27 +22,32 @@ from utils.errors import cause_of, naming_damage
 class Saves:
     """Saves a run while it trains, and reports it in status.json. All methods are collective.
 
-    The best epoch is decided here only: `compare_with_best` compares each evaluation with the best one so far, and
-    `wait_and_sync_best` goes back to the previous best if its best.pth could not be written.
+    last.pth is written after each epoch, every SAVE_STEPS updates, after a rollback, and when a signal or a time limit
+    stops the run. The old last.pth becomes previous.pth, unless previous.pth is the last checkpoint before a streak of
+    skipped updates. The save after an epoch is also best.pth if its evaluation is the best so far, and checkpoint-N.pth
+    every SAVE_FREQ epochs and after the last one.
+
+    Only this class decides which epoch is the best. `compare_with_best` compares each evaluation with the best so far,
+    and `wait_and_sync_best` returns to the previous best if best.pth could not be written.
     """
 
     def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, watchers: Watchers):
         self.session, self.plan, self.trainer, self.saver, self.watchers = session, plan, trainer, saver, watchers
         self.process, self.log, self.folder = session.process, session.log, session.path
-        self.failure = ""  # why the last save failed, in every process
-        self.before: Scores | None = None  # of the weights that the run starts from
+        self.failure = ""  # why the last save failed; empty if it did not; the same in every process
+        self.before: Scores | None = None  # the baseline: scores of the initial weights, if they were evaluated
         self.reload_best_from_disk()
         saver.newest = {"epoch": trainer.epoch, "step": trainer.step}
         saver.on_saved = lambda: self.show("training")
         saver.on_saved()
 
     def show(self, state: str, **facts) -> None:
-        """Write status.json: where the training is, what is on the disk, and the updates that the run leaves out."""
+        """Write status.json with the progress of the training, the checkpoints on disk and the left-out updates."""
         progress = describe_progress(self.plan, self.trainer, self.folder, self.saver.newest, self.saver.best)
         self.session.status(state, **progress, run=self.saver.run or self.session.identity._asdict(), **facts)
 
     def save(self, metric: float | None = None, also: Iterable[str] = ()) -> None:
-        """Save last.pth, and under the names in `also`. Returns when the state is copied."""
+        """Save last.pth, also under the names in `also`. Return when the state is copied; a thread writes it."""
         trainer, parallel = self.trainer, self.trainer.parallel
         state = trainer.state_dict() | describe_run(self.plan, trainer, metric, list(self.watchers.bad_images.indices))
         state["run"] = self.session.identity.saved_now()
@@ -53,8 +58,10 @@ class Saves:
             self.process.first(lambda: self.saver.save(state, list(also)))
 
     def compare_with_best(self, scores: dict[str, Scores], epoch: int) -> tuple[str, bool]:
-        """Compare an evaluation with the best one. Returns the suffix of the weights that score better, and whether they
-        are the best so far."""
+        """Compare an evaluation with the best one so far.
+
+        Return the suffix of the better weights ("" for raw, "_ema" for EMA), and whether they are the new best.
+        """
         self.wait_and_sync_best()
         trainer = self.trainer
         suffix, chosen = max(scores.items(), key=lambda item: item[1].rank)
@@ -62,7 +69,7 @@ class Saves:
         if is_best:
             trainer.best = Best.of(chosen, epoch, suffix)
         trainer.preferred = f"state_dict{suffix}"
-        # By the epoch: best.pth may have been there before a resume from an earlier state.
+        # Not is_best: after a resume from an earlier state, best.pth may already be from this epoch.
         trainer.not_better = 0 if trainer.best.epoch == epoch else trainer.not_better + 1
         return suffix, is_best
 
@@ -72,21 +79,24 @@ class Saves:
         self.trainer.best, self.failure = self.process.first(lambda: (self.saver.best, self.saver.failure))
 
     def reload_best_from_disk(self) -> None:
-        """Forget the best epoch of a loaded state if its best.pth is not there."""
+        """Use the best epoch of the best.pth on disk, which may differ from the best epoch in a loaded state."""
         known = self.trainer.best
         self.saver.reload_from_disk()
         if not known.epoch:
-            self.saver.best = Best()  # it is of what followed that state, or of other validation images
+            self.saver.best = Best()  # best.pth on disk is newer than this state, or from other validation images
         self.wait_and_sync_best()
         if self.trainer.best != known:
-            self.log.say(f"the best epoch was {known.epoch}, but {self.folder / BEST}: {self.describe_best()}")
+            self.log.say(f"the best epoch was {known.epoch}, but in {self.folder / BEST}: {self.describe_best()}")
 
     def roll_back(self, error: NonFinite) -> bool:
-        """Go back to the newest checkpoint before a streak of skipped updates. False if none is left."""
+        """Return to the newest checkpoint before a streak of skipped updates.
+
+        Return False, and do nothing, if there is none, or if the run has rolled back before.
+        """
         from engine.checkpoint.find import find_before, read_checkpoint
 
         trainer, streak = self.trainer, error.streak
-        if trainer.left_out:  # a second time it would not help
+        if trainer.left_out:  # a second rollback would not help
             return False
         self._wait()
         path = self.process.first(lambda: find_before(self.folder, streak.start, self.log.warn))
@@ -98,7 +108,7 @@ class Saves:
         left_out = trainer.left_out[-1]
         self.log.say(
             f"{error}; going back to {path}, after step {trainer.step}; updates {left_out.start} to {left_out.stop - 1} "
-            f"are left out this time, and their images named in {BAD_BATCHES_FILE}"
+            f"are left out this time; {BAD_BATCHES_FILE} names their images"
         )
         if self.process.is_first:
             try:
@@ -114,11 +124,11 @@ class Saves:
 
     def _wait(self) -> None:
         self.process.first(self.saver.wait)
-        self.saver.wait()  # in the other processes: sharded checkpoints
+        self.saver.wait()  # the other processes write too if checkpoints are sharded
 
 
 def describe_run(plan: TrainPlan, trainer: Trainer, metric: float | None, bad_images: list[int]) -> dict[str, Any]:
-    """Architecture, classes and preprocessing under timm's names, for other programs."""
+    """Return the metadata of a checkpoint: settings, classes and data, and timm's keys for other programs."""
     config = plan.config
     return {
         "arch": config.MODEL.NAME,
@@ -140,7 +150,7 @@ def describe_run(plan: TrainPlan, trainer: Trainer, metric: float | None, bad_im
 def describe_progress(
     plan: TrainPlan, trainer: Trainer, folder: Path, saved: dict[str, int], best: Best
 ) -> dict[str, Any]:
-    """Facts for status.json: where the training is, and what is on the disk: `saved`, the last.pth, and `best`."""
+    """Return the progress for status.json: of the training, and of last.pth (`saved`) and best.pth on disk."""
     held = {best.metric: best.value, "epoch": best.epoch, "file": BEST} if best.epoch else None
     return {
         **saved,

@@ -1,4 +1,4 @@
-"""One start of the program: its process and log, the folder of its run, and status.json."""
+"""The session of one start of the program: process, log, folder of the run, and status.json."""
 
 import contextlib
 import fcntl
@@ -31,24 +31,24 @@ from utils.text import cut, printable
 
 
 class Session:
-    """Process, log and folder of a run, from start to end. Only process 0 writes to the folder."""
+    """Process, log and folder of a run, from start to end. Only process 0 writes status.json and config.yaml."""
 
     def __init__(self, loaded: LoadedConfig, process: Process):
         self.process, self.log = process, Log(process.rank, process.world_size)
         self.path = Path()
-        self.identity = Identity("", "", "")  # of the run, the same in every process
+        self.identity = Identity("", "", "")  # the identity of the run, the same in every process
         self._loaded = loaded
         self._folder: RunFolder | None = None
-        self._held: HeldFolder | None = None  # the same folder, in every process
+        self._held: HeldFolder | None = None  # the same folder, opened in every process
         self._status: Status | None = None
         self._is_new = True
-        self._made: list[Path] = []  # SAVE and its parents that this start has created, innermost first
+        self._made: list[Path] = []  # SAVE and its parents, if this start has created them, innermost first
         self._has_begun = False
         self._revision = ""
         self.log.say(*loaded.notes)
 
     def open_folder(self, kind: str, existing: Path | None = None, saved: Mapping[str, Any] | None = None) -> None:
-        """Create the run folder, or continue in that of an earlier start, whose checkpoint is `saved`."""
+        """Create the run folder, or continue in the folder `existing`, whose checkpoint is `saved`."""
         self.path, self.identity = self.process.first(lambda: self._open(kind, existing, saved or {}))
         self._held = HeldFolder(self.path)
         with self._writing("log.txt"):
@@ -66,18 +66,18 @@ class Session:
         self._is_new = self._folder.is_new
         if not self._folder.has_lock:
             self.log.warn(
-                f"SAVE: {save} is on a file system without locks, so that a second start of this run is not refused"
+                f"SAVE: {save} is on a file system without locks, so a second start of this run would not be refused"
             )
         self._status = Status(self._folder.path, self.log.warn)
         known = Identity.of(saved) if existing else None
         identity = known or Identity.new(self._folder.path)
         self._status.add(kind=kind, run=saved["run"] if known else identity._asdict())
-        if self._is_new:  # a run that is to be resumed is left as it is until all checks have passed
+        if self._is_new:  # the status of a resumed run stays unchanged until all checks have passed
             self._status.set("starting")
         return self._folder.path, identity
 
     def begin(self, loaded: LoadedConfig) -> None:
-        """All checks have passed: take over the folder, and write the settings to config.yaml."""
+        """Take over the folder after all checks have passed, and write the settings to config.yaml."""
         self._has_begun = True
         restore_gc()
         if self._folder:
@@ -86,35 +86,35 @@ class Session:
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        """ConfigError where something else has the name of a file without which there is no run."""
+        """Raise ConfigError if this required file cannot be written. Raise errors of the disk unchanged."""
         try:
             yield
         except OSError as error:
             raise error if error.errno in OF_THE_DISK else cannot_write(str(self.path / name), error) from error
 
     def describe(self, **facts) -> None:
-        """Note in status.json, from the next state on, what runs here and by which versions."""
+        """Add the command, the versions and these facts to status.json, from the next state on."""
         if self._status:
             about = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
             about |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}
             self._status.add(about=about | facts)
 
     def status(self, state: str, **facts) -> None:
-        """Write status.json. Facts stay from one state to the next; None removes one."""
+        """Write status.json. Facts stay from one state to the next. A value of None removes the key."""
         if self._status:
             self._status.set(state, **facts)
 
     def beat(self, **facts) -> None:
-        """Show in status.json that the run is alive."""
+        """Write a heartbeat to status.json, which shows that the run is alive."""
         if self._status:
             self._status.beat(**facts)
 
     def advise(self, lines: Iterable[str]) -> None:
-        """Say what to do next, in process 0."""
+        """Print the next steps, in process 0."""
         self.log.say(*(lines if self.process.is_first else ()))
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return the error, or FolderMoved if the move of the folder is its cause."""
+        """Return the error, or FolderMoved if it happened because the folder was moved."""
         is_consequence = isinstance(error, OSError | LostProcess)
         return self._held.error() if is_consequence and self._has_moved else error
 
@@ -123,10 +123,10 @@ class Session:
         return self._held is not None and not self._held.is_in_place()
 
     def end(self, error: BaseException | None) -> None:
-        """End the run, with an error in the log and status.json. A start that did not get to `begin` leaves no new folder."""
+        """End the run, with its error in the log and status.json. Remove a new folder if `begin` was not called."""
         code, message = exit_code_and_message(error) if error else (0, "")
         reason = printable(f"{type(error).__name__}: {error}")
-        if message != "":  # empty where another process prints it
+        if message != "":  # it is empty if another process prints it
             self.log.note(f"error: {cut(message or reason)}")
         if isinstance(error, FolderMoved) and self._status:
             self._status.leave(self._held, str(error), error.code)
@@ -143,8 +143,8 @@ class Session:
 
     def _remove_folder(self) -> None:
         if not self._has_moved:
-            shutil.rmtree(self._folder.path)  # self.path is the current folder if another process was lost meanwhile
-        with contextlib.suppress(OSError):  # another run is writing there
+            shutil.rmtree(self._folder.path)  # not self.path: it is still "." if open_folder failed
+        with contextlib.suppress(OSError):  # not empty: another run is writing there
             for folder in self._made:
                 folder.rmdir()
 
@@ -153,7 +153,7 @@ class RunFolder:
     """A folder locked by this process until it ends."""
 
     def __init__(self, path: Path, is_new: bool = False):
-        """`is_new`: it was made for this run."""
+        """`is_new`: the folder was created for this run."""
         self.path, self.is_new, self.has_lock = path, is_new, True
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -172,8 +172,11 @@ class RunFolder:
 
     @classmethod
     def of(cls, config: Config, kind: str, existing: Path | None) -> "RunFolder":
-        """The folder of the run that goes on, if it has one, or a new one: SAVE/NAME, or one with the date, and with a number
-        behind it where several runs start in one second. Of two that start at once with one name, one gets it."""
+        """Return the folder of the resumed run, or a new folder: SAVE/NAME, or a name with the date.
+
+        Runs that start in the same second get a number after the date. If two runs start with the same NAME, only one
+        gets the folder.
+        """
         check_name(config, existing)
         if existing:
             return cls(existing)
@@ -190,11 +193,11 @@ class RunFolder:
                     break
             except OSError as error:
                 raise cannot_write(config.SAVE, error) from error
-        raise ConfigError(f"SAVE: cannot make a folder in {config.SAVE}; choose another with -output")
+        raise ConfigError(f"SAVE: cannot create a folder in {config.SAVE}; choose another with -output")
 
 
 def new_folder(config: Config, kind: str) -> Path:
-    """The folder of a new run: SAVE/NAME, or SAVE/train-YYYYmmdd-HH-MM-SS."""
+    """Return the path for a new run: SAVE/NAME, or SAVE/train-YYYYmmdd-HH-MM-SS."""
     if config.START.NAME and not _names_a_run_to_evaluate(config):
         return Path(config.SAVE, config.START.NAME)
     return Path(config.SAVE, "-".join(filter(None, (kind, time.strftime("%Y%m%d-%H-%M-%S"), config.START.NAME))))
@@ -205,32 +208,31 @@ def cannot_write(path: str, error: OSError) -> ConfigError:
 
 
 def check_name(config: Config, existing: Path | None) -> None:
-    """Refuse a NAME that is taken, or that is not the one of the run that goes on, in the folder `existing`.
+    """Refuse a NAME that is taken, or that differs from the name of the resumed run in the folder `existing`.
 
-    A run that -resume auto would go on with, but that was killed before its first save, starts again in its folder.
+    With -resume auto, a run that was killed before its first save starts again in its folder.
     """
     if not config.START.NAME or _names_a_run_to_evaluate(config):
         return
     path, other = Path(config.SAVE, config.START.NAME), "choose another -name"
     if existing and existing.name != config.START.NAME:
         raise ConfigError(
-            f"NAME: a run keeps its folder, and the one to resume is in {existing}, not in {config.START.NAME}; leave NAME out"
+            f"NAME: the run to resume is in {existing} and keeps its folder, but NAME is {config.START.NAME}; leave it out"
         )
     if existing or not path.exists():
         return
     if not (path.is_dir() and ((path / LOCK).exists() or not any(path.iterdir()))):
-        raise ConfigError(f"NAME: {path} exists, and no run made it; {other}")
+        raise ConfigError(f"NAME: {path} exists and is not the folder of a run; {other}")
     if config.START.RESUME == "auto":
         if (path / "last.pth").exists():
-            raise ConfigError(f"NAME: no checkpoint in {path} can be read, so the run there cannot go on; {other}")
+            raise ConfigError(f"NAME: no checkpoint in {path} can be read, so the run there cannot be resumed; {other}")
         return
-    goes_on = f"-resume {path} goes on with that run; for a new one " if (path / "last.pth").exists() else ""
-    raise ConfigError(f"NAME: {path} exists; {goes_on}{other}")
+    resume = f"-resume {path} continues that run; for a new one " if (path / "last.pth").exists() else ""
+    raise ConfigError(f"NAME: {path} exists; {resume}{other}")
 
 
 def check_folder(config: Config, existing: Path | None) -> Path:
-    """Return the folder that a run would use, `existing` or a new one, without creating it. Raise ConfigError if it cannot be
-    written to."""
+    """Return the folder that a run would use, without creating it. Raise ConfigError if it is not writable."""
     check_name(config, existing)
     folder = existing or Path(config.SAVE)
     try:
@@ -245,43 +247,43 @@ def _names_a_run_to_evaluate(config: Config) -> bool:
 
 
 class Status:
-    """Writes status.json; a key keeps its value from one state to the next. What cannot be written is a warning."""
+    """Writes status.json. A key keeps its value from one state to the next. A failed write is only a warning."""
 
     SECONDS_BETWEEN_BEATS = 10.0
 
     def __init__(self, folder: Path, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self._path, self._warn, self._clock = folder / "status.json", warn, clock
         self._facts: dict[str, Any] = {
-            "version": 1,  # of the keys; changes only when one changes its meaning or goes
+            "version": 1,  # of the keys; it changes only if a key changes its meaning or is removed
             "state": "",
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "pid_ticks": start_ticks(os.getpid()),
             "started": now(),
         }
-        self._lock = threading.Lock()  # the thread that saves writes too
+        self._lock = threading.Lock()  # the thread that writes checkpoints also writes here
         self._beat = threading.Thread()
-        self._moved: FolderMoved | None = None  # noticed by that thread
+        self._moved: FolderMoved | None = None  # the error of the heartbeat thread; the next heartbeat raises it
         self._last_write = clock()
-        self._watchers: list[Callable[[Mapping[str, Any]], None]] = []  # who else is told the facts of each state
+        self._watchers: list[Callable[[Mapping[str, Any]], None]] = []  # called after each write
         if os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
             from extras.kubeflow import KubeflowProgress
 
             self._watchers.append(KubeflowProgress(os.environ, warn, clock).publish)
 
     def add(self, **facts) -> None:
-        """Facts for the next state."""
+        """Add facts, which are written with the next state."""
         with self._lock:
             self._facts |= facts
 
     def set(self, state: str, **facts) -> None:
-        """Write a state. Of the facts, None removes a key."""
+        """Write a state. A value of None removes the key."""
         if self._beat.ident:
             self._beat.join()
         self._write(state=state, time=now(), **facts)
 
     def beat(self, **facts) -> None:
-        """Show that the run is alive, at most every 10 s; a thread writes, so that a slow disk does not delay training."""
+        """Write a heartbeat, at most every 10 s. A thread writes it, so that a slow disk does not delay training."""
         if self._moved:
             raise self._moved
         if self._clock() - self._last_write >= self.SECONDS_BETWEEN_BEATS and not self._beat.is_alive():
@@ -295,7 +297,7 @@ class Status:
             self._moved = error
 
     def leave(self, folder: HeldFolder, reason: str, code: int) -> None:
-        """Write the last state into a folder that is no longer at its path. A run that was over keeps its state."""
+        """Write the last state into a folder that was moved. A run that had ended keeps its state."""
         state = self._facts["state"] if "exit_code" in self._facts else "save_failed"
         facts = {"state": state, "time": now(), "reason": reason, "exit_code": code, "eta_seconds": None}
         self._write(folder, **facts)
@@ -312,11 +314,11 @@ class Status:
                 else:
                     write_text(self._path, text)
             except OSError as error:
-                self._warn(f"cannot write {self._path} ({cause_of(error)}), which should say: {content['state']}")
+                self._warn(f"cannot write {self._path} ({cause_of(error)}); its state would be: {content['state']}")
         for tell in self._watchers:
             tell(content)
 
 
 def now() -> str:
-    """Date and time with the time zone, as in 2026-01-02T03:04:05+01:00 (RFC 3339)."""
+    """Return date and time with the time zone, as in 2026-01-02T03:04:05+01:00 (RFC 3339)."""
     return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""The settings of a command line: what files and flags leave open follows the weights, or the run that is continued."""
+"""Loads the settings of a command line. Settings not given there follow from the weights or from the resumed run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,10 +13,10 @@ from configs.yaml_files import Layer, find_settings_file, read_layers
 
 
 def load_settings(arguments: list[str]) -> LoadedConfig:
-    """Load the settings for a command line, from these layers, the lowest one first:
+    """Load the settings for a command line from these layers. Each overrides the previous ones:
 
-    1. what follows from the weights that it names
-    2. the file of -cfg; without it the settings of the run of these weights, or configs/finetune.yaml; nothing for -eval
+    1. settings that follow from the weights that the command line names
+    2. the file of -cfg; without it the settings of the weights' run, or configs/finetune.yaml; nothing for -eval
     3. flags and -opts
     """
     command_line = parse(arguments)
@@ -33,25 +33,25 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
     path, of_run = layers_of_run(given, checkpoint)
     if of_run:
         loaded = load(arguments, beneath=of_run, weights=layer_of_weights(given, checkpoint))
-        note = f"settings: those of the run of {path}, except for what the command line says; -cfg would name others"
+        note = f"settings: from the run of {path}, with the overrides of the command line; use -cfg for other settings"
         return replace(loaded, notes=[note, *loaded.notes])
     if is_on(given, "EVAL"):
         return load(arguments, needs_file=False, weights=layer_for_evaluation(given, checkpoint))
     file = find_settings_file("finetune")
     loaded = load_settings(["-cfg", file, *arguments])
-    note = f"settings: {file} (fine-tuning, DATA.DATASET {loaded.config.DATA.DATASET}); -cfg would name others"
+    note = f"settings: {file} (fine-tuning, DATA.DATASET {loaded.config.DATA.DATASET}); use -cfg for other settings"
     return replace(loaded, notes=[note, *loaded.notes], arguments=arguments)
 
 
 def _given(layers: Sequence[Layer]) -> dict[str, Text]:
-    """The texts of what files and flags set, by today's names."""
+    """Return {current name: text} of all settings that files and flags give."""
     last = {our_name(key): text for layer in layers for key, text in layer.texts.items()}
     given = {key: text for key, text in last.items() if not is_none(text)}
     return given | name_runs(given)
 
 
 def override(config: Config, arguments: Sequence[str]) -> Config:
-    """The settings with those of a command line in place of theirs."""
+    """Return the settings with the overrides of a command line."""
     if not arguments:
         return config
     from engine.settings_of_weights import layer_from

@@ -1,4 +1,4 @@
-"""Settings that follow from the weights that a command names: of their run, their model and their images."""
+"""Settings that follow from the weights on the command line: from their run, their model and their images."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +11,12 @@ from configs.values import ALL_SETTINGS, IMPLIED, SETTINGS, Text, convert, of_ro
 from configs.yaml_files import Layer, Quoted
 from utils.errors import ConfigError
 
-# What is not taken over from a run: an evaluation, or a new run from its weights, has its own machine and folder, and a
-# new run its own classes and its own way to adapt the weights. A cache is the machine's too, whatever size its images have.
+# Settings that are not taken over from a run. An evaluation, or a new run from its weights, has its own machine, cache
+# and folder. A new run also has its own classes and its own way to adapt the weights.
 OWN = {*of_role(MACHINE), "SAVE", "MODEL.PRETRAINED", "DATA.CACHE"}
 ADAPTED = {"MODEL.NUM_CLASSES", "MODEL.FREEZE", *(key for key in SETTINGS if key.startswith("MODEL.LORA."))}
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
-# Whoever sets one of these says which model it is.
+# If one of these is given, the command line defines the model, and the weights do not.
 MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))
 
 
@@ -25,7 +25,7 @@ def is_on(given: dict[str, Text], key: str) -> bool:
 
 
 def checkpoint_of(given: dict[str, Text]) -> Path | None:
-    """The file that -resume names. Whether its tensors are whole, the run finds out."""
+    """Return the file that -resume names. Its tensors are verified later, by the run."""
     if "MODEL.RESUME" not in given:
         return None
     from engine.checkpoint.find import checkpoint_at
@@ -33,11 +33,12 @@ def checkpoint_of(given: dict[str, Text]) -> Path | None:
 
     where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
     is_evaluated = is_on(given, "EVAL")
-    return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, read_index)  # the run warns
+    # Warnings are dropped here: the run logs them later.
+    return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, read_index)
 
 
 def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:
-    """Return the file of the weights, and the layers of the run that they are of: none for weights of another program."""
+    """Return the file of the weights and the layers of their run, or no layers for weights of another program."""
     path, recorded = _recorded_settings(given, checkpoint)
     if "MODEL.TYPE" in recorded:
         return path, _settings_of_run(recorded, given, f"checkpoint {path}")
@@ -47,7 +48,7 @@ def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path
 
 
 def _recorded_settings(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, dict[str, Any]]:
-    """Return the file of the weights, if there is one, and the settings of their run; {} for weights of other programs."""
+    """Return the file of the weights, if any, and the settings of their run, or {} for other programs' weights."""
     from models.weights.files import find_file, read_record
 
     resumes = "MODEL.RESUME" in given
@@ -59,7 +60,7 @@ def _recorded_settings(given: dict[str, Text], checkpoint: Path | None) -> tuple
 
 
 def _refuse_without_settings(given: dict[str, Text], path: Path | None) -> None:
-    """Raise ConfigError if there is no run to continue or to evaluate, or if a run to continue has no settings."""
+    """Raise ConfigError if there is no run to resume or evaluate, or if the file to resume has no settings."""
     source = given["MODEL.RESUME"]
     if path is None and source == "auto":
         where = Path(*(given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME")))
@@ -76,9 +77,10 @@ def _refuse_without_settings(given: dict[str, Text], path: Path | None) -> None:
 
 
 def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: str) -> list[Layer]:
-    """Return the settings of a run that are taken over: all to continue it, fewer to evaluate it or to start from its weights.
+    """Return the settings of a run to take over: all to resume it, fewer to evaluate it or to start from its weights.
 
-    A folder of images beside weights of a computed data set, such as those that come with halfstep, is an imagefolder.
+    If -data_path names a folder, but the weights are from a computed data set, like the ones that come with halfstep,
+    DATA.DATASET is imagefolder.
     """
     is_evaluated = is_on(given, "EVAL")
     use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
@@ -95,7 +97,7 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
 
 
 def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
-    """Settings that follow from the weights that the run starts from or evaluates; a run that is continued keeps what it had."""
+    """Return the settings that follow from the weights of a run. A resumed run keeps the ones from its start."""
     from models.weights.files import read_record
     from models.weights.metadata import ARCHITECTURE, PREPROCESSING, metadata_of
 
@@ -110,18 +112,20 @@ def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer |
         metadata = metadata_of(str(source)) if source else None
     except ConfigError as error:
         if checkpoint or (names_model and is_on(given, "CHECK")):
-            return None  # the run, or a row of -check, says why they cannot be read
+            return None  # the run, or a row of -check, reports why they cannot be read
         raise ConfigError(f"MODEL.PRETRAINED: {error}") from None
     if metadata is None:
         return None
     origin, images, model = _by_weights(metadata, given, names_model)
     if not (names_model or model):
         raise ConfigError(
-            f"MODEL.NAME: {metadata.by} does not say which model it is of; name timm's (any of timm.list_models()), as in "
+            f"MODEL.NAME: {metadata.by} does not name its model; name a timm model (any of timm.list_models()), as in "
             "-opts MODEL.NAME=vit_base_patch16_224"
         )
     if images and not {"DATA.IMAGE_SIZE"} & {*images, *given}:
-        raise ConfigError(f"DATA.IMAGE_SIZE: {metadata.by} was trained on images that are not square; set one side")
+        raise ConfigError(
+            f"DATA.IMAGE_SIZE: {metadata.by} was trained on images that are not square; set the side of a square"
+        )
     return layer_from(origin, _for_channels(images, given) | model)
 
 
@@ -134,7 +138,7 @@ def layer_for_evaluation(given: dict[str, Text], checkpoint: Path | None) -> Lay
 
 
 def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """The origin of what follows from weights, for their images and model: of what they do not say, timm knows the usual."""
+    """Return where settings come from, the image settings, and the model settings. timm has defaults for the images."""
     from models.weights.timm_tags import usual_images
 
     origin, images = f"weights {metadata.by}", metadata.images
@@ -142,7 +146,7 @@ def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tup
     kind, name = (str((given if names_model else model | given).get(f"MODEL.{each}", "")) for each in ("TYPE", "NAME"))
     if kind.lower() == "timm" and not images and (images := usual_images(name)):
         origin += f" (timm's {name})"
-    if names_model:  # of the same model of timm's the arguments are still theirs
+    if names_model:  # for the same timm model, the arguments of the weights still apply
         theirs = model.get("MODEL.NAME", "").partition(".")[0]
         is_same = kind.lower() == "timm" and name.partition(".")[0] == theirs
         model = {key: model[key] for key in ("MODEL.KWARGS",) if key in model and is_same}
@@ -150,7 +154,7 @@ def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tup
 
 
 def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, Any]:
-    """Mean and deviation for grey images in place of colour ones, or the other way round, where that is set."""
+    """Return image settings whose mean and deviation fit a DATA.IMAGE_CHANNELS that differs from the weights'."""
     key, theirs = "DATA.IMAGE_CHANNELS", images.get("DATA.IMAGE_CHANNELS")
     number = convert(SETTINGS[key], given[key], key) if key in given else theirs
     if number == theirs:
@@ -161,7 +165,7 @@ def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, A
 
 
 def layer_from(origin: str, settings: dict[str, Any]) -> Layer:
-    """Return a layer of these values, written as in a settings file."""
+    """Return a layer of these settings, as if they were read from a settings file."""
     try:
         return Layer(origin, {name: text for key, value in settings.items() for name, text in _texts(key, value)})
     except TypeError:
@@ -171,7 +175,7 @@ def layer_from(origin: str, settings: dict[str, Any]) -> Layer:
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, Text]]:
-    """Names and texts of a value as in a settings file; of an open section, one for each of its arguments."""
+    """Yield name and text of a setting as in a settings file. An open section yields a pair for each argument."""
     if not isinstance(value, dict):
         yield key, _to_text(value)
         return
@@ -180,7 +184,7 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, Text]]:
 
 
 def _to_text(value: Any) -> Text:
-    """A value as it is read from a settings file."""
+    """Return a value as it would be read from a settings file."""
     if isinstance(value, list | tuple):
         return [_to_text(each) for each in value]
     return Quoted(value) if isinstance(value, str) else to_text(value)

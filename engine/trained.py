@@ -1,4 +1,4 @@
-"""Evaluations of what a run trains: between its epochs, and of its best.pth at the end."""
+"""Evaluations of a run in training: after an epoch, and of best.pth at the end."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from engine.train.trainer import Trainer
 
 
 def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> dict[str, Evaluation]:
-    """The raw weights, and the EMA weights if there are any, which before the first update are the same."""
+    """Evaluate the raw weights, and the EMA weights if any. Before the first update both are the same."""
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
     normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
     found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
@@ -19,7 +19,7 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
 
 
 def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:
-    """Evaluate a best.pth again, as it was in its epoch. The training must be over: the trainer's model gets its weights."""
+    """Evaluate best.pth again. Its weights are loaded into the trainer's model, so the training must be over."""
     from engine.checkpoint.find import read_checkpoint
 
     suffix = trainer.best.suffix

@@ -19,7 +19,7 @@ from utils.log import Log
 def build_trial(
     config: Config, process: Process, model: nn.Module, data: TrainData, log: Log, wrappers: Sequence[StepWrapper] = ()
 ) -> Trainer:
-    """Build a trainer like that of a run, which reads no checkpoint and does not evaluate."""
+    """Build a trainer as in a run, but without a checkpoint and without evaluations."""
     inputs, loss_weights = inputs_of_trial(config, process), class_weights(config, data.image_set)
     return build_trainer(inputs, loss_weights, model, data, log, wrappers)
 

@@ -144,7 +144,7 @@ def half_speedup(device: torch.device, half: torch.dtype) -> float:
     pairs = [(x.to(dtype), weight.to(dtype)) for dtype in (torch.float32, half)]
     start, ratios = time.thread_time(), []
     # The types alternate, so that both are affected by other load. The first round is slower, because it prepares kernels.
-    while len(ratios) < 2 or (len(ratios) < 16 and time.thread_time() - start < MAX_SECONDS):
+    while len(ratios) < 2 or (len(ratios) < 8 and time.thread_time() - start < MAX_SECONDS):
         whole, halved = (time_products(device, *pair) for pair in pairs)
         ratios.append(whole / halved)
     return statistics.median(ratios[1:])

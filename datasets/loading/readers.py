@@ -1,4 +1,8 @@
-"""Batches of images from the order of an epoch. Each piece of a process becomes a batch that is filled image by image."""
+"""Reads images into batches. Each piece (a micro-batch of one process) becomes a batch, filled image by image.
+
+A loader worker decodes an image (ImageSet.read), augments it, and writes it into its place in a uint8 batch. TrainData
+groups the batches of an update into a window. Trainer.update moves them to the device and normalises them there.
+"""
 
 import contextlib
 import functools
@@ -19,11 +23,11 @@ from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError
 from utils.progress import shown
 
-NUM_REPLACEMENTS = 8  # images tried as replacements of an unreadable image: 8 of its class, then 8 of any class
+NUM_REPLACEMENTS = 8  # replacements that are tried for an unreadable image: 8 of its class, then 8 of any class
 
 
 class Buffers(NamedTuple):
-    """The memory into which the images of a batch are read."""
+    """The memory that the images of a batch are read into."""
 
     images: Tensor  # as in Batch
     targets: Tensor
@@ -49,7 +53,7 @@ class Reader:
         return Buffers(images.permute(0, 3, 1, 2), targets, [[]] * count)
 
     def put_target(self, index: int, target: Tensor) -> None:
-        """Write the class of an image, or its labels as 0 and 1."""
+        """Write the class number of an image, or a 0 or 1 for each of several labels."""
         number, sets = int(self.image_set.targets[index]), self.image_set.label_sets
         if sets is None:
             target.fill_(number)
@@ -65,7 +69,7 @@ class Reader:
         raise NotImplementedError
 
     def __getitem__(self, piece: Piece) -> Batch | DataError:
-        """Return the batch of a piece. A DataError is returned, not raised, so that a worker process sends it unchanged."""
+        """Return the batch of a piece. A DataError is returned, not raised, so that a worker sends it unchanged."""
         buffers = self.allocate(piece)
         try:
             bad = self.fill(piece, range(len(piece.indices)), buffers)
@@ -75,7 +79,7 @@ class Reader:
 
 
 class TrainReader(Reader):
-    """A reader that augments images, draws the boxes to erase, and replaces unreadable images by other ones."""
+    """A reader that augments images, by random numbers from seed, epoch and image, and replaces unreadable ones."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
@@ -123,7 +127,7 @@ class TrainReader(Reader):
 
 
 class SizedReader(Reader):
-    """A reader for each size of training images. The epoch of a piece selects the size."""
+    """A reader for training images whose size changes during training. The epoch of a piece selects the size."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
@@ -179,7 +183,11 @@ class Window(NamedTuple):
 
 
 class TrainData:
-    """The training images of one process, in the order of seed and step. `load` reads them (workers.make_loader)."""
+    """The training images of one process. `load` (make_loader in workers.py) reads them, on GPUs ahead of time.
+
+    `order` computes the images of each update from seed and step only. It cuts them into one piece for each micro-batch
+    of each process. So an update has the same images with 1 and with 8 processes if the global batch is the same.
+    """
 
     def __init__(
         self, image_set: ImageSet, order: Order, rank: int, load: Callable[[Iterable[Piece]], Iterator[Batch]]
@@ -190,7 +198,7 @@ class TrainData:
         self._load = load
 
     def windows(self, first_step: int, last_step: int, skipped: Collection[range] = ()) -> Iterator[Window]:
-        """Yield the windows of steps first_step to last_step - 1, without skipped steps, whose images are not read."""
+        """Yield the windows of steps first_step to last_step - 1. The images of skipped steps are not read."""
 
         def steps() -> Iterator[int]:
             return (step for step in range(first_step, last_step) if not any(step in each for each in skipped))
@@ -211,10 +219,11 @@ class TrainData:
 
 
 class EvalData:
-    """The evaluation images of this process. Each image is in exactly one process, in the order of the set.
+    """The validation images of one process, in the order of the set. Each image belongs to exactly one process.
 
-    A set that is read in groups is split into one contiguous part per process, so that not every process reads every group.
-    All processes get the same number of batches. A process without images left gets an image that does not count.
+    A set that is read in groups (shards, row groups) is split into one contiguous part per process, so that not every
+    process reads every group. All processes get the same number of batches. A process that has no images left gets one
+    that does not count.
     """
 
     def __init__(
@@ -229,7 +238,7 @@ class EvalData:
         """Compute the share of this process. `is_padded` means that the model is compiled for batches of one size."""
         self.image_set, self.batch_size, self.rank, self.world_size = image_set, batch_size, rank, world_size
         self.is_padded = is_padded
-        self.num_samples = len(image_set)  # of all processes
+        self.num_samples = len(image_set)  # over all processes
         # The images of this process, in order. With both kinds of split, lower ranks may get one image more.
         in_pieces = image_set.is_read_in_groups
         numbers = np.arange(self.num_samples)

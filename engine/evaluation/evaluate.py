@@ -1,4 +1,4 @@
-"""Exact evaluation: every image counts once for any number of processes."""
+"""Exact evaluation: each image counts exactly once, with any number of processes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -32,9 +32,9 @@ def evaluate(
     process: Process,
     bad_images: BadImages,
 ) -> list[Evaluation]:
-    """Evaluate models in their training precision, in one pass, since reading images takes longer than most forwards.
+    """Evaluate models in their training precision, in one pass, because reading images takes long. Collective.
 
-    With fewer than 5 classes, top-5 is the top-k of all classes.
+    With fewer than 5 classes, every image is correct in top-5.
     """
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]

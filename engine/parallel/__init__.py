@@ -1,4 +1,4 @@
-"""How the processes of a run hold the model: one process, whole on each (ddp) or in shards (fsdp2)."""
+"""The ways to distribute a model: a single process, a whole copy in each process (ddp), or shards (fsdp2)."""
 
 import contextlib
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from models.weights.sharded import Parts, changed
 from utils.distributed import Process
 from utils.errors import ConfigError
 
-LARGE = ("state_dict", "state_dict_ema", "optimizer")  # the parts of a state with large tensors
-# torch.compile cuts its graph at every bucket: 13 pieces of a ViT-Base with torch's 25 MiB. On CUDA only, because among
-# more than two processes the size decides about the last bit of an average.
+LARGE = ("state_dict", "state_dict_ema", "optimizer")  # the parts of a state that have large tensors
+# The bucket size of DDP with torch.compile, which cuts its graph at every bucket: a ViT-Base into 13 pieces with the
+# default of 25 MiB. Only for CUDA, because the size changes the last bit of an average over more than two processes.
 BUCKET_MB = 100
 
 
 class Parallel:
-    """How the processes of a run hold a model; this one is for a single process, which has all of it."""
+    """The strategy for a single process, which has the whole model, and the base class of the other strategies."""
 
     is_sharded = False
 
@@ -27,59 +27,59 @@ class Parallel:
         self.process = process
 
     def share_memory(self, model: nn.Module) -> dict[int, Tensor]:
-        """What deepcopy takes in place of copies, by the ids of tensors: they are copied when the copy is placed."""
+        """Return a memo for deepcopy, {id: tensor}, of tensors that the copy shares until `place` copies them."""
         return {}
 
     def place(self, *models: nn.Module) -> None:
-        """Move the weights of a model, and of its copy, to their device; whole models are there already."""
+        """Move the weights of a model and of its copy to their device. Unsharded models are already there."""
 
     def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
-        """The model, wrapped to average gradients over the processes."""
+        """Return the model, wrapped to average gradients over the processes."""
         return model
 
     def sync_gradients(self, replica: nn.Module, now: bool) -> contextlib.AbstractContextManager:
-        """Context for forward and backward: average the gradients now, or accumulate them locally."""
+        """Return the context for forward and backward. It averages the gradients `now`, or accumulates them locally."""
         return contextlib.nullcontext()
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """The parameters that this process's optimizer updates."""
+        """Return the parameters that this process's optimizer updates."""
         return dict(model.named_parameters())
 
     def local_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """This process's part of weights and buffers; shares memory with the model."""
+        """Return this process's part of weights and buffers. It shares memory with the model."""
         return model.state_dict()
 
     def load(self, model: nn.Module, state: dict[str, Tensor]) -> None:
         model.load_state_dict(state)
 
     def gradients_to_optimizer(self) -> None:
-        """Put gradients where the optimizer reads them."""
+        """Move the gradients to the parameters that the optimizer updates."""
 
     def sync_found_inf(self, found_inf: Tensor) -> None:
-        """Combine over all processes whether a gradient is not finite."""
+        """Set found_inf in all processes if it is set in one."""
 
     def norm(self, norm: Tensor) -> Tensor:
-        """The norm of the whole gradient, from that of this process's part."""
+        """Return the norm of the whole gradient, given the norm of this process's part."""
         return norm
 
     def track_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Include this optimizer in the states below."""
+        """Remember the parameters of this optimizer, so that the methods below can handle its state."""
 
     def gather_state(self, state: dict) -> dict:
-        """The whole state for process 0, gathered from all processes. A collective."""
+        """Return the whole state in process 0, gathered from all processes. Collective."""
         return state
 
     def local_part(self, state: dict) -> dict:
-        """The part of a saved state that this process loads."""
+        """Return the part of a saved state that this process loads."""
         return within_large(state, lambda place, value: value.whole() if isinstance(value, Parts) else value)
 
 
 class Replicated(Parallel):
-    """Every process holds all weights; torch's DDP averages the gradients."""
+    """DDP: every process has all weights, and torch averages the gradients."""
 
     def __init__(self, process: Process, reduce: torch.dtype | None = None, bucket_mb: int | None = None):
-        """`reduce`: the type of the all-reduce, if it is not that of the gradients; `bucket_mb`: gradients that are
-        averaged at once, if not torch's 25 MiB.
+        """`reduce`: the type of the all-reduce, or None for the type of the gradients. `bucket_mb`: the size of the
+        buckets in which gradients are averaged, or None for torch's 25 MiB.
         """
         super().__init__(process)
         self._reduce, self._bucket_mb = reduce, bucket_mb
@@ -91,7 +91,7 @@ class Replicated(Parallel):
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             bucket_cap_mb=self._bucket_mb,
-            # A static graph must be the same in every pass; with accumulation only the last pass synchronises.
+            # A static graph must be the same in every pass, but with accumulation only the last pass synchronises.
             static_graph=not accumulates,
         )
         if self._reduce is not None:
@@ -106,7 +106,7 @@ class Replicated(Parallel):
 
 
 def within_large(state: dict, change: Callable[[str, Any], Any]) -> dict:
-    """The state with `change` applied to the place and the value of each leaf of its large parts."""
+    """Return the state with `change(path, value)` applied to each leaf of its large parts."""
     return {name: changed(value, change, name) if name in LARGE else value for name, value in state.items()}
 
 
@@ -119,7 +119,7 @@ def check_strategy(config: Config) -> None:
     unfit = (
         (is_auto, f"DATA.BATCH_SIZE is {AUTO}", "a number; -check estimates how many images fit"),
         (is_other, f"PRECISION.MODE is {precision.MODE}", "PRECISION.MODE autocast"),
-        # Weights are gathered block by block, and a CUDA graph would read them where they were when it was recorded.
+        # Weights are gathered block by block, but a CUDA graph would read them at the addresses of its recording.
         (config.COMPILE not in (False, "blocks"), f"COMPILE is {str(config.COMPILE).lower()}", "COMPILE blocks"),
         (config.START.EXPLAIN, "PRECISION.EXPLAIN is true", "-explain_precision with DIST.STRATEGY ddp"),
     )
@@ -129,12 +129,12 @@ def check_strategy(config: Config) -> None:
 
 
 def is_sharded(config: Config, process: Process) -> bool:
-    """A single process does not shard."""
+    """Return whether the model is sharded. A single process does not shard."""
     return config.DIST.STRATEGY == "fsdp2" and process.world_size > 1
 
 
 def choose_parallel(config: Config, process: Process, half: torch.dtype | None) -> Parallel:
-    """The strategy for DIST.STRATEGY; `half`: autocast's type."""
+    """Return the strategy for DIST.STRATEGY. `half` is the type of autocast, or None."""
     reduce = half if config.PRECISION.REDUCE == "half" and config.PRECISION.MODE != "naive" else None
     if is_sharded(config, process):
         from engine.parallel.sharding import Sharded

@@ -1,4 +1,4 @@
-"""FSDP2 (DIST.STRATEGY fsdp2): every process holds some rows of each weight, its gradient and its optimizer state."""
+"""FSDP2 (DIST.STRATEGY fsdp2): every process has some rows of each weight, its gradient and its optimizer state."""
 
 import contextlib
 from typing import Any
@@ -15,8 +15,7 @@ from utils.errors import ConfigError
 
 
 class Sharded(Parallel):
-    """Every process holds some rows of each weight, of its gradient and of its optimizer state. The weights of a block
-    are gathered only while the block computes."""
+    """FSDP2: every process has some rows of each weight. The weights of a block are whole only while it computes."""
 
     is_sharded = True
 
@@ -27,13 +26,13 @@ class Sharded(Parallel):
         self._mesh = init_device_mesh(process.device.type, (process.world_size,))
         self._half, self._reduce = half, reduce
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
-        self._lengths: dict[str, int] = {}  # rows of each whole weight
-        self._moved: list[int] = []  # the same, in the order of the optimizer's state
-        # Autocast's cache would keep half copies of all weights until the end of the forward.
+        self._lengths: dict[str, int] = {}  # number of rows of each whole weight, by name
+        self._moved: list[int] = []  # the same numbers, in the order of the optimizer's state
+        # Autocast's cache would keep half-precision copies of all weights until the end of the forward pass.
         torch.set_autocast_cache_enabled(False)
 
     def share_memory(self, model: nn.Module) -> dict[int, Tensor]:
-        """The tensors of the blocks, so that the host never holds the model twice."""
+        """Return the tensors of the blocks, so that the host never has two copies of the model in memory."""
         memory: dict[int, Tensor] = {}
         for block in gathered_blocks(model):
             memory |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in block.parameters()}
@@ -41,7 +40,7 @@ class Sharded(Parallel):
         return memory
 
     def place(self, *models: nn.Module) -> None:
-        """Shard and move block by block: a model built on the host is never whole on the device."""
+        """Shard and move the model block by block, so that it is never whole on the device."""
         from torch.distributed.fsdp import fully_shard
 
         for block, *copies in zip(*map(gathered_blocks, models), strict=True):
@@ -51,27 +50,29 @@ class Sharded(Parallel):
             for each in (block, *copies):
                 fully_shard(each, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._policy(each))
         for model in models:
-            # Reshard the rest too: an evaluation has no backward that would free its weights, and the next one would
-            # compute with them.
+            # Reshard the rest too. An evaluation has no backward pass that would free the gathered weights, so the next
+            # evaluation would compute with these old weights.
             fully_shard(model, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._policy(model))
-            if self.process.device.type == "cpu":  # gloo cannot average
+            if self.process.device.type == "cpu":  # gloo can sum but not average
                 for module in model.modules():
                     if hasattr(module, "set_force_sum_reduction_for_comms"):
                         module.set_force_sum_reduction_for_comms(True)
 
     def _policy(self, module: nn.Module) -> Any:
-        """The type in which weights are gathered. Under autocast, matrices in the half type to which it would cast them
-        anyway: the same numbers, half the traffic, and no half copies kept until the backward.
+        """Return the policy that sets the type in which weights are gathered.
+
+        With autocast, matrices are gathered in its half type, to which it would cast them anyway. The numbers are the
+        same, the traffic is halved, and no half-precision copies are kept until the backward pass.
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
-        # cast_forward_inputs would take autocast's sums between the blocks to the half type.
+        # cast_forward_inputs would cast the residual stream between the blocks to the half type.
         policy = MixedPrecisionPolicy(reduce_dtype=self._reduce, cast_forward_inputs=False)
         if self._half is None or not hasattr(policy, "param_dtype_override_fn"):  # older torch: one type for all
             return policy
-        from models.transforms.gpu_kernels import PatchConv2d  # local: importing timm takes seconds
+        from models.transforms.gpu_kernels import PatchConv2d  # imported here, because importing timm takes seconds
 
-        # By identity: a layer named by a list has another class, and casts as the list says.
+        # Compare types exactly: a layer in an operator list has a subclass, which casts as the list says.
         layers = [each for each in module.modules() if type(each) in (nn.Linear, nn.Conv2d, PatchConv2d)]
         matrices = {id(parameter) for layer in layers for parameter in layer.parameters()}
         return MixedPrecisionPolicy(
@@ -86,7 +87,7 @@ class Sharded(Parallel):
         return contextlib.nullcontext()
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """Plain tensors that share the memory of the local rows, for the optimizer and the GradScaler."""
+        """Return plain tensors that share the memory of the local rows, for the optimizer and the GradScaler."""
         own = {}
         for name, parameter in model.named_parameters():
             own[name] = nn.Parameter(_local(parameter.detach()), parameter.requires_grad)
@@ -118,7 +119,7 @@ class Sharded(Parallel):
         self._moved = [lengths[id(each)] for group in optimizer.param_groups for each in group["params"]]
 
     def gather_state(self, state: dict) -> dict:
-        """Gather tensor by tensor: only process 0 ever holds more than one whole tensor."""
+        """Gather one tensor after the other, so that only process 0 has more than one whole tensor in memory."""
 
         def gather(place: str, value: Any) -> Any:
             length = self._length(place, value)
@@ -127,7 +128,7 @@ class Sharded(Parallel):
         return within_large(state, gather)
 
     def split_for_save(self, state: dict) -> tuple[dict, dict[str, Tensor]]:
-        """The state without its large tensors, and this process's rows of them by path."""
+        """Return the state without its large tensors, and this process's rows of them by path."""
         pieces = {}
 
         def take(place: str, value: Any) -> Any:
@@ -150,7 +151,7 @@ class Sharded(Parallel):
         return within_large(state, take)
 
     def _length(self, place: str, value: Any) -> int | None:
-        """The number of rows of the whole tensor at this path; None for what every process holds whole."""
+        """Return the number of rows of the whole tensor at this path, or None if every process has the whole value."""
         if not isinstance(value, Tensor | Parts):
             return None
         section, _, rest = place.partition("/")
@@ -160,19 +161,20 @@ class Sharded(Parallel):
 
 
 def gathered_blocks(model: nn.Module) -> nn.Sequential | nn.ModuleList:
-    """The blocks that are gathered one by one; the rest of the model is gathered together."""
-    from models.transforms.class_token_block import ClassTokenVisionTransformer  # importing timm takes seconds
+    """Return the blocks, which are gathered one by one. The rest of the model is gathered together."""
+    # Imported here, because importing timm takes seconds.
+    from models.transforms.class_token_block import ClassTokenVisionTransformer
 
     blocks = blocks_of(model, "DIST.STRATEGY is fsdp2", "DIST.STRATEGY ddp")
     if any(has_running_statistics(module) for module in model.modules()):
         raise ConfigError(
-            "DIST.STRATEGY is fsdp2, but the model has BatchNorm, whose running statistics each process would keep "
-            "for itself; use DIST.STRATEGY ddp"
+            "DIST.STRATEGY is fsdp2, but the model has BatchNorm, whose running statistics would differ between "
+            "processes; use DIST.STRATEGY ddp"
         )
-    # A last block for the class token alone is not called as a module, so no hook would gather it.
+    # A last block that computes only the class token is not called as a module, so no hook would gather it.
     return blocks[:-1] if isinstance(model, ClassTokenVisionTransformer) else blocks
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This process's rows; buffers are whole."""
+    """Return this process's rows of a weight, or the whole tensor for a buffer."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,4 +1,4 @@
-"""Binary cross entropy: whether an image has a class, for each class by itself."""
+"""Binary cross entropy: each class is a separate yes or no."""
 
 import torch
 from torch import Tensor
@@ -10,14 +10,15 @@ from engine.evaluation.tally import widen
 
 
 class BinaryCrossEntropy:
-    """A yes or no for each class, as timm's BinaryCrossEntropy, in float32 or better.
+    """Binary cross entropy as in timm, computed in float32 or better.
 
-    A class number is smoothed to 1 - s + s / classes, and s / classes for the others; a yes or no of several labels is moved
-    towards 0.5. Class weights multiply the part of the images that have the class, as timm's pos_weight.
+    With smoothing s, the target is 1 - s + s / classes for the image's class and s / classes for the others. If images
+    can have several labels, all targets move towards 0.5. Class weights multiply the positive term of each class, like
+    timm's pos_weight.
     """
 
     def __init__(self, settings: Train, class_weights: Tensor | None = None):
-        """`class_weights` [classes]: on the device of the logits."""
+        """`class_weights` [classes] are on the device of the logits."""
         self._settings, self._weights = settings, class_weights
 
     def __call__(self, logits: Tensor, targets: Tensor | Mixed) -> Tensor:
@@ -34,7 +35,7 @@ class BinaryCrossEntropy:
         return losses.mean(1).mean()
 
     def _soft(self, targets: Tensor, logits: Tensor) -> Tensor:
-        """[B, classes] of class numbers int64 [B], or of several labels [B, classes] of 0 and 1."""
+        """Return targets [B, classes], given class numbers int64 [B] or labels [B, classes] of 0 and 1."""
         smoothing = self._settings.SMOOTHING
         if targets.ndim == 2:
             return targets.to(logits.dtype) * (1 - smoothing) + 0.5 * smoothing

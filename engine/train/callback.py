@@ -1,4 +1,4 @@
-"""Callbacks: what watches the training."""
+"""The base class of callbacks, which watch the training."""
 
 from typing import TYPE_CHECKING
 
@@ -12,24 +12,24 @@ from utils.errors import ConfigError
 if TYPE_CHECKING:
     from engine.train.trainer import Trainer
 
-# The phases of an update, in order; "data" to "other" repeat for each micro-batch. "copy" is what is left of the way to the
-# device (where it has streams, loading/workers.py has copied ahead), normalising and mixing; "communication" is the part of
-# the backward that only waits for the all-reduce.
+# The phases of an update, in order. "data" to "other" repeat for each micro-batch. "copy" is the copy to the device, if
+# it was not prefetched (loading/to_device.py), normalising and mixing. "communication" is the part of the backward pass
+# that only waits for the all-reduce.
 PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
 
 
 class Callback:
-    """Watches the training: it changes no weights, but may end the run. The base class ignores every event.
+    """Watches the training. It changes no weights, but may end the run. The base class ignores every event.
 
-    The trainer calls its callbacks in list order. Each process has its own list, and most callbacks are in that of process 0
-    only (callback_list.py): they call no collective. Read values of tensors only in `on_report`: reading them in every
-    update would synchronise host and device.
+    The trainer calls its callbacks in list order. Each process has its own list. Most callbacks exist only in process 0
+    (callback_list.py), so they must not call collectives. Read values of tensors only in `on_report`, because reading
+    them in every update would synchronise host and device.
     """
 
-    refusal: ConfigError | None = None  # why it stops the run, if that is a mistake of the user
+    refusal: ConfigError | None = None  # the reason for which it stops the run, if the user can fix it
 
     def on_start_scored(self, trainer: "Trainer", scores: Scores, seconds: float) -> None:
-        """Before the first update, where the weights know all classes: they were evaluated, which took so long."""
+        """The initial weights were evaluated, which took this many seconds. No update has been made yet."""
 
     def on_epoch_start(self, trainer: "Trainer") -> None:
         """Epoch `trainer.epoch` begins, or continues after a resume."""
@@ -41,37 +41,37 @@ class Callback:
         """A phase of the update begins and lasts until the next one."""
 
     def on_loss(self, trainer: "Trainer", loss: Tensor, is_last: bool) -> None:
-        """The backward of a micro-batch follows; `is_last`: it synchronises the gradients."""
+        """The backward pass of a micro-batch is next. If `is_last`, it synchronises the gradients."""
 
     def on_micro_batch(self, trainer: "Trainer", batch: Batch, share: float) -> None:
-        """Forward and backward of a micro-batch are done; `share`: its weight in the loss of the update."""
+        """Forward and backward of a micro-batch are done. `share` is its weight in the loss of the update."""
 
     def on_update(self, trainer: "Trainer") -> None:
-        """An update is done or skipped; `trainer.step` already includes it."""
+        """An update is done or skipped. `trainer.step` already includes it."""
 
     def on_report(self, trainer: "Trainer", report: Report) -> None:
         """The counters were read: after the first update of an epoch, every REPORT_FREQ updates, and after the last."""
 
     def on_epoch_end(self, trainer: "Trainer", result: EpochResult) -> None:
-        """The epoch is trained, and evaluated if due; `trainer.epoch` does not include it yet."""
+        """The epoch is trained, and evaluated if due. `trainer.epoch` does not include it yet."""
 
     def on_rollback(self, trainer: "Trainer") -> None:
         """The trainer returned to an earlier state."""
 
     def on_non_finite(self, trainer: "Trainer") -> str:
-        """The run stops because of gradients that are not finite. Returns advice for the reason that it gives. Collective."""
+        """Non-finite gradients end the run. Return advice for its last message. Collective."""
         return ""
 
     def should_stop(self, trainer: "Trainer", updates_left: int) -> bool:
-        """Called before each update: whether the run must save and end. `updates_left`: in this epoch."""
+        """Return whether to save and end the run now, before an update. `updates_left` counts the rest of the epoch."""
         return False
 
     def choose(self, trainer: "Trainer") -> int:
-        """Called before each update: of how many updates the run is to be; 0: of as many as before."""
+        """Return the new total number of updates, or 0 to keep the current one. Called before each update."""
         return 0
 
     def on_choice(self, trainer: "Trainer") -> None:
-        """The run has another number of updates from this step on; no update has used it yet."""
+        """The total number of updates has changed. No update has used the new schedule yet."""
 
     def close(self) -> None:
-        """The training ends, also by an error, but not by a signal that ends the process at once."""
+        """The training has ended, also after an error, but not if a signal ends the process at once."""

@@ -1,4 +1,4 @@
-"""Counts updates on the device, so that the host waits for it only when a report is due."""
+"""Sums of loss and accuracy on the device, so that the host waits for it only when a report is due."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from utils.distributed import Process
 
 @dataclass
 class Report:
-    """Figures of the last update, and of the epoch so far."""
+    """Figures of the last update and of the epoch so far."""
 
     step: int
     epoch: int
@@ -27,7 +27,7 @@ class Report:
     loss_scale: float
     num_updates: int = 0  # of the whole run, which a budget may change
     seconds: float = 0.0  # since the last report
-    shares: dict[str, float | None] = field(default_factory=dict)  # percent of them in each phase, if known
+    shares: dict[str, float | None] = field(default_factory=dict)  # percent of these seconds in each phase, if known
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class EpochResult:
 
     report: Report
     scores: dict[str, Scores]  # key "": raw weights, "_ema": EMA weights; empty without evaluation
-    num_images: int  # without those before a resume
+    num_images: int  # without images from before a resume
     training_seconds: float
     evaluation_seconds: float
-    images: ImageResults | LabelResults | None = None  # of the weights that score best, if no epoch before was better
+    images: ImageResults | LabelResults | None = None  # of each image, if this epoch is the best so far
 
 
 class Counters:
@@ -52,12 +52,12 @@ class Counters:
         self.skips_in_a_row = torch.zeros((), device=device)
 
     def new_sums(self) -> Tensor:
-        """Zeros for loss, correct images and images of one update."""
+        """Return zeros for the sums of one update: loss, correct predictions, images."""
         return torch.zeros_like(self.totals[:3])
 
     @torch.no_grad()
     def add(self, sums: Tensor, grad_norm: Tensor, skipped: Tensor) -> None:
-        """Add one update; of a skipped one only that it was skipped."""
+        """Add the sums of one update. If it was skipped, only count the skip."""
         skipped = skipped.reshape(()).to(sums)
         grad_norm = grad_norm.to(sums)
         counted = torch.stack((*sums, torch.zeros_like(skipped), grad_norm, torch.ones_like(skipped)))
@@ -68,12 +68,12 @@ class Counters:
         self.skips_in_a_row = (self.skips_in_a_row + 1) * skipped.to(self.skips_in_a_row)
 
     def add_left_out(self) -> None:
-        """Count an update that a rollback leaves out as skipped; it ends a series of skips."""
+        """Count an update that a rollback leaves out as skipped. It ends a streak of skips."""
         self.totals[3] += 1
         self.skips_in_a_row.zero_()
 
     def read(self, process: Process) -> dict[str, float]:
-        """The fields of a Report, summed over all processes. Synchronises host and device, once."""
+        """Return the fields of a Report over all processes. Synchronise host and device, once."""
         totals, last = (process.sum(each.clone()) for each in (self.totals, self.last))
         values = torch.cat((totals, last, self.skips_in_a_row.to(totals)[None])).tolist()
         loss, correct, samples, skipped, grad_norms, updates = values[:6]
@@ -89,7 +89,7 @@ class Counters:
         }
 
     def start_epoch(self) -> None:
-        """Forget the sums of the epoch before."""
+        """Reset the sums for a new epoch."""
         self.totals.zero_()
 
     def state_dict(self, process: Process) -> dict[str, Tensor]:

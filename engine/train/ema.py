@@ -11,15 +11,15 @@ from engine.parallel import Parallel
 from utils.errors import ensure
 from utils.torch_internals import foreach_add_, foreach_mul_, foreach_sub, without_compiler
 
-WARM_UP = 9  # with the warm-up the average covers about the last ninth of all updates, until the decay is reached
+WARM_UP = 9  # with warm-up the average covers about the last ninth of all updates, until the decay is reached
 
 
 def decay_at(step: int, settings: Train) -> float:
-    """The decay of the update after `step` others. The average begins with the weights after the first update, as in timm.
+    """Return the decay for update `step`. As in timm, the average starts with the weights after the first update, 0.
 
-    timm's warm-up, 1 - (1 + step / gamma) ** -power, with gamma 9 and power 1. timm's powers below 1 never reach DeiT's
-    0.99996 in the 375,000 updates of 300 epochs; this does in 225,000 (epoch 180), and a run of 18 updates averages its
-    last few.
+    The warm-up is timm's, 1 - (1 + step / gamma) ** -power, with gamma 9 and power 1. timm's powers below 1 never reach
+    DeiT's 0.99996 in the 375,000 updates of 300 epochs. This one does after 225,000 (epoch 180), and in a run of 18
+    updates it averages the last few.
     """
     limit = settings.MODEL_EMA_DECAY
     warmed = step / (step + WARM_UP) if settings.MODEL_EMA_WARMUP else limit
@@ -27,7 +27,10 @@ def decay_at(step: int, settings: Train) -> float:
 
 
 class ForeachLerp:
-    """Moves `means` towards `values` by a fraction of their difference, unless `skipped` is 1. Keeps the numbers of CPUs."""
+    """Moves `means` towards `values` by a fraction of the difference, unless `skipped` is 1.
+
+    Its rounding decides the results of CPU runs, so it must not change.
+    """
 
     def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):
         self._means, self._values = means, values
@@ -39,15 +42,15 @@ class ForeachLerp:
 
 
 class FusedLerp:
-    """A move of the average in one pass over memory, by the kernel of fused SGD, which `found_inf` on the device can skip.
+    """Moves the average in one pass over memory, with the kernel of fused SGD, which found_inf on the device can skip.
 
-    With weight decay 1 and the values as gradients to maximize, it descends along mean - value. Rejected: _foreach_lerp_,
-    which takes a scalar weight only from the host.
+    With weight decay 1, and the values as gradients to maximize, SGD subtracts a fraction of mean - value. Rejected:
+    _foreach_lerp_, which takes a scalar weight only from the host.
     """
 
     def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):
         for mean, value in zip(means, values, strict=True):
-            # The kernel sees memory, not indices.
+            # The kernel works on memory in order, without strides.
             ensure(mean.stride() == value.stride(), "a weight and its moving average differ in their memory layout")
             mean.grad = value
         self._sgd = without_compiler(torch.optim.SGD)(means, weight_decay=1.0, maximize=True, fused=True)
@@ -59,27 +62,26 @@ class FusedLerp:
 
 
 class Ema:
-    """A second model with the moving average of the first one's weights."""
+    """A copy of the model whose weights are the moving average of the model's weights."""
 
     def __init__(self, model: torch.nn.Module, settings: Train, parallel: Parallel | None = None):
-        """`parallel`: may copy some of the tensors later, one block after the other."""
+        """`parallel` may copy some of the tensors later, block by block."""
         self.model = copy.deepcopy(model, parallel.share_memory(model) if parallel else {}).eval()
         self._settings = settings
 
     def follow(self, model: torch.nn.Module, parallel: Parallel) -> None:
-        """Let `update` follow this model; of frozen weights it holds copies that stay."""
+        """Choose the weights that `update` averages. Frozen weights keep their first copy."""
         mine = parallel.local_state(self.model)
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         pairs = [(mine[name], theirs) for name, theirs in parallel.local_state(model).items() if name not in frozen]
         means, values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
         lerp = ForeachLerp if means[0].device.type in ("cpu", "mps") else FusedLerp  # MPS: as in optimizers.py
         self._lerp = lerp(means, values)
-        self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm counts batches
+        self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm's numbers of batches
 
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:
-        """Move towards the model unless its update, after `step` others, was skipped; decided on the device, without
-        synchronisation."""
+        """Add the weights after update `step` to the average, unless it was skipped. The device decides this."""
         self._lerp(1 - decay_at(step, self._settings), skipped.reshape(()))
         for mine, theirs in self._counts:
             mine.copy_(theirs)

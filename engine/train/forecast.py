@@ -14,33 +14,33 @@ from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
 from utils.text import counted, format_duration
 
-NOT_TYPICAL, MEASURED = 3, 10  # first updates of a start, which are slower; updates that are needed to know their time
-MARKS = 200  # about as many points in time are kept, from which updates are timed
-END_BY_START = 1 / 3  # what follows the last evaluation, by the time until the first update, until it was measured
+NOT_TYPICAL, MEASURED = 3, 10  # the first updates of a start, which are slower; updates needed for a measurement
+MARKS = 200  # about this many points in time are kept for the timing of updates
+END_BY_START = 1 / 3  # estimate of the work after the last evaluation, as a fraction of the time until the first update
 ENOUGH = 10.0  # seconds of training after which the log gets an estimate
 
 
 @dataclass
 class RunTimes:
-    """Seconds that the parts of a run take (0: not measured yet), and their sum from any step to the end."""
+    """The seconds that the parts of a run take (0: not measured yet), and their sum from any step to the end."""
 
     order: Order
     validate_freq: int  # epochs
-    most_updates: int  # by the settings; a budget can only lower their number
-    evaluation_in_updates: float  # an estimate, used until an evaluation was measured
+    most_updates: int  # the number by the settings; a budget can only lower it
+    evaluation_in_updates: float  # an estimate, used until an evaluation is measured
     longest_save: Callable[[], float]
-    before_first_update: float = 0.0  # for -check, where the run has not begun
+    before_first_update: float = 0.0  # only set by -check, for a run that has not started
     update: float = 0.0
     evaluation: float = 0.0
     end_work: float = 0.0  # pictures, tables and report after the last evaluation
-    then: float = 0.0  # an update at the time when end_work was measured
+    then: float = 0.0  # seconds of an update when end_work was measured
 
     @classmethod
     def of(
         cls, config: Config, order: Order, num_evaluated: int, longest_save: Callable[[], float] = lambda: 0.0
     ) -> "RunTimes":
-        """The times of a run of which nothing is measured. `num_evaluated`: validation images."""
-        # An evaluation is a forward of its images, which takes a third of a training step.
+        """Return the times of a run before anything is measured. `num_evaluated` is the number of validation images."""
+        # An evaluation makes a forward pass, which takes a third of the time of a training step.
         forwards = num_evaluated * order.steps_per_epoch / order.num_images
         return cls(
             order=order,
@@ -51,9 +51,9 @@ class RunTimes:
         )
 
     def until_end(self, step: int, num_updates: int, num_done: int | None = None) -> float:
-        """Seconds from this step to the end of a run of `num_updates`.
+        """Return the seconds from this step to the end of a run of `num_updates`.
 
-        `num_done`: epochs whose evaluation is done; None: all epochs before this step.
+        `num_done` is the number of epochs that are evaluated; None means all epochs before this step.
         """
         per_epoch, every = self.order.steps_per_epoch, self.validate_freq
         num_done = step // per_epoch if num_done is None else num_done
@@ -66,7 +66,7 @@ class RunTimes:
         return self.evaluation or self.evaluation_in_updates * self.update
 
     def after_last_update(self) -> float:
-        # Where updates have become slower, so may the processor; or only the device or the disk has.
+        # If updates have become slower, the processor may be slower too, or only the device or the disk.
         slower = max(1.0, self.update / self.then) if self.then else 1.0
         return self.one_evaluation() + self.longest_save() + self.end_work * (1 + slower) / 2
 
@@ -74,16 +74,16 @@ class RunTimes:
 class UpdateTimer:
     """Measures the seconds of an update in this start of the program.
 
-    The mean is over as much of the past as the run has left: what slowed updates down then may do so again.
+    The mean covers as much past time as the run has left, because the causes of slow updates may occur again.
     """
 
     def __init__(self, now: float, step: int, earlier: float):
-        """`earlier`: seconds of an update in an earlier start, used until this one has measured enough; 0: unknown."""
+        """`earlier`: seconds of an update in an earlier start, used until this start has measured it; 0: unknown."""
         self.first_step, self.is_measured, self._earlier = step, False, earlier
-        self._marks = deque([(now, step)])  # seconds of training, and the step then
+        self._marks = deque([(now, step)])  # (seconds of training, step)
 
     def measure(self, now: float, step: int, left: float) -> float:
-        """Return the seconds of an update. `step` counts the update that was just done. `left`: seconds to the end."""
+        """Return the seconds of an update. `step` includes the update just done. `left` is the seconds to the end."""
         marks = self._marks
         while len(marks) > 1 and step - marks[1][1] >= MEASURED and now - marks[1][0] > left:
             marks.popleft()
@@ -96,12 +96,12 @@ class UpdateTimer:
         return (now - since) / (step - first) if self.is_measured or not self._earlier else self._earlier
 
     def timed(self, now: float) -> float:
-        """Return the seconds over which updates are timed."""
+        """Return the length in seconds of the time over which updates are measured."""
         return now - self._marks[0][0]
 
 
 class Forecast(Callback):
-    """Measures updates and evaluations, and says how long the run still takes."""
+    """Measures updates and evaluations, and estimates the remaining time of the run."""
 
     def __init__(
         self,
@@ -112,19 +112,19 @@ class Forecast(Callback):
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`start`: of the program, by `clock`. `beat`: called after each report with the position and the time left."""
+        """`start`: the program's start, by `clock`. `beat` gets position and remaining time after each report."""
         self.times, self._start, self._max_time = times, start, config.START.MAX_TIME
         self._beat, self._say, self._clock = beat, say, clock
-        self._is_said = config.TRAIN.BUDGET is not None  # a budget says it in its own line
+        self._is_said = config.TRAIN.BUDGET is not None  # a budget logs its own line
         self._begin()
 
     def _begin(self) -> None:
         self._timer: UpdateTimer | None = None  # None: no epoch has begun
-        self._trained = self._paused = 0.0  # when the last update of an epoch was done; seconds of all evaluations
+        self._trained = self._paused = 0.0  # when the last update of an epoch ended; seconds of all evaluations
 
     @property
     def is_measured(self) -> bool:
-        """Whether this start has done enough updates to know their time."""
+        """Return whether this start has made enough updates to measure their time."""
         return self._timer is not None and self._timer.is_measured
 
     def on_start_scored(self, trainer: Trainer, scores: Scores, seconds: float) -> None:
@@ -155,23 +155,23 @@ class Forecast(Callback):
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         self.times.evaluation = self.times.evaluation or result.evaluation_seconds
-        self._trained *= bool(result.scores)  # what lies between two epochs without an evaluation counts as training
+        self._trained *= bool(result.scores)  # without an evaluation, the time between two epochs counts as training
 
     def on_rollback(self, trainer: Trainer) -> None:
         self._begin()
 
     def leave_out(self, seconds: float) -> None:
-        """Count this time neither as training nor as evaluation."""
+        """Count these seconds neither as training nor as evaluation."""
         self._paused, self._trained = self._paused + seconds, self._trained + seconds
 
     def left(self, trainer: Trainer, num_done: int) -> float | None:
-        """Seconds to the end of the run, after so many epochs with their evaluations; None before the second update."""
+        """Return the seconds left in the run after `num_done` evaluated epochs, or None before the second update."""
         if self._timer is None or trainer.step < self._timer.first_step + 2:
             return None
         return self.times.until_end(trainer.step, trainer.schedule.num_updates, num_done)
 
     def describe(self, step: int, left: float) -> str:
-        """Say how long the run still takes, when it ends, and how far it gets before RUN.MAX_TIME."""
+        """Return the remaining time, when the run ends, and how far it gets if RUN.MAX_TIME ends it before that."""
         short = f"{math.ceil(left)} s" if left < 100 else f"{left / 60:.0f} min"
         text = f"about {short if left < 3600 else format_duration(left)}, until {time_in(left)}"
         allowed = self._start + to_seconds(self._max_time) - self._clock() if self._max_time else math.inf
@@ -184,6 +184,6 @@ class Forecast(Callback):
 
 
 def time_in(seconds: float) -> str:
-    """Return the time of day in so many seconds, with the date if that may be another one."""
+    """Return the time of day after these seconds, with the date if it may be another day."""
     clock = "%H:%M:%S" if seconds < 600 else "%H:%M" if seconds < 20 * 3600 else "%Y-%m-%d %H:%M"
     return time.strftime(clock, time.localtime(time.time() + seconds))

@@ -1,4 +1,4 @@
-"""The guard of a run, which decides how often the micro-batches of an update are computed, and in which sizes."""
+"""The guards of an update, which decide how often its micro-batches are computed and how large they are."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -15,21 +15,21 @@ from utils.log import Log
 
 
 def choose_guard(config: Config, trainer: Trainer, log: Log) -> Guard:
-    """Return the guard of a run: against running out of memory, unless that extra is missing."""
+    """Return the guard of a run. It handles out-of-memory errors unless that extra is missing."""
     if has_extra("memory"):
         from extras.memory.guard import MemoryGuard  # extra: memory
 
         return MemoryGuard(config, trainer, log)
-    log.say("extras/memory is missing: a run that runs out of memory ends")
+    log.say("extras/memory is missing: the run ends if it runs out of memory")
     return RehearsingGuard(config, trainer)
 
 
 class RereadableBatches:
-    """Batches that can be iterated again, as far as they were read."""
+    """Batches of an iterator, which are kept so that they can be iterated again."""
 
     def __init__(self, batches: Iterator[Batch]):
         self._batches, self._read = batches, []
-        self.is_reading = False  # then an error comes from the loader, not from the batch size
+        self.is_reading = False  # if True, an error comes from the loader, not from the batch size
 
     def __iter__(self) -> Iterator[Batch]:
         yield from self._read
@@ -44,10 +44,10 @@ class RereadableBatches:
 
 
 class RehearsingGuard(Guard):
-    """Computes the first update of more than two processes three times; only the last time counts.
+    """Computes the first update three times if there are more than two processes. Only the last time counts.
 
-    DDP moves the gradients in its buffers after its second pass. Among more than two processes their place decides about
-    the last bit of an average, so that the updates after a resume would not be those of an unbroken run.
+    DDP rearranges the gradients in its buckets after its second pass. With more than two processes, their place changes
+    the last bit of an average, so the updates after a resume would differ from those of an uninterrupted run.
     """
 
     def __init__(self, config: Config, trainer: Trainer):
@@ -61,7 +61,7 @@ class RehearsingGuard(Guard):
         yield self.attempt(window, batches)
 
     def rehearse(self, window: Window, batches: Iterable[Batch]) -> Iterator[AbstractContextManager[MicroBatches]]:
-        """Attempts whose gradients are dropped."""
+        """Yield attempts whose gradients are discarded."""
         while self.rehearsals_left:
             self.rehearsals_left -= 1
             with unchanged_buffers(self.trainer.computing.model):

@@ -1,7 +1,7 @@
-"""The training loss: of labels, smoothed, mixed or weighted, averaged over the images; and how others wrap it.
+"""The training loss, with label smoothing, mixed targets and class weights, and the interface of its wrappers.
 
-The sum is divided by the number of images, never by the sum of their weights: so the loss of an update does not depend on
-how it is split into micro-batches.
+The sum is divided by the number of images, never by the sum of their weights, so the loss of an update does not depend
+on its split into micro-batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,21 +26,21 @@ def build_loss(
 ) -> Loss:
     """Build the loss that TRAIN.LOSS names, by its row in configs/tables.py.
 
-    `class_weights`: see datasets.balance; None: no class counts more than another. `device`: that of the logits.
+    `class_weights` come from datasets.balance; None: all classes count the same. `device` is the device of the logits.
     """
     weights = None if class_weights is None else torch.tensor(class_weights).to(device)
     return import_named("engine.train", LOSSES[config.TRAIN.LOSS].where)(config.TRAIN, weights)
 
 
 class CrossEntropy:
-    """Cross entropy with label smoothing, in float32 or better for any type of logits.
+    """Cross entropy with label smoothing, computed in float32 or better for any type of logits.
 
-    For a mixed image, the losses of its two classes weighted by their shares, which equals a soft target. With class
-    weights w the loss of an image is the sum of -w[c] target[c] log p[c] over the classes c.
+    The losses of a mixed image's two classes are weighted by their shares, which equals a soft target. With class
+    weights w, the loss of an image is the sum of -w[c] target[c] log p[c] over the classes c.
     """
 
     def __init__(self, settings: Train, class_weights: Tensor | None = None):
-        """`class_weights` [classes]: on the device of the logits."""
+        """`class_weights` [classes] are on the device of the logits."""
         self._smoothing, self._weights = settings.SMOOTHING, class_weights
 
     def __call__(self, logits: Tensor, targets: Tensor | Mixed) -> Tensor:
@@ -60,24 +60,24 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class ExtendedTargets:
-    """The labels of images, to which a StepWrapper adds what its loss needs beside them."""
+    """The labels of images. A StepWrapper adds further targets in a subclass."""
 
     labels: Tensor | Mixed
 
 
 class StepWrapper(Protocol):
-    """Changes the targets that a step gets, and their loss: a distillation adds the logits of a teacher."""
+    """Changes the targets of a step and the loss. Distillation, for example, adds the logits of a teacher."""
 
     def change_model(self, model: nn.Module) -> None:
-        """Change what the model returns in training. It is not yet copied or compiled."""
+        """Change the model's output in training. The model is not yet copied or compiled."""
 
     def wrap(self, prepare: Preparation, loss: Loss, precision: Precision) -> tuple[Preparation, Loss]:
-        """Return the preparation and the loss that a step uses in place of these."""
+        """Return the preparation and the loss that replace the given ones in a step."""
 
 
 def hits(logits: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | ExtendedTargets) -> Tensor:
-    """bool [B]: whether the highest logit is that of the image's class; of several labels, of one of them."""
-    if isinstance(logits, tuple):  # of two heads, whose mean classifies
+    """Return bool [B]: whether the highest logit belongs to the image's class, or to one of its labels."""
+    if isinstance(logits, tuple):  # the logits of two heads; their mean is the prediction
         logits = logits[0] + logits[1]
     if isinstance(targets, ExtendedTargets):
         targets = targets.labels

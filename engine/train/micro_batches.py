@@ -6,13 +6,13 @@ from contextlib import AbstractContextManager
 
 from datasets import Batch, Window
 
-MicroBatches = Iterator[tuple[Batch, bool]]  # each with whether it is the last one of this process in the window
+MicroBatches = Iterator[tuple[Batch, bool]]  # and whether it is the last one of this process in the window
 
 
 class Guard:
-    """Every batch of the loader is a micro-batch, and nothing is repeated.
+    """The default guard: each batch of the loader is a micro-batch, and there is one attempt.
 
-    A subclass may yield further attempts: the trainer restarts the window for each.
+    A subclass may yield further attempts. The trainer computes the whole window again in each of them.
     """
 
     def attempts(self, window: Window) -> Iterator[AbstractContextManager[MicroBatches]]:
@@ -20,7 +20,7 @@ class Guard:
 
 
 def cut(window: Window, batches: Iterable[Batch], max_images: int | None = None) -> MicroBatches:
-    """Micro-batches of at most `max_images` images; None: as the loader delivers them."""
+    """Yield micro-batches of at most `max_images` images. None: use the batches of the loader unchanged."""
     for number, batch in enumerate(batches, start=1):
         parts = [batch] if max_images is None else batch.parts(max_images)
         for part in parts:

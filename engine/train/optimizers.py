@@ -1,4 +1,4 @@
-"""Builds the optimizer of the settings, refuses those that cannot train here, and loads a saved one."""
+"""Builds the optimizer, refuses settings with which it cannot train, and loads its saved state."""
 
 import contextlib
 import fnmatch
@@ -20,8 +20,8 @@ from utils.torch_internals import tree_leaves, without_compiler
 AnyOptimizer = Any
 
 KEY = "TRAIN.OPTIMIZER"
-OURS = TORCH_OPTIMIZERS  # fused; the others are timm's
-# What build_optimizer passes or what decides how a step is computed; the settings are the way to these.
+OURS = TORCH_OPTIMIZERS  # torch's fused optimizers; all other names are timm's
+# Arguments that TRAIN.OPTIMIZER.KWARGS may not set: they have a setting, or they decide how a step is computed.
 TAKEN = {"params": None, "lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY"}
 NOT_TAKEN = ("fused", "capturable", "differentiable", "foreach", "maximize", "deterministic")
 
@@ -29,10 +29,10 @@ NOT_TAKEN = ("fused", "capturable", "differentiable", "foreach", "maximize", "de
 def build_optimizer(
     settings: Train, model: nn.Module, own: dict[str, nn.Parameter] | None = None, peak: float | None = None
 ) -> AnyOptimizer:
-    """The optimizer of all trainable parameters; it can skip an update on the device.
+    """Build the optimizer of all trainable parameters. It can skip an update on the device.
 
-    `own`: this process's part of each parameter, if they are sharded. `peak`: the highest rate of the run, which some
-    optimizers scale the weight decay by; if not given, TRAIN.BASE_LR.
+    `own` has this process's part of each parameter if they are sharded. `peak` is the highest learning rate of the run,
+    by which some optimizers scale the weight decay. The default is TRAIN.BASE_LR.
     """
     own = dict(model.named_parameters()) if own is None else own
     groups = parameter_groups(settings, model, own)
@@ -51,7 +51,7 @@ def build_optimizer(
 
 
 def _build_ours(settings: Train, groups: list[dict], is_fused: bool) -> torch.optim.Optimizer:
-    """One of torch's fused optimizers: they are faster, and their kernels skip an update."""
+    """Build one of torch's fused optimizers, which are faster and whose kernels can skip an update."""
     chosen = settings.OPTIMIZER
     arguments = {"lr": settings.BASE_LR, "fused": is_fused} | dict(chosen.KWARGS)
     with refusing_arguments(settings):
@@ -59,26 +59,26 @@ def _build_ours(settings: Train, groups: list[dict], is_fused: bool) -> torch.op
         optimizer = find_class(chosen)(groups, **row.defaults | set_arguments(chosen, *row.settings) | arguments)
     if optimizer.defaults.get("momentum"):
         for parameter in [each for group in groups for each in group["params"]]:
-            # torch allocates it in the first update, and leaves it uninitialised if that one is skipped.
+            # torch would allocate it in the first update, and leave it uninitialised if that update is skipped.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 
 def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parameter]) -> list[dict]:
-    """The groups of all trainable parameters, as timm makes them. `own`: this process's part of each parameter.
+    """Return the groups of all trainable parameters, divided as in timm. `own`: this process's part of each parameter.
 
-    With TRAIN.LAYER_DECAY a group has an `lr_scale`, which its rate is multiplied by.
+    With TRAIN.LAYER_DECAY each group has an `lr_scale`, by which its learning rate is multiplied.
     """
     names = getattr(model, "no_weight_decay", set)()
     if settings.LAYER_DECAY is not None:
-        from timm.optim import param_groups_layer_decay  # local: importing timm takes seconds
+        from timm.optim import param_groups_layer_decay  # imported here, because importing timm takes seconds
 
         decays = {"weight_decay": settings.WEIGHT_DECAY, "layer_decay": settings.LAYER_DECAY}
         groups = param_groups_layer_decay(model, no_weight_decay_list=names, **decays)
         mine = {id(parameter): own[name] for name, parameter in model.named_parameters()}
         return [group | {"params": [mine[id(each)] for each in group["params"]]} for group in groups]
-    # Biases, norms, class token and position embedding are not decayed: pulling them to zero moves the function
-    # without simplifying it. Saved optimizers depend on the order: decayed ones first, not as timm.
+    # Biases, norms, class token and position embedding have no weight decay: pulling them to zero changes the function
+    # without simplifying it. Saved optimizers depend on the order. Unlike in timm, the decayed group is first.
     decayed, kept = [], []
     for name, parameter in own.items():
         if parameter.requires_grad:
@@ -90,14 +90,14 @@ def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parame
 
 
 def set_rates(groups: list[dict], rate: float) -> None:
-    """Give each group its rate for the next update."""
+    """Set the learning rate of each group for the next update."""
     for group in groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
 def numbers_per_weight(settings: Train) -> float:
-    """Numbers that the optimizer keeps for each weight of a matrix, found by a step of a small one."""
-    weight = nn.Parameter(torch.zeros(64, 64))  # no random number is drawn
+    """Return how many numbers the optimizer stores per weight, measured by a step on a small matrix."""
+    weight = nn.Parameter(torch.zeros(64, 64))  # zeros, because drawing random numbers would change the run
     weight.grad = torch.zeros_like(weight)
     optimizer = build_optimizer(replace(settings, LAYER_DECAY=None), nn.ParameterList([weight]))
     with refusing_arguments(settings):  # timm's constructors check few values
@@ -111,7 +111,7 @@ def numbers_per_weight(settings: Train) -> float:
 
 
 def optimizer_bytes(settings: Train, model: nn.Module) -> int:
-    """Adam keeps two numbers per trained weight, SGD one if it has momentum."""
+    """Return the bytes of the optimizer's state: for Adam two numbers per trained weight."""
     return int(numbers_per_weight(settings) * trained_bytes(model))
 
 
@@ -120,19 +120,19 @@ def trained_bytes(model: nn.Module) -> int:
 
 
 def check_state(optimizer: AnyOptimizer, state: dict) -> None:
-    """Refuse a saved optimizer of other parameter groups, which torch tells apart by number and size alone."""
+    """Refuse a saved optimizer with another number of parameter groups, or with groups of other sizes."""
     both = state["param_groups"], optimizer.param_groups
     then, now = ([len(group["params"]) for group in groups] for groups in both)
     if then != now:
         raise ConfigError(
             f"-resume: the optimizer of the checkpoint has {len(then)} groups of {then} parameters, this run {len(now)} of "
-            f"{now}; put back what decides on them (TRAIN.LAYER_DECAY, MODEL.FREEZE), or "
+            f"{now}; restore the settings that decide the groups (TRAIN.LAYER_DECAY, MODEL.FREEZE), or "
             "start a new run from its weights with -pretrained"
         )
 
 
 def load_state(optimizer: AnyOptimizer, state: dict, name: str) -> None:
-    """Load a saved optimizer of this name; ValueError if what it has of a weight is of another shape."""
+    """Load a saved optimizer of this name. Raise ValueError if its state of a weight has the wrong shape."""
     check_state(optimizer, state)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
@@ -140,32 +140,32 @@ def load_state(optimizer: AnyOptimizer, state: dict, name: str) -> None:
         for what, kept in state["state"].get(number, {}).items():
             if isinstance(kept, torch.Tensor) and not (is_plain(kept) and kept.shape in (parameter.shape, ())):
                 raise ValueError(f"the optimizer's {what} of weight {number}")
-    # torch takes the arguments of the saved groups; those of the settings count, where they were allowed to change.
+    # torch takes the arguments of the saved groups, but the settings count, because some may change in a resume.
     taken = inspect.signature(type(getattr(optimizer, "inner", optimizer))).parameters.keys()
     arguments = taken - {"params", "lr"} | {"lr_scale"}
     own = [{name: group[name] for name in arguments & group.keys()} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, mine in zip(optimizer.param_groups, own, strict=True):
         group.update(mine)
-    for values in optimizer.state.values():  # torch takes a host's tensors as they are, here those of a mapped file
+    for values in optimizer.state.values():  # torch does not copy tensors on the host, which here are in a mapped file
         values.update({name: each.clone() for name, each in values.items() if isinstance(each, torch.Tensor)})
 
 
 def check_optimizer(config: Config) -> None:
-    """Refuse an optimizer that there is not, or that cannot do what the other settings ask for."""
+    """Refuse an optimizer that does not exist or does not work with the other settings."""
     chosen, train, strategy = config.TRAIN.OPTIMIZER, config.TRAIN, config.DIST.STRATEGY
     check_arguments(chosen, find_class(chosen))
     name = f"{KEY}.NAME is {chosen.NAME}"
     if strategy == "fsdp2" and not changes_by_element(chosen.NAME):
         raise ConfigError(
-            f"{name} and DIST.STRATEGY is {strategy}, which do not go together: it takes norms or means of "
-            "whole weights, of which a process has some rows; use DIST.STRATEGY ddp, or AdamW"
+            f"{name} and DIST.STRATEGY is {strategy}, which do not go together: it needs norms or means of "
+            "whole weights, but each process has only some rows; use DIST.STRATEGY ddp, or AdamW"
         )
-    numbers_per_weight(train)  # a first step, which few constructors' arguments are checked before
+    numbers_per_weight(train)  # makes a first step, because few constructors check their arguments
 
 
 def changes_by_element(name: str) -> bool:
-    """Whether each number of a weight changes by its own gradients alone, so that a process can update its rows of it."""
+    """Return whether each number of a weight depends only on its own gradients, so that weights can be sharded."""
     if name in OURS:
         return True
     from extras.optimizers.of_timm import BY_ELEMENT  # extra: optimizers
@@ -174,7 +174,7 @@ def changes_by_element(name: str) -> bool:
 
 
 def find_class(chosen: Optimizer) -> Callable:
-    """The class of this name; imports timm, which takes seconds, for those that are not ours."""
+    """Return the class of this name. If it is not torch's, import timm, which takes seconds."""
     if chosen.NAME in OURS:
         return without_compiler(getattr(torch.optim, chosen.NAME))
     from extras.optimizers.of_timm import find_timms  # extra: optimizers
@@ -183,14 +183,14 @@ def find_class(chosen: Optimizer) -> Callable:
 
 
 def check_arguments(chosen: Optimizer, cls: Callable) -> None:
-    """Refuse arguments that the optimizer's class does not take, and those that have a setting."""
+    """Refuse arguments that the optimizer's class does not accept, and arguments that have a setting."""
     taken = inspect.signature(cls).parameters
     for name, value in chosen.KWARGS.items():
         key = f"{KEY}.KWARGS.{name}: {value!r}"
         if setting := TAKEN.get(name):
-            raise ConfigError(f"{key}; the setting for it is {setting}, use that instead")
+            raise ConfigError(f"{key}; use the setting {setting} instead")
         if name in NOT_TAKEN:
-            raise ConfigError(f"{key} is not for the settings to choose; remove it")
+            raise ConfigError(f"{key}, which halfstep sets itself; remove it")
         if name not in taken or name == "params":
             offered = [each for each in taken if each not in (*TAKEN, *NOT_TAKEN)]
             near = did_you_mean(name, offered) or f"; it has {', '.join(offered)}"
@@ -201,21 +201,21 @@ def check_arguments(chosen: Optimizer, cls: Callable) -> None:
 
 
 def set_arguments(chosen: Optimizer, *names: str) -> dict:
-    """The arguments that have settings, of which these, where they are set: each optimizer has defaults of its own."""
+    """Return {argument: value} of these settings if they are set. Otherwise the optimizer has its own defaults."""
     values = {name: getattr(chosen, name) for name in names or ("EPS", "BETAS", "MOMENTUM")}
     return {name.lower(): value for name, value in values.items() if value not in (None, ())}
 
 
 @contextlib.contextmanager
 def refusing_arguments(settings: Train) -> Iterator[None]:
-    """A failure of the constructor or of a first step is the user's mistake if it got arguments from the settings."""
+    """Raise ConfigError if the constructor or a first step fails with arguments from the settings."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
         chosen = settings.OPTIMIZER
-        if "graph_capture_health_check" in str(error):  # some of timm 1.0.20's call what torch 2.11 no longer has
+        if "graph_capture_health_check" in str(error):  # timm 1.0.20 uses it, torch 2.11 removed it
             raise ConfigError(
                 f"{KEY}.NAME: {chosen.NAME} of this timm needs an older torch; pip install -U timm"
             ) from None

@@ -7,7 +7,7 @@ from utils.errors import ensure
 
 
 def batch_factor(settings: Train, global_batch: int) -> float:
-    """The factor of the three rates of the settings."""
+    """Return the factor by which the batch size scales BASE_LR, WARMUP_START_LR and END_LR (LINEAR_SCALED_LR)."""
     if not settings.LINEAR_SCALED_LR:
         return 1.0
     ratio = global_batch / settings.LINEAR_SCALED_LR
@@ -15,18 +15,18 @@ def batch_factor(settings: Train, global_batch: int) -> float:
 
 
 def planned_updates(settings: Train, steps_per_epoch: int, choices: list[list[int]]) -> int:
-    """The updates of a run: as the budget has chosen last, or those of the settings' epochs."""
+    """Return the updates of a run: the budget's last choice, or the number of updates in NUM_EPOCHS."""
     return choices[-1][1] if choices else settings.NUM_EPOCHS * steps_per_epoch
 
 
 class Schedule:
-    """The learning rate as a function of the step, and of how many updates the run has.
+    """The learning rate as a function of the step and of the total number of updates.
 
-    A budget (TRAIN.BUDGET) changes that number while the run goes on. Each update then stands for a place among the updates
-    of the settings' own epochs, and has its rate: the last update for their last one, whatever was chosen when, so the run
-    lands; and between the update before a choice and the last one places are evenly spaced, so the rate does not jump. All
-    of the schedule is shortened in proportion, the warm-up too. Rejected: a warm-up of as many updates as the settings say,
-    which a short run would never leave.
+    A budget (TRAIN.BUDGET) may change the total during a run. Each update is then mapped to a place in the schedule of
+    NUM_EPOCHS and gets the rate at that place. The last update is always mapped to the end, so the schedule is complete.
+    From the last update before the change to the end, the places are evenly spaced, so the rate does not jump. The rest
+    of the schedule is shortened in proportion, including the warm-up. Rejected: a warm-up with the number of updates in
+    the settings, which a short run would never finish.
     """
 
     def __init__(self, settings: Train, steps_per_epoch: int, global_batch: int):
@@ -39,15 +39,15 @@ class Schedule:
 
     @property
     def num_epochs(self) -> int:
-        """The last one may be shorter than the others."""
+        """Return the number of epochs. The last one may be shorter."""
         return math.ceil(self.num_updates / self._steps_per_epoch)
 
     def end_of(self, epoch: int) -> int:
-        """The step after the last one of this epoch."""
+        """Return the step after the last step of this epoch."""
         return min((epoch + 1) * self._steps_per_epoch, self.num_updates)
 
     def choose(self, step: int, num_updates: int) -> None:
-        """From this step on the run has so many updates; at least this one. Drops the choices that were to be repeated."""
+        """Change the total number of updates from this step on. Drop the choices that are left to repeat."""
         ensure(num_updates > step, f"a run of {num_updates} updates cannot contain update {step}")
         self._anchor = step - 1, self._place(step - 1)
         self.choices.append([step, num_updates])
@@ -55,7 +55,7 @@ class Schedule:
         self.to_repeat = []
 
     def repeat(self, step: int) -> bool:
-        """Make the choice that an earlier start made at this step. Returns whether there is one."""
+        """Repeat the choice that an earlier start made at this step. Return whether there is one."""
         if not self.to_repeat or self.to_repeat[0][0] != step:
             return False
         (_, num_updates), *later = self.to_repeat
@@ -64,7 +64,7 @@ class Schedule:
         return True
 
     def resume(self, choices: list[list[int]]) -> None:
-        """Go back to what a checkpoint holds: [step, number of updates] of each choice. The same floats come out."""
+        """Restore the choices in a checkpoint, each [step, number of updates]. The rates are exactly the same."""
         self.choices: list[list[int]] = []
         self.to_repeat: list[list[int]] = []  # choices that an earlier start made after the checkpoint
         self._anchor = -1, -1.0
@@ -73,17 +73,17 @@ class Schedule:
             self.choose(step, num_updates)
 
     def _place(self, step: int) -> float:
-        """Which of the updates of the settings' own epochs a step stands for: itself, until something was chosen."""
+        """Return the place of a step in the schedule of NUM_EPOCHS. Without a choice it is the step itself."""
         if not self.choices:
             return step
         (first, place), last = self._anchor, planned_updates(self._settings, self._steps_per_epoch, []) - 1
-        # Counted back from the end: exact at the last update, and everywhere if the settings' epochs fit.
+        # Counted back from the end, so that the last place is exact, and all places are if the total is unchanged.
         return last - (last - place) * (self.num_updates - 1 - step) / (self.num_updates - 1 - first)
 
     def __call__(self, step: int) -> float:
         settings, step = self._settings, self._place(step)
         time, per_epoch = step, self._steps_per_epoch
-        if settings.LR_SCHEDULER.NAME == "paddlevit":  # changes once per epoch, counted from 1
+        if settings.LR_SCHEDULER.NAME == "paddlevit":  # the rate changes once per epoch; epochs are counted from 1
             time, per_epoch = step // self._steps_per_epoch + 1, 1
         elif settings.LR_SCHEDULER.PER_EPOCH:
             time, per_epoch = step // self._steps_per_epoch, 1
@@ -93,14 +93,14 @@ class Schedule:
         return self._after_warmup(time, per_epoch)
 
     def _after_warmup(self, time: float, per_epoch: int) -> float:
-        """The rate at a time that has `per_epoch` units in an epoch."""
+        """Return the rate at a time that is counted in units, `per_epoch` of them in an epoch."""
         settings, chosen = self._settings, self._settings.LR_SCHEDULER
         if chosen.NAME == "constant":
             return self.base
         first = settings.WARMUP_EPOCHS if chosen.AFTER_WARMUP else 0
         if chosen.NAME == "step":
             since = time - first * per_epoch
-            drops = int(since // (chosen.DECAY_EPOCHS * per_epoch))  # rounded as timm's, which counts in these units
+            drops = int(since // (chosen.DECAY_EPOCHS * per_epoch))  # rounded as in timm, which uses these units
             if chosen.MILESTONES:
                 drops = sum(since >= milestone * per_epoch for milestone in chosen.MILESTONES)
             return self.base * chosen.DECAY_RATE**drops

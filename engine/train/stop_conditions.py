@@ -1,4 +1,4 @@
-"""Conditions that end a run before its last epoch: no progress, a signal, the time limit, too many non-finite gradients or unreadable images."""
+"""Conditions that end a run early: non-finite gradients, unreadable images, signals, time limit, no improvement."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from engine.train.counters import Report
 from engine.train.trainer import Trainer
 from utils.text import counted
 
-DONE = "done"  # why a run ends after its last epoch
+DONE = "done"  # the reason of a run that ends after its last epoch
 EARLY_STOP = "early stop"  # the reason in status.json
 ADVICE = "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
 
@@ -24,38 +24,40 @@ class NonFinite(Exception):
 
 
 def refuse_if_nothing_counted(trainer: Trainer) -> None:
-    """NonFinite at the end of a run of which every update was skipped: it is not done, its weights are those it began with."""
+    """Raise NonFinite if every update of a run was skipped, because its weights are still the initial weights."""
     if 0 < trainer.step <= int(trainer.counters.skips_in_a_row):
         raise NonFinite(
-            f"all {counted(trainer.step, 'update')} had a non-finite gradient, so nothing was learned; look at the weights of "
-            f"MODEL.PRETRAINED and at the images, or {ADVICE}",
+            f"all {counted(trainer.step, 'update')} had a non-finite gradient, so nothing was learned; check the weights "
+            f"of MODEL.PRETRAINED and the images, or {ADVICE}",
             range(trainer.step),
         )
 
 
 class Stopped(Exception):
-    """A signal or a callback stops the run. It is raised in all processes after the same step."""
+    """Raised in all processes after the same step, when a signal or a callback stops the run."""
 
     def __init__(self, signal: int):
-        """`signal`: its number; 0: the time is up."""
+        """`signal` is the number of the signal; 0 means that the time is up."""
         self.signal = signal
 
 
 def why_finished(settings: Train, num_epochs: int, epoch: int, not_better: int) -> str:
-    """Why a run of `num_epochs` ends after `epoch`, with so many evaluations in a row that brought no new best; empty: it goes
-    on."""
+    """Return why a run of `num_epochs` ends after `epoch`, or an empty text if it continues.
+
+    `not_better` is the number of evaluations since the best one.
+    """
     if epoch >= num_epochs:
         return DONE
     if settings.EARLY_STOP and not_better >= settings.EARLY_STOP:
-        return f"no better in {counted(not_better, 'evaluation')} in a row (TRAIN.EARLY_STOP)"
+        return f"no improvement in {counted(not_better, 'evaluation')} (TRAIN.EARLY_STOP)"
     return ""
 
 
 class SkipLimit(Callback):
-    """Ends the run after PRECISION.MAX_CONSECUTIVE_SKIPS consecutive skipped updates."""
+    """Raises NonFinite after PRECISION.MAX_CONSECUTIVE_SKIPS skipped updates in a row, seen at a report."""
 
     def __init__(self, max_skips: int, get_advice: Callable[[], str] | None = None):
-        """`get_advice`: returns what to change, or an empty text if unknown."""
+        """`get_advice` returns a text that says what to change, or an empty text."""
         self._max_skips, self._get_advice = max_skips, get_advice
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
@@ -63,14 +65,14 @@ class SkipLimit(Callback):
         if skips >= self._max_skips:
             advice = (self._get_advice and self._get_advice()) or ADVICE
             raise NonFinite(
-                f"{counted(skips, 'update')} in a row had a non-finite gradient, up to step {trainer.step}; the weights are those "
-                f"before them; {advice}",
+                f"{counted(skips, 'update')} in a row had a non-finite gradient, up to step {trainer.step}; the weights "
+                f"are from before these updates; {advice}",
                 range(trainer.step - skips, trainer.step),
             )
 
 
 class BadImageLimit(Callback):
-    """Ends the run when too many training images are unreadable."""
+    """Ends the run if too many training images are unreadable."""
 
     def __init__(self, bad_images: BadImages):
         self.bad_images = bad_images
@@ -83,7 +85,7 @@ class BadImageLimit(Callback):
 
 
 class TimeLimit(Callback):
-    """Stops a run early enough that it is saved before RUN.MAX_TIME is over."""
+    """Stops a run early enough to save it before RUN.MAX_TIME is over."""
 
     def __init__(
         self,
@@ -92,15 +94,15 @@ class TimeLimit(Callback):
         longest_save: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`start`: the clock's time at the program's start; `longest_save`: seconds of the longest save so far."""
+        """`start`: the program's start, by `clock`. `longest_save` returns the seconds of the longest save so far."""
         self._end, self._longest_save, self._clock = start + seconds, longest_save, clock
-        self._update = self._turn = 0.0  # longest so far: an update; the last update of an epoch up to the next one
+        self._update = self._turn = 0.0  # longest so far: an update; from the end of an epoch to the next update
         self._before: tuple[float, int] | None = None  # time and updates_left of the last call
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
-        """Several processes stop one update later, and a save may have to wait for the one before.
+        """Return whether there is too little time for two updates, two saves, and an evaluation if it is due.
 
-        So it leaves time for two updates and two saves, and for the evaluation if it is due.
+        Two, because several processes stop one update later, and a save may have to wait for the previous one.
         """
         now = self._clock()
         if self._before:

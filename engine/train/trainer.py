@@ -1,4 +1,4 @@
-"""The training step, and all that changes while the model learns."""
+"""The training step, and the state that changes during training."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """Something that keeps a state of its own in a checkpoint; when it is made for a resumed run, it gets that state back."""
+    """A component whose state is saved in each checkpoint. In a resumed run, its builder reads that state."""
 
     def state(self) -> Any: ...
 
@@ -38,23 +38,24 @@ class Part(Protocol):
 class Trainer:
     """Model, optimizer, precision, EMA and counters of one process; `update` is one training step.
 
-    build.py creates it; what to edit to add a loss, an optimizer, a callback and so on: CONTRIBUTING.md, "Adding". Callbacks
-    observe an update. The guard may run it again (guards.py), and then `on_window` comes once for each attempt.
+    build.py creates it. CONTRIBUTING.md, "Adding", says which files to edit for a new loss, optimizer or callback.
+    Callbacks observe an update. The guard (guards.py) may repeat its forward and backward passes: `on_window` is called
+    for each attempt.
     """
 
     config: Config
     process: Process
     data: TrainData
     model: nn.Module  # the weights that are trained and saved
-    computing: ComputingModel  # the model that computes: the same one, or a copy in half precision
+    computing: ComputingModel  # the model that computes: the same, or a copy in half precision
     replica: nn.Module  # the computing model, wrapped to average gradients (ddp; fsdp2 shards in Parallel.place)
-    transforms: ModelTransforms  # how the model computes; reverted where it must be seen plainly
+    transforms: ModelTransforms  # how the model computes; reverted where the unmodified modules are needed
     precision: Precision
     parallel: Parallel
     optimizer: AnyOptimizer  # from TORCH_OPTIMIZERS (configs/tables.py) or from timm
-    parameters: list[nn.Parameter]  # those that this process's optimizer updates
+    parameters: list[nn.Parameter]  # the parameters that this process's optimizer updates
     clipping: Clipping
-    schedule: Schedule  # the rate of each step; docs/architecture.md says what scales it
+    schedule: Schedule  # the learning rate of each step; TRAIN.LINEAR_SCALED_LR scales it with the global batch
     loss: Loss  # a function of logits and targets, from the table LOSSES (configs/tables.py)
     prepare: Preparation
     ema: "Ema | None"
@@ -64,18 +65,23 @@ class Trainer:
     epoch: int = 0  # finished epochs, including their evaluation
     step: int = 0  # updates so far: done, skipped or left out
     best: Best = Best()
-    not_better: int = 0  # evaluations in a row since the best one
-    preferred: str | None = None  # key in a checkpoint of the better weights in the newest evaluation
-    parts: dict[str, Part] = field(default_factory=dict)  # what else is saved, under these keys of a checkpoint
-    left_out: list[range] = field(default_factory=list)  # updates that a rollback leaves out
+    not_better: int = 0  # evaluations since the best one
+    preferred: str | None = None  # checkpoint key of the weights that scored better in the newest evaluation
+    parts: dict[str, Part] = field(default_factory=dict)  # by their keys in a checkpoint
+    left_out: list[range] = field(default_factory=list)  # updates that are left out after a rollback
 
     def update(self, window: Window) -> None:
-        """One update from the images of a window; this process computes its share of them in micro-batches."""
+        """Make one update from the images of a window. This process computes its share of them in micro-batches.
+
+        If a gradient is not finite in any process, all processes skip the update: weights, optimizer state and EMA stay
+        unchanged, and in float16 the loss scale is lowered. SkipLimit (stop_conditions.py) acts on many skips in a row.
+        """
+        # The rate of this step, times the `lr_scale` of each group of weights (TRAIN.LAYER_DECAY).
         set_rates(self.optimizer.param_groups, self.schedule(self.step))
-        # Several if memory runs out, or in the first update of 3 or more processes: only the last one counts.
+        # Several attempts if memory runs out, or in the first update of 3 or more processes. Only the last one counts.
         for attempt in self.guard.attempts(window):
             with attempt as micro_batches:
-                seed_update(self.config.SEED, self.step, self.process.rank)
+                seed_update(self.config.SEED, self.step, self.process.rank)  # dropout differs between processes
                 self.notify("on_window")
                 sums = self.counters.new_sums()
                 self.notify("on_phase", "data")
@@ -99,9 +105,9 @@ class Trainer:
         self.notify("on_update")
 
     def forward_and_backward(self, batch: Batch, is_last: bool, num_samples: int) -> Tensor:
-        """Add the gradients of one micro-batch. Returns the sums of its losses, correct images and images.
+        """Add the gradients of one micro-batch. Return the sums of its losses, correct predictions and images.
 
-        `num_samples`: images of the update, over all processes and micro-batches.
+        `num_samples` is the number of images in the update, over all processes and micro-batches.
         """
         self.notify("on_phase", "copy")
         images, targets = self.to_device(batch)
@@ -110,7 +116,8 @@ class Trainer:
             with self.precision.autocast():
                 logits = self.replica(images)
             loss = self.loss(logits, targets)
-            # Weights each micro-batch by its images; times world_size, because DDP and FSDP average over the processes.
+            # Weight each micro-batch by its images. So the gradient is the mean over all images of the update, with any
+            # number of micro-batches and processes. Times world_size, as DDP and FSDP average over the processes.
             share = batch.num_samples * self.process.world_size / num_samples
             self.notify("on_phase", "backward")
             self.notify("on_loss", loss, is_last)
@@ -124,7 +131,7 @@ class Trainer:
         return sums
 
     def to_device(self, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
-        """Images [B, C, H, W] and targets [B] on the device, ready for model and loss."""
+        """Return images [B, C, H, W] and targets [B] on the device, ready for model and loss."""
         return self.prepare(batch, self.precision.input_dtype(self.computing.model))
 
     def notify(self, event: str, *facts) -> None:
@@ -132,12 +139,12 @@ class Trainer:
             getattr(callback, event)(self, *facts)
 
     def leave_out(self) -> None:
-        """Count an update without computing it."""
+        """Count an update that a rollback leaves out, without computing it."""
         self.counters.add_left_out()
         self.step += 1
 
     def report(self) -> Report:
-        """Read the counters of all processes. `update` never makes the host wait for the device; this does."""
+        """Read the counters of all processes. Unlike `update`, this makes the host wait for the device."""
         last = max(self.step - 1, 0)
         scale = self.precision.scaler.get_scale()
         figures = self.counters.read(self.process)
@@ -149,12 +156,12 @@ class Trainer:
         self.counters.start_epoch()
 
     def replicate(self, accumulates: bool) -> None:
-        """Wrap the model again: a static DDP graph cannot change."""
-        self.replica = None  # freed first: both would hook the same gradients
+        """Wrap the model again, because a static DDP graph cannot start to accumulate."""
+        self.replica = None  # freed first, because two wrappers would hook the same gradients
         self.replica = self.parallel.wrap(self.computing.model, accumulates)
 
     def state_dict(self) -> dict:
-        """This process's part of everything needed to continue, under timm's key names. A collective."""
+        """Return this process's part of the state that a resume needs, under timm's key names. Collective."""
         return {
             "epoch": self.epoch - 1,
             "step": self.step,
@@ -174,7 +181,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue from the state of a whole run, in the form of `state_dict`."""
+        """Load the complete state of a run, in the form of `state_dict`."""
         state = self.parallel.local_part(state)
         self.parallel.load(self.model, state["state_dict"])
         if self.ema:
@@ -190,15 +197,14 @@ class Trainer:
         self.schedule.resume(progress.get("choices", []))
         self.counters.load_state_dict(progress, self.process)
         if not self.data.order.has_updates_of(state.get("config", {})):
-            # Steps are counted by epochs of this length, and no update is left that was to be left out.
+            # The updates are different now: count steps in epochs of the new length, and leave no updates out.
             self.step, self.left_out = self.epoch * self.data.steps_per_epoch, []
             self.counters.start_epoch()
 
     def roll_back(self, state: dict, streak: range) -> None:
         """Load a state from before a streak of skipped updates, and leave these updates out from now on.
 
-        Called after SkipLimit (stop_conditions.py) has ended a streak. The update before it is left out too: it may have
-        produced the bad weights, as every later update overflowed.
+        The update before the streak is left out too, because it may have produced the weights that overflow.
         """
         left_out = [*self.left_out, range(max(streak.start - 1, state["step"]), streak.stop)]
         self.load_state_dict(state)

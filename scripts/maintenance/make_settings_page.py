@@ -139,12 +139,10 @@ def _row(setting: Setting) -> str:
 # {page: the function that returns its text}
 PAGES = {
     "docs/settings.md": page,
-    "docs/data.md": lambda: with_tables(
-        "docs/data.md", (("name", "what it is", "split", "own settings"), source_rows())
-    ),
+    "docs/data.md": lambda: with_tables("docs/data.md", (("name", "data", "split", "own settings"), source_rows())),
     "docs/optimizers.md": lambda: with_tables(
         "docs/optimizers.md",
-        (("torch's", "what it is", "settings", "usual learning rates for each 256 images"), optimizer_rows()),
+        (("torch's", "what it is", "settings", "usual learning rates per 256 images"), optimizer_rows()),
     ),
     "docs/tracking.md": lambda: with_tables(
         "docs/tracking.md",

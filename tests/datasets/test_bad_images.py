@@ -22,7 +22,7 @@ ALONE = Process(CPU)
 
 
 class Numbered(ImageSet):
-    """Images of which some cannot be read. It counts the attempts."""
+    """Images, some of them unreadable. It counts the attempts to read."""
 
     def __init__(self, count: int, bad: set[int]):
         super().__init__(np.zeros(count), ["one"])

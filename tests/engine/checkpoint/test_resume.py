@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 
 def start(output: Path, *words: str, **options) -> Ended:
-    """Run two short epochs, with the settings file beside the output folder."""
+    """Run two short epochs, with the settings file next to the output folder."""
     return run(
         "main_single_gpu.py", "-cfg", str(output.parent / "small.yaml"), "-output", str(output), *words, **options
     )

@@ -1,0 +1,56 @@
+"""Runs that a release saved in the middle of an epoch can be resumed, evaluated and compared by this version.
+
+`python -m tests.support.make_saved_runs` made them; it belongs to each release.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.extras import needing_extra
+from tests.support.make_saved_runs import KINDS, SAVED, losses_of, program_of
+from tests.support.runs import run, run_folder, typed
+
+pytestmark = pytest.mark.slow
+
+RUNS = sorted(path.relative_to(SAVED).with_suffix("") for path in SAVED.glob("*/*.json"))
+EXTRAS = {"ddp": [needing_extra("optimizers")], "lora": [needing_extra("lora")]}
+
+
+@pytest.fixture(params=[pytest.param(each, id=str(each), marks=EXTRAS.get(each.name, [])) for each in RUNS])
+def saved(request, tmp_path) -> Path:
+    """A copy of the output folder of a saved run."""
+    shutil.copytree(SAVED / request.param, tmp_path / request.param.name)
+    return tmp_path / request.param.name
+
+
+def test_all_kinds_of_runs_are_saved():
+    assert {each.name for each in RUNS} == KINDS.keys()
+
+
+def test_saved_run_resumes_and_ends_with_the_same_losses(saved, request):
+    expected = json.loads((SAVED / request.node.callspec.params["saved"]).with_suffix(".json").read_text())
+    folder, processes = run_folder(saved), KINDS[saved.name][1]
+    run(program_of(processes), "-resume", str(folder), "-output", str(saved), processes=processes).done()
+    found = losses_of(folder)
+    # Processors round differently, so the losses are not the same to the last bit.
+    assert found["steps"] == pytest.approx(expected["steps"], rel=1e-3)
+    assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-3)
+    assert run_folder(saved) == folder, "the resumed run made a second folder"
+
+
+def test_best_weights_of_a_saved_run_score_as_before(saved, tmp_path):
+    folder = run_folder(saved)
+    expected = json.loads((folder / "status.json").read_text())["best_top1"]
+    words = ["-cfg", folder / "config.yaml", "-pretrained", folder / "best.pth", "-output", tmp_path / "output"]
+    typed("main_single_gpu.py", "-eval", *words).done()
+    results = json.loads((run_folder(tmp_path / "output") / "results.json").read_text())
+    assert results["value"] == pytest.approx(expected, abs=0.5), results
+
+
+def test_saved_runs_of_all_kinds_are_compared(tmp_path):
+    shutil.copytree(SAVED, tmp_path / "saved")
+    table = typed("scripts/compare.py", "-any_data", *(tmp_path / "saved" / each for each in RUNS)).done().stdout
+    assert all(each.name in table for each in RUNS), table

@@ -131,7 +131,7 @@ class Extra(NamedTuple):
 
     name: str
     without: str = ""  # the features that are missing without it, if the setting's default needs it
-    values: tuple = ()  # that need it; empty: all values that switch something on
+    values: tuple = ()  # values that need it; empty: all that switch something on
     but: tuple = ()  # values that do not need it
 
     def is_used_by(self, value: Any) -> bool:
@@ -418,9 +418,9 @@ class Train:
     LINEAR_SCALED_LR: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
     """Global batch size that BASE_LR, WARMUP_START_LR and END_LR were tuned for; they are multiplied by global batch / LINEAR_SCALED_LR (see LR_SCALING). Not set: no scaling."""
     LR_SCALING: Annotated[Literal["linear", "sqrt"], Only("LINEAR_SCALED_LR")] = "linear"
-    """How LINEAR_SCALED_LR scales: linear, by global batch / LINEAR_SCALED_LR; sqrt, by its square root, as timm does for Adam and similar optimizers."""
+    """Scaling with LINEAR_SCALED_LR: linear, by global batch / LINEAR_SCALED_LR; sqrt, by the square root of that, as timm does for Adam and similar optimizers."""
     LAYER_DECAY: Annotated[float | None, Bounds(0.0001, 1.0)] = None
-    """Layer-wise learning rates: from the classifier down, each layer's rate is the rate of the layer above it times this, as with timm's --layer-decay; not set: one rate for all layers."""
+    """Layer-wise learning rates: from the classifier down, each layer's rate is this factor times the rate of the layer above it, as with timm's --layer-decay; not set: one rate for all layers."""
     WEIGHT_DECAY: Annotated[float, Bounds(0.0, 1_000.0)] = 0.3
     """Weight decay of matrices; biases, norms, class token and position embedding are not decayed. (PaddleViT decays all.)"""
     GRAD_CLIP: Annotated[float | None, Bounds(0.0, 1e9)] = None
@@ -477,7 +477,7 @@ class Train:
     ] = 128
     """For MIXUP_MODE batch: number of consecutive images of an update that share a draw, an even number. The split over processes and micro-batches does not change the groups. Not set: all images of an update."""
     MIXUP_OFF_EPOCH: Annotated[int, Bounds(0, 1_000_000), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0
-    """Epochs after which mixing stops; 0: never."""
+    """Number of epochs after which mixing stops; 0: never."""
     RANDOM_ERASE_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.0
     """Probability of random erasing of a training image. (PaddleViT's DeiT: 0.25.)"""
     RANDOM_ERASE_MODE: Annotated[Literal["pixel", "rand", "const"], Only("RANDOM_ERASE_PROB")] = "pixel"
@@ -491,7 +491,7 @@ class Train:
     MODEL_EMA_DECAY: Annotated[float, Bounds(0.0, 1.0), Only("MODEL_EMA")] = 0.99996
     """Decay of the EMA per update."""
     MODEL_EMA_WARMUP: Annotated[bool, Only("MODEL_EMA")] = True
-    """Start with a smaller decay, updates / (updates + 9), so that the EMA follows the weights in short runs too; false: MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update."""
+    """Start with a smaller decay, updates / (updates + 9), so that the EMA also follows the weights in short runs; false: MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update."""
     BEST_METRIC: Annotated[
         Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"], MAY_CHANGE
     ] = "top1"

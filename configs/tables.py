@@ -59,7 +59,7 @@ class SourceRow(NamedTuple):
     split: str  # where its validation images come from
     section: str = ""  # the anchor of its section in docs/data.md, if it differs from the name
     has_files: bool = True  # False: DATA.DATA_PATH is not used
-    in_order: bool = False  # whether images are read in the order of its files
+    in_order: bool = False  # whether images are read in file order
 
 
 # By the value of DATA.DATASET. A setting of some data sets has Only("DATASET", ("name",)) in configs/schema.py.

@@ -53,7 +53,7 @@ FLAGS = {
     },
 }
 _SETTING_OF = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
-# {flag: its values} of flags that scripts often fill from shell variables. An empty value would start another run.
+# {flag: its values} of flags that scripts often fill from shell variables. An empty value would start a different run.
 NEVER_EMPTY = {"-resume": "a run or auto", "-pretrained": "weights", "-budget": "a time such as 8h"}
 _HELP = ("-h", "--help", "-help")
 _VERSION = "-version"  # handled for all programs by utils/program.py

@@ -33,7 +33,7 @@ class Translated(NamedTuple):
 
     layers: list[Layer]
     notes: list[str]  # one for each translated value
-    check_model: Callable[[str], str] | None = None  # compares the file with the timm model of this name
+    check_model: Callable[[str], str] | None = None  # compares the file with timm's model of this name; returns a note
 
 
 def translate_paddlevit(files: list[Layer], command_line: list[Layer]) -> Translated:

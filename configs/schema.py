@@ -17,7 +17,7 @@ AUTO = "auto"  # in place of a number: the program determines it at the start
 MAX_INT = 2**63 - 1  # the largest integer of torch and numpy
 
 # Roles of settings. Each section has a role; a field with another role names it in its annotation. The role decides
-# whether a resumed run may change the setting, an evaluation takes it from the checkpoint, and a comparison ignores it.
+# whether a resumed run may change the setting, an evaluation takes it from the weights, or a comparison ignores it.
 DATA = "data"  # the images and labels
 MODEL = "model"  # the architecture and the preparation of its images, which any use of the weights needs
 RECIPE = "recipe"  # how the weights are trained

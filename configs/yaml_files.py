@@ -15,7 +15,7 @@ from utils.files import content_of
 from utils.text import align, format_bytes
 
 SHIPPED = Path(__file__).resolve().parent
-MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16  # per file; through BASE; of nesting
+MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16  # bytes per file; files through BASE; levels of nesting
 
 
 class Quoted(str):

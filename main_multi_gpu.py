@@ -1,4 +1,4 @@
-"""Train or evaluate a Vision Transformer on several devices, one process each.
+"""Train or evaluate a Vision Transformer on several devices, with one process per device.
 
 CUDA_VISIBLE_DEVICES=0,1 python main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -amp
 torchrun --nproc_per_node 2 main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -amp
@@ -23,7 +23,7 @@ from utils.launch import (
     rank_in_environment,
 )
 
-# The environment variable for the start time, by a clock that all processes of a machine share.
+# Environment variable with the launcher's start time, by a clock that all processes of a machine share.
 STARTED = "HALFSTEP_STARTED"
 
 

@@ -1,4 +1,4 @@
-"""Open sections such as MODEL.KWARGS: arguments of other libraries' constructors, whose types no schema knows."""
+"""Open sections such as MODEL.KWARGS: arguments of other libraries' constructors, for which there is no schema."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from configs.values import FLOAT, INT, Text, quoted
 from configs.yaml_files import Quoted, compose, read_node
 from utils.errors import ConfigError
 
-BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|[()]""")  # quoted texts, or parentheses of tuples outside of them
+BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|[()]""")  # a quoted text, or a parenthesis outside quotes
 
 
 def add_argument(arguments: Arguments, section: str, key: str, text: Text, origin: str) -> Arguments:
@@ -26,7 +26,7 @@ def add_argument(arguments: Arguments, section: str, key: str, text: Text, origi
 
 
 def _argument(text: Text, level: int = 0) -> Any:
-    """Return the value of a text by the rules of YAML 1.2, without a schema; also Python's None, True and tuples."""
+    """Parse a value by the rules of YAML 1.2, without a schema; also accept Python's None, True and tuples."""
     if isinstance(text, list):
         return tuple(_argument(each, level + 1) for each in text)
     if isinstance(text, Quoted):
@@ -42,7 +42,7 @@ def _argument(text: Text, level: int = 0) -> Any:
 
 
 def _plain(text: str) -> Any:
-    """Return the value of a text without quotes and brackets."""
+    """Parse a value that has no quotes or brackets."""
     if text in ("", "~", "null", "Null", "NULL", "None"):
         return None
     if text.lower() in ("true", "false"):

@@ -12,13 +12,13 @@ from configs.values import SETTINGS, to_text
 from utils.errors import ConfigError, did_you_mean
 from utils.text import is_url, problem_of
 
-# Properties that a resumed run compares besides its settings.
+# Properties of a run that -resume compares with the checkpoint, besides the settings.
 NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "IMAGES", "CLASS_NAMES", "SPLIT", "AUGMENTATION")
 CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET that are read in file order
 WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET that read no files
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-MAX_WEIGHTS = 1e11  # of all blocks; the largest Vision Transformer so far has a fifth of that
+MAX_WEIGHTS = 1e11  # maximum for all blocks: five times the largest Vision Transformer so far
 Values = dict[str, Any]  # {full key: value}
 Rules = Iterator[tuple[bool, str, str]]  # whether the rule is broken, the setting to name, the problem
 
@@ -69,7 +69,7 @@ def _check_empty(values: Values, origins: dict[str, str]) -> None:
     """Refuse an empty value that probably comes from an unset shell variable, also in a generated file."""
     reason = "perhaps because a shell variable is not set"
     is_given = {key: origins[key] != "default" for key in ("SAVE", "NAME")}
-    is_given["DATA.DATA_PATH"] = origins["DATA.DATA_PATH"].startswith("flag ")  # files may leave it to the flag
+    is_given["DATA.DATA_PATH"] = origins["DATA.DATA_PATH"].startswith("flag ")  # a file may leave it empty for the flag
     for key in ("SAVE", "DATA.DATA_PATH"):
         if is_given[key] and not values[key].strip():
             raise ConfigError(f"{key} is empty ({origins[key]}), {reason}; name a folder, or leave it out")
@@ -89,7 +89,9 @@ def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
         problem = f"names an epoch, but {named('TRAIN.BUDGET')} chooses the number of epochs; leave one of them out"
         yield bool(values[key] and values["TRAIN.BUDGET"]), key, problem
     key, strategy = "TRAIN.CLIP_MODE", "DIST.STRATEGY"
-    problem = f"must be norm or value with {named(strategy)}: agc needs norms of whole vectors, which no process has"
+    problem = (
+        f"must be norm or value with {named(strategy)}: agc needs norms of whole vectors, but a process has only parts"
+    )
     yield values[key] == "agc" and values["TRAIN.GRAD_CLIP"] and values[strategy] == "fsdp2", key, problem
     key = "TRAIN.TEACHER_MODEL"
     problem = f"must name a timm model or a checkpoint with {named('TRAIN.DISTILLATION_TYPE')}"
@@ -162,8 +164,8 @@ def _vit_rules(values: Values, named: Callable[[str], str]) -> Rules:
     yield values[width] % values[heads] > 0, width, f"must be a multiple of {named(heads)}; change one of them"
     is_larger = values["MODEL.PATCH_SIZE"] > values["DATA.IMAGE_SIZE"]
     yield is_larger, "MODEL.PATCH_SIZE", f"must not be larger than {named('DATA.IMAGE_SIZE')}"
-    # Weights of queries, keys, values and projection, and of the MLP's two layers. Each allocation may succeed although
-    # all together exceed the memory, and then the system kills the program without a message.
+    # The weights of queries, keys, values, projection and the MLP's two layers. If all together exceed the memory, each
+    # allocation may still succeed; the system then kills the program without a message.
     weights = values["MODEL.DEPTH"] * values[width] ** 2 * (4 + 2 * values["MODEL.MLP_RATIO"])
     problem = f"gives {weights:.3g} weights, more than {MAX_WEIGHTS:g}, with {named('MODEL.DEPTH')}; lower one of them"
     yield weights > MAX_WEIGHTS, width, problem

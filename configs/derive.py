@@ -56,7 +56,7 @@ def _name_newest_runs(found: Merged) -> Derived:
 
 
 def _fit_channels(found: Merged) -> Derived:
-    """Shorten the default mean and deviation, which have three channels, for grey images."""
+    """Reduce the default mean and standard deviation to one channel for grey images."""
     keys = ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD")
     is_grey = found.values["DATA.IMAGE_CHANNELS"] == 1
     return Derived(
@@ -76,7 +76,7 @@ def _fit_labels(found: Merged) -> Derived:
 def _normalize_optimizer(found: Merged) -> Derived:
     """Choose one spelling for each optimizer: torch's own for AdamW, Adam and SGD, lower case for the others.
 
-    For other optimizers, torch's default values count as not set if one place sets EPS, BETAS and MOMENTUM together,
+    For other optimizers, torch's default values count as not set if one layer sets EPS, BETAS and MOMENTUM together,
     because PaddleViT's files always contain all three.
     """
     spelling = {name.lower(): name for name in TORCH_OPTIMIZERS}
@@ -90,14 +90,14 @@ def _normalize_optimizer(found: Merged) -> Derived:
 
 
 def _count_steps_from_start(found: Merged) -> Derived:
-    """Count the epochs of the schedule step from epoch 0, unless AFTER_WARMUP is set."""
+    """Start the schedule `step` at epoch 0, unless AFTER_WARMUP is set."""
     key = "TRAIN.LR_SCHEDULER.AFTER_WARMUP"
     is_step = found.values["TRAIN.LR_SCHEDULER.NAME"] == "step"
     return Derived({key: False} if is_step and found.origins[key] == "default" else {})
 
 
 def _drop_vit_fields(found: Merged) -> Derived:
-    """Reset ViT fields set below the layer with MODEL.TYPE timm. In that layer or above they are errors."""
+    """Reset the ViT fields set in layers below MODEL.TYPE timm. In the same layer or above, they are errors."""
     values, origins, order = found
     earlier = order[: order.index(origins["MODEL.TYPE"])] if values["MODEL.TYPE"] == "timm" else []
     dropped = [key for name in VIT_FIELDS if origins[key := f"MODEL.{name}"] in earlier]
@@ -118,7 +118,7 @@ def _unset_rates(found: Merged) -> Derived:
     return Derived({key: None for key in keys if found.values[key] == 0})
 
 
-# The steps in this order: each step sees the changes of the previous ones.
+# The order matters: each step sees the changes of the previous ones.
 STEPS = (
     _name_newest_runs,
     _fit_channels,

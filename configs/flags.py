@@ -53,10 +53,10 @@ FLAGS = {
     },
 }
 _SETTING_OF = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
-# Flags that scripts often fill from shell variables, with their values. An empty one would start another training.
+# {flag: its values} of flags that scripts often fill from shell variables. An empty value would start a different run.
 NEVER_EMPTY = {"-resume": "a run or auto", "-pretrained": "weights", "-budget": "a time such as 8h"}
 _HELP = ("-h", "--help", "-help")
-_VERSION = "-version"  # answered for all programs by utils/program.py
+_VERSION = "-version"  # handled for all programs by utils/program.py
 # torch.distributed.launch passes this flag, in either spelling. It is ignored, because LOCAL_RANK has the same value.
 _LOCAL_RANK = ("--local-rank", "--local_rank")
 
@@ -96,7 +96,7 @@ class _LastValue(argparse.Action):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        """Raise ConfigError, as for all other mistakes of the user."""
+        """Raise ConfigError, as for all other user errors."""
         raise ConfigError(f"{message}; -h lists the flags")
 
 
@@ -114,7 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.register("action", None, _LastValue)
     parser.set_defaults(notes=[])
     settings = parser.add_argument_group("settings")
-    settings.add_argument(*_HELP, action="help", help="Show this and exit.")
+    settings.add_argument(*_HELP, action="help", help="Show this help and exit.")
     settings.add_argument(_VERSION, action="store_true", help="Show versions, device and processor, and exit.")
     settings.add_argument(
         "-cfg",

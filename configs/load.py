@@ -162,8 +162,8 @@ def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str
 def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
     """Return a note for each setting that has no effect because of other settings.
 
-    Raise ConfigError if the command line sets one that belongs to another NAME, or a precision without -amp. Files may
-    have settings of several choices, because PaddleViT's files have the settings of all schedules.
+    Raise ConfigError if the command line sets one that belongs to another NAME, such as another schedule, or a
+    precision without -amp. Files may have such settings: PaddleViT's files list all schedules' settings.
     """
     notes = []
     for key, setting in SETTINGS.items():

@@ -1,4 +1,4 @@
-"""Replaces the words of other programs by our values."""
+"""Translates values that other programs use into ours."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ Words = Mapping[str, Mapping[str, tuple[str, str]]]  # {setting: {word in lower 
 _NO_CLIPPING = ("None", "no clipping")
 OTHER_WORDS: Words = {
     "NGPUS": {"-1": ("None", "one process per visible device")},
-    "PRECISION.MODE": {"apex_o1": ("autocast", "Apex's O1 is what torch's autocast does")},
+    "PRECISION.MODE": {"apex_o1": ("autocast", "torch's autocast does the same as Apex's O1")},
     "PRECISION.DTYPE": {"fp16": ("float16", "the same type"), "bf16": ("bfloat16", "the same type")},
     "TRAIN.GRAD_CLIP": {"0": _NO_CLIPPING, "0.0": _NO_CLIPPING, "0.": _NO_CLIPPING},
 }

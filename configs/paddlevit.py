@@ -8,7 +8,7 @@ from configs.yaml_files import Layer
 from utils.errors import ConfigError
 from utils.extras import has_extra, how_to_get_back
 
-SECTION = "MODEL.TRANS"  # describes the layers of a ViT in files of 2021
+SECTION = "MODEL.TRANS"  # the description of a ViT's layers in files of 2021
 KEYS = {
     "LOCAL_RANK",
     "MODEL.ATTN_HEAD_SIZE",
@@ -29,11 +29,11 @@ VALUES = {
 
 
 class Translated(NamedTuple):
-    """The layers of files and command line in our settings."""
+    """The layers of files and command line, translated into our settings."""
 
     layers: list[Layer]
     notes: list[str]  # one for each translated value
-    check_model: Callable[[str], str] | None = None  # compares the file with timm's model of this name, returns a note
+    check_model: Callable[[str], str] | None = None  # compares the file with timm's model of this name; returns a note
 
 
 def translate_paddlevit(files: list[Layer], command_line: list[Layer]) -> Translated:
@@ -50,7 +50,7 @@ def translate_paddlevit(files: list[Layer], command_line: list[Layer]) -> Transl
 
 
 def our_name(key: str) -> str:
-    """Return the name of the setting that PaddleViT's files of 2021 write under MODEL.TRANS; other keys as they are."""
+    """Return our name for a key under MODEL.TRANS in PaddleViT's files of 2021; return other keys unchanged."""
     if not key.startswith(f"{SECTION}."):
         return key
     from extras.paddlevit.settings import RENAMED  # extra: paddlevit

@@ -10,13 +10,13 @@ from utils.errors import ConfigError
 
 Texts = Mapping[str, Any]  # {full key: text of a settings file, or a value that a run saved}
 ROLES = ("data", "model", "recipe", "machine", "record")  # see schema.py
-DECISIVE_ROLES = ROLES[:3]  # of settings that decide the result of a run
+DECISIVE_ROLES = ROLES[:3]  # roles of settings that affect the result of a run
 
 
 class Removed(NamedTuple):
     """A setting that halfstep no longer has, or never had."""
 
-    accepted: tuple[str, ...]  # values that still load, because every run behaves that way; as in YAML
+    accepted: tuple[str, ...]  # values, as in YAML, that still load because every run now behaves that way
     remedy: str  # what to do if it has another value: the end of a sentence
     role: str = "recipe"
     # Takes all settings of the file. Returns the equivalent current settings, or None if there are none.
@@ -34,7 +34,7 @@ def translate_removed(
     """Return the settings that replace the removed ones among `texts`. Raise ConfigError for one without a replacement.
 
     `context`: these texts and those of earlier layers, because one setting may replace several.
-    `roles`: the roles of settings that are refused; others are dropped.
+    `roles`: settings of these roles are refused if they have no replacement; others are dropped.
     """
     translated: dict[str, Any] = {}
     for key in filter(texts.__contains__, removed):  # always in the same order
@@ -65,7 +65,7 @@ def _replacement(removed: Removed, key: str, context: Texts) -> dict[str, Any] |
 
 
 def _is_same(value: Any, accepted: str) -> bool:
-    """Return whether a text or saved value means the same as the accepted text, as 1 and 1.0, or None and null."""
+    """Return whether a text or saved value means the same as the accepted text, such as 1 and 1.0, or None and null."""
     one, other = plain_word(value), plain_word(accepted)
     try:
         return float(one) == float(other)
@@ -74,7 +74,7 @@ def _is_same(value: Any, accepted: str) -> bool:
 
 
 def plain_word(value: Any) -> str:
-    """Return none, true or false for all their spellings in YAML and Python; other values in lower case."""
+    """Return none, true or false for all their spellings in YAML and Python; return other values in lower case."""
     word = "" if value is None else str(value).strip().lower()
     words = {"": "none", "null": "none", "~": "none", "yes": "true", "on": "true", "no": "false", "off": "false"}
     return words.get(word, word)

@@ -1,7 +1,7 @@
 """All settings with their types, bounds, defaults and descriptions. docs/settings.md is generated from this file.
 
-A setting that PaddleViT has too keeps its name and default; the description says where the default differs. This file
-is long because it is the one table of all settings.
+Settings that PaddleViT has too keep its names and defaults; the description says where a default differs. This file is
+long because it is the only table of all settings.
 """
 
 import re
@@ -17,14 +17,14 @@ AUTO = "auto"  # in place of a number: the program determines it at the start
 MAX_INT = 2**63 - 1  # the largest integer of torch and numpy
 
 # Roles of settings. Each section has a role; a field with another role names it in its annotation. The role decides
-# whether a resumed run may change the setting, an evaluation takes it over, or a comparison leaves it out.
+# whether a resumed run may change the setting, an evaluation takes it from the weights, or a comparison ignores it.
 DATA = "data"  # the images and labels
 MODEL = "model"  # the architecture and the preparation of its images, which any use of the weights needs
 RECIPE = "recipe"  # how the weights are trained
 MACHINE = "machine"  # where and how fast the run computes, with the same result
 RECORD = "record"  # what the run saves and shows
 START = "start"  # a command for one start of the program, never saved
-MAY_CHANGE = "may change"  # not a role: a resumed run may have another value, although the role decides the result
+MAY_CHANGE = "may change"  # not a role: a resumed run may have another value, although the setting affects the result
 
 
 class Bounds(NamedTuple):
@@ -38,7 +38,7 @@ class Bounds(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A requirement on a text, a list or a number besides its type and bounds."""
+    """A requirement on a text, a list or a number, in addition to its type and bounds."""
 
     fits: Callable[[Any], bool]
     words: str  # the end of a sentence that starts with `it must be`
@@ -104,10 +104,10 @@ DURATION = Form(
 
 
 class Only(NamedTuple):
-    """The setting, in the same section or by its full key, that a setting depends on; | separates alternatives."""
+    """The setting that another one depends on: its name in the same section, or its full key; | separates alternatives."""
 
     key: str
-    values: tuple = ()  # with which the dependent setting has an effect; empty: any value that switches something on
+    values: tuple = ()  # for which the dependent setting has an effect; empty: any that switches something on
 
     def keys(self, values: Mapping[str, Any], section: str) -> list[str]:
         """Return the full keys of the settings that this depends on. `values`: {full key: value}."""
@@ -131,7 +131,7 @@ class Extra(NamedTuple):
 
     name: str
     without: str = ""  # the features that are missing without it, if the setting's default needs it
-    values: tuple = ()  # that need it; empty: all values that switch something on
+    values: tuple = ()  # values that need it; empty: all that switch something on
     but: tuple = ()  # values that do not need it
 
     def is_used_by(self, value: Any) -> bool:
@@ -202,7 +202,7 @@ class Data:
     IMAGE_CHANNELS: Annotated[Literal[1, 3], MODEL] = 3
     """3 for colour, 1 for grey."""
     CROP_PCT: Annotated[float, Bounds(0.01, 2.0), MODEL] = 0.875
-    """Evaluation resizes images to IMAGE_SIZE / CROP_PCT and crops the centre; above 1, the image gets a black border."""
+    """Evaluation resizes images to IMAGE_SIZE / CROP_PCT and crops the centre; with values above 1, the image gets a black border."""
     CROP_MODE: Annotated[Literal["center", "squash", "border"], MODEL] = "center"
     """The side that evaluation resizes to IMAGE_SIZE / CROP_PCT: the short side (center), both sides (squash), or the long side, with a border in the mean colour (border). These are timm's crop modes."""
     CROP_SCALE: Annotated[tuple[float, ...], Bounds(0.0001, 1.0), RANGE, RECIPE] = (0.08, 1.0)
@@ -256,7 +256,7 @@ class Data:
     CACHE_PATH: Annotated[str | None, LOCAL, MACHINE] = None
     """Folder for the disk cache, for shards from a server, and for indexes of data in read-only folders; not set: `cache` in SAVE."""
     SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31), RECIPE, Only("DATASET", ("shards", "parquet"))] = 8192
-    """Size of the shuffle buffer, in samples. Shards (and row groups of parquet) are read in random order, and a sample moves by less than this many places; with the number of all images, any order is possible."""
+    """Size of the shuffle buffer, in samples. Shards (and row groups of parquet) are read in random order, and each sample moves by fewer places than this; with the number of all images, any order is possible."""
     REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9), MACHINE, Extra("remote")] = None
     """For shards on a server: maximum size of their cache in CACHE_PATH, in 10^9 bytes; the least recently used tars are deleted. Not set: the size of all shards, but at most 80% of the disk's free space."""
     SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000), Only("DATASET", ("synthetic", "fractals"))] = 1280
@@ -341,7 +341,7 @@ class Model:
     PRETRAINED: Annotated[str | None, RECIPE, MAY_CHANGE] = None
     """Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), or a timm model name to download."""
     FREEZE: Annotated[tuple[str, ...], RECIPE] = ()
-    """Patterns of parameters or modules that are not trained (blocks.0.*); a leading ! exempts; `classifier` matches the classifier of any model."""
+    """Patterns of parameters or modules that are not trained (blocks.0.*); a leading ! excludes from freezing; `classifier` matches the classifier of any model."""
     KWARGS: Arguments = Arguments()
     """Further arguments of timm's constructor, such as global_pool: avg or init_values: 1e-5; arguments that have their own setting are refused."""
     LORA: Lora = Lora()
@@ -354,7 +354,7 @@ class Optimizer:
     role: ClassVar[str] = RECIPE
 
     NAME: Annotated[str, Extra("optimizers", but=tuple(TORCH_OPTIMIZERS))] = "AdamW"
-    """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; all names in timm.optim.list_optimizers() work too, such as lamb, lion, muon, nadamw or adafactor. Upper and lower case are the same."""
+    """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; all names in timm.optim.list_optimizers() work too, such as lamb, lion, muon, nadamw or adafactor. Case does not matter."""
     EPS: Annotated[float | None, Bounds(0.0, 1_000.0)] = None
     """Adam's epsilon; not set: the optimizer's default (AdamW and Adam 1e-8)."""
     BETAS: Annotated[
@@ -390,7 +390,7 @@ class LRScheduler:
     DECAY_EPOCHS: Annotated[float, Bounds(0.001, 1_000_000), Only("NAME", ("step",))] = 30.0
     """For step: epochs between two decays."""
     DECAY_RATE: Annotated[float, Bounds(0.0, 1.0), Only("NAME", ("step",))] = 0.1
-    """For step: factor of a decay."""
+    """For step: factor by which each decay multiplies the rate."""
 
 
 @dataclass(frozen=True)
@@ -418,21 +418,21 @@ class Train:
     LINEAR_SCALED_LR: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
     """Global batch size that BASE_LR, WARMUP_START_LR and END_LR were tuned for; they are multiplied by global batch / LINEAR_SCALED_LR (see LR_SCALING). Not set: no scaling."""
     LR_SCALING: Annotated[Literal["linear", "sqrt"], Only("LINEAR_SCALED_LR")] = "linear"
-    """How LINEAR_SCALED_LR scales: linear, by global batch / LINEAR_SCALED_LR; sqrt, by its square root, as timm does for Adam and similar optimizers."""
+    """Scaling with LINEAR_SCALED_LR: linear, by global batch / LINEAR_SCALED_LR; sqrt, by the square root of that, as timm does for Adam and similar optimizers."""
     LAYER_DECAY: Annotated[float | None, Bounds(0.0001, 1.0)] = None
-    """Layer-wise learning rates: from the classifier down, each layer's rate is the rate of the layer above it times this, as with timm's --layer-decay; not set: one rate for all layers."""
+    """Layer-wise learning rates: from the classifier down, each layer's rate is this factor times the rate of the layer above it, as with timm's --layer-decay; not set: one rate for all layers."""
     WEIGHT_DECAY: Annotated[float, Bounds(0.0, 1_000.0)] = 0.3
     """Weight decay of matrices; biases, norms, class token and position embedding are not decayed. (PaddleViT decays all.)"""
     GRAD_CLIP: Annotated[float | None, Bounds(0.0, 1e9)] = None
     """Limit for the gradients, see CLIP_MODE; not set: no clipping."""
     CLIP_MODE: Annotated[Literal["norm", "value", "agc"], Only("GRAD_CLIP")] = "norm"
-    """What GRAD_CLIP limits: norm, the norm of all gradients together; value, each element of the gradients; agc, the norm of a unit's gradient relative to the norm of its weights (adaptive gradient clipping, except for the classifier)."""
+    """The quantity that GRAD_CLIP limits: norm, the norm of all gradients together; value, each element of the gradients; agc, the norm of a unit's gradient relative to the norm of its weights (adaptive gradient clipping, except for the classifier)."""
     EARLY_STOP: Annotated[int | None, Bounds(1, 1_000_000), MAY_CHANGE] = None
     """End the run after this many consecutive evaluations without a new best.pth; not set: train for all NUM_EPOCHS."""
     ACCUM_ITER: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 1
     """Micro-batches per update."""
     GRAD_CHECKPOINTING: Annotated[bool, MACHINE] = False
-    """Activation checkpointing: a transformer block saves only its input and recomputes the rest in the backward pass. It saves much memory and takes the time of one more forward pass. (Other timm models: as with timm's `--grad-checkpointing`.)"""
+    """Activation checkpointing: a transformer block saves only its input and recomputes the rest in the backward pass. This saves much memory and costs the time of one more forward pass. (Other timm models: as with timm's `--grad-checkpointing`.)"""
     SMOOTHING: Annotated[float, Bounds(0.0, 0.99)] = 0.0
     """Label smoothing."""
     LOSS: Annotated[Literal[*LOSSES], Described(LOSSES)] = "cross_entropy"
@@ -477,7 +477,7 @@ class Train:
     ] = 128
     """For MIXUP_MODE batch: number of consecutive images of an update that share a draw, an even number. The split over processes and micro-batches does not change the groups. Not set: all images of an update."""
     MIXUP_OFF_EPOCH: Annotated[int, Bounds(0, 1_000_000), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0
-    """Epochs after which mixing stops; 0: never."""
+    """Number of epochs after which mixing stops; 0: never."""
     RANDOM_ERASE_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.0
     """Probability of random erasing of a training image. (PaddleViT's DeiT: 0.25.)"""
     RANDOM_ERASE_MODE: Annotated[Literal["pixel", "rand", "const"], Only("RANDOM_ERASE_PROB")] = "pixel"
@@ -491,7 +491,7 @@ class Train:
     MODEL_EMA_DECAY: Annotated[float, Bounds(0.0, 1.0), Only("MODEL_EMA")] = 0.99996
     """Decay of the EMA per update."""
     MODEL_EMA_WARMUP: Annotated[bool, Only("MODEL_EMA")] = True
-    """Start with a smaller decay, updates / (updates + 9), so that the EMA follows the weights in short runs too; false: MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update."""
+    """Start with a smaller decay, updates / (updates + 9), so that the EMA also follows the weights in short runs; false: MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update."""
     BEST_METRIC: Annotated[
         Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"], MAY_CHANGE
     ] = "top1"
@@ -523,7 +523,7 @@ class Precision:
     )
     """autocast: half-precision operations where that is safe, float32 weights; naive: half-precision weights and operations, with float32 master weights for the optimizer; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that support it)."""
     RESIDUAL: Annotated[Literal["auto", "bfloat16", "float32", "half"], Only("AMP")] = AUTO
-    """Type of the residual stream between transformer blocks under autocast: float32; half, the half-precision type, which rounds more and is faster with COMPILE; bfloat16, like half if this type is bfloat16 and the device a GPU, else float32; auto, like bfloat16 with COMPILE, else float32."""
+    """Type of the residual stream between transformer blocks under autocast: float32; half, the half-precision type, which is less precise, but faster with COMPILE; bfloat16, the same as half if that type is bfloat16 and the device is a GPU, else float32; auto, the same as bfloat16 with COMPILE, else float32."""
     REDUCE: Annotated[Literal["float32", "half"], Only("AMP")] = "float32"
     """Type of the gradient all-reduce: float32; half, the half-precision type of autocast, which halves the traffic."""
     MATMUL: Literal["ieee", "tf32"] = "ieee"
@@ -545,7 +545,7 @@ class Precision:
     MAX_LOSS_SCALING: Annotated[float | None, Bounds(1e-6, 1e38)] = None
     """Maximum loss scale; not set: no limit."""
     MAX_CONSECUTIVE_SKIPS: Annotated[int, Bounds(1, 1_000_000_000)] = 50
-    """Number of consecutive updates skipped because of non-finite gradients after which the run rolls back, or stops with exit code 3."""
+    """After this many consecutive updates skipped because of non-finite gradients, the run rolls back, or stops with exit code 3."""
     CUSTOM_BLACK_LIST: Annotated[tuple[str, ...], Only("AMP"), Extra("operator_lists")] = ()
     """Module paths (blocks.7.*), classes (LayerNorm) and operators (softmax) that AMP keeps in float32."""
     CUSTOM_WHITE_LIST: Annotated[tuple[str, ...], Only("AMP"), Extra("operator_lists")] = ()
@@ -592,7 +592,7 @@ class Start:
     ALLOW_CHANGED: Annotated[tuple[str, ...], In("RESUME")] = ()
     """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION."""
     LAST_EPOCH: Annotated[int, Bounds(0, 1_000_000), In("TRAIN")] = 0
-    """Last finished epoch, 1-based, after which training continues with weights from another system."""
+    """For weights from another system: the last finished epoch (1-based), after which training continues."""
     NGPUS: Annotated[int | None, Bounds(1, 1_000)] = None
     """Number of processes that main_multi_gpu.py starts without a launcher; not set: one per visible device."""
     URL: Annotated[str | None, In("DIST")] = None
@@ -644,7 +644,7 @@ class Config:
     REPORT: Annotated[
         bool, RECORD, Extra("report", "no report.html, no curves, and no tables and pictures of images")
     ] = True
-    """Draw the mistakes (confusion.png, mistakes.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written."""
+    """Draw the wrong predictions (confusion.png, mistakes.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written."""
     TRACK: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD, Extra("trackers", "no TensorBoard")
     ] = ("tensorboard",)

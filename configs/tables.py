@@ -2,7 +2,7 @@
 
 Settings, checks and documentation follow these rows: `python scripts/maintenance/make_settings_page.py` writes the
 documentation, and tests/test_registered.py names each file in which something is missing. A row names its class or function
-as text; only a run that uses it imports it.
+as text, so that only runs that use it import it.
 """
 
 import importlib
@@ -34,8 +34,8 @@ class OptimizerRow(NamedTuple):
 
     sentence: str
     settings: tuple[str, ...]  # in TRAIN.OPTIMIZER, besides KWARGS
-    usual_rates: tuple[float, float]  # per 256 images, from fine-tuning to training from scratch; rules of thumb
-    defaults: Mapping[str, float] = {}  # arguments whose default is not torch's
+    usual_rates: tuple[float, float]  # rules of thumb per 256 images: for fine-tuning, from scratch
+    defaults: Mapping[str, float] = {}  # our defaults where they differ from torch's
 
 
 # By the value of TRAIN.OPTIMIZER.NAME: the classes of torch.optim that have fused kernels. Other names are timm's.
@@ -59,7 +59,7 @@ class SourceRow(NamedTuple):
     split: str  # where its validation images come from
     section: str = ""  # the anchor of its section in docs/data.md, if it differs from the name
     has_files: bool = True  # False: DATA.DATA_PATH is not used
-    in_order: bool = False  # whether images are read in the order of its files
+    in_order: bool = False  # whether images are read in file order
 
 
 # By the value of DATA.DATASET. A setting of some data sets has Only("DATASET", ("name",)) in configs/schema.py.

@@ -128,7 +128,7 @@ SUPPORTED = (
 # {reason: arguments}
 UNSUPPORTED = {
     OTHER_LOSSES: (Argument("jsd-loss", "", bool, False),),
-    "training and validation images are found by the names of their folders": (
+    "the folder names select training and validation images": (
         Argument("train-split", "", str, "train"),
         Argument("val-split", "", str, "validation"),
     ),
@@ -136,15 +136,15 @@ UNSUPPORTED = {
         Argument("train-num-samples", "", int),
         Argument("val-num-samples", "", int),
     ),
-    "a data set that can be downloaded is downloaded if it is missing": (
+    "data sets that can be downloaded are downloaded if they are missing": (
         Argument("dataset-download", "", bool, False),
     ),
     "DATA.COLUMNS names the columns": (
         Argument("input-key", "", str),
         Argument("target-key", "", str),
     ),
-    "code of a data set is never executed": (Argument("dataset-trust-remote-code", "", bool, False),),
-    "-resume also restores the optimizer; -pretrained takes only the weights": (
+    "halfstep never executes code of a data set": (Argument("dataset-trust-remote-code", "", bool, False),),
+    "-resume also restores the optimizer; -pretrained loads only the weights": (
         Argument("no-resume-opt", "", bool, False),
     ),
     "it affects only the speed, not the result": (
@@ -161,7 +161,7 @@ UNSUPPORTED = {
         Argument("use-multi-epochs-loader", "", bool, False),
         Argument("worker-seeding", "", str, "all"),
     ),
-    "the classifier is initialized as timm does by default": (
+    "the classifier always has timm's default initialization": (
         Argument("head-init-scale", "", float),
         Argument("head-init-bias", "", float),
     ),
@@ -172,18 +172,18 @@ UNSUPPORTED = {
         Argument("layer-decay-min-scale", "", float, 0.0),
         Argument("layer-decay-no-opt-scale", "", float),
     ),
-    "learning rates with noise are not supported": (
+    "noise on the learning rate is not supported": (
         Argument("lr-noise", "", float, []),
         Argument("lr-noise-pct", "", float, 0.67),
         Argument("lr-noise-std", "", float, 1.0),
     ),
-    "cycles of the schedule are not supported": (
+    "schedules with cycles are not supported": (
         Argument("lr-cycle-mul", "", float, 1.0),
         Argument("lr-cycle-decay", "", float, 0.5),
         Argument("lr-cycle-limit", "", int, 1),
     ),
     "the cosine schedule has no exponent": (Argument("lr-k-decay", "", float, 1.0),),
-    "there is no schedule plateau; TRAIN.EARLY_STOP ends a run that no longer improves": (
+    "there is no plateau schedule; TRAIN.EARLY_STOP ends a run that no longer improves": (
         Argument("patience-epochs", "", int, 10),
     ),
     "multiply TRAIN.NUM_EPOCHS": (Argument("epoch-repeats", "", float, 0.0),),
@@ -209,7 +209,7 @@ UNSUPPORTED = {
         Argument("dist-bn", "", str, "reduce"),
     ),
     "the EMA is always on the device": (Argument("model-ema-force-cpu", "", bool, False),),
-    "train_batch.png shows images of each run": (Argument("save-images", "", bool, False),),
+    "each run saves training images as train_batch.png": (Argument("save-images", "", bool, False),),
     "each image is evaluated once; scripts/predict.py has -flip": (Argument("tta", "", int, 0),),
     "set the variables WANDB_PROJECT and WANDB_TAGS; a resumed run continues there automatically": (
         Argument("wandb-project", "", str),

@@ -61,7 +61,7 @@ ALIASES = {
 }
 # {why there is no such setting, or the closest alternative: its names elsewhere}
 NOT_HERE = {
-    "a run has a number of epochs, TRAIN.NUM_EPOCHS (-epochs), or a time limit, RUN.MAX_TIME": "max_steps num_steps iterations",
+    "set the length of a run with TRAIN.NUM_EPOCHS (-epochs), or a time limit with RUN.MAX_TIME": "max_steps num_steps iterations",
     OTHER_LOSSES: "focal_loss",
     "-name (NAME) sets the name of the run's folder": "tag",
 }
@@ -90,7 +90,7 @@ def why_no_setting(key: str, text: Text) -> str:
     parent = key.rpartition(".")[0]
     if parent in ALL_SETTINGS:
         allowed = describe_allowed(ALL_SETTINGS[parent])
-        return f"{parent} is a section here, which contains {key}; it must be {allowed}"
+        return f"{parent} is written as a section that contains {key}; it must be {allowed}"
     return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, 'BASE'])}"
 
 

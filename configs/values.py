@@ -86,7 +86,7 @@ class Setting:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is a section of arguments with any names."""
+        """Whether it is a section that accepts arguments of any name."""
         return self.kind is Arguments
 
 
@@ -184,11 +184,11 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-# The rates for which a timm model may have its own defaults.
+# The dropout rates. A timm model may have its own defaults for them.
 RATES = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH")
 
-# {full key: value with which a setting reproduces runs that are older than it}, if its default does not. No release has added
-# a setting so far.
+# {full key: the value that reproduces runs older than the setting}, where the default does not. No release has added a
+# setting so far.
 IMPLIED: dict[str, Any] = {}
 
 # The defaults of torch's own optimizers. For these optimizers, they mean the same as no value.
@@ -200,7 +200,7 @@ OPTIMIZER_VALUES = {
 
 
 def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Convert saved settings to today's: one spelling for equal values, and replacements for removed settings.
+    """Convert saved settings to their current form: one spelling for equal values, and replacements for removed settings.
 
     `refused`: roles of removed settings that raise ConfigError if they have no replacement.
     """
@@ -231,7 +231,7 @@ def wrong_in(saved: dict[str, Any]) -> list[str]:
 def _fits(setting: Setting, value: Any) -> bool:
     if value is None or value in (*setting.choices, *setting.special):
         return value is not None or setting.optional
-    if setting.choices and setting.role == "model":  # a choice of another role may have been removed
+    if setting.choices and setting.role == "model":  # in other roles, it may be a choice that was removed
         return False
     low, high = setting.bounds or (value, value)
     kinds = {float: (float, int), Arguments: dict}.get(setting.kind, setting.kind)
@@ -277,7 +277,7 @@ HALF_TYPES = {"fp16": "float16", "float16": "float16", "bf16": "bfloat16", "bflo
 
 
 def _half_meant(origin: str, half: str) -> str:
-    """Return how to set this half-precision type where the user gave it to AMP: as a flag, behind -opts, or in a file."""
+    """Return how to set the half-precision type that the user gave to AMP: as a flag, after -opts, or in a file."""
     if origin.startswith("flag "):
         return f"-amp -opts PRECISION.DTYPE={half}"  # also valid for predict.py, which has no -amp_dtype
     typed = {"-opts": f"AMP=true PRECISION.DTYPE={half}", "-over": f"-amp -over PRECISION.DTYPE={half}"}
@@ -380,7 +380,7 @@ def describe_allowed(setting: Setting) -> str:
 
 
 def describe_bounds(setting: Setting) -> str:
-    """Return text such as ' from 0 to 1', or an empty text if there are no bounds."""
+    """Return text such as ' from 0 to 1', or '' if there are no bounds."""
     if setting.bounds is None:
         return ""
     low, high = setting.bounds

@@ -15,7 +15,7 @@ from utils.files import content_of
 from utils.text import align, format_bytes
 
 SHIPPED = Path(__file__).resolve().parent
-MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16  # bytes of a file; files by BASE; levels of nesting
+MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16  # bytes per file; files through BASE; levels of nesting
 
 
 class Quoted(str):
@@ -58,7 +58,7 @@ def _list_shipped_files() -> str:
 
 
 class Loader(yaml.BaseLoader):
-    """Composes text values. Refuses aliases and deep nesting, with which a small file could exhaust the memory."""
+    """Composes nodes with text values. Refuses aliases and deep nesting, with which a small file could exhaust the memory."""
 
     level = 0
 
@@ -114,7 +114,7 @@ def read_file(path: str) -> dict[str, Text]:
         raise ConfigError(f"{origin}: cannot be read as a settings file: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{origin}: not a UTF-8 text file (byte {error.start}); settings are YAML text; weights are given "
+            f"{origin}: not a UTF-8 text file (byte {error.start}); settings are YAML text; give weights "
             "with -pretrained or -resume"
         ) from None
     root = compose(source, origin)

@@ -19,7 +19,7 @@ gpus=${SLURM_GPUS_ON_NODE:?no GPUs were given; see --gpus-per-node in this scrip
 cpus=${SLURM_CPUS_PER_TASK:-$gpus}
 [ ! -e .venv/bin/activate ] || source .venv/bin/activate
 flags=(-cfg configs/vit_base_patch16_224.yaml ${DATA:+-data_path "$DATA"} -name "job$SLURM_JOB_ID" -resume auto -amp "$@")
-# The folder that these flags name. A mistake in them, or a Python without the packages, ends the job here.
+# The run's folder by these flags. A mistake in them, or a Python without the packages, ends the job here.
 folder=$(python -c '
 import sys
 from configs.load import load
@@ -50,7 +50,7 @@ case "$(status state) $(status exit_code)" in '"done" '* | *' '[234]) exit "$cod
 after=$(status step)
 if [ "${after:-0}" = "${before:-0}" ]; then
     stuck="no update was saved since step ${before:-0}"
-    # A start that was killed gets one more try: Slurm may have killed what a lost node still ran when it came back.
+    # A killed start gets one more try: Slurm may have killed processes that a lost node was still running when it came back.
     if [ "$code" -le 128 ] || [ "$(squeue -h -j "$SLURM_JOB_ID" -o %k)" = "$stuck" ]; then
         echo "error: job $SLURM_JOB_ID is not queued again: $stuck" >&2
         exit "$code"

@@ -9,7 +9,7 @@ enter_environment() {
             echo "error: no Python 3.11 or newer (tried ${pythons[*]}); install one, or name it: PYTHON=python3.12 bash $0" >&2
             exit 2
         }
-        echo "making .venv with $python ..."
+        echo "creating .venv with $python ..."
         "$python" -m venv .venv
     fi
     source .venv/bin/activate

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs every test in the environment of quickstart.sh, which it creates if needed, and finally kills some runs at random
+# Runs all tests in the environment of quickstart.sh, which it creates if needed; then it kills some runs at random
 # moments. With arguments for pytest, it runs only the tests that they select.
 #
 #   bash scripts/test.sh            everything
-#   bash scripts/test.sh -quick     for every edit: at most 90 seconds on 2 cores; without tests marked slow
+#   bash scripts/test.sh -quick     after every edit: at most 90 seconds on 2 cores; without tests marked slow
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -19,13 +19,13 @@ python -m ruff check .
 python -m ruff format --check .
 # One thread: the tests run several processes at once, and their spinning threads would wait for each other.
 export OMP_NUM_THREADS=1
-# Many processes import the same modules: Python stores their byte code, even where PYTHONDONTWRITEBYTECODE is set.
+# Many processes import the same modules: let Python store their byte code, even if PYTHONDONTWRITEBYTECODE is set.
 unset PYTHONDONTWRITEBYTECODE
 # -rs lists skipped tests with reasons. loadfile: the tests of a file share a worker and its fixtures. There is one more
 # worker than cores, because some tests only wait for processes.
 python -m pytest -rs -n $(($(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile ${options[@]+"${options[@]}"} "$@"
 if $is_quick; then
-    echo "-quick left out these slow tests, and the killed runs of tests/kill/kill_runs.py"
+    echo "-quick left out the slow tests and the killed runs of tests/kill/kill_runs.py"
 elif [ $# -eq 0 ] && [ "$(uname)" = Linux ]; then
     python tests/kill/kill_runs.py -quick
 fi

@@ -18,7 +18,7 @@ from engine.record.columns import COLUMNS, STEP_COLUMNS  # noqa: E402
 INTRODUCTION = """\
 # Settings
 
-Made from `configs/schema.py` by `python scripts/maintenance/make_settings_page.py`; edit the sentences there.
+Generated from `configs/schema.py` by `python scripts/maintenance/make_settings_page.py`; edit the descriptions there.
 
 A setting can come from several places; the last one in this list wins: the default below, the files that a file names
 under `BASE`, the file given with `-cfg`, a flag, `-opts KEY=VALUE ...`. The settings of a run are saved in its folder as
@@ -41,9 +41,9 @@ A value is read as its type below says, so `3e-3` is a number and `010` is 10. `
 bounds is an error. The message names the file and the nearest valid key.
 
 A setting of type "arguments" is a section of keyword arguments for a constructor of another library. Files, and
-`-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`, add to it name by name; `MODEL.KWARGS=null` (in a file
-`KWARGS: null`) first removes the arguments from earlier files. A value is a number, `true`, `false`, `null`, a text or a
-list of these; `"3"` in quotes is a text.
+`-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`, set its arguments one by one; `MODEL.KWARGS=null`
+(in a file `KWARGS: null`) first removes the arguments from earlier files. A value is a number, `true`, `false`, `null`, a
+text or a list of these; `"3"` in quotes is a text.
 
 Each setting has a role: **data**, the images and labels; **model**, its architecture and the preparation of its images;
 **recipe**, the training of its weights; **machine**, the place and speed of the computation; **record**, the files and

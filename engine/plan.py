@@ -134,7 +134,7 @@ class TrainPlan(Plan):
 
     @property
     def scores_start(self) -> bool:
-        """Return whether a new run evaluates its initial weights. A budget always does, to time an evaluation."""
+        """Return whether a new run evaluates its initial weights. A run with a budget always does, to time it."""
         return not self.inputs.checkpoint and (self.starts_from_its_classes or self.config.TRAIN.BUDGET is not None)
 
     @property

@@ -159,7 +159,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
 
 
 def describe_other_validation(plan: TrainPlan) -> list[str]:
-    """Return a line if the best epoch of the resumed run is from other validation images or by another metric."""
+    """Return a line if other validation images or another metric decided the best epoch of the resumed run."""
     then, now, best = plan.inputs.saved["validation"], plan.validation, Best(*plan.inputs.saved["progress"]["best"])
     others = [fact for fact in changed_facts(plan.inputs.saved[TRAINED_ON], plan.facts) if "validation" in fact]
     if then == now and not others:
@@ -221,7 +221,7 @@ def _compare_with_timm(plan: Plan) -> list[str]:
 
 
 def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
-    """Return a line about image settings and one about model settings, leaving out model settings with their defaults."""
+    """Return a line about image settings and one about model settings. Omit model settings that have their defaults."""
     here = flatten(loaded.config)
     followed = {key: text for key, text in weights.texts.items() if loaded.origins[key] == weights.origin}
     images = [f"{key} {to_text(here[key])}" for key in followed if key.startswith("DATA.")]

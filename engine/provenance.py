@@ -73,7 +73,8 @@ def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
     values = [f"{key}: {each}" for key, each in found[ranks[0]].items()]
     raise ConfigError(
         f"{format_ranks(ranks)} of {process.world_size} ({hosts[ranks[0]]}) would train differently "
-        f"from process 0 ({hosts[0]}): {first_of(values, '; ')}; give all of them the same settings, images and source files (paths may differ)"
+        f"from process 0 ({hosts[0]}): {first_of(values, '; ')}; "
+        "give all of them the same settings, images and source files (paths may differ)"
     )
 
 

@@ -24,8 +24,8 @@ class Saves:
 
     last.pth is written after each epoch, every SAVE_STEPS updates, after a rollback, and when a signal or a time limit
     stops the run. The old last.pth becomes previous.pth, unless previous.pth is the last checkpoint before a streak of
-    skipped updates. The save after an epoch is also best.pth if its evaluation is the best so far, and checkpoint-N.pth
-    every SAVE_FREQ epochs and after the last one.
+    skipped updates. The save after an epoch is also written as best.pth if its evaluation is the best so far, and as
+    checkpoint-N.pth every SAVE_FREQ epochs and after the last one.
 
     Only this class decides which epoch is the best. `compare_with_best` compares each evaluation with the best so far,
     and `wait_and_sync_best` returns to the previous best if best.pth could not be written.

@@ -93,7 +93,7 @@ class Session:
             raise error if error.errno in OF_THE_DISK else cannot_write(str(self.path / name), error) from error
 
     def describe(self, **facts) -> None:
-        """Add the command, the versions and these facts to status.json. The next state writes them."""
+        """Add the command, the versions and these facts to status.json, when the next state is written."""
         if self._status:
             about = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
             about |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}

@@ -36,10 +36,10 @@ class EpochResult:
 
     report: Report
     scores: dict[str, Scores]  # key "": raw weights, "_ema": EMA weights; empty without evaluation
-    num_images: int  # without images that were trained on before a resume
+    num_images: int  # not counting images from before a resume
     training_seconds: float
     evaluation_seconds: float
-    images: ImageResults | LabelResults | None = None  # of each image, if this epoch is the best so far
+    images: ImageResults | LabelResults | None = None  # results of each image, if this epoch is the best so far
 
 
 class Counters:

@@ -29,7 +29,7 @@ def decay_at(step: int, settings: Train) -> float:
 class ForeachLerp:
     """Moves `means` towards `values` by a fraction of the difference, unless `skipped` is 1.
 
-    Its rounding decides the results of CPU runs, so it must not change.
+    The results of CPU runs depend on its rounding, so it must not change.
     """
 
     def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):

@@ -112,7 +112,7 @@ class Forecast(Callback):
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`start`: the program's start, by `clock`. `beat` gets position and remaining time after each report."""
+        """`start`: the program's start time on `clock`. `beat` gets position and remaining time after each report."""
         self.times, self._start, self._max_time = times, start, config.START.MAX_TIME
         self._beat, self._say, self._clock = beat, say, clock
         self._is_said = config.TRAIN.BUDGET is not None  # a budget logs its own line

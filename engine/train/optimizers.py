@@ -40,7 +40,7 @@ def build_optimizer(
         from extras.optimizers.of_timm import build_timms  # extra: optimizers
 
         return build_timms(settings, groups, settings.BASE_LR if peak is None else peak)
-    # On MPS the fused kernels of older versions of torch ignore found_inf and grad_scale, so no update would be skipped.
+    # On MPS the fused kernels of older torch versions ignore found_inf and grad_scale, so no update would be skipped.
     is_fused = next(iter(own.values())).device.type != "mps"
     optimizer = _build_ours(settings, groups, is_fused)
     if is_fused:

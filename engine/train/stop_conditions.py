@@ -94,9 +94,9 @@ class TimeLimit(Callback):
         longest_save: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`start`: the program's start, by `clock`. `longest_save` returns the seconds of the longest save so far."""
+        """`start`: the program's start time on `clock`. `longest_save` returns the longest save in seconds."""
         self._end, self._longest_save, self._clock = start + seconds, longest_save, clock
-        self._update = self._turn = 0.0  # longest so far: an update; from the end of an epoch to the next update
+        self._update = self._turn = 0.0  # longest so far: one update; the time between two epochs
         self._before: tuple[float, int] | None = None  # time and updates_left of the last call
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:

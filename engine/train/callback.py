@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from engine.train.trainer import Trainer
 
 # The phases of an update. All but "communication" and "optimizer" repeat for each micro-batch. "copy" is the copy to
-# the device, if it was not prefetched (loading/to_device.py), normalising and mixing. "communication" is the part of the
-# backward pass that only waits for the all-reduce.
+# the device, if it was not prefetched (loading/to_device.py), normalising and mixing. "communication" is the part of
+# the backward pass that only waits for the all-reduce.
 PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
 
 

@@ -23,7 +23,7 @@ class Schedule:
     """The learning rate as a function of the step and of the total number of updates.
 
     A budget (TRAIN.BUDGET) may change the total during a run. Each update is then mapped to a place in the schedule of
-    NUM_EPOCHS and gets the rate at that place. The last update is always mapped to its end, so it is complete.
+    NUM_EPOCHS and gets the rate at that place. The last update is always mapped to the end, so the schedule completes.
     From the last update before the change to the end, the places are evenly spaced, so the rate does not jump. The rest
     of the schedule is shortened in proportion, including the warm-up. Rejected: a warm-up with the number of updates in
     the settings, which a short run would never finish.

@@ -75,7 +75,7 @@ def prepare_torch(config: Config, process: Process, log: Log) -> None:
 
 
 def build(plan: TrainPlan, log: Log) -> Trainer:
-    """Build the trainer of a run at step 0, with its model, its data and the wrappers of its steps."""
+    """Build the trainer of a run at step 0, including its model, data and step wrappers."""
     model = make_model(plan, log)
     data = build_train_data(plan.config, plan.train_set, plan.process, plan.order)
     wrappers = make_wrappers(plan.config, plan.process, log, plan.num_classes, plan.classes)
@@ -96,7 +96,7 @@ def make_model(plan: Plan, log: Log) -> nn.Module:
 def make_wrappers(
     config: Config, process: Process, log: Log, num_classes: int, classes: Sequence[str] | None = None
 ) -> list[StepWrapper]:
-    """Return the wrappers of a step's preparation and loss. Each one wraps the previous ones. Collective.
+    """Return the wrappers around a step's preparation and loss, innermost first. Collective.
 
     `classes` are the class names of the data. Trials pass None: a distillation's teacher then has random weights.
     """
@@ -116,7 +116,7 @@ def build_trainer(
     log: Log,
     wrappers: Sequence[StepWrapper] = (),
 ) -> Trainer:
-    """Build a trainer for this model at step 0. The model is on its device, except with fsdp2, which moves it there.
+    """Build a trainer at step 0. The model is already on its device, except with fsdp2, where `place` moves it there.
 
     `loss_weights` are the weights of the classes in the loss, or None if all classes count the same.
     """

@@ -26,14 +26,14 @@ T = TypeVar("T", bound=Callback)
 
 
 class Watchers(NamedTuple):
-    """The callbacks of a run in calling order, and the ones that the loop over epochs uses directly."""
+    """The callbacks of a run in calling order, and the report and unreadable images, which other code uses directly."""
 
     callbacks: list[Callback]
     report: "RunReport | None"  # None: the extra is missing
     bad_images: BadImages
 
     def refuse(self) -> None:
-        """Raise the error of a callback that stops the run because of a mistake of the user."""
+        """Raise the error of a callback that stops the run because of a user error."""
         for callback in self.callbacks:
             if callback.refusal:
                 raise callback.refusal
@@ -62,7 +62,7 @@ def advice_on_data(session: Session, plan: TrainPlan, trainer: Trainer) -> list[
 def choose_callbacks(
     session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, trackers: RowReader | None
 ) -> Watchers:
-    """Return the callbacks of this process. Some exist only in process 0. A new callback is one line here.
+    """Return the callbacks of this process. Some exist only in process 0. To add a callback, add a line here.
 
     A callback that uses another one takes it as an argument, so it is always created and called after the other one.
     """
@@ -84,7 +84,7 @@ def choose_callbacks(
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", log.say))
     add(Console(config, log, timing, forecast))
     if process.is_first:
-        # It is closed after the callbacks of the report, so its curves are the last pictures that a run draws.
+        # The recorder is closed after the callbacks of the report, so a run draws its curves last.
         curves = report.curves if report else None
         recorder = add(Recorder(session.path, log, timing, trainer, trackers, curves))
         callbacks += advice_on_data(session, plan, trainer)

@@ -82,7 +82,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
 def refuse_outputs(
     plan: EvalPlan, model: nn.Module, transforms: ModelTransforms, data: EvalData, normalize: nn.Module
 ) -> NoReturn:
-    """Find a batch whose outputs are not finite, and raise ConfigError for the model."""
+    """Raise ConfigError for a model with non-finite outputs, after finding the first batch that produces them."""
     precision = plan.precision
     model = precision.computing(model).eval()
 

@@ -43,23 +43,23 @@ class Outcome:
 
     @property
     def next_step(self) -> str:
-        """Return the state by which engine/record/next_steps.py chooses the next steps."""
+        """Return the state that engine/record/next_steps.py uses to choose the next steps."""
         if self.reason == EARLY_STOP:
             return EARLY_STOP
         return "failed" if self.code in (ExitCode.NON_FINITE, ExitCode.NO_PROGRESS) else self.state
 
 
 class Vote(NamedTuple):
-    """The requests of one process before an update. The largest number of all processes counts; 0 requests nothing."""
+    """The requests of one process before an update. The maximum over all processes counts; 0 means no request."""
 
-    signal: int = 0  # save and end because of the signal with this number
-    time_is_up: int = 0  # 1: save and end because a callback asks for it, such as TimeLimit
+    signal: int = 0  # number of the signal that asks to save and end the run
+    time_is_up: int = 0  # 1: a callback, such as TimeLimit, asks to save and end the run
     num_updates: int = 0  # the new total number of updates
 
 
 @dataclass
 class Loop:
-    """The loop from the trainer's epoch to the last one. All processes call its methods after the same update."""
+    """The loop over epochs, starting at the trainer's epoch. All processes call its methods after the same update."""
 
     session: Session
     plan: TrainPlan
@@ -207,7 +207,7 @@ class Loop:
         return outcome
 
     def not_saved(self, outcome: Outcome) -> Outcome:
-        """Return this outcome for a run whose last save failed."""
+        """Return this outcome with state save_failed and the error of the last save."""
         failure = self.saves.failure
         has_one = (self.session.path / "last.pth").exists()
         then = "-resume auto continues from the previous save" if has_one else "there is no save to continue from"
@@ -231,7 +231,7 @@ class Loop:
             log.warn(f"no epoch was better than the start; before training: {before.describe_short()}")
 
     def close_after_error(self) -> None:
-        """Close the callbacks after an error. Only note their own errors, so that the user sees the first one."""
+        """Close the callbacks after an error. Their own errors go only to log.txt, so the user sees the first one."""
         for callback in self.trainer.callbacks:
             try:
                 callback.close()
@@ -274,7 +274,7 @@ def train_epoch(
 def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
     """Raise Stopped, or change the total number of updates, if a signal or a callback of any process requests it.
 
-    With several processes a vote counts one update later (Process.delayed_max), after the same update in all of them.
+    With several processes a vote takes effect one update later (Process.delayed_max), at the same step in all of them.
     """
     asks_to_stop = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
     num_updates = max([each.choose(trainer) for each in trainer.callbacks], default=0)

@@ -1,6 +1,6 @@
 """The plan of a run: everything that is decided before its model is built.
 
-read_inputs reads the checkpoint. Then plan_training or plan_evaluation reads the data and decides what depends on it.
+read_inputs reads the checkpoint. Then plan_training or plan_evaluation reads the data and completes the plan.
 For DATA.BATCH_SIZE auto, trial models are built here and discarded. -check (engine/check/check.py) makes the same plan.
 """
 
@@ -134,7 +134,7 @@ class TrainPlan(Plan):
 
     @property
     def scores_start(self) -> bool:
-        """Return whether a new run evaluates its initial weights. A budget always needs the time of an evaluation."""
+        """Return whether a new run evaluates its initial weights. A run with a budget always does, to time it."""
         return not self.inputs.checkpoint and (self.starts_from_its_classes or self.config.TRAIN.BUDGET is not None)
 
     @property
@@ -151,7 +151,7 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
         "strategy": lambda: check_strategy(config),
         "optimizer": lambda: check_optimizer(config),
     }
-    if config.TRACK and has_extra("trackers"):  # else a note says that it is missing
+    if config.TRACK and has_extra("trackers"):  # if the extra is missing, a note says so
         from extras.trackers import check_trackers
 
         checks["tracking"] = lambda: check_trackers(config)
@@ -175,7 +175,7 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
 
 
 def plan_training(inputs: Inputs, load_data: LoadData, stop: StopSignal | None = None) -> TrainPlan:
-    """Read the data and decide what depends on it. Collective. A signal also ends the search for a batch size."""
+    """Read the data and make the plan of a training. Collective. A signal ends the search for a batch size."""
     process = inputs.process
     train, val = load_data(inputs.config, inputs.kept)
     facts = data_facts(train, val)
@@ -251,7 +251,7 @@ def _refuse_other_data(inputs: Inputs, facts: dict) -> None:
 
 
 def _describe_save(saved: dict) -> str:
-    """Return a text that identifies a checkpoint: its step, its run and when it was saved."""
+    """Return a text that identifies a checkpoint: its step, its run and the time of the save."""
     run = Identity.of(saved)
     of_run = f" of {run.name}, saved {saved['run'].get('saved')}" if run else ""
     return f"step {saved.get('step')}{of_run}"

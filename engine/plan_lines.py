@@ -92,7 +92,7 @@ def describe_evaluation(plan: EvalPlan) -> list[str]:
     if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
         lines.append(
             f"warning: the weights have other classes ({first_of(names)}) than the data ({first_of(plan.classes)}); "
-            "class N of the weights is taken for class N of the data"
+            "class N of the weights is treated as class N of the data"
         )
     lines += [f"warning: {each}" for each in differences(plan.inputs.record, flatten(plan.config), ARCHITECTURE)]
     return [*lines, *compare_with_weights(plan)]
@@ -159,7 +159,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
 
 
 def describe_other_validation(plan: TrainPlan) -> list[str]:
-    """Return a line if the resumed run had other validation images or another metric. Its best does not count then."""
+    """Return a line if other validation images or another metric decided the best epoch of the resumed run."""
     then, now, best = plan.inputs.saved["validation"], plan.validation, Best(*plan.inputs.saved["progress"]["best"])
     others = [fact for fact in changed_facts(plan.inputs.saved[TRAINED_ON], plan.facts) if "validation" in fact]
     if then == now and not others:
@@ -167,13 +167,14 @@ def describe_other_validation(plan: TrainPlan) -> list[str]:
             return []
         return [
             f"resume: TRAIN.BEST_METRIC is {plan.config.TRAIN.BEST_METRIC}, so the best epoch so far, {best.epoch} by "
-            f"{TITLES[best.metric]}, does not count: the next one becomes best.pth"
+            f"{TITLES[best.metric]}, does not count: the next evaluated epoch becomes best.pth"
         ]
     if not best.epoch:
         return []
     return [
         f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so "
-        f"far, {best.epoch} with {format_value(best.metric, best.value)}, does not count: the next one becomes best.pth"
+        f"far, {best.epoch} with {format_value(best.metric, best.value)}, does not count: "
+        "the next evaluated epoch becomes best.pth"
     ]
 
 
@@ -189,14 +190,15 @@ def compare_with_weights(plan: Plan) -> list[str]:
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
     theirs = {key: plain(convert(SETTINGS[key], text, weights.origin)) for key, text in texts.items()}
     lines = _describe_followed(loaded, weights)
-    # Another size is deliberate: the weights are resized, and the code that does it logs it.
+    # A different size is deliberate. The code that resizes the weights logs it.
     chosen = () if plan.config.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
     different = [key for key in theirs if key not in chosen and theirs[key] != here[key]]
     if different:
         found = ", ".join(f"{key} {to_text(here[key])} ({to_text(theirs[key])} there)" for key in different)
         words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
         lines.append(
-            f"warning: images are not prepared as for the {weights.origin}: {found}; to do so, add -opts {words}"
+            f"warning: images are prepared differently than for the {weights.origin}: {found}; "
+            f"to prepare them in the same way, add -opts {words}"
         )
     return lines
 
@@ -214,13 +216,12 @@ def _compare_with_timm(plan: Plan) -> list[str]:
         return []
     different = [key for key in theirs if key != size and theirs[key] != here[key] and origins[key] == "default"]
     words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
-    return [f"images are not prepared as by timm for {plan.config.MODEL.NAME}; to do so, add -opts {words}"] * bool(
-        words
-    )
+    line = f"timm prepares images differently for {plan.config.MODEL.NAME}; to do the same, add -opts {words}"
+    return [line] if words else []
 
 
 def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
-    """Return a line about the images and one about the model, without model settings that have their defaults."""
+    """Return a line about image settings and one about model settings. Omit model settings that have their defaults."""
     here = flatten(loaded.config)
     followed = {key: text for key, text in weights.texts.items() if loaded.origins[key] == weights.origin}
     images = [f"{key} {to_text(here[key])}" for key in followed if key.startswith("DATA.")]

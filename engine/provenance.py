@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE_FOLDERS = ("configs", "datasets", "engine", "models", "utils")
 # Settings with paths, which may differ between machines. The images, labels and classes are compared instead.
 PATHS = "DATA.DATA_PATH", "DATA.CLASSES"
-# Settings that name a file or a timm model. The name without its folder is compared, and the content of the file.
+# Settings that name a file or a timm model. The file's name without its folder and its content are compared.
 FILES = "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED", "TRAIN.CLASS_WEIGHTS"
 # Settings of other roles that decide when processes wait for each other.
 IN_STEP = ("DIST.STRATEGY", "REPORT_FREQ", "SAVE_FREQ", "SAVE_STEPS", "KEEP_CHECKPOINTS")
@@ -37,7 +37,7 @@ def _describe_file(source: str) -> str:
     from models.weights.files import find_file
 
     name, path = Path(source).name, None
-    with contextlib.suppress(ConfigError, OSError):  # the code that loads it reports what is wrong
+    with contextlib.suppress(ConfigError, OSError):  # the code that loads it reports the error
         path = find_file(source)
     if path is None:
         return name
@@ -56,7 +56,7 @@ def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
     """Raise ConfigError if these facts differ between ranks. Collective.
 
     Each machine may start its ranks with its own command line, files and copy of the data. With different facts, the
-    ranks would average gradients of different trainings, and nothing would show it later.
+    ranks would average gradients of different trainings, unnoticed.
     """
     if process.rendezvous is None:
         return
@@ -72,8 +72,9 @@ def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
     ranks, hosts = [rank for rank, each in found.items() if each], process.rendezvous.hosts
     values = [f"{key}: {each}" for key, each in found[ranks[0]].items()]
     raise ConfigError(
-        f"{format_ranks(ranks)} of {process.world_size} ({hosts[ranks[0]]}) would not train the same as process 0 ({hosts[0]}): "
-        f"{first_of(values, '; ')}; give all of them the same settings, images and source files (paths may differ)"
+        f"{format_ranks(ranks)} of {process.world_size} ({hosts[ranks[0]]}) would train differently "
+        f"from process 0 ({hosts[0]}): {first_of(values, '; ')}; "
+        "give all of them the same settings, images and source files (paths may differ)"
     )
 
 

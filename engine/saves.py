@@ -24,8 +24,8 @@ class Saves:
 
     last.pth is written after each epoch, every SAVE_STEPS updates, after a rollback, and when a signal or a time limit
     stops the run. The old last.pth becomes previous.pth, unless previous.pth is the last checkpoint before a streak of
-    skipped updates. The save after an epoch is also best.pth if its evaluation is the best so far, and checkpoint-N.pth
-    every SAVE_FREQ epochs and after the last one.
+    skipped updates. The save after an epoch is also written as best.pth if its evaluation is the best so far, and as
+    checkpoint-N.pth every SAVE_FREQ epochs and after the last one.
 
     Only this class decides which epoch is the best. `compare_with_best` compares each evaluation with the best so far,
     and `wait_and_sync_best` returns to the previous best if best.pth could not be written.
@@ -69,7 +69,7 @@ class Saves:
         if is_best:
             trainer.best = Best.of(chosen, epoch, suffix)
         trainer.preferred = f"state_dict{suffix}"
-        # Not is_best: after a resume from an earlier state, best.pth may already be from this epoch.
+        # Do not test is_best: after a resume from an earlier state, best.pth may already be from this epoch.
         trainer.not_better = 0 if trainer.best.epoch == epoch else trainer.not_better + 1
         return suffix, is_best
 
@@ -86,12 +86,12 @@ class Saves:
             self.saver.best = Best()  # best.pth on disk is newer than this state, or from other validation images
         self.wait_and_sync_best()
         if self.trainer.best != known:
-            self.log.say(f"the best epoch was {known.epoch}, but in {self.folder / BEST}: {self.describe_best()}")
+            self.log.say(f"the best epoch was {known.epoch}, but {self.folder / BEST} counts: {self.describe_best()}")
 
     def roll_back(self, error: NonFinite) -> bool:
         """Return to the newest checkpoint before a streak of skipped updates.
 
-        Return False, and do nothing, if there is none, or if the run has rolled back before.
+        Return False and do nothing if there is none or the run has already rolled back once.
         """
         from engine.checkpoint.find import find_before, read_checkpoint
 
@@ -150,7 +150,7 @@ def describe_run(plan: TrainPlan, trainer: Trainer, metric: float | None, bad_im
 def describe_progress(
     plan: TrainPlan, trainer: Trainer, folder: Path, saved: dict[str, int], best: Best
 ) -> dict[str, Any]:
-    """Return the progress for status.json: of the training, and of last.pth (`saved`) and best.pth on disk."""
+    """Return the progress of the training, of last.pth (`saved`) and of best.pth on disk, for status.json."""
     held = {best.metric: best.value, "epoch": best.epoch, "file": BEST} if best.epoch else None
     return {
         **saved,

@@ -86,14 +86,14 @@ class Session:
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        """Raise ConfigError if this required file cannot be written. Raise errors of the disk unchanged."""
+        """Raise ConfigError if this required file cannot be written. Errors such as a full disk stay unchanged."""
         try:
             yield
         except OSError as error:
             raise error if error.errno in OF_THE_DISK else cannot_write(str(self.path / name), error) from error
 
     def describe(self, **facts) -> None:
-        """Add the command, the versions and these facts to status.json, from the next state on."""
+        """Add the command, the versions and these facts to status.json, when the next state is written."""
         if self._status:
             about = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
             about |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}
@@ -126,7 +126,7 @@ class Session:
         """End the run, with its error in the log and status.json. Remove a new folder if `begin` was not called."""
         code, message = exit_code_and_message(error) if error else (0, "")
         reason = printable(f"{type(error).__name__}: {error}")
-        if message != "":  # it is empty if another process prints it
+        if message != "":  # empty: another process prints the error
             self.log.note(f"error: {cut(message or reason)}")
         if isinstance(error, FolderMoved) and self._status:
             self._status.leave(self._held, str(error), error.code)
@@ -150,7 +150,7 @@ class Session:
 
 
 class RunFolder:
-    """A folder locked by this process until it ends."""
+    """A run folder, locked by this process until it ends."""
 
     def __init__(self, path: Path, is_new: bool = False):
         """`is_new`: the folder was created for this run."""
@@ -254,7 +254,7 @@ class Status:
     def __init__(self, folder: Path, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self._path, self._warn, self._clock = folder / "status.json", warn, clock
         self._facts: dict[str, Any] = {
-            "version": 1,  # of the keys; it changes only if a key changes its meaning or is removed
+            "version": 1,  # of this format; it changes only if a key changes its meaning or is removed
             "state": "",
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -297,7 +297,7 @@ class Status:
             self._moved = error
 
     def leave(self, folder: HeldFolder, reason: str, code: int) -> None:
-        """Write the last state into a folder that was moved. A run that had ended keeps its state."""
+        """Write the last state into a folder that was moved. A run that had already ended keeps its state."""
         state = self._facts["state"] if "exit_code" in self._facts else "save_failed"
         facts = {"state": state, "time": now(), "reason": reason, "exit_code": code, "eta_seconds": None}
         self._write(folder, **facts)
@@ -314,7 +314,7 @@ class Status:
                 else:
                     write_text(self._path, text)
             except OSError as error:
-                self._warn(f"cannot write {self._path} ({cause_of(error)}); its state would be: {content['state']}")
+                self._warn(f"cannot write {self._path} ({cause_of(error)}); the run's state is: {content['state']}")
         for tell in self._watchers:
             tell(content)
 

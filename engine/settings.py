@@ -16,7 +16,7 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
     """Load the settings for a command line from these layers. Each overrides the previous ones:
 
     1. settings that follow from the weights that the command line names
-    2. the file of -cfg; without it the settings of the weights' run, or configs/finetune.yaml; nothing for -eval
+    2. the file of -cfg, or else the settings of the weights' run, or else configs/finetune.yaml (not with -eval)
     3. flags and -opts
     """
     command_line = parse(arguments)
@@ -44,7 +44,7 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
 
 
 def _given(layers: Sequence[Layer]) -> dict[str, Text]:
-    """Return {current name: text} of all settings that files and flags give."""
+    """Return {current name: text} of all settings that are given in files and flags."""
     last = {our_name(key): text for layer in layers for key, text in layer.texts.items()}
     given = {key: text for key, text in last.items() if not is_none(text)}
     return given | name_runs(given)

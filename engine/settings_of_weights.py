@@ -16,7 +16,7 @@ from utils.errors import ConfigError
 OWN = {*of_role(MACHINE), "SAVE", "MODEL.PRETRAINED", "DATA.CACHE"}
 ADAPTED = {"MODEL.NUM_CLASSES", "MODEL.FREEZE", *(key for key in SETTINGS if key.startswith("MODEL.LORA."))}
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
-# If one of these is given, the command line defines the model, and the weights do not.
+# If one of these is given, the command line defines the model instead of the weights.
 MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))
 
 
@@ -97,7 +97,7 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
 
 
 def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
-    """Return the settings that follow from the weights of a run. A resumed run keeps the ones from its start."""
+    """Return the settings that follow from the weights of a run. A resumed run keeps the settings it started with."""
     from models.weights.files import read_record
     from models.weights.metadata import ARCHITECTURE, PREPROCESSING, metadata_of
 
@@ -130,7 +130,7 @@ def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer |
 
 
 def layer_for_evaluation(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
-    """Return `layer_of_weights` for an evaluation without a settings file. An error says that a file would help."""
+    """Return `layer_of_weights` for an evaluation without a settings file. Errors also suggest a settings file."""
     try:
         return layer_of_weights(given, checkpoint)
     except ConfigError as error:
@@ -138,7 +138,7 @@ def layer_for_evaluation(given: dict[str, Text], checkpoint: Path | None) -> Lay
 
 
 def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return where settings come from, the image settings, and the model settings. timm has defaults for the images."""
+    """Return the origin, the image settings and the model settings. Image settings may be timm's defaults."""
     from models.weights.timm_tags import usual_images
 
     origin, images = f"weights {metadata.by}", metadata.images
@@ -170,7 +170,7 @@ def layer_from(origin: str, settings: dict[str, Any]) -> Layer:
         return Layer(origin, {name: text for key, value in settings.items() for name, text in _texts(key, value)})
     except TypeError:
         raise ConfigError(
-            f"{origin}: a value in it is neither text nor a number nor a list of them; it is damaged"
+            f"{origin}: a value is neither text, nor a number, nor a list of these; the file is damaged"
         ) from None
 
 

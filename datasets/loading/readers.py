@@ -44,7 +44,7 @@ class Reader:
     def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
         """Allocate uninitialized images, in the memory layout of decoded pixels, and targets.
 
-        Pinned memory costs milliseconds only at first, because torch reuses it once the copies from it are done.
+        Pinning memory takes milliseconds, but only at first: torch reuses the memory when the copies from it are done.
         """
         count, side = len(piece.indices), self.data.IMAGE_SIZE
         images = torch.empty((count, side, side, self.data.IMAGE_CHANNELS), dtype=torch.uint8, pin_memory=pinned)
@@ -222,8 +222,8 @@ class EvalData:
     """The validation images of one process, in the order of the set. Each image belongs to exactly one process.
 
     A set that is read in groups (shards, row groups) is split into one contiguous part per process, so that not every
-    process reads every group. All processes get the same number of batches. A process that has no images left gets one
-    that does not count.
+    process reads every group. All processes get the same number of batches. A process that has no images left gets a
+    batch that does not count.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class EvalData:
         load: Callable[[Iterable[Piece]], Iterator[Batch]],
         is_padded: bool = False,
     ):
-        """Compute the share of this process. `is_padded` means that the model is compiled for batches of one size."""
+        """Select the images of this process. `is_padded` means that the model is compiled for batches of one size."""
         self.image_set, self.batch_size, self.rank, self.world_size = image_set, batch_size, rank, world_size
         self.is_padded = is_padded
         self.num_samples = len(image_set)  # over all processes

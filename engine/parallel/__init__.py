@@ -38,7 +38,7 @@ class Parallel:
         return model
 
     def sync_gradients(self, replica: nn.Module, now: bool) -> contextlib.AbstractContextManager:
-        """Return the context for forward and backward. It averages the gradients `now`, or accumulates them locally."""
+        """Return the context for forward and backward. It averages the gradients if `now`, or else accumulates them."""
         return contextlib.nullcontext()
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -119,7 +119,7 @@ def check_strategy(config: Config) -> None:
     unfit = (
         (is_auto, f"DATA.BATCH_SIZE is {AUTO}", "a number; -check estimates how many images fit"),
         (is_other, f"PRECISION.MODE is {precision.MODE}", "PRECISION.MODE autocast"),
-        # Weights are gathered block by block, but a CUDA graph would read them at the addresses of its recording.
+        # Weights are gathered block by block, but a CUDA graph would read them at the recorded addresses.
         (config.COMPILE not in (False, "blocks"), f"COMPILE is {str(config.COMPILE).lower()}", "COMPILE blocks"),
         (config.START.EXPLAIN, "PRECISION.EXPLAIN is true", "-explain_precision with DIST.STRATEGY ddp"),
     )

@@ -119,7 +119,7 @@ class Sharded(Parallel):
         self._moved = [lengths[id(each)] for group in optimizer.param_groups for each in group["params"]]
 
     def gather_state(self, state: dict) -> dict:
-        """Gather one tensor after the other, so that only process 0 has more than one whole tensor in memory."""
+        """Gather one tensor at a time, so that only process 0 has more than one whole tensor in memory."""
 
         def gather(place: str, value: Any) -> Any:
             length = self._length(place, value)

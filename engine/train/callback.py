@@ -12,9 +12,9 @@ from utils.errors import ConfigError
 if TYPE_CHECKING:
     from engine.train.trainer import Trainer
 
-# The phases of an update, in order. "data" to "other" repeat for each micro-batch. "copy" is the copy to the device, if
-# it was not prefetched (loading/to_device.py), normalising and mixing. "communication" is the part of the backward pass
-# that only waits for the all-reduce.
+# The phases of an update. All but "communication" and "optimizer" repeat for each micro-batch. "copy" is the copy to
+# the device, if it was not prefetched (loading/to_device.py), normalising and mixing. "communication" is the part of
+# the backward pass that only waits for the all-reduce.
 PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
 
 
@@ -26,7 +26,7 @@ class Callback:
     them in every update would synchronise host and device.
     """
 
-    refusal: ConfigError | None = None  # the reason for which it stops the run, if the user can fix it
+    refusal: ConfigError | None = None  # the error with which it stops the run, if the user can fix it
 
     def on_start_scored(self, trainer: "Trainer", scores: Scores, seconds: float) -> None:
         """The initial weights were evaluated, which took this many seconds. No update has been made yet."""
@@ -63,7 +63,7 @@ class Callback:
         return ""
 
     def should_stop(self, trainer: "Trainer", updates_left: int) -> bool:
-        """Return whether to save and end the run now, before an update. `updates_left` counts the rest of the epoch."""
+        """Return whether to save and end the run before this update. `updates_left`: remaining updates of the epoch."""
         return False
 
     def choose(self, trainer: "Trainer") -> int:

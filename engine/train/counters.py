@@ -36,10 +36,10 @@ class EpochResult:
 
     report: Report
     scores: dict[str, Scores]  # key "": raw weights, "_ema": EMA weights; empty without evaluation
-    num_images: int  # without images from before a resume
+    num_images: int  # not counting images from before a resume
     training_seconds: float
     evaluation_seconds: float
-    images: ImageResults | LabelResults | None = None  # of each image, if this epoch is the best so far
+    images: ImageResults | LabelResults | None = None  # results of each image, if this epoch is the best so far
 
 
 class Counters:
@@ -68,7 +68,7 @@ class Counters:
         self.skips_in_a_row = (self.skips_in_a_row + 1) * skipped.to(self.skips_in_a_row)
 
     def add_left_out(self) -> None:
-        """Count an update that a rollback leaves out as skipped. It ends a streak of skips."""
+        """Count an update that was left out after a rollback: it counts as skipped, but ends a streak of skips."""
         self.totals[3] += 1
         self.skips_in_a_row.zero_()
 

@@ -15,11 +15,11 @@ WARM_UP = 9  # with warm-up the average covers about the last ninth of all updat
 
 
 def decay_at(step: int, settings: Train) -> float:
-    """Return the decay for update `step`. As in timm, the average starts with the weights after the first update, 0.
+    """Return the decay for update `step`. It is 0 for update 0, so the average starts from its weights, as in timm.
 
-    The warm-up is timm's, 1 - (1 + step / gamma) ** -power, with gamma 9 and power 1. timm's powers below 1 never reach
-    DeiT's 0.99996 in the 375,000 updates of 300 epochs. This one does after 225,000 (epoch 180), and in a run of 18
-    updates it averages the last few.
+    The warm-up is timm's, 1 - (1 + step / gamma) ** -power, with gamma 9 and power 1. With timm's powers below 1,
+    the decay never reaches DeiT's 0.99996 in the 375,000 updates of 300 epochs. With power 1 it does after 225,000
+    (epoch 180), and in a run of 18 updates it averages the last few.
     """
     limit = settings.MODEL_EMA_DECAY
     warmed = step / (step + WARM_UP) if settings.MODEL_EMA_WARMUP else limit
@@ -29,7 +29,7 @@ def decay_at(step: int, settings: Train) -> float:
 class ForeachLerp:
     """Moves `means` towards `values` by a fraction of the difference, unless `skipped` is 1.
 
-    Its rounding decides the results of CPU runs, so it must not change.
+    The results of CPU runs depend on its rounding, so it must not change.
     """
 
     def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):
@@ -50,7 +50,7 @@ class FusedLerp:
 
     def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):
         for mean, value in zip(means, values, strict=True):
-            # The kernel works on memory in order, without strides.
+            # The kernel reads memory in order and ignores strides.
             ensure(mean.stride() == value.stride(), "a weight and its moving average differ in their memory layout")
             mean.grad = value
         self._sgd = without_compiler(torch.optim.SGD)(means, weight_decay=1.0, maximize=True, fused=True)
@@ -75,9 +75,9 @@ class Ema:
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         pairs = [(mine[name], theirs) for name, theirs in parallel.local_state(model).items() if name not in frozen]
         means, values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
-        lerp = ForeachLerp if means[0].device.type in ("cpu", "mps") else FusedLerp  # MPS: as in optimizers.py
+        lerp = ForeachLerp if means[0].device.type in ("cpu", "mps") else FusedLerp  # MPS: see optimizers.py
         self._lerp = lerp(means, values)
-        self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm's numbers of batches
+        self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm's batch counters
 
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:

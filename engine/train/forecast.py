@@ -26,7 +26,7 @@ class RunTimes:
 
     order: Order
     validate_freq: int  # epochs
-    most_updates: int  # the number by the settings; a budget can only lower it
+    most_updates: int  # the number in the settings; a budget can only lower it
     evaluation_in_updates: float  # an estimate, used until an evaluation is measured
     longest_save: Callable[[], float]
     before_first_update: float = 0.0  # only set by -check, for a run that has not started
@@ -66,7 +66,7 @@ class RunTimes:
         return self.evaluation or self.evaluation_in_updates * self.update
 
     def after_last_update(self) -> float:
-        # If updates have become slower, the processor may be slower too, or only the device or the disk.
+        # Assume half of the slowdown of updates: its cause may be the processor, or only the device or the disk.
         slower = max(1.0, self.update / self.then) if self.then else 1.0
         return self.one_evaluation() + self.longest_save() + self.end_work * (1 + slower) / 2
 
@@ -96,7 +96,7 @@ class UpdateTimer:
         return (now - since) / (step - first) if self.is_measured or not self._earlier else self._earlier
 
     def timed(self, now: float) -> float:
-        """Return the length in seconds of the time over which updates are measured."""
+        """Return the length in seconds of the period over which updates are measured."""
         return now - self._marks[0][0]
 
 
@@ -112,7 +112,7 @@ class Forecast(Callback):
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`start`: the program's start, by `clock`. `beat` gets position and remaining time after each report."""
+        """`start`: the program's start time on `clock`. `beat` gets position and remaining time after each report."""
         self.times, self._start, self._max_time = times, start, config.START.MAX_TIME
         self._beat, self._say, self._clock = beat, say, clock
         self._is_said = config.TRAIN.BUDGET is not None  # a budget logs its own line

@@ -25,7 +25,7 @@ def choose_guard(config: Config, trainer: Trainer, log: Log) -> Guard:
 
 
 class RereadableBatches:
-    """Batches of an iterator, which are kept so that they can be iterated again."""
+    """Batches of an iterator, kept so that they can be iterated again."""
 
     def __init__(self, batches: Iterator[Batch]):
         self._batches, self._read = batches, []

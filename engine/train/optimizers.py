@@ -40,7 +40,7 @@ def build_optimizer(
         from extras.optimizers.of_timm import build_timms  # extra: optimizers
 
         return build_timms(settings, groups, settings.BASE_LR if peak is None else peak)
-    # On MPS the fused kernels of older versions of torch ignore found_inf and grad_scale, so no update would be skipped.
+    # On MPS the fused kernels of older torch versions ignore found_inf and grad_scale, so no update would be skipped.
     is_fused = next(iter(own.values())).device.type != "mps"
     optimizer = _build_ours(settings, groups, is_fused)
     if is_fused:
@@ -140,14 +140,14 @@ def load_state(optimizer: AnyOptimizer, state: dict, name: str) -> None:
         for what, kept in state["state"].get(number, {}).items():
             if isinstance(kept, torch.Tensor) and not (is_plain(kept) and kept.shape in (parameter.shape, ())):
                 raise ValueError(f"the optimizer's {what} of weight {number}")
-    # torch takes the arguments of the saved groups, but the settings count, because some may change in a resume.
+    # torch loads the arguments of the saved groups, but the settings count, because a resume may change some.
     taken = inspect.signature(type(getattr(optimizer, "inner", optimizer))).parameters.keys()
     arguments = taken - {"params", "lr"} | {"lr_scale"}
     own = [{name: group[name] for name in arguments & group.keys()} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, mine in zip(optimizer.param_groups, own, strict=True):
         group.update(mine)
-    for values in optimizer.state.values():  # torch does not copy tensors on the host, which here are in a mapped file
+    for values in optimizer.state.values():  # torch does not copy host tensors, which are in a mapped file here
         values.update({name: each.clone() for name, each in values.items() if isinstance(each, torch.Tensor)})
 
 
@@ -158,14 +158,14 @@ def check_optimizer(config: Config) -> None:
     name = f"{KEY}.NAME is {chosen.NAME}"
     if strategy == "fsdp2" and not changes_by_element(chosen.NAME):
         raise ConfigError(
-            f"{name} and DIST.STRATEGY is {strategy}, which do not go together: it needs norms or means of "
+            f"{name} and DIST.STRATEGY is {strategy}, which do not go together: the optimizer needs norms or means of "
             "whole weights, but each process has only some rows; use DIST.STRATEGY ddp, or AdamW"
         )
     numbers_per_weight(train)  # makes a first step, because few constructors check their arguments
 
 
 def changes_by_element(name: str) -> bool:
-    """Return whether each number of a weight depends only on its own gradients, so that weights can be sharded."""
+    """Return whether each element of a weight is updated by its own gradients only, so that weights can be sharded."""
     if name in OURS:
         return True
     from extras.optimizers.of_timm import BY_ELEMENT  # extra: optimizers
@@ -201,7 +201,7 @@ def check_arguments(chosen: Optimizer, cls: Callable) -> None:
 
 
 def set_arguments(chosen: Optimizer, *names: str) -> dict:
-    """Return {argument: value} of these settings if they are set. Otherwise the optimizer has its own defaults."""
+    """Return {argument: value} for the settings that are set. For the others, the optimizer's own defaults apply."""
     values = {name: getattr(chosen, name) for name in names or ("EPS", "BETAS", "MOMENTUM")}
     return {name.lower(): value for name, value in values.items() if value not in (None, ())}
 
@@ -217,7 +217,7 @@ def refusing_arguments(settings: Train) -> Iterator[None]:
         chosen = settings.OPTIMIZER
         if "graph_capture_health_check" in str(error):  # timm 1.0.20 uses it, torch 2.11 removed it
             raise ConfigError(
-                f"{KEY}.NAME: {chosen.NAME} of this timm needs an older torch; pip install -U timm"
+                f"{KEY}.NAME: {chosen.NAME} of this timm version needs an older torch; pip install -U timm"
             ) from None
         arguments = {} if chosen.NAME in OURS else set_arguments(chosen)
         arguments |= dict(chosen.KWARGS)

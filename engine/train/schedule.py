@@ -23,7 +23,7 @@ class Schedule:
     """The learning rate as a function of the step and of the total number of updates.
 
     A budget (TRAIN.BUDGET) may change the total during a run. Each update is then mapped to a place in the schedule of
-    NUM_EPOCHS and gets the rate at that place. The last update is always mapped to the end, so the schedule is complete.
+    NUM_EPOCHS and gets the rate at that place. The last update is always mapped to the end, so the schedule completes.
     From the last update before the change to the end, the places are evenly spaced, so the rate does not jump. The rest
     of the schedule is shortened in proportion, including the warm-up. Rejected: a warm-up with the number of updates in
     the settings, which a short run would never finish.
@@ -47,7 +47,7 @@ class Schedule:
         return min((epoch + 1) * self._steps_per_epoch, self.num_updates)
 
     def choose(self, step: int, num_updates: int) -> None:
-        """Change the total number of updates from this step on. Drop the choices that are left to repeat."""
+        """Change the total number of updates from this step on. Discard the choices that were not repeated yet."""
         ensure(num_updates > step, f"a run of {num_updates} updates cannot contain update {step}")
         self._anchor = step - 1, self._place(step - 1)
         self.choices.append([step, num_updates])
@@ -64,7 +64,7 @@ class Schedule:
         return True
 
     def resume(self, choices: list[list[int]]) -> None:
-        """Restore the choices in a checkpoint, each [step, number of updates]. The rates are exactly the same."""
+        """Restore the choices in a checkpoint, each [step, number of updates]. The rates stay exactly the same."""
         self.choices: list[list[int]] = []
         self.to_repeat: list[list[int]] = []  # choices that an earlier start made after the checkpoint
         self._anchor = -1, -1.0
@@ -77,7 +77,7 @@ class Schedule:
         if not self.choices:
             return step
         (first, place), last = self._anchor, planned_updates(self._settings, self._steps_per_epoch, []) - 1
-        # Counted back from the end, so that the last place is exact, and all places are if the total is unchanged.
+        # Computed from the end, so that the last place is exact. With an unchanged total, all places are exact.
         return last - (last - place) * (self.num_updates - 1 - step) / (self.num_updates - 1 - first)
 
     def __call__(self, step: int) -> float:
@@ -93,7 +93,7 @@ class Schedule:
         return self._after_warmup(time, per_epoch)
 
     def _after_warmup(self, time: float, per_epoch: int) -> float:
-        """Return the rate at a time that is counted in units, `per_epoch` of them in an epoch."""
+        """Return the rate at `time`, in steps or epochs. `per_epoch` is the length of an epoch in the same unit."""
         settings, chosen = self._settings, self._settings.LR_SCHEDULER
         if chosen.NAME == "constant":
             return self.base

@@ -24,7 +24,7 @@ class NonFinite(Exception):
 
 
 def refuse_if_nothing_counted(trainer: Trainer) -> None:
-    """Raise NonFinite if every update of a run was skipped, because its weights are still the initial weights."""
+    """Raise NonFinite if every update of a run was skipped, because then its weights are still the initial ones."""
     if 0 < trainer.step <= int(trainer.counters.skips_in_a_row):
         raise NonFinite(
             f"all {counted(trainer.step, 'update')} had a non-finite gradient, so nothing was learned; check the weights "
@@ -37,7 +37,7 @@ class Stopped(Exception):
     """Raised in all processes after the same step, when a signal or a callback stops the run."""
 
     def __init__(self, signal: int):
-        """`signal` is the number of the signal; 0 means that the time is up."""
+        """`signal` is the number of the signal, or 0 if a callback stops the run."""
         self.signal = signal
 
 
@@ -54,7 +54,7 @@ def why_finished(settings: Train, num_epochs: int, epoch: int, not_better: int) 
 
 
 class SkipLimit(Callback):
-    """Raises NonFinite after PRECISION.MAX_CONSECUTIVE_SKIPS skipped updates in a row, seen at a report."""
+    """Raises NonFinite after PRECISION.MAX_CONSECUTIVE_SKIPS skipped updates in a row. Checked at each report."""
 
     def __init__(self, max_skips: int, get_advice: Callable[[], str] | None = None):
         """`get_advice` returns a text that says what to change, or an empty text."""
@@ -94,15 +94,15 @@ class TimeLimit(Callback):
         longest_save: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`start`: the program's start, by `clock`. `longest_save` returns the seconds of the longest save so far."""
+        """`start`: the program's start time on `clock`. `longest_save` returns the longest save in seconds."""
         self._end, self._longest_save, self._clock = start + seconds, longest_save, clock
-        self._update = self._turn = 0.0  # longest so far: an update; from the end of an epoch to the next update
+        self._update = self._turn = 0.0  # longest so far: one update; the time between two epochs
         self._before: tuple[float, int] | None = None  # time and updates_left of the last call
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
         """Return whether there is too little time for two updates, two saves, and an evaluation if it is due.
 
-        Two, because several processes stop one update later, and a save may have to wait for the previous one.
+        Two updates, because several processes stop one update later. Two saves, because one may wait for another.
         """
         now = self._clock()
         if self._before:

@@ -67,7 +67,7 @@ class Trainer:
     best: Best = Best()
     not_better: int = 0  # evaluations since the best one
     preferred: str | None = None  # checkpoint key of the weights that scored better in the newest evaluation
-    parts: dict[str, Part] = field(default_factory=dict)  # by their keys in a checkpoint
+    parts: dict[str, Part] = field(default_factory=dict)  # by their checkpoint keys
     left_out: list[range] = field(default_factory=list)  # updates that are left out after a rollback
 
     def update(self, window: Window) -> None:
@@ -78,7 +78,7 @@ class Trainer:
         """
         # The rate of this step, times the `lr_scale` of each group of weights (TRAIN.LAYER_DECAY).
         set_rates(self.optimizer.param_groups, self.schedule(self.step))
-        # Several attempts if memory runs out, or in the first update of 3 or more processes. Only the last one counts.
+        # Several attempts if memory runs out, or for the first update of 3 or more processes. Only the last one counts.
         for attempt in self.guard.attempts(window):
             with attempt as micro_batches:
                 seed_update(self.config.SEED, self.step, self.process.rank)  # dropout differs between processes
@@ -116,8 +116,8 @@ class Trainer:
             with self.precision.autocast():
                 logits = self.replica(images)
             loss = self.loss(logits, targets)
-            # Weight each micro-batch by its images. So the gradient is the mean over all images of the update, with any
-            # number of micro-batches and processes. Times world_size, as DDP and FSDP average over the processes.
+            # Weight each micro-batch by its images, so the gradient is the mean over all images of the update, with
+            # any number of micro-batches and processes. The factor world_size undoes the averaging of DDP and FSDP.
             share = batch.num_samples * self.process.world_size / num_samples
             self.notify("on_phase", "backward")
             self.notify("on_loss", loss, is_last)
@@ -139,7 +139,7 @@ class Trainer:
             getattr(callback, event)(self, *facts)
 
     def leave_out(self) -> None:
-        """Count an update that a rollback leaves out, without computing it."""
+        """Count an update that is left out after a rollback, without computing it."""
         self.counters.add_left_out()
         self.step += 1
 
@@ -156,7 +156,7 @@ class Trainer:
         self.counters.start_epoch()
 
     def replicate(self, accumulates: bool) -> None:
-        """Wrap the model again, because a static DDP graph cannot start to accumulate."""
+        """Wrap the model again, because DDP with a static graph cannot start to accumulate gradients."""
         self.replica = None  # freed first, because two wrappers would hook the same gradients
         self.replica = self.parallel.wrap(self.computing.model, accumulates)
 

@@ -78,7 +78,7 @@ def test_photos_page_commands_lead_to_predictions(here):
     before["dog/IMG_0042.jpg"] = before.pop("cat/IMG_0042.jpg")
     assert after == before
     assert "that all have scored" in follow("A wrong label", part=slice(2, 3))
-    follow("Longer")
+    follow("Train longer")
     state = torch.load(Path(folders["output/train-20260123-10-11-12"]) / "last.pth", weights_only=True)
     assert (state["epoch"], state["class_names"]) == (2, ["cat", "dog", "zebra"])
     assert "top-1" in follow("On a colleague's computer")

@@ -221,9 +221,7 @@ def test_every_figure_of_an_epoch_has_a_column():
 
 def files_in(page: str) -> set[str]:
     """Return the files of a run's folder that a page names in the first column of its table."""
-    titles = (
-        '## What lies in a run\'s folder|## What a run leaves|id="what-lies-in-a-runs-folder"|id="what-a-run-leaves"'
-    )
+    titles = '## Files in a run\'s folder|## Output files|id="files-in-a-runs-folder"|id="output-files"'
     section = re.split(titles, text_of(page))[1].partition("\n## ")[0].partition("\n### ")[0]
     rows = [row.split(" | ")[0] for row in re.findall(r"^\| .* \|$", section, re.M)]
     return set(re.findall(r"`([\w.-]+/?)`", " ".join(rows)))

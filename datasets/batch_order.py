@@ -2,7 +2,7 @@
 
 The order of an epoch is cut into windows, one per update, and each window into pieces, one per micro-batch and process.
 Order and steps depend only on the global batch. So the images of an update do not depend on the pieces, and a run can
-resume after any update, also with another number of processes.
+resume after any update, even with another number of processes.
 """
 
 import functools

@@ -49,7 +49,7 @@ def load_image_sets(
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
     for part, image_set in parts.items():
         if not len(image_set):
-            raise _without_images(config, part, whole)
+            raise _empty_part_error(config, part, whole)
     notes = number_classes(config, list(parts.values()), saved)
     _refuse_one_class(config, train, val)
     for image_set in parts.values():
@@ -116,7 +116,7 @@ def _are_listed(config: Config, saved: SavedData | None, classes: list[str]) -> 
     return {*classes} <= {normalize("NFC", name) for name in known}
 
 
-def _without_images(config: Config, part: str, whole: ImageSet) -> DataError:
+def _empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
     """Return an error that explains why a part is empty. `whole`: the validation part, or all images."""
     data, name = config.DATA, config.DATA.DATASET
     is_by_fraction = part == "validation" and data.VAL_FRACTION and not (data.FOLD or data.GROUP_BY)

@@ -36,9 +36,9 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
         notes.append(f"the labels are numbers; their classes get the names of their folders: {names}")
         for part in parts:
             part.classes = list(first.folder_names)
-    notes += _name_alike(first.classes) if first.classes_are_names else []
+    notes += _warn_of_similar_names(first.classes) if first.classes_are_names else []
     is_table = config.DATA.DATASET == "csv" and first.classes_are_names and not first.label_sets
-    return notes + (_look_joined(first.classes) if is_table else [])
+    return notes + (_warn_of_joined_labels(first.classes) if is_table else [])
 
 
 def _number_by_list(config: Config, parts: list[ImageSet]) -> list[str]:
@@ -46,11 +46,11 @@ def _number_by_list(config: Config, parts: list[ImageSet]) -> list[str]:
     # No name may repeat, because images are matched by name.
     classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
     where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
-    _refuse_others(parts, classes, where, "add them to the file", may_lack=True)
+    _refuse_other_classes(parts, classes, where, "add them to the file", may_lack=True)
     renumber(parts, classes)
     for part in parts:
         part.labels_are_numbers = False
-    return _without_images(config, parts)
+    return _warn_of_unused_classes(config, parts)
 
 
 def _number_by_value(parts: list[ImageSet]) -> list[str]:
@@ -79,7 +79,7 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
         remedy = "evaluate only images of its classes; new classes are left out only if none of its classes is missing"
     if is_renamed:
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
-    _refuse_others(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
+    _refuse_other_classes(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
     if first.labels_are_numbers and not _are_numbers(classes):
         meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
         notes.append(f"the labels are numbers, read as the class numbers of the checkpoint: {meaning}")
@@ -110,8 +110,8 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
     return kept
 
 
-def _without_images(config: Config, parts: list[ImageSet]) -> list[str]:
-    """Warn of names in DATA.CLASSES that no image has. Raise DataError for several labels, which are often misspelt."""
+def _warn_of_unused_classes(config: Config, parts: list[ImageSet]) -> list[str]:
+    """Warn of names in DATA.CLASSES that no image has. Raise if images have several labels, which are often misspelt."""
     counts, names = sum(part.count_classes() for part in parts), parts[0].classes
     unused = [] if config.START.EVAL else [names[number] for number in np.flatnonzero(counts == 0)]
     found = f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}"
@@ -124,7 +124,7 @@ def _without_images(config: Config, parts: list[ImageSet]) -> list[str]:
     return [f"warning: {found}"] if unused else []
 
 
-def _name_alike(classes: list[str]) -> list[str]:
+def _warn_of_similar_names(classes: list[str]) -> list[str]:
     """Warn of names that probably mean the same class: cat and Cat, maine_coon and Maine Coon."""
     spellings: dict[str, list[str]] = {}
     for name in classes:
@@ -136,7 +136,7 @@ def _name_alike(classes: list[str]) -> list[str]:
     return [f"warning: these are read as different classes: {first_of(alike)}; if they are the same, rename one"]
 
 
-def _look_joined(classes: list[str]) -> list[str]:
+def _warn_of_joined_labels(classes: list[str]) -> list[str]:
     """Warn of names in a table that look like several labels (cat|dog), if one of these also occurs elsewhere (cat)."""
     for separator in SEPARATORS:
         labels = {name: [label.strip() for label in name.split(separator)] for name in classes}
@@ -168,7 +168,7 @@ def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], 
     return new, [name for number, name in enumerate(classes) if number not in known]
 
 
-def _refuse_others(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
+def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
     """Raise DataError if the parts have other classes. `may_lack`: ignore missing and unused classes."""
     names = parts[0].classes
     new, gone = _differences(parts, classes)

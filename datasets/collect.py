@@ -14,7 +14,7 @@ def encoded(values: list[str]) -> list[bytes]:
 
 
 class Distinct:
-    """Distinct strings, such as classes or folders, with the row and line where each first occurs."""
+    """Distinct strings, such as classes or folders, in order of first occurrence, with its row and line."""
 
     def __init__(self):
         self.numbers: dict[str, int] = {}

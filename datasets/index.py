@@ -374,7 +374,7 @@ def caches_folder(config: Config) -> Path:
 
 
 def index_paths(config: Config, beside: Path) -> list[Path]:
-    """Return the paths where an index may lie: `beside` the data, or in the cache folder if the data is read-only.
+    """Return the possible paths of an index: `beside`, next to the data, or in the cache folder for read-only data.
 
     A small index is not written, and no folder is made for it.
     """

@@ -14,7 +14,7 @@ from utils.errors import DataError, did_you_mean
 from utils.text import counted, first_of
 
 MAX_CLASSES = 1_000_000  # a higher label is a mistake, and a list of that many class names would fill the memory
-USUAL_CLASSES = 1000  # accepted with any number of images, such as a few of ImageNet for a trial
+USUAL_CLASSES = 1000  # accepted for any number of images, such as a few of ImageNet in a trial
 LABELS_EXPECTED = (
     "DATA.LABEL_SEPARATOR must separate the names in the class column, or DATA.COLUMNS must name columns of 0 and 1"
 )

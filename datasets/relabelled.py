@@ -1,4 +1,4 @@
-"""Find images that moved from training to validation because a list has new classes but the same folders."""
+"""Find images that moved from training to validation because the classes of a list changed, but not its folders."""
 
 from collections.abc import Sequence
 

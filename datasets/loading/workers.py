@@ -47,7 +47,7 @@ class Workers(NamedTuple):
 
 
 def choose_workers(config: Config, image_set: ImageSet, process: Process) -> Workers:
-    """Return the workers of the settings, or choose them by the device, the cores and the images."""
+    """Return the workers that the settings specify, or choose them by device, cores and images."""
     data, on_cpu = config.DATA, process.device.type == "cpu"
     count, kind = data.NUM_WORKERS, data.WORKERS
     if count is None:

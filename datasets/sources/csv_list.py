@@ -27,7 +27,7 @@ EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns
 
 
 def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
-    """Read train.csv and val.csv, or one file and None. Labels are class numbers or class names."""
+    """Return the images of train.csv and val.csv, or of one file and None. Labels are class numbers or class names."""
     root = data_root(config.DATA, EXPECTS)
     files, notes = [root], ()
     if root.is_dir():

@@ -40,14 +40,14 @@ EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per cla
 
 
 def read_image_folder(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
-    """Read train/ and val/, or one folder of class folders and None."""
+    """Return the images of train/ and val/, or of one folder of class folders and None."""
     root = unwrapped(data_root(config.DATA, EXPECTS), (*TRAIN_NAMES, *VAL_NAMES))
     parts = choose_parts(classes := class_folders(root))
     if parts.train or parts.val:
         return read_split_folders(config, root, EXPECTS)
     image_set = read_class_folders(config, root, classes, classes)
     image_set.split, image_set.doubt = {"training": str(root)}, _why_no_classes(root, classes)
-    image_set.notes += () if image_set.doubt else _name_data_sets(config, root, classes)
+    image_set.notes += () if image_set.doubt else _warn_of_data_sets(config, root, classes)
     return image_set, None
 
 
@@ -85,7 +85,7 @@ class Content(NamedTuple):
 
 
 def _why_no_classes(root: Path, names: list[str]) -> str:
-    """Explain why these folders seem to be data sets instead of classes. Return an empty text if they do not."""
+    """Explain why these folders seem to be data sets instead of classes. Return "" if they do not."""
     inside = {}
     for name in names:
         inside[name] = Content.of(root / name)
@@ -103,7 +103,7 @@ def _why_no_classes(root: Path, names: list[str]) -> str:
     )
 
 
-def _name_data_sets(config: Config, root: Path, names: list[str]) -> tuple[str, ...]:
+def _warn_of_data_sets(config: Config, root: Path, names: list[str]) -> tuple[str, ...]:
     """Warn of a folder that is read as one class but looks like a data set, unless DATA.CLASSES lists the classes."""
     if config.DATA.CLASSES or len(names) > MOST_DATA_SETS:
         return ()
@@ -144,7 +144,7 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
     val = read_class_folders(config, val_folder, val_classes, classes or val_classes)
     val.notes = (*parts.notes(config, root), *(train.notes if train else ()), *val.notes)
     if train:
-        val.notes += _name_data_sets(config, train_folder, classes)
+        val.notes += _warn_of_data_sets(config, train_folder, classes)
     val.split = own_split(train_folder, val_folder)
     return train, val
 

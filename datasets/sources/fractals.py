@@ -34,7 +34,7 @@ class System(NamedTuple):
     """The numbers from which the maps of a class are made. Each picture of the class changes them slightly."""
 
     num_maps: int
-    num_sides: int  # of the polyline along which a curve is drawn; 0: a cloud
+    num_sides: int  # sides of the polyline along which a curve is drawn; 0: a cloud
     is_closed: bool
     numbers: np.ndarray  # float64, from -1 to 1
 
@@ -146,7 +146,7 @@ def rotations(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attractor(maps: np.ndarray) -> np.ndarray:
-    """Return float64 [2, points]: a point after each map sequence of one length. These are close to the attractor."""
+    """Return float64 [2, points]: a point after each map sequence of one length. All of these are near the attractor."""
     points = np.zeros((2, 1))
     while points.shape[1] * len(maps) <= MAX_POINTS:
         points = applied(maps, points)
@@ -154,7 +154,7 @@ def attractor(maps: np.ndarray) -> np.ndarray:
 
 
 def applied(maps: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Return float64 [2, maps x points]: each point under each map."""
+    """Return float64 [2, maps x points]: each point after each map."""
     x, y = points
     a, b, e, c, d, f = (column[:, None] for column in maps.T)
     return np.stack([(a * x + b * y + e).ravel(), (c * x + d * y + f).ravel()])

@@ -124,8 +124,8 @@ class _Builder:
         self.config, self.lists = config, lists
         self.writer = IndexWriter(place, _shape(len(lists.files)).columns)
         self.hashes = RowHashes()
-        self.first_lines: list[list[int]] = []  # of each list: the lines of the files that must exist
-        self.folder_names: list[list[str]] = []  # of each list: see _folder_names
+        self.first_lines: list[list[int]] = []  # for each list: the lines of the files that must exist
+        self.folder_names: list[list[str]] = []  # for each list: see _folder_names
 
     def build(self, facts: dict) -> Index:
         notes, labels, numbers = [], [], []

@@ -108,7 +108,7 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     if train is not None and val is not None:
         check_trained(train, val, "files")
     if train is not None and not config.START.EVAL:
-        image_sets[-1].notes += tuple(_note_of_order(train))
+        image_sets[-1].notes += tuple(_warn_of_sorted_rows(train))
     return (None if config.START.EVAL and val is not None else train), val
 
 
@@ -145,7 +145,7 @@ def _missing_files(paths: list[Path]) -> list[str]:
     return notes
 
 
-def _note_of_order(train: "ParquetImages") -> list[str]:
+def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
     """Warn of rows in an order that mixes badly."""
     # In random order of n equal classes, only one row in n has the label of the row before.
     is_sorted = np.count_nonzero(train.targets[1:] == train.targets[:-1]) > len(train) / 2
@@ -324,7 +324,7 @@ def _in_pyarrow(problem: str, task: Callable[[], Any]) -> Any:
 
 
 def _labels(file: Path, columns: Columns) -> Any:
-    """Return the labels of a file as whole numbers or texts. Raise DataError if one is missing."""
+    """Return the labels of a file as integers or strings. Raise DataError if one is missing."""
     import pyarrow
 
     column = read_columns(file, [columns.label]).column(0)

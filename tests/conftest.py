@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and hooks for all tests."""
 
 import signal
 import sys
@@ -20,7 +20,7 @@ def nothing_left_running():
 
 @pytest.fixture(autouse=True)
 def no_limit_of_pixels():
-    """Reading a data set sets Pillow's limit for the whole process: neither this test nor the next fixtures have it."""
+    """Reset Pillow's pixel limit, which reading a data set sets for the whole process."""
 
     def remove() -> None:
         if "PIL.Image" in sys.modules:
@@ -38,7 +38,7 @@ def temporary_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_yaml(tmp_path_factory) -> Path:
-    """A file of the small settings."""
+    """Return a file with the small settings."""
     path = tmp_path_factory.mktemp("settings") / "small.yaml"
     path.write_text(SMALL)
     return path
@@ -46,21 +46,21 @@ def small_yaml(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    """The test works in an empty folder, so that messages name files as a person would."""
+    """Run the test in an empty folder, so that messages name files by short paths."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def signal_handlers():
-    """Put back what a run in this process sets."""
+    """Restore the signal handlers that a run in this process sets."""
     before = {each: signal.getsignal(each) for each in STOPPING}
     yield
     for each, handler in before.items():
         signal.signal(each, handler)
 
 
-_left_out: list[int] = []  # how many tests this process, or each of its workers, has deselected
+_left_out: list[int] = []  # the number of tests that this process, or each worker, has deselected
 
 
 def pytest_deselected(items) -> None:
@@ -69,13 +69,13 @@ def pytest_deselected(items) -> None:
 
 def pytest_sessionfinish(session) -> None:
     end_server()
-    if hasattr(session.config, "workeroutput"):  # of a worker of pytest-xdist
+    if hasattr(session.config, "workeroutput"):  # in a worker of pytest-xdist
         session.config.workeroutput["left_out"] = sum(_left_out)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node) -> None:
-    """Get the number from a worker: all workers collect, and deselect, the same tests."""
+    """Take the number from a worker: all workers collect and deselect the same tests."""
     _left_out[:] = [getattr(node, "workeroutput", {}).get("left_out", 0)]
 
 

@@ -1,4 +1,4 @@
-"""Every mistake a user can make ends a run with exit code 2 and one message that names it and its remedy."""
+"""Every user mistake ends a run with exit code 2 and one message that names the mistake and its remedy."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from utils.program import exit_code
 
 @pytest.fixture
 def person(tmp_path, signal_handlers):
-    """Types a command with the settings file; returns the message that it ended with, having checked that it did."""
+    """Return a function that runs a command with the settings file, checks how it ended, and returns its message."""
 
     def type_in(*flags, exit_with=2):
         path = tmp_path / "settings.yaml"
@@ -31,7 +31,7 @@ def person(tmp_path, signal_handlers):
             return " ".join(text for verdict, text in rows(ended.stdout).values() if verdict == "WRONG")
         if exit_with == 2:
             assert ended.stderr.startswith("error: ") or "\nerror: " in ended.stderr
-            assert set(tmp_path.rglob("*")) <= there, "only a run that began leaves a folder"
+            assert set(tmp_path.rglob("*")) <= there, "a refused run must not leave a folder"
         return ended.stderr if exit_with else ended.stdout
 
     return type_in
@@ -43,14 +43,14 @@ def test_check_reports_the_same_mistake_as_a_run(person, here, words):
     (here / "file").write_text("")
     typed_words = words.replace("RESNET", RESNET).split()
     told = person(*typed_words).partition("error: ")[2]
-    theirs = re.compile(r"(?<=it has act_layer, ).*|(?<=with eps 'x' \().*(?=\))")  # of this timm, of this torch
+    theirs = re.compile(r"(?<=it has act_layer, ).*|(?<=with eps 'x' \().*(?=\))")  # text of this timm and torch
     same_message(told, "mistakes/in_a_run", words, theirs=theirs)
     assert " ".join(told.partition(";")[0].split()) in " ".join(person(*typed_words, "-check").split())
 
 
 @pytest.mark.slow
 def test_doubtful_setting_warns_once_and_run_still_starts(person):
-    told = person(exit_with=0).splitlines()  # one epoch, and one of warm-up
+    told = person(exit_with=0).splitlines()  # one epoch, with one warm-up epoch
     (line,) = [line for line in told if line.startswith("check: ")]
     assert_names(line, "warm-up", "TRAIN.WARMUP_EPOCHS")
     assert "check: " not in person("-opts", "TRAIN.WARMUP_EPOCHS=0.5", exit_with=0)
@@ -112,7 +112,7 @@ SCRIPTS = [
         "command_line.py",
         "common.py",
         "worker.py",
-    )  # what the scripts share
+    )  # code shared by the scripts
 ]
 
 

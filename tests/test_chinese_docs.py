@@ -1,4 +1,4 @@
-"""The Chinese pages say what the English ones do: the same sections, the same commands and output, links between both."""
+"""The Chinese pages match the English ones: the same sections, commands and output, with links between both."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ def english(name: str) -> Path:
 
 
 def anchor(heading: str) -> str:
-    """An English heading as GitHub writes it in links; a Chinese one has it in front, so that links do not differ."""
+    """Return GitHub's anchor of an English heading. Chinese headings are preceded by it, so that links are the same."""
     marked = MARKED.fullmatch(heading)
     return marked[1] if marked else re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
@@ -28,14 +28,14 @@ def without_comments(block: str) -> str:
 
 
 def sections(page: Path) -> dict[str, tuple[str, list[str]]]:
-    """Of each heading's anchor its depth and the code blocks up to the next one; '' is the top of the page."""
+    """Return {heading's anchor: (its depth, the code blocks up to the next heading)}; '' is the top of the page."""
     text, blocks = page.read_text(encoding="utf-8"), []
 
     def numbered(match):
         blocks.append(without_comments(match[0]))
         return f"\0{len(blocks) - 1}\0"
 
-    top, *parts = HEADING.split(BLOCK.sub(numbered, text))  # what looks like a heading in a block is none
+    top, *parts = HEADING.split(BLOCK.sub(numbered, text))  # ignore lines in code blocks that look like headings
     found = {"": ("", top)}
     found |= {anchor(title): (depth, body) for depth, title, body in zip(*[iter(parts)] * 3, strict=True)}
     numbers = {key: re.findall("\0(\\d+)\0", body) for key, (_, body) in found.items()}

@@ -1,4 +1,4 @@
-"""What deploy/ gives to engines: a command whose flags halfstep knows, in a form that the engine reads."""
+"""The files that deploy/ gives to engines: commands with flags that halfstep knows, in the format of the engine."""
 
 import shlex
 import shutil

@@ -1,4 +1,4 @@
-"""What the documents point at exists: files, folders, headings, modules, and figures' commands."""
+"""The targets of links and names in the documents exist: files, folders, headings, modules, and commands of figures."""
 
 import importlib.util
 import re
@@ -22,7 +22,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as GitHub writes them in links, and those that stand in front of Chinese headings."""
+    """Return GitHub's anchors of a page's headings, and the anchors that precede Chinese headings."""
     text = page.read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.*)$", text, re.M)
     marked = re.findall(r'<a id="([^"]+)"></a>', text)
@@ -64,7 +64,7 @@ def test_tests_named_in_reliability_exist():
 
 
 def is_of_a_deleted_extra(test: str) -> bool:
-    """Whether a test's path, such as extras/budget/test_killed.py, is of an extra that is not there."""
+    """Return whether a test's path, such as extras/budget/test_killed.py, belongs to a deleted extra."""
     room, *names = test.split("/")
     return room == "extras" and len(names) > 1 and not has_extra(names[0])
 
@@ -140,4 +140,4 @@ def test_readme_links_every_docs_page_in_small_groups():
     assert [name for name, _ in groups] == ["Start", "Data", "Training", "Results", "Clusters", "Reference"]
     assert max(map(len, links)) <= 7
     pages = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]} - {"README.md"}
-    assert sorted(sum(links, [])) == sorted(pages), "each once"
+    assert sorted(sum(links, [])) == sorted(pages), "each page must be listed once"

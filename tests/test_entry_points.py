@@ -1,4 +1,4 @@
-"""Both entries, typed as people type them, and everything that a run leaves behind."""
+"""Both entry scripts, run as users type them, and every file that a run writes."""
 
 import ast
 import os
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, small_yaml):
-    """A finished run with everything on: its folder and what it said."""
+    """A finished run with every option on: its folder and its output."""
     output = tmp_path_factory.mktemp("finished")
     options = ["TRACK=tensorboard", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "SAVE_FREQ=1"]
     flags = ["-cfg", str(small_yaml), "-output", str(output), "-amp", "-epochs", "5"]
@@ -56,7 +56,9 @@ def test_log_repeats_the_console_with_times(finished):
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in dated)
     log = [line[20:] for line in dated]
     lines = iter(log)
-    assert all(line in lines for line in said.splitlines()), "the same lines in the same order, with others between"
+    assert all(line in lines for line in said.splitlines()), (
+        "the same lines in the same order, with other lines between"
+    )
     assert sum(line.startswith("Epoch[") for line in log) == 5 * 4  # steps 0, 20, 40 and the last of 44
 
 
@@ -68,8 +70,8 @@ def test_metrics_files_use_timm_names_and_agree(finished):
     names = "epoch train_loss eval_loss eval_top1 eval_top5 lr step images_per_s data_wait_pct memory_mb loss_scale"
     for name in [*names.split(), "skipped", "grad_norm", "eval_top1_ema"]:
         assert [float(row[name]) for row in rows] == [each[name] for each in from_json], name
-    assert from_json[-1]["eval_top1"] > 20  # percent, and better than the 10 of guessing
-    # Their accuracies may be equal by chance, as counts of images; their losses are not.
+    assert from_json[-1]["eval_top1"] > 20  # percent; guessing reaches 10
+    # The two accuracies may be equal by chance, because they are counts of images. The two losses differ.
     assert all(row["eval_loss_ema"] != row["eval_loss"] for row in from_json)
 
 
@@ -115,7 +117,7 @@ def test_checkpoint_gives_the_same_logits_in_timm(finished):
 
 
 def test_timm_validation_gives_the_same_top1(tmp_path):
-    """Files of uneven sizes, so that resizing and cropping count, through timm's loader and timm's model."""
+    """Evaluate files of different sizes, so that resizing and cropping matter, with timm's loader and timm's model."""
     from timm.data import create_dataset, create_loader
     from timm.models import VisionTransformer, load_checkpoint
 
@@ -140,17 +142,17 @@ def test_timm_validation_gives_the_same_top1(tmp_path):
         std=(0.5, 0.5, 0.5),
         crop_pct=0.875,
         num_workers=0,
-        persistent_workers=False,  # timm 1.0.20 would ask for it also without workers
+        persistent_workers=False,  # by default timm 1.0.20 would ask for it even without workers
     )
     with torch.no_grad():
         right = [model(images).argmax(1).eq(targets) for images, targets in loader]
     theirs = 100 * torch.cat(right).float().mean().item()
-    assert 25 < theirs < 100, "a score that says nothing about the images"
+    assert 25 < theirs < 100, "this score says nothing about the images"
     assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 def make_image_folder(root: Path, num_classes: int = 4, num_train: int = 40, num_val: int = 15) -> None:
-    """Noisy colour fields in files, {train,val}/CLASS/N.png."""
+    """Write files with noisy colour fields: {train,val}/CLASS/N.png."""
     rng = np.random.default_rng(0)
     for part, count in (("train", num_train), ("val", num_val)):
         for number in range(num_classes):
@@ -168,7 +170,7 @@ def accuracy(folder) -> dict:
 
 
 def test_evaluation_is_exact_for_one_to_three_processes(finished, small_yaml, tmp_path):
-    """359 images divide by none of them."""
+    """359 images are not divisible by 2 or 3."""
     folder, _ = finished
     last = epochs_of(folder)[-1]
     found = {}
@@ -213,7 +215,7 @@ def test_mistake_in_several_processes_is_reported_once(small_yaml):
 
 @pytest.fixture
 def long_run(small_yaml, tmp_path, request) -> Run:
-    """A run that would take minutes, once it trains in the two processes that main_multi_gpu.py started. Its parameter: faults."""
+    """Start a run that would take minutes, and wait until main_multi_gpu.py's two processes train. Its parameter: faults."""
     flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-epochs", "5000", "-output", str(tmp_path / "o")]
     forks = {"environment": {MARK: str(tmp_path)}, "faults": {"start_python_as_forks": []}}
     forks["faults"] |= getattr(request, "param", {})
@@ -233,11 +235,11 @@ def test_dead_worker_ends_the_run_without_orphans(long_run, tmp_path):
 @pytest.mark.parametrize(
     "failures, code",
     [
-        ([(1, 10), (-9, 10)], 137),  # the other lost its connection and was seen first
-        ([(1, 10), (-9, 11)], 137),  # in the next second
+        ([(1, 10), (-9, 10)], 137),  # the other process lost its connection and was noticed first
+        ([(1, 10), (-9, 11)], 137),  # noticed in the next second
         ([(-15, 11), (-9, 10)], 137),
         ([(143, 10), (1, 10)], 1),  # ended by torchrun
-        ([(1, 10), (-9, 40)], 1),  # hung, killed after torchrun's patience
+        ([(1, 10), (-9, 40)], 1),  # hung, and killed when torchrun's grace period was over
         ([(2, 10), (143, 10)], 2),
         ([(1, 10), (3, 10)], 3),
         ([(143, 10), (143, 10)], 143),
@@ -257,7 +259,7 @@ STOPS = [(os.kill, signal.SIGTERM), (os.kill, signal.SIGHUP), (os.killpg, signal
 
 @pytest.mark.parametrize(("send", "number"), STOPS)
 def test_stop_signal_makes_all_processes_save_and_end(long_run, tmp_path, send, number):
-    """A signal to the launcher, which passes it on, or to the whole group."""
+    """Send the signal to the launcher, which forwards it, or to the whole process group."""
     send(long_run.processes[0].pid, number)
     assert long_run.wait().returncode == 128 + number
     status = status_of(run_folder(tmp_path / "o"))
@@ -297,7 +299,7 @@ for program in sys.argv[1:]:
 
 @pytest.mark.parametrize("version", [(3, 8, 0), (3, 10, 9), (3, 99, 0)])
 def test_old_python_or_missing_packages_suggest_a_command(version):
-    """Without site-packages (-S) there is no torch either."""
+    """Run without site-packages (-S), so that torch is missing too."""
     scripts = [*ROOT.glob("*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("scripts/benchmarks/*.py")]
     programs = [path for path in scripts if "if __name__" in path.read_text() and path.stem not in ("common", "worker")]
     command = [sys.executable, "-S", "-c", RUN_EACH.format(version=version), *map(str, programs)]
@@ -307,7 +309,7 @@ def test_old_python_or_missing_packages_suggest_a_command(version):
     assert len(lines) == len(programs) and all(line.startswith("error: ") for line in lines)
     remedies = r"run: (source .venv/bin/activate|bash scripts/quickstart.sh)"
     assert all(re.search(remedies, line) and ("torch" in line) == (version > (3, 11)) for line in lines), lines
-    assert version > (3, 11) or "pip install" not in done.stderr, "which would help no old Python"
+    assert version > (3, 11) or "pip install" not in done.stderr, "pip install does not help with an old Python"
     for path in [*programs, ROOT / "utils/__init__.py"]:
         ast.parse(path.read_text(), feature_version=(3, 8))
 
@@ -336,11 +338,11 @@ def test_quickstart_uses_half_precision_only_where_faster(tmp_path, monkeypatch,
 
 
 def test_compiled_run_saves_clean_names_and_keeps_kernels(small_yaml, tmp_path, monkeypatch):
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it when it compiles in this process
-    # One block (the last is computed for the class token only) and whole batches: every other shape is compiled anew.
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it when this process compiles
+    # One block (the last computes only the class token) and only full batches: each other shape would be compiled again.
     few = ["-compile", "blocks", "-opts", "DATA.BATCH_SIZE=359"]
     flags = ["-cfg", str(small_yaml), "-epochs", "1", "-output", str(tmp_path / "output"), *few]
-    # Torch would compile a program for each kind of vector instructions, to see which this processor runs.
+    # Otherwise torch compiles a program for each vector instruction set, to find the ones that this processor supports.
     environment = {"XDG_CACHE_HOME": str(tmp_path), "TORCHINDUCTOR_VEC_ISA_OK": "1"}
     run("main_single_gpu.py", *flags, environment=environment).done()
     names = torch.load(run_folder(tmp_path / "output") / "last.pth", weights_only=True)["state_dict"]

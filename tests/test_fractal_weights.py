@@ -1,4 +1,4 @@
-"""The weights that come with halfstep: they know their own data set, and fine-tune with few labels."""
+"""The weights that come with halfstep: they classify their own data set, and fine-tune well with few labels."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_fractal_weights_beat_scratch_with_few_labels(here):
 
 
 def write_digits(folder: Path, labels: int, seed: int) -> None:
-    """Class folders: `labels` digits of each class to train on, and all that are held out."""
+    """Write class folders with `labels` training digits per class and all held-out digits."""
     train, val = read_digits(Config())
     members = [np.flatnonzero(train.targets == each) for each in range(10)]
     drawn = [each[shuffled(len(each), seed, number)[:labels]] for number, each in enumerate(members)]

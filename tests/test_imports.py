@@ -1,4 +1,4 @@
-"""The arrows between rooms and between the packages inside them, and nothing that clashes with public packages."""
+"""The allowed imports between top-level folders and between packages in them, and no clashes with public packages."""
 
 import ast
 
@@ -9,8 +9,8 @@ from utils.extras import has_extra
 
 ROOMS = ("configs", "models", "datasets", "engine", "extras", "utils")
 
-# What a file of each room may import of ours.
-# The others import an extra only where it is used, inside a function (tests/extras/test_taken_out.py).
+# {folder: the folders of the project that its files may import}
+# Folders other than extras import an extra only inside the functions that use it (tests/extras/test_taken_out.py).
 ARROWS = {
     "extras": ("extras", "engine", "models", "datasets", "configs", "utils"),
     "engine": ("engine", "models", "datasets", "configs", "utils"),
@@ -44,7 +44,7 @@ def test_libraries_that_import_public_namesakes_are_never_used():
 
 
 def test_programs_load_run_settings_in_one_way():
-    """Which asks the pretrained weights too. What reads no settings of a run, or lies below, takes them as they are written."""
+    """This way includes the settings of the pretrained weights. Other files read settings without them."""
     files = [*ROOT.glob("*.py"), *(path for room in (*ROOMS, "scripts") for path in (ROOT / room).rglob("*.py"))]
     users = {path.name for path in files if "configs.load.load" in imported(path, also_names=True)}
     expected = {"settings.py", "make_shards.py"} | ({"translation.py"} if has_extra("timm_arguments") else set())
@@ -58,7 +58,7 @@ def test_every_code_folder_and_file_has_a_docstring():
 
 
 def test_no_test_module_imports_another():
-    """What several need lies in tests/support."""
+    """Code that several test modules need is in tests/support."""
     for path in (ROOT / "tests").rglob("*.py"):
         others = {
             name for name in imported(path) if name.startswith("tests.") and name.split(".")[-1].startswith("test_")
@@ -66,7 +66,7 @@ def test_no_test_module_imports_another():
         assert not others, f"{path.relative_to(ROOT)} imports {others}"
 
 
-# The files and packages of a room, from bottom to top. A file may import its own package and those before it.
+# {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.
 PACKAGES = {
     "datasets": (
         "shuffle nearby_shuffle batch_order index collect types labels weights_file balanced_order balance fingerprint split relabelled classes bad_images overlap transforms sources"
@@ -84,10 +84,10 @@ PACKAGES = {
 
 
 def layer(room: str, name: str) -> int:
-    """The number of the innermost listed package that a module of the room belongs to."""
+    """Return the index of the innermost listed package that contains a module of the folder."""
     inside = name.removeprefix(room).removeprefix(".") or "__init__"
     around = [package for package in PACKAGES[room] if allowed(inside, (package,))]
-    assert around, f"{name} is not in PACKAGES; add it where it belongs in the order"
+    assert around, f"{name} is not in PACKAGES; add it at its place in the order"
     return PACKAGES[room].index(max(around, key=len))
 
 

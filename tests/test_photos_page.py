@@ -1,4 +1,4 @@
-"""docs/photos.md: each of its commands runs as printed, one after the other, on a small folder of photos."""
+"""docs/photos.md: every command runs as printed, in order, on a small folder of photos."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ RUN = r"output/train-\d{8}-\d\d-\d\d-\d\d"
 
 
 def commands(section: str) -> list[str]:
-    """The commands of a section, with a tiny model and few epochs instead."""
+    """Return the commands of a section, changed to use a tiny model and few epochs."""
     page = (ROOT / "docs" / "photos.md").read_text(encoding="utf-8")
     found = re.findall(r"```bash\n(.*?)```", page.split(f"\n## {section}\n")[1].split("\n## ")[0], re.S)
     text = "".join(found).replace("configs/finetune.yaml", "tiny.yaml")
@@ -31,7 +31,7 @@ def commands(section: str) -> list[str]:
 
 
 def parts(folder: Path) -> dict[str, str]:
-    """{image: its part} of a run."""
+    """Return {image: its part} of a run."""
     return {row["image"]: row["part"] for row in rows_of(folder / "split.csv")}
 
 
@@ -42,7 +42,7 @@ def test_photos_page_commands_lead_to_predictions(here):
     draw_photos(here / "their_photos", "dog")
     config = read_settings(["-cfg", write(CLEAN, "tiny.yaml")]).config
     torch.save(build_model(config, 2).state_dict(), "tiny.pth")
-    folders: dict[str, str] = {}  # the page's name of each run's folder -> the one of this test
+    folders: dict[str, str] = {}  # {a run's folder on the page: its folder in this test}
 
     def follow(section: str, made: str = "", checks: bool = False, part: slice = slice(None)) -> str:
         given, said = commands(section)[part], []

@@ -1,4 +1,4 @@
-"""Input that a newcomer mistypes or an attacker sends is refused at once, in one message with name, value and remedy."""
+"""Input that a newcomer mistypes or an attacker sends is refused immediately, with one message: name, value, remedy."""
 
 import os
 import signal
@@ -41,14 +41,14 @@ def test_out_of_memory_error_suggests_what_to_lower(ask, capsys):
     assert said.startswith("error: ") and "Traceback" not in said
 
 
-# --- what is no file ---
+# --- paths that are not regular files ---
 
 
 @pytest.fixture(autouse=True)
 def nobody_waits():
-    """Fail whoever waits for a pipe, in place of waiting for ever."""
+    """Fail a test that waits for a pipe, instead of waiting forever."""
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for a pipe"))
-    signal.alarm(int(DEADLINE))  # seconds for what takes milliseconds
+    signal.alarm(int(DEADLINE))  # seconds; the tests take milliseconds
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -56,7 +56,7 @@ def nobody_waits():
 
 def make_socket(path: Path) -> None:
     here = os.getcwd()
-    os.chdir(path.parent)  # the whole path may be longer than a socket's may be
+    os.chdir(path.parent)  # the whole path may exceed the length limit of sockets
     try:
         socket.socket(socket.AF_UNIX).bind(path.name)
     finally:
@@ -127,7 +127,7 @@ def test_high_label_is_allowed_for_known_class_counts(tmp_path):
     (tmp_path / "train_list.txt").write_text("a.png 0\na.png 9999\n")
     (tmp_path / "val_list.txt").write_text("b.png 0\n")
     assert len(load_image_sets(settings("imagenet2012", tmp_path, num_classes=10_000))[0].classes) == 10_000
-    for lines in (["a.png 999\n"], [f"a.png {number}\n" for number in range(1, 2000, 2)]):  # few of ImageNet's; half
+    for lines in (["a.png 999\n"], [f"a.png {number}\n" for number in range(1, 2000, 2)]):  # few classes; half of them
         (tmp_path / "train_list.txt").write_text("".join(["a.png 0\n", *lines]))
         assert len(load_image_sets(settings("imagenet2012", tmp_path))[0].classes) == int(lines[-1][6:]) + 1
 

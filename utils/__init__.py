@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 
-VERSION = "0.1.0"  # the next version while CHANGELOG.md opens with "Unreleased"
+VERSION = "1.0.0"  # the next version while CHANGELOG.md opens with "Unreleased"
 PYTHON = (3, 11)
 PACKAGES = ("numpy", "PIL", "yaml", "torch", "torchvision", "timm", "tqdm", "matplotlib")
 

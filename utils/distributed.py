@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def find_devices(setting: str) -> tuple[str, int]:
-    """Return the kind of device to use and how many are visible. `auto` is the best available kind."""
+    """Return the kind of device to use, and the number of visible devices. `auto` means the best available kind."""
     counts = {"cuda": torch.cuda.device_count, "xpu": torch.xpu.device_count, "mps": torch.mps.device_count}
     for kind, count in counts.items():
         if setting in ("auto", kind) and count():
@@ -44,7 +44,7 @@ def find_devices(setting: str) -> tuple[str, int]:
 
 
 def choose_device(setting: str, local_rank: int, launcher: str = "torchrun") -> torch.device:
-    """Return the device of one of a machine's processes. Each process has its own device, except on CPUs."""
+    """Return the device for a process with this local rank. Each process has its own device, except on CPUs."""
     kind, count = find_devices(setting)
     if kind == "cpu":
         return torch.device("cpu")
@@ -112,7 +112,7 @@ class Process:
         )
 
     def _share_cores(self) -> None:
-        """Set the number of cores that are this process's share of the machine."""
+        """Compute this process's share of the machine's cores."""
         hosts, own = self.rendezvous.hosts, available_cores()
         found = zip(hosts, self.join([own]), strict=True)
         local = [cores for host, cores in found if host == hosts[self.rank]]
@@ -121,7 +121,7 @@ class Process:
             torch.set_num_threads(min(torch.get_num_threads(), self.num_cores))
 
     def describe(self) -> str:
-        """Return one line with the number of processes and their launcher."""
+        """Return a line with the number of processes, their machines and their launcher."""
         hosts = list(dict.fromkeys(self.rendezvous.hosts))
         return (
             f"{counted(self.world_size, 'process')} on {counted(len(hosts), 'machine')}, started by {self.launcher}; "
@@ -129,7 +129,7 @@ class Process:
         )
 
     def unused_devices(self) -> int:
-        """Return how many visible devices of this machine the run does not use."""
+        """Return the number of visible devices of this machine that the run does not use."""
         return max(find_devices(self.device.type)[1] - self.local_size, 0)
 
     def name_lost_ranks(self, error: BaseException) -> BaseException:
@@ -164,7 +164,7 @@ class Process:
                 result = task() if self.is_first else None
             except Exception as caught:
                 error = caught
-        if self._host_group is not None:  # it is None if -check simulates one of several processes
+        if self._host_group is not None:  # None if -check simulates one of several processes
             message = str(error) if isinstance(error, UserError) else "process 0 failed"
             outcome = [result, (message, exit_code_and_message(error)[0]) if error else None]
             dist.broadcast_object_list(outcome, src=0, group=self._host_group)
@@ -227,7 +227,7 @@ class Process:
                 dist.broadcast(tensor, src=0)
 
     def gather(self, rows: torch.Tensor, length: int) -> torch.Tensor | None:
-        """Gather all `length` rows on the host of rank 0. Each rank has a shard of them, and the last shards may be short."""
+        """Gather all `length` rows on the host of rank 0. Each rank has a shard, and the last shards may be shorter."""
         padded = rows.new_zeros(-(-length // self.world_size), *rows.shape[1:])
         padded[: len(rows)] = rows
         sent = padded.view(-1).view(torch.uint8)  # sent as bytes, because gloo does not support every type
@@ -236,7 +236,7 @@ class Process:
         return torch.cat(received).view(rows.dtype).view(-1, *rows.shape[1:])[:length].cpu() if self.is_first else None
 
     def join(self, items: list) -> list:
-        """Return the items of all ranks in the order of the ranks. Hosts wait for each other but not for devices."""
+        """Return the items of all ranks in rank order. Hosts wait for each other but not for devices."""
         if self.world_size == 1:
             return items
         lists = [None] * self.world_size
@@ -258,7 +258,7 @@ class Process:
     def delayed_max(self, numbers: Sequence[int]) -> list[int]:
         """Return the maximum over all ranks of each number of the *previous* call, or zeros in the first call.
 
-        The result is one call late, so that hosts exchange the numbers while their devices compute and nobody waits.
+        The result is one call late, so that hosts exchange the numbers while devices compute, without waiting.
         """
         if self.world_size == 1:
             return list(numbers)

@@ -1,7 +1,7 @@
 """Finds out which process of a run this one is, and starts the processes of this machine through torchrun.
 
-utils/launchers.py knows the launchers other than torchrun; extras/launchers/ reads srun's and mpirun's variables, and
-starts a run on several nodes.
+utils/launchers.py handles launchers other than torchrun. extras/launchers/ reads the variables of srun and mpirun, and
+starts runs on several nodes.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from typing import Any
 from utils.errors import ConfigError
 from utils.program import hangup_is_ignored
 
-# If none of these is set, utils/launchers.py finds no rank.
+# If none of these is set, no launcher other than torchrun gave this process a rank.
 LAUNCHER_VARIABLES = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"}
-# Numbers of nodes, as engines and Slurm give them.
+# Variables in which engines and Slurm give the number of nodes.
 NODE_COUNTS = ("PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SLURM_NNODES")
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The settings of a run's processes. None: use the launcher's value."""
+    """Settings of a run's processes. None means the launcher's value."""
 
     url: str | None = None
     world_size: int | None = None
@@ -37,17 +37,17 @@ class LaunchOptions:
 
 @dataclass(frozen=True)
 class LaunchedRank:
-    """The rank that a launcher gave this process, and where the processes meet."""
+    """The rank that a launcher gave this process, and the address where the processes meet."""
 
     launcher: str  # as messages name it
     rank: int
     world_size: int
-    local_rank: int | None = None  # None: unknown, it is counted when the processes meet
-    host: str = ""  # where process 0 listens; "": torch finds the store by torchrun's variables
+    local_rank: int | None = None  # None: unknown; it is counted when the processes meet
+    host: str = ""  # where process 0 listens; "": torch finds the store through torchrun's variables
     port: int = 0
     local_size: int | None = None  # processes on this machine; None: unknown
-    restart_count: int = 0  # of torchrun
-    most: int = 0  # processes that the run may have, if nodes may come and go
+    restart_count: int = 0  # torchrun's
+    most: int = 0  # the largest number of processes of an elastic run; 0: not elastic
 
     @property
     def parent_is_launcher(self) -> bool:
@@ -76,7 +76,7 @@ def may_have_other_nodes(environment: Mapping[str, str]) -> bool:
 
 
 def rank_in_environment(environment: Mapping[str, str]) -> int:
-    """Return this process's rank, or 0 if the environment does not say it, so that one process alone reports a mistake."""
+    """Return this process's rank, or 0 if the environment has none, so that only one process reports a mistake."""
     with contextlib.suppress(ConfigError):
         if ranks := _ranks_in_environment(environment):
             return ranks[0].rank
@@ -84,9 +84,9 @@ def rank_in_environment(environment: Mapping[str, str]) -> int:
 
 
 def _ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """Return what each launcher says, the innermost launcher first."""
+    """Return the rank from each launcher, the innermost launcher first."""
     if "TORCHELASTIC_RUN_ID" in environment:
-        return [_rank_by_torchrun(environment)]  # whatever started torchrun numbers the processes differently
+        return [_rank_by_torchrun(environment)]  # a launcher that started torchrun numbers the processes differently
     if not LAUNCHER_VARIABLES & environment.keys():
         return []
     from utils.launchers import ranks_in_environment
@@ -98,7 +98,7 @@ def _rank_by_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
     """Return the rank that torchrun, or `launch`, gave this process."""
     restart_count = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "False":
-        restart_count = 0  # each start has a store of its own, and the nodes may have counted differently
+        restart_count = 0  # each start has its own store, and the nodes' counts may differ
     launched = read_rank(environment, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     num_nodes = int(environment.get("GROUP_WORLD_SIZE", 1))
     most = launched.world_size * _most_nodes(environment) // num_nodes
@@ -108,7 +108,7 @@ def _rank_by_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
 def read_rank(
     environment: Mapping[str, str], launcher: str, rank: str, world_size: str, local_rank: str, local_size: str
 ) -> LaunchedRank:
-    """Return the rank that these variables of a launcher give. The last two may be missing."""
+    """Return the rank from these variables of a launcher. The last two may be missing."""
     num_here = re.match("[0-9]*", environment.get(local_size, ""))[0]  # 8 of Slurm's 8(x2),4
     return LaunchedRank(
         launcher,
@@ -120,7 +120,7 @@ def read_rank(
 
 
 def number_of(environment: Mapping[str, str], name: str) -> int:
-    """Return the whole number that a variable has; ConfigError if it has none."""
+    """Return the value of a variable, and raise ConfigError if it is not a whole number."""
     text = environment.get(name)
     if text is None or not re.fullmatch(r"-?[0-9]+", text):
         value = "is not set" if text is None else f"is {text!r}"
@@ -129,9 +129,9 @@ def number_of(environment: Mapping[str, str], name: str) -> int:
 
 
 def _most_nodes(environment: Mapping[str, str]) -> int:
-    """Return the 4 of `torchrun --nnodes 1:4`, or of PET_NNODES; 0 if nodes do not come and go.
+    """Return the 4 of `torchrun --nnodes 1:4`, or of PET_NNODES. Return 0 if the run is not elastic.
 
-    torchrun tells its processes only how many nodes there are now.
+    torchrun passes only the current number of nodes to its processes.
     """
     nodes = environment.get("PET_NNODES", "")
     with contextlib.suppress(OSError):  # not Linux
@@ -143,14 +143,14 @@ def _most_nodes(environment: Mapping[str, str]) -> int:
 
 
 def launch(script: str, arguments: list[str], num_processes: int, **several_nodes: Any) -> int:
-    """Run workers on this machine; return 0, or the exit code of the worker that caused the failure.
+    """Run workers on this machine. Return 0, or the exit code of the worker that caused the failure.
 
-    `several_nodes`: settings of torchrun's LaunchConfig by which the workers join those of other machines.
+    `several_nodes`: settings of torchrun's LaunchConfig that let the workers join the workers of other machines.
     """
-    # The workers report what is wrong; torchrun's own report would bury it.
+    # The workers report the error; torchrun's own report would bury it.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     if num_processes > 1:
-        # Unset, every process would use all cores; torchrun itself would set it to 1.
+        # If it is unset, every process uses all cores. torchrun itself would set it to 1.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_processes)))
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -162,12 +162,12 @@ def launch(script: str, arguments: list[str], num_processes: int, **several_node
         "run_id": uuid.uuid4().hex,
         "rdzv_backend": "c10d",
         "rdzv_endpoint": "localhost:0",
-        "max_restarts": 0,  # torchrun would restart after any failure, a mistake in the settings too
+        "max_restarts": 0,  # torchrun would restart after any failure, including a mistake in the settings
     }
     config = LaunchConfig(
         nproc_per_node=num_processes,
         monitor_interval=0.1,
-        # Forwarded to the workers, which save.
+        # torchrun forwards these signals to the workers, which then save.
         signals_to_handle="SIGTERM,SIGINT,SIGQUIT,SIGUSR1" + ("" if hangup_is_ignored() else ",SIGHUP"),
         **this_machine | several_nodes,
     )
@@ -181,13 +181,13 @@ def launch(script: str, arguments: list[str], num_processes: int, **several_node
 
 
 def root_cause(failures: Collection) -> int:
-    """Return the exit code of the process that took the others down, from torchrun's list of failures.
+    """Return the exit code of the process that failed first, from torchrun's list of failures.
 
-    When one dies, the others lose their connection and exit with 1, or torchrun ends them, often before it polls: it
-    then gives all of them the same second.
+    When a process dies, the others lose their connection and exit with 1, or torchrun ends them. This often happens
+    before torchrun's next poll, and then all failures have the same timestamp, in whole seconds.
     """
     first = min(failure.timestamp for failure in failures)
-    codes = [failure.exitcode for failure in failures if failure.timestamp <= first + 1]  # whole seconds
+    codes = [failure.exitcode for failure in failures if failure.timestamp <= first + 1]
     codes = [code if code > 0 else 128 - code for code in codes]
     consequences = [1, 128 + signal.SIGTERM]
     return min(codes, key=lambda code: consequences.index(code) if code in consequences else -1)

@@ -1,4 +1,4 @@
-"""Takes ranks from flags, from RANK and WORLD_SIZE, and from srun and mpirun, and finds out where process 0 is."""
+"""Reads ranks from flags, from RANK and WORLD_SIZE, and from srun and mpirun, and finds the address of process 0."""
 
 import socket
 import time
@@ -21,7 +21,7 @@ SLURM, OPEN_MPI, MPI, VARIABLES = "Slurm (srun)", "Open MPI", "MPI (PMI)", "RANK
 
 
 def ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """Return what each launcher says, the innermost launcher first."""
+    """Return the rank from each launcher, the innermost launcher first."""
     ranks = []
     if names := by_srun_or_mpirun(environment):
         if not has_extra("launchers"):
@@ -36,21 +36,21 @@ def ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
 
 
 def by_srun_or_mpirun(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that only processes of srun and mpirun have."""
+    """Return the variables that only srun and mpirun set."""
     names = [name for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in environment]
     return [*names, *(["SLURM_PROCID"] if is_task_of_srun(environment) else [])]
 
 
 def is_task_of_srun(environment: Mapping[str, str]) -> bool:
-    """Return whether srun started this process. An sbatch script has most of the same variables, but no step."""
+    """Return whether srun started this process. An sbatch script has most of the same variables, but not the step's."""
     has_step = any(name.startswith("SLURM_STEP_") for name in environment)
     return "SLURM_PROCID" in environment and (has_step or environment.get("ENVIRONMENT") != "BATCH")
 
 
 def variables(environment: Mapping[str, str]) -> LaunchedRank | None:
-    """Return the rank in the variables that torch reads too, and that Kubernetes' PyTorchJob sets.
+    """Return the rank from RANK and WORLD_SIZE, which torch reads too and Kubernetes' PyTorchJob sets.
 
-    RANK without WORLD_SIZE belongs to another program, and Kubeflow's RANK may be that of a node.
+    RANK without WORLD_SIZE belongs to another program, and Kubeflow's RANK may be the rank of a node.
     """
     is_node = environment.get("PET_NNODES", "1") != "1"
     if "RANK" not in environment or "WORLD_SIZE" not in environment or is_node:
@@ -59,7 +59,7 @@ def variables(environment: Mapping[str, str]) -> LaunchedRank | None:
 
 
 def rank_by_flags(options: LaunchOptions, launched: LaunchedRank | None) -> LaunchedRank:
-    """Return the rank that the flags give. What they leave out is taken from the launcher."""
+    """Return the rank from the flags. Missing values come from the launcher."""
     rank, world_size, url = options.rank, options.world_size, options.url
     if launched:
         rank = launched.rank if rank is None else rank
@@ -80,7 +80,7 @@ def choose_rank(
 ) -> LaunchedRank | None:
     """Return the rank on which all launchers and flags agree, with the address of process 0.
 
-    Return None if a launcher started one process, and -ngpus asks it to start the others.
+    Return None if a launcher started one process and -ngpus tells this process to start the others.
     """
     launched = ranks[0]
     for other in ranks[1:]:
@@ -117,7 +117,7 @@ def port_of(text: str) -> int:
 
 
 def _find_address(environment: Mapping[str, str], launched: LaunchedRank, url: str | None) -> tuple[str, int]:
-    """Return host and port of process 0: from -dist_url, from MASTER_ADDR and MASTER_PORT, or derived from the job."""
+    """Return host and port of process 0: from -dist_url, from MASTER_ADDR and MASTER_PORT, or from the job."""
     if url not in (None, "env://"):
         return _parse_url(url)
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
@@ -155,19 +155,19 @@ def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str
 
 
 def _default_port(environment: Mapping[str, str], launched: LaunchedRank) -> int:
-    """Return one port per job, the same for all of its processes, below the range that systems assign by themselves."""
+    """Return a port derived from the job, the same for all its processes, below the range of automatic ports."""
     job = environment.get("PMIX_NAMESPACE") if launched.launcher == OPEN_MPI else None
     job = job or f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
     return 10000 + zlib.crc32(job.encode()) % 20000
 
 
 def open_store(host: str, port: int, is_host: bool, timeout: float) -> "TCPStore":
-    """Return the store of the first process or node, which may start later than this one."""
+    """Return the store of the first process or node. It may start later than this one."""
     from torch.distributed import TCPStore
 
     deadline = time.monotonic() + timeout
     while not is_host:
-        # The store would wait twice as long, and then print the frames of its C++ functions (torch 2.15).
+        # TCPStore would wait twice as long, and then print a C++ stack trace (torch 2.15).
         try:
             socket.create_connection((host, port), timeout=timeout).close()
             break
@@ -175,6 +175,6 @@ def open_store(host: str, port: int, is_host: bool, timeout: float) -> "TCPStore
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-    # Without wait_for_workers, which does not say who is missing. A server in this process is shared (multi_tenant).
+    # wait_for_workers would not say which process is missing. multi_tenant shares one server within this process.
     limit = timedelta(seconds=timeout)
     return TCPStore(host, port, None, is_host, limit, wait_for_workers=False, multi_tenant=True)

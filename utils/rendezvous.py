@@ -1,4 +1,4 @@
-"""How the processes of a run meet, and how survivors find out which process does not respond."""
+"""Lets the processes of a run meet, and lets survivors find the process that does not respond."""
 
 import contextlib
 import os
@@ -19,10 +19,10 @@ from utils.text import format_ranks
 
 
 class Rendezvous:
-    """A key-value store that all processes of a run reach, and the processes that joined it."""
+    """A key-value store shared by all processes of a run, and the list of processes that joined it."""
 
     def __init__(self, launched: LaunchedRank, timeout: float):
-        """Wait for all processes, at most `timeout` seconds."""
+        """Open the store and wait for all processes, at most `timeout` seconds."""
         self.launched, self.timeout = launched, timeout
         self._where = f"{launched.host}:{launched.port}" if launched.host else "torchrun's store"
         deadline = time.monotonic() + timeout
@@ -37,12 +37,12 @@ class Rendezvous:
 
     @property
     def grace_period(self) -> float:
-        """Seconds of the timeout that are reserved for finding out which process is missing."""
+        """The seconds of the timeout that are reserved for finding the missing process."""
         return min(10.0, self.timeout / 4)
 
     @property
     def local_rank(self) -> int:
-        """The launcher's local rank, else the number of lower ranks on this machine."""
+        """The launcher's local rank, or the number of lower ranks on this machine."""
         if self.launched.local_rank is not None:
             return self.launched.local_rank
         return self.hosts[: self.launched.rank].count(self.hosts[self.launched.rank])
@@ -88,7 +88,7 @@ class Rendezvous:
     def _who_is_missing(self, keys: list[str], error: RuntimeError) -> Exception:
         try:
             missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
-        except RuntimeError:  # process 0, which holds the store, has given up already
+        except RuntimeError:  # process 0, which serves the store, has already given up
             return self._why_unreachable(error)
         return LostProcess(
             f"-world_size: {format_ranks(missing)} of {self.launched.world_size} did not join {self._where} within "
@@ -96,9 +96,9 @@ class Rendezvous:
         )
 
     def unresponsive_ranks(self, seconds: float) -> list[int]:
-        """Announce that this process lost the others, wait for them to do so too, and return the ranks that do not."""
-        silent = [0]  # if the store is gone: rank 0, or torchrun on its machine, held it
-        # In a thread, because a store that hangs does so forever.
+        """Announce that this process lost the others, wait for the same announcement, and return the silent ranks."""
+        silent = [0]  # the answer if the store is gone, because rank 0, or torchrun on its machine, serves it
+        # In a thread, because a request to a hanging store never returns.
         thread = threading.Thread(target=self._poll_ranks, args=(silent, seconds), daemon=True)
         thread.start()
         thread.join(seconds + 1)
@@ -116,7 +116,7 @@ class Rendezvous:
                 time.sleep(0.05)
 
     def kill_local(self, ranks: list[int]) -> None:
-        """Kill those ranks that the same launcher started here: it would let one that hangs live on for 30 s."""
+        """Kill the given ranks that this launcher started here. It would let a hanging process live for 30 s."""
         for rank in ranks:
             with contextlib.suppress(OSError):  # gone already, or not Linux
                 status = Path(f"/proc/{self._pids[rank]}/status").read_text()

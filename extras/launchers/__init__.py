@@ -1,1 +1,1 @@
-"""Starts by srun, by mpirun, and by engines on several nodes (Kubeflow, SkyPilot, dstack)."""
+"""Launchers other than torchrun: srun, mpirun, and engines for several nodes (Kubeflow, SkyPilot, dstack)."""

@@ -1,4 +1,4 @@
-"""Runs on several nodes, on each of which an engine (Kubeflow, SkyPilot, dstack) started this program once."""
+"""Starts runs on several nodes where an engine (Kubeflow, SkyPilot, dstack) started this program once per node."""
 
 import contextlib
 import os
@@ -19,8 +19,8 @@ from utils.text import counted
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-NODE_PORT = "29500"  # torchrun's
-FINAL = (2, 3, 4)  # exit codes of processes after which the same start would end in the same way
+NODE_PORT = "29500"  # torchrun's default
+FINAL = (2, 3, 4)  # exit codes after which a restart would fail in the same way
 TORCHRUN = (
     "torchrun --nnodes {} --nproc_per_node gpu --rdzv_id JOB --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500 "
     "main_multi_gpu.py ..."
@@ -29,17 +29,17 @@ TORCHRUN = (
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of a run, as an engine describes them to one of them."""
+    """The nodes of a run, as an engine describes them to this node."""
 
     engine: str
     least: int
-    most: int  # more than `least`: nodes may come and go
-    rank: int | None  # of this one; None: the engine does not say, and they are numbered when they meet
-    hosts: tuple[str, ...]  # the first one, or all
+    most: int  # if larger than `least`, nodes may join and leave
+    rank: int | None  # of this node; None: the engine gives none, and nodes are numbered when they meet
+    hosts: tuple[str, ...]  # the first node, or all nodes
     port: int
-    num_local: int | None = None  # processes on each; None: the engine does not say
-    restarts: int = 0  # of the processes, when nodes have come or gone
-    timing: Mapping[str, str] = field(default_factory=dict)  # of torchrun's rendezvous
+    num_local: int | None = None  # processes per node; None: the engine does not say
+    restarts: int = 0  # how often the processes may restart after nodes joined or left
+    timing: Mapping[str, str] = field(default_factory=dict)  # timeouts of torchrun's rendezvous
 
     @property
     def first(self) -> str:
@@ -47,7 +47,7 @@ class Nodes:
 
 
 def find_nodes(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the nodes of an engine, or None on this machine alone. Refuse several nodes that would train a model each."""
+    """Return the engine's nodes, or None if there is only this machine. Refuse nodes that would each train a model."""
     nodes = kubeflow(environment) or skypilot(environment) or dstack(environment)
     if nodes is None:
         refuse_slurm(environment)
@@ -73,13 +73,13 @@ def kubeflow(environment: Mapping[str, str]) -> Nodes | None:
 
 
 def skypilot(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the nodes of a cluster of SkyPilot, which lists the addresses of all."""
+    """Return the nodes of a SkyPilot cluster. SkyPilot lists the addresses of all nodes."""
     names = ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", "SKYPILOT_NUM_GPUS_PER_NODE")
     return _read_nodes(environment, "SkyPilot", *names)
 
 
 def dstack(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the nodes of a task of dstack."""
+    """Return the nodes of a dstack task."""
     names = ("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "DSTACK_MASTER_NODE_IP", "DSTACK_GPUS_PER_NODE")
     return _read_nodes(environment, "dstack", *names)
 
@@ -87,22 +87,22 @@ def dstack(environment: Mapping[str, str]) -> Nodes | None:
 def _read_nodes(
     environment: Mapping[str, str], engine: str, count: str, rank: str, hosts: str, per_node: str
 ) -> Nodes | None:
-    """Return the nodes that these variables of an engine describe; None if this node is the only one."""
+    """Return the nodes from these variables of an engine, or None if this node is the only one."""
     if environment.get(count, "1") == "1":
         return None
     if missing := [name for name in (rank, hosts) if not environment.get(name)]:
         raise ConfigError(
             f"{count} in the environment is {environment[count]}, but {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not set: {engine} sets them together; set all, or unset {count} to "
-            "train on this machine alone"
+            "train only on this machine"
         )
-    numbers = re.fullmatch(r"(\d+)(?::(\d+))?", environment[count])  # 4, or a range: 2:4
+    numbers = re.fullmatch(r"(\d+)(?::(\d+))?", environment[count])  # 4, or a range such as 2:4
     least, most = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (0, 0)
     own_rank, addresses = number_of(environment, rank), tuple(environment[hosts].split())
     if not 0 < least <= most or not 0 <= own_rank < most or len(addresses) not in (1, most):
         raise ConfigError(
             f"{count} in the environment is {environment[count]!r}, {rank} {own_rank}, and {hosts} has "
-            f"{counted(len(addresses), 'address')}: they contradict each other; ranks go from 0 to the number of nodes less one"
+            f"{counted(len(addresses), 'address')}: they contradict each other; ranks go from 0 to the number of nodes - 1"
         )
     num_local = environment.get(per_node, "")
     if not re.fullmatch(r"\d*|auto|gpu|cpu", num_local):
@@ -113,39 +113,39 @@ def _read_nodes(
 
 
 def refuse_slurm(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError on one of several nodes of Slurm where srun did not start this program."""
+    """Raise ConfigError if Slurm gave the job several nodes but srun did not start this program."""
     nodes = environment.get("SLURM_NNODES", "1")
     if int(nodes) > 1:
         raise ConfigError(
-            f"SLURM_NNODES is {nodes}, but srun did not start this program, so it would train on this node alone: "
+            f"SLURM_NNODES is {nodes}, but srun did not start this program, so it would train only on this node: use "
             f"srun {TORCHRUN.format('$SLURM_NNODES')}; or unset SLURM_NNODES"
         )
 
 
 def refuse_pbs(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError on one of several nodes of PBS. Only the first node has the file that lists them."""
+    """Raise ConfigError if PBS gave the job several nodes. Only the first node has the file that lists them."""
     path = environment.get("PBS_NODEFILE")
     try:
         count = len(set(Path(path).read_text().split())) if path else 1
     except OSError:
         count = 0
     if count != 1:
-        names = counted(count, "node") if count else "a file of another node"
+        found = f"lists {counted(count, 'node')}" if count else "is a file on another node"
         raise ConfigError(
-            f"PBS_NODEFILE names {names}, and each would train a model of its own: use mpirun, or on each node "
+            f"PBS_NODEFILE {found}, and each node would train its own model: use mpirun, or on each node "
             f"{TORCHRUN.format(count or 'N')}; or unset PBS_NODEFILE"
         )
 
 
 def launch_on_node(nodes: Nodes, script: str, arguments: list[str], num_processes: int, timeout: float) -> int:
-    """Run this node's workers as `launch` does, once all nodes are there. `timeout`: seconds to wait for them."""
+    """Wait for all nodes, at most `timeout` seconds, and run this node's workers as `launch` does."""
     from torch.distributed import DistError
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
     several = {"run_id": nodes.engine, "min_nodes": nodes.least, "max_nodes": nodes.most, "rdzv_endpoint": nodes.first}
     try:
         if nodes.rank is not None and nodes.least == nodes.most:
-            store = meet_nodes(nodes, timeout)  # noqa: F841  (serves until the run ends)
+            store = meet_nodes(nodes, timeout)  # noqa: F841  (keeps the store open until the run ends)
             several |= {"rdzv_backend": "static", "rdzv_configs": {"rank": nodes.rank, "timeout": timeout}}
         else:
             several |= elastic_settings(nodes, timeout)
@@ -156,20 +156,20 @@ def launch_on_node(nodes: Nodes, script: str, arguments: list[str], num_processe
         reason = next(iter(str(error.__cause__ or error).splitlines()), "")
         raise LostProcess(
             f"{nodes.engine}: {counted(nodes.least, 'node')} did not meet at {nodes.first} within {timeout:g} s "
-            f"(DIST.TIMEOUT), or lost it ({reason}): start this command on every node, open the port"
+            f"(DIST.TIMEOUT), or lost the connection ({reason}): start this command on every node, and open the port"
         ) from error
 
 
 def elastic_settings(nodes: Nodes, timeout: float) -> dict[str, Any]:
-    """Return torchrun's settings for nodes that may come and go, or that have no ranks."""
+    """Return torchrun's settings for nodes that may join and leave, or that have no ranks."""
     from utils.torch_internals import end_restarts_after
 
     end_restarts_after(lambda failures: root_cause(failures) in FINAL)
-    # With a store that torchrun's agents share, a node that comes later waits in vain for an address (torch 2.14).
+    # If torchrun's agents share a store, a node that joins later never gets an address (torch 2.14).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    # join_timeout: nodes may notice after `timeout` that another was lost, and wait for it for up to 60 s more.
-    # keep_alive_max_attempt: a node that waited for others sent no heartbeat for 10 s, on a busy machine for longer. After
-    # torchrun's 3 heartbeats of 5 s it may count as lost. It is never taken in again then, and begins a run of its own.
+    # join_timeout: nodes may take `timeout` to notice that a node was lost, and then wait for it for up to 60 s more.
+    # keep_alive_max_attempt: a node that waited for others sent no heartbeat for 10 s, longer on a busy machine. By
+    # torchrun's default (3 heartbeats of 5 s) it may count as lost. It can then never rejoin, and starts its own run.
     # More frequent heartbeats would keep other nodes out.
     configs = {"join_timeout": max(600, timeout + 60), "last_call_timeout": 10, "keep_alive_max_attempt": 5}
     configs |= nodes.timing
@@ -180,7 +180,7 @@ def elastic_settings(nodes: Nodes, timeout: float) -> dict[str, Any]:
 
 
 def _own_address(nodes: Nodes) -> str | None:
-    """Return the address under which the other nodes reach this one; None, torchrun's guess, if there is no route."""
+    """Return the address at which other nodes reach this one, or None if there is no route; torchrun then guesses."""
     if nodes.rank == 0:
         return nodes.hosts[0]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -190,47 +190,49 @@ def _own_address(nodes: Nodes) -> str | None:
 
 
 def meet_nodes(nodes: Nodes, timeout: float) -> "TCPStore":
-    """Wait for all nodes, and return the store in which they met.
+    """Wait for all nodes, and return the store through which they met.
 
-    torchrun's static rendezvous also waits, but it does not say which node is missing, and two nodes that contradict
-    each other train or wait in vain. Here all of them raise ConfigError then; LostProcess if a node does not come.
+    If nodes contradict each other, raise ConfigError on all of them. If a node is missing, raise LostProcess.
+    torchrun's static rendezvous does not name the missing node, and contradicting nodes train wrongly or wait in vain.
     """
     from torch.distributed import DistStoreError
 
     is_first = nodes.rank == 0
-    # torchrun's own store of this process will have the same port, and the same server.
+    # torchrun's own store in this process will use the same port and the same server.
     store = open_store(nodes.hosts[0], nodes.port, is_first, timeout)
     if store.check(["met"]):
-        raise LostProcess(f"{nodes.engine}: at {nodes.first} an earlier start has not ended yet; start again")
+        raise LostProcess(
+            f"{nodes.engine}: an earlier run still uses {nodes.first}; wait until it has ended, and start again"
+        )
     contradiction = _contradiction(store, nodes)
     if contradiction:
         store.set("wrong", contradiction)
     places = [f"node {rank}" for rank in range(nodes.least)]
     if contradiction or store.check(places):
-        store.set("met", "")  # so that nobody waits any longer
+        store.set("met", "")  # ends the wait of all nodes
     try:
         store.wait(["met"], timedelta(seconds=timeout))
     except DistStoreError as error:
         missing = [rank for rank, place in enumerate(places) if not store.check([place])]
         where = ", ".join(nodes.hosts[rank] if nodes.hosts[1:] else str(rank) for rank in missing)
         raise LostProcess(
-            f"{nodes.engine}: of {counted(nodes.least, 'node')} these did not come to {nodes.first} within {timeout:g} s "
+            f"{nodes.engine}: {counted(nodes.least, 'node')}, but these did not reach {nodes.first} within {timeout:g} s "
             f"(DIST.TIMEOUT): {where}; start this command on them too, and open the port"
         ) from error
     if store.check(["wrong"]):
         contradiction = store.get("wrong").decode()
-        time.sleep(is_first)  # until the others have read it
+        time.sleep(is_first)  # the first node serves the store, so it gives the others time to read this
         raise ConfigError(
-            f"{nodes.engine}: {contradiction}: give each node a rank of its own, and all the same number of nodes"
+            f"{nodes.engine}: {contradiction}: give each node its own rank, and all nodes the same number of nodes"
         )
     return store
 
 
 def _contradiction(store: "TCPStore", nodes: Nodes) -> str:
-    """Enter this node in the store. Return how it contradicts a node that was there before, or an empty text."""
+    """Register this node in the store. Return how it contradicts an earlier node, or an empty text."""
     host, place = socket.gethostname(), f"node {nodes.rank}"
     for name, value in (("the number of nodes", str(nodes.least)), (place, host)):
         other = store.compare_set(name, "", value).decode()
         if other != value:
-            return f"{host} is {place} of {nodes.least}, and for another {name} is {other}"
+            return f"{host} is {place} of {nodes.least}, but for another node {name} is {other}"
     return ""

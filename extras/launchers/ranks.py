@@ -1,4 +1,4 @@
-"""The ranks that srun and mpirun give, and the machine of process 0 in a job of Slurm."""
+"""Reads ranks from the variables of srun and mpirun, and the machine of process 0 from a Slurm job."""
 
 import re
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from utils.launchers import MPI, OPEN_MPI, SLURM, is_task_of_srun
 
 
 def ranks_by_srun_or_mpirun(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """Return what each launcher says. If srun started mpirun, only the numbers of mpirun count."""
+    """Return the rank from each launcher. If srun started mpirun, only mpirun's ranks count."""
     by_mpi = [rank for rank in (open_mpi(environment), mpi(environment)) if rank]
     innermost = by_mpi or [slurm(environment)]
     return [rank for rank in innermost if rank]
 
 
 def slurm(environment: Mapping[str, str]) -> LaunchedRank | None:
-    """Return the rank of a task of srun."""
+    """Return the rank of an srun task."""
     if not is_task_of_srun(environment):
         return None
     world_size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
@@ -36,14 +36,14 @@ def mpi(environment: Mapping[str, str]) -> LaunchedRank | None:
 
 
 def first_host(environment: Mapping[str, str], launcher: str) -> str:
-    """Return the first machine of the job of Slurm, or of the step if srun is the launcher; empty outside of Slurm."""
+    """Return the first machine of the Slurm job, or of the step if srun is the launcher. Return '' outside of Slurm."""
     nodes = environment.get("SLURM_STEP_NODELIST") if launcher == SLURM else None
     nodes = nodes or environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
     return _first_of(nodes) if nodes else ""
 
 
 def _first_of(nodes: str) -> str:
-    """Return the first host of a Slurm node list: node01 of node[01-03,7],gpu5."""
+    """Return the first host of a Slurm node list, for example node01 for node[01-03,7],gpu5."""
     match = re.fullmatch(r"((?:[^,\[\]]|\[[^\[\]]+\])+)(,.*)?", nodes)
     host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", match[1]) if match else ""
     if not re.fullmatch(r"[\w.-]+", host):

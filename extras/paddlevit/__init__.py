@@ -1,1 +1,1 @@
-"""Reads PaddleViT's files: the names and values of its settings, its DeiT, and its weights (.pdparams)."""
+"""Reads PaddleViT's files: its settings, its DeiT models, and its weights (.pdparams)."""

@@ -1,4 +1,4 @@
-"""PaddleViT's files of DeiT: timm's model of that name, if what the file says of its layers agrees."""
+"""Builds timm's model for PaddleViT's DeiT files, if the layers in the file match it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,10 +9,10 @@ from configs.yaml_files import Layer
 from utils.errors import ConfigError
 
 DISTILLATION = "TRAIN.DISTILLATION_TYPE"
-SECTIONS = ("MODEL.TRANS.", "MODEL.")  # where a file may say what the layers are
-OLD_NAMES = {"HIDDEN_SIZE": "EMBED_DIM", "NUM_LAYERS": "DEPTH"}  # in 2021
+SECTIONS = ("MODEL.TRANS.", "MODEL.")  # sections that may describe the layers
+OLD_NAMES = {"HIDDEN_SIZE": "EMBED_DIM", "NUM_LAYERS": "DEPTH"}  # {PaddleViT's name in 2021: today's name}
 
-# The values of DeiT's config.py, which its files leave out.
+# Defaults from PaddleViT's config.py for DeiT. Its files leave these values out.
 DEFAULTS = {
     "TRAIN.NUM_EPOCHS": "300",
     "TRAIN.WARMUP_EPOCHS": "5",
@@ -46,20 +46,20 @@ FIELDS: dict[str, Callable[[Any], float]] = {
 
 @dataclass(frozen=True)
 class Deit:
-    """A DeiT as PaddleViT's file describes it."""
+    """A DeiT as described by PaddleViT's file."""
 
     origin: str  # the file with MODEL.TYPE
     fields: dict[str, tuple[str, Text]]  # {field: (its key in the file, its value)}
 
     def agree(self, name: str) -> str:
-        """Return the log line if timm's model of this name has the fields of the file. Raise ConfigError if not."""
-        import timm  # takes seconds, as torch, and only these files need it
+        """Compare timm's model of this name with the file. Return a log line, or raise ConfigError if they differ."""
+        import timm  # takes seconds, like torch, and only these files need it
         import torch
 
-        name = name.partition(".")[0]  # without the tag of its weights
+        name = name.partition(".")[0]  # without the tag of the weights
         if not timm.is_model(name):
             raise ConfigError(
-                f"MODEL.NAME is {name!r}, but timm has no such model; leave it out for {self.origin}'s own"
+                f"MODEL.NAME is {name!r}, but timm has no such model; leave it out to use {self.origin}'s model"
             )
         try:
             with torch.device("meta"):
@@ -75,14 +75,14 @@ class Deit:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         return (
             f"{self.origin}: MODEL.TYPE deit is built as timm's {name}, {parameters:,} parameters with 1000 classes; "
-            f"compared with the file: {', '.join(self.fields) or 'nothing, it has no fields'}"
+            f"compared with the file: {', '.join(self.fields) or 'nothing, because it has no fields'}"
         )
 
 
 def take_deit(files: list[Layer], command_line: list[Layer]) -> tuple[list[Layer], Deit | None]:
-    """Put timm's model in place of PaddleViT's DeiT in the layers of files, and PaddleViT's defaults below them.
+    """Replace PaddleViT's DeiT by timm's model in the config layers, and put PaddleViT's defaults below them.
 
-    Returns the layers and the DeiT; the layers as they are and None if the files are not of a DeiT that timm has.
+    Return the layers and the DeiT, or the unchanged layers and None if the files do not describe a DeiT that timm has.
     """
     typed = next((layer for layer in reversed(files) if "MODEL.TYPE" in layer.texts), None)
     if not typed or _word(typed.texts["MODEL.TYPE"]) != "deit" or not (name := timm_name(_last(files, "MODEL.NAME"))):
@@ -107,15 +107,15 @@ def take_deit(files: list[Layer], command_line: list[Layer]) -> tuple[list[Layer
 
 
 def timm_name(text: Text | None) -> str:
-    """Return timm's model of the name that PaddleViT writes with capitals and hyphens, or an empty text."""
-    from utils.torch_internals import import_timm  # which, like timm, takes seconds
+    """Return timm's name of a model that PaddleViT writes with capitals and hyphens, or '' if timm does not have it."""
+    from utils.torch_internals import import_timm  # takes seconds, like timm
 
     name = _word(text).replace("-", "_")
     return name if import_timm().is_model(name) else ""
 
 
 def _field(key: str) -> str | None:
-    """Return the one of FIELDS that a key is, or None."""
+    """Return the key's name in FIELDS, or None."""
     section = next((each for each in SECTIONS if key.startswith(each)), "")
     name = key.removeprefix(section)
     name = OLD_NAMES.get(name, name)
@@ -123,7 +123,7 @@ def _field(key: str) -> str | None:
 
 
 def _last(layers: list[Layer], key: str) -> Text:
-    """Return the text of the last layer that has the key, or an empty text."""
+    """Return the key's text in the last layer that has it, or an empty text."""
     return next((layer.texts[key] for layer in reversed(layers) if key in layer.texts), "")
 
 
@@ -132,7 +132,7 @@ def _word(text: Text | None) -> str:
 
 
 def _is_same(text: Text, found: float) -> bool:
-    """Return whether a file's text says what was found in timm's model."""
+    """Return whether a file's text equals the value in timm's model."""
     word = _word(text)
     if isinstance(found, bool):
         return BOOLS.get(word) is found

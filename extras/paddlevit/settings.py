@@ -1,4 +1,4 @@
-"""PaddleViT's names and values that differ from ours, translated when a file is read."""
+"""Translates PaddleViT's setting names and values into ours when a file is read."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from configs.yaml_files import Layer
 from extras.paddlevit.deit import take_deit, timm_name
 from utils.errors import ConfigError, did_you_mean
 
-# The two formats of 2021 keep the model's fields one level down; the older one also has other names for three of them.
+# The two formats of 2021 nest the model's fields one level deeper. The older one has other names for three of them.
 _HYBRID, _MLP_DIM = f"{SECTION}.HYBRID", f"{SECTION}.MLP_DIM"
 _SAME_NAMES = "PATCH_GRID PATCH_SIZE EMBED_DIM MLP_RATIO DEPTH NUM_HEADS ATTN_HEAD_SIZE QKV_BIAS".split()
 RENAMED = {f"{SECTION}.{name}": f"MODEL.{name}" for name in _SAME_NAMES} | {
@@ -37,7 +37,7 @@ WORDS: Words = {
 }
 
 
-# PaddleViT's other keys: accepted so that its files work unmodified, and reported in one line each.
+# PaddleViT's other keys are accepted, so that its files work unmodified. Each is reported in one log line.
 IGNORED = {
     "LOCAL_RANK": "the launcher says which process this is",
     "MODEL.PATCH_GRID": "the number of patches follows from IMAGE_SIZE and PATCH_SIZE",
@@ -47,7 +47,7 @@ IGNORED = {
 
 
 def _head_size(context: Texts) -> dict[str, Any] | None:
-    """Return {} for the only head size that there is: the width divided by the number of heads."""
+    """Return {} if the head size is the width divided by the number of heads, the only supported size; else None."""
     names = ("EMBED_DIM", "NUM_HEADS", "ATTN_HEAD_SIZE")
     width, heads, size = (plain_word(context.get(f"MODEL.{name}")) for name in names)
     are_whole = all(each.isdigit() for each in (width, heads, size))
@@ -55,7 +55,7 @@ def _head_size(context: Texts) -> dict[str, Any] | None:
 
 
 def _rand_augment(context: Texts) -> dict[str, Any]:
-    """Return the policy with the numbers of PaddleViT's RandAugment."""
+    """Return TRAIN.AUTO_AUGMENT with the magnitude and number of operations of PaddleViT's RandAugment."""
     switch, policy = "TRAIN.RAND_AUGMENT", "TRAIN.AUTO_AUGMENT"
     if switch not in context:
         return {}
@@ -66,11 +66,11 @@ def _rand_augment(context: Texts) -> dict[str, Any]:
         return {policy: f"rand-m{float(magnitude):g}-n{int(number)}-mstd0.5-inc1"}
     except (ValueError, TypeError):
         raise ConfigError(
-            f"{switch}_MAGNITUDE is {magnitude!r}, and {switch}_LAYERS {number!r}; both are numbers"
+            f"{switch}_MAGNITUDE is {magnitude!r}, and {switch}_LAYERS {number!r}; both must be numbers"
         ) from None
 
 
-# PaddleViT's keys that other settings replace. Values that no setting replaces are refused.
+# PaddleViT's keys that other settings replace. Values without a replacement are refused.
 _RAND_AUGMENT = Removed((), "set TRAIN.AUTO_AUGMENT=rand-m9-n2-mstd0.5-inc1", replace=_rand_augment)
 REPLACED = {
     "MODEL.ATTN_HEAD_SIZE": Removed(
@@ -81,19 +81,19 @@ REPLACED = {
     "TRAIN.RAND_AUGMENT": _RAND_AUGMENT,
     "TRAIN.RAND_AUGMENT_LAYERS": _RAND_AUGMENT,
     "TRAIN.RAND_AUGMENT_MAGNITUDE": _RAND_AUGMENT,
-    "TAG": Removed(("", "default"), "-name (NAME) gives the run's folder its whole name"),
+    "TAG": Removed(("", "default"), "set the whole name of the run's folder with -name (NAME)"),
 }
 
 
 def translate_layers(files: list[Layer], command_line: list[Layer]) -> Translated:
-    """Return the layers in our settings, and a note for each value that was translated."""
+    """Return the layers with our settings, and a note for each translated value."""
     files, deit = take_deit(files, command_line)
     layers, notes = [], []
     context: dict[str, Text] = {}
     for layer in [*files, *command_line]:
         _check_type(layer.texts, layer.origin)
         texts, lines = replace_words(rename(layer.texts, layer.origin), layer.origin, WORDS)
-        context |= texts  # a layer may have only one of several settings that are replaced together
+        context |= texts  # settings that are replaced together may be in different layers
         replacements = translate_removed(texts, context, layer.origin, removed=REPLACED)
         lines += [f"{layer.origin}: {key} is ignored: {IGNORED[key]}" for key in texts if key in IGNORED]
         texts = {key: text for key, text in texts.items() if key not in (*REPLACED, *IGNORED)} | replacements
@@ -103,7 +103,7 @@ def translate_layers(files: list[Layer], command_line: list[Layer]) -> Translate
 
 
 def rename(texts: dict[str, Text], origin: str) -> dict[str, Text]:
-    """Return the texts of a layer by our names of the settings."""
+    """Return a layer's texts under our setting names."""
     renamed: dict[str, Text] = {}
     written_as: dict[str, str] = {}
     for key, text in texts.items():
@@ -138,7 +138,7 @@ def _is_off(key: str, text: Text, origin: str) -> bool:
 
 
 def _check_type(texts: dict[str, Text], origin: str) -> None:
-    """Refuse another kind of model before anything else: otherwise its keys would be reported as unknown."""
+    """Refuse other kinds of model first, because otherwise their keys would be reported as unknown."""
     kind = texts.get("MODEL.TYPE", "vit")
     if not isinstance(kind, str) or kind.strip().lower() in SETTINGS["MODEL.TYPE"].choices:
         return
@@ -162,7 +162,7 @@ def _mlp_ratio(texts: dict[str, Text], origin: str) -> str:
     width_key = next((key for key in texts if RENAMED.get(key, key) == "MODEL.EMBED_DIM"), None)
     if width_key is None:
         raise ConfigError(f"{origin}: {_MLP_DIM} has no effect without {SECTION}.HIDDEN_SIZE; set both, or MLP_RATIO")
-    keys = (_MLP_DIM, width_key)  # which have the same bounds
+    keys = (_MLP_DIM, width_key)  # both have the bounds of MODEL.EMBED_DIM
     hidden, width = (convert(replace(SETTINGS["MODEL.EMBED_DIM"], key=key), texts[key], origin) for key in keys)
     # A ViT's MLP has int(width * ratio) units: one too few if the quotient was rounded down.
     ratio = hidden / width

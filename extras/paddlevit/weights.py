@@ -1,7 +1,7 @@
-"""PaddleViT's .pdparams files: a reader that executes nothing from the file, and the conversion of names to timm's.
+"""Reads PaddleViT's .pdparams files without executing anything from the file, and converts names to timm's.
 
-Such a file is a pickle, and a pickle may call any Python function by name. This reader allows only a few names and
-replaces even these by its own functions, because numpy's constructors trust the layout of a dtype in the file.
+Such a file is a pickle, and a pickle may call any Python function by name. This reader allows only a few names, and
+replaces even these with its own functions, because numpy's constructors trust the layout of a dtype in the file.
 """
 
 import pickle
@@ -35,7 +35,7 @@ def read_pdparams(path: Path) -> dict:
 
 
 class _Reader(pickle._Unpickler):  # the C unpickler can allocate 64 GiB for a file of 9 bytes with a large memo index
-    """An unpickler that resolves the names that numpy and Paddle write, and refuses all others."""
+    """An unpickler that accepts the names that numpy and Paddle write, and refuses all others."""
 
     def find_class(self, module: str, name: str):
         # Pickle protocol 2 uses Python 2's module names, and numpy 2 renamed numpy.core.
@@ -84,7 +84,7 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 def _eval(code: str, names: dict | None = None) -> _Array:
-    """Return the array of eval('data', {'data': array}), as some versions of Paddle write tensors. Nothing is evaluated."""
+    """Return the array of eval('data', {'data': array}). Some versions of Paddle write this. Nothing is evaluated."""
     is_tensor = code == "data" and isinstance(names, dict) and list(names) == ["data"]
     if not is_tensor or not isinstance(names["data"], _Array):
         raise Refusal(f"eval of {code!r}")
@@ -142,13 +142,13 @@ NAMES = {
     "pre_logits.fc": ("classifier.0",),  # a hidden layer before classifier.3, in models trained from scratch in 2021
 }
 TO_TIMM = {name.removeprefix("encoder."): timm for timm, names in NAMES.items() for name in names}
-# Paddle stores the weight of a Linear as [in, out], torch as [out, in]. They are listed by name because shapes with
-# in = out do not show the order.
+# Paddle stores the weight of a Linear as [in, out], torch as [out, in]. These weights are listed by name, because a
+# square shape does not show the order.
 LINEAR = re.compile(r"(.*\.(attn\.qkv|attn\.proj|mlp\.fc1|mlp\.fc2)|head|head_dist|pre_logits\.fc)\.weight")
 
 
 def read_paddle_weights(path: Path) -> Weights:
-    """Read PaddleViT's weights of a ViT or DeiT, of any version, under timm's names."""
+    """Read PaddleViT's ViT or DeiT weights, of any PaddleViT version, and return them under timm's names."""
     arrays, key = weights_of(read_pdparams(path), path)
     state = {}
     for paddle_name, array in arrays.items():

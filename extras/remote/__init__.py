@@ -1,1 +1,1 @@
-"""Shards on a server: their tars are pulled into a bounded cache on this machine, and read there."""
+"""Shards on a server: downloads their tars into a cache of limited size on this machine, and reads them there."""

@@ -1,7 +1,7 @@
-"""A folder of shards on a server, by fsspec: its address, its listing, and bytes of its files.
+"""Access to a folder of shards on a server through fsspec: its address, its listing, and the bytes of its files.
 
-Each request is repeated while the server fails, for a limited time. fsspec's own file caches are not used: they write to the
-final name, so that a killed download counts as whole, and they know no limit.
+A failed request is retried for a limited time. fsspec's own file caches are not used: they write to the final name, so
+that a killed download looks complete, and their size has no limit.
 """
 
 import asyncio
@@ -18,28 +18,28 @@ from urllib.parse import unquote
 from utils.errors import DataError, needing
 from utils.text import format_bytes, redacted
 
-MAX_TARS, MAX_BRACES = 200_000, 20  # of a URL
+MAX_TARS, MAX_BRACES = 200_000, 20  # in a URL
 BRACES = re.compile(r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
-BLOCK = 16 << 20  # bytes of a request: what is lost when a connection breaks
+BLOCK = 16 << 20  # bytes per request; a broken connection loses at most this much
 SECONDS_TO_CONNECT, SECONDS_OF_SILENCE = 10.0, 30.0
-PATIENCE = 120.0  # seconds for which a request that fails is repeated before the run ends
-SHORTEST_LIMIT = 60.0  # seconds
-MOST_OF_A_TAR, MOST_OF_ANOTHER = 2**32, 2**28  # bytes of an answer: some servers send without end
-SECONDS_TO_FIND = 3.0  # for which a server is looked for that has never answered: mostly its name is mistyped
-FIRST_WAIT, LONGEST_WAIT = 0.05, 15.0  # seconds between tries, doubled from one to the next
+PATIENCE = 120.0  # seconds for which a failing request is retried before the run ends
+SHORTEST_LIMIT = 60.0  # seconds; a request always gets at least this long in total
+MOST_OF_A_TAR, MOST_OF_ANOTHER = 2**32, 2**28  # largest response in bytes, because some servers never stop sending
+SECONDS_TO_FIND = 3.0  # timeout for a server that has never answered; usually its name is mistyped
+FIRST_WAIT, LONGEST_WAIT = 0.05, 15.0  # seconds between tries; the wait doubles each time
 PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs"}
-# Classes of aiohttp, botocore and ssl by their names: none of these is imported for the other.
+# Error classes of aiohttp, botocore and ssl, by name, so that none of these packages needs to be imported.
 NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}
 NO_CREDENTIALS |= {"SSOError", "TokenRetrievalError", "ConfigParseError", "ConfigNotFound", "InvalidConfigError"}
 NO_CONNECTION = {"ClientConnectorError", "EndpointConnectionError", "gaierror", "ConnectionRefusedError"}
-# Of certificates, malformed names, and redirects that lead elsewhere or have no end.
+# Errors that a retry cannot fix: bad certificates, malformed names, redirects to other schemes, redirect loops.
 LASTING = {"ClientSSLError", "ClientConnectorCertificateError", "SSLError", "SSLCertVerificationError"}
 LASTING |= {"ParamValidationError", "InvalidURL", "NonHttpUrlClientError", "ValueError", "RecursionError"}
-TRANSIENT_STATUS = {408, 421, 425, 429}  # of those below 500
-# What s3fs makes of answers that no other try changes: another region, a malformed request or name.
+TRANSIENT_STATUS = {408, 421, 425, 429}  # status codes below 500 that are worth a retry
+# errno values from s3fs that a retry cannot fix: another region, a malformed request, a malformed name.
 LASTING_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EPERM, getattr(errno, "EREMCHG", errno.EINVAL)}
-# What to do, over HTTP and for S3.
+# Remedies: the first for HTTP, the second for S3.
 CREDENTIALS = (
     "if it needs a password, put it into the file ~/.netrc; if not, ask who runs the server",
     "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket FSSPEC_S3_ANON=true",
@@ -52,14 +52,14 @@ T = TypeVar("T")
 
 
 class Address(NamedTuple):
-    """The folder on the server, and the names of the tars in it; None: those that the server lists."""
+    """The folder on the server and the names of its tars; None means all tars that the server lists."""
 
     folder: str
     names: list[str] | None
 
 
 def parse_address(url: str) -> Address:
-    """`https://server/{train-{000000..000146},val-{00..06}}.tar`, one tar, or a folder."""
+    """Parse the URL of a folder, a tar, or several tars: `https://server/{train-{000000..000146},val-{00..06}}.tar`."""
     before = url.partition("{")[0]
     if before == url and not url.lower().endswith(".tar"):
         return Address(url.rstrip("/"), None)
@@ -67,71 +67,69 @@ def parse_address(url: str) -> Address:
     names = [] if url.count("{") > MAX_BRACES else list(itertools.islice(expand(url[len(folder) + 1 :]), MAX_TARS + 1))
     if len(names) > MAX_TARS or url.count("{") > MAX_BRACES:
         raise DataError(
-            f"DATA.DATA_PATH: {url} means more than {MAX_TARS:,} tars, or has over {MAX_BRACES} braces; name fewer"
+            f"DATA.DATA_PATH: {url} expands to more than {MAX_TARS:,} tars, or has over {MAX_BRACES} braces; name fewer"
         )
     names = sorted(set(names))
     for name in names or [url]:
         if not name.lower().endswith(".tar") or ".." in name.split("/") or set("{}") & set(name):
             raise DataError(
-                f"DATA.DATA_PATH: {url} means {name!r}, which is no .tar below {folder}; write for example "
+                f"DATA.DATA_PATH: {url} expands to {name!r}, which is not a .tar below {folder}; write for example "
                 "train-{000000..000146}.tar"
             )
     return Address(folder, names)
 
 
 def expand(pattern: str) -> Iterator[str]:
-    """The texts that a pattern means: {000..146} is a range with leading zeros, {train,val} a choice that may hold ranges."""
+    """Yield the expansions of a pattern: {000..146} is a range with leading zeros, {train,val-{0..9}} a choice."""
     braces = BRACES.search(pattern)
     if braces is None:
         yield pattern
         return
     choices: Iterable[str] = braces[1].split(",")
     if numbers := NUMBERS.fullmatch(braces[1]):
-        first, last = (int(each[:18]) for each in numbers.groups())  # as many are too many already
+        first, last = (int(each[:18]) for each in numbers.groups())  # 18 digits already exceed MAX_TARS
         choices = (f"{number:0{len(numbers[1])}d}" for number in range(first, last + 1))
     for choice in choices:
         yield from expand(f"{pattern[: braces.start()]}{choice}{pattern[braces.end() :]}")
 
 
-# --- what goes wrong ---
+# --- errors ---
 
 
 class ShortAnswerError(Exception):
-    """A server sent fewer bytes than were asked of it."""
+    """An error for a response with fewer bytes than requested."""
 
 
 class NotThereError(DataError):
-    """There is no such file or folder, or it may not be read."""
+    """An error for a file or folder that does not exist or may not be read."""
 
 
 class Trouble(NamedTuple):
-    """A failed request: what to tell the user, without credentials, and whether another try would fail as well."""
+    """A failed request: the message for the user, without credentials, and whether a retry would fail as well."""
 
     words: str
     remedy: str
     lasts: bool
-    kind: type[DataError] = DataError  # to raise
+    kind: type[DataError] = DataError  # the exception to raise
 
 
 def judge(error: BaseException, scheme: str) -> Trouble:
-    """Tell what a library's error means."""
+    """Return the message, remedy and kind of a library's error."""
     if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # fsspec calls each failure to get the size of a file this
+        error = error.__cause__  # fsspec raises FileNotFoundError for every failure to get the size of a file
     names, status = {each.__name__ for each in type(error).__mro__}, _status_of(error)
     words = redacted(f"{type(error).__name__}: {error}".rstrip(": ").replace("\n", " "))
     if names & NO_CREDENTIALS or isinstance(error, PermissionError) or status in (401, 403):
         return Trouble(f"access is denied ({words})", CREDENTIALS[scheme == "s3"], True, NotThereError)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return Trouble(
-            f"it is not there ({words})", "check the names in DATA.DATA_PATH (-data_path)", True, NotThereError
-        )
+        return Trouble(f"not found ({words})", "check the names in DATA.DATA_PATH (-data_path)", True, NotThereError)
     is_refused = status is not None and status < 500 and status not in TRANSIENT_STATUS
     lasts = is_refused or isinstance(error, OSError) and error.errno in LASTING_ERRNO or bool(names & LASTING)
     return Trouble(words, ADDRESS[scheme == "s3"], lasts)
 
 
 def _status_of(error: BaseException) -> int | None:
-    """The status that a server answered with, as aiohttp and botocore say it."""
+    """Return the HTTP status in an error of aiohttp or botocore."""
     answer = getattr(error, "response", None)
     if isinstance(answer, dict):
         return answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -142,61 +140,61 @@ def _status_of(error: BaseException) -> int | None:
 
 
 class ListedFile(NamedTuple):
-    """A file or folder of a listing. `size` and `version` are None where the listing does not say them."""
+    """A file or folder of a listing. `size` and `version` are None if the listing does not include them."""
 
-    name: str  # without the folder's
+    name: str  # without the folder
     is_folder: bool
     size: int | None = None
     version: str | None = None
 
 
 class Server:
-    """The folder at `url`. Threads and forked processes may share one: fsspec keeps connections of each process."""
+    """The folder at `url`. Threads and forked processes may share it, because fsspec keeps connections per process."""
 
     def __init__(self, url: str, patience: float, say: Callable[[str], None]):
-        """`patience`: seconds for which a request is repeated; `say` is told of the first failures."""
+        """`patience`: seconds for which a request is retried. `say` gets a line about the first failures."""
         self.url, self.patience, self.say = url.rstrip("/"), patience, say
         self.scheme = url.partition("://")[0]
         self._num_failed, self._has_answered = 0, False
         self._options = self._make_options()
 
     def __getstate__(self) -> dict:
-        return self.__dict__ | {"say": str, "_options": None}  # in another process nothing is said
+        return self.__dict__ | {"say": str, "_options": None}  # other processes print nothing
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self._options = self._make_options()  # which name a class that is made here
+        self._options = self._make_options()  # they contain a local class, which cannot be pickled
 
     def url_of(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url
 
     def listing(self, folder: str = "") -> list[ListedFile]:
-        """The files and folders in a folder."""
+        """Return the files and folders in a folder."""
         url = self.url_of(folder) + "/"
         found = []
         for each in self._request(url, lambda files: files.ls(url, detail=True)):
             name = each["name"].rstrip("/").rpartition("/")[2]
             name, no_file = (name, "/") if self.scheme == "s3" else (unquote(name), "/?#")
-            # It becomes the name of a file here, and must not lead out of the cache.
+            # The name becomes a file name here, and must not lead out of the cache.
             if not name.startswith(".") and not set(no_file) & set(name):
                 found.append(ListedFile(name, each["type"] == "directory", each.get("size"), _version_of(each)))
         return found
 
     def describe(self, name: str) -> ListedFile:
-        """Size and version of a file."""
+        """Return the size and version of a file."""
         info = self._request(self.url_of(name), lambda files: files.info(self.url_of(name)))
         if info.get("size") is None:
-            raise DataError(f"{self.url_of(name)}: the server does not tell its size; use another server")
+            raise DataError(f"{self.url_of(name)}: the server does not report the file's size; use another server")
         return ListedFile(name, False, info["size"], _version_of(info))
 
     def read(self, name: str) -> bytes:
-        """A small file."""
+        """Return the contents of a small file."""
         return self._request(self.url_of(name), lambda files: files.cat_file(self.url_of(name)))
 
     def copy(self, name: str, size: int, file: BinaryIO, since: float | None = None) -> None:
-        """Write a file of this size, in requests of BLOCK bytes, which are repeated one by one.
+        """Download a file of this size in requests of BLOCK bytes. Each request is retried separately.
 
-        `since`: when waiting for it began, by time.monotonic(): who has waited for another process has spent that patience.
+        `since`: the time.monotonic() when the wait for this file began, if the caller has waited for another process.
         """
         url = self.url_of(name)
         while (start := file.tell()) < size:
@@ -204,23 +202,23 @@ class Server:
 
             def read(files: Any, start: int = start, end: int = end) -> bytes:
                 data = files.cat_file(url, start=start, end=end)
-                if len(data) == size:  # also the answer of a server that knows no ranges
+                if len(data) == size:  # a server without range requests sends the whole file
                     return data[start:]
                 if len(data) != end - start:
-                    raise ShortAnswerError(f"{len(data):,} of {end - start:,} bytes from byte {start:,} on")
+                    raise ShortAnswerError(f"received {len(data):,} of {end - start:,} bytes from offset {start:,}")
                 return data
 
             file.write(self._request(url, read, since))
             since = None
 
     def _request(self, url: str, task: Callable[[Any], T], since: float | None = None) -> T:
-        """The task's result, tried again while that may help; DataError with the URL and the remedy otherwise."""
+        """Return the task's result. Retry while that may help; then raise DataError with the URL and the remedy."""
         import fsspec
 
         start, wait = time.monotonic() if since is None else since, FIRST_WAIT
         while True:
             try:
-                found = task(fsspec.filesystem(self.scheme, **self._options))  # of this process, made anew after a fork
+                found = task(fsspec.filesystem(self.scheme, **self._options))  # per process, new after a fork
                 self._has_answered = True
                 return found
             except Exception as error:
@@ -243,12 +241,12 @@ class Server:
             __import__(package)
         silence = min(SECONDS_OF_SILENCE, self.patience)
         if self.scheme == "s3":
-            # One try of botocore, as tries are counted here; s3fs has five of its own, within two seconds.
+            # botocore tries once, because this class retries. By default s3fs tries five times within two seconds.
             limits = {"connect_timeout": SECONDS_TO_CONNECT, "read_timeout": silence}
             return {"config_kwargs": limits | {"retries": {"total_max_attempts": 1}}, "use_listings_cache": False}
         import aiohttp
 
-        most = max(self.patience, SHORTEST_LIMIT)  # of a request: some servers send a byte every few seconds
+        most = max(self.patience, SHORTEST_LIMIT)  # per request, because some servers send a byte every few seconds
         timeout = aiohttp.ClientTimeout(total=most, sock_connect=SECONDS_TO_CONNECT, sock_read=silence)
         headers = {"Accept-Encoding": "identity"}
         return {
@@ -264,12 +262,12 @@ class Server:
 
 @functools.lru_cache
 def response_class(seconds: float) -> type:
-    """Make aiohttp's class of answers wait so long for the headers, and read no more than such an answer can have."""
+    """Return a response class for aiohttp that waits `seconds` for the headers and limits the size of the body."""
     import aiohttp
 
     class Response(aiohttp.ClientResponse):
         async def start(self, connection: Any) -> aiohttp.ClientResponse:
-            async with asyncio.timeout(seconds):  # some servers send headers without end, so that none is silence
+            async with asyncio.timeout(seconds):  # endless headers never trigger the read timeout
                 return await super().start(connection)
 
         async def read(self) -> bytes:
@@ -279,7 +277,7 @@ def response_class(seconds: float) -> type:
                 content += chunk
                 if len(content) > most:
                     self.close()
-                    raise ValueError(f"an answer of more than {format_bytes(most)}")
+                    raise ValueError(f"a response of more than {format_bytes(most)}")
             return bytes(content)
 
         async def text(self, encoding: str | None = None, errors: str = "replace") -> str:

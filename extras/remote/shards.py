@@ -1,8 +1,8 @@
-"""`shards` at a URL: whole tars are pulled into a bounded folder, shared by all processes of a host, and read there.
+"""`shards` at a URL: downloads whole tars into a cache of limited size, which all processes of a host share.
 
-A file's name holds the version of the tar, so what is there under its name is right and whole. A tar is written under the
-name `.NAME.part`, locked, and renamed: what is left of a killed process is written anew. A process that reads a tar while
-another drops it keeps reading, since it has opened it.
+A file's name contains the version of the tar, so a file under its final name is current and complete. A tar is written
+to a locked file `.NAME.part` and then renamed; the partial file of a killed process is overwritten. A process can read
+on while another process deletes the tar, because it has opened the file.
 """
 
 import contextlib
@@ -41,32 +41,32 @@ from utils.errors import ConfigError, DataError, cause_of
 from utils.files import free_bytes, locked, names_in, replacing, sync
 from utils.text import format_bytes, format_bytes_apart
 
-NUM_REQUESTS = 32  # at once, for sizes
-NUM_SCANS = 4  # tars that are pulled at once for the index
-NUM_PULLERS = 4  # threads of each process that pull tars ahead, a tar each
-MOST_AHEAD = 256  # tars
-SHARE_AHEAD = 0.8  # of the cache's limit: what other tars, of validation for example, leave
-SHARE_OF_DISK = 0.8  # of what is free, beside what the cache has already
-PART = ".part"  # ending of what is not whole yet
-VERSION_DIGITS = 12  # of a hash, in the names of files
+NUM_REQUESTS = 32  # concurrent requests for sizes
+NUM_SCANS = 4  # tars that are downloaded concurrently for the index
+NUM_PULLERS = 4  # prefetch threads per process; each downloads one tar at a time
+MOST_AHEAD = 256  # tars to prefetch
+SHARE_AHEAD = 0.8  # of the cache's limit; the rest is for other tars, such as validation
+SHARE_OF_DISK = 0.8  # of the free disk space and the space that the cache already uses
+PART = ".part"  # ending of incomplete files
+VERSION_DIGITS = 12  # digits of the hash in file names
 
 
 def read_remote_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
-    """Training and validation shards, or all shards and None, from the server at DATA.DATA_PATH."""
+    """Return training and validation shards, or all shards and None, from the server at DATA.DATA_PATH."""
     folder = ServerFolder(config, say)
     try:
         train, val = read_from(folder, config)
     except OSError as error:
         raise DataError(
             f"DATA.CACHE_PATH: the cache of {folder.title} in {folder.cache.folder} cannot be used ({cause_of(error)}); "
-            "set it to a writable folder with room"
+            "set it to a writable folder with free space"
         ) from error
     folder.check_limit(train if train is not None else val)
     return train, val
 
 
 class TarCache:
-    """The tars of one server's folder, of which at most `limit` bytes are kept."""
+    """A cache of at most `limit` bytes for the tars of one folder on a server."""
 
     def __init__(self, folder: Path, server: Server, limit: int = 0):
         self.folder, self.server, self.limit = folder, server, limit
@@ -75,21 +75,21 @@ class TarCache:
         return self.folder / f"{tar.name[: -len('.tar')]}.{tar.version:0{VERSION_DIGITS}x}.tar"
 
     def holds(self, tar: ShardTar) -> bool:
-        """Whether the tar is there, and not short after a crash of the machine."""
+        """Return whether the tar is cached with its full size. After a crash of the machine it may be short."""
         try:
             return self.path(tar).stat().st_size == tar.size
         except FileNotFoundError:
             return False
 
     def use(self, tar: ShardTar) -> None:
-        """Note that the tar is needed: those that were needed longest ago are dropped first."""
+        """Mark the tar as used: the least recently used tars are deleted first."""
         with contextlib.suppress(OSError):
             os.utime(self.path(tar))
 
     def pull(self, tar: ShardTar, check: Callable[[Path], None] = lambda path: None, waits: bool = True) -> bool:
-        """Make sure that the tar is here. `check` raises DataError if a file is not this tar.
+        """Download the tar unless it is cached. `check` raises DataError if a file is not this tar.
 
-        Unless it `waits`, returns False if another process is pulling it.
+        If another process is downloading it, wait for that process, or return False if `waits` is False.
         """
         path, since = self.path(tar), time.monotonic()
         part = path.with_name(f".{path.name}{PART}")
@@ -100,7 +100,7 @@ class TarCache:
                     if file is None:
                         return False
                     if not self.holds(tar):
-                        file.truncate(tar.size)  # so that it counts as that for others who make room
+                        file.truncate(tar.size)  # so that other processes that free space count its full size
                         self.make_room()
                         try:
                             self.server.copy(tar.name, tar.size, file, since)
@@ -112,13 +112,13 @@ class TarCache:
                         os.replace(part, path)
         except OSError as error:
             raise DataError(
-                f"{self.server.url_of(tar.name)} cannot be kept in {self.folder} ({cause_of(error)}); set DATA.CACHE_PATH "
-                "to a folder with room, or DATA.REMOTE_CACHE_GB to less"
+                f"{self.server.url_of(tar.name)} cannot be cached in {self.folder} ({cause_of(error)}); set "
+                "DATA.CACHE_PATH to a folder with free space, or lower DATA.REMOTE_CACHE_GB"
             ) from error
         return True
 
     def files(self) -> dict[Path, os.stat_result]:
-        """The files of all tars here, and of those that are being pulled."""
+        """Return the files of all cached tars, and of the tars that are being downloaded."""
         found = {}
         for path in self.folder.rglob("*"):
             if path.name.endswith((".tar", f".tar{PART}")):
@@ -130,7 +130,7 @@ class TarCache:
         return sum(each.st_size for each in self.files().values())
 
     def make_room(self) -> None:
-        """Drop what was needed longest ago until the limit is kept."""
+        """Delete the least recently used tars until the cache is within its limit."""
         found = self.files()
         total = sum(each.st_size for each in found.values())
         for path in sorted(found, key=lambda path: found[path].st_mtime_ns):
@@ -139,7 +139,7 @@ class TarCache:
                 total -= found[path].st_size
 
     def remove_left(self) -> None:
-        """Remove parts that no process is writing."""
+        """Remove partial files that no process is writing."""
         for part in (path for path in self.files() if path.suffix == PART):
             with contextlib.suppress(OSError), locked(part) as file:
                 if file is not None:
@@ -152,9 +152,9 @@ def _order_of(images: ShardImages, seed: int, epoch: int) -> GroupedShuffle:
 
 
 class ServerFolder(ShardFolder):
-    """A folder on a server. Threads of each process of a host pull the next tars of the epoch, and share the work:
+    """A folder on a server. Each process has threads that prefetch the next tars of the epoch.
 
-    a tar that another process is pulling is passed over. Nothing waits for these threads or depends on them.
+    They skip a tar that another process of the host is downloading. Nothing waits for these threads or depends on them.
     """
 
     drops_tars = True
@@ -170,14 +170,14 @@ class ServerFolder(ShardFolder):
         self._listed: set[str] = set()
         self._scans = threading.Semaphore(NUM_SCANS)
         self._lock, self._num_threads = threading.Lock(), 0
-        self._next: list[tuple[ShardTar, bytes]] = []  # to be pulled with their checksums, the last one first
+        self._next: list[tuple[ShardTar, bytes]] = []  # tars to prefetch, with their checksums; the last one is next
         self._aim: tuple[int, int, int] | None = None
 
     def __getstate__(self) -> dict:
-        """The folder for a loader process, without what belongs to this one."""
+        """Return the state for a loader process, without this process's locks."""
         return self.__dict__ | {"_scans": None, "_lock": None}
 
-    # --- what is on the server ---
+    # --- listing the server ---
 
     def find_tars(self) -> dict[str, list[ShardTar]]:
         listed = self._list() if self._names is None else [ListedFile(name, False) for name in self._names]
@@ -188,7 +188,7 @@ class ServerFolder(ShardFolder):
             version = hashlib.sha256(f"{file.size} {file.version}".encode()).hexdigest()[:VERSION_DIGITS]
             found[part_of(file.name)].append(ShardTar(file.name, file.size, int(version, 16)))
         if self._names and not {name.lower() for name in found} & {*TRAIN_NAMES, *VAL_NAMES}:
-            found = {TRAIN_NAMES[0]: sum(found.values(), [])}  # they were named one by one, whatever they are called
+            found = {TRAIN_NAMES[0]: sum(found.values(), [])}  # the URL names each tar; their names may have no part
         parts = choose_parts(found)
         self._make_room([tar for name in (parts.train, parts.val) if name for tar in found[name]])
         return found
@@ -197,29 +197,29 @@ class ServerFolder(ShardFolder):
         return file if file.size is not None else self.server.describe(file.name)
 
     def _list(self) -> list[ListedFile]:
-        """The tars of the folder, and of the folders in it that are named like a part."""
+        """Return the tars of the folder, and of its subfolders that are named like a part (train, val)."""
         try:
             here = self.server.listing()
             below = [each.name for each in here if each.is_folder and each.name.lower() in (*TRAIN_NAMES, *VAL_NAMES)]
             here += [each._replace(name=f"{name}/{each.name}") for name in below for each in self.server.listing(name)]
         except NotThereError as error:
             raise DataError(
-                f"{error}. A web server that lists no folders needs the names: -data_path "
+                f"{error}. If the web server does not list folders, name the tars: -data_path "
                 f"'{self.title}/{{train-{{000000..000146}},val-{{000000..000006}}}}.tar'"
             ) from None
         self._listed = {each.name for each in here}
         return [each for each in here if not each.is_folder and each.name.lower().endswith(".tar")]
 
     def _make_room(self, tars: list[ShardTar]) -> None:
-        """Settle how much the cache may hold: DATA.REMOTE_CACHE_GB, or not set all tars, if the disk has room for them."""
+        """Set the cache's limit: DATA.REMOTE_CACHE_GB, or by default the size of all tars if the disk has the space."""
         self.cache.remove_left()
         free, total = free_bytes(self.cache.folder), sum(tar.size for tar in tars)
         held = sum(tar.size for tar in tars if self.cache.holds(tar))
         limit = min(total / SHARE_AHEAD, SHARE_OF_DISK * (free + self.cache.size()))
         self.cache.limit = int(limit if self._limit_gb is None else self._limit_gb * 1e9)
         self.notes = [
-            f"{self.title}: {format_bytes(held)} of {format_bytes(total)} are in {self.cache.folder}, which may hold "
-            f"{format_bytes(self.cache.limit)}; free there: {format_bytes(free)}"
+            f"{self.title}: {format_bytes(held)} of {format_bytes(total)} are cached in {self.cache.folder}; "
+            f"cache limit: {format_bytes(self.cache.limit)}, free disk space: {format_bytes(free)}"
         ]
 
     def classes(self) -> str | None:
@@ -229,7 +229,7 @@ class ServerFolder(ShardFolder):
 
     @contextlib.contextmanager
     def _unless_absent(self, name: str) -> Iterator[None]:
-        """Pass over a file that is not there. S3 denies access to such a file; one that the server lists is there."""
+        """Ignore a missing file. S3 reports it as denied, so raise the error only if the server lists the file."""
         try:
             yield
         except NotThereError:
@@ -239,7 +239,7 @@ class ServerFolder(ShardFolder):
     # --- the index ---
 
     def known_tables(self, paths: Sequence[Path], part: str) -> list[ShardTable]:
-        """The indexes here, and that of the server, which knows its tars by size: they are compared when they are pulled."""
+        """Return the local indexes and the server's. The server's knows tars by size: `pull` compares checksums."""
         known, name = super().known_tables(paths, part), f"{part}{ENDING}"
         if self._names or name in self._listed:
             with self._unless_absent(name):
@@ -248,7 +248,7 @@ class ServerFolder(ShardFolder):
                 with replacing(copy, shared=True) as file:
                     self.server.copy(name, self.server.describe(name).size, file)
                 known += super().known_tables([copy], part)
-                copy.unlink()  # which stays mapped
+                copy.unlink()  # it stays mapped
         return known
 
     def load(self, tar: ShardTar, known: Sequence[ShardTable]) -> Shard:
@@ -265,7 +265,7 @@ class ServerFolder(ShardFolder):
     def open(self, tar: ShardTar, checksum: bytes = b"") -> Tar:
         while True:
             self._pull(tar, checksum)
-            with contextlib.suppress(FileNotFoundError):  # dropped for another
+            with contextlib.suppress(FileNotFoundError):  # deleted by another process
                 opened = Tar(self.cache.path(tar), self.title_of(tar))
                 self.cache.use(tar)
                 return opened
@@ -273,17 +273,17 @@ class ServerFolder(ShardFolder):
     def _pull(self, tar: ShardTar, checksum: bytes, waits: bool = True) -> None:
         def check(part: Path) -> None:
             if checksum and checksum_of(Tar(part)) != checksum:
-                for index in self.root.glob(f"*{ENDING}"):  # so that the next start asks the server for its index again
+                for index in self.root.glob(f"*{ENDING}"):  # so that the next start downloads the server's index again
                     index.unlink(missing_ok=True)
                 raise DataError(
-                    f"{self.title_of(tar)} is not the tar that its index describes; make the index anew on the server "
+                    f"{self.title_of(tar)} is not the tar that its index describes; rebuild the index on the server "
                     f"(remove {part_of(tar.name)}{ENDING}, or run make_shards.py again), and start again with -resume to continue"
                 )
 
         self.cache.pull(tar, check, waits)
 
     def will_read(self, images: ShardImages, seed: int, epoch: int, position: int) -> None:
-        """Pull the tars from this position on, and the first of the next epoch, each time that another one is begun."""
+        """At the start of each tar, prefetch the tars from this position on, and the first tars of the next epoch."""
         order = _order_of(images, seed, epoch)
         aim = (seed, epoch, int(order.groups_of(position, position + 1)[0]))
         if aim == self._aim:
@@ -295,12 +295,12 @@ class ServerFolder(ShardFolder):
         fitting = np.cumsum([tar.size for tar, _ in tars]) <= SHARE_AHEAD * self.cache.limit
         ahead = [each for each, fits in zip(tars, fitting, strict=True) if fits][::-1]
         for tar, _ in ahead:
-            self.cache.use(tar)  # so that none is dropped for another, and the last one rather than the next
+            self.cache.use(tar)  # so that other tars are deleted before these, and the next tar last of all
         with self._lock:
             self._next = ahead
             while self._num_threads < NUM_PULLERS:
                 self._num_threads += 1
-                # A daemon: the program's end does not wait for it.
+                # A daemon thread, so that the program can exit without waiting for it.
                 threading.Thread(target=self._pull_ahead, name="prefetch", daemon=True).start()
 
     def _pull_ahead(self) -> None:
@@ -310,12 +310,12 @@ class ServerFolder(ShardFolder):
                     self._num_threads -= 1
                     return
                 tar, checksum = self._next.pop()
-            # If it cannot be pulled, the process that needs it says why.
+            # If this download fails, the process that needs the tar reports the reason.
             with contextlib.suppress(DataError, OSError):
                 self._pull(tar, checksum, waits=False)
 
     def check_limit(self, images: ShardImages) -> None:
-        """ConfigError if the cache cannot hold the largest tars that DATA.SHUFFLE_BUFFER can mix at any time."""
+        """Raise ConfigError if the tars that DATA.SHUFFLE_BUFFER mixes at one time may exceed the cache's limit."""
         starts = images.table.starts if images.rows is None else np.searchsorted(images.rows, images.table.starts)
         counts = np.diff(starts)
         sizes = np.sort(images.table.tar_sizes[counts > 0])
@@ -323,7 +323,7 @@ class ServerFolder(ShardFolder):
         if (needed := int(sizes[::-1][:num_spanned].sum())) > self.cache.limit:
             needs, has = format_bytes_apart(needed, self.cache.limit)
             raise ConfigError(
-                f"DATA.REMOTE_CACHE_GB: the cache in {self.cache.folder} may hold {has}, but "
-                f"DATA.SHUFFLE_BUFFER ({images.shuffle_buffer:,}) mixes the images of tars of {needs}; raise "
-                "the one, lower the other, or set DATA.CACHE_PATH to a disk with more room"
+                f"DATA.REMOTE_CACHE_GB: the cache in {self.cache.folder} is limited to {has}, but "
+                f"DATA.SHUFFLE_BUFFER ({images.shuffle_buffer:,}) mixes images from {needs} of tars; raise "
+                "DATA.REMOTE_CACHE_GB, lower DATA.SHUFFLE_BUFFER, or set DATA.CACHE_PATH to a larger disk"
             )

@@ -103,6 +103,17 @@ def source_rows() -> Iterator[str]:
         yield f"| {title} | {row.sentence} | {row.split} | {own} |"
 
 
+def chinese_data_page() -> str:
+    """Return docs/zh/data.md with an English row for each data set that has none yet, to be translated later."""
+    text = (ROOT / "docs/zh/data.md").read_text(encoding="utf-8")
+    table = re.search(r"(?m)^\| 名称 \|.*\n(\|.*\n)*", text)
+    for name, row in SOURCES.items():
+        if f"`{name}`" not in table[0]:
+            link = f"[`{name}`](../data.md#{row.section or name})"
+            text = text[: table.end()] + f"| {link} | {row.sentence} | {row.split} |\n" + text[table.end() :]
+    return text
+
+
 def optimizer_rows() -> Iterator[str]:
     for name, row in TORCH_OPTIMIZERS.items():
         settings = ", ".join(f"`{each}`" for each in row.settings)
@@ -140,6 +151,7 @@ def _row(setting: Setting) -> str:
 PAGES = {
     "docs/settings.md": page,
     "docs/data.md": lambda: with_tables("docs/data.md", (("name", "data", "split", "own settings"), source_rows())),
+    "docs/zh/data.md": chinese_data_page,
     "docs/optimizers.md": lambda: with_tables(
         "docs/optimizers.md",
         (("torch's", "what it is", "settings", "usual learning rates per 256 images"), optimizer_rows()),

@@ -1,4 +1,4 @@
-"""Settings are read as if every extra were there, so that these tests pass where one was deleted."""
+"""Reads settings as if every extra were present, so that these tests pass even if an extra was deleted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The command line: every flag, -opts, -h, and what is mistyped."""
+"""The command line: every flag, -opts, -h, and mistyped flags."""
 
 import itertools
 import re
@@ -48,7 +48,7 @@ def test_false_and_zero_flags_still_override():
 
 def test_opts_may_be_repeated_anywhere():
     argv = ["-opts", "TRAIN.BASE_LR=0.1", "SAVE=a=b", "-amp", "-opts", "MODEL.FREEZE=[*, !fc.*]", "SEED=5"]
-    config = load_text("", "-eval", *argv).config  # a switch alone is on, whatever follows
+    config = load_text("", "-eval", *argv).config  # a switch without a value is on, whatever follows
     assert config.START.EVAL
     assert (config.TRAIN.BASE_LR, config.SAVE, config.SEED, config.AMP) == (0.1, "a=b", 5, True)
     assert config.MODEL.FREEZE == ("*", "!fc.*")
@@ -57,7 +57,7 @@ def test_opts_may_be_repeated_anywhere():
 @pytest.mark.parametrize(
     ("words", "value", "names"),
     [
-        ("-epochs 4 -epochs 3 -epochs 3", 3, ["-epochs", 4, 3]),  # as scripts/train_single.sh -epochs 3
+        ("-epochs 4 -epochs 3 -epochs 3", 3, ["-epochs", 4, 3]),  # as in scripts/train_single.sh -epochs 3
         ("-epochs 3 -epochs 3", 3, []),
         ("-opts TRAIN.NUM_EPOCHS=4 SEED=1 -opts TRAIN.NUM_EPOCHS=5", 5, ["-opts", "TRAIN.NUM_EPOCHS", 4, 5]),
         ("-opts TRAIN.NUM_EPOCHS=3 SEED=1 -epochs=3", 3, []),
@@ -89,7 +89,7 @@ def test_flags_of_other_trainers_suggest_existing_settings():
     arguments = (*SUPPORTED, *itertools.chain.from_iterable(UNSUPPORTED.values()))
     of_timm = [name.replace("-", "_") for each in arguments for name in (each.name, each.short) if name]
     typed = [name for names in (*ALIASES.values(), *NOT_HERE.values()) for name in names.split()]
-    assert len(typed + of_timm) == len({*typed, *of_timm}), "one name, one answer"
+    assert len(typed + of_timm) == len({*typed, *of_timm}), "a name must have only one answer"
     for words in (*ALIASES, *(each.setting for each in SUPPORTED)):
         if not words.startswith("-"):
             load_text("", "-opts", "SEED=0", *(word for word in words.split() if "=" in word))
@@ -116,5 +116,5 @@ def test_historic_paddlevit_command_is_understood():
     assert (config.START.EVAL, config.AMP, config.DATA.BATCH_SIZE, config.START.NGPUS) == (True, True, 32, 8)
     assert (config.DATA.DATA_PATH, config.MODEL.PRETRAINED) == ("/dataset/imagenet", "./vit_base_patch16_224")
     assert config.MODEL.NUM_CLASSES is None
-    for words in ("--local-rank=3", "--local_rank=3", "--local-rank 3"):  # a launcher's
+    for words in ("--local-rank=3", "--local_rank=3", "--local-rank 3"):  # the flag that a launcher passes
         assert load(shlex.split(f"{command} {words}")).config == config

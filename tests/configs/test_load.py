@@ -1,4 +1,4 @@
-"""Which value wins, what settings must be together, and the config that comes of them."""
+"""The precedence of values, settings that must be set together, and the resulting config."""
 
 import dataclasses
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""PaddleViT's settings are recognised, and what they need is imported for them alone."""
+"""PaddleViT's settings are recognised, and the modules for them are imported only then."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """Each recipe against its published script: rates, parameter groups, augmentation and loss.
 
-The figures here are read from the sources that the recipes name, and not from the recipes.
+The numbers here come from the sources that the recipes cite, not from the recipes.
 """
 
 import math
@@ -24,12 +24,12 @@ from tests.support.configs import meta_device
 from tests.support.extras import needing_extra
 from tests.support.runs import ROOT
 
-# What README_deit.md, README_revenge.md and main.py of DeiT say: the GPUs, and what the script is given or takes by default.
+# From README_deit.md, README_revenge.md and main.py of DeiT: the number of GPUs, and the script's arguments and defaults.
 DEFAULTS = {"batch": 256, "size": 224, "epochs": 300, "decay": 0.05, "drop_path": 0.1, "repeats": 3, "reprob": 0.25}
 DEFAULTS |= {"smoothing": 0.1, "aa": "rand-m9-mstd0.5-inc1", "color_jitter": 0.3, "crop_pct": 0.875}
 DEIT3 = {"gpus": 8, "epochs": 800, "reprob": 0.0, "smoothing": 0.0, "aa": "3a", "crop_pct": 1.0}
 FINETUNE = {"gpus": 8, "batch": 64, "epochs": 20, "decay": 0.1, "drop_path": 0.2, "repeats": 1, "reprob": 0.0}
-# lr: of the whole batch, so 5e-4 x batch / 512 without --unscale-lr.
+# lr: for the whole batch, so 5e-4 x batch / 512 without --unscale-lr.
 SCRIPTS = {
     "deit_tiny_patch16_224": {"gpus": 4, "lr": 5e-4 * 1024 / 512},
     "deit_small_patch16_224": {"gpus": 4, "lr": 5e-4 * 1024 / 512},
@@ -40,8 +40,8 @@ SCRIPTS = {
 }
 DEIT = {name: SimpleNamespace(**(DEFAULTS | given)) for name, given in SCRIPTS.items()}
 IMAGENET, CIFAR = 1_281_167, 50_000
-# Updates, those of them warm-up, rate, images, global batch: of configs/vit_s16_i1k.py, vit.py, augreg.py and common.py.
-# The updates are those of whole epochs of all images; the openings say how that differs.
+# Updates, warm-up updates, rate, images and global batch of configs/vit_s16_i1k.py, vit.py, augreg.py and common.py.
+# The updates are for whole epochs of all images. The comment at the top of each recipe explains the difference.
 COSINES = {
     "vit_small_patch16_224_90ep": (112_590, 10_000, 1e-3, IMAGENET, 1024),
     "vit_base_patch16_384_cifar10": (9_991, 500, 0.01, CIFAR, 512),
@@ -94,13 +94,13 @@ def test_deit_3_uses_lamb():
     config = recipe("deit3_base_patch16_192")
     optimizer = build_optimizer(config.TRAIN, torch.nn.Linear(2, 2))
     assert config.TRAIN.OPTIMIZER.NAME == "lamb"
-    for group in optimizer.param_groups:  # apex's FusedLAMB with main.py's --opt-eps
+    for group in optimizer.param_groups:  # like apex's FusedLAMB with main.py's --opt-eps
         assert (group["eps"], group["betas"], group["max_grad_norm"]) == (1e-8, (0.9, 0.999), 1.0)
     assert recipe("deit3_base_patch16_224_finetune").TRAIN.OPTIMIZER.NAME == "AdamW"
 
 
 def test_plain_vit_decays_only_big_vision_kernels():
-    """Its wd_mults name kernels only: of the patches, of attention and MLP, and of the classifier."""
+    """Its wd_mults name only kernels: those of the patch embedding, of attention and MLP, and of the classifier."""
     config = recipe("vit_small_patch16_224_90ep")
     with meta_device():
         model = build_model(config, 1000)
@@ -108,7 +108,7 @@ def test_plain_vit_decays_only_big_vision_kernels():
     decayed, kept = parameter_groups(config.TRAIN, model, dict(model.named_parameters()))
     kernels = {name for name, parameter in model.named_parameters() if name.endswith("weight") and parameter.ndim > 1}
     assert {names[id(each)] for each in decayed["params"]} == kernels
-    assert "pos_embed" not in {names[id(each)] for each in kept["params"]}  # fixed
+    assert "pos_embed" not in {names[id(each)] for each in kept["params"]}  # not trained
     assert not model.num_prefix_tokens and model.global_pool == "avg"  # no class token
 
 
@@ -123,7 +123,7 @@ def test_deit_augmentation_matches_timm_transform(name):
     assert (data.IMAGE_SIZE, data.train_interpolation, data.TRAIN_CROP) == (script.size, "bicubic", "rrc")
     assert data.HFLIP == train[1].p
     assert settings.AUTO_AUGMENT == script.aa
-    jitters = [each for each in train if type(each).__name__ == "ColorJitter"]  # none beside RandAugment
+    jitters = [each for each in train if type(each).__name__ == "ColorJitter"]  # none if RandAugment is used
     assert settings.COLOR_JITTER == (script.color_jitter if jitters else 0)
     assert (settings.RANDOM_ERASE_PROB, settings.RANDOM_ERASE_MODE) == (script.reprob, "pixel")
     assert settings.RANDOM_ERASE_COUNT == erasing.max_count
@@ -145,7 +145,7 @@ def test_plain_vit_augmentation_matches_big_vision():
     assert (train.AUTO_AUGMENT, train.MIXUP_ALPHA, train.CUTMIX_ALPHA) == ("rand-m10-n2-p1", 0.2, 0)
     assert train.MIXUP_GROUP is None
     assert (train.GRAD_CLIP, train.SMOOTHING, train.RANDOM_ERASE_PROB, train.MODEL_EMA) == (1.0, 0, 0, False)
-    assert train.WEIGHT_DECAY == pytest.approx(1e-4 / 1e-3)  # torch's AdamW multiplies it by the rate
+    assert train.WEIGHT_DECAY == pytest.approx(1e-4 / 1e-3)  # torch's AdamW multiplies the decay by the rate
 
 
 @pytest.mark.parametrize("name", [name for name in COSINES if "384" in name])
@@ -159,7 +159,7 @@ def test_fine_tuning_matches_the_jax_code(name):
 
 
 def published_deit3(logits, soft):
-    """engine.py of DeiT: with --bce-loss each class with a share counts in full."""
+    """From DeiT's engine.py: with --bce-loss, each class with a share counts fully."""
     return torch.nn.BCEWithLogitsLoss()(logits, soft.gt(0.0).type(soft.dtype))
 
 
@@ -177,7 +177,7 @@ def test_recipe_loss_matches_publication_for_mixed_targets(name):
     logits, targets = torch.linspace(-2, 3, 80, dtype=torch.float64).view(8, 10), torch.arange(8)
     mixup = Mixup(config.TRAIN.MIXUP_ALPHA, label_smoothing=smoothing, num_classes=10)
     _, soft = mixup(torch.zeros(8, 3, 2, 2), targets)
-    low = soft.min()  # what smoothing gives to every class
+    low = soft.min()  # the share that smoothing gives to every class
     share = (soft[0, targets[0]] - low) / (1 - 10 * low)
     ours = build_loss(config)(logits, Mixed(targets, targets.flip(0), share.repeat(8)))
     assert_close(ours, published(logits, soft.double()), atol=1e-6, rtol=1e-6)

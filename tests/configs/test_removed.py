@@ -1,4 +1,4 @@
-"""A setting, a value or a flag that a release removes is refused with its replacement. The rows here are made up."""
+"""A removed setting, value or flag is refused with its replacement. The table rows here are made up."""
 
 import pytest
 
@@ -18,7 +18,7 @@ GONE = "TRAIN.GONE"
 
 @pytest.fixture
 def gone(monkeypatch):
-    """TRAIN.GONE, of which 0 changes nothing, and 5 is TRAIN.SMOOTHING=0.5."""
+    """Add a removed setting TRAIN.GONE, whose value 0 had no effect, and whose value 5 is now TRAIN.SMOOTHING=0.5."""
 
     def replace(texts):
         return {"TRAIN.SMOOTHING": "0.5"} if str(texts[GONE]) == "5" else None

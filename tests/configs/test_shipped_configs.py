@@ -1,4 +1,4 @@
-"""Every YAML file in configs/ goes through the real command line and gives the model that its name says."""
+"""Every YAML file in configs/ passes through the real command line and gives the model in its name."""
 
 import itertools
 import re
@@ -24,7 +24,7 @@ MODELS = [
 
 @pytest.mark.parametrize("path", [*CONFIGS, *RECIPES], ids=lambda path: path.stem)
 def test_shipped_file_documents_itself_and_survives_saving(path, here):
-    """What a recipe trains is compared with its source in test_recipes.py."""
+    """test_recipes.py compares recipes with their sources."""
     opening = "".join(itertools.takewhile(lambda line: line.startswith("#"), path.open(encoding="utf-8")))
     assert "Expected accuracy: " in opening and "Time: " in opening
     assert path in CONFIGS or "# Source: https://" in opening
@@ -39,7 +39,7 @@ def test_shipped_file_documents_itself_and_survives_saving(path, here):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", MODELS)
 def test_shipped_file_gives_the_named_timm_model(path):
-    """The step runs on the meta device, where it costs nothing."""
+    """The step runs on the meta device, where it computes nothing."""
     config = load(["-cfg", str(path)]).config
     with meta_device():
         model = build_model(config, 1000)

@@ -1,4 +1,4 @@
-"""Text becomes values by the type in the schema, PyYAML's traps one by one, and comes back as text."""
+"""Text is converted to values by the type in the schema, for each of PyYAML's pitfalls, and converted back to text."""
 
 import functools
 import pickle
@@ -73,7 +73,7 @@ def test_number_outside_its_bounds_is_refused(key):
     assert default in (None, *SETTINGS[key].special) or convert(SETTINGS[key], to_text(default), "-opts") == default
 
 
-# A section of arguments (MODEL.KWARGS), whose types no schema knows.
+# A section of arguments (MODEL.KWARGS) whose types are not in the schema.
 @pytest.mark.parametrize("text", cases_of("texts_as_arguments"))
 def test_argument_reads_alike_and_survives_saving(text):
     in_file = load_text(f"MODEL: {{KWARGS: {{some_name: {text}}}}}") if text[0] != "(" else None

@@ -1,4 +1,4 @@
-"""Settings files: which BASE wins, and files that are not what they should be."""
+"""Settings files: the precedence of BASE files, and invalid files."""
 
 import shutil
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_file_without_settings_gives_the_defaults(text):
 def test_bases_load_depth_first_and_own_keys_win():
     write("SEED: 1\nDEVICE: cpu\nSAVE: one\nSAVE_FREQ: 1\n", "shared/one.yaml")
     write("BASE: one.yaml\nSEED: 2\nNAME: b\nSAVE: two\n", "shared/two.yaml")
-    write("BASE: shared/one.yaml\nSEED: 3\nNAME: c\n", "three.yaml")  # one file may be the base of two
+    write("BASE: shared/one.yaml\nSEED: 3\nNAME: c\n", "three.yaml")  # a file may be the BASE of two files
     loaded = load_text("BASE: [shared/two.yaml, '', three.yaml]\nSEED: 4\n")
     config = loaded.config
     assert (config.SEED, config.START.NAME, config.SAVE, config.SAVE_FREQ) == (4, "c", "one", 1)
@@ -36,7 +36,7 @@ def test_bases_load_depth_first_and_own_keys_win():
 def test_circular_base_files_are_named():
     write("BASE: b.yaml", "a.yaml")
     write("BASE: [./a.yaml]", "b.yaml")
-    for first in ("a.yaml", write("BASE: a.yaml")):  # x.yaml leads to the loop and is no part of it
+    for first in ("a.yaml", write("BASE: a.yaml")):  # x.yaml leads to the loop but is not part of it
         with refused(ConfigError, "BASE", "a.yaml -> b.yaml -> a.yaml"):
             load(["-cfg", first])
     with refused(ConfigError, "y.yaml -> y.yaml"):
@@ -82,7 +82,7 @@ def test_shipped_file_is_found_by_name_unless_shadowed(name):
 
 def test_missing_cfg_or_base_suggests_nearest_names(monkeypatch):
     write("", "mine/flowers.yaml")
-    for name in ("mine/flower.yaml", "qqqqqqqq", "./configs/vit_digits.yaml"):  # the last of another folder
+    for name in ("mine/flower.yaml", "qqqqqqqq", "./configs/vit_digits.yaml"):  # the last exists in another folder
         with refused(ConfigError):
             load(["-cfg", name])
     with refused(ConfigError):

@@ -1,4 +1,4 @@
-"""Image files as cameras, scanners and drawing programs write them, all of the same picture."""
+"""Files of the same picture as cameras, scanners and drawing programs write them."""
 
 import io
 
@@ -8,12 +8,12 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 BLOCK = 8
-# Six blocks of colours, no two alike, so that every turn shows: 24 x 16 pixels.
+# Six different blocks of colour, 24 x 16 pixels in total, so that every rotation and flip is visible.
 COLOURS = [[(250, 10, 10), (10, 250, 10), (10, 10, 250)], [(250, 250, 10), (10, 10, 10), (250, 250, 250)]]
 PICTURE = np.array(COLOURS, np.uint8).repeat(BLOCK, axis=0).repeat(BLOCK, axis=1)
 GREY = np.arange(0, 240, 5, dtype=np.uint8).reshape(6, 8)
 
-# What a camera that was held so has stored of the upright picture.
+# {EXIF orientation: the transform from the upright picture to the stored one}
 HELD = {
     1: None,
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -43,7 +43,7 @@ def encoded(image: Image.Image | np.ndarray, form: str, **options) -> bytes:
 
 
 def photo(form: str, orientation: int = 1) -> bytes:
-    """PICTURE as a camera stores it that is held in one of the eight ways."""
+    """Return PICTURE as a camera with this orientation stores it."""
     exif, image = Image.Exif(), Image.fromarray(PICTURE)
     exif[0x010F], exif[0x0112] = "maker", orientation
     return encoded(image.transpose(HELD[orientation]) if orientation > 1 else image, form, exif=exif)
@@ -56,7 +56,7 @@ XMP = {
 
 
 def edited_photo(form: str, orientation: int, style: str = "attribute", exif: Image.Exif | None = None) -> bytes:
-    """PICTURE as a camera stores it that is held in one of the eight ways, which only the XMP data says."""
+    """Return PICTURE as a camera with this orientation stores it, with the orientation only in the XMP data."""
     image = Image.fromarray(PICTURE)
     image = image if HELD.get(orientation) is None else image.transpose(HELD[orientation])
     text, options = XMP[style].format(orientation), {"exif": exif} if exif else {}
@@ -71,12 +71,12 @@ def edited_photo(form: str, orientation: int, style: str = "attribute", exif: Im
 
 
 def grey_16_bits(form: str) -> bytes:
-    """GREY in 16 bits, with something in the lower eight."""
+    """Return GREY in 16 bits, with noise in the lower eight."""
     return encoded(GREY.astype(np.uint16) * 257 + 100, form)
 
 
 def hidden_colours(mode: str, form: str) -> bytes:
-    """PICTURE, of which the upper half is transparent."""
+    """Return PICTURE with a transparent upper half."""
     alpha = np.repeat([0, 255], BLOCK).astype(np.uint8)[:, None].repeat(PICTURE.shape[1], axis=1)
     image = Image.fromarray(np.dstack([PICTURE, alpha]))
     if mode == "P":
@@ -85,7 +85,7 @@ def hidden_colours(mode: str, form: str) -> bytes:
 
 
 def animation(form: str) -> bytes:
-    """PICTURE in the middle of the first frame, whose border but for two corners is transparent; the second is black."""
+    """Return two frames: PICTURE with a border that is transparent except for two corners, then a black frame."""
     first = Image.new("RGBA", (40, 32))
     first.paste(Image.fromarray(PICTURE), (8, 8))
     for corner in ((0, 0), (39, 31)):

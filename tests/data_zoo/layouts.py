@@ -1,4 +1,4 @@
-"""Data sets as people have them on their disks: each function, or what it returns, makes one and returns its DATA_PATH."""
+"""Data sets as users have them. Each function, or the function it returns, makes one and returns its DATA_PATH."""
 
 import unicodedata
 from pathlib import Path
@@ -10,7 +10,7 @@ UNICODE = ["käfer", "mücke", "🐈"]
 
 
 def parts(*folders: str, names: list[str] = NAMES, count: int = 2):
-    """Folders with a folder for each class."""
+    """Make folders for train and val with a folder for each class."""
 
     def make(root: Path) -> Path:
         for number, folder in enumerate(folders):
@@ -21,7 +21,7 @@ def parts(*folders: str, names: list[str] = NAMES, count: int = 2):
 
 
 def flat(*names: str):
-    """A folder for each class, without parts."""
+    """Make a folder for each class, without train and val."""
     return parts("", names=list(names or NAMES), count=12)
 
 
@@ -98,7 +98,7 @@ def only_unread_endings(root: Path) -> Path:
 
 
 def of_csv(text: str, encoding: str = "utf-8", header: str = "image_path,target\n"):
-    """images/0.png ... and a CSV file with these lines."""
+    """Make images/0.png ... and a CSV file with these lines."""
 
     def make(root: Path) -> Path:
         for number in range(24):
@@ -114,7 +114,7 @@ def csv_lines(classes: list[str], separator: str = ",") -> str:
 
 
 def csv_parts(*names: str, overlap: int = 0):
-    """Files of 12 and 6 images each, of which `overlap` in the second are of the first."""
+    """Make files with 12 and 6 images; `overlap` images of the second are also in the first."""
 
     def make(root: Path) -> Path:
         of_csv("")(root)

@@ -1,4 +1,4 @@
-"""Files as cameras and scanners make them give the right pixels, or a clear error: read alone, cached, from shards."""
+"""Files from cameras and scanners give the right pixels or a clear error: read directly, cached, and from shards."""
 
 import io
 import sys
@@ -36,7 +36,7 @@ BACKGROUND = (51, 102, 153)
 
 
 def folder(root: Path, contents: dict[str, bytes]) -> Path:
-    """The files as the training images of two classes, and the first of them to validate."""
+    """Write the files as training images of two classes, and the first file of each as a validation image."""
     for part, names in (("train", contents), ("val", list(contents)[:1])):
         for name in ("ant", "bee"):
             (root / part / name).mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_exif_precedes_xmp_and_all_its_segments_count():
     content = edited_photo("JPEG", 8)
     start = content.index(b"\xff\xe1")
     segment = content[start : start + 2 + int.from_bytes(content[start + 2 : start + 4], "big")]
-    later = content.replace(segment, segment.replace(b'"8"', b'"3"') + segment)  # the last one counts
+    later = content.replace(segment, segment.replace(b'"8"', b'"3"') + segment)  # the last XMP segment counts
     assert np.array_equal(read(later, applies_exif=True), as_pillow_turns(later))
     whole = photo("JPEG", 6)
     start = whole.index(b"Exif\0\0")
@@ -206,7 +206,7 @@ def test_heif_photos_without_pillow_heif_are_reported(tmp_path, monkeypatch):
     train, val = load("imagefolder", root)
     assert len(train) == 2 and any(".heic 2" in note and "pip install pillow-heif" in note for note in val.notes)
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    in_shards, _ = load("shards", tmp_path / "shards")  # made elsewhere
+    in_shards, _ = load("shards", tmp_path / "shards")  # shards that another machine made
     assert len(in_shards) == 4
     with refused(ImageReadError, "pip install pillow-heif"):
         read_all(in_shards)
@@ -247,7 +247,7 @@ def test_cache_has_the_same_pixels_as_the_files(tmp_path):
     files |= {"alpha.png": hidden_colours("RGBA", "PNG"), "16.png": grey_16_bits("PNG"), "a.heic": photo("HEIF")}
     root = folder(tmp_path / "photos", files)
     says = cache.CacheProgress(say=lambda line: None, warn=lambda line: None)
-    for rules in ({}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": MEAN}, {}):  # no cache of other rules is used
+    for rules in ({}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": MEAN}, {}):  # each cache fits only its rules
         config = settings("imagefolder", root, CACHE="disk", CACHE_PATH=str(tmp_path / "cache"), **rules)
         from_files = load("imagefolder", root, **rules)
         cached = cache.cache_image_sets(config, from_files, says)[0]

@@ -1,4 +1,4 @@
-"""Each layout of the zoo is read right or refused by name: by the image sets themselves and by -check."""
+"""Each layout of the zoo is read correctly or refused by name, when loading and by -check."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.slow
 
 
 class Case(NamedTuple):
-    """What becomes of a data set: what is said of it stands in a page. `names`, `warns`: of -check."""
+    """The expected result for a data set. Its messages are on a page. `names`, `warns`: expected from -check."""
 
     make: Callable[[Path], Path]
     dataset: str = "imagefolder"
     classes: list[str] = zoo.NAMES
-    count: int | None = None  # of all images
+    count: int | None = None  # total number of images
     wrong: bool = False
     warns: bool = False
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""Augmentation of images: a function of seed, epoch and image alone, in threads too; what is erased, and how often."""
+"""Augmentation depends only on seed, epoch and image, also in threads. Random erasing has the right distribution."""
 
 import dataclasses
 import math
@@ -101,4 +101,4 @@ def test_erased_box_areas_and_shapes_match_the_paper():
     drawn = [three.boxes(random.Random(number)) for number in range(2000)]
     counts, total = [len(each) for each in drawn], [sum(width * height for *_, width, height in each) for each in drawn]
     assert {counts.count(each) > 400 for each in (1, 2, 3)} == {True} and len(set(counts)) == 3
-    assert abs(np.mean(total) / side**2 - sum(ERASED_AREA) / 2) < 0.01, "together as much as one"
+    assert abs(np.mean(total) / side**2 - sum(ERASED_AREA) / 2) < 0.01, "three boxes together cover as much as one"

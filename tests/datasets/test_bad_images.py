@@ -1,4 +1,4 @@
-"""Unreadable images: how many are borne, over all processes together, and reads that are tried again."""
+"""Unreadable images: how many are allowed over all processes together, and retried reads."""
 
 import errno
 from collections import Counter
@@ -22,7 +22,7 @@ ALONE = Process(CPU)
 
 
 class Numbered(ImageSet):
-    """Images of which some cannot be read; counts the attempts."""
+    """Images, some of them unreadable. It counts the attempts to read."""
 
     def __init__(self, count: int, bad: set[int]):
         super().__init__(np.zeros(count), ["one"])
@@ -46,7 +46,7 @@ def test_bad_image_limit_allows_few_but_never_all():
 @pytest.mark.parametrize(
     ("count", "share", "allowed", "ends"),
     [(8, 0.5, 0.01, True), (8, 0.25, 0.01, False), (5000, 0.3, 0.01, True), (5000, 0.008, 0.01, False)]
-    + [(5000, 0.13, 0.1, False), (5000, 0.3, 0.1, True)],  # by chance a sample has more than its share, but not twice
+    + [(5000, 0.13, 0.1, False), (5000, 0.3, 0.1, True)],  # a sample may exceed the share by chance, but not twofold
 )
 def test_bad_image_check_reads_at_most_128_images(count, share, allowed, ends):
     image_set = Numbered(count, set(np.random.default_rng(0).permutation(count)[: round(count * share)].tolist()))
@@ -60,7 +60,7 @@ def test_bad_image_check_reads_at_most_128_images(count, share, allowed, ends):
 
 
 def failing(method, number: int, times: int):
-    """The method, which fails with this error so many times before it works; and the calls of it."""
+    """Return a method that fails with this error this many times before it works, and the list of its calls."""
     calls = []
 
     def fail(*arguments):
@@ -94,10 +94,10 @@ def test_only_transient_read_errors_are_retried(tmp_path, monkeypatch, dataset):
             with refused(ImageReadError, "as planted"):
                 train.read(0)
         assert len(calls) == attempts
-        if dataset == "shards":  # a stale handle stays stale
+        if dataset == "shards":  # a stale file handle stays stale, so each attempt must reopen the tar
             assert len({id(tar) for tar, *_ in calls}) == attempts
     fails, calls = failing(works, errno.EMFILE, 9)
     monkeypatch.setattr(cls, name, fails)
-    with pytest.raises(OSError, match="as planted"):  # it says nothing of the image, which is not to be replaced
+    with pytest.raises(OSError, match="as planted"):  # not an error of the image, so it is not replaced
         train.read(0)
     assert len(calls) == 1

@@ -1,4 +1,4 @@
-"""Classes of unequal size: what a balanced epoch draws, and the weights of the classes."""
+"""Classes of unequal size: the images of a balanced epoch, and class weights."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ from tests.support.printed import cases_of, content_of
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
 
-COUNTS = [900, 60, 36, 4]  # images of the classes
+COUNTS = [900, 60, 36, 4]  # images per class
 
 
 def uneven(counts: list[int] = COUNTS) -> ImageSet:
@@ -36,7 +36,7 @@ def test_balanced_epoch_draws_classes_and_their_images_equally():
     for number, count in enumerate(COUNTS):
         times = Counter(drawn[images.targets[drawn] == number].tolist())
         assert len(times) == min(count, 250) and max(times.values()) - min(times.values()) <= 1
-    assert np.bincount(images.targets[drawn[:200]]).min() > 30, "the classes are mixed"
+    assert np.bincount(images.targets[drawn[:200]]).min() > 30, "the classes must be mixed"
 
 
 def test_balanced_order_differs_by_epoch_and_seed():
@@ -44,16 +44,16 @@ def test_balanced_order_differs_by_epoch_and_seed():
     orders = [epoch_of(images, epoch=epoch, seed=seed) for seed in (0, 1) for epoch in range(6)]
     assert len({tuple(each) for each in orders}) == 12 and (orders[7] == epoch_of(images, epoch=1, seed=1)).all()
     assert len({index for each in orders for index in each if images.targets[index] == 0}) > 800
-    assert orders[1][:5].tolist() == [80, 212, 232, 702, 303], "as in the versions before"
+    assert orders[1][:5].tolist() == [80, 212, 232, 702, 303], "must equal earlier versions"
 
 
 def test_smallest_classes_take_turns_in_balanced_epochs():
-    images = uneven([1] * 20 + [5])  # 25 / 21 places for each class
+    images = uneven([1] * 20 + [5])  # 25 / 21 places per class
     drawn = np.concatenate([epoch_of(images, epoch=epoch) for epoch in range(100)])
     times = np.bincount(images.targets[drawn])
     assert times.min() > 105 and times.max() < 135
     twice = np.flatnonzero(np.bincount(images.targets[drawn[25:50]]) == 2)
-    assert twice.tolist() == [0, 5, 11, 16], "as in the versions before"
+    assert twice.tolist() == [0, 5, 11, 16], "must equal earlier versions"
 
 
 @pytest.mark.parametrize("repeated", [1, 3])
@@ -62,7 +62,7 @@ def test_balanced_updates_do_not_depend_on_the_split(repeated):
     whole = build_order(replaced(balanced(BATCH_SIZE=40), TRAIN=train), images, world_size=1)
     split = build_order(replaced(balanced(BATCH_SIZE=10), TRAIN=train | {"ACCUM_ITER": 2}), images, world_size=2)
     seen = Counter()
-    for step in range(2 * whole.steps_per_epoch):  # two epochs
+    for step in range(2 * whole.steps_per_epoch):  # over two epochs
         (piece,) = whole.pieces(step, 0)
         pieces = [each for both in zip(*(split.pieces(step, rank) for rank in (0, 1)), strict=True) for each in both]
         for name in ("indices", "repeats"):

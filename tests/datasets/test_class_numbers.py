@@ -1,4 +1,4 @@
-"""Which number a class has: by DATA.CLASSES, by the value of a number as a name, and as a checkpoint has it."""
+"""The number of each class: from DATA.CLASSES, from numeric names, and from a checkpoint."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from utils.errors import ConfigError, DataError
 
 
 def names_of(image_set) -> dict[int, str]:
-    """{shade of an image: the name of its class}"""
+    """Return {shade of an image: the name of its class}."""
     return {shade: image_set.classes[n] for shade, n in zip(shades(image_set), image_set.targets, strict=True)}
 
 
@@ -59,7 +59,7 @@ def test_numeric_folders_sort_by_value_except_on_resume(tmp_path):
 
 @pytest.mark.parametrize("case", cases_of("class_numbers"))
 def test_log_names_classes_without_images_or_scores(tmp_path, case):
-    """A case is DATA.CLASSES | classes of a checkpoint | -eval; the data has the classes 1, 2 and 10."""
+    """A case is DATA.CLASSES | classes of a checkpoint | -eval. The data has the classes 1, 2 and 10."""
     make_folders(tmp_path / "data", {name: 10 for name in ("1", "2", "10")})
     names, known, evaluate = (each.split() for each in case.split("|"))
     (tmp_path / "names.txt").write_text("\n".join(names))

@@ -37,7 +37,7 @@ def augmented(data: Data, image: Image.Image, seed: int) -> torch.Tensor:
 
 
 def assert_alike(got: torch.Tensor, wanted: torch.Tensor, interpolation: str) -> None:
-    """Equal where Pillow resizes here too. torch's kernels take weights of 16 bits: a little noise, and no bias."""
+    """Assert equality where Pillow resizes too. torch's kernels use 16-bit weights: small noise, no bias."""
     difference = got.float() - wanted.float()
     most = 0 if interpolation in ("nearest", "lanczos") else 3
     assert difference.abs().max() <= most and difference.abs().mean() < 0.3 and difference.mean().abs() < 0.05
@@ -54,7 +54,7 @@ def test_training_crops_match_torchvision(interpolation):
         assert_alike(augmented(data, image, seed), functional.pil_to_tensor(wanted), interpolation)
 
 
-@pytest.mark.parametrize(("side", "crop_pct"), [(64, 0.875), (61, 0.9), (64, 1.0)])  # 67.8 pixels are 67
+@pytest.mark.parametrize(("side", "crop_pct"), [(64, 0.875), (61, 0.9), (64, 1.0)])  # 67.8 pixels are truncated to 67
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_evaluation_crops_match_torchvision(side, crop_pct, mode):
     resize = Resize(math.floor(side / crop_pct), InterpolationMode.BICUBIC)
@@ -68,7 +68,7 @@ def test_evaluation_crops_match_torchvision(side, crop_pct, mode):
 
 
 def test_random_crops_respect_area_and_aspect_ratio_limits():
-    assert crop_box(500, 375, (0.08, 1.0), (3 / 4, 4 / 3), random.Random(0)) == (29, 1, 432, 372)  # in every Python
+    assert crop_box(500, 375, (0.08, 1.0), (3 / 4, 4 / 3), random.Random(0)) == (29, 1, 432, 372)  # for any Python
     rng = random.Random(0)
     boxes = [crop_box(400, 300, (0.25, 0.5), (0.5, 2.0), rng) for _ in range(2000)]
     areas = np.array([width * height / 120_000 for _, _, width, height in boxes])
@@ -91,7 +91,7 @@ def test_normalize_matches_torchvision(dtype):
     images = torch.arange(2 * 3 * 16 * 16).reshape(2, 3, 16, 16).to(torch.uint8)
     wanted = functional.normalize(images.double() / 255, data.IMAGENET_MEAN, data.IMAGENET_STD)
     got, std = Normalize(data, dtype)(images), torch.tensor(data.IMAGENET_STD, dtype=torch.float64)
-    assert torch.equal(Normalize(data).scale.flatten(), (1 / (255 * std)).float()), "rounded once"
+    assert torch.equal(Normalize(data).scale.flatten(), (1 / (255 * std)).float()), "rounded only once"
     assert got.dtype == dtype and not Normalize(data).state_dict()
     torch.testing.assert_close(got, wanted.to(dtype))
 

@@ -1,4 +1,4 @@
-"""What holds for every data set, and those that need no files."""
+"""Rules for all data sets, and data sets without files."""
 
 import hashlib
 
@@ -47,7 +47,7 @@ def test_fractals_depend_only_on_class_and_number(tmp_path):
     train, val = load("fractals", SYNTHETIC_SIZE=12, num_classes=6)
     assert (len(train), len(val)) == (12, 6) and train.targets.tolist() == [*range(6), *range(6)]
     pictures = [part.read(index).tobytes() for part in (train, val) for index in range(6)]
-    assert len(set(pictures)) == 12  # also no two images of a class, of which validation has others than training
+    assert len(set(pictures)) == 12  # images within a class differ too, also between training and validation
     digest = hashlib.sha256(b"".join(pictures)).hexdigest()
     assert digest[:16] == "f82e19a58939b6ba"
     many = load("fractals", SYNTHETIC_SIZE=900, num_classes=6, IMAGE_CHANNELS=3)
@@ -64,7 +64,7 @@ def test_fractals_depend_only_on_class_and_number(tmp_path):
 def test_missing_data_path_error_describes_expected_layout(tmp_path, dataset):
     message = error_of(dataset, tmp_path / "none")
     assert_names(message, "DATA.DATA_PATH", tmp_path / "none", dataset, "-data_path", "docs/data.md")
-    # An empty folder will not do either.
+    # An empty folder is refused as well.
     assert ("docs/data.md" in error_of(dataset, tmp_path)) is (dataset != "imagefolder")
 
 

@@ -1,4 +1,4 @@
-"""Decoding of image files, compared with Pillow's."""
+"""Decoding of image files, compared with Pillow."""
 
 import io
 from pathlib import Path
@@ -81,8 +81,8 @@ def test_broken_image_raises_image_read_error_with_reason(tmp_path, kind):
     (tmp_path / "image").write_bytes(content)
     with refused(ImageReadError, reason) as caught:
         read(tmp_path / "image")
-    assert "0x" not in str(caught.value), "the address of an object says nothing"
-    assert FileImages(tmp_path, ["gone"], [0], ["ant"], PixelRules(3)).kinds(0) == (), "-check names it, and goes on"
+    assert "0x" not in str(caught.value), "the address of an object is of no use"
+    assert FileImages(tmp_path, ["gone"], [0], ["ant"], PixelRules(3)).kinds(0) == (), "-check reports it and continues"
 
 
 def test_damaged_exif_leaves_pixels_unchanged(tmp_path):

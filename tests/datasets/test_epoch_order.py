@@ -1,4 +1,4 @@
-"""The order of an epoch: it is computed in blocks, and is what it was when it was an array, for every set and reach."""
+"""The order of an epoch is computed in blocks. It equals the older order in one array, for every set and reach."""
 
 import threading
 from dataclasses import replace
@@ -19,7 +19,7 @@ from utils.distributed import Process
 
 
 def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
-    """A set of which only the order is asked."""
+    """Return a set for tests of its order; its images are never read."""
     numbers = np.zeros(per_shard, np.int64)
     shard = Shard(numbers, numbers, numbers, [b""] * per_shard, b"")
     shards = [(ShardTar(f"{number}.tar", 0, 0), shard) for number in range(num_shards)]
@@ -32,7 +32,7 @@ def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
     ids=["shards", "one after the other", "any order"],
 )
 def test_every_epoch_and_seed_orders_all_samples_differently(images):
-    """A buffer of 1 moves nothing but the tars."""
+    """A buffer of 1 shuffles only the tars."""
     orders = [images.epoch_order(seed, epoch)[:].tolist() for seed in (0, 1) for epoch in range(3)]
     assert all(sorted(order) == list(range(1000)) for order in orders)
     assert len({tuple(order) for order in [*orders, range(1000)]}) == 7
@@ -41,15 +41,15 @@ def test_every_epoch_and_seed_orders_all_samples_differently(images):
 
 def test_shuffled_tars_keep_samples_near_their_turn():
     in_turn = big_set(buffer=1).epoch_order(3, 5)[:]
-    assert (np.diff(in_turn.reshape(20, 50), axis=1) == 1).all()  # tar by tar, from front to back
+    assert (np.diff(in_turn.reshape(20, 50), axis=1) == 1).all()  # tar by tar, each in its own order
     tars = (in_turn[::50] // 50).tolist()
     assert sorted(tars) == list(range(20)) != tars
     distance = np.abs(np.argsort(big_set(buffer=100).epoch_order(3, 5)[:]) - np.argsort(in_turn))
     assert 50 < distance.max() < 100
-    assert big_set().epoch_order(0, 0)[:5].tolist() == [374, 355, 375, 373, 382], "as in the versions before"
+    assert big_set().epoch_order(0, 0)[:5].tolist() == [374, 355, 375, 373, 382], "must equal earlier versions"
 
 
-# --- in blocks as in one array ---
+# --- computed in blocks, equal to one array ---
 
 
 def draws_of(count: int, *seeds: int) -> np.ndarray:
@@ -57,7 +57,7 @@ def draws_of(count: int, *seeds: int) -> np.ndarray:
 
 
 def nearby_in_one_array(count: int, reach: int, *seeds: int) -> np.ndarray:
-    """The order computed as one array, as those of saved runs were."""
+    """Return the order computed as one array, as in runs of earlier versions."""
     if reach >= count:
         return np.argsort(draws_of(count, *seeds), kind="stable")
     fractions = (draws_of(count, *seeds) >> np.uint64(33)).astype(np.int64)
@@ -73,7 +73,7 @@ def grouped_in_one_array(group_of: np.ndarray, num_groups: int, reach: int, seed
 @pytest.mark.parametrize("case", range(25))
 def test_any_slice_of_an_order_matches_whole_array(case):
     rng = np.random.default_rng(case)
-    count, block = int(rng.integers(1, 300)), int(rng.integers(1, 60))  # images, positions of a block
+    count, block = int(rng.integers(1, 300)), int(rng.integers(1, 60))  # images, positions per block
     reach = int(rng.integers(1, count + 1))
     start, stop = sorted(rng.integers(count + 1, size=2).tolist())
     full, nearby = nearby_in_one_array(count, count, case, 7), nearby_in_one_array(count, reach, case, 7)
@@ -101,13 +101,13 @@ def test_multi_block_order_matches_whole_array():
 def test_subset_of_shards_keeps_its_array_order():
     images = big_set(20, 50, 30)
     kept = np.flatnonzero(np.random.default_rng(0).random(1000) < 0.1)
-    kept = kept[(kept < 300) | (kept >= 400)]  # two tars have none left
+    kept = kept[(kept < 300) | (kept >= 400)]  # two tars have no images left
     wanted = grouped_in_one_array(kept // 50, 20, 30, 5, 6)
     assert images.take(kept).epoch_order(5, 6)[:].tolist() == wanted.tolist()
 
 
 def test_windows_match_epochs_in_any_access_order():
-    """Blocks of this size are computed ahead, in a thread."""
+    """Blocks of this size are computed ahead in a thread."""
     steps = order(num_images=150_000, batch_size=10_000)
     epochs = [nearby_in_one_array(150_000, 150_000, 0, epoch) for epoch in range(3)]
     for step in [*range(31), 3, 44, 0]:
@@ -116,7 +116,7 @@ def test_windows_match_epochs_in_any_access_order():
 
 
 def test_epoch_starts_without_waiting_for_its_order():
-    """A block is computed while the epoch before is under way, and not in the thread that trains."""
+    """A block is computed during the previous epoch, outside the training thread."""
     computed_in = []
 
     class Slow(FullShuffle):

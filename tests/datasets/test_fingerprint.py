@@ -1,4 +1,4 @@
-"""The facts by which images and labels are known again, whatever holds them and wherever they lie."""
+"""The metadata that identifies images and labels, independent of format and location."""
 
 import shutil
 
@@ -37,7 +37,7 @@ def test_copied_data_keeps_fingerprint_with_or_without_index(tmp_path, monkeypat
         shutil.copytree(tmp_path / "here", tmp_path / "copy")
     here = facts_of(dataset, tmp_path / "here")
     monkeypatch.setattr(index, "SMALL", 0)
-    for _ in range(2):  # the second time the index is read
+    for _ in range(2):  # the second time, the index is read
         assert facts_of(dataset, tmp_path / "copy") == here
     assert len(here) == 9 and here["training images"] > here["validation images"] > 0 or dataset == "synthetic"
 

@@ -1,4 +1,4 @@
-"""Images in class folders, also in Caltech's layouts; archives of ImageNet."""
+"""Images in class folders, including Caltech's layouts, and ImageNet's archives."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def test_class_folders_are_numbered_by_train_names(tmp_path, dataset):
     assert list(zip(val.targets.tolist(), shades(val), strict=True)) == [(1, 11), (2, 10)]
     only_val = load(dataset, tmp_path, evaluate=True)
     assert only_val[0] is None and only_val[1].targets.tolist() == [1, 2]
-    (tmp_path / "train" / "ant" / "00.JPEG").unlink()  # to evaluate, nobody looks for training images
+    (tmp_path / "train" / "ant" / "00.JPEG").unlink()  # an evaluation does not read training images
     assert load(dataset, tmp_path, evaluate=True)[1].targets.tolist() == [1, 2]
 
 
@@ -82,7 +82,7 @@ def test_listed_classes_allow_folders_of_folders(tmp_path):
     train, val = load("imagefolder", tmp_path / "data", CLASSES=str(listed))
     assert train.classes == ["photos", "new"] and len(train) + len(val) == 12
     assert "one folder too high" in error_of("imagefolder", tmp_path / "data", CLASSES=str(others))
-    of_run = SavedData(["new", "photos"], {})  # that a version trained which did not refuse them
+    of_run = SavedData(["new", "photos"], {})  # as trained by a version that did not refuse them
     assert load_image_sets(settings("imagefolder", tmp_path / "data"), saved=of_run)[0].classes == ["new", "photos"]
     with pytest.raises(DataError, match="one folder too high"):
         load_image_sets(settings("imagefolder", tmp_path / "data"), saved=SavedData(["cat", "dog"], {}))
@@ -124,7 +124,7 @@ RUN = ("config.yaml", ".lock", "status.json")
 
 
 def make_run(folder: Path, *names: str) -> None:
-    """A folder with these files of a run, and one of its pictures."""
+    """Make a folder with these files of a run, and a picture of the run."""
     draw(folder / "mistakes.png", 255)
     draw(folder / "figures/loss.png", 255)
     for name in names:
@@ -148,7 +148,7 @@ def test_run_folders_are_neither_classes_nor_images(tmp_path, names):
     same_message("\n".join(val.notes[2:]), "mistakes/of_folders_above_the_data", "runs in parts")
     make_folders(tmp_path / "one", {"photos/cat": 2, "photos/dog": 2})
     make_run(tmp_path / "one/mine", *names)
-    assert load("imagefolder", tmp_path / "one")[0].classes == ["cat", "dog"], "beside a run is the one folder of data"
+    assert load("imagefolder", tmp_path / "one")[0].classes == ["cat", "dog"], "only one folder next to a run has data"
 
 
 def test_class_folder_with_run_file_stays_a_class(tmp_path):
@@ -189,7 +189,7 @@ def test_kaggle_archive_is_refused_with_the_right_command(tmp_path, folder):
 
 
 def test_documented_command_sorts_kaggle_validation_images(tmp_path):
-    synsets = ["n01443537", "n01440764", "n02108551", "n01440764"]  # of each validation image
+    synsets = ["n01443537", "n01440764", "n02108551", "n01440764"]  # one for each validation image
     make_folders(tmp_path / KAGGLE / "train", dict.fromkeys(sorted(set(synsets)), 4))
     names = [f"ILSVRC2012_val_{number + 1:08d}" for number in range(len(synsets))]
     for shade, name in enumerate(names, start=100):

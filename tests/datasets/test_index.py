@@ -1,4 +1,4 @@
-"""The index of a data set: its file, what damages it, when it is made anew, and where it lies."""
+"""The index of a data set: its file, damage, rebuilding, and location."""
 
 import os
 import pickle
@@ -27,12 +27,12 @@ NAMES = [b"", b"a/b.jpg", "ü".encode(), b"\xff\xfe", b"a/b.jpg"]
 
 @pytest.fixture(autouse=True)
 def no_index_is_small(monkeypatch):
-    """Each has a file."""
+    """Write an index file for every data set, however small."""
     monkeypatch.setattr(file, "SMALL", 0)
 
 
 def write(path: Path):
-    """An index of 5 labels and names and 2 sizes, in chunks."""
+    """Write an index of 5 labels and names and 2 sizes, in chunks."""
     writer = IndexWriter(Place(path), {"label": "<i4", "name": file.TEXT, "size": "<u8"})
     for chunk in (slice(0, 2), slice(2, 5)):
         writer.add("label", np.arange(5)[chunk])
@@ -68,7 +68,7 @@ def test_damaged_index_is_not_opened(tmp_path):
         assert open_index(path) is None
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        index = open_index(path)  # not None: what differs fills up a column
+        index = open_index(path)  # not None if the changed byte is only padding
         assert (
             index is None or index.text("name").chunk(0, 5) == NAMES and index.column("label").tolist() == [*range(5)]
         )
@@ -87,7 +87,7 @@ def test_index_path_depends_on_data_not_on_link(tmp_path):
     )
 
 
-# --- the index of every kind of data ---
+# --- indexes of every kind of data ---
 
 
 def make_list(root: Path, lines: list[str], name: str = "train_list.txt") -> None:
@@ -111,7 +111,7 @@ def make_classes(root: Path) -> None:
     make_folders(root, {"ant": 5, "bee": 5, "bee/more": 3})
 
 
-# {data set: (writes it, the module and function that reads its files again, a change of it)}
+# {data set: (its writer, the module and function that reads its files, a change to it)}
 KINDS = {
     "imagenet2012": (make_lists, (imagenet, "read_list_file"), lambda root: make_list(root, ["8.jpg 2"], "val_list.txt")),
     "csv": (make_csv, (csv_list, "read_csv_file"), lambda root: make_list(root, ["image_path,target", *(f"{number}.jpg,{number % 2}" for number in range(9))], "train.csv")),
@@ -122,7 +122,7 @@ KINDS = {
 
 
 def everything_of(dataset: str, root: Path, **data) -> list:
-    """What a run depends on."""
+    """Return everything that affects a run."""
     found = []
     for part in load(dataset, root, VAL_FRACTION=0.3, **data):
         keys = [part.key(index) for index in range(len(part))]
@@ -132,7 +132,7 @@ def everything_of(dataset: str, root: Path, **data) -> list:
 
 
 def reads(monkeypatch, function, module) -> list:
-    """A list that grows with each call of a function of a module."""
+    """Return a list that grows with each call of a function of a module."""
     calls, original = [], getattr(module, function)
     monkeypatch.setattr(module, function, lambda *given, **named: calls.append(1) or original(*given, **named))
     return calls
@@ -159,7 +159,7 @@ def test_read_only_data_has_index_in_cache_folder(tmp_path, monkeypatch, dataset
     make(tmp_path / "data")
     locked = file.locked
 
-    def refuse(path, wait=None):  # as a read-only disk does, even to the superuser who may run this test
+    def refuse(path, wait=None):  # acts like a read-only disk, even for a superuser
         if tmp_path / "data" in path.parents:
             raise PermissionError(13, "Read-only file system")
         return locked(path, wait)
@@ -175,7 +175,7 @@ def test_read_only_data_has_index_in_cache_folder(tmp_path, monkeypatch, dataset
     in_memory = everything_of(dataset, tmp_path / "data", CACHE_PATH=str(tmp_path / "nowhere"))
     assert in_memory == first and len(calls) > count
     monkeypatch.setattr(file, "locked", locked)
-    monkeypatch.setattr(file, "open_index", lambda *_, **__: None)  # as a disk that does not keep what is written
+    monkeypatch.setattr(file, "open_index", lambda *_, **__: None)  # acts like a disk that loses written data
     assert everything_of(dataset, tmp_path / "data") == first
 
 
@@ -232,7 +232,7 @@ def test_concurrent_starts_build_the_index_once(tmp_path, monkeypatch):
     assert len(calls) == len(set(calls)) == 4
 
 
-# --- what an index of one kind has to see ---
+# --- changes that the index of one kind must detect ---
 
 
 @pytest.mark.parametrize("change", ["remove", "rename", "nested", "class", "unlink"])
@@ -297,7 +297,7 @@ def test_split_is_drawn_once_per_fraction_and_fold(tmp_path, monkeypatch):
     monkeypatch.setattr(file, "SMALL", 10**6)
     for index in tmp_path.glob("*.index"):
         index.unlink()
-    assert everything_of("imagefolder", tmp_path) == wanted[0], "drawn in memory"
+    assert everything_of("imagefolder", tmp_path) == wanted[0], "the split must be the same without an index file"
     assert not list(tmp_path.glob("*.index"))
 
 

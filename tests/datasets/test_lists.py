@@ -1,4 +1,4 @@
-"""Images named by list files and CSV files, and what is wrong with a line."""
+"""Images named by list files and CSV files, and errors in their lines."""
 
 import os
 import re
@@ -87,7 +87,7 @@ def make_csv(file: Path, rows: str, header: str = "image_path,target", encoding:
 def test_csv_class_names_ignore_extra_columns_and_spaces(tmp_path):
     rows = 'images/3.jpg , dog ,x\n"images/4.jpg",cat,\nimages/2.jpg,7,\n'
     make_csv(tmp_path / "train.csv", rows, "image_path , target,note", "utf-8-sig")
-    make_csv(tmp_path / "val.csv", 'images/5.jpg, "dog"\t\nimages/6.jpg,7\nimages/7.jpg,7\n')  # half are no names
+    make_csv(tmp_path / "val.csv", 'images/5.jpg, "dog"\t\nimages/6.jpg,7\nimages/7.jpg,7\n')  # half are numbers
     train, val = load("csv", tmp_path)
     assert train.classes == val.classes == ["7", "cat", "dog"]
     assert train.targets.tolist() == [2, 1, 0] and shades(train) == [3, 4, 2]
@@ -136,7 +136,7 @@ def test_numbered_classes_take_names_of_consistent_folders(tmp_path, moved, clas
     train, val = load("imagenet2012", tmp_path)
     assert train.classes == val.classes == classes and set(train.targets.tolist()) == {0, 2}
     kept = load_image_sets(settings("imagenet2012", tmp_path), saved=SavedData(["0", "1", "2"], {}))
-    assert kept[0].classes == ["0", "1", "2"], "as a run began"
+    assert kept[0].classes == ["0", "1", "2"], "the classes must stay as the run has them"
 
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "csv"])

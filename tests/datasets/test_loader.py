@@ -1,4 +1,4 @@
-"""The order of the data, its cutting into windows and pieces, and the workers that read them."""
+"""The order of the data, its windows and pieces, and the workers that read them."""
 
 import contextlib
 import dataclasses
@@ -73,7 +73,7 @@ def test_windows_are_cut_exactly_without_splitting_mixed_pairs():
 
 
 def test_epoch_description_matches_training():
-    pages = {}  # never an epoch without a step
+    pages = {}  # an epoch has at least one step
     for number, drop_last in ((144, True), (1500, True), (1501, True), (501, False), (500, False)):
         cut = order(number, 250, num_accumulated=2, drop_last=drop_last)
         pages[f"{number} images, {cut.steps_per_epoch} steps"] = cut.describe_epoch()
@@ -103,7 +103,7 @@ def test_loading_leaves_global_rng_and_gc_freeze_unchanged():
     config = settings(BATCH_SIZE=700)
     gc.freeze()
     taken(train_data(config).windows(0, 2))
-    assert gc.get_freeze_count(), "what utils/program.py froze stays so without worker processes"
+    assert gc.get_freeze_count(), "objects that utils/program.py froze must stay frozen without worker processes"
     gc.unfreeze()
     list(build_eval_data(config, load_image_sets(config)[1], Process(CPU)))
     assert torch.equal(states[0], torch.get_rng_state())
@@ -115,8 +115,8 @@ def test_loading_leaves_global_rng_and_gc_freeze_unchanged():
 
 @pytest.mark.parametrize(("world_size", "in_groups"), [(1, False), (3, False), (3, True)])
 def test_evaluation_covers_every_image_once(world_size, in_groups):
-    """Images in groups, as those of parquet files, in one piece for each process: it reads few groups besides its own."""
-    config = settings(BATCH_SIZE=50, BATCH_SIZE_EVAL=17)  # of 120, 120 and 119 images
+    """Images in groups, as in Parquet files, are split into one range per process, so that each reads few extra groups."""
+    config = settings(BATCH_SIZE=50, BATCH_SIZE_EVAL=17)  # for 120, 120 and 119 images
     _, val = load_image_sets(config)
     val.is_read_in_groups = in_groups
     shares = [build_eval_data(config, val, Process(CPU, rank, world_size=world_size)) for rank in range(world_size)]
@@ -124,7 +124,9 @@ def test_evaluation_covers_every_image_once(world_size, in_groups):
     assert all(np.ptp(share.share) == len(share.share) - 1 for share in shares) is (in_groups or world_size == 1)
     assert {share.num_samples for share in shares} == {359} and sum(batch.num_samples for batch in batches) == 359
     assert max(len(batch.images) for batch in batches) == 17
-    assert len({len(list(share)) for share in shares}) == 1, "processes are in step; the last batch may count nothing"
+    assert len({len(list(share)) for share in shares}) == 1, (
+        "processes have equally many batches; the last may be empty"
+    )
     counted = [(each.images[: each.num_samples], each.targets[: each.num_samples]) for each in batches]
     shown = [pair for each in counted for pair in zip(*(part.tolist() for part in each), strict=True)]
     whole = [(image[None].tolist(), target) for image, target in zip(val.images, val.targets.tolist(), strict=True)]
@@ -151,7 +153,7 @@ def test_unreadable_image_is_replaced_preferably_from_its_class(folder):
             shown |= dict(zip(piece.indices.tolist(), zip(reds, batch.targets.tolist(), strict=True), strict=True))
             assert set(piece.indices.tolist()) & UNREADABLE <= set(batch.bad) <= UNREADABLE
             of_the_third |= {shown[index][0] for index in piece.indices.tolist() if index == 2}
-    assert len(of_the_third) > 1, "it is drawn, and not always the same"
+    assert len(of_the_third) > 1, "it is a random replacement"
     for index, (red, target) in shown.items():
         assert red not in UNREADABLE and target == red // 9
         assert red == index or index in UNREADABLE
@@ -166,7 +168,7 @@ def test_evaluation_skips_and_reports_unreadable_images(folder):
     assert [batch.num_samples for batch in batches] == [len(batch.images) for batch in batches] == [1, 1, 0, 1, 1, 0]
     assert [batch.bad for batch in batches] == [[], [], [2], [], [], [5]]
     assert [target for batch in batches for target in batch.targets.tolist()] == [0, 0, 1, 1]
-    (folder / "val" / "ant" / "0.png").write_bytes(b"")  # lent to whoever has none left, and not counted for that
+    (folder / "val" / "ant" / "0.png").write_bytes(b"")  # replaces missing images of other processes, but counts once
     shares = [batch for rank in range(4) for batch in build_eval_data(config, val, Process(CPU, rank, world_size=4))]
     assert sorted(index for batch in shares for index in batch.bad) == [0, 2, 5]
     assert sum(batch.num_samples for batch in shares) == 3
@@ -229,7 +231,7 @@ print(*[child.pid for child in multiprocessing.active_children()], flush=True)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_loader_keeps_thread_counts_and_exits_with_program(folder):
-    """The images are large enough that torch would share out the mirroring of one, and the end is in mid-epoch."""
+    """The images are large enough that torch would flip one with several threads. The program ends in mid-epoch."""
     command = [sys.executable, "-W", "ignore::UserWarning", "-c", PROGRAM, folder]  # torch warns of 2 workers on 1 core
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
     threads, workers = (line.split() for line in done.stdout.splitlines())
@@ -262,7 +264,7 @@ def chosen(config: Config, image_set: ImageSet, num_cores: int, device: torch.de
 
 @pytest.fixture
 def plenty(monkeypatch) -> None:
-    """A host with 1 TiB of free memory, half of which processes may share."""
+    """Simulate a host with 1 TiB of free memory, half of it available as shared memory."""
     monkeypatch.setattr(loader_workers, "free_host_memory", lambda: 2**40)
     monkeypatch.setattr(loader_workers.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**39))
     monkeypatch.setattr(loader_workers, "SHARED_MEMORY", Path("/"))
@@ -297,8 +299,8 @@ def test_gpu_loading_uses_processes_where_gil_limits_threads(folder, monkeypatch
     assert chosen(replaced(plain, DATA={"WORKERS": "threads"}), files, 64).kind == "threads"
     batch = 5 * 3 * 8 * 8
     monkeypatch.setattr(loader_workers.shutil, "disk_usage", lambda path: SimpleNamespace(free=60 * batch))
-    assert fewest_processes(plain, files) == 6, "5 processes with 2 batches each, to train and to evaluate"
-    assert fewest_processes(plain, files, local_size=4) == 0, "no room for those of all four"
+    assert fewest_processes(plain, files) == 6, "5 processes with 2 batches each, for training and for evaluation"
+    assert fewest_processes(plain, files, local_size=4) == 0, "not enough memory for all four ranks' processes"
 
 
 def test_gpu_threads_read_ahead_as_memory_allows(monkeypatch):
@@ -307,8 +309,8 @@ def test_gpu_threads_read_ahead_as_memory_allows(monkeypatch):
         config = settings(NUM_WORKERS=2, WORKERS="threads", **data)
         return chosen(config, load_image_sets(settings())[0], 8, local_size=2).ahead
 
-    photos = {"IMAGE_SIZE": 224, "IMAGE_CHANNELS": 3, "BATCH_SIZE": 256}  # 38.5 MB
-    assert [ahead(gib * 2**30, **photos) for gib in (0, 8, 32, 500)] == [2, 3, 12, 16], "pinned, each takes 64 MiB"
+    photos = {"IMAGE_SIZE": 224, "IMAGE_CHANNELS": 3, "BATCH_SIZE": 256}  # 38.5 MB per batch
+    assert [ahead(gib * 2**30, **photos) for gib in (0, 8, 32, 500)] == [2, 3, 12, 16], "pinned memory makes it 64 MiB"
     assert ahead(2**40, **photos | {"BATCH_SIZE": 2048}) == 2 and ahead(2**40, BATCH_SIZE=16) == 32
 
 
@@ -318,7 +320,7 @@ def test_device_batches_match_cpu_and_never_synchronize(tmp_path, monkeypatch):
         windows = build_train_data(config, image_set, process).windows(0, 6)
         return list(itertools.chain.from_iterable(window.batches for window in windows))
 
-    # torch's own thread pins what comes from processes, and the pretend device is in this one alone.
+    # torch's own thread pins batches from worker processes, but the pretend device exists only in the main thread.
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned(tensor.clone()))
     beside = Process(torch.device(DEVICE), num_cores=3)
     for config, kind in (

@@ -1,4 +1,4 @@
-"""Mixup and cutmix against timm's: the distribution of the draws, the pixels, and which images share a draw."""
+"""Mixup and cutmix compared with timm: the distribution of the draws, the pixels, and the images that share a draw."""
 
 from types import SimpleNamespace
 
@@ -38,7 +38,7 @@ def timms(**train) -> mixup.Mixup:
 
 
 def our_draws(count: int, **train) -> tuple[np.ndarray, np.ndarray]:
-    """For each of so many updates of two images, the own share of the first image, and whether it was cut."""
+    """Return for each of `count` updates of two images the first image's own share, and whether it was cut."""
     it = mixing(**train)
     tables = [torch.tensor(it.rows(piece(2, step=step))) for step in range(count)]
     shares = [float(it.targets(torch.arange(2), table).share[0]) for table in tables]
@@ -58,7 +58,7 @@ def timms_draws(count: int, **train) -> tuple[np.ndarray, np.ndarray]:
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest distance of two empirical distributions (Kolmogorov and Smirnov)."""
+    """Return the largest distance between two empirical distributions (Kolmogorov-Smirnov)."""
     edges = np.concatenate([one, other])
     below = [np.searchsorted(np.sort(each), edges, "right") / len(each) for each in (one, other)]
     return np.abs(below[0] - below[1]).max()
@@ -88,13 +88,13 @@ def test_same_draws_give_timm_pixels_and_targets(kind, monkeypatch):
         draws["randint"] = lambda low, high, size=None, rng=rng: low + int(rng.random() * (high - low))
         monkeypatch.setattr(mixup.np, "random", SimpleNamespace(**draws))
         images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(step))
-        wanted, targets = timms(**KINDS[kind])(images.transpose(2, 3).clone(), torch.arange(2))  # top before left
+        wanted, targets = timms(**KINDS[kind])(images.transpose(2, 3).clone(), torch.arange(2))  # timm: top before left
         it = mixing(side, **KINDS[kind])
         table = torch.tensor(it.rows(piece(2, step=step)))
         torch.testing.assert_close(it(images, table, torch.float32), wanted.transpose(2, 3))
         torch.testing.assert_close(it.targets(torch.arange(2), table).share, targets.diagonal())
         kinds_seen.add((bool(table[0, 4]), bool(table[0, 1] < 1)))
-    assert len(kinds_seen) == 3 or kind != "both", "not all of mixed, cut and unchanged occurred"
+    assert len(kinds_seen) == 3 or kind != "both", "mixed, cut and unchanged pairs must all occur"
 
 
 def test_mixup_group_shares_a_draw_across_cuts():
@@ -104,7 +104,7 @@ def test_mixup_group_shares_a_draw_across_cuts():
     assert [len(each) for each in draws] == [1] * 4 and len(set.union(*draws)) == 4
     parts = torch.cat([torch.tensor(it.rows(piece(count, first))) for first, count in ((0, 90), (90, 6), (96, 104))])
     assert torch.equal(parts[:, 1:], table[:, 1:])
-    assert torch.equal(torch.tensor(whole.rows(piece(64))), table[:64]), "the first group draws as the whole window"
+    assert torch.equal(torch.tensor(whole.rows(piece(64))), table[:64]), "the first group draws like the whole window"
     assert len(set(map(tuple, (row[1:] for row in whole.rows(piece(200)))))) == 1
 
 

@@ -1,4 +1,4 @@
-"""A run says how many of its validation images are training images: by name and size, then by content (TrainedOnAdvice)."""
+"""A run reports how many validation images are training images: by name and size, then by content (TrainedOnAdvice)."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ BY_NAME, BY_CONTENT = "have class, name and size of", "are training images"
 
 
 def draw_noise(folder: Path, *classes: str, count: int = 4, seed: int = 0, ending: str = "png") -> None:
-    """Images that are all different, and in some formats of the same size."""
+    """Draw images that all differ. In some formats they have the same size."""
     rng = np.random.default_rng(seed)
     for name in classes:
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def flags_for(folder: Path, data_set: str = "imagefolder") -> list[str]:
 
 
 def train(folder: Path, *words: str, data_set: str = "imagefolder", processes: int = 1) -> Ended:
-    """A run of two epochs on the data in this folder."""
+    """Run two epochs on the data in this folder."""
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     return run(script, *flags_for(folder, data_set), *words, processes=processes).done()
 
@@ -50,7 +50,7 @@ def told(ended: Ended, kind: str) -> list[str]:
 
 @pytest.fixture
 def photos(tmp_path) -> Path:
-    """8 training images, and 4 to validate, of which 2 are also trained on, under other names, one of another class."""
+    """Return 8 training and 4 validation images. 2 of the 4 are also training images, renamed, one in another class."""
     draw_noise(tmp_path / "photos/train", "cat", "dog")
     draw_noise(tmp_path / "photos/val", "cat", count=2, seed=1)
     shutil.copy(tmp_path / "photos/train/cat/3.png", tmp_path / "photos/val/cat/copy.png")
@@ -77,7 +77,7 @@ def test_validation_copies_are_counted_once_with_any_workers(photos, processes, 
     (log,) = (photos.parent / "o").glob("train-*/log.txt")
     assert log.read_text().count(BY_CONTENT) == 1
     resumed = train(photos, "-resume", "auto", "-epochs", "3", *options, processes=processes)
-    assert "Epoch[003/003]" in resumed.stdout and not told(resumed, BY_CONTENT), "it was said in the first epoch"
+    assert "Epoch[003/003]" in resumed.stdout and not told(resumed, BY_CONTENT), "already reported in the first epoch"
 
 
 def test_identical_train_and_validation_photos_warn_at_start(photos):
@@ -121,7 +121,7 @@ def test_images_with_equal_fingerprints_are_compared_by_pixel(tmp_path):
     blank = np.zeros((400, 400, 3), np.uint8)
     for part in ("train", "val"):
         Image.fromarray(blank).save(tmp_path / part / "cat/00.JPEG", "PNG")
-        blank[1, 1] = 1, 2, 3  # which the fingerprint does not see
+        blank[1, 1] = 1, 2, 3  # the fingerprint ignores this pixel
         Image.fromarray(blank).save(tmp_path / part / "dog/00.JPEG", "PNG")
     train_set, val_set = load("imagefolder", tmp_path)
     overlap = Overlap(train_set, val_set)
@@ -130,9 +130,9 @@ def test_images_with_equal_fingerprints_are_compared_by_pixel(tmp_path):
             each.fingerprints.add(index, each.read(index))
         assert len(set(each.fingerprints.values.tolist())) == 1
     (line,) = overlap.compare(Process(CPU))
-    # The first image of "train" is blank, the others have the pixel, so both validation images equal train/dog.
+    # In "train" only the first image is blank; the others have the pixel. Both validation images equal train/dog.
     assert_names(line, "2 of 2", tmp_path / "train/dog/00.JPEG", "1 of these 2")
-    assert train_set.fingerprints is val_set.fingerprints is None, "later epochs note nothing"
+    assert train_set.fingerprints is val_set.fingerprints is None, "later epochs record no fingerprints"
 
 
 def test_overlap_check_does_not_change_weights(photos, monkeypatch):

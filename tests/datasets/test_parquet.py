@@ -1,4 +1,4 @@
-"""Parquet files: which are read, which columns, what is refused, and how row groups are read."""
+"""Parquet files: the choice of files and columns, refused files, and how row groups are read."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ def test_single_parquet_file_holds_out_images_by_name(tmp_path):
     path = write_parquet(tmp_path / "all.parquet", rows(range(40)))
     train, val = load("parquet", path, VAL_FRACTION=0.3)
     assert sorted(shades(train) + shades(val)) == list(range(40)) and len(val) > 1
-    assert shades(load("parquet", tmp_path, VAL_FRACTION=0.3)[1]) == shades(val)  # the only file of a folder
+    assert shades(load("parquet", tmp_path, VAL_FRACTION=0.3)[1]) == shades(val)  # the only file in its folder
     first, more = rows(range(100, 120)), rows(range(40))
     write_parquet(tmp_path / "more.parquet", {name: first[name] + more[name] for name in first})
     assert set(shades(val)) <= set(shades(load("parquet", tmp_path / "more.parquet", VAL_FRACTION=0.3)[1]))
@@ -118,7 +118,7 @@ def test_columns_setting_selects_columns_with_other_names(tmp_path):
     assert train.targets.tolist() == [5, 4, 3, 2, 1, 0] and train.classes == list("abcdef")
 
 
-# --- what is refused ---
+# --- refused files ---
 
 
 def test_duplicate_parquet_columns_are_refused(tmp_path):
@@ -129,7 +129,7 @@ def test_duplicate_parquet_columns_are_refused(tmp_path):
 
 @pytest.mark.parametrize("change", cases_of("mistakes/in_parquet_columns"))
 def test_unusable_parquet_rows_and_columns_are_named(tmp_path, change):
-    """The last values of a column are these."""
+    """Replace the last values of a column by these."""
     columns, (name, text) = rows(range(6)), change.split("=")
     values = json.loads(text)
     columns[name][-len(values) :] = values
@@ -159,7 +159,7 @@ def test_mismatched_parts_and_empty_parquet_files_are_refused(tmp_path):
 def test_truncated_damaged_and_foreign_files_are_named(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", rows(range(40)))
     content = path.read_bytes()
-    names = [place for place in range(len(content)) if content.startswith(b"bytes", place)]  # of the column of images
+    names = [place for place in range(len(content)) if content.startswith(b"bytes", place)]  # in the column of images
     no_text, no_column = (
         bytes(each ^ flipped if place - 1 in names else each for place, each in enumerate(content))
         for flipped in (128, 1)
@@ -192,7 +192,7 @@ def test_missing_or_unsafe_pyarrow_suggests_an_install_command(tmp_path, monkeyp
 
 
 def test_pickled_parquet_extension_type_is_not_loaded(tmp_path):
-    """As files could do to pyarrow before 14.0.1."""
+    """Before pyarrow 14.0.1, files could do this."""
     marker = tmp_path / "executed"
     hidden = {
         "ARROW:extension:name": "arrow.py_extension_type",
@@ -214,7 +214,7 @@ def test_parquet_file_replaced_during_a_run_ends_it(tmp_path):
     path = tmp_path / "data" / "train-00000-of-00002.parquet"
     write_parquet(path, rows(range(100, 110)), {"label": ANIMALS})
     with refused(DataError, path, "-resume"):
-        train.read(9)  # of another row group
+        train.read(9)  # an image in another row group
 
 
 def test_failed_row_group_read_is_retried_once(tmp_path, monkeypatch):
@@ -246,7 +246,7 @@ def test_epoch_reads_row_groups_one_after_another(tmp_path):
     assert str(path) in train.name(0)
     assert [read_columns(path, ["label"], group).num_rows for group in (None, 0, 19)] == [200, 10, 10]
     order, mixed = (np.asarray(each[:200]) // 10 for each in (train.epoch_order(3, 0), train.order_to_write(3)))
-    assert np.count_nonzero(np.diff(mixed)) > np.count_nonzero(np.diff(order))  # to make shards of
+    assert np.count_nonzero(np.diff(mixed)) > np.count_nonzero(np.diff(order))  # the order for shards mixes more
 
 
 def test_small_cache_still_reads_row_groups_once(tmp_path, monkeypatch):
@@ -272,7 +272,7 @@ def test_parquet_rows_sorted_by_class_are_warned_about(tmp_path):
     assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes)
     write_parquet(path, columns | {"label": sorted(columns["label"])})
     assert_names("\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes), "warning", 9, "scripts/make_shards.py")
-    assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=90)[1].notes), "which mixes all rows"
+    assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=90)[1].notes), "this buffer mixes all rows"
 
 
 def test_threads_share_row_group_reads_and_drop_oldest():

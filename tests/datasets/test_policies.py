@@ -1,4 +1,4 @@
-"""Policies against timm's own: equal pixels from equal random numbers, and equal laws of the draws."""
+"""Policies compared with timm's: equal pixels from equal random numbers, and equal distributions of the draws."""
 
 import random
 from collections import Counter
@@ -34,7 +34,7 @@ def augmentation(channels: int = 3, interpolation: str = "bicubic", side: int = 
 
 
 def picture(mode: str = "RGB", size: tuple[int, int] = (SIDE, SIDE)) -> Image.Image:
-    """Smooth with noise, and with a range that autocontrast and equalize change."""
+    """Return a smooth picture with noise, in a range that autocontrast and equalize change."""
     noise = np.random.RandomState(0).randint(20, 220, (6, 6, 3)).astype(np.uint8)
     image = Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
     return image.convert(mode)
@@ -46,13 +46,13 @@ def changed(augment: Augmentation, drawn: DrawnOperations, image: Image.Image) -
 
 
 def timms(policy: str, interpolation: str = "bicubic", **options):
-    """The part of timm's transform between crop and conversion."""
+    """Return the part of timm's transform between crop and conversion."""
     options = {"color_jitter": None, "auto_augment": policy, "interpolation": interpolation, "mean": MEAN} | options
     return transforms_imagenet_train(SIDE, separate=True, **options)[1]
 
 
 class OneStream(random.Random):
-    """A generator that gives timm the numbers that a policy of ours takes from it, in place of random and np.random."""
+    """A generator that gives timm the same numbers as our policy, in place of random and np.random."""
 
     def choice(self, items):
         return items[int(self.random() * len(items))]
@@ -81,7 +81,7 @@ class OneStream(random.Random):
 
 @pytest.fixture
 def with_black_posterize(monkeypatch):
-    """timm's posterize to no bits, as before Pillow 13 refused it."""
+    """Make timm's posterize to 0 bits work as before Pillow 13, which refuses it."""
     posterize = auto_augment.ImageOps.posterize
     black = lambda image, bits: posterize(image, bits) if bits >= 1 else Image.new(image.mode, image.size)  # noqa: E731
     monkeypatch.setattr(auto_augment.ImageOps, "posterize", black)
@@ -90,7 +90,7 @@ def with_black_posterize(monkeypatch):
 CASES = [(policy, "bicubic", "RGB") for policy in TIMM]
 CASES += [("rand-m9-mstd0.5-inc1", kind, "RGB") for kind in ("random", "bilinear", "nearest")]
 CASES += [(policy, "random", mode) for policy in ("original", "3a", "rand-m9-p1-n5") for mode in ("RGB", "L")]
-CASES += [("augmix", "random", "RGB")]  # timm 1.0.20 cannot mix images of one channel
+CASES += [("augmix", "random", "RGB")]  # timm 1.0.20 cannot mix single-channel images
 
 
 @pytest.mark.parametrize(("policy", "interpolation", "mode"), CASES)
@@ -123,7 +123,7 @@ def test_weighted_operations_occur_as_often_as_in_numpy():
 
 
 class Scripted(random.Random):
-    """Gives these numbers in turn, the last one again and again."""
+    """Returns these numbers in turn, then repeats the last one."""
 
     def __init__(self, *numbers: float):
         super().__init__(0)
@@ -145,7 +145,7 @@ def test_every_trivialaugment_operation_and_level_matches_torchvision(monkeypatc
                 assert np.array_equal(changed(ours, drawn, image), theirs(image)), (index, level, sign, drawn)
 
 
-# Single operations: what timm or torchvision makes of the same value.
+# Single operations: the result of timm or torchvision for the same value.
 REFERENCES = {
     "autocontrast": lambda image, _: auto_augment.auto_contrast(image),
     "equalize": lambda image, _: auto_augment.equalize(image),
@@ -183,7 +183,7 @@ def test_operations_match_reference_pixels_for_any_image_shape(name, mode):
 
 
 def test_color_jitter_draws_match_torchvision():
-    """torchvision's ColorJitter, behind the policy."""
+    """Compare with torchvision's ColorJitter after the policy."""
     augment = augmentation(COLOR_JITTER=0.4, AUTO_AUGMENT="3a")
     jitters = [augment.draw(random.Random(seed)).operations[1:] for seed in range(2000)]
     orders = Counter(tuple(each.name for each in jitter) for jitter in jitters)

@@ -1,4 +1,4 @@
-"""Preparation of a batch on its device: the same pixels as from a plain loop, in each way of computing them."""
+"""Preparation of a batch on its device gives the same pixels as a plain loop, with every implementation."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def erased_one_by_one(images: torch.Tensor, piece: Piece, config: Config) -> torch.Tensor:
-    """The images with each random number drawn where it is needed."""
+    """Erase with each random number drawn where it is needed."""
     erasing, images, mode = Erasing(config, CPU), images.clone(), config.TRAIN.RANDOM_ERASE_MODE
     for image, index, repeat in zip(images, piece.indices.tolist(), piece.repeats.tolist(), strict=True):
         rng = sample_rng(config.SEED, piece.epoch, index, "erasing", repeat)
@@ -99,7 +99,7 @@ def test_mixup_off_epoch_and_missing_piece_disable_mixing():
     plain = [torch.equal(images, prepare.normalize(one.images)) for images, _ in prepared]
     assert plain == [False, False, True, True]
     prepare = Preparation(config := settings(3, **ERASES | MIXES), Normalize(config.DATA))
-    assert torch.equal(prepare(one._replace(piece=None))[0], prepare.normalize(one.images))  # as scripts/doctor.py's
+    assert torch.equal(prepare(one._replace(piece=None))[0], prepare.normalize(one.images))  # as for scripts/doctor.py
 
 
 def test_one_graph_per_size_does_all_image_preparation(monkeypatch):
@@ -116,7 +116,7 @@ def test_one_graph_per_size_does_all_image_preparation(monkeypatch):
     for count in (8, 6, 4, 7):
         assert torch.equal(compiled(batch(count))[0], plain(batch(count))[0])
     assert len(graphs) == 4
-    assert type(build_erasing(config, CPU)) is Erasing  # image by image
+    assert type(build_erasing(config, CPU)) is Erasing  # one image at a time
     assert type(build_erasing(config, torch.device("meta"))) is BatchedErasing
 
 

@@ -1,4 +1,4 @@
-"""The model sees the same images for any split, kind of worker and start: every source, policy, crop and mixing."""
+"""The model sees the same images for every split, kind of worker and start: all sources, policies, crops and mixing."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from configs.schema import Config
 from tests.support.seen import NUM_IMAGES, SOURCES, WINDOW, seen, settings
 
 BATCH_MIXES = {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "MIXUP_GROUP": 6}
-CASES = {  # settings of DATA, of TRAIN
+CASES = {  # settings of DATA and of TRAIN
     "rand": ({"VFLIP": 0.5}, {"AUTO_AUGMENT": "rand", **BATCH_MIXES}),
     "augmix": (
         {"TRAIN_CROP": "simple"},

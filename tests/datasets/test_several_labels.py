@@ -1,4 +1,4 @@
-"""CSV files whose images have any number of labels: in one column with a separator, or in a column of 0 and 1 each."""
+"""CSV files with any number of labels per image: in one column with a separator, or in a 0/1 column per label."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_image_labels_come_from_its_cell_or_columns(tmp_path, here, form):
         header, rows, given = "image_path,target", separated(" ".join(each) for each in MEANT), {"LABEL_SEPARATOR": " "}
     elif form == "named columns":
         given = {"COLUMNS": ("image_path", "dog", "cat", "bird")}
-    elif form == "words":  # and columns of groups and without a name
+    elif form == "words":  # adds a column of groups and a column without a name
         header, given = f"{header},person,", IN_COLUMNS | {"GROUP_BY": "person"}
         rows = [f"{row},p{number}," for number, row in enumerate(in_columns(yes="TRUE", no="False"))]
     write(tmp_path / "train.csv", rows, header)
@@ -102,7 +102,7 @@ def test_listed_class_without_images_requires_num_classes(tmp_path):
 
 def test_split_leaves_training_images_of_every_class():
     targets = np.random.default_rng(0).choice(4, size=300)
-    targets[0] = 4  # the only image of class d, which has a label of others too
+    targets[0] = 4  # the only image of class d, which also has the label of another class
     images = FileImages("/", [f"{number}.png" for number in range(300)], targets, list("abcd"), PixelRules(3))
     images.label_sets = [(0,), (0, 1), (1, 2), (), (1, 3)]
     for seed in range(20):

@@ -1,4 +1,4 @@
-"""Tar shards: reading and indexing them, and what is refused."""
+"""Tar shards: reading, indexing, and refused files."""
 
 import io
 import os
@@ -36,7 +36,7 @@ def test_tars_on_a_server_without_their_extra_are_refused(monkeypatch):
 
 def test_samples_are_read_in_tar_order(tmp_path):
     make_set(tmp_path)
-    (tmp_path / "train-000001.tar.gz").touch()  # which one of them was unpacked from
+    (tmp_path / "train-000001.tar.gz").touch()  # the compressed file from which a tar was unpacked
     train, val = load("shards", tmp_path)
     assert shades(train) == list(range(30)) and shades(val) == list(range(200, 206))
     assert train.targets.tolist() == [number % 3 for number in range(30)] and train.classes == ["0", "1", "2"]
@@ -84,7 +84,7 @@ def test_tar_formats_read_long_names_and_skip_links(tmp_path, tar_format):
     with tarfile.open(path := tmp_path / "train-0.tar", "w", format=tar_format) as tar:
         for link, kind in [("x.png", tarfile.SYMTYPE), ("y.png", tarfile.LNKTYPE), ("z.png", tarfile.DIRTYPE)]:
             member = tarfile.TarInfo(link)
-            member.type, member.linkname, member.size = kind, "/etc/hostname", 5000  # of which nothing follows
+            member.type, member.linkname, member.size = kind, "/etc/hostname", 5000  # the size counts only for files
             tar.addfile(member)
         for each, content in files.items():
             member = tarfile.TarInfo(each)
@@ -108,7 +108,7 @@ def test_documented_shard_writer_makes_readable_shards(tmp_path):
     assert train.targets.tolist() == [number % 3 for number in range(25)]
 
 
-# --- what is refused ---
+# --- refused files ---
 
 
 @pytest.mark.parametrize("files", cases_of("mistakes/in_a_tar"))
@@ -144,7 +144,7 @@ def test_truncated_tar_is_refused(tmp_path, position):
     end = 0
     if position < 0:
         with tarfile.open(path) as tar:
-            end = max(member.offset_data + 512 for member in tar)  # without the blocks that end a tar
+            end = max(member.offset_data + 512 for member in tar)  # before the blocks that end the tar
     path.write_bytes(path.read_bytes()[: position + end])
     assert_names(error_of("shards", tmp_path), path, "truncated")
 
@@ -152,19 +152,19 @@ def test_truncated_tar_is_refused(tmp_path, position):
 def test_damaged_tar_header_is_reported_with_its_offset(tmp_path):
     path = write_tar(tmp_path / "train-0.tar", samples(0, 3))
     train = train_only(tmp_path)
-    flip(path, 1024 + 10)  # in the second header's name: a 512-byte header and a block of content come before
+    flip(path, 1024 + 10)  # in the second header's name, after a 512-byte header and a block of content
     os.utime(path, ns=(1, 1))
     with refused(DataError, path, "-resume"):
         train.read(0)
     assert_names(error_of("shards", tmp_path), path, "1024")
 
 
-# --- the index; what holds for that of every data set: test_index.py ---
+# --- the index; test_index.py has the tests for every data set ---
 
 
 @pytest.fixture
 def scanned(monkeypatch) -> list[str]:
-    """The names of the tars that are scanned."""
+    """Return a list of the names of scanned tars."""
     names, scan = [], shards.scan
     monkeypatch.setattr(shards, "scan", lambda tar: names.append(Path(tar.title).name) or scan(tar))
     return names
@@ -176,7 +176,7 @@ def test_foreign_or_out_of_bounds_index_is_rejected(tmp_path, scanned):
     described = [
         (ShardTar("train-1.tar", stat.st_size, stat.st_mtime_ns), Shard(*np.zeros((3, 3), np.int64), names, b"")),
     ]
-    for place in ((512, 10**9), (10**9, 100), (-1, 100), (512, -1)):  # a position and a size
+    for place in ((512, 10**9), (10**9, 100), (-1, 100), (512, -1)):  # invalid positions and sizes
         rows = np.array([[0, 512, 100], [1, *place], [2, 512, 100]], np.int64)
         described.append((ShardTar("train-0.tar", stat.st_size, stat.st_mtime_ns - 1), Shard(*rows.T, names, checksum)))
     for each in described:
@@ -200,7 +200,7 @@ def test_only_new_tars_in_changed_set_are_scanned(tmp_path, scanned):
     assert scanned == ["train-000001.tar", "train-000009.tar"]
 
 
-@pytest.mark.parametrize("count", [10, 2000])  # all of the tar is compared, or pieces of it
+@pytest.mark.parametrize("count", [10, 2000])  # the whole tar is compared, or only pieces of it
 def test_copied_tar_keeps_its_index_unless_changed(tmp_path, scanned, count):
     write_tar(tmp_path / "data" / "train-0.tar", samples(0, 10) | {f"{n}.txt": b"x" * 512 for n in range(count)})
     wanted = shades(train_only(tmp_path / "data"))

@@ -1,4 +1,4 @@
-"""Images held out for validation, and what a checkpoint keeps of that: the split, the classes and their order."""
+"""Images held out for validation, and the split, classes and class order in a checkpoint."""
 
 import csv
 import itertools
@@ -29,7 +29,7 @@ RULES = PixelRules(3)
 
 
 def parts_of(dataset: str, path, **options) -> dict[str, str]:
-    """{name of an image: the part that it is in}"""
+    """Return {name of an image: its part}."""
     train, val = load(dataset, path, **options)
     return {each.key(index): part for part, each in zip("tv", (train, val), strict=True) for index in range(len(each))}
 
@@ -47,7 +47,7 @@ def test_growing_folder_keeps_split_and_measures_every_class():
                 "/", names := first + later[:size], [classes.index(n[:3]) for n in names], classes, RULES
             )
             after = {}
-            for fraction in (0.4, 0.1):  # a larger one holds out all that a smaller one does
+            for fraction in (0.4, 0.1):  # a larger fraction must include every image that a smaller one holds out
                 train, val = divide(images, new_record("hash", "here", fraction, None))
                 wider, after = after, {key: part for part, each in (("t", train), ("v", val)) for key in keys(each)}
                 assert train.count_classes().all() and val.count_classes().all()
@@ -84,7 +84,7 @@ def test_split_of_name_ignores_source_and_unicode_form(tmp_path):
 
 
 def in_parts(names: list[str], fraction: float = 0.2) -> tuple[dict[str, str], str]:
-    """{path below the class folder: part} of images in class folders, and what the log says."""
+    """Return {path below the class folder: part} of images in class folders, and the log lines."""
     classes = sorted({name.partition("/")[0] for name in names})
     images = FileImages("/", names, [classes.index(name.partition("/")[0]) for name in names], classes, RULES)
     train, val = divide(images, new_record("hash", "here", fraction, None))
@@ -107,7 +107,7 @@ def test_relabelling_changes_part_only_of_logged_images():
         changed = [name for name, part in before.items() if part != after[name]]
         assert all(name in f"{first}\n{then}" for name in changed)
         num_named += len(changed)
-    assert 0 < num_named < 40, "classes of three images must show what the log names"
+    assert 0 < num_named < 40, "some images must change part, and the log must name them"
 
 
 def test_classes_sharing_file_names_keep_their_validation_share():
@@ -131,14 +131,14 @@ def test_class_in_path_does_not_decide_its_split(tmp_path):
         images = FileImages("/", names, [0] * 300, classes, RULES)
         parts.append([int(Path(key).stem) for key in keys(divide(images, new_record("hash", "here", 0.1, None))[1])])
     assert parts[0] == parts[1] and len(parts[0]) > 10
-    images.labels_are_numbers = True  # then folders of that name have nothing to do with classes
+    images.labels_are_numbers = True  # class names are then numbers, unrelated to folder names
     other = divide(images, new_record("hash", "here", 0.1, None))[1]
     assert [int(Path(key).stem) for key in keys(other)] != parts[0]
 
 
 @pytest.fixture
 def relabelled(tmp_path) -> tuple[Path, str]:
-    """A CSV file of ants, bees and cats, and what it says after all bees were labelled ant, in their folder."""
+    """Return a CSV file of ants, bees and cats, and its text after all bees were relabelled as ants, in the same folder."""
     names = [f"{name}/{name}{number}.png" for name in ("ant", "bee", "cat") for number in range(60)]
     for name in names:
         draw(tmp_path / name)
@@ -200,7 +200,7 @@ def test_single_image_classes_are_refused_as_needing_two(tmp_path):
     make_folders(tmp_path / "photos", {"ant": 1, "bee": 1, "cat": 1})
     found = error_of("imagefolder", tmp_path / "photos")
     assert_names(found, "DATA.DATA_PATH", tmp_path / "photos", "two", "docs/data.md")
-    assert "VAL_FRACTION" not in found, "no fraction holds out one of one"
+    assert "VAL_FRACTION" not in found, "no fraction can hold out one image of one"
     make_folders(tmp_path / "photos", {"ant": 2})
     assert len(load("imagefolder", tmp_path / "photos")[1]) == 1
     make_folders(tmp_path / "parts/train", {"ant": 1, "bee": 1})
@@ -240,10 +240,10 @@ def test_evaluation_scores_the_holdout_in_copied_data(tmp_path, given):
     _, val = load(dataset, tmp_path / "here" / file, **given)
     kept = SavedData(val.classes, val.split, identity(val))
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
-    for place in ("here", "copy"):  # with VAL_FRACTION and FOLD as at first
+    for place in ("here", "copy"):  # with the original VAL_FRACTION and FOLD
         train, scored = load_image_sets(settings(dataset, tmp_path / place / file, evaluate=True, **group), saved=kept)
         assert train is None and shades(scored) == shades(val) and scored.split["rule"] == "hash"
-    for number in range(20):  # some of them would be held out
+    for number in range(20):  # a new split would hold out some of them
         draw(tmp_path / "copy" / "ant" / f"new-{number}.png")
     _, scored = load_image_sets(settings("imagefolder", tmp_path / "copy", evaluate=True), saved=kept)
     assert len(scored) == 60 and any("trained on" in note for note in scored.notes)
@@ -295,7 +295,7 @@ def test_split_csv_lists_every_image_whatever_its_name(tmp_path, monkeypatch):
 
 
 def parts_by_value(file, column: str, **options) -> dict[str, set[str]]:
-    """{value of this column: the parts that its images are in}"""
+    """Return {value of this column: the parts of its images}."""
     values = {row["image_path"]: row[column] for row in rows_of(file)}
     found = {}
     for name, part in parts_of("csv", file, **options).items():
@@ -328,7 +328,7 @@ def test_groups_equal_to_classes_cannot_be_split(tmp_path):
 
 
 def make(dataset: str, root) -> tuple:
-    """A set of this kind without a validation part: its path, and further settings."""
+    """Make a data set of this kind without a validation part. Return its path and further settings."""
     if dataset == "csv":
         lines = [f"{number}.png,{'ab'[number % 2]},p{number // 3}" for number in range(40)]
         for number in range(40):
@@ -348,7 +348,7 @@ def make(dataset: str, root) -> tuple:
 
 
 def keys(image_set) -> list[str | int]:
-    """What each image is known by: its name, of digits its row, since both parts have an image 0."""
+    """Return the identity of each image: its name, or its row for digits, because both parts have an image 0."""
     known_by = image_set.row if image_set.in_memory else image_set.key
     return [known_by(index) for index in range(len(image_set))]
 
@@ -365,7 +365,7 @@ def test_each_image_is_held_out_in_one_fold(tmp_path, dataset):
         assert sorted(keys(train) + keys(val)) == everything
     if dataset == "csv":
         held_out = [{int(key.removesuffix(".png")) // 3 for key in keys(val)} for _, val in sets]
-        assert sum(map(len, held_out)) == len(set.union(*held_out)) == 14, "a group lies in one fold"
+        assert sum(map(len, held_out)) == len(set.union(*held_out)) == 14, "a group must be in only one fold"
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "digits"])
@@ -407,7 +407,7 @@ def test_unused_validation_fraction_is_reported(tmp_path):
     make_folders(tmp_path / "val", {"ant": 2, "bee": 2})
     for dataset, path, fraction, is_told in (
         ("imagefolder", "", 0.3, True),
-        ("imagefolder", "", 0.1, False),  # which nobody set
+        ("imagefolder", "", 0.1, False),  # the default fraction
         ("imagefolder", "train", 0.3, False),
         ("digits", "", 0.3, True),
         ("digits", "", 0.2, False),

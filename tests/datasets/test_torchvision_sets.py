@@ -1,4 +1,4 @@
-"""torchvision/NAME, cifar10 and cifar100: small files in the layouts that torchvision expects, and what is said without them."""
+"""torchvision/NAME, cifar10 and cifar100: small files in torchvision's layouts, and the messages if they are missing."""
 
 import hashlib
 import inspect
@@ -58,7 +58,7 @@ def make_mnist(root: Path) -> None:
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, count) + bytes([7, 2, 1][:count]))
 
 
-# name: (its files, targets and shades of training, the same of validation, classes, how it is read)
+# {name: (its files, training targets and shades, the same for validation, classes, image class)}
 LAYOUTS = {
     "DTD": (make_dtd, ([0, 1], [1, 0]), ([0, 1], [2, 3]), ["banded", "dotted"], FileImages),
     "OxfordIIITPet": (make_pets, ([0, 1], [0, 1]), ([0, 1], [2, 3]), ["Abyssinian", "Great Dane"], TorchvisionImages),
@@ -93,7 +93,7 @@ def test_torchvision_set_without_split_holds_out_images(tmp_path):
 
 
 def test_offered_torchvision_sets_exist_with_these_arguments():
-    assert "torchvision" not in vars(torchvision_sets), "imported only for its data sets"
+    assert "torchvision" not in vars(torchvision_sets), "must be imported only for its data sets"
     for name, splits in SPLITS.items():
         parameters = inspect.signature(getattr(torchvision.datasets, name)).parameters
         assert {"root", "download"} <= set(parameters), name
@@ -135,7 +135,7 @@ CIFAR = {
 
 
 def write_cifar(root: Path, name: str, monkeypatch) -> Path:
-    """All files, with sums that torchvision accepts; image i of a file is i at its first pixel's red, and its class is as high."""
+    """Write all files with checksums that torchvision accepts. In file i, the images have red and class i and i + 1."""
     cls, labels = CIFAR[name]
     folder = root / cls.base_folder
     folder.mkdir(parents=True)
@@ -148,7 +148,7 @@ def write_cifar(root: Path, name: str, monkeypatch) -> Path:
     for index, (file, _) in enumerate(cls.train_list + cls.test_list):
         data = np.zeros((2, 3072), np.uint8)
         data[:, 0] = [index, index + 1]  # red of the first pixel
-        data[:, 1024 + 1] = 7  # green of the second
+        data[:, 1024 + 1] = 7  # green of the second pixel
         sums.append([file, written(file, {"data": data, labels: [index, index + 1]})])
     names = {cls.meta["key"]: [f"class_{number}" for number in range(10)]}
     monkeypatch.setattr(cls, "meta", {**cls.meta, "md5": written(cls.meta["filename"], names)})
@@ -183,7 +183,7 @@ def test_damaged_cifar_file_is_refused_without_opening_it(tmp_path, monkeypatch,
     assert not (tmp_path / "ran").exists()
 
 
-# --- mistakes, and what is not there ---
+# --- mistakes and missing files ---
 
 
 @pytest.mark.parametrize("name", cases_of("mistakes/of_torchvision"))

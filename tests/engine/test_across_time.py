@@ -1,4 +1,4 @@
-"""A run meets the data, settings and files of another day: classes by name, splits, checkpoints without their YAML."""
+"""A run meets changed data, settings and files: classes by name, splits, checkpoints without their YAML file."""
 
 import json
 import re
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signal_handlers")]
 
 
 def halfstep(*flags: str | Path, exit_with: int = 0) -> str:
-    """What main_single_gpu.py printed."""
+    """Return the output of main_single_gpu.py."""
     ended = typed("main_single_gpu.py", *flags)
     assert ended.returncode == exit_with, ended.printed
     return ended.printed
@@ -37,7 +37,7 @@ def halfstep(*flags: str | Path, exit_with: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A folder with clean.yaml, photos/{train,val}/{bird,cat,dog} and the output of a run on them."""
+    """Return a folder with clean.yaml, photos/{train,val}/{bird,cat,dog} and the output of a run on them."""
     folder = tmp_path_factory.mktemp("trained")
     for part in ("train", "val"):
         draw_photos(folder / "photos" / part, "bird", "cat", "dog")
@@ -53,7 +53,7 @@ def settings(folder: Path) -> list:
 
 @pytest.fixture
 def again(trained, tmp_path) -> Path:
-    """A copy of `trained`, to be changed."""
+    """Return a copy of `trained` that a test may change."""
     shutil.copytree(trained, tmp_path / "again")
     return tmp_path / "again"
 
@@ -64,7 +64,7 @@ def rename(folder: Path, old: str, new: str) -> None:
 
 
 def test_resume_refuses_renamed_class_unless_allowed(again):
-    rename(again, "cat", "zcat")  # which sorts last
+    rename(again, "cat", "zcat")  # sorts last
     resume = [*settings(again), "-output", again / "output", "-epochs", "5", "-resume", "auto"]
     before = (run_folder(again / "output") / "last.pth").read_bytes()
     for more in ((), ("-check",)):
@@ -79,7 +79,7 @@ def test_resume_refuses_renamed_class_unless_allowed(again):
     halfstep(*resume, *allowed)
     state = torch.load(run_folder(again / "output") / "last.pth", weights_only=True)
     assert state["class_names"] == ["bird", "zcat", "dog"]
-    assert state["progress"]["best"][0] == 100, "its labels were permuted"
+    assert state["progress"]["best"][0] == 100, "the labels were permuted"
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_a_checkpoint"))
@@ -154,7 +154,7 @@ def top1(said: str) -> float:
 def test_evaluation_maps_classes_by_name_to_the_checkpoint(again):
     said = halfstep(*settings(again), "-output", again / "o", "-eval", "-resume", checkpoint(again))
     assert top1(said) == 100
-    for number, part in enumerate(("val", "train")):  # in a class that was added since
+    for number, part in enumerate(("val", "train")):  # images of a class added after the training
         draw_photos(again / "photos" / part, "zebra", count=5 + number)
     said = halfstep(*settings(again), "-output", again / "more", "-eval", "-pretrained", checkpoint(again))
     assert top1(said) == 100 and "warning: 5 images" in said and "zebra" in said
@@ -173,12 +173,12 @@ def test_evaluation_maps_classes_by_name_to_the_checkpoint(again):
 
 def test_pretrained_start_with_added_class_keeps_accuracy(again):
     for number, path in enumerate(sorted((again / "photos" / "val").rglob("*.png"))):
-        Image.new("RGB", (8, 8), (number * 12,) * 3).save(path)  # some of every class are mistaken
+        Image.new("RGB", (8, 8), (number * 12,) * 3).save(path)  # some images of every class are misclassified
     old = [*settings(again), "-output", again / "o", "-eval", "-resume", checkpoint(again)]
     draw_photos(again / "photos" / "train", "zebra")
     said = halfstep(*settings(again), "-output", again / "new", "-pretrained", checkpoint(again), "-check")
     assert_names(said, "3 of 4 classes", "new: zebra")
-    still = ["-opts", "TRAIN.BASE_LR=0", "TRAIN.END_LR=0", "TRAIN.WARMUP_START_LR=0"]  # the weights of the start
+    still = ["-opts", "TRAIN.BASE_LR=0", "TRAIN.END_LR=0", "TRAIN.WARMUP_START_LR=0"]  # keeps the initial weights
     flags = [*settings(again), "-output", again / "new", "-epochs", "1", "-pretrained", checkpoint(again), *still]
     assert_names(halfstep(*flags), "3 of 4 classes", "new: zebra")
     state = torch.load(run_folder(again / "new") / "last.pth", weights_only=True)
@@ -188,7 +188,7 @@ def test_pretrained_start_with_added_class_keeps_accuracy(again):
 
 def test_scoring_initial_weights_leaves_training_bitwise_unchanged(again, monkeypatch):
     old = top1(halfstep(*settings(again), "-output", again / "o", "-eval", "-pretrained", checkpoint(again)))
-    more = ["-epochs", "1", "-pretrained", checkpoint(again), "-opts", "TRAIN.BASE_LR=2"]  # so that it gets worse
+    more = ["-epochs", "1", "-pretrained", checkpoint(again), "-opts", "TRAIN.BASE_LR=2"]  # makes the weights worse
     more += ["MODEL.DROPOUT=0.1", "TRAIN.MODEL_EMA=true"]
     states = []
     for name in ("scored", "not"):
@@ -200,7 +200,7 @@ def test_scoring_initial_weights_leaves_training_bitwise_unchanged(again, monkey
         if name == "scored":
             assert saved.before["eval_top1"] == pytest.approx(old) and status["before"]["top1"] == pytest.approx(old)
             assert saved.best.value < old and said.count("before training") == 2, (
-                "told at the start, and that it got worse"
+                "printed at the start, and when it got worse"
             )
             assert read_table(run / "metrics.csv")[0]["epoch"] == "-1"
             said = halfstep("-resume", run, "-epochs", "2", "-opts", "RESUME.ALLOW_CHANGED=[TRAIN.NUM_EPOCHS]")

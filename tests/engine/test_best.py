@@ -1,4 +1,4 @@
-"""Which epoch and which weights a run calls its best."""
+"""The choice of a run's best epoch and best weights."""
 
 import shutil
 from dataclasses import replace
@@ -26,7 +26,7 @@ EMA = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "TRAIN.MODEL_EMA_
 
 @pytest.fixture
 def scored(tmp_path, small_yaml):
-    """A run whose evaluations have these scores: its lines up to the one that ends it, and its folder."""
+    """A run whose evaluations return these scores: its log lines up to the last one of the run, and its folder."""
 
     def train(*scores, words=()):
         given = f"-cfg {small_yaml} -output {tmp_path}/o -resume auto -batch_size 160 -opts".split()
@@ -60,7 +60,7 @@ def test_better_of_raw_and_ema_weights_is_used(scored, tmp_path, small_yaml, key
 
 
 def test_unevaluated_checkpoint_keeps_last_choice_of_weights(scored):
-    """The choice stands in a checkpoint: of epochs 2 and 4 with and 3 without an evaluation, the first before a resumed run."""
+    """Checkpoints record the choice: epochs 2 and 4 are evaluated, epoch 3 is not, and the run is resumed after epoch 2."""
     words = [*EMA, "VALIDATE_FREQ=2", "SAVE_FREQ=1"]
     scored([70, 1.0], [20, 2.0], words=[*words, "TRAIN.NUM_EPOCHS=2"])
     _, folder = scored([20, 1.0], [70, 2.0], words=[*words, "TRAIN.NUM_EPOCHS=4"])
@@ -92,7 +92,7 @@ def test_tied_epochs_prefer_smaller_loss_then_the_first():
     lower = replace(scores, loss=0.5)
     assert Best.of(scores, 3, "").is_worse_than(lower) and not Best.of(lower, 3, "").is_worse_than(scores)
     assert Best().is_worse_than(scores) and not Best.of(scores, 3, "").is_worse_than(scores)
-    # Of a loss of NaN too, as a resumed run compares the best epoch that it knows with that of best.pth.
+    # Also with a NaN loss, because a resumed run compares its best epoch with best.pth.
     first, again = (Best.of(replace(scores, loss=float("nan")), 3, "") for _ in range(2))
     assert first == again
 
@@ -118,7 +118,7 @@ def test_changed_validation_images_invalidate_the_best_epoch(scored, tmp_path, s
     _, folder = scored([90, 0.1], words=["TRAIN.NUM_EPOCHS=1"])
     state = read(folder / "last.pth")
     assert "best.pth" in check("1/5") and "best.pth" not in check("0/5")
-    # Before the first evaluation there is no best epoch that other images could end.
+    # Before the first evaluation, there is no best epoch that a changed validation set could invalidate.
     torch.save(state | {"progress": state["progress"] | {"best": [*Best()]}}, folder / "last.pth")
     assert "best.pth" not in check("1/5")
     torch.save(state, folder / "last.pth")
@@ -138,4 +138,4 @@ def test_changed_validation_images_invalidate_the_best_epoch(scored, tmp_path, s
 )
 def test_few_images_add_wilson_interval_to_accuracy(top1, count, low, high):
     assert_names(confidence(top1, count), f"{low} to {high}%", f"{count} images")
-    assert confidence(top1, 1000) == confidence(top1, 0) == "", "of many images or an unknown number there is none"
+    assert confidence(top1, 1000) == confidence(top1, 0) == "", "no interval for many images or an unknown number"

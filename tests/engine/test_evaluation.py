@@ -1,4 +1,4 @@
-"""Scores are counted image by image, in plain Python here; those of several labels an image are scikit-learn's, for any number of processes."""
+"""Scores match counts in plain Python, image by image; multi-label scores match scikit-learn, for any number of processes."""
 
 import warnings
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 
 class MeanColourModel(torch.nn.Module):
-    """Logits that are a function of the image alone: how near its mean is to each class's own shade."""
+    """Logits that depend only on the image: how close its mean is to each class's shade."""
 
     def __init__(self, num_classes: int):
         super().__init__()
@@ -45,14 +45,14 @@ class MeanColourModel(torch.nn.Module):
 
 
 class HalfLogits(MeanColourModel):
-    """Logits in bfloat16, as models return them under autocast."""
+    """The same logits in bfloat16, as models return them under autocast."""
 
     def forward(self, images):
         return super().forward(images).bfloat16()
 
 
 def score(tmp_path, num_classes, unreadable=(), kind=MeanColourModel, count=37):
-    """Our scores, and the three counted by hand."""
+    """Return our scores, and top-1, top-5 and loss counted by hand."""
     rng = np.random.default_rng(0)
     pixels = np.broadcast_to(rng.integers(256, size=(count, 1, 1), dtype=np.uint8), (count, 8, 8)).copy()
     targets = rng.integers(num_classes, size=count)
@@ -94,7 +94,7 @@ def test_loss_and_accuracy_match_a_manual_count(tmp_path, num_classes, unreadabl
     assert top1 < top5 and (top5 < 100 or num_classes <= 5)
 
 
-# Loses the first image of each batch of an evaluation.
+# A program that loses the first image of each batch in evaluations.
 LOSES_IMAGES = """
 import sys
 from engine.evaluation.tally import Tally
@@ -146,12 +146,12 @@ def test_macro_recall_and_f1_match_scikit_learn():
     logits, targets = torch.randn(300, 20, generator=rng), torch.randint(3, 15, (300,), generator=rng)
     logits[torch.arange(300), targets] += 1.5
     tally = Tally(CPU, torch.float64)
-    for part in (slice(0, 256), slice(256, 300), slice(300, 300)):  # the last: a process without images left
+    for part in (slice(0, 256), slice(256, 300), slice(300, 300)):  # the last part is that of a process without images
         tally.add(logits[part], targets[part], num_excluded=0)
     scores, predicted, present = tally.result(Process(CPU)), logits.argmax(1), targets.unique()
-    assert len(present) == 12 and len(predicted.unique()) > 12, "classes without images are predicted too"
+    assert len(present) == 12 and len(predicted.unique()) > 12, "classes without images must be predicted too"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of these
+        warnings.simplefilter("ignore")  # scikit-learn warns of these classes
         assert scores.macro_recall == pytest.approx(100 * balanced_accuracy_score(targets, predicted), abs=1e-6)
     f1 = f1_score(targets, predicted, labels=present, average="macro")
     assert scores.macro_f1 == pytest.approx(100 * f1, abs=1e-6)
@@ -168,7 +168,7 @@ def test_non_finite_logits_count_as_wrong():
 
 def test_evaluation_uses_batch_norm_statistics_of_rank_0(tmp_path):
     class Second(Process):
-        """Another process than that whose statistics are saved."""
+        """A process of a rank other than 0, whose statistics are not saved."""
 
         def spread(self, tensors):
             for tensor in tensors:
@@ -198,7 +198,7 @@ NUM_IMAGES, NUM_CLASSES = 403, 9
 
 @pytest.fixture(scope="module")
 def scored():
-    """Logits with many equal values, and labels; the last class has no image, and is predicted all the same."""
+    """Return logits with many ties, and labels. The last class has no image, but is predicted."""
     rng = torch.Generator().manual_seed(0)
     targets = (torch.rand(NUM_IMAGES, NUM_CLASSES, generator=rng) < torch.linspace(0.02, 0.6, NUM_CLASSES)).float()
     targets[:, -1] = 0
@@ -207,7 +207,7 @@ def scored():
 
 
 def tally(process, logits, targets):
-    """Scores as an evaluation counts them: each process has every so many images, in batches, at last perhaps an empty one."""
+    """Score like an evaluation: each process gets every world_size-th image, in batches; the last batch may be empty."""
     found, share = Tally(CPU, torch.float64), torch.arange(process.rank, len(logits), process.world_size)
     for start in range(0, max(1, -(-len(logits) // process.world_size)), 67):
         part = share[start : start + 67]
@@ -225,7 +225,7 @@ def test_map_recall_and_f1_match_scikit_learn(scored, monkeypatch, world_size):
     monkeypatch.setattr(module, "BYTES_AT_ONCE", 5 * NUM_IMAGES * 2)  # two classes at once
     logits, targets = scored
     results = Threads(world_size).run(lambda process: tally(process, logits, targets))
-    assert len(moves) > 2 * world_size, "the device keeps all scores until the end"
+    assert len(moves) > 2 * world_size, "the device must not keep all scores until the end"
     predicted, labels = (logits > 0).numpy(), np.flatnonzero(targets.any(0))
     assert len(labels) == NUM_CLASSES - 1 and predicted[:, -1].any()
     expected = {
@@ -244,7 +244,7 @@ def test_map_recall_and_f1_match_scikit_learn(scored, monkeypatch, world_size):
 @pytest.mark.parametrize(
     ("scores", "positives", "expected"),
     [
-        ([np.nan, -1, -2], [0, 1, 1], 1.0),  # NaN is lower than any score
+        ([np.nan, -1, -2], [0, 1, 1], 1.0),  # NaN ranks below any score
         ([3e38, np.inf, -np.inf, -3e38], [1, 0, 0, 1], (1 / 2 + 2 / 3) / 2),
     ],
 )
@@ -289,7 +289,9 @@ def test_multi_label_run_uses_map_and_half_threshold(tmp_path, small_yaml):
     predictor = Predictor(load_classifier(folder / "best.pth"), Process(CPU))
     some, above = list(predictor(paths, top=4)), list(predictor(paths))
     assert [each.path for each in some] == paths and {len(each.guesses) for each in some} == {4}
-    assert any(sum(guess.probability for guess in each.guesses) > 1.01 for each in some), "not of one class each"
+    assert any(sum(guess.probability for guess in each.guesses) > 1.01 for each in some), (
+        "an image may have several likely labels"
+    )
     expected = [[guess for guess in each.guesses if guess.probability > 0.5] for each in some]
     assert [each.guesses for each in above] == expected
 
@@ -298,7 +300,7 @@ def test_metrics_are_zero_without_labels_or_images():
     for logits in (torch.zeros(3, 2), torch.zeros(0, 2)):
         scores = tally(Process(CPU), logits, torch.zeros_like(logits))
         assert (scores.map, scores.macro_recall, scores.macro_f1, scores.micro_f1) == (0, 0, 0, 0)
-    scores = tally(Process(CPU), logits, torch.zeros(0, dtype=torch.int64))  # of one class an image
+    scores = tally(Process(CPU), logits, torch.zeros(0, dtype=torch.int64))  # one class per image
     assert (scores.top1, scores.loss, scores.macro_recall, scores.macro_f1, scores.num_images) == (0, 0, 0, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""The loop over epochs: what it counts, and what it does when an error ends it."""
+"""The loop over epochs: its counts, and its actions when an error ends it."""
 
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -36,7 +36,7 @@ def test_callbacks_close_after_an_error_without_hiding_it(monkeypatch):
 
 
 def test_interrupt_closes_no_callback(monkeypatch):
-    """Whoever presses Ctrl-C a second time does not want to wait for pictures."""
+    """A user who presses Ctrl-C a second time does not want to wait for pictures."""
     callback = Mock()
     monkeypatch.setattr(Loop, "train", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):

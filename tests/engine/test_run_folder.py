@@ -1,4 +1,4 @@
-"""The folder of a run that has a name: whose it is, and who goes on in it."""
+"""The folder of a named run: which run owns it, and which run may continue in it."""
 
 import errno
 import fcntl
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def start(folder: Path, *words: str, **options) -> Ended:
-    """A run of one epoch that is called mine."""
+    """Run one epoch under the name `mine`."""
     (folder / "small.yaml").write_text(SMALL)
     flags = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / "o"), "-name", "mine", "-epochs", "1"]
     script = "main_multi_gpu.py" if options.get("processes") else "main_single_gpu.py"
@@ -34,7 +34,7 @@ def start(folder: Path, *words: str, **options) -> Ended:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Where a run of two processes called mine was killed before its first save, and then finished."""
+    """Return the folder of a run of two processes that was killed before its first save, and then finished."""
     folder = tmp_path_factory.mktemp("named")
     killed = start(folder, "-resume", "auto", processes=2, faults={"signal_at": [3, signal.SIGKILL, [0, 1]]})
     assert killed.codes == [-signal.SIGKILL] * 2
@@ -57,7 +57,7 @@ def test_existing_name_is_refused_without_resume(folder):
     found = rows(start(folder, "-check").stdout)["output"]
     assert found[0] == "WRONG" and str(folder / "o/mine") in found[1]
     goes_on = start(folder, "-resume", "auto").done()
-    assert "Epoch[" not in goes_on.stdout, "its one epoch is trained"
+    assert "Epoch[" not in goes_on.stdout, "its only epoch is already trained"
 
 
 def test_saved_settings_repeat_run_under_another_name(folder):
@@ -158,7 +158,7 @@ PHOTOS = SMALL.replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3")
 
 
 def train_on(data: Path, output: Path, *words: str) -> Ended:
-    """A run of one epoch on class folders."""
+    """Run one epoch on class folders."""
     (data.parent / "photos.yaml").write_text(PHOTOS)
     flags = ["-dataset", "imagefolder", "-data_path", data, "-output", output, "-epochs", "1", "-batch_size", "2"]
     return typed("main_single_gpu.py", "-cfg", data.parent / "photos.yaml", *flags, *words)
@@ -188,7 +188,7 @@ def test_output_folder_beside_classes_is_not_a_class(tmp_path, output):
     for name in ("first", "second"):
         ended = train_on(data, save, "-name", name).done()
         assert status_of(save / name)["about"]["classes"] == 2
-    assert "first" in ended.stdout or output == "parts/o", "and a line names the folder that is not read"
+    assert "first" in ended.stdout or output == "parts/o", "a line must name the folder that is skipped"
 
 
 def test_running_training_leaves_hard_link_snapshot_unchanged(tmp_path):
@@ -199,7 +199,7 @@ def test_running_training_leaves_hard_link_snapshot_unchanged(tmp_path):
     folder, snapshot = tmp_path / "o/mine", tmp_path / "snapshot"
     wait_until(lambda: len(list(tmp_path.glob("waits.*"))) == 2, runs=[going])
     (folder / "log.txt").chmod(0o640)
-    shutil.copytree(folder, snapshot, copy_function=os.link)  # as `cp -al` does
+    shutil.copytree(folder, snapshot, copy_function=os.link)  # like `cp -al`
     before = {path.name: path.read_bytes() for path in snapshot.iterdir()}
     (tmp_path / "go").touch()
     going.wait().done()

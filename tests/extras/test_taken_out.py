@@ -1,4 +1,4 @@
-"""Each extra can be deleted: all else works without it, and whoever asks for it is told how to get it back."""
+"""Each extra can be deleted. Everything else works, and a command that needs the extra explains how to get it back."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 ROOMS = ("configs", "datasets", "engine", "models", "scripts", "utils", "weights", "tests")
 TRAIN = "main_single_gpu -cfg {small} -output {output} -name asking -epochs 1"
-# The command that asks for an extra. None: nobody does, and a run without it says so.
+# {extra: a command that needs it}. None: no command needs it directly.
 ASKING: dict[str, str | None] = {
     "attention_maps": "scripts.predict {output}/run {output}/run/loss.png -attention {output}/maps",
     "budget": f"{TRAIN} -budget 5m",
@@ -29,8 +29,8 @@ ASKING: dict[str, str | None] = {
     "report": "scripts.report {output}/run",
     "timm_arguments": "scripts.from_timm --model resnet50",
     "trackers": f"{TRAIN} -track mlflow",
-    "kubeflow": None,  # the environment of a TrainJob asks for it: test_missing_kubeflow_extra_is_reported
-    "launchers": None,  # variables of srun and mpirun ask for it: test_srun_and_mpirun_without_their_extra
+    "kubeflow": None,  # used in the environment of a TrainJob: test_missing_kubeflow_extra_is_reported
+    "launchers": None,  # used for variables of srun and mpirun: test_srun_and_mpirun_without_their_extra
     "operator_lists": f"{TRAIN} -amp -opts PRECISION.CUSTOM_BLACK_LIST=[softmax]",
     "paddlevit": f"{TRAIN} -opts MODEL.TRANS.DEPTH=2",
     "profiler": f"{TRAIN} -profile 2",
@@ -38,7 +38,7 @@ ASKING: dict[str, str | None] = {
     "memory": f"{TRAIN} -batch_size auto",
     "optimizers": f"{TRAIN} -opts TRAIN.OPTIMIZER.NAME=lamb",
 }
-# Every run uses these, so a run without one says in its log that it is missing.
+# Every run uses these extras, so a run without one of them logs that it is missing.
 IN_EVERY_RUN = ("doctor", "memory", "report")
 
 
@@ -48,7 +48,7 @@ def extras() -> list[str]:
 
 
 def without(name: str, folder: Path) -> Path:
-    """A copy of the program, made of links, in which an extra and those that need it are missing."""
+    """Return a copy of the program, made of links, without an extra and the extras that need it."""
     gone = {name}
     while needing := {each for each in extras() if gone & {*needs_of(first_file(each))}} - gone:
         gone |= needing
@@ -96,7 +96,7 @@ def test_missing_kubeflow_extra_is_reported(tmp_path, small_yaml):
     ids=lambda environment: next(iter(environment)),
 )
 def test_srun_and_mpirun_without_their_extra(tmp_path, small_yaml, environment):
-    """No process may train alone what it should train together with others."""
+    """No process may train alone if it belongs to several processes."""
     root = without("launchers", tmp_path)
     (root / "start.py").write_text((ROOT / "main_multi_gpu.py").read_text())
     words = ["-cfg", str(small_yaml), "-output", str(root / "runs"), "-epochs", "1", "-ngpus", "1"]
@@ -107,7 +107,7 @@ def test_srun_and_mpirun_without_their_extra(tmp_path, small_yaml, environment):
 
 def test_run_without_report_extra_keeps_its_metrics(tmp_path, small_yaml):
     root = without("report", tmp_path)
-    shutil.copy(ROOT / "main_single_gpu.py", root / "start.py")  # of a link, Python takes the folder it leads to
+    shutil.copy(ROOT / "main_single_gpu.py", root / "start.py")  # Python resolves a link to the original folder
     words = ["-cfg", small_yaml, "-output", root / "runs", "-epochs", "1", "-opts", "REPORT=true"]
     ended = run_fresh(str(root / "start.py"), *map(str, words)).done()
     assert_names(ended.stdout, "extras/report is missing", "report.html")

@@ -1,4 +1,4 @@
-"""What tests of faults share: runs that start at once, the settings of a run that is over in moments, some images."""
+"""Fixtures for tests of faults: a function that starts runs, settings for a very short run, and a few images."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tests.support.image_sets import make_folders
 from tests.support.run_hash import run_hash
 from tests.support.runs import Ended, run, run_folder
 
-# Four updates an epoch, with what draws random numbers or remembers something. The one evaluation is of the best epoch.
+# Four updates per epoch, with random numbers and state between updates. The only evaluation is at the last epoch.
 TINY = """
 DATA: {DATASET: synthetic, SYNTHETIC_SIZE: 64, IMAGE_SIZE: 8, BATCH_SIZE: 8, BATCH_SIZE_EVAL: 64, NUM_WORKERS: 0}
 MODEL: {TYPE: vit, PATCH_SIZE: 4, EMBED_DIM: 8, DEPTH: 1, NUM_HEADS: 1, NUM_CLASSES: 4, DROPPATH: 0.2, DROPOUT: 0.1}
@@ -28,7 +28,7 @@ Start = Callable[..., Ended]
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
-    """The settings of such a run."""
+    """Return a file with these settings."""
     path = tmp_path_factory.mktemp("faults") / "tiny.yaml"
     path.write_text(TINY)
     return path
@@ -36,7 +36,7 @@ def tiny(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def start(tiny) -> Start:
-    """start(output, *flags, processes=1, fault=arguments): a run of these settings to its end, with faults planted in it."""
+    """Return start(output, *flags, processes=1, fault=arguments), which runs these settings with planted faults."""
 
     def start(output: Path, *flags: str, processes: int = 1, **faults: list) -> Ended:
         script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
@@ -48,7 +48,7 @@ def start(tiny) -> Start:
 
 @pytest.fixture(scope="session")
 def unbroken(tmp_path_factory, start) -> Callable[..., str]:
-    """The hash of a run of these flags that nothing stops."""
+    """Return a function that runs these flags without interruption and returns the hash."""
 
     @functools.cache
     def train(*flags: str, processes: int = 1) -> str:
@@ -61,7 +61,7 @@ def unbroken(tmp_path_factory, start) -> Callable[..., str]:
 
 @pytest.fixture
 def photos(tmp_path) -> Path:
-    """200 training images, of which two, so 1%, cannot be read, and 4 to validate."""
+    """Return 200 training images, 2 of them (1%) unreadable, and 4 validation images."""
     make_folders(tmp_path / "photos/train", {"ant": 100, "bee": 100})
     make_folders(tmp_path / "photos/val", {"ant": 2, "bee": 2})
     cut = tmp_path / "photos/train/ant/07.JPEG"

@@ -1,4 +1,4 @@
-"""Runs on images of which some cannot be read: in several processes, over a resume, and in validation (BadImageLimit, BadImages)."""
+"""Runs with unreadable images: in several processes, across a resume, and in validation (BadImageLimit, BadImages)."""
 
 import pytest
 import torch
@@ -20,9 +20,9 @@ def cut(photos, *names: str) -> None:
 
 
 def test_too_many_bad_images_across_ranks_end_run(tmp_path, start, photos):
-    """Three are allowed, and no process alone meets more."""
+    """Three bad images are allowed, and no process alone meets more."""
     cut(photos, "train/bee/50.JPEG", "train/ant/51.JPEG")
-    # Without its last update an epoch lacks eight images.
+    # Without its last update, an epoch lacks eight images.
     options = ("DATA.MAX_BAD_FRACTION=0.015", "DATA.DROP_LAST=false")
     stopped = start(tmp_path / "o", *flags(photos, *options), processes=2)
     assert stopped.codes == [2, 2] and "Traceback" not in stopped.printed

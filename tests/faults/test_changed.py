@@ -1,4 +1,4 @@
-"""What changed between a save and its resume: every setting, and the data."""
+"""Changes between a save and its resume: every setting, and the data."""
 
 import shutil
 import signal
@@ -21,8 +21,8 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.slow
 
 ORDER = Order(100, 32, 1, 1, True, 0, epoch_order=shuffled)
-# What a resumed run may have otherwise, written out: whoever adds a name must mean it. None of it moves the weights,
-# except by what the global batch, the number of images and the names of the classes stand for.
+# Settings that a resumed run may change, listed here so that a new name is a deliberate choice. None of them affects
+# the weights, except through the global batch, the number of images and the class names.
 MAY_CHANGE = {
     "DATA": "DATA_PATH BATCH_SIZE BATCH_SIZE_EVAL NUM_WORKERS WORKERS CLASSES MAX_PIXELS MAX_BAD_FRACTION "
     "CACHE_PATH REMOTE_CACHE_GB",
@@ -35,7 +35,7 @@ REMOVED_SOON = set()
 
 
 def resume(key: str) -> None:
-    """With the defaults, a checkpoint for which one of them was another."""
+    """Resume with the defaults from a checkpoint in which this setting has another value."""
     state = {"epoch": 0, "step": 3, "config": comparable(Config(), ORDER) | {key: "another"}}
     refuse_changes(Config(), ORDER, {}, state, Path("last.pth"))
 
@@ -68,7 +68,7 @@ def test_changed_image_count_is_refused_unless_allowed(tmp_path, start, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-opts", "DATA.NUM_WORKERS=0"]
 
     def files() -> dict[str, bytes]:
-        """All but the logs, which tell of the refusal too."""
+        """Return all files except the logs, which also record the refusal."""
         found = run_folder(tmp_path / "o").iterdir()
         return {path.name: path.read_bytes() for path in found if not path.name.startswith("log")}
 
@@ -78,7 +78,7 @@ def test_changed_image_count_is_refused_unless_allowed(tmp_path, start, photos):
     start(tmp_path / "o", *flags, "-epochs", "1").refused()
     assert files() == before
     allowed = start(tmp_path / "o", *flags, "RESUME.ALLOW_CHANGED=[NUM_IMAGES]", "-epochs", "1").done()
-    assert "Epoch[" not in allowed.printed, "its one epoch is trained already"
+    assert "Epoch[" not in allowed.printed, "its only epoch is already trained"
 
 
 def test_images_added_mid_epoch_restart_that_epoch(tmp_path, start, photos):
@@ -96,7 +96,7 @@ def test_images_added_mid_epoch_restart_that_epoch(tmp_path, start, photos):
 
 @pytest.fixture
 def flat(tmp_path) -> Path:
-    """A folder of class folders without parts, of which a run holds some out."""
+    """Return class folders without train and val, so that a run holds out some images."""
     make_folders(tmp_path / "flat", {"ant": 40, "bee": 40})
     return tmp_path / "flat"
 
@@ -168,7 +168,7 @@ def test_checkpoint_without_image_record_still_resumes(tmp_path, start, flat):
 
 def test_best_epoch_of_other_validation_images_is_ignored(tmp_path, start, photos):
     start(tmp_path / "o", *flags_of(photos), "-epochs", "1").done()
-    for path in (photos / "val").rglob("*.JPEG"):  # of the same names and labels
+    for path in (photos / "val").rglob("*.JPEG"):  # different images with the same names and labels
         noise(40, 20).save(path, format="PNG")
     again = start(tmp_path / "o", *flags_of(photos, "IMAGES")).done()
     assert_names(again.stdout, "other validation images", "does not count")

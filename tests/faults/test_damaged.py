@@ -1,4 +1,4 @@
-"""Checkpoints that were cut off, changed by a bit, or made to run something: never a wrong load."""
+"""Checkpoints that are truncated, changed by a bit, or contain code: they never load wrong values."""
 
 import random
 import shutil
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def run(tmp_path):
-    """A run's folder with two checkpoints."""
+    """Return a run's folder with two checkpoints."""
     folder = tmp_path / "train-20260102-03-04-05"
     folder.mkdir()
     for step in (1, 2):
@@ -29,7 +29,7 @@ def run(tmp_path):
 
 
 def take_up(run) -> tuple[int, list[str]]:
-    """The step of what -resume auto finds, which must be one of the two states, and what it warned of."""
+    """Return the step that -resume auto loads, after checking the state, and the warnings."""
     right = {1: state_hash(read_checkpoint(run / "previous.pth"))}
     right[2] = state_hash(read_checkpoint(run / "whole.pth"))
     warned = []
@@ -39,7 +39,7 @@ def take_up(run) -> tuple[int, list[str]]:
 
 
 def damage(run, content: bytes) -> None:
-    (run / "last.pth").unlink()  # not written over: it has another name
+    (run / "last.pth").unlink()  # not overwritten, because it has a hard link
     (run / "last.pth").write_bytes(content)
 
 
@@ -53,7 +53,7 @@ def test_fifty_truncated_checkpoints_are_rejected_with_a_warning(run):
 
 
 def test_flipped_bit_in_checkpoint_never_loads_wrong_values(run):
-    """A bit of the padding between tensors may change nothing: then all values are right."""
+    """A bit of the padding between tensors may change nothing; then all values are right."""
     shutil.copy(run / "last.pth", run / "whole.pth")
     whole = (run / "whole.pth").read_bytes()
     found = []

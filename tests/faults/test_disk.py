@@ -1,4 +1,4 @@
-"""A disk that is full, fails or may not be written to, and a folder that another run writes to."""
+"""A disk that is full, fails or is read-only, and a folder that another run writes to."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ ENOUGH_FOR_ALL_BUT_CHECKPOINTS = 20_000  # bytes
 
 
 def mounted(folder: Path, options: str) -> Iterator[Path]:
-    """A small disk of its own, where the system lets us have one."""
+    """Mount a small disk, or skip the test if the system does not allow it."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "none", folder]
     if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
@@ -65,7 +65,9 @@ def test_failed_save_leaves_a_whole_checkpoint_without_temporaries(tmp_path, mon
         calls = fail_from(patched, operation, nth)
         save(2)
     failed = calls[0] >= nth
-    assert failed == bool(told) and bool(saver.failure) == (failed and operation != "unlink")  # that one tidies up
+    assert failed == bool(told) and bool(saver.failure) == (
+        failed and operation != "unlink"
+    )  # a failed unlink is harmless
     left = read_checkpoint(tmp_path / "last.pth")
     assert left["step"] == saver.newest["step"] and (left["weight"] == left["step"]).all()
     if failed and operation in ("open", "write"):
@@ -76,13 +78,13 @@ def test_failed_save_leaves_a_whole_checkpoint_without_temporaries(tmp_path, mon
 
 
 def fail_from(patched, operation: str, nth: int) -> list[int]:
-    """From its nth call on an operation finds no room, for what it makes. Returns the number of calls, to be read later."""
+    """Let an operation fail with a full disk from its nth call on. Return the list that holds the number of calls."""
     calls = [0]
 
     def failing(do):
         def attempt(*arguments, **options):
             is_temporary = operation == "unlink" and os.path.basename(arguments[0]).startswith(".")
-            calls[0] += not is_temporary  # a disk without room lets us remove files
+            calls[0] += not is_temporary  # a full disk allows removing files
             return no_room() if calls[0] >= nth and not is_temporary else do(*arguments, **options)
 
         return attempt
@@ -121,13 +123,13 @@ def test_disk_too_small_for_one_checkpoint_is_refused(tmp_path, tiny, monkeypatc
     start(1000).refused("SAVE", "-output", "1,000 bytes", folder=re.compile(r"\S+/o/train-\S+"))
     assert not (tmp_path / "o").exists()
     assert rows(start(1000, "-check").stdout)["disk"][0] == "WRONG"
-    start(0, total=0).done()  # a file system that does not know its size
+    start(0, total=0).done()  # a file system that does not report its size
     folder = run_folder(tmp_path / "o")
     size = (folder / "last.pth").stat().st_size
     before = {path: path.read_bytes() for path in folder.iterdir() if path.name != "log.txt"}
     start(1000, "-resume", "auto", "-epochs", "2").refused("SAVE", folder)
     assert {path: path.read_bytes() for path in folder.iterdir() if path.name != "log.txt"} == before
-    start(1000, "-resume", "auto").done()  # it is finished, so nothing is saved
+    start(1000, "-resume", "auto").done()  # the run is finished, so it saves nothing
     start(size, "-resume", "auto", "-epochs", "2").done()
 
 
@@ -154,7 +156,7 @@ def test_unwritable_log_does_not_end_a_run(tmp_path, capsys):
     log.close()
     seen = capsys.readouterr()
     assert seen.out == "seen on the console\nand this\n"
-    assert seen.err.count("\n") == 1, "it is said once"
+    assert seen.err.count("\n") == 1, "the warning must appear once"
     assert_names(seen.err, tmp_path / "log.txt", "disk full")
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves as it ends; where the disk is full at any of its last writes, it says what is on the disk."""
+"""The last writes of a run. If the disk is full at any of them, the run's messages match the files on the disk."""
 
 import json
 import re
@@ -14,13 +14,13 @@ from tests.support.runs import Ended, ending, run, run_folder, status_of
 pytestmark = pytest.mark.slow
 
 OPTIONS = ("-opts", "VALIDATE_FREQ=1")
-# Raw and EMA: top-1 and loss after the first epoch, and after the second.
+# Top-1 and loss of raw and EMA weights after the first epoch, and after the second.
 RISING = [[25.0, 1.0]] * 2 + [[50.0, 1.0]] * 2
 FULL_AT_THE_SECOND_SAVE = ["open .last.pth.tmp", 2, False]
 
 
 def last_writes(start, folder: Path, **faults) -> list[tuple[str, int]]:
-    """What a run does to files from its last save on, and how often it has done so by then."""
+    """Return the file operations of a run since the start of its last save, each with its count until then."""
     folder.mkdir()
     start(folder / "o", *OPTIONS, score=RISING, list_all_operations=[str(folder / "all")], **faults)
     done = [json.loads(line) for line in (folder / "all").read_text().splitlines()]
@@ -29,7 +29,7 @@ def last_writes(start, folder: Path, **faults) -> list[tuple[str, int]]:
 
 
 def assert_truth(output: Path, ended: Ended) -> dict:
-    """Last line, status.json, exit code and checkpoints agree. Returns the status."""
+    """Assert that last line, status.json, exit code and checkpoints agree. Return the status."""
     folder, told = run_folder(output), ended.printed
     assert "Traceback" not in told and not list(folder.glob(".*.tmp")), told
     last, best = read_checkpoint(folder / "last.pth"), read_checkpoint(folder / "best.pth")
@@ -37,7 +37,7 @@ def assert_truth(output: Path, ended: Ended) -> dict:
     top1, epoch = re.search(r"top-1 ([\d.]+)% \(epoch (\d+)", line).groups()
     assert (float(top1), int(epoch)) == (best["metric"], best["epoch"] + 1), told
     status = status_of(folder)
-    if status["state"] == "training":  # it could not be written, which is said
+    if status["state"] == "training":  # it could not be written, and a warning says so
         assert re.search(r"^warning: .*status.json .*(done|stopped|save_failed)$", told, re.M), told
         return status
     assert (status["epoch"], status["step"]) == (last["epoch"] + 1, last["step"]), told

@@ -1,4 +1,4 @@
-"""Files that someone else made, or made to do harm: none is removed, executed, waited for without end, or believed."""
+"""Foreign or malicious files: none is removed, executed, trusted, or waited for without end."""
 
 import contextlib
 import io
@@ -70,7 +70,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(touched
 
 @pytest.fixture
 def theirs(tmp_path) -> Path:
-    """A folder with someone's file."""
+    """Return a folder with a user's file."""
     (tmp_path / "theirs/step-3").mkdir(parents=True)
     (tmp_path / "theirs/step-3/precious.txt").touch()
     return tmp_path / "theirs"
@@ -112,14 +112,14 @@ def test_url_as_folder_is_refused_without_showing_password(tmp_path, tiny, words
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, start) -> Path:
-    """The weights of a run."""
+    """Return the weights of a run."""
     output = tmp_path_factory.mktemp("trained")
     assert start(output, "-opts", "TRAIN.NUM_EPOCHS=1").returncode == 0
     return run_folder(output) / "last.pth"
 
 
 def scaled(path: Path, factor: float, into: Path) -> Path:
-    """The weights times a factor; they are finite still, or NaN."""
+    """Write the weights times a factor. They stay finite, or become NaN."""
     weights = torch.load(path, weights_only=True)["state_dict"]
     torch.save({name: each * factor if "blocks" in name else each for name, each in weights.items()}, into)
     return into
@@ -216,7 +216,7 @@ def test_oversized_image_or_status_file_is_never_read(tmp_path):
 
 
 def extended(kind: bytes, content: bytes) -> bytes:
-    """A header in front of that of a file, with its content."""
+    """Return an additional header of a file, with this content."""
     header = tarfile.TarInfo("x")
     header.type, header.size = kind, len(content)
     return header.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512)
@@ -253,13 +253,13 @@ def jpeg_of(side: int, **options) -> bytes:
 def test_jpeg_with_too_many_scans_is_not_decoded():
     jpeg = jpeg_of(1000, progressive=True)
     scan = jpeg.rfind(b"\xff\xda")
-    # Of a JPEG of one scan that is all that is decoded, and of any nothing behind its end, whatever follows.
+    # Only one scan of a single-scan JPEG is decoded, and nothing after the end of any JPEG, whatever follows.
     whole = (jpeg_of(1000) + 2000 * b"\xff\xda", jpeg + 2000 * b"\xff\xda")
     for each in (jpeg[:-2] + 20 * jpeg[scan : scan + 40] + jpeg[-2:], *whole):
         assert decode(each, PixelRules(3)).shape == (1000, 1000, 3)
     with pytest.raises(ImageReadError, match="scans"):
         decode(jpeg[:-2] + 5000 * jpeg[scan : scan + 40] + jpeg[-2:], PixelRules(3))
-    # A large one may have fewer, and a comment is not the end of one.
+    # A large JPEG may have fewer scans, and a comment is not its end.
     jpeg = jpeg_of(100, progressive=True)
     size, scan = jpeg.find(b"\xff\xc2") + 5, jpeg.rfind(b"\xff\xda")
     wide = jpeg[:size] + 2 * (14_000).to_bytes(2, "big") + jpeg[size + 4 :]
@@ -269,7 +269,7 @@ def test_jpeg_with_too_many_scans_is_not_decoded():
 
 
 def with_start(mode: str, kind: str, start: bytes, after: int) -> bytes:
-    """An image file with something else after its first bytes."""
+    """Return an image file with other bytes inserted near its start."""
     content = io.BytesIO()
     noise(8, 8, mode).save(content, kind)
     return content.getvalue()[:after] + start + content.getvalue()[after:]
@@ -356,7 +356,7 @@ def test_strange_names_stay_on_one_line_without_formulas(tmp_path, capfd):
 
 
 def changed(path: Path, change: str) -> dict:
-    """A checkpoint with something else under a name, as in `progress/totals=[0.0]`."""
+    """Return a checkpoint with another value under a name, as in `progress/totals=[0.0]`."""
     state = place = torch.load(path, weights_only=True)
     where, value = change.split("=", 1)
     *parents, name = where.split("/")
@@ -442,7 +442,7 @@ def test_optimizer_state_with_wrong_shapes_is_reported_damaged(tmp_path, change)
     torch.save(state, tmp_path / "last.pth")
     with pytest.raises(ConfigError, match="damaged"), naming_damage(tmp_path):
         trainer.load_state_dict(state)
-    # As a rollback finds it, and a file of another program.
+    # A rollback meets this checkpoint, and then a file of another program.
     said = SimpleNamespace(warn=pytest.fail, say=pytest.fail)
     saves = SimpleNamespace(trainer=trainer, process=trainer.process, folder=tmp_path, log=said, _wait=lambda: None)
     with pytest.raises(ConfigError, match=r"last\.pth: damaged"):
@@ -493,7 +493,7 @@ def test_tiny_pickle_cannot_exhaust_memory(tmp_path):
     torch.save({"a.weight": bytearray(9)}, tmp_path / "w.pth")
     with pytest.raises(ConfigError, match="bytearray"):
         read_weights(tmp_path / "w.pth")
-    (tmp_path / "w.pdparams").write_bytes(b"\x80\2}r\xff\xff\xff\x0f.")  # a place in the memory of the reader in C
+    (tmp_path / "w.pdparams").write_bytes(b"\x80\2}r\xff\xff\xff\x0f.")  # a memo index of pickle
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ConfigError, match="no weights"):
         read_weights(tmp_path / "w.pdparams")
@@ -656,7 +656,7 @@ def test_pipes_in_place_of_saved_files_never_block(tmp_path):
 
 
 TEMPORARY = ".last.pth.tmp .status.json.tmp"
-IN_THE_WAY = {  # {what stands there: {in place of these: the exit code}}
+IN_THE_WAY = {  # {kind of object: {the files that it replaces: the exit code}}
     "link": {".lock": 2, "log.txt": 0, f"last.pth config.yaml .config.yaml.tmp {TEMPORARY}": 0},
     "pipe": {".lock": 2, "log.txt": 2, "last.pth": 1, "config.yaml": 2, f".config.yaml.tmp {TEMPORARY}": 0},
     "folder": {".lock": 2, "log.txt": 2, "last.pth": 1, "config.yaml": 2, ".config.yaml.tmp": 2, TEMPORARY: 1},

@@ -1,4 +1,4 @@
-"""A run that is killed or told to stop, wherever that happens, goes on to the end that it would have had."""
+"""A run that is killed or stopped at any point resumes to the result of an uninterrupted run."""
 
 import json
 import re
@@ -13,11 +13,11 @@ from tests.support.runs import run_folder, status_of
 
 pytestmark = pytest.mark.slow
 
-# With everything that draws random numbers or remembers something; an epoch has four updates either way.
+# All settings that use random numbers or keep state between updates. An epoch has four updates in both cases.
 ALL = "TRAIN.SMOOTHING=0.1 TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.MIXUP_GROUP=4 TRAIN.RANDOM_ERASE_PROB=0.25"
 ALL += " TRAIN.REPEATED_AUG=3 DATA.TRAIN_CROP=simple DATA.VFLIP=0.5 VALIDATE_FREQ=1 SAVE_STEPS=5"
 OTHERS = f"{ALL} PRECISION.MODE=naive TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1"
-CONFIGURATIONS = {  # number of processes, and settings
+CONFIGURATIONS = {  # {name: (number of processes, settings)}
     "plain": (1, ()),
     "one": (1, ("-opts", *ALL.split())),
     "naive": (1, ("-opts", *OTHERS.split())),
@@ -26,7 +26,7 @@ CONFIGURATIONS = {  # number of processes, and settings
 }
 KILLED, TERM, INT, USR1, HUP = -signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP
 IN_THE_SECOND_EPOCH = {"signal_at": [7, signal.SIGKILL, [0, 1]]}
-# What stops it, the exit code, and the updates that are saved then: all that were begun when a signal came.
+# The fault, the exit code and the number of saved updates: all updates that had started when the signal came.
 STOPS = [
     *[(name, IN_THE_SECOND_EPOCH, KILLED, None) for name in ("one", "naive", "two", "shards")],
     ("one", {"tell": [0, "start-up", TERM]}, 143, 0),
@@ -34,11 +34,11 @@ STOPS = [
     ("one", {"tell": [0, "accumulation", USR1]}, 138, 3),
     ("one", {"tell": [0, "evaluation", TERM]}, 143, 4),
     ("one", {"tell": [0, "training", HUP]}, 129, 3),  # its terminal was closed
-    ("plain", {"ignore": [HUP], "tell": [0, "training", HUP]}, 0, 8),  # as under nohup
+    ("plain", {"ignore": [HUP], "tell": [0, "training", HUP]}, 0, 8),  # like nohup
     ("two", {"tell": [1, "training", HUP]}, 129, 4),
-    ("two", {"tell": [1, "training", USR1]}, 138, 4),  # agreed on while the devices compute: one update later
+    ("two", {"tell": [1, "training", USR1]}, 138, 4),  # processes agree while the devices compute, so one update later
     ("one", {"count_seconds": []}, 0, 5),
-    ("plain", {"jump": [1]}, 0, 8),  # a clock that jumps a day to and fro stops nothing
+    ("plain", {"jump": [1]}, 0, 8),  # a clock that jumps by a day must not stop the run
 ]
 
 
@@ -50,7 +50,7 @@ def test_stopped_run_resumes_to_the_same_end(tmp_path, start, unbroken, name, fa
     assert set(stopped.codes) == {code}, stopped.printed
     folder = run_folder(tmp_path)
     saved, status = read_checkpoint(folder / "last.pth")["step"], status_of(folder)
-    if step is None:  # killed while that of step 5 is being written, or after that
+    if step is None:  # killed during the save of step 5 or after it
         assert status["state"] == "training" and status["step"] <= saved and saved in (4, 5)
     else:
         assert (status["state"], status["step"], saved) == ("done" if step == 8 else "stopped", step, step)
@@ -62,7 +62,7 @@ def test_stopped_run_resumes_to_the_same_end(tmp_path, start, unbroken, name, fa
 
 
 def test_resume_after_kill_during_save_reaches_same_end(tmp_path, start, unbroken):
-    flags = ("-opts", "VALIDATE_FREQ=1", "TRAIN.BASE_LR=3e-2")  # so that each epoch is the best so far
+    flags = ("-opts", "VALIDATE_FREQ=1", "TRAIN.BASE_LR=3e-2")  # makes each epoch the best so far
     assert start(tmp_path / "listed", *flags, list_operations=[str(tmp_path / "listing")]).returncode == 0
     places = [json.loads(line) for line in (tmp_path / "listing").read_text().splitlines()]
     operations = [what for save, _, what in places if save == 2]
@@ -97,7 +97,7 @@ def test_start_without_time_for_an_update_exits_4(tmp_path, start):
 @pytest.mark.parametrize("number", [TERM, INT, USR1, HUP])
 def test_signal_before_the_run_starts_leaves_nothing(tmp_path, start, number):
     code = start(tmp_path / "o", tell=[0, "before the settings are read", number]).returncode
-    assert code in (-number, 128 + number)  # a shell calls both by the same number
+    assert code in (-number, 128 + number)  # a shell uses the same exit code for both
     assert not (tmp_path / "o").exists()
 
 

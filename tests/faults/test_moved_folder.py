@@ -1,4 +1,4 @@
-"""A run whose folder is moved, replaced or deleted: it ends, says so, and writes nothing to the folder that took its place."""
+"""A run whose folder is moved, replaced or deleted ends with a message, and writes nothing to the folder in its place."""
 
 import shutil
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ SHARDED = ("-batch_size", "4", *FAST, "DIST.STRATEGY=fsdp2")
 
 
 def assert_ended(output: Path, ended: Ended, where: str = "moved") -> None:
-    """The run ended with 1 and one line, and the run that took its place is as it was."""
+    """Assert that the run ended with code 1 and one line, and that the run in its place is unchanged."""
     assert set(ended.codes) == {1} and "Traceback" not in ended.printed, ended.printed
     found = {path.relative_to(output / "exp").as_posix() for path in (output / "exp").rglob("*")}
     assert found == set(OF_ANOTHER_RUN)
     assert {(output / "exp" / name).read_text() for name in OF_ANOTHER_RUN} == {"of another run"}
     assert_names(ended.stderr, "error: SAVE: ", output / "exp", output / where)
-    assert "\n  continue" not in ended.stdout, "it would continue the other run"
+    assert "\n  continue" not in ended.stdout, "this command would continue the other run"
 
 
 @pytest.mark.parametrize("moment", ["a save", "a rename", "a sign of life"])
@@ -73,7 +73,7 @@ def test_run_moved_before_first_update_reports_it(tmp_path, start, processes):
 
 @pytest.fixture
 def held(tmp_path) -> Iterator[HeldFolder]:
-    """The folder of a run."""
+    """Return the folder of a run."""
     (tmp_path / "o/exp").mkdir(parents=True)
     (tmp_path / "o/exp/.lock").touch()
     held = HeldFolder(tmp_path / "o/exp")

@@ -1,4 +1,4 @@
-"""NaN and infinity in the images, the loss or a gradient, on one of two processes or on both."""
+"""NaN and infinity in the images, the loss or a gradient, in one of two processes or both."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from tests.support.runs import rows_of, run_folder
 
 pytestmark = pytest.mark.slow
 
-FLAGS = ["-batch_size", "4", "-opts", "SAVE_STEPS=1"]  # four updates an epoch, two epochs
+FLAGS = ["-batch_size", "4", "-opts", "SAVE_STEPS=1"]  # four updates per epoch, two epochs
 RANKS = {"one": [1], "both": [0, 1]}
 
 
 def check_files(folder) -> None:
-    """No checkpoint holds what is not finite, whichever of its tensors."""
+    """Assert that no tensor in any checkpoint has non-finite values."""
 
     def check(value) -> None:
         if isinstance(value, torch.Tensor):
@@ -23,7 +23,7 @@ def check_files(folder) -> None:
             for each in value.values() if isinstance(value, dict) else value:
                 check(each)
 
-    paths = [path for path in folder.glob("*.pth") if not path.name.startswith("overflow")]  # the batch it stopped on
+    paths = [path for path in folder.glob("*.pth") if not path.name.startswith("overflow")]  # its last batch
     assert {"last.pth", "previous.pth"} <= {path.name for path in paths}
     for path in paths:
         state = read_checkpoint(path)
@@ -44,7 +44,7 @@ def test_ranks_skip_nonfinite_update_together_and_stay_identical(tmp_path, start
 
 
 def test_repeated_nonfinite_gradients_on_one_rank_stop_both(tmp_path, start):
-    options = ["PRECISION.MAX_CONSECUTIVE_SKIPS=3"]  # the first time, the run rolls back
+    options = ["PRECISION.MAX_CONSECUTIVE_SKIPS=3"]  # at first, the run rolls back
     poisoned = start(tmp_path / "o", *FLAGS, *options, processes=2, poison=["gradient", [1], list(range(2, 8))])
     assert poisoned.codes == [3, 3], poisoned.printed
     folder = run_folder(tmp_path / "o")

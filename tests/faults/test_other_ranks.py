@@ -1,4 +1,4 @@
-"""Processes that were started one by one: with other settings, images or source files than process 0 has they are refused."""
+"""Processes that are started one by one are refused if their settings, images or source files differ from process 0's."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ CODE = ("configs", "datasets", "engine", "models", "utils")
 
 @pytest.fixture
 def photos(tmp_path) -> Path:
-    """Two copies of a data set, `photos` and `copy`, the second of which is to be changed."""
+    """Return two copies of a data set: `photos`, and `copy`, which a test may change."""
     for part, count in (("train", 12), ("val", 4)):
         make_folders(tmp_path / "photos" / part, {"ant": count, "bee": count})
     shutil.copytree(tmp_path / "photos", tmp_path / "copy")
@@ -31,7 +31,7 @@ def flags_of(tiny: Path, photos: Path, *more: str) -> list[str]:
 
 
 def start_two(one: list[str], other: list[str], folders: tuple[Path, Path] = (ROOT, ROOT)) -> list[Ended]:
-    """What became of both processes of a run, each with flags and a working folder of its own."""
+    """Run two processes of a run, each with its own flags and working folder, and return their results."""
     started = [
         Run("main_multi_gpu.py", *flags, environment=rank, cwd=folder)
         for flags, rank, folder in zip((one, other), as_ranks(2), folders, strict=True)

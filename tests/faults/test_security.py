@@ -1,4 +1,4 @@
-"""Hostile files, secrets in the environment, and the commands and calls that must keep to safe forms."""
+"""Hostile files, secrets in the environment, and commands and calls that must use their safe forms."""
 
 import ast
 import contextlib
@@ -36,7 +36,7 @@ def test_settings_with_python_code_are_never_executed(tmp_path, text):
     assert not marker.exists()
     with contextlib.suppress(yaml.YAMLError, TypeError):
         yaml.unsafe_load(path.read_text())
-    assert marker.exists(), "it is no threat"
+    assert marker.exists(), "this text must be a real threat"
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -45,14 +45,14 @@ def test_image_with_more_pixels_than_allowed_is_refused(kind, least):
     file = io.BytesIO()
     Image.new("RGB", (40, 30)).save(file, kind)
     assert decode(file.getvalue(), PixelRules(3, max_pixels=least)).shape == (30, 40, 3)
-    for limit in (least - 1, 599):  # Pillow warns of the first and refuses the second
+    for limit in (least - 1, 599):  # Pillow warns for the first limit and refuses for the second
         with refused(ImageReadError, "DATA.MAX_PIXELS", limit):
             decode(file.getvalue(), PixelRules(3, max_pixels=limit))
 
 
 @functools.cache
 def calls() -> list[tuple[str, str, dict[str, str]]]:
-    """(file, what is called, its named arguments) of all our calls."""
+    """Return (file, called function, its named arguments) of all calls in the program."""
     found = []
     for path in OURS:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -71,14 +71,14 @@ def test_our_code_never_loads_files_unsafely():
             assert named.get("weights_only") == "True", file
         if function == "np.load":
             assert named.get("allow_pickle") == "False", file
-        if function == "Image.open":  # with the formats that may be in it: of another one Pillow starts Ghostscript
+        if function == "Image.open":  # with the allowed formats, because for some others Pillow starts Ghostscript
             assert "formats" in named, file
     assert any(function == "torch.load" for _, function, _ in calls())
     assert not any("LOAD_TRUNCATED_IMAGES" in path.read_text() for path in OURS)
 
 
 def test_durations_never_use_the_wall_clock():
-    # MLflow wants a time of day with each figure. A run's identity, status.json, an end and a heartbeat have one, too.
+    # MLflow needs a timestamp for each value. Run identities, status.json, ends and heartbeats have timestamps too.
     names = ("record/saved_run", "train/forecast", "session")
     times_of_day = [
         "utils/runs.py",
@@ -107,7 +107,7 @@ SECRETS = {
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_run_folder_contains_nothing_from_the_environment(tmp_path, start, processes):
-    """Two runs: one that is done, and of one that fails with a traceback."""
+    """Check two runs: one that succeeds, and one that fails with a traceback."""
     profile = ["-profile", "1"] if has_extra("profiler") else []
     flags = ["-batch_size", "4", *profile, "-opts", "TRACK=tensorboard", "DATA.SYNTHETIC_SIZE=256"]
     done = start(tmp_path / "done", *flags, processes=processes, set_variables=[SECRETS])

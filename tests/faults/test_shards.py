@@ -1,4 +1,4 @@
-"""Checkpoints in shards: killed in a save, damaged or incomplete ones are never taken, and nothing is left lying about."""
+"""Sharded checkpoints: those killed during a save, damaged or incomplete are never loaded, and no shards are left over."""
 
 import json
 import signal
@@ -15,21 +15,21 @@ from tests.support.runs import run_folder
 pytestmark = pytest.mark.slow
 
 SHARDED = ("-batch_size", "4", "-opts", "DIST.STRATEGY=fsdp2")
-FIRST_EPOCH, SECOND_EPOCH = 4, 8  # updates when they end
-# What the second save does to files, in order: rows, then names, then what is not needed any more.
+FIRST_EPOCH, SECOND_EPOCH = 4, 8  # updates at the end of each epoch
+# The file operations of the second save, in order: open and rename a shard, rename last.pth, delete old shards.
 KINDS = ("open .1-of-2", "replace .1-of-2", "replace .last.pth.tmp last.pth", "unlink checkpoint-1")
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory, start):
-    """The folder of a run that nothing stopped, and what its thread did to files."""
+    """Return the folder of an uninterrupted run, and the file operations of its saving thread."""
     folder = tmp_path_factory.mktemp("unbroken")
     assert start(folder / "o", *SHARDED, processes=2, list_operations=[str(folder / "operations")]).returncode == 0
     return run_folder(folder / "o"), [json.loads(line) for line in (folder / "operations").read_text().splitlines()]
 
 
 def assert_tidy(folder) -> None:
-    """Every shard that a checkpoint names is there, and no other."""
+    """Assert that every shard that a checkpoint names exists, and no other."""
     there = {path.relative_to(folder).as_posix() for path in folder.glob("shards/*/*")}
     assert there == {name for path in folder.glob("*.pth") for name in named_shards(path)}
 
@@ -56,7 +56,7 @@ def test_kill_during_sharded_save_resumes_to_same_hash(tmp_path, start, unbroken
     assert read_torch(killed / "last.pth")["step"] == (SECOND_EPOCH if has_new else FIRST_EPOCH)
     assert start(tmp_path, *SHARDED, processes=2).returncode == 0
     assert run_hash(killed) == run_hash(folder)
-    if not has_new:  # else the rerun had no save to make
+    if not has_new:  # otherwise the resumed run had nothing to save
         assert_tidy(killed)
 
 

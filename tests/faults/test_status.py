@@ -1,4 +1,4 @@
-"""status.json: documented keys, true in every state, and no burden on the training."""
+"""status.json: its keys are documented, it is correct in every state, and it does not slow down training."""
 
 import json
 import re
@@ -20,14 +20,14 @@ def contents(path) -> list[dict]:
 
 
 def documented() -> dict[str, str]:
-    """{key: what the table says of it}"""
+    """Return {key: its description in the table}."""
     text = (ROOT / "docs/resuming.md").read_text().partition("\n## status.json\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \| (.*) \|$", text, re.M)
     return {key: told for keys, told in rows for key in re.findall(r"`(\w+)`", keys)}
 
 
 def test_status_keys_and_states_match_the_documented_table(tmp_path, start):
-    """Every key and state that is written is in the table, and every one in the table is written."""
+    """Every key and state that a run writes is in the table, and the reverse."""
     kept = tmp_path / "kept"
     fast = ["-opts", "SAVE_STEPS=1", "PRECISION.MAX_CONSECUTIVE_SKIPS=2"]
     ends = {
@@ -54,7 +54,7 @@ def test_status_keys_and_states_match_the_documented_table(tmp_path, start):
         assert "eta_seconds" not in each or each["state"] in ("training", "evaluating")
         assert ("exit_code" in each) == (each["state"] not in ("starting", "training", "evaluating"))
     positions = [each["position"]["step"] for each in written if each["state"] == "training"]
-    assert set(range(1, 8)) <= set(positions), "a report does not write"
+    assert set(range(1, 8)) <= set(positions), "each report must write status.json"
     of_done = [each for each in written if each["state"] == "done" and "step" in each]
     assert [(each["epoch"], each["step"], each["total_steps"]) for each in of_done] == [(2, 8, 8)] * 2
 
@@ -82,7 +82,7 @@ def test_heartbeat_is_rate_limited_and_never_delays_training(tmp_path, monkeypat
     clock[0] = 10.0
     kept.beat(position=2)
     clock[0] = 25.0
-    kept.beat(position=3)  # the one before is still being written
+    kept.beat(position=3)  # the write before is still in progress
     disk.set()
     kept.set("done")
     assert [each.get("position") for each in written] == [2, 2] and written[-1]["state"] == "done"

@@ -1,4 +1,4 @@
-"""Loader processes and threads that die, shared memory without room, and unreadable images whatever reads them."""
+"""Loader processes and threads that die, full shared memory, and unreadable images with every kind of reader."""
 
 import shutil
 import signal
@@ -59,7 +59,7 @@ def test_dead_loader_thread_ends_the_run(tmp_path, start):
 @pytest.mark.parametrize(("size", "what"), [("128k", "batch"), ("4k", "loader processes")])
 def test_full_shared_memory_is_warned_about_then_named(tmp_path, start, size, what):
     if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
-        pytest.skip("a /dev/shm of its own needs root")
+        pytest.skip("a separate /dev/shm needs root")
     digits = [word.replace("100", "700") for word in DIGITS]
     ended = start(tmp_path / "o", *digits, *PROCESSES, "DATA.IMAGE_SIZE=16", limit_shared_memory=[size])
     said = ended.printed

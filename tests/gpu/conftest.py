@@ -1,4 +1,4 @@
-"""Tests of what only a GPU shows. Without one they are skipped; --on_cpu walks through those with a `device` on the CPU."""
+"""Tests that need a GPU. They are skipped without one; --on_cpu runs those with a `device` on the CPU."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def device() -> str:
 
 @pytest.fixture
 def no_wait(device):
-    """Makes torch raise at whatever makes the host wait for the device, between no_wait(True) and no_wait(False)."""
+    """Let torch raise an error if the host waits for the device, between no_wait(True) and no_wait(False)."""
 
     def switch(on: bool) -> None:
         if device == "cuda":

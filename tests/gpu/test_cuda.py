@@ -1,4 +1,4 @@
-"""What can only be seen on a GPU: no host sync in a step, float16 by default, less memory, exact resume."""
+"""Behaviour that only a GPU shows: no host sync in a step, float16 by default, less memory, exact resume."""
 
 import time
 
@@ -47,7 +47,7 @@ def test_phases_are_timed_by_the_device(tmp_path):
 
 
 def updated(tmp_path, *options: str) -> tuple[float, int, torch.dtype | None]:
-    """The loss of three updates, their peak of memory, and the half type that was chosen."""
+    """Return the loss of three updates, their peak memory, and the chosen half-precision type."""
     trainer = cuda_trainer(small_config(tmp_path, *SYNTHETIC, "MODEL.DEPTH=12", "MODEL.DROPPATH=0.2", *options))
     torch.cuda.reset_peak_memory_stats()
     for window in trainer.data.windows(0, 3):
@@ -80,7 +80,7 @@ def test_deterministic_resume_on_gpu_has_same_hash(tmp_path):
     settings = tmp_path / "small.yaml"
     settings.write_text(SMALL)
     flags = ["-cfg", str(settings), "-amp", "-opts", "DETERMINISTIC=true", "MODEL.DROPPATH=0.1", "SAVE_STEPS=10"]
-    flags.append("TRAIN.SIZE_SCHEDULE=[0:4,1:8]")  # whose position embedding is resized, which torch does otherwise
+    flags.append("TRAIN.SIZE_SCHEDULE=[0:4,1:8]")  # torch's gradient of this resize is not deterministic
     hashes = []
     for name, stop_after in (("unbroken", None), ("resumed", 1)):
         output = ["-output", str(tmp_path / name)]
@@ -135,7 +135,7 @@ def test_snapshot_of_a_busy_device_is_consistent():
     matrix, state = torch.randn(4096, 4096, device=device), {"weights": torch.zeros(2**20, device=device), "one": 1}
     for step in range(3):
         for _ in range(20):
-            matrix = torch.nn.functional.normalize(matrix @ matrix)  # the queue is long when the copy joins it
+            matrix = torch.nn.functional.normalize(matrix @ matrix)  # makes the queue long before the copy is added
         state["weights"] += 1
         copy = snapshot.take(state)
         state["weights"] += 1
@@ -164,7 +164,7 @@ def test_single_process_shards_match_model_without_syncs(tmp_path, monkeypatch, 
 @needing_extra("memory")
 @pytest.mark.parametrize("amp", [False, True])
 def test_found_batch_trains_and_leaves_a_tenth_free(tmp_path, amp):
-    """Of a device of which a part alone may be used: else the search fills all of it."""
+    """Limit the usable memory, because otherwise the search fills the whole device."""
     from extras.memory.batch_size import Trial, search
     from extras.memory.guard import MemoryGuard, release
 

@@ -1,4 +1,4 @@
-"""What is computed in another way on GPUs gives the numbers of the usual way."""
+"""Special computations on GPUs give the same numbers as the usual ones."""
 
 import copy
 
@@ -22,7 +22,7 @@ def test_fused_unscaling_and_clipping_match_separate_passes(device, dtype, optim
     found = []
     for scaler in (FusedLossScaler, LossScaler):
         options = (f"PRECISION.DTYPE={dtype}", f"TRAIN.OPTIMIZER.NAME={optimizer}", "TRAIN.GRAD_CLIP=0.1")
-        # Of a scale at which nothing overflows but the poisoned update.
+        # A loss scale at which only the poisoned update overflows.
         trainer = small_trainer(device, "AMP=true", "PRECISION.INIT_LOSS_SCALING=256", *options, "TRAIN.MODEL_EMA=true")
         trainer.precision.scaler = scaler(device, trainer.config.PRECISION, needed=dtype == "float16")
         for window in trainer.data.windows(0, 6):
@@ -75,9 +75,9 @@ def test_single_kernel_average_matches_three_kernels(device, skipped):
 
 
 def test_class_token_query_runs_no_fused_kernel(device):
-    """Of three blocks the last has a single query: cuDNN's gradients for it were not finite on an H200."""
+    """Of three blocks, the last has a single query. On an H200, cuDNN's gradients for it were not finite."""
     if device == "cpu":
-        pytest.skip("small models compute attention by products there")
+        pytest.skip("small models compute attention without fused kernels there")
     trainer = small_trainer(device, "AMP=true", "PRECISION.DTYPE=bfloat16")
     (batch,) = first_batches(trainer)
     images, _ = trainer.to_device(batch)
@@ -90,7 +90,7 @@ def test_class_token_query_runs_no_fused_kernel(device):
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_batch_preparation_matches_between_device_and_host(device, is_compiled):
     if is_compiled and device == "cpu":
-        pytest.skip("compiles for minutes")
+        pytest.skip("compilation takes minutes")
     config = settings(**ERASES, **MIXES)
     here = Preparation(config, Normalize(config.DATA))
     there = Preparation(config, Normalize(config.DATA).to(device), is_compiled)

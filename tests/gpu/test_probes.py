@@ -1,4 +1,4 @@
-"""What compilers, kernels and NCCL compute on this GPU is what the plain way computes; updates never wait for the device."""
+"""Compilers, kernels and NCCL on this GPU compute the same as plain code, and updates never wait for the device."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from tests.gpu.trainers import BATCH, first_batches, relative_error, small_train
 from tests.support.extras import needing_extra
 
 BFLOAT16 = ("AMP=true", "PRECISION.DTYPE=bfloat16")
-# What an update can do besides computing: all of it must go on without the host.
+# Everything that an update can do besides the model. None of it may make the host wait for the device.
 BUSY = """TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1.0 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true TRAIN.GRAD_CLIP=1.0
 TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 DATA.WORKERS=threads DATA.NUM_WORKERS=2 DATA.DATASET=digits
 DATA.IMAGE_SIZE=32 DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=0.5 DATA.IMAGENET_STD=0.5 MODEL.PATCH_SIZE=8""".split()
@@ -36,11 +36,11 @@ def test_busy_updates_on_real_images_never_wait(device, no_wait, options):
 )
 def test_compiled_updates_match_eager_weights(device, options):
     if "COMPILE=reduce-overhead" in options and device == "cpu":
-        pytest.skip("CUDA graphs")
+        pytest.skip("needs CUDA graphs")
     eager = [each for each in options if not each.startswith("COMPILE")]
     loss, weights = train(small_trainer(device, *BFLOAT16, *eager), 5)
     other_loss, other_weights = train(small_trainer(device, *BFLOAT16, *options), 5)
-    # Adam's first steps are the signs of the gradients: the smallest of them round to either.
+    # Adam's first steps are the signs of the gradients, and the smallest gradients may round to either sign.
     assert abs(other_loss / loss - 1) < 0.01 and relative_error(other_weights, weights) < 0.02
 
 
@@ -55,7 +55,7 @@ WAYS += [pytest.param("MODEL.LORA.RANK=4", marks=needing_extra("lora"))]
 
 @pytest.mark.parametrize("options", WAYS)
 def test_each_training_mode_matches_cpu_after_resume(device, options):
-    """Of two epochs of two updates each, the second resumed."""
+    """Train two epochs of two updates each, and resume before the second."""
     if "LORA" in options:
         pytest.importorskip("peft")
     words = [*BATCH["cpu"], "DATA.SYNTHETIC_SIZE=16", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-4", *options.split()]
@@ -86,7 +86,7 @@ def test_short_last_block_matches_full_block_on_gpu(device, dtype, largest):
     assert relative_error(short, compute()) < largest
 
 
-# Options, micro-batches of the update, largest relative error. At a loss scale of 256 no gradient overflows.
+# Options, micro-batches per update, largest relative error. At a loss scale of 256, no gradient overflows.
 DDP = {
     "static graph": ("", 1, 1e-5),
     "no_sync": ("", 2, 1e-5),
@@ -117,11 +117,11 @@ def test_nccl_reduced_gradients_match_one_process(device, case):
 
 
 def gradients(device: str, options: list[str], num_batches: int, wrapped: bool) -> list[Tensor]:
-    """The gradients of one update, not divided by the loss scale, the second time: a static graph is known then."""
+    """Return an update's gradients, still multiplied by the loss scale, of its second run, because of static graphs."""
     half = any(each.startswith("PRECISION") for each in options)
     trainer = small_trainer(device, f"AMP={half}", f"TRAIN.ACCUM_ITER={num_batches}", *options)
     if wrapped:
-        # Two processes by name: a single one is not wrapped. The group has one, whose average is its own gradient.
+        # World size 2, because a single process is not wrapped. The group has one process, so the average is its gradient.
         process = dataclasses.replace(trainer.process, world_size=2)
         trainer.parallel = Replicated(process, trainer.precision.half if "PRECISION.REDUCE=half" in options else None)
         trainer.replicate(accumulates=num_batches > 1)

@@ -1,4 +1,4 @@
-"""Trainers of a small Vision Transformer, made as a run makes them, and the comparison of what they compute."""
+"""Trainers of a small Vision Transformer, made as in a run, and comparisons of their results."""
 
 import functools
 
@@ -20,7 +20,7 @@ BATCH = {"cuda": ["DATA.BATCH_SIZE=32"], "cpu": ["DATA.BATCH_SIZE=8", "DATA.IMAG
 
 
 def small_trainer(device: str, *options: str):
-    """A trainer at step 0, always with the same weights."""
+    """Return a trainer at step 0, with the same weights each time."""
     words = ["DATA.DATASET=synthetic", "MODEL.NUM_CLASSES=64", f"DEVICE={device}", *SIZES, *BATCH[device], *options]
     config = load(["-cfg", str(ROOT / "configs/vit_tiny_patch16_224.yaml"), "-opts", *words]).config
     train_set, _ = load_image_sets(config)
@@ -32,25 +32,25 @@ def small_trainer(device: str, *options: str):
     trainer = build_trial(config, process, model, data, Log(1), wrappers)
     if config.COMPILE and device == "cpu":
         for part in parts_to_compile(trainer.computing.model, config):
-            part.compile(backend="eager", dynamic=False)  # a compiler of machine code would take half a minute
+            part.compile(backend="eager", dynamic=False)  # a compiler that generates code would take half a minute
     return trainer
 
 
 def first_batches(trainer) -> list:
-    """The micro-batches of the first update."""
-    windows = trainer.data.windows(0, 1)  # held while its batches are read
+    """Return the micro-batches of the first update."""
+    windows = trainer.data.windows(0, 1)  # kept alive while its batches are read
     return list(next(windows).batches)
 
 
 def train(trainer, steps: int) -> tuple[float, list[Tensor]]:
-    """The mean loss of the next updates, and the weights after them."""
+    """Return the mean loss of the next updates, and the weights after them."""
     for window in trainer.data.windows(trainer.step, trainer.step + steps):
         trainer.update(window)
     return trainer.report().mean_loss, [each.detach() for each in trainer.model.parameters()]
 
 
 def relative_error(got: list[Tensor], expected: list[Tensor]) -> float:
-    """The error of all tensors together, relative to their norm."""
+    """Return the error of all tensors together, relative to their norm."""
     pairs = list(zip(got, expected, strict=True))
     square = functools.partial(sum, start=torch.zeros((), device=expected[0].device, dtype=torch.float64))
     error = square((a.double() - b.double()).square().sum() for a, b in pairs)

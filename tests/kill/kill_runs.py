@@ -3,11 +3,12 @@
     python tests/kill/kill_runs.py -quick
 
 A small ViT on the digits (-amp with bfloat16, drop path, label smoothing, mixup, EMA, accumulation) is trained once
-without interruption. Then it is killed at moments drawn uniformly from the duration of that run, start-up and saving
-included, and started again with -resume auto until it finishes; then the next run, until all kills are used up. (Every
-moment of a save: tests/faults/test_killed.py.) With two processes the killed one is drawn at random; half of the kills happen under main_multi_gpu.py's own launcher, which ends the run, and half under
-torchrun --max-restarts, which restarts it. Prints a Markdown table. The exit code is 1 if a run was lost, ended with
-another hash, or left a process behind. Needs Linux.
+without interruption. Then runs are killed at moments drawn uniformly from the duration of that run, including start-up
+and saves, and restarted with -resume auto until they finish, until all kills are used. (tests/faults/test_killed.py
+kills at every moment of a save.) With two processes, the killed process is drawn at random. Half of these kills happen
+under main_multi_gpu.py's own launcher, which ends the run, and half under torchrun --max-restarts, which restarts it.
+Prints a Markdown table. The exit code is 1 if a run was lost, ended with another hash, or left a process behind. Needs
+Linux.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # our packages, wherever this is started from
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # the project's packages, from any folder
 
 from tests.support.forks import MARK, ROOT, find_processes, kill, variables_of
 
@@ -43,10 +44,10 @@ REPORT: false
 SAVE_STEPS: 5
 SAVE_FREQ: 1
 """
-KILLS, EPOCHS = {1: 100, 2: 50}, 8  # kills, by number of processes
+KILLS, EPOCHS = {1: 100, 2: 50}, 8  # {number of processes: kills}
 QUICK_KILLS, QUICK_EPOCHS = {1: 3, 2: 2}, 2
 TIMEOUT = 300.0  # seconds after which a run counts as hung
-ORPHAN_TIMEOUT = 30.0  # seconds that the processes of a run may outlive the one that started them
+ORPHAN_TIMEOUT = 30.0  # seconds that the processes of a run may outlive their launcher
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2 --max-restarts 1000 --monitor-interval 0.1".split()
 
 
@@ -75,11 +76,11 @@ class Outcome:
     seconds: list[float] = field(default_factory=list)  # from each kill until it trained again
     orphans: int = 0
     lost: str = ""  # the reason, if the run was lost
-    folder: Path | None = None  # of the finished run
+    folder: Path | None = None  # the folder of the finished run
 
 
 class RunLost(Exception):
-    """A run did not finish, or lost what it had saved."""
+    """An error for a run that did not finish, or lost saved progress."""
 
 
 class KilledRun:
@@ -91,14 +92,14 @@ class KilledRun:
         self._command = [sys.executable, *method.command, *flags, "-output", str(output), "-resume", "auto"]
         self._printed = output / "printed.txt"
         self._ranks: dict[int, int] = {}  # {rank: pid} since the last start
-        self._saved_step = 0  # before the last kill
-        self._killed_at: float | None = None  # None: it has trained again since
-        self._started_at = 0.0  # when all processes of the last start existed
-        self.seconds = 0.0  # from there to the end of the last start
+        self._saved_step = 0  # the saved step before the last kill
+        self._killed_at: float | None = None  # None if it has trained since the last kill
+        self._started_at = 0.0  # time at which all processes of the last start existed
+        self.seconds = 0.0  # from then to the end of the last start
         self.outcome = Outcome()
 
     def kill_and_resume(self, draw: Callable[[], tuple[float, int]] | None, max_kills: int) -> Outcome:
-        """Kill it up to `max_kills` times, then let it end. `draw` returns seconds after a start, and a rank."""
+        """Kill the run up to `max_kills` times, then let it end. `draw` returns seconds after a start, and a rank."""
         try:
             while not self._run(*(draw() if self.outcome.kills < max_kills else (TIMEOUT, None))):
                 pass
@@ -108,12 +109,12 @@ class KilledRun:
             (self.outcome.folder,) = folders
         except RunLost as lost:
             self.outcome.lost = "\n".join([str(lost), *self._printed.read_text().splitlines()[-20:]])
-        finally:  # Ctrl-C included
+        finally:  # also after Ctrl-C
             kill(find_processes(self._output))
         return self.outcome
 
     def _run(self, seconds: float, rank: int | None) -> bool:
-        """Start the run unless it is running, and kill one process then, if any. Returns whether it finished instead."""
+        """Start the run unless it is running, then kill a process, if one is given. Return whether the run finished."""
         if self._process is None:
             variables = os.environ | {"OMP_NUM_THREADS": "1", MARK: str(self._output)}
             with open(self._printed, "a") as file:
@@ -137,7 +138,7 @@ class KilledRun:
         return False if self._method.restarts else self._has_ended(by_kill=True)
 
     def _wait_for_ranks(self) -> None:
-        """Wait until all ranks exist, none of them from before the last kill, or until the run has ended."""
+        """Wait until all ranks have started after the last kill, or until the run has ended."""
         deadline, previous = time.monotonic() + TIMEOUT, set(self._ranks.values())
         while self._process.poll() is None:
             ranks = self._find_ranks()
@@ -158,7 +159,7 @@ class KilledRun:
         return found
 
     def _watch(self, seconds: float) -> bool:
-        """Watch the run for this long. Returns whether it is still alive."""
+        """Watch the run for this long. Return whether it is still alive."""
         deadline = time.monotonic() + seconds
         while self._process.poll() is None:
             status = self._status()
@@ -175,7 +176,7 @@ class KilledRun:
         return False
 
     def _has_ended(self, by_kill: bool) -> bool:
-        """Wait for the end of the processes. Returns whether the run finished, rather than died by the kill."""
+        """Wait for the end of the processes. Return whether the run finished rather than died from the kill."""
         self.seconds = time.monotonic() - self._started_at
         try:
             code = self._process.wait(TIMEOUT)
@@ -192,7 +193,7 @@ class KilledRun:
         return code == 0
 
     def _status(self) -> dict:
-        """status.json of the newest run folder; empty if there is none."""
+        """Return status.json of the newest run folder, or {} if there is none."""
         path = max(self._output.glob("train-*/status.json"), default=None)
         return json.loads(path.read_text()) if path else {}
 
@@ -211,13 +212,13 @@ def main(argv: list[str]) -> int:
             for number in numbers
         ]
         try:
-            # -quick runs both at once; otherwise one after the other, so that the seconds in the table are true.
+            # -quick runs both concurrently. Otherwise they run in sequence, so that the times in the table are correct.
             for found in pool.map(lambda job: job(), jobs) if arguments.quick else (job() for job in jobs):
                 for method, expected, outcomes in found:
                     row, is_wrong = judge(method, expected, outcomes)
                     rows.append(row)
                     failed |= is_wrong
-        except BaseException:  # Ctrl-C above all
+        except BaseException:  # mainly Ctrl-C
             kill(find_processes(folder))
             raise
     print(f"`python tests/kill/kill_runs.py {' '.join(argv)}`")
@@ -232,14 +233,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("-quick", "--quick", action="store_true", help=quick)
     parser.add_argument("-kills", type=int, help="kills for each number of processes [100 with one, 50 with two]")
     parser.add_argument("-processes", type=int, choices=(1, 2), help="only this number of processes [both]")
-    parser.add_argument("-seed", type=int, default=0, help="seed of the moments and the processes killed [0]")
+    parser.add_argument("-seed", type=int, default=0, help="seed for the moments and the killed processes [0]")
     return parser.parse_args(argv)
 
 
 def kill_runs(
     num_processes: int, kills: int, seed: int, flags: list[str], folder: Path
 ) -> list[tuple[StartMethod, str, list[Outcome]]]:
-    """For each start method with this many processes: the hash of an uninterrupted run, and the outcome of each killed run."""
+    """For each start method with this many processes: return the hash of an uninterrupted run, and the outcomes."""
     methods = [method for method in START_METHODS if method.num_processes == num_processes]
     whole = KilledRun(methods[0], flags, folder / f"{num_processes}-uninterrupted")
     expected = hash_of(whole.kill_and_resume(None, 0))
@@ -281,7 +282,7 @@ COLUMNS = [
 
 
 def judge(method: StartMethod, expected: str, outcomes: list[Outcome]) -> tuple[list[str], bool]:
-    """The row of the table, and whether something is wrong."""
+    """Return the row of the table, and whether something is wrong."""
     seconds = sum((each.seconds for each in outcomes), [])
     lost = [each for each in outcomes if each.lost]
     differ = [each.folder for each in outcomes if not each.lost and hash_of(each) != expected]

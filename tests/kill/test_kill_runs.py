@@ -18,7 +18,7 @@ time.sleep(60)
 
 
 def kill_program(tmp_path, program: str, max_kills: int = 0) -> Outcome:
-    """Kill a Python program instead of a training run; it finds its output folder in `folder`."""
+    """Kill a Python program instead of a training run. The program has its output folder in `folder`."""
     run = KilledRun(StartMethod("program", ("-c", HEAD + program), 1), [], tmp_path / "o")
     return run.kill_and_resume(lambda: (0.5, 0), max_kills)
 

@@ -1,12 +1,12 @@
-"""Plants known mistakes in a copy of the project, one by one, and lists those that no test notices.
+"""Plants known mistakes in a copy of the project, one by one, and lists those that no test detects.
 
     python tests/mistakes/plant.py               all: about an hour on two cores
-    python tests/mistakes/plant.py D03 N22       these
-    python tests/mistakes/plant.py -places       only whether each can still be planted
+    python tests/mistakes/plant.py D03 N22       only these
+    python tests/mistakes/plant.py -places       only check whether each can still be planted
 
-A row of catalogue.jsonl has an id, the file, a text in it, the text with the mistake, the claim that is broken then, and the
-tests that are run: those nearest to it. The exit code is 1 if a mistake lives, or if its text is gone: then the row is
-changed, or removed with the code that it was about.
+A row of catalogue.jsonl has an id, a file, a text in it, the text with the mistake, the claim that the mistake
+violates, and the closest tests, which are run. The exit code is 1 if a mistake is not detected, or if its text is gone.
+Then update the row, or remove it together with its code.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOGUE = Path(__file__).with_name("catalogue.jsonl")
-MOST_SECONDS = 600  # of the tests of one mistake: some are noticed because a run hangs
+MOST_SECONDS = 600  # timeout for the tests of one mistake; some mistakes are detected because a run hangs
 
 
 class Mistake(NamedTuple):
@@ -46,7 +46,7 @@ def read_catalogue(ids: set[str]) -> list[Mistake]:
 
 
 def copy_project(target: Path) -> None:
-    """The files that git knows or would add, as they are now."""
+    """Copy the files that git knows or would add, in their current state."""
     listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True)
     for name in listed.splitlines():
         if (ROOT / name).is_file():
@@ -55,7 +55,7 @@ def copy_project(target: Path) -> None:
 
 
 def is_noticed(mistake: Mistake, root: Path) -> bool:
-    """Whether a test fails, or hangs, with the mistake in the copy at `root`, which is as before afterwards."""
+    """Return whether a test fails or hangs with the mistake in the copy at `root`. Restore the copy afterwards."""
     path = root / mistake.file
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace(mistake.old, mistake.new), encoding="utf-8")
@@ -67,7 +67,7 @@ def is_noticed(mistake: Mistake, root: Path) -> bool:
         return True
     finally:
         path.write_text(text, encoding="utf-8")
-    if ended.returncode not in (0, 1):  # not tests that failed, but tests that are not there
+    if ended.returncode not in (0, 1):  # the tests did not fail, but could not be found
         sys.exit(f"{mistake.id}: pytest ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}")
     return ended.returncode == 1
 

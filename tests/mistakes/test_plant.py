@@ -1,4 +1,4 @@
-"""The runner of planted mistakes says which live, and which can no longer be planted."""
+"""plant.py reports the mistakes that no test detects, and those that can no longer be planted."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The last block for the class token alone gives timm's logits and gradients, and leaves unknown models alone."""
+"""The last block for only the class token gives timm's logits and gradients, and unknown models stay unchanged."""
 
 import copy
 
@@ -16,7 +16,7 @@ def make_vit(**fields) -> VisionTransformer:
     torch.manual_seed(0)
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 7}
     model = VisionTransformer(**(small | fields))
-    for parameter in model.parameters():  # biases start at zero, where a mistake would not show
+    for parameter in model.parameters():  # biases start at zero, which would hide a mistake
         nn.init.normal_(parameter, std=0.2)
     return model
 
@@ -67,7 +67,7 @@ def test_short_last_block_keeps_names_copies_and_features():
     for module in (chosen.blocks[-1].mlp, chosen.blocks[-1].attn.proj, chosen.norm):
         module.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape)))
     chosen(images)
-    assert shapes == [(2, 1, 32)] * 3, "for one token"
+    assert shapes == [(2, 1, 32)] * 3, "must compute only one token"
     copied = copy.deepcopy(chosen)
     nn.init.zeros_(copied.blocks[-1].attn.qkv.weight)
     torch.testing.assert_close(chosen(images), model(images))
@@ -141,7 +141,7 @@ def test_unknown_model_keeps_its_last_block(make):
 
 
 def test_single_query_avoids_fused_kernel_off_the_cpu(monkeypatch):
-    """In float64 both ways give the same logits: see the first test."""
+    """In float64, both variants give the same logits, as the first test shows."""
     fused, queries = torch.nn.functional.scaled_dot_product_attention, []
 
     def noted(q, *others, **options):

@@ -1,4 +1,4 @@
-"""torch.compile: the numbers of an eager run, no graph too many, kernels in a folder of the user's own."""
+"""torch.compile: the same numbers as eager, no unnecessary graph, and a private folder for kernels."""
 
 import contextlib
 import errno
@@ -46,11 +46,11 @@ def compile_with(monkeypatch: pytest.MonkeyPatch, backend) -> None:
 
 
 def graphs_of_two_epochs(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """New graphs of: an epoch, whose last batch is smaller; scoring its weights and the EMA; and the same again."""
+    """Return the number of new graphs: in an epoch with a smaller last batch, in evaluations of weights and EMA, again."""
     graphs, found = [], []
 
     def backend(graph, inputs):
-        assert not any(isinstance(each, torch.SymInt) for each in inputs), "a graph for all sizes is slower"
+        assert not any(isinstance(each, torch.SymInt) for each in inputs), "a graph for dynamic sizes is slower"
         graphs.append(graph)
         return graph.forward
 
@@ -69,7 +69,7 @@ def graphs_of_two_epochs(config: Config, monkeypatch: pytest.MonkeyPatch) -> lis
 
 
 LISTS = "PRECISION.CUSTOM_BLACK_LIST=[blocks.0.mlp] PRECISION.CUSTOM_WHITE_LIST=[LayerNorm]"
-MODES = {  # the cases share out scopes and what else changes a forward
+MODES = {  # each scope and each option that changes the forward is in one of these cases
     "float32, checkpointed blocks, halved for lack of memory": "COMPILE=blocks TRAIN.GRAD_CHECKPOINTING=true",
     "float16 with lists, residual in half": f"AMP=true PRECISION.DTYPE=float16 PRECISION.RESIDUAL=half COMPILE=true {LISTS}",
     "naive": "AMP=true PRECISION.MODE=naive PRECISION.DTYPE=bfloat16 COMPILE=true",
@@ -99,7 +99,7 @@ def test_torch_matmul_warning_is_suppressed_when_compiling(tmp_path):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE=true"))
-        warnings.warn("TensorFloat32 tensor cores are not enabled. Consider setting ...", stacklevel=1)  # as torch 2.11
+        warnings.warn("TensorFloat32 tensor cores are not enabled. Consider setting ...", stacklevel=1)  # torch 2.11's
     assert not seen
 
 
@@ -109,13 +109,13 @@ def test_tensor_rate_drop_path_keeps_the_mean(tmp_path):
     ones = torch.ones(10_000, 2, 3)
     scaled, plain = (module(ones) for module in model[:2])
     for dropped in (scaled, plain):
-        assert dropped.amax((1, 2)).equal(dropped.amin((1, 2)))  # whole images
+        assert dropped.amax((1, 2)).equal(dropped.amin((1, 2)))  # drops whole images
         assert abs((dropped[:, 0, 0] == 0).float().mean() - 0.25) < 0.02
     assert scaled.max() == pytest.approx(1 / 0.75) and plain.max() == 1
     assert all(module.eval()(ones).equal(ones) for module in model[:2])
     elsewhere = build_model(small_config(tmp_path, "MODEL.DROPPATH=0.1"), 10).to("meta")
     SharedDropPath().apply(elsewhere)
-    assert {each.device.type for each in elsewhere.buffers()} == {"meta"}, "DDP could not send it by NCCL"
+    assert {each.device.type for each in elsewhere.buffers()} == {"meta"}, "on the CPU, DDP could not send it with NCCL"
 
 
 def test_compiling_blocks_of_blockless_model_is_refused(tmp_path):
@@ -124,15 +124,15 @@ def test_compiling_blocks_of_blockless_model_is_refused(tmp_path):
 
 
 def test_estimates_compile_no_model_copy(tmp_path, monkeypatch):
-    """Estimates and predictions of a run that was compiled: it would take longer than they do."""
+    """Compilation would take longer than the estimates and predictions of a compiled run."""
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: pytest.fail("compiled"))
     config = small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive", "COMPILE=true")
     assert saved_bytes(config, build_model(config, 10), Precision(config, CPU), 2) > 0
 
 
-# --- graphs: all in the first epoch. Training has two, of a whole batch and of the remainder; evaluation, which pads, one
+# --- all graphs are made in the first epoch: two for training (full batch, remainder), one for evaluation, which pads
 
-# A small size of each kind of model; what decides about graphs stays: dropout, drop path, EMA, accumulation, mixing.
+# Small sizes for each kind of model, with all that affects graphs: dropout, drop path, EMA, accumulation, mixing.
 SMALLER = "AMP=true DATA.DATASET=digits DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=[0.5] DATA.IMAGENET_STD=[0.5]"
 SMALLER += " DATA.BATCH_SIZE=512 DATA.BATCH_SIZE_EVAL=200 DATA.NUM_WORKERS=0 DATA.DROP_LAST=false MODEL.PRETRAINED=None"
 OF_KIND = {
@@ -149,8 +149,8 @@ def of_recipe(stem: str, scope: str) -> Config:
 
 COPIED = "COMPILE=blocks MODEL.DEPTH=4 AMP=true MODEL.DROPPATH=0.1 TRAIN.MODEL_EMA=true DATA.DROP_LAST=false"
 COPIED += " PRECISION.MODE=naive TRAIN.GRAD_CHECKPOINTING=true"
-# The first block drops no path: it is of another kind than the others. The last computes the class token only, unless
-# adapters are in it.
+# The first block has no drop path, so its graph differs. The last block computes only the class token, unless it has
+# adapters.
 GRAPHS = {
     "vit_base_patch16_224": (lambda _: of_recipe("vit_base_patch16_224", "true"), [2, 1, 0, 0]),
     "lora": (lambda _: of_recipe("lora", "true"), [2, 1, 0, 0, 0, 0]),
@@ -223,9 +223,17 @@ def test_untrusted_cache_folder_falls_back_to_torch(tmp_path, case):
 
 
 def test_compiling_processes_share_cores_and_cache_folder(small_yaml, tmp_path, monkeypatch):
-    for name in (FOLDER, NUM_WORKERS):  # torch sets the first when it compiles, in other tests of this process
+    for name in (FOLDER, NUM_WORKERS):  # torch sets the first when it compiles, as other tests here do
         monkeypatch.delenv(name, raising=False)
-    flags = ["-cfg", str(small_yaml), "-compile", "-dataset", "imagefolder", "-data_path", "nowhere"]  # ends there
+    flags = [
+        "-cfg",
+        str(small_yaml),
+        "-compile",
+        "-dataset",
+        "imagefolder",
+        "-data_path",
+        "nowhere",
+    ]  # the run ends here
     flags += ["-output", str(tmp_path / "output")]
     ended = run("main_multi_gpu.py", *flags, processes=2, environment={"XDG_CACHE_HOME": str(tmp_path)})
     assert ended.codes == [2, 2]

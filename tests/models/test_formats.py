@@ -1,4 +1,4 @@
-"""Files of weights: every format read to the same tensors, damage named, and nothing of an untrusted file ever run."""
+"""Weight files: every format gives the same tensors, damage is reported, and untrusted files are never executed."""
 
 import argparse
 import contextlib
@@ -79,7 +79,7 @@ def test_file_format_is_detected_by_content_not_suffix(tmp_path, weights):
 
 def test_torchvision_vit_weights_give_torchvision_logits(tmp_path):
     theirs = torchvision.models.VisionTransformer(32, 8, DEPTH, HEADS, WIDTH, WIDTH * 4, num_classes=CLASSES).eval()
-    torch.nn.init.normal_(theirs.heads.head.weight)  # zero as built, which would prove nothing
+    torch.nn.init.normal_(theirs.heads.head.weight)  # it starts at zero, which would prove nothing
     old_names = {
         name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
         for name, tensor in theirs.state_dict().items()
@@ -104,7 +104,7 @@ def test_google_npz_is_read_as_in_timm(tmp_path, weights, prefix):
     assert_same(read_state_dict(path), weights)
 
 
-# --- what must never be run
+# --- files that must never be executed
 
 
 def in_pickles(content: dict, folder: Path) -> Iterator[Path]:
@@ -131,7 +131,7 @@ def in_torch_files(content: dict, folder: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("kind", PAYLOADS)
 def test_file_that_would_run_code_is_refused(tmp_path, kind, write):
     marker = tmp_path / "marker"
-    if kind in ("system", "eval", "exec", "object_array"):  # where a reader lets it, it does
+    if kind in ("system", "eval", "exec", "object_array"):  # these do run if a reader allows it
         pickle.loads(pickle.dumps(payloads(marker)[kind]))
         marker.unlink()
     for path in write({"head.weight": payloads(marker)[kind]}, tmp_path):
@@ -152,7 +152,7 @@ def test_weights_of_paddlevit_without_its_extra_are_refused(tmp_path, monkeypatc
         read_state_dict(tmp_path / "y")
 
 
-# --- damaged, or not weights
+# --- damaged files, and files without weights
 
 
 @pytest.mark.parametrize("kind", ["torch", "legacy", "safetensors", "npz", "pdparams"])
@@ -186,7 +186,7 @@ def test_flipped_bit_fails_the_checksum(tmp_path, weights):
 
 @pytest.mark.parametrize("content", cases_of("mistakes/in_weights"))
 def test_file_without_usable_weights_is_refused(tmp_path, content):
-    """Lists of numbers stand for tensors."""
+    """Lists of numbers are converted to tensors."""
 
     def with_tensors(found: dict) -> dict:
         return {name: torch.tensor(each) if isinstance(each, list) else each for name, each in found.items()}

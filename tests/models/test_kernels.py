@@ -1,4 +1,4 @@
-"""Attention, dropout, patch embedding and convolutions of a device compute what timm's and torch's do."""
+"""Attention, dropout, patch embedding and convolutions for each device compute the same as timm's and torch's."""
 
 import copy
 from unittest import mock
@@ -44,7 +44,7 @@ def test_kernels_are_chosen_by_device_and_dtype(tmp_path):
 
 
 def results(module: nn.Module, *size: int) -> list[torch.Tensor]:
-    """Output and gradients."""
+    """Return output and gradients."""
     torch.manual_seed(1)
     inputs = torch.randn(*size, dtype=next(module.parameters()).dtype, requires_grad=True)
     module.zero_grad()
@@ -117,7 +117,7 @@ def test_early_rounding_does_not_change_first_convolution(name):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(model(images), model(images.bfloat16()))
     with torch.device("meta"):
-        assert not starts_with_convolution(timm.create_model("crossvit_9_240")), "images take two ways there"
+        assert not starts_with_convolution(timm.create_model("crossvit_9_240")), "its images are used in two places"
 
 
 # --- attention
@@ -153,7 +153,7 @@ def test_qkv_layout_attention_matches_timm_bitwise(dtype, fields, is_fused):
 @pytest.mark.parametrize(("dtype", "probability"), [(torch.float32, 0.1), (torch.bfloat16, 0.9)])
 def test_cpu_dropout_keeps_its_rate_and_mean(dtype, probability):
     torch.manual_seed(0)
-    ones = torch.ones(301, 997, dtype=dtype)  # no multiple of 4
+    ones = torch.ones(301, 997, dtype=dtype)  # not a multiple of 4
     dropped = CpuDropout(probability).train()(ones)
     share = (dropped == 0).double().mean().item()
     deviation = (probability * (1 - probability) / ones.numel()) ** 0.5
@@ -161,7 +161,7 @@ def test_cpu_dropout_keeps_its_rate_and_mean(dtype, probability):
     assert dropped.double().mean().item() == pytest.approx(1, abs=0.02)
     assert dropped.unique().numel() == 2
     rows, columns = (dropped == 0).double().mean(1), (dropped == 0).double().mean(0)
-    assert rows.std() < 1.3 * (probability * (1 - probability) / 997) ** 0.5, "elements of a row are not independent"
+    assert rows.std() < 1.3 * (probability * (1 - probability) / 997) ** 0.5, "elements of a row must be independent"
     assert columns.std() < 1.3 * (probability * (1 - probability) / 301) ** 0.5
 
 
@@ -237,7 +237,7 @@ def test_channels_last_is_used_for_gpu_convolutional_models(resnet, tmp_path, ki
     ChannelsLast().revert(model)
     assert type(model) is cls
     if (kind, device) == ("resnet", "cuda"):
-        for is_deterministic in (True, False):  # which of cuDNN's kernels is fastest is chance
+        for is_deterministic in (True, False):  # the fastest of cuDNN's kernels varies from run to run
             with mock.patch("torch.are_deterministic_algorithms_enabled", return_value=is_deterministic):
                 ChannelsLast().apply(build_model(config, 10))
             assert torch.backends.cudnn.benchmark is not is_deterministic

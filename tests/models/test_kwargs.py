@@ -1,4 +1,4 @@
-"""MODEL.KWARGS reaches timm's constructors, and everything that changes how a model computes keeps timm's numbers."""
+"""MODEL.KWARGS reaches timm's constructors, and every change to a model's computation keeps timm's numbers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What files and folders of weights say of their images and their model, and what is refused."""
+"""Metadata in files and folders of weights, about their images and model, and refused files."""
 
 import argparse
 import json
@@ -48,7 +48,7 @@ OUR_VIT = {"MODEL.TYPE": "vit", "MODEL.NAME": "vit"} | {f"MODEL.{name}": value f
 
 
 def folder(path, state, **files):
-    """A folder as on the Hugging Face hub; `files`: name -> content of a JSON file."""
+    """Write a folder as on the Hugging Face hub. `files`: {name: content of a JSON file}."""
     path.mkdir()
     safetensors.torch.save_file(state, path / "model.safetensors")
     for name, content in files.items():
@@ -57,7 +57,7 @@ def folder(path, state, **files):
 
 
 def assert_images(metadata, **values) -> None:
-    """The settings of the images that weights say are these, among others."""
+    """Assert that the image settings in the metadata include these values."""
     images = {key.removeprefix("DATA."): value for key, value in metadata.images.items()}
     assert {key: list(images[key]) if isinstance(images[key], tuple) else images[key] for key in values} == values
 
@@ -89,7 +89,7 @@ def test_transformers_vit_is_built_and_loaded(tmp_path, weights):
     config = {"model_type": "vit", "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS}
     config |= {"intermediate_size": 4 * WIDTH, "image_size": 32, "patch_size": 8, "id2label": {"0": "a", "1": "b"}}
     prepared = {"size": {"height": 32, "width": 32}, "resample": 2, "image_mean": HALF, "image_std": HALF}
-    prepared["crop_size"] = 24  # which counts only where it says that it crops
+    prepared["crop_size"] = 24  # counts only together with do_center_crop
     path = folder(tmp_path / "f", transformers_weights(weights), config=config, preprocessor_config=prepared)
     metadata = metadata_of(str(path))
     assert metadata.model == OUR_VIT
@@ -144,7 +144,7 @@ def test_timm_training_checkpoints_describe_model_and_preprocessing(tmp_path):
     metadata = of_checkpoint(arch="resnet50", args=arguments)
     assert metadata.model == {"MODEL.TYPE": "timm", "MODEL.NAME": "resnet50"}
     assert_images(metadata, IMAGE_SIZE=160, IMAGENET_MEAN=[0.2] * 3, IMAGENET_STD=IMAGENET[1], CROP_PCT=0.8)
-    assert_images(of_checkpoint(arch="resnet50"), IMAGENET_MEAN=IMAGENET[0], CROP_PCT=0.95)  # as timm without arguments
+    assert_images(of_checkpoint(arch="resnet50"), IMAGENET_MEAN=IMAGENET[0], CROP_PCT=0.95)  # like timm's defaults
     kwargs = {"stem_type": "deep", "drop_rate": 0.2, "img_size": 96}
     trained = argparse.Namespace(gp="max", img_size=None, bn_eps=1e-3, bn_momentum=None, model_kwargs=kwargs)
     metadata = of_checkpoint(arch="resnet50", args=trained)
@@ -167,7 +167,7 @@ def test_googles_file_says_its_vit_by_its_shapes(tmp_path):
     metadata = metadata_of(str(tmp_path / "g.npz"))
     assert metadata.model == OUR_VIT | {f"MODEL.{key}": value for key, value in TINY_VIT.items()}
     assert_images(metadata, IMAGE_SIZE=32, IMAGE_CHANNELS=3, IMAGENET_MEAN=HALF, IMAGENET_STD=HALF)
-    np.savez(tmp_path / "g.npz", **google_arrays(vit().state_dict(), ""))  # of a width that no published ViT has
+    np.savez(tmp_path / "g.npz", **google_arrays(vit().state_dict(), ""))  # no published ViT has this width
     assert not metadata_of(str(tmp_path / "g.npz")).model
 
 

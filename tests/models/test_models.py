@@ -1,4 +1,4 @@
-"""Models: what is built from the settings, what timm says of it, and what is frozen."""
+"""Models: building from settings, timm's messages, and frozen parameters."""
 
 import copy
 from unittest.mock import Mock

@@ -1,4 +1,4 @@
-"""Every model transform, and the whole list of them, can be taken off again without a trace; blocks computed twice change no number."""
+"""Every model transform, and the list of all transforms, can be reverted completely; recomputed blocks keep all numbers."""
 
 import copy
 
@@ -20,7 +20,7 @@ from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 
-# All at once: overrides, class token, kernels, float8 (blocks.1.mlp.fc1), checkpointing, residual.
+# Every transform at once: overrides, class token, kernels, float8 (blocks.1.mlp.fc1), checkpointing, residual.
 OPTIONS = ("MODEL.DEPTH=3", "MODEL.MLP_RATIO=66", "MODEL.DROPOUT=0.1", "AMP=true", "PRECISION.MODE=float8") + (
     "PRECISION.CUSTOM_BLACK_LIST=[blocks.0.mlp,softmax]",
     "PRECISION.CUSTOM_WHITE_LIST=[blocks.0.norm1]",
@@ -40,7 +40,7 @@ def chosen(config) -> ModelTransforms:
 
 
 def computed(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Logits and gradients of a step with dropout under autocast, by name."""
+    """Return logits and gradients of a training step with dropout under autocast, by name."""
     torch.manual_seed(1)
     model.train().zero_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -50,7 +50,7 @@ def computed(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def makeup(model: nn.Module) -> dict[str, dict[str, str]]:
-    """How each module computes: its class, its attributes and its hooks."""
+    """Return how each module computes: its class, its attributes and its hooks."""
     tensors = ("_parameters", "_buffers", "_modules")
     return {
         path: {"class": repr(type(module))}
@@ -77,7 +77,7 @@ def test_reverting_transforms_restores_the_model(config, chosen, name, is_copy):
     transforms = ModelTransforms(transforms)
     torch.manual_seed(0)
     model = build_model(config, 10)
-    model.blocks[1].attn.fused_attn = False  # timm's fuses, where nothing else is chosen
+    model.blocks[1].attn.fused_attn = False  # by default timm's attention is fused
     before, plain, state = computed(model), makeup(model), list(model.state_dict())
     transforms.apply(model)
     changed = computed(model)
@@ -86,17 +86,17 @@ def test_reverting_transforms_restores_the_model(config, chosen, name, is_copy):
     transforms.revert(model)
     after, found = computed(model), makeup(model)
     assert list(model.state_dict()) == state
-    # torchao's layers leave attributes behind that nothing reads.
+    # torchao's layers leave attributes that nothing reads.
     assert all(found[path] | attributes == found[path] for path, attributes in plain.items())
     assert all(torch.equal(after[each], before[each]) for each in before)
-    is_exact = name == "ActivationCheckpointing"  # which only saves memory
-    if name != "GpuKernels":  # may round alike or not
+    is_exact = name == "ActivationCheckpointing"  # it only saves memory
+    if name != "GpuKernels":  # rounding may differ
         assert all(torch.equal(changed[each], before[each]) for each in before) is is_exact
 
 
 def test_bypassing_transforms_revert_below_channels_last(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    model = timm.create_model("vit_tiny_r_s16_p8_224", img_size=32, depth=1)  # convolutions before its blocks
+    model = timm.create_model("vit_tiny_r_s16_p8_224", img_size=32, depth=1)  # it has convolutions before its blocks
     transforms = choose_transforms(small_config(tmp_path), torch.device("cuda"), None, training=False)
     transforms.apply(model)
     called = []
@@ -120,7 +120,7 @@ RESNET = "MODEL.TYPE=timm MODEL.NAME=resnet18 MODEL.PATCH_SIZE=16 MODEL.EMBED_DI
 
 
 def trained(tmp_path, *options) -> tuple[str, int]:
-    """The hash of everything after some updates, and how often a block computed."""
+    """Return the hash of the complete state after some updates, and the number of forwards of a block."""
     trainer, calls = make_trainer(small_config(tmp_path, *options)), []
     trainer.computing.model.blocks[0].mlp.fc1.register_forward_pre_hook(lambda *call: calls.append(1))
     update(trainer, 3)
@@ -140,7 +140,7 @@ def test_grad_checkpointing_saves_less_and_estimate_agrees(tmp_path):
     config = small_config(tmp_path, "MODEL.DEPTH=8", "MODEL.EMBED_DIM=32", "DATA.BATCH_SIZE=16")
     again = replaced(config, TRAIN={"GRAD_CHECKPOINTING": True})
     whole, less = (saved_bytes(each, build_model(each, 10), Precision(each, CPU), 16) for each in (config, again))
-    # The inputs of all blocks but the last are needed to recompute: 4 patches and the class token of 32 floats.
+    # Recomputation needs the inputs of all blocks except the last: 4 patches and the class token, 32 floats each.
     assert 0.8 * 7 * 16 * 5 * 32 * 4 < less < 0.4 * whole
 
 

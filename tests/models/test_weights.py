@@ -1,4 +1,4 @@
-"""Pretrained weights: made to fit the model or refused with the reason, fetched from timm, exported and converted."""
+"""Pretrained weights: fitted to the model or refused with a reason, downloaded by timm, exported and converted."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from utils.errors import ConfigError
 
 
 def loaded(model, content, tmp_path, **options) -> list[str]:
-    """The lines about what was changed, without the first, which names the file."""
+    """Return the lines about changes, without the first one, which names the file."""
     return load_pretrained(model, str(saved(content, tmp_path / "x.pth")), **options)[1:]
 
 
@@ -125,7 +125,7 @@ def test_other_architecture_is_refused_without_changing_weights(tmp_path, weight
     assert_same(model.state_dict(), before)
 
 
-# --- the classifier of a file that names its classes
+# --- the classifier of a file with class names
 
 
 THEIRS = ["bird", "cat", "dog"]
@@ -162,7 +162,7 @@ def test_head_rows_follow_names_new_classes_get_mean(tmp_path, weights, is_expor
 def test_same_classes_keep_rows_in_any_head_size(tmp_path, weights, num_theirs, num_mine):
     state = headed(weights, num_theirs)
     model, lines = by_name(tmp_path, state, THEIRS, num_mine)
-    rows = num_mine if num_theirs == num_mine else 3  # without a name, too
+    rows = num_mine if num_theirs == num_mine else 3  # includes rows without a class name
     assert torch.equal(model.head.weight[:rows], state["head.weight"][:rows])
     assert torch.equal(model.head.bias[:rows], state["head.bias"][:rows])
     assert len(lines) == 1
@@ -191,7 +191,7 @@ def test_evaluation_refuses_a_head_of_another_size(tmp_path, weights):
 
 @pytest.fixture
 def network(monkeypatch):
-    """A server that answers, whatever it is asked; `errors`: what it raises first."""
+    """Return a server that answers every request. `errors`: raised first."""
     server = SimpleNamespace(errors=[])
 
     def head(url, timeout):
@@ -219,7 +219,7 @@ def test_hub_weights_are_fetched_by_timm_and_fitted(monkeypatch, network, weight
     expected = torch.rand(1)
     torch.manual_seed(5)
     lines = load_pretrained(model, "vit_tiny_patch16_224")
-    assert torch.rand(1) == expected, "random numbers moved on"
+    assert torch.rand(1) == expected, "the global random state has changed"
     assert len(lines) == 3
     assert torch.equal(model.blocks[0].attn.qkv.weight, weights["blocks.0.attn.qkv.weight"])
 
@@ -269,7 +269,7 @@ HEAD = {"head.bias": torch.ones(1)}
         ({"state_dict": Payload(os.system, "true"), "config": {}}, "m.safetensors", "code"),
         ({"state_dict": HEAD}, "m.pt", "m.pt .safetensors .pth"),
         ({"state_dict": HEAD}, "m.pdparams", "m.pdparams .safetensors .pth"),
-        (HEAD, "best.pth", "-output best.pth"),  # over itself
+        (HEAD, "best.pth", "-output best.pth"),  # onto itself
     ],
 )
 def test_impossible_export_is_refused_without_writing(tmp_path, content, target, names):

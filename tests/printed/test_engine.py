@@ -1,4 +1,4 @@
-"""What the engine says of a run, in all its cases: the rows of -check, how a run ends and what to do next."""
+"""Messages of the engine in all cases: the rows of -check, how a run ends, and the suggested next steps."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from utils.text import counted
 
 
 def told(findings: dict) -> dict[str, str]:
-    """The rows of findings, one or several of each case."""
+    """Return the text of each case's findings."""
     several = {name: found if isinstance(found, list) else [found] for name, found in findings.items()}
     return {name: "\n".join(line for each in found for line in each.lines()) for name, found in several.items()}
 
@@ -102,7 +102,7 @@ def test_memory_rows_match_the_page(tmp_path, monkeypatch):
 
 
 def scan_of(sides: list, digests: list[int], total: int | None = None, name: str = "train") -> ScanResult:
-    """Images of these sides; those without a digest could not be read."""
+    """Return a scan of images with these sizes. Images without a digest are unreadable."""
     images = ImageSet(np.zeros(total or len(sides), int), ["cat", "dog"])
     images.name = lambda index: f"{name}/{index}.png"
     scan = ScanResult(images, len(sides))

@@ -1,4 +1,4 @@
-"""No page is there in vain: each is of a test that names it."""
+"""Every page belongs to a test that names it."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def within_tests(folder: Path) -> str:
 
 
 def name_of(page: Path) -> str:
-    """What a test calls a page: of an extra, its folder is between extras/ and the name of the page."""
+    """Return the name of a page in tests. For an extra's page it is extras/EXTRA/PAGE."""
     if page.is_relative_to(PAGES):
         return page.relative_to(PAGES).with_suffix("").as_posix()
     return f"extras/{page.parent.parent.name}/{page.stem}"

@@ -1,4 +1,4 @@
-"""What the programs print to a person, from the first word to the last: a run, its log, its end, and what is done with it."""
+"""The complete output of the programs: a run, its log, its end, and the commands that use it."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.support.runs import typed
 
 pytestmark = pytest.mark.slow
 
-# What depends on the machine and its arithmetic: times, sizes, speeds, losses and shares.
+# Parts that depend on the machine: times, sizes, speeds, losses and shares.
 FIGURE = re.compile(
     r"\d+\.\d{2}(?!\d)|\d+\.\d{4}(?!\d)|\d[\d.,]*(?=%(?!:)| images/s| MB| MiB| GiB| s\b)|\d[\d.]*(?= to \d+\.\d%)"
 )
@@ -28,7 +28,7 @@ MACHINE = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Settings, images and a run of one epoch, and what it printed."""
+    """Return a folder with settings, images and a run of one epoch, and the run's output."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "small.yaml").write_text(SMALL)
     for number in range(2):
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def type_in(folder, monkeypatch, signal_handlers):
-    """Types a program in that folder: all that it prints, and after a line what goes to the error stream."""
+    """Return a function that runs a program in that folder and returns its stdout, then a separator and its stderr."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr("engine.record.next_steps._python", lambda: "python")
     monkeypatch.setattr("engine.precision.policy.half_speedup", lambda device, half: 2.0)

@@ -1,4 +1,4 @@
-"""A trained model of the digits, and the digits as files."""
+"""A model trained on the digits, and the digits as files."""
 
 import pytest
 from PIL import Image
@@ -10,7 +10,7 @@ from tests.support.runs import run, run_folder
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_yaml):
-    """The folder of a run over one epoch, with a running mean beside the weights."""
+    """Return the folder of a run of one epoch with EMA weights."""
     output = tmp_path_factory.mktemp("trained")
     flags = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "1", "-amp"]
     run("main_single_gpu.py", *flags, "-opts", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.8").done()
@@ -19,7 +19,7 @@ def trained(tmp_path_factory, small_yaml):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """The validation digits as files, DIGIT/NUMBER.png."""
+    """Write the validation digits to DIGIT/NUMBER.png."""
     folder = tmp_path_factory.mktemp("digits")
     _, images = load_image_sets(small_config(folder))
     for index, target in enumerate(images.targets):

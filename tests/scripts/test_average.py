@@ -1,4 +1,4 @@
-"""What scripts/export.py makes of several checkpoints, and what it refuses."""
+"""scripts/export.py with several checkpoints: the averaged weights, and refused input."""
 
 import json
 
@@ -23,7 +23,7 @@ NUMBERS = [str(number) for number in range(10)]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder of a run with three checkpoints of random weights, which can be scored on the digits."""
+    """Return the folder of a run with three checkpoints of random weights, which can be evaluated on the digits."""
     folder = tmp_path_factory.mktemp("run")
     for epoch in (1, 2, 10):
         path = folder / f"checkpoint-{epoch}.pth"
@@ -36,7 +36,7 @@ def weights_of(path) -> dict:
 
 
 def formula(*states: dict) -> dict:
-    """timm's avg_checkpoints.py: the sum in float64, divided by the number of files, as float32."""
+    """Average as timm's avg_checkpoints.py: the sum in float64, divided by the number of files, as float32."""
     return {name: (sum(state[name].double() for state in states) / len(states)).float() for name in states[0]}
 
 

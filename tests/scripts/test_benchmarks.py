@@ -1,4 +1,4 @@
-"""The benchmarks: tables in their smallest form whose figures agree, parity's verdict, and a GPU session that is cut."""
+"""The benchmarks: small tables with consistent values, the verdict of parity, and a GPU session over its time limit."""
 
 import json
 import math
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def rows_of(printed: str) -> list[dict[str, str]]:
-    """The table of a Markdown text, by its heads."""
+    """Return the rows of a Markdown table by column name."""
     lines = [line.strip("|").split("|") for line in printed.splitlines() if line.startswith("|")]
     heads, _, *rows = [[cell.strip() for cell in line] for line in lines]
     return [dict(zip(heads, row, strict=True)) for row in rows]
@@ -34,7 +34,7 @@ def test_step_benchmark_modes_report_consistent_speeds(small_yaml):
     rates = [float(row["images/s"].split()[0]) for row in (fp32, bf16)]
     assert [float(row["iterations/s"]) * 16 for row in (fp32, bf16)] == pytest.approx(rates, rel=2e-3)
     assert tf32["memory, GiB"] == "only on cuda" and float(fp32["memory, GiB"]) > 0.1
-    # By hand: 5 tokens of width 16, 2 blocks, 4 x 4 patches of a grey 8 x 8 image, 1000 classes; 2 FLOPs each.
+    # Computed by hand: 5 tokens of width 16, 2 blocks, 4 x 4 patches of a grey 8 x 8 image, 1000 classes; 2 FLOPs each.
     block = 5 * 16 * 16 * 12 + 2 * 5 * 5 * 16
     image = 3 * 2 * (4 * 16 * 16 + 2 * block + 16 * 1000) / 1e9
     peak = float(re.search(r"float32 ([0-9.e+]+)", ended.stdout)[1])
@@ -42,7 +42,7 @@ def test_step_benchmark_modes_report_consistent_speeds(small_yaml):
 
 
 class FakeWorker:
-    """Answers as a StepWorker does, on a machine that slows down with every question."""
+    """Simulates a StepWorker on a machine that becomes slower with every request."""
 
     questions = 0
 
@@ -96,7 +96,7 @@ FP32 = [97.2, 97.5, 96.9, 97.2, 97.2]  # deviation 0.21: 0.27 allowed
         (FP32, False),
         ([value - 0.26 for value in FP32], False),
         ([value - 0.28 for value in FP32], True),
-        ([97.2, 97.5, 96.9, 97.2, 60.0], True),  # one collapsed seed: its own deviation must not excuse it
+        ([97.2, 97.5, 96.9, 97.2, 60.0], True),  # one collapsed seed, whose own deviation must not excuse it
         ([97.2, 97.5, 96.9, 97.2, math.nan], True),
     ],
 )
@@ -113,7 +113,7 @@ def test_parity_allows_two_standard_errors_of_the_difference(monkeypatch, capsys
 
 
 def test_gpu_session_part_over_its_limit_is_killed(tmp_path):
-    # In a session of its own, as some tests start their programs: to kill the part's group is not enough.
+    # In its own session, as some tests start their programs: killing the part's process group is not enough.
     hidden = f"sh -c 'setsid sleep 1000 & echo $! > {tmp_path}/hidden; echo early; sleep 1000'"
     parts = {"slow": (1.0, [hidden]), "failed": (60, ["sh -c 'echo late; exit 3'"])}
     if (child := os.fork()) == 0:

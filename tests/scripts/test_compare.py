@@ -1,4 +1,4 @@
-"""scripts/compare.py: groups over seeds with numpy's figures, what is noise, and what is refused."""
+"""scripts/compare.py: groups over seeds compared with numpy's values, the limits of noise, and refused input."""
 
 import json
 import math
@@ -29,12 +29,12 @@ ABOUT = {"classes": 10, "training_images": 80, "validation_images": 20, "validat
 def make_run(
     folder: Path, values: Sequence[float], settings: str = "", status: dict | None = None, metric: str = "top1"
 ) -> SavedRun:
-    """`values`: of the metric, one for each epoch. `settings`: lines of SECTION.KEY: value, besides those that all have."""
+    """`values`: the metric of each epoch. `settings`: further lines of SECTION.KEY: value."""
     folder.mkdir(parents=True)
     defaults = {"TRAIN.NUM_EPOCHS": len(values), "DATA.DATASET": "digits"}
     given = dict(line.split(": ", 1) for line in settings.splitlines())
     (folder / "config.yaml").write_text(yaml_of(defaults | given))
-    os.utime(folder / "config.yaml", (0, 0))  # the runs began at the same time, so that their names order them
+    os.utime(folder / "config.yaml", (0, 0))  # equal start times, so that the names decide the order
     rows = [
         {"epoch": epoch, "train_loss": 2.0 - value / 100, "eval_loss": 1 - value / 100, f"eval_{metric}": value}
         | {"images_per_s": 100.0 + epoch, "memory_mb": 500 + epoch, "train_seconds": 10.0, "eval_seconds": 1.0}
@@ -51,7 +51,7 @@ OF_RATE = {"1e-3": (97.0, 96.0, 98.0), "3e-3": (90.0, 91.0, 95.0)}  # best top-1
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two rates with three seeds each; the last epoch is not the best."""
+    """Make runs with two rates and three seeds each. The last epoch is not the best."""
     for rate, values in OF_RATE.items():
         for seed, value in enumerate(values):
             settings = f"SEED: {seed}\nTRAIN.BASE_LR: {rate}\nSAVE: {tmp_path}/{seed}"
@@ -60,7 +60,7 @@ def folder(tmp_path):
 
 
 def type_in(*words, exit_with=0):
-    """Types a command; returns what it printed and what went to the error stream."""
+    """Run the script and return its stdout and stderr."""
     ended = typed("scripts/compare.py", *words)
     assert ended.returncode == exit_with, ended.printed
     return ended.stdout, ended.stderr
@@ -71,7 +71,7 @@ def groups_in(folder, metric=None):
 
 
 def table(markdown: str, title: str) -> list[dict[str, str]]:
-    """The rows of a table of the Markdown, by the names of its columns."""
+    """Return the rows of a table in the Markdown by column name."""
     lines = markdown.partition(f"## {title}\n\n")[2].partition("\n\n")[0].splitlines()
     header, _, *rows = [[cell.strip(" *") for cell in line.strip("|").split(" | ")] for line in lines]
     return [dict(zip(header, row, strict=True)) for row in rows]
@@ -128,7 +128,7 @@ def test_compare_prints_the_expected_pages(here):
 
 
 def test_runs_differing_only_in_seed_form_a_group(folder):
-    groups = groups_in(folder.parent)  # as those of a sweep's trials lie
+    groups = groups_in(folder.parent)  # in one folder, like a sweep's trials
     assert [list(group.settings) for group in groups] == [["TRAIN.BASE_LR"]] * 2
     assert [len(group.runs) for group in groups] == [3, 3]
     out, _ = type_in(folder)
@@ -147,14 +147,14 @@ def test_differences_are_paired_when_the_seeds_match():
 
 
 def test_unpaired_differences_use_welchs_test():
-    # The figures of scipy.stats.ttest_ind([90, 91, 95, 94], [97, 96, 98], equal_var=False): t -3.4017, 4.23 degrees, p 0.025.
+    # From scipy.stats.ttest_ind([90, 91, 95, 94], [97, 96, 98], equal_var=False): t -3.4017, 4.23 degrees, p 0.025.
     found = statistics.difference({3: 90.0, 4: 91.0, 5: 95.0, 6: 94.0}, {0: 97.0, 1: 96.0, 2: 98.0})
     assert not found.is_paired and found.value / found.error == pytest.approx(-3.40168, abs=1e-5)
-    assert found.half_width == pytest.approx(2.776 * found.error), "t of 4 whole degrees of freedom"
+    assert found.half_width == pytest.approx(2.776 * found.error), "t for 4 degrees of freedom, rounded down"
     assert found.is_noise is False
     assert statistics.difference({3: 90.0, 4: 99.0}, {0: 97.0, 1: 96.0}).is_noise is True
-    assert statistics.difference({3: 90.0}, {0: 97.0, 1: 96.0}).is_noise is None, "of one run nothing is known"
-    for value, is_noise in ((97.0, True), (97.5, False)):  # without any noise
+    assert statistics.difference({3: 90.0}, {0: 97.0, 1: 96.0}).is_noise is None, "one run says nothing about noise"
+    for value, is_noise in ((97.0, True), (97.5, False)):  # without noise
         assert statistics.difference({3: value, 4: value}, {0: 97.0, 1: 97.0}).is_noise is is_noise
 
 
@@ -194,7 +194,7 @@ def test_different_data_warning_shows_each_path_once(tmp_path):
 
 
 def write_predictions(run: SavedRun, right: dict[str, bool]) -> SavedRun:
-    """`right`: by the names of the images, all of one label."""
+    """`right`: {image: whether it is classified correctly}. All images have one label."""
     rows = "".join(f"{name},cat,{'cat' if is_right else 'dog'},0.9,0.1\n" for name, is_right in right.items())
     (run.folder / "predictions.csv").write_text(f"image,label,prediction,probability,label_probability\n{rows}")
     (run.folder / "results.json").write_text("{}")
@@ -202,7 +202,7 @@ def write_predictions(run: SavedRun, right: dict[str, bool]) -> SavedRun:
 
 
 def about_data(path: str, **changed: str) -> dict:
-    """The facts of a run about its data in this folder."""
+    """Return status entries about a run's data in this folder."""
     names = {
         f"{what} of the {part} {'files' if what == 'sizes' else 'images'}": "1 2 3"
         for part in ("training", "validation")
@@ -230,7 +230,7 @@ def test_same_image_names_of_other_data_stay_unpaired(tmp_path):
         _, err = type_in(tmp_path / "a", tmp_path / "other", *flags, exit_with=2)
         assert_names(err, "sizes of the validation files", "-any_data")
     out, _ = type_in(tmp_path / "a", tmp_path / "other", "-any_data")
-    assert "images, p" not in out, "no test over images that are not the same"
+    assert "images, p" not in out, "different images must not be tested together"
     assert {"DATA.DATA_PATH", "sizes of the validation files"} <= table(out, "Settings that differ")[0].keys()
 
 
@@ -269,18 +269,18 @@ def test_runs_are_compared_on_images_that_both_scored(here, tmp_path):
     write_predictions(make_run(tmp_path / "b", [60.0], "", {"about": about}), better | {"new": False})
     same_text("compare_common_images", type_in("a", "b")[0])
     found = json.loads(type_in(tmp_path / "a", tmp_path / "b", "-json")[0])
-    # scipy.stats.binomtest(1, 11).pvalue
+    # from scipy.stats.binomtest(1, 11).pvalue
     assert (found["verdict"], found["seeds"], found["images"]) == ("better", [1, 1], 40)
     assert found["p"] == pytest.approx(0.01171875) and found["difference"] == pytest.approx(22.5)
     assert found["interval"][0] > 0 and found["deviation_of_seeds"] == [None, None]
     type_in(tmp_path / "b", tmp_path / "a", "-json", exit_with=4)  # worse
-    type_in(tmp_path / "a", tmp_path / "a", "-json", exit_with=5)  # not to be told apart
+    type_in(tmp_path / "a", tmp_path / "a", "-json", exit_with=5)  # no significant difference
     shutil.copytree(tmp_path / "b", tmp_path / "c", ignore=shutil.ignore_patterns("results.json"))
     _, err = type_in(tmp_path / "a", tmp_path / "c", exit_with=2)
     assert "-any_data" in err, "its table may be of another epoch"
     shutil.copytree(tmp_path / "b", tmp_path / "d")
     (tmp_path / "d/predictions.csv").write_text("image,prediction,labels\n1.jpg,cat|dog,cat\n")
-    assert "-any_data" in type_in(tmp_path / "a", tmp_path / "d", exit_with=2)[1], "several labels an image"
+    assert "-any_data" in type_in(tmp_path / "a", tmp_path / "d", exit_with=2)[1], "several labels per image"
     _, err = type_in(tmp_path / "a", tmp_path / "b", "-metric", "loss", exit_with=2)
     assert_names(err, "-metric loss", "top1")
 
@@ -356,7 +356,7 @@ def test_names_cannot_break_out_of_their_table_cell(tmp_path):
     for name in ("a | b`<i>", "c\nd"):
         make_run(
             tmp_path / name, [90.0], f"TRAIN.NUM_EPOCHS: 2\nTRAIN.SMOOTHING: 0.{len(name)}"
-        )  # of which notes say one
+        )  # a note mentions this setting
     text = to_markdown(groups_in(tmp_path), "", [])
     rows = table(text, "Runs")
     assert [len(row) for row in rows] == [6, 6] and "<i>" not in text.replace("\\<i\\>", "")
@@ -384,7 +384,7 @@ def test_group_name_is_short_settings_or_first_folder():
 def test_student_quantiles_match_for_any_degrees_of_freedom():
     expected = {0.4: 12.706, 1: 12.706, 1.9: 12.706, 2: 4.303, 30: 2.042, 31: 2.040, 100: 1.984}
     assert {degrees: statistics.student(degrees) for degrees in expected} == pytest.approx(expected, abs=0.003)
-    z = 1.959964  # of the normal distribution, from which Fisher's expansion goes
+    z = 1.959964  # normal quantile in Fisher's expansion
     for n in range(3, 200):
         terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
         series = z + sum(term / n**power for power, term in enumerate(terms, start=1))
@@ -405,7 +405,7 @@ def test_copy_of_a_run_is_not_a_repetition(tmp_path):
         make_run(tmp_path / "runs" / name, [90.0], f"SEED: {'ab'.index(run)}", of[run])
     make_run(tmp_path / "runs/b-longer", [90.0, 91.0], "SEED: 1", of["b"])
     runs, left_out = find_runs([str(tmp_path / "runs")])
-    assert [run.folder.name for run in runs] == ["b", "b-longer", "a"], "the run that began first comes first"
+    assert [run.folder.name for run in runs] == ["b", "b-longer", "a"], "runs must be ordered by their start"
     assert len(left_out) == 1
     assert_names(left_out[0], tmp_path / "runs/b-backup", tmp_path / "runs/b")
     named, _ = find_runs([str(tmp_path / "runs/b-backup"), str(tmp_path / "runs/b")])

@@ -1,4 +1,4 @@
-"""What scripts/export.py writes, loaded as its readers load it, and what it refuses."""
+"""scripts/export.py: its files, loaded by the programs they are for, and refused input."""
 
 import errno
 import importlib.util
@@ -68,7 +68,7 @@ def test_timm_loads_export_with_preprocessing_and_class_names(plain, tmp_path):
     assert "<" not in (tmp_path / "x" / "README.md").read_text()
 
 
-# Without two libraries that it would import for other models, which takes a second.
+# Block two libraries that transformers would import for other models, which takes a second.
 IN_TRANSFORMERS = """
 import sys, torch
 sys.modules |= {"scipy": None, "torchao": None}
@@ -87,7 +87,7 @@ for folder in sys.argv[1:]:
 
 @pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
 def test_transformers_loads_the_same_export_with_equal_logits(plain, tmp_path):
-    """In a process of its own: transformers looks for the package `datasets` and would find ours."""
+    """In a separate process, because transformers looks for the package `datasets` and would find ours."""
     distilled = checkpoint(tmp_path / "distilled.ckpt", DISTILLED)
     images, models = torch.rand(8, 3, 32, 32), {"plain": plain, "distilled": distilled}
     for name, source in models.items():
@@ -176,7 +176,7 @@ def test_export_with_different_outputs_is_deleted(plain, tmp_path, monkeypatch, 
     assert not any(tmp_path.iterdir())
 
 
-# Writes other weights than the model's, in both formats, and prints the exit codes.
+# Exports weights that differ from the model's, in both formats, and prints the exit codes.
 WRONG_WEIGHTS = """
 import sys
 from models.export import hugging_face

@@ -1,4 +1,4 @@
-"""scripts/make_shards.py: what it writes, also when it is killed and called again, and what it refuses."""
+"""scripts/make_shards.py: its output, also after a kill and a restart, and refused input."""
 
 import json
 import os
@@ -73,10 +73,10 @@ def test_resume_after_kill_gives_identical_shards(tmp_path, photos, monkeypatch,
     with pytest.raises(KeyboardInterrupt):
         call(*flags, "-out", tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").glob("*.tar")) == ["train-000000.tar", "train-000001.tar"]
-    os.truncate(tmp_path / "out" / "train-000001.tar", 1024)  # as by a disk
+    os.truncate(tmp_path / "out" / "train-000001.tar", 1024)  # as after a disk failure
     call(*flags, "-out", tmp_path / "out")
     assert calls == [0, 4, 8, 4, 8, 12, 0]
-    for number in (0, 2):  # what follows a kept one are the samples behind it
+    for number in (0, 2):  # the samples after an existing shard must continue correctly
         (tmp_path / "out" / f"train-{number:06d}.tar").unlink()
     call(*flags, "-out", tmp_path / "out")
     same_text("shards", capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""scripts/models.py: which of timm's models match, what their rows say, and what cannot be found."""
+"""scripts/models.py: the matching models of timm, their rows, and names without a match."""
 
 import pytest
 import timm
@@ -47,7 +47,7 @@ def test_models_over_the_limit_are_counted_below_table(monkeypatch):
     number = len(find_names(["vit_tiny"]))
     lines = typed("scripts/models.py", "vit_tiny").done().stdout.splitlines()
     assert lines.index("") == 1 + 2 < number
-    assert lines[1].startswith("vit_tiny"), "not one of which it is a part further on, as of crossvit_tiny_240"
+    assert lines[1].startswith("vit_tiny"), "must precede names such as crossvit_tiny_240"
     assert_names("\n".join(lines), number - 2, "-all", "configs/finetune.yaml")
     smallest = min(describe_models(find_names(["vit_tiny"])[:2]), key=lambda model: model.parameters)
     assert_names(lines[-1], smallest.name)

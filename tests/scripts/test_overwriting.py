@@ -1,4 +1,4 @@
-"""No script overwrites a file that it did not write: a checkpoint, a photo, a table of the user's."""
+"""No script overwrites a file that it did not write: a checkpoint, a photo, a user's table."""
 
 import hashlib
 import os
@@ -56,7 +56,7 @@ def trained(tmp_path_factory, small_yaml) -> Path:
 
 @pytest.fixture
 def folder(trained, tmp_path) -> Path:
-    """A folder with the files of a run and with a user's."""
+    """Return a folder with files of a run and files of a user."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     for name in ("photo.png", "photo.jpg"):
         Image.new("RGB", (300, 200), "green").save(tmp_path / name)
@@ -70,7 +70,7 @@ def folder(trained, tmp_path) -> Path:
 
 
 def write(kind: str, run: Path, target: Path, photos: Path) -> Ended:
-    """Call the script that writes this kind of file."""
+    """Run the script that writes this kind of file."""
     photo = photos / "digit.bmp"
     Image.new("L", (8, 8), 200).save(photo)
     script, *words = (word.format(run=run, target=target, photo=photo) for word in WRITERS[kind])

@@ -1,4 +1,4 @@
-"""scripts/predict.py classifies the images that a command line means as the evaluation of the run did."""
+"""scripts/predict.py classifies the images of its command line like the run's evaluation."""
 
 import io
 import json
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def type_in(*words, exit_with=0):
-    """Types a command; returns its lines cut at the tabs, and what went to the error stream."""
+    """Run the script. Return its lines split at tabs, and its stderr."""
     ended = typed("scripts/predict.py", *words)
     assert ended.returncode == exit_with, ended.printed
     return [line.split("\t") for line in ended.stdout.splitlines()], ended.stderr
@@ -42,7 +42,7 @@ def test_all_prediction_outputs_match_the_runs_own_table(trained, digits, tmp_pa
     assert len(own_table) == len(document["images"]) == 359 and document["unreadable"] == [str(tmp_path / "broken.png")]
     for number, (path, *guesses) in enumerate(lines):
         names, shares = guesses[::2], [float(share) for share in guesses[1::2]]
-        own = own_table[number]  # its prediction is any of those with the largest logit, which is rounded here
+        own = own_table[number]  # any class with the largest logit, which is rounded here
         most_probable = [float(own["probability"])] * 2
         assert [shares[0], shares[names.index(own["prediction"])]] == pytest.approx(most_probable, abs=1e-4)
         assert sorted(names) == list("0123456789") and sum(shares) == pytest.approx(1, abs=1e-3)
@@ -76,14 +76,14 @@ def test_prediction_rows_are_utf8_and_copies_replace_nothing(trained, digits, tm
     (tmp_path / "sorted" / "unsure").mkdir(parents=True)
     users = tmp_path / "sorted" / "unsure" / f"{shares.index(min(shares)) + 1}.png"
     photo = tmp_path / "photos" / users.name
-    users.write_bytes(bytes(photo.stat().st_size))  # another file, as large and as old
+    users.write_bytes(bytes(photo.stat().st_size))  # another file of the same size and date
     shutil.copystat(photo, users)
     lines, err = type_in(*words, *files, "-sheet", tmp_path / "x.png")
-    assert_names(err, "猫")  # which is a box in the sheet
+    assert_names(err, "猫")  # drawn as a box in the sheet
     table = rows_of(tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_bytes().startswith(b"\xef\xbb\xbfimage_path,class,")
     paths = [row["image_path"] for row in table]
-    assert [int(os.path.basename(path)[:-4]) for path in paths] == list(range(1, len(paths) + 1)), "2 before 10"
+    assert [int(os.path.basename(path)[:-4]) for path in paths] == list(range(1, len(paths) + 1)), "2 precedes 10"
     assert "猫" in (tmp_path / "x.json").read_text(encoding="utf-8")
     is_unsure = [float(row["probability"]) < limit for row in table]
     assert set(is_unsure) == {True, False}
@@ -96,10 +96,12 @@ def test_prediction_rows_are_utf8_and_copies_replace_nothing(trained, digits, tm
     assert len(list((tmp_path / "sorted" / "unsure").iterdir())) == sum(is_unsure) + 1
     assert not any(users.read_bytes())
     type_in(*words, *files)
-    assert len([path for path in (tmp_path / "sorted").rglob("*.*") if path.is_file()]) == len(copies), "once"
+    assert len([path for path in (tmp_path / "sorted").rglob("*.*") if path.is_file()]) == len(copies), (
+        "no copies are added"
+    )
     shutil.rmtree(tmp_path / "sorted" / "unsure")
     (tmp_path / "sorted" / "unsure").symlink_to(tmp_path / "photos")
-    type_in(*words, *files, exit_with=2)  # nothing goes through a link
+    type_in(*words, *files, exit_with=2)  # it must not write through a link
 
 
 def test_second_prediction_ignores_outputs_of_the_first(trained, digits, tmp_path):
@@ -116,7 +118,7 @@ def test_second_prediction_ignores_outputs_of_the_first(trained, digits, tmp_pat
         assert lines == first and sorted(photos.rglob("*")) == after
         assert_names(err, photos, *([4] if given != f"{photos}/*" else []))
     lines, _ = type_in(trained, *sorted((photos / "sorted").glob("*")), *outputs)
-    assert len(lines) == 3, "copies that are asked for by name"
+    assert len(lines) == 3, "copies that are named explicitly are classified"
     for folder in (photos, photos / ".." / "photos"):
         typed("scripts/predict.py", trained, photos, "-into", folder).refused("-into", folder / "sorted")
 
@@ -182,7 +184,7 @@ def test_run_folder_means_its_best_or_last_checkpoint(trained, digits, tmp_path)
     for folder, name in ((trained, "best.pth"), (tmp_path, "last.pth")):
         lines, err = type_in(folder, tmp_path / "photos")
         assert len(lines) == 1
-        assert_names(err, folder / name, 3, ".txt", 2, ".cr2", 1)  # and what is no image is counted
+        assert_names(err, folder / name, 3, ".txt", 2, ".cr2", 1)  # other files are counted by ending
 
 
 @pytest.mark.parametrize("key", [None, "state_dict_ema", "state_dict"])
@@ -235,8 +237,8 @@ def test_flip_average_is_equal_for_image_and_mirror(trained, digits, tmp_path):
     image = sorted((digits / "4").iterdir())[0]
     with Image.open(image) as upright:
         upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(tmp_path / "mirrored.png")
-    Image.new("L", (8, 8), 9).save(tmp_path / "same.png")  # as its mirror image
-    # Of 9 pixels, a crop of 8 is not in the middle.
+    Image.new("L", (8, 8), 9).save(tmp_path / "same.png")  # equal to its mirror image
+    # With 9 pixels, a crop of 8 would be off-centre.
     images = (image, tmp_path / "mirrored.png", tmp_path / "same.png")
     words = (trained, *images, "-top", 10, "-amp", "false", "-opts", "DATA.CROP_PCT=1.0")
     plain, flipped = (type_in(*words, *more)[0] for more in ([], ["-flip"]))
@@ -265,7 +267,7 @@ def test_prediction_mistake_exits_2_and_is_named(trained, tmp_path, words):
 
 @pytest.fixture
 def found(here, monkeypatch):
-    """Call with what is typed: the images that it means, in a folder of images and lists."""
+    """Return a function that finds the images for these words, in a folder of images and lists."""
     for name in ("b.jpg", "a.png", "in/c.jpg", "in/deep/a.jpg", "in/notes.txt", "[1].jpg"):
         (here / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         (here / "photos" / name).touch()

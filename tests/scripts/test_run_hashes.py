@@ -1,4 +1,4 @@
-"""The variants of scripts/maintenance/run_hashes.py train with what their names say."""
+"""The variants of scripts/maintenance/run_hashes.py train with the settings in their names."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""scripts/sweep.py: what it starts, what it makes of killed and failed trials, and what it refuses before any starts."""
+"""scripts/sweep.py: started runs, killed and failed trials, and input that is refused before any run starts."""
 
 import json
 import os
@@ -28,10 +28,10 @@ def flag(arguments: list[str], name: str) -> str:
 
 
 class Pretended:
-    """A run that ends as `ends` says by its name: an exit code, or KeyboardInterrupt that kills the sweep."""
+    """A simulated run. `ends` gives its exit code by name, or a KeyboardInterrupt that kills the sweep."""
 
     ends: dict = {}
-    started: list = []  # their names
+    started: list = []  # names of the runs
     commands: dict = {}
     metric = "top1"
 
@@ -52,7 +52,7 @@ class Pretended:
         rate = float(self.options.get("TRAIN.BASE_LR", 0))
         status = {"state": "done", "exit_code": 0} if self.code == 0 else {"state": "failed", "exit_code": self.code}
         best = {"best": {self.metric: 100 * rate, "epoch": 2}, "best_metric": self.metric}
-        if self.code >= 0:  # a kill leaves no word
+        if self.code >= 0:  # a killed run writes nothing
             (self.folder / "status.json").write_text(json.dumps({**status, **best}))
             (self.folder / "metrics.csv").write_text("train_seconds,eval_seconds\n2,1\n2,\n")
         else:
@@ -71,7 +71,7 @@ def pretended(monkeypatch, signal_handlers):
 
 @pytest.fixture
 def start(tmp_path, small_yaml, capsys):
-    """Start a sweep with these words in tmp_path / "sweep": what it printed."""
+    """Run a sweep with these words in tmp_path / "sweep", and return its output."""
 
     def call(*words: str, exit_with: int | None = 0) -> str:
         code = exit_code(sweep.main, ["-output", str(tmp_path / "sweep"), *words])
@@ -91,7 +91,7 @@ def best_row(printed: str) -> str:
     return [line for line in printed.splitlines() if line.startswith("|")][2]
 
 
-LEFT = re.compile(r"(?<=about )[\d:]+(?= left)")  # the trials here take no time
+LEFT = re.compile(r"(?<=about )[\d:]+(?= left)")  # simulated trials take no time
 GRID = ["-over", "TRAIN.BASE_LR=0.1,0.3", "MODEL.DEPTH=1,2", "-seeds", "0,1", "-folds", "2"]
 
 
@@ -165,7 +165,7 @@ def test_sweep_waits_for_orphaned_run_and_stops_once(tmp_path, start, pretended,
 def test_different_sweep_in_same_folder_names_the_differences(tmp_path, start, pretended):
     start(*GRID)
     same_message(start(*GRID[:3], "-seeds", "0,2", "-epochs", "7", exit_with=2))
-    for words in (GRID[:3], ["-seeds", "0,1"], ["-folds", "2"]):  # nor is any of them passed over
+    for words in (GRID[:3], ["-seeds", "0,1"], ["-folds", "2"]):  # each difference must be reported
         assert exit_code(sweep.main, ["-output", str(tmp_path / "sweep"), *words]) == 2
     start(*GRID)
     assert len(pretended.started) == 16
@@ -246,7 +246,7 @@ def test_list_values_need_brackets_and_commas_need_quotes():
 
 
 class Forked:
-    """A real run, forked from a process that has imported torch."""
+    """A real run, forked from a process that has already imported torch."""
 
     faults: dict = {"draw_nothing": []}
 
@@ -280,7 +280,7 @@ def test_killed_trial_resumes_to_result_of_manual_run(tmp_path, small_yaml, star
 
 def test_trial_is_told_to_end_when_sweep_dies(tmp_path):
     if os.uname().sysname != "Linux":
-        pytest.skip("only Linux tells a process that its parent was killed")
+        pytest.skip("only Linux can signal a process when its parent dies")
     read, write = os.pipe()
     if (parent := os.fork()) == 0:
         program = ["/bin/sh", "-c", "trap 'echo told; exit' TERM; for n in $(seq 6000); do sleep 0.1; done"]
@@ -307,7 +307,7 @@ def test_array_tasks_run_trials_and_share_one_table(tmp_path, start, monkeypatch
     (tmp_path / "sweep" / "trial-001").mkdir()
     (tmp_path / "sweep" / "trial-001" / "status.json").write_text('{"state": "done"}')
     start("-seeds", "0,1", "-trial", "1")
-    assert len(became) == 2, "it is done already"
+    assert len(became) == 2, "this trial is already done"
     start("-table")
     assert [row["state"] for row in rows(tmp_path / "sweep")] == ["waiting", "done"]
 
@@ -318,7 +318,7 @@ def test_full_disk_does_not_harm_trials(tmp_path, start, pretended, monkeypatch)
     printed = start("-seeds", "0,1")
     assert len(pretended.started) == 2 and "trials.csv" in printed
     pretended.ends["trial-001"] = OSError(28, "No space left on device")
-    start("-seeds", "0,1")  # it is done already
+    start("-seeds", "0,1")  # both trials are done
     (tmp_path / "sweep" / "trial-001" / "status.json").unlink()
     assert_names(start(exit_with=2), "-output", "trial 1")
     monkeypatch.setattr("scripts.sweeping.plan.write_text", refuse)
@@ -334,7 +334,7 @@ def test_invalid_sweep_plan_is_reported_in_one_line(tmp_path, small_yaml, start,
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/sweep.json").write_text(
         f"{plan[:-1]}, {content_of(change)}}}"
-    )  # of two values the last one counts
+    )  # of two equal keys, the last one counts
     printed = start("-table", exit_with=2)
     assert printed.count("\n") == 1
     same_message(printed, "mistakes/in_a_plan", change)

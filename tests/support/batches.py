@@ -1,4 +1,4 @@
-"""A batch as loaders make it, with settings that erase and mix."""
+"""Batches as the loaders make them, with settings that erase and mix images."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ def settings(channels: int = 3, **train) -> Config:
 
 
 def batch(count: int, channels: int = 3) -> Batch:
-    """A batch of images that lie in memory as decoded pixels do."""
+    """Return a batch of images in the memory layout of decoded pixels."""
     pixels = torch.from_numpy(
         np.random.default_rng(0).integers(256, size=(count, SIDE, SIDE, channels), dtype=np.uint8)
     )

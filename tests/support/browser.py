@@ -1,6 +1,6 @@
 """A headless Chromium that opens a page in a window of a given size and colour scheme.
 
-python -m tests.support.browser output/.../report.html page.png -width 1280 -height 860    # writes what it shows
+python -m tests.support.browser output/.../report.html page.png -width 1280 -height 860    # writes a screenshot
 """
 
 import argparse
@@ -21,7 +21,7 @@ from PIL import Image
 from tests.support.forks import DEADLINE
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# No sandbox, because the tests of a container run as root; no requests of its own, because the tests need no network.
+# No sandbox, because tests in a container run as root. No requests of its own, because the tests need no network.
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --remote-debugging-pipe"
@@ -29,12 +29,12 @@ FLAGS = (
 
 
 def find_browser() -> str | None:
-    """Return the path of a browser of this machine that can be driven, None without one."""
+    """Return the path of a browser on this machine that can be automated, or None."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
 class Browser:
-    """One browser with one page. It takes commands of the DevTools protocol through a pipe, each ended by a null byte."""
+    """A browser with one page. It takes null-terminated DevTools commands through a pipe."""
 
     def __init__(self, program: str):
         self._profile = tempfile.TemporaryDirectory(prefix="browser-")
@@ -58,7 +58,7 @@ class Browser:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        os.close(self._commands)  # the browser ends when nobody can command it any more
+        os.close(self._commands)  # the browser ends when its command pipe is closed
         self._process.wait(DEADLINE)
         os.close(self._answers)
         self._profile.cleanup()
@@ -75,7 +75,7 @@ class Browser:
         return answer["result"]
 
     def open(self, page: Path, width: int, height: int, scheme: str = "light") -> None:
-        """Load the page in a window of that size in CSS pixels. `scheme`: light or dark."""
+        """Load the page in a window of this size in CSS pixels. `scheme`: light or dark."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -90,7 +90,7 @@ class Browser:
         return answer["result"].get("value")
 
     def picture(self, whole: bool = False) -> bytes:
-        """Return what the window shows as a PNG; the whole page, however long, if asked."""
+        """Return a screenshot of the window as a PNG, or of the whole page however long it is."""
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(answer["data"])
 
@@ -98,7 +98,7 @@ class Browser:
         while b"\0" not in self._rest:
             is_there, _, _ = select.select([self._answers], [], [], DEADLINE)
             content = is_there and os.read(self._answers, 2**20)
-            assert content, "the browser has ended, or does not answer"
+            assert content, "the browser has ended or does not answer"
             self._rest += content
         message, _, self._rest = self._rest.partition(b"\0")
         return json.loads(message)

@@ -1,4 +1,4 @@
-"""Checkpoints of runs that never were: a model's random weights, with what a run writes beside them."""
+"""Checkpoints without a run: random weights of a model, with the metadata that a run writes."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ CLASSES = ["ä", "b <i>", "c"]
 def checkpoint(
     path: Path, model: dict = PLAIN, data: dict | None = None, classes: list[str] = CLASSES, seed: int = 0, **more
 ) -> Path:
-    """best.pth of a model of these settings. `more`: further contents, such as state_dict_ema."""
+    """Write a best.pth for a model of these settings. `more`: further contents, such as state_dict_ema."""
     images = {"IMAGE_SIZE": 32, "CROP_PCT": 0.9, "IMAGENET_MEAN": (0.1, 0.2, 0.3)} | (data or {})
     config = Config(DATA=Data(**images), MODEL=Model(**model))
     built = build_model(config, len(classes))
@@ -25,7 +25,7 @@ def checkpoint(
         name: 0.2 * torch.randn(tensor.shape, generator=generator) if tensor.is_floating_point() else tensor
         for name, tensor in built.state_dict().items()
     }
-    # A variance is not negative.
+    # Variances must not be negative.
     state = {name: tensor.abs() if name.endswith("running_var") else tensor for name, tensor in state.items()}
     images = config.DATA
     content = {

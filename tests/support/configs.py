@@ -1,4 +1,4 @@
-"""Small settings that train in milliseconds, and copies of settings with some changed."""
+"""Small settings that train in milliseconds, and modified copies of settings."""
 
 import dataclasses
 from pathlib import Path
@@ -11,7 +11,7 @@ from configs.schema import Config
 
 CPU = torch.device("cpu")
 
-# A ViT that trains in milliseconds, on the digits.
+# A ViT that trains on the digits in milliseconds.
 SMALL = """
 DATA: {DATASET: digits, IMAGE_SIZE: 8, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.7, 1], BATCH_SIZE: 32, NUM_WORKERS: 0}
 MODEL: {TYPE: vit, NAME: vit_small_test, PATCH_SIZE: 4, EMBED_DIM: 16, DEPTH: 2, NUM_HEADS: 2}
@@ -19,31 +19,31 @@ TRAIN: {NUM_EPOCHS: 2, WARMUP_EPOCHS: 1, BASE_LR: 1e-3, WEIGHT_DECAY: 0.05, GRAD
 TRACK: []
 REPORT: false
 """
-# Instead of the small ViT.
+# Settings that replace the small ViT by another model.
 RESNET = "MODEL.TYPE=timm MODEL.NAME=resnet18 MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
 
 
 def small_config(folder: Path, *options: str) -> Config:
-    """The small settings with some changed, by `-opts` words."""
+    """Return the small settings with some changed by `-opts` words."""
     path = folder / "small.yaml"
     path.write_text(SMALL)
     return load(["-cfg", str(path), *(["-opts", *options] if options else [])]).config
 
 
 def write(text: str, name: str = "x.yaml") -> str:
-    """A file of settings in the folder where the test works."""
+    """Write a settings file in the current folder and return its name."""
     Path(name).parent.mkdir(exist_ok=True, parents=True)
     Path(name).write_text(text, encoding="utf-8")
     return name
 
 
 def load_text(text: str, *words: str) -> LoadedConfig:
-    """The settings of a file x.yaml with this text, and these words behind it on the command line."""
+    """Load the settings from a file x.yaml with this text, with these words on the command line."""
     return load(["-cfg", write(text), *words])
 
 
 def yaml_of(values: dict[str, str | list]) -> str:
-    """A settings file with these texts by full key."""
+    """Return the text of a settings file with these values by full key."""
     sections: dict = {}
     for key, value in values.items():
         *path, name = key.split(".")
@@ -55,14 +55,14 @@ def yaml_of(values: dict[str, str | list]) -> str:
 
 
 def replaced(config: Config, **sections: dict) -> Config:
-    """A copy with settings of some sections changed: replaced(config, TRAIN={"SMOOTHING": 0.1})."""
+    """Return a copy with settings of some sections changed: replaced(config, TRAIN={"SMOOTHING": 0.1})."""
     return dataclasses.replace(
         config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
     )
 
 
 def meta_device() -> torch.device:
-    """Tensors without values. The oldest timm that we support reads values while it builds, so not with that one."""
+    """Return the meta device. Skip the test with the oldest supported timm, which reads values as it builds models."""
     import pytest
     from timm.models.vision_transformer import VisionTransformer
 

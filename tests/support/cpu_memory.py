@@ -1,4 +1,4 @@
-"""The memory that tensors on the CPU take while something runs, by torch's profiler."""
+"""Measures the memory of CPU tensors while something runs, with torch's profiler."""
 
 import contextlib
 import itertools
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 
 def passing_bytes(task: Callable[[], None]) -> int:
-    """The most that tensors on the CPU fill while the task runs, over what they fill before."""
+    """Return the peak memory of CPU tensors while the task runs, above the memory that they used before."""
     from torch.profiler import ProfilerActivity, profile
 
     with _without_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -19,7 +19,7 @@ def passing_bytes(task: Callable[[], None]) -> int:
 
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
-    """The profiler's libraries print there that there is no GPU, and when they begin and end."""
+    """Hide stderr: the profiler's libraries print that there is no GPU, and when they start and stop."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

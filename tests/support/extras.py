@@ -1,4 +1,4 @@
-"""Tests and cases of the program that also use an extra."""
+"""A mark for tests and cases that need an extra."""
 
 import pytest
 
@@ -6,5 +6,5 @@ from utils.extras import has_extra
 
 
 def needing_extra(name: str) -> pytest.MarkDecorator:
-    """Skip a test or a case if this extra was deleted."""
-    return pytest.mark.skipif(not has_extra(name), reason=f"extras/{name} is not there")
+    """Return a mark that skips a test or a case if this extra was deleted."""
+    return pytest.mark.skipif(not has_extra(name), reason=f"extras/{name} is missing")

@@ -1,4 +1,4 @@
-"""Python programs that a program starts become its forks: they need not import torch again, which takes three seconds."""
+"""Replaces Python programs that a program starts by forks, which need not import torch again (three seconds)."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from tests.support.forks import run_to_the_end
 
 
 class ForkingPopen(subprocess.Popen):
-    """Forks for `python FILE.py ...` and `python -m MODULE ...`, with the pipes, group and folder that were asked for."""
+    """A Popen that forks for `python FILE.py ...` and `python -m MODULE ...`, with the given pipes, group, folder."""
 
     def __init__(self, args: Sequence[str], *rest, env: Mapping[str, str] | None = None, **options):
         if args[0] == sys.executable and (args[1] == "-m" or args[1].endswith(".py")):
@@ -19,20 +19,20 @@ class ForkingPopen(subprocess.Popen):
             environment = dict(os.environ if env is None else env)
             before = options.get("preexec_fn", lambda: None)
             options["preexec_fn"] = lambda: (before(), become_child(words[0], words[1:], environment))
-            sys.stdout.flush()  # or the fork would write it too
+            sys.stdout.flush()  # otherwise the fork writes it again
             sys.stderr.flush()
         super().__init__(args, *rest, env=env, **options)
 
 
 def become_child(program: str, arguments: Sequence[str], environment: dict[str, str]) -> NoReturn:
-    """Called where a new interpreter would begin: pipes, group and folder are its own, the rest is still its parent's."""
+    """Run in the fork in place of a new interpreter: set up its own pipes, process group and folder, keep the rest."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/dev/fd")):
-        if number > 2 and number != nothing:  # their numbers stay taken: objects of the parent would close new files
+        if number > 2 and number != nothing:  # not closed: objects of the parent would close new files with that number
             os.dup2(nothing, number, inheritable=False)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python does
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python does at its start
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     run_to_the_end(program, arguments, environment, {})

@@ -1,4 +1,4 @@
-"""Starts programs as forks of a server that has imported torch already: a start costs milliseconds, not three seconds."""
+"""Starts programs as forks of a server that has already imported torch: a start takes milliseconds, not three seconds."""
 
 import atexit
 import contextlib
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).parent.parent.parent
-DEADLINE = 600.0  # seconds for what takes moments: only what hangs takes as long
-STARTED: list[BaseProcess] = []  # of the tests of a module
+DEADLINE = 600.0  # seconds; normal waits take moments, so only a process that hangs reaches it
+STARTED: list[BaseProcess] = []  # processes that the tests of a module started
 
 
 def start_fork(
@@ -28,7 +28,7 @@ def start_fork(
     cwd: Path = ROOT,
     faults: dict[str, list] | None = None,
 ) -> BaseProcess:
-    """A program, a file or a module, in a process of its own, which leads a session of its own.
+    """Start a program, a file or a module, in its own process and session.
 
     `outputs`: the files for stdout and stderr; `faults`: functions of tests.support.planted, called first.
     """
@@ -36,24 +36,24 @@ def start_fork(
     context.set_forkserver_preload(["tests.support.preloaded"])
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     process = context.Process(target=become, args=(program, arguments, outputs, environment, cwd, faults or {}))
-    with contextlib.chdir(ROOT):  # where the server finds what it preloads
+    with contextlib.chdir(ROOT):  # the folder in which the server finds the modules to preload
         process.start()
     STARTED.append(process)
     return process
 
 
-MARK = "HALFSTEP_RUN"  # environment variable of all processes of a run that a test started: its output folder
+MARK = "HALFSTEP_RUN"  # environment variable with the run's output folder, set in all processes of a test's run
 
 
 def find_processes(output: Path) -> dict[int, list[str]]:
-    """{pid: its environment} of the live processes of the runs that write to this folder or below it."""
+    """Return {pid: environment} of the live processes of runs that write to this folder or below it."""
     numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     return {pid: variables for pid in numbers if (variables := variables_of(pid, output))}
 
 
 def variables_of(pid: int, output: Path) -> list[str]:
-    """The environment of a live process of such a run; an empty list for any other process."""
-    with contextlib.suppress(OSError):  # another user's, or it ended just now
+    """Return the environment of a live process of such a run, or an empty list for any other process."""
+    with contextlib.suppress(OSError):  # another user's process, or it has just ended
         variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         if any(f"{text}/".startswith(f"{MARK}={output}/") for text in variables):
             return variables
@@ -67,7 +67,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def kill_started() -> None:
-    """Kill what tests that failed have left running."""
+    """Kill processes that failed tests left running."""
     for process in STARTED:
         if process.exitcode is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -76,8 +76,8 @@ def kill_started() -> None:
 
 
 def end_server() -> None:
-    """Wait for its end, so that what its forks used counts as processor time of the tests."""
-    forkserver._forkserver._stop()  # there is no public name, and it does nothing where no server runs
+    """End the server and wait for it, so that its forks' CPU time counts as the tests' CPU time."""
+    forkserver._forkserver._stop()  # a private name, because there is no public one; does nothing if no server runs
 
 
 def become(
@@ -88,7 +88,7 @@ def become(
     cwd: Path,
     faults: dict[str, list],
 ) -> NoReturn:
-    """Be this program, to its end."""
+    """Turn this process into the program until it ends."""
     os.setsid()
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
@@ -99,9 +99,9 @@ def become(
 def run_to_the_end(
     program: str, arguments: Sequence[str], environment: dict[str, str], faults: dict[str, list]
 ) -> NoReturn:
-    """Be this program; this process has no other code to go back to."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts with & ignore it
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and so does nohup
+    """Turn this process into the program. It never returns to the caller."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in programs that it starts with &
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup ignores it
     os.environ.clear()
     os.environ.update(environment)
     code = 1
@@ -117,11 +117,11 @@ def run_to_the_end(
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # taking down the interpreter with all that the server imported takes half a second
+    os._exit(code)  # a normal exit would take half a second to clean up everything that the server imported
 
 
 def run_program(program: str, arguments: Sequence[str], faults: dict[str, list]) -> None:
-    """Run it as `python FILE ARGUMENTS` or `python -m MODULE ARGUMENTS`."""
+    """Run the program as `python FILE ARGUMENTS` or `python -m MODULE ARGUMENTS`."""
     for name, values in faults.items():
         getattr(importlib.import_module("tests.support.planted"), name)(*values)
     sys.argv = [program, *arguments]

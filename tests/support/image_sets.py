@@ -1,4 +1,4 @@
-"""Data sets of a few images, each of one shade by which it is known again: folders and tar shards."""
+"""Data sets of a few images, each identified by its shade: folders and tar shards."""
 
 import io
 import tarfile
@@ -30,7 +30,7 @@ def error_of(*arguments, **options) -> str:
 
 
 def draw(path: Path, shade: int = 0, size: tuple[int, int] = (6, 5)) -> None:
-    """An image of one shade, by which it is known again. Lossless whatever the name says."""
+    """Draw an image of one shade, which identifies it. It is saved losslessly, whatever the file's ending says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, (shade, 0, 0)).save(path, format="PNG")
 
@@ -68,7 +68,7 @@ def write_tar(path: Path, files: dict[str, bytes]) -> Path:
 
 
 def samples(first: int, count: int, num_classes: int = 3) -> dict[str, bytes]:
-    """Samples whose shade is their number."""
+    """Return samples whose shade is their number."""
     files = {}
     for number in range(first, first + count):
         files |= {f"{number:04d}.cls": str(number % num_classes).encode(), f"{number:04d}.png": png(number)}
@@ -85,7 +85,7 @@ SHADES = {"bird": 20, "cat": 120, "dog": 220, "zebra": 70}
 
 
 def draw_photos(folder: Path, *classes: str, count: int = 6) -> Path:
-    """More images of these classes, each class of a shade that a model learns in no time."""
+    """Draw more images of these classes. Each class has its own shade, which a model learns quickly."""
     rng = np.random.default_rng(0)
     for name in classes:
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Check which rank is found in the environment variables of a launcher."""
+"""Finds and checks the rank in a launcher's environment variables."""
 
 import shlex
 
@@ -11,10 +11,10 @@ def environment_of(words: str) -> dict[str, str]:
 
 
 def launched_rank_of(words: str) -> LaunchedRank | None:
-    """Return the rank that the variables of a launcher give, after checks that hold for every launcher."""
+    """Return the rank from the variables of a launcher, after checks that hold for every launcher."""
     environment = environment_of(words)
     launched = find_launched_rank(environment)
     if launched:
         assert launched.parent_is_launcher == (launched.launcher in ("torchrun", "Open MPI"))
-        assert rank_in_environment(environment) == launched.rank, "one process alone reports a mistake"
+        assert rank_in_environment(environment) == launched.rank, "only one process may report a mistake"
     return launched

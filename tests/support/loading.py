@@ -1,4 +1,4 @@
-"""Orders and loaders of small data sets, and what they hand out as plain values."""
+"""Orders and loaders of small data sets, and their batches as plain values."""
 
 import dataclasses
 from pathlib import Path
@@ -29,7 +29,7 @@ def train_data(config: Config, rank: int = 0, world_size: int = 1):
 
 
 def taken(windows) -> list[tuple]:
-    """All that windows hold, as plain values that can be compared."""
+    """Return the contents of all windows as plain values that can be compared."""
     return [
         (window.step, window.num_samples, batch.images.tolist(), batch.targets.tolist(), batch.num_samples, batch.bad)
         for window in windows
@@ -38,7 +38,7 @@ def taken(windows) -> list[tuple]:
 
 
 def make_folder(root: Path) -> Path:
-    """Nine ants, nine bees and three wasps; image i has red value i. One ant, one bee and every wasp is cut off."""
+    """Make nine ants, nine bees, three wasps; image i has red value i. One ant, one bee and all wasps are truncated."""
     for part, counts in (("train", {"ant": 9, "bee": 9, "wasp": 3}), ("val", {"ant": 3, "bee": 3})):
         names = [(name, number) for name, count in counts.items() for number in range(count)]
         for index, (name, number) in enumerate(names):

@@ -1,4 +1,4 @@
-"""The modules that a file of the project imports, read from its text."""
+"""Finds the modules that a file of the project imports, by parsing its text."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def imported(path: Path, also_names: bool = False) -> set[str]:
-    """Full names of all modules that a file imports, wherever in it; `also_names`: and of what it takes out of them."""
+    """Return the full names of all modules that a file imports. `also_names`: and of the names imported from them."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -22,7 +22,7 @@ def imported(path: Path, also_names: bool = False) -> set[str]:
 
 
 def imported_at_the_top(path: Path) -> set[str]:
-    """Full names of the modules that a file imports when it is imported itself."""
+    """Return the full names of the modules that a file imports at its top level."""
     names = set()
     nodes = list(ast.parse(path.read_text()).body)
     while nodes:
@@ -41,6 +41,6 @@ def _is_for_types(node: ast.AST) -> bool:
 
 
 def is_module_of_ours(node: ast.ImportFrom, alias: ast.alias) -> bool:
-    """from utils import errors"""
+    """Return whether the imported name is a module of the project, as in `from utils import errors`."""
     place = ROOT / node.module.replace(".", "/") / alias.name
     return place.with_suffix(".py").exists() or place.is_dir()

@@ -1,4 +1,4 @@
-"""Optimizers by name on a tiny model, with gradients that are a function of a number."""
+"""Optimizers by name on a tiny model, with gradients computed from a number."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from tests.support.pretend_device import waits
 
 @functools.cache
 def one_of_each_class() -> list[str]:
-    """Ours, and a name for each class of timm's that is supported. Others only set arguments of these."""
+    """Return our optimizers, and one name for each supported class of timm. Other names only set their arguments."""
     from timm.optim import get_optimizer_class, list_optimizers
 
     names = list_optimizers(exclude_filters=["bnb*", "fused*", "kron*", "adahessian"])
@@ -30,7 +30,7 @@ class Learner:
         self.model = nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(width, 3)).to(self.device)
         train = Train(OPTIMIZER=Optimizer(NAME=name), BASE_LR=1e-2, WEIGHT_DECAY=0.1)
         self.optimizer = build_optimizer(dataclasses.replace(train, **settings), self.model)
-        self.waits: dict[str, int] = {}  # of the last step, for the pretend device
+        self.waits: dict[str, int] = {}  # the waits of the last step, for the pretend device
 
     def step(self, number: int, overflows: bool = False) -> "Learner":
         draws = torch.Generator().manual_seed(number)
@@ -50,7 +50,7 @@ class Learner:
         return self
 
     def state(self) -> dict:
-        """All that a checkpoint would hold, copied to the host."""
+        """Return the state that a checkpoint would contain, copied to the host."""
         weights = [each.detach() for each in self.model.parameters()]
         return on_host({"weights": weights, "optimizer": self.optimizer.state_dict()})
 

@@ -1,4 +1,4 @@
-"""Parquet files as Hugging Face's library writes them: images of one shade with labels, and metadata that names classes."""
+"""Parquet files in the format of Hugging Face's library: images of one shade with labels, and metadata with class names."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.support.image_sets import png
 
 
 def rows(numbers: range, num_classes: int = 3) -> dict[str, list]:
-    """Columns of rows whose shade is their number."""
+    """Return the columns of rows whose shade is their number."""
     images = [{"bytes": png(number), "path": f"{number:04d}.png"} for number in numbers]
     return {"image": images, "label": [number % num_classes for number in numbers]}
 
@@ -18,7 +18,7 @@ def rows(numbers: range, num_classes: int = 3) -> dict[str, list]:
 def write_parquet(
     path: Path, columns: dict[str, list], classes: dict[str, list[str]] | None = None, group: int = 4
 ) -> Path:
-    """`classes`: the names of the classes by column; `group`: the rows of a row group."""
+    """Write a Parquet file. `classes`: class names by column; `group`: rows per row group."""
     path.parent.mkdir(parents=True, exist_ok=True)
     features = {name: {"names": names, "_type": "ClassLabel"} for name, names in (classes or {}).items()}
     info = json.dumps({"info": {"features": {"image": {"_type": "Image"}, **features}}})
@@ -33,7 +33,7 @@ ANIMALS = ["ant", "bee", "cat"]
 
 
 def make_parquet(root: Path, num_files: int = 2, count: int = 10) -> None:
-    """data/train-00000-of-00002.parquet ..., whose shades count from 0, and data/validation-... from 200 on."""
+    """Write data/train-00000-of-00002.parquet ... with shades from 0, and data/validation-... with shades from 200."""
     for number in range(num_files):
         name = f"train-{number:05d}-of-{num_files:05d}.parquet"
         write_parquet(root / "data" / name, rows(range(number * count, (number + 1) * count)), {"label": ANIMALS})

@@ -1,4 +1,4 @@
-"""Faults that are planted in a run before it starts, each a function: see tests/support/forks.py."""
+"""Faults to plant in a run before it starts, each as a function; see tests/support/forks.py."""
 
 import ctypes
 import dataclasses
@@ -57,7 +57,7 @@ from utils.program import StopSignal
 
 
 def jump(days: float) -> None:
-    """The clock that people set goes so many days on, or back, at every second look."""
+    """Move the wall clock forward or back by this many days at every second reading."""
     real, looks = time.time, [0]
 
     def jumping() -> float:
@@ -70,18 +70,18 @@ def jump(days: float) -> None:
 
 
 def set_time_zone(name: str) -> None:
-    """No fault: the clock on the wall of this place, as in TZ=NAME."""
+    """Set the local time zone, as TZ=NAME does. This is no fault."""
     os.environ["TZ"] = name
     time.tzset()
 
 
 def start_python_as_forks() -> None:
-    """No fault: what the program starts by Python need not import torch again."""
+    """Start child Python programs as forks, which need not import torch again. This is no fault."""
     subprocess.Popen = ForkingPopen
 
 
 def forget_our_modules() -> None:
-    """Make it as in a new interpreter in another folder, which finds none of our modules before the program says where."""
+    """Unload our modules, as in a new interpreter in another folder, so that the program must find them itself."""
     root = Path(__file__).resolve().parents[2]
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None) or ""
@@ -91,12 +91,12 @@ def forget_our_modules() -> None:
 
 
 def limit_files(size: int) -> None:
-    """Let the disk be full behind so many bytes of a file."""
+    """Make the disk full after this many bytes of a file."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def limit_open_files(step: int) -> None:
-    """Let no further file be opened from this update on."""
+    """Let no more files be opened from this update on."""
     update = Trainer.update
 
     def limited(trainer, window):
@@ -109,14 +109,14 @@ def limit_open_files(step: int) -> None:
 
 
 def impatient(seconds: float) -> None:
-    """Requests to a server are repeated for so long."""
+    """Set the number of seconds for which requests to a server are retried."""
     from extras.remote import shards
 
     shards.PATIENCE = seconds
 
 
 def score(*figures: list[float]) -> None:
-    """The evaluations of a run end with these top-1 and losses: raw weights and EMA in turn, if there is an EMA."""
+    """Replace the results of evaluations by these pairs of top-1 and loss. With EMA: raw weights and EMA in turn."""
     remaining = iter(figures)
 
     def evaluate(models, *arguments) -> list[Evaluation]:
@@ -127,12 +127,12 @@ def score(*figures: list[float]) -> None:
 
 
 def ignore(*numbers: int) -> None:
-    """These signals are ignored from the start on, as nohup does with SIGHUP."""
+    """Ignore these signals from the start, as nohup ignores SIGHUP."""
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
 
 
-# What is called where a signal is to arrive, and at which call of it. An update has two micro-batches.
+# {moment of a signal: the function whose nth call sends it}. An update has two micro-batches.
 MOMENTS = {
     "before the settings are read": (engine.settings, "load_settings", 1),
     "batch size": ("extras.memory.batch_size", "calculate", 1),
@@ -144,7 +144,7 @@ MOMENTS = {
 
 
 def tell(rank: int, moment: str, *numbers: int) -> None:
-    """At this moment the process of this rank gets these signals, one after the other."""
+    """Send these signals to the process of this rank at this moment, one after the other."""
     owner, name, nth = MOMENTS[moment]
     owner = importlib.import_module(owner) if isinstance(owner, str) else owner
     do, calls = getattr(owner, name), [0]
@@ -160,7 +160,7 @@ def tell(rank: int, moment: str, *numbers: int) -> None:
         setattr(owner, name, told)
 
 
-# What is called where the run's folder is moved away, and at which call of it.
+# {moment at which the run's folder is moved: the function before whose nth call this happens}
 MOVES = {
     "the start": (engine.run, "quick_checks", 1),
     "a save": (engine.saves.Saves, "save", 1),
@@ -178,9 +178,9 @@ OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-
 
 
 def move_folder(output: str, before: str, rank: int = 0, is_replaced: bool = True) -> None:
-    """Before this is called, the run's folder is renamed to `moved`, and another run begins in a folder of the same name."""
+    """Rename the run's folder to `moved` before this call, and let another run start in a folder of the same name."""
     owner, name, nth = MOVES[before]
-    owner = pydoc.locate(owner) if isinstance(owner, str) else owner  # of an extra, which may be missing
+    owner = pydoc.locate(owner) if isinstance(owner, str) else owner  # part of an extra, which may be missing
     do, calls = getattr(owner, name), [0]
 
     def moving(*arguments, **options):
@@ -198,7 +198,7 @@ def move_folder(output: str, before: str, rank: int = 0, is_replaced: bool = Tru
 
 
 def signal_at(step: int, number: int, ranks: list[int], nth: int = 1) -> None:
-    """These processes get this signal as this update begins, the nth time."""
+    """Send this signal to the processes of these ranks when this update starts for the nth time."""
     update, visits = Trainer.update, []
 
     def signalled(trainer, window):
@@ -211,8 +211,8 @@ def signal_at(step: int, number: int, ranks: list[int], nth: int = 1) -> None:
 
 
 def hold(folder: str, steps: list[int]) -> None:
-    """The first start of a job of Slurm waits as update steps[0] begins, the second at steps[1] ... until it is signalled
-    or there is a file `go` in the folder; there each process says that it waits, by a file."""
+    """Let the first start of a Slurm job wait at update steps[0], the second at steps[1] ... until a signal arrives
+    or the folder contains a file `go`. Each waiting process creates a file there."""
     update, start = Trainer.update, int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
     def held(trainer, window):
@@ -228,26 +228,26 @@ def hold(folder: str, steps: list[int]) -> None:
 
 
 def limit_free_memory(size: int) -> None:
-    """Let so many bytes be free."""
+    """Report this many bytes as free host memory."""
     engine.check.memory.free_host_memory = lambda: size
 
 
 def run_out(trainer: Trainer, fits: int, step: int) -> None:
-    """From this step on, memory runs out with more images, at a backward's end: most gradients are there already."""
+    """Run out of memory from this step on with more than `fits` images, after a backward has made most gradients."""
 
     def fail(gradient: torch.Tensor) -> None:
         if len(gradient) > fits and trainer.step >= step:
             raise torch.OutOfMemoryError("out of memory, as arranged")
 
     def watch(module, inputs, output: torch.Tensor) -> None:
-        if output.requires_grad:  # not in evaluation
+        if output.requires_grad:  # false in evaluation
             output.register_hook(fail)
 
     trainer.model.patch_embed.register_forward_hook(watch)
 
 
 def run_out_of_memory(fits: int, step: int, rank: int) -> None:
-    """Let memory run out in the process of this rank."""
+    """Run out of memory in the process of this rank."""
     choose = engine.run.choose_callbacks
 
     def choose_and_limit(session, plan, trainer, *others):
@@ -266,13 +266,13 @@ def compute_in_float64() -> None:
 
 
 def count_seconds() -> None:
-    """RUN.MAX_TIME is measured by a clock that shows one second more at every look. A save takes no time."""
+    """Let the clock for RUN.MAX_TIME advance by one second per reading. A save takes no time."""
     limit, clock = engine.callback_list.TimeLimit, itertools.count(1).__next__
     engine.callback_list.TimeLimit = lambda seconds, start, longest_save: limit(seconds, 0, lambda: 0.0, clock)
 
 
 def pass_time(seconds: float, later_seconds: float, step: int) -> None:
-    """For TRAIN.BUDGET an update takes so many seconds, from this step on `later_seconds`, and nothing else takes time."""
+    """Set the duration of an update for TRAIN.BUDGET; from this step on `later_seconds`. Nothing else takes time."""
     import extras.budget
 
     now, update, allowance = [0.0], Trainer.update, extras.budget.Allowance
@@ -298,7 +298,7 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
 
 
 def kill_at_choice(nth: int, later: int) -> None:
-    """kill -9 of every process as an update begins, `later` updates after the one that first uses this start's nth choice."""
+    """Kill every process with SIGKILL at an update, `later` updates after the first use of this start's nth choice."""
     notify, update, steps = Trainer.notify, Trainer.update, []
 
     def noting(trainer, event, *facts):
@@ -314,7 +314,7 @@ def kill_at_choice(nth: int, later: int) -> None:
 
 
 def save_at_once() -> None:
-    """No fault: training waits until a save is on the disk, however busy the machine is."""
+    """Let training wait until a save is on the disk, however busy the machine is. This is no fault."""
     for saver in (AsyncSaver, ShardedSaver):
 
         def save(self, state, also, save=saver.save):
@@ -325,12 +325,12 @@ def save_at_once() -> None:
 
 
 def take_at_once() -> None:
-    """Signals count as told again however soon they come after the first."""
+    """Count a signal as repeated however soon it follows the first one."""
     StopSignal.SECONDS_TO_REPEAT = -1.0
 
 
 class Poison(Callback):
-    """In these updates the images, the loss or a gradient of these processes is not finite."""
+    """A callback that makes the images, the loss or a gradient non-finite in these updates and processes."""
 
     def __init__(self, what: str, ranks: list[int], steps: list[int]):
         self.what, self.ranks, self.steps = what, ranks, steps
@@ -366,7 +366,7 @@ def poison(what: str, ranks: list[int], steps: list[int]) -> None:
 
 
 def note_weights(path: str) -> None:
-    """Each process writes the hash of what it ends with to PATH.RANK."""
+    """Let each process write the hash of its final state to PATH.RANK."""
     train = Loop.run
 
     def noting(loop: Loop) -> Outcome:
@@ -380,7 +380,7 @@ def note_weights(path: str) -> None:
 
 
 def kill_worker(step: int, rank: int = 0) -> None:
-    """kill -9 of the loader process that reads for this update, of the process of this rank."""
+    """Kill the loader process that reads for this update in the process of this rank, with SIGKILL."""
     read = Reader.__getitem__
 
     def killed(reader, piece):
@@ -392,7 +392,7 @@ def kill_worker(step: int, rank: int = 0) -> None:
 
 
 def end_thread(step: int) -> None:
-    """The loader thread that reads for this update ends by an error."""
+    """End the loader thread that reads for this update with an error."""
     fill = TrainReader.fill
 
     def ended(reader, piece, *room):
@@ -404,16 +404,16 @@ def end_thread(step: int) -> None:
 
 
 def limit_shared_memory(size: str) -> None:
-    """A /dev/shm of this process alone with so much room."""
+    """Give this process its own /dev/shm of this size."""
     new_mounts = 0x00020000  # CLONE_NEWNS
     assert ctypes.CDLL(None).unshare(new_mounts) == 0
-    # Else what is mounted here would show everywhere.
+    # Otherwise this mount would be visible everywhere.
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", "/dev/shm"], check=True)
 
 
 def enter_network(name: str) -> None:
-    """Join a named network namespace, as `ip netns exec` does, and bear its name as the machine's."""
+    """Join a named network namespace, as `ip netns exec` does, and use its name as the host name."""
     system, new_uts = ctypes.CDLL(None), 0x04000000
     with open(f"/run/netns/{name}") as namespace:
         assert system.setns(namespace.fileno(), 0) == 0 and system.unshare(new_uts) == 0
@@ -421,7 +421,7 @@ def enter_network(name: str) -> None:
 
 
 def draw_nothing() -> None:
-    """Pictures, and the tables of images, take longer than these runs."""
+    """Draw no pictures and no image tables, which take longer than these runs."""
     if not has_extra("report"):
         return
     from extras.report.image_results import BestResults, ResultFiles
@@ -437,7 +437,7 @@ def draw_no_curves() -> None:
 
 
 def mislabel(*numbers: int) -> None:
-    """These validation images have the label of another class."""
+    """Give these validation images the label of another class."""
     load = engine.build.load_image_sets
 
     def mislabelled(*arguments):
@@ -450,14 +450,14 @@ def mislabel(*numbers: int) -> None:
 
 
 def kill_before_results() -> None:
-    """kill -9 as the run is about to write what its images got: best.pth and last.pth are on the disk."""
+    """Kill the run with SIGKILL before it writes per-image results: best.pth and last.pth are already on the disk."""
     from extras.report.image_results import ResultFiles
 
     ResultFiles.write = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 
 
 def compile_without_code(variables: dict[str, str]) -> None:
-    """torch.compile traces and differentiates, but makes no code, which takes a minute."""
+    """Let torch.compile trace and differentiate without generating code, which takes a minute."""
     set_variables(variables)
     compile_any = torch.nn.Module.compile
     torch.nn.Module.compile = lambda self, **options: compile_any(self, **options | {"backend": "aot_eager"})
@@ -468,7 +468,7 @@ def set_variables(variables: dict[str, str]) -> None:
 
 
 def break_update(step: int) -> None:
-    """A mistake of ours in this update."""
+    """Raise an error from our code in this update."""
     update = Trainer.update
 
     def broken(trainer, window):
@@ -479,7 +479,7 @@ def break_update(step: int) -> None:
 
 
 def keep_statuses(path: str) -> None:
-    """Every content of status.json is kept, one a line; a report always writes one."""
+    """Record every version of status.json, one per line. Always write the report."""
     write = engine.session.write_text
 
     def keep(file: Path, text: str) -> None:
@@ -492,7 +492,7 @@ def keep_statuses(path: str) -> None:
 
 
 def draw_each_update() -> None:
-    """No fault: the progress bar is drawn each time that it moves, however fast the machine is."""
+    """Draw the progress bar at every step, however fast the machine is. This is no fault."""
     update = tqdm.update
 
     def drawn(bar, count: int = 1) -> None:
@@ -503,7 +503,7 @@ def draw_each_update() -> None:
 
 
 def die_when_shown(step: int, *patterns: str) -> None:
-    """Wait as this update begins until there are such files in SAVE; then kill -9."""
+    """Wait at the start of this update until files that match these patterns are in SAVE; then kill with SIGKILL."""
     update = Trainer.update
 
     def watched(trainer, window):
@@ -517,7 +517,7 @@ def die_when_shown(step: int, *patterns: str) -> None:
 
 
 def wait_long_for_trackers() -> None:
-    """No fault: the end of a run waits until its trackers have ended, however busy the machine is."""
+    """Let the end of a run wait until its trackers have ended, however busy the machine is. This is no fault."""
     import extras.trackers
 
     extras.trackers.PATIENCE = extras.trackers.LONGEST_END = DEADLINE

@@ -1,4 +1,4 @@
-"""Faults at a chosen file operation, of a save or of the whole run; tests plant them through planted.py."""
+"""Faults at a chosen file operation of a save or of the whole run; tests plant them through planted.py."""
 
 import contextlib
 import errno
@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import utils.files
 
-EVERY = 200  # of so many writes of one file, one is an operation
+EVERY = 200  # only every 200th write to a file counts as an operation
 
 
 class Operations:
-    """Calls `before(save, number, what)` before each thing that the thread which saves does to files, save by save.
+    """Calls `before(save, number, what)` before each file operation of the saving thread, counted per save.
 
-    It leaves out lines of logs and tables: other threads write some at the same time, so their number is not fixed.
+    Lines of logs and tables are excluded: other threads write them at the same time, so their number varies.
     """
 
     every, counts_lines = EVERY, False
@@ -30,7 +30,7 @@ class Operations:
         utils.files.open = self._open
 
     def _operate(self, name: str, do: Callable, *paths, **options):
-        temporary_is_cleared = name == "unlink" and os.path.basename(paths[0]).startswith(".")  # mostly there is none
+        temporary_is_cleared = name == "unlink" and os.path.basename(paths[0]).startswith(".")  # usually there is none
         if not temporary_is_cleared:
             self._note(f"{name} {' '.join(map(name_of, paths))}")
         return do(*paths, **options)
@@ -52,7 +52,7 @@ class Operations:
         def counted(data):
             self._num_writes += 1
             if self._num_writes % self.every == 0:
-                file.flush()  # what came before is on the disk
+                file.flush()  # write everything so far to the disk
                 self._note(f"write {path.name}")
             return write(data)
 
@@ -60,13 +60,13 @@ class Operations:
 
 
 def name_of(path: str | os.PathLike | int) -> str:
-    """The name of a file, also of an open one; `folder` for the run's, which no two runs have in common."""
+    """Return the name of a file, also of an open one, or `folder` for the run's folder, because its name varies."""
     path = f"/proc/self/fd/{path}" if isinstance(path, int) else path
     return "folder" if os.path.isdir(path) else os.path.basename(os.path.realpath(path))
 
 
 class AllOperations(Operations):
-    """Calls `before(nth, what)` before all that a run does to files but removing them, logs and tables included."""
+    """Calls `before(nth, what)` before each file operation of a run except deletions, including logs and tables."""
 
     every, counts_lines = 1, True
 
@@ -81,7 +81,7 @@ class AllOperations(Operations):
 
 
 class Writes:
-    """A file whose `write` is another."""
+    """A file with a replaced `write` method."""
 
     def __init__(self, file, write):
         self._file, self.write = file, write
@@ -97,7 +97,7 @@ class Writes:
 
 
 def kill_at(save: int, number: int) -> None:
-    """kill -9 before this operation of this save."""
+    """Kill the run with SIGKILL before this operation of this save."""
 
     def before(*place) -> None:
         if place[:2] == (save, number):
@@ -107,7 +107,7 @@ def kill_at(save: int, number: int) -> None:
 
 
 def kill_before(what: str, nth: int) -> None:
-    """kill -9 before the nth time that a run does this to files."""
+    """Kill the run with SIGKILL before it does this file operation for the nth time."""
 
     def before(*place) -> None:
         if place == (nth, what):
@@ -117,7 +117,7 @@ def kill_before(what: str, nth: int) -> None:
 
 
 def fill_disk(save: int, path: str) -> None:
-    """Another program takes all room that is left, as this save begins."""
+    """Fill the disk when this save starts, as another program might."""
 
     def before(*place) -> None:
         if place[:2] == (save, 0):
@@ -129,13 +129,13 @@ def fill_disk(save: int, path: str) -> None:
 
 
 def list_all_operations(path: str) -> None:
-    """Write [nth, what] of all that a run does to files into a file, one a line."""
+    """Write [nth, operation] for each file operation of a run to a file, one per line."""
     listing = open(path, "w", buffering=1)  # noqa: SIM115
     AllOperations(lambda *place: print(json.dumps(place), file=listing))
 
 
 def find_no_room(what: str | list[str], nth: int, lasts: bool) -> None:
-    """The disk is full when a run does this, or one of these, the nth time, and has room again at once unless it `lasts`."""
+    """Make the disk full at the nth occurrence of this operation, or of one of several. It stays full if it `lasts`."""
     places = [(nth, each) for each in ([what] if isinstance(what, str) else what)]
     is_full = [False]
 
@@ -148,6 +148,6 @@ def find_no_room(what: str | list[str], nth: int, lasts: bool) -> None:
 
 
 def list_operations(path: str) -> None:
-    """Write [save, number, what] of all operations into a file, one a line."""
-    listing = open(path, "a", buffering=1)  # noqa: SIM115  # of each process
+    """Write [save, number, operation] for each operation to a file, one per line."""
+    listing = open(path, "a", buffering=1)  # noqa: SIM115  (one per process)
     Operations(lambda *place: print(json.dumps(place), file=listing))

@@ -1,4 +1,4 @@
-"""What runs import, much of it late: the server of forks.py imports it once. It matters only for how long the tests take."""
+"""Imports the modules that runs import, some of them late, once in the server of forks.py. It only makes tests faster."""
 
 import atexit
 import contextlib
@@ -12,18 +12,18 @@ MODULES = (
     "PIL.JpegImagePlugin PIL.PngImagePlugin"
 ).split()
 
-os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported
+os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
 for each in MODULES:
-    with contextlib.suppress(ImportError):  # some are optional
+    with contextlib.suppress(ImportError):  # some modules are optional
         importlib.import_module(each)
 gc.collect()
-gc.freeze()  # what is there now stays: a fork that looks for garbage need not copy it
+gc.freeze()  # exempt existing objects from garbage collection, so that forks need not copy their memory
 
 SERVER = os.getpid()
 
 
 @atexit.register
 def end_at_once() -> None:
-    """Without taking down all that is imported, which takes half a second and prints what it leaks."""
+    """Exit without taking down the imported modules, which takes half a second and prints leaks."""
     if os.getpid() == SERVER:
         os._exit(0)

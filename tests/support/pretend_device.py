@@ -1,12 +1,12 @@
-"""A device without hardware: its tensors lie in host memory, but what a GPU refuses or waits for, it refuses or counts.
+"""A device without hardware. Its tensors are in host memory, but it refuses what a GPU refuses, and counts waits.
 
-An operation that mixes tensors of host and device raises. `waits()` counts what makes the host wait until a GPU has done
-all that it was given: a value that the host reads, an output whose shape depends on values, a copy that is not
-`non_blocking` or whose memory on the host is not page-locked, synchronize(). Copies to the host that do not block are done at
-the next of these. Not seen: numbers and speed of a GPU's kernels, its memory, races between streams, several processes.
+An operation that mixes tensors of host and device raises. `waits()` counts operations that make the host wait for the
+device: reading a value on the host, an output whose shape depends on values, a copy that is not `non_blocking` or whose
+host memory is not page-locked, and synchronize(). Non-blocking copies to the host are done at the next such wait.
+Not simulated: a GPU's numerics, speed and memory, races between streams, several processes.
 
-`torch.tensor(..., device=DEVICE)` raises: on a GPU it waits. torch cannot forget such a device, and has none that comes
-after the first backward. So a test of it runs in a process of its own:
+`torch.tensor(..., device=DEVICE)` raises, because on a GPU it waits. torch cannot unregister such a device, or register
+one after the first backward, so a test of it runs in its own process:
 
     @on_pretend_device
     def test_a_sum_is_read_once(tmp_path):
@@ -33,16 +33,16 @@ NAME = "pretend"
 DEVICE = f"{NAME}:0"
 aten = torch.ops.aten
 WAITS: collections.Counter[str] = collections.Counter()
-PINNED: list[torch.Tensor] = []  # page-locked memory, all that was ever allocated
-QUEUED: list[tuple[torch.Tensor, torch.Tensor]] = []  # copies to the host not waited for yet: targets and values
+PINNED: list[torch.Tensor] = []  # all page-locked memory that was ever allocated
+QUEUED: list[tuple[torch.Tensor, torch.Tensor]] = []  # unfinished copies to the host: targets and values
 NAMES = {"_local_scalar_dense": "item", "_to_copy": "blocking copy", "copy_": "blocking copy"}
-# What CUDA's autocast computes in half and in float32: the commonest of both.
+# The most common operations that CUDA's autocast computes in half precision and in float32.
 IN_HALF = "conv2d linear matmul addmm bmm mm baddbmm scaled_dot_product_attention".split()
 IN_FLOAT32 = "layer_norm softmax.int log_softmax.int cross_entropy_loss nll_loss".split()
 
 
 def on_pretend_device(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test in a process that has the device. Its arguments must be such that pickle takes them."""
+    """Run a test in a process that has the device. Its arguments must support pickle."""
 
     @functools.wraps(test)
     def start(**arguments) -> None:
@@ -54,7 +54,7 @@ def on_pretend_device(test: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def waits() -> Iterator[dict[str, int]]:
-    """What makes the host wait inside, by kind; to be looked at afterwards."""
+    """Count the operations inside that make the host wait, by kind. Read the counts afterwards."""
     before, seen = WAITS.copy(), {}
     yield seen
     seen.update(WAITS - before)
@@ -62,20 +62,20 @@ def waits() -> Iterator[dict[str, int]]:
 
 @contextlib.contextmanager
 def pretend_device() -> Iterator[None]:
-    """The device is there, for the rest of this process; its operations run only inside this context."""
+    """Register the device for the rest of this process. Its operations run only inside this context."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Backend())
     libraries = register_autocast()
-    optimizer._foreach_supported_types.append(Elsewhere)  # optimizers update all weights at once, as on a GPU
-    # Else module.to() moves the data of a wrapper to another, but not what it wraps.
+    optimizer._foreach_supported_types.append(Elsewhere)  # let optimizers update all weights at once, as on a GPU
+    # Otherwise module.to() moves a wrapper's data, but not the tensor that it wraps.
     torch.__future__.set_swap_module_params_on_conversion(True)
     stream = mock.patch("torch.accelerator.current_stream", lambda device=None: Stream(DEVICE))
     with Operations(), stream, mock.patch("torch.tensor", functools.partial(make_tensor, torch.tensor)):
         yield
-    del libraries  # until here, or their kernels go
+    del libraries  # the libraries must live until here, because their kernels are removed with them
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor of the device; `values` is the host's tensor that it stands for."""
+    """A tensor on the device; `values` is the host tensor with its values."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -106,14 +106,14 @@ class Elsewhere(torch.Tensor):
 
 
 class Operations(TorchDispatchMode):
-    """Every operation below autograd, also those that make a tensor or take one to the host."""
+    """Every operation below autograd, including those that create a tensor or copy one to the host."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return compute(func, args, kwargs or {})
 
 
 def compute(func: torch._ops.OpOverload, args: tuple, kwargs: dict):
-    """One operation: on the values of the device's tensors if there are any."""
+    """Run one operation, on the values of the device's tensors if there are any."""
     if func is aten._pin_memory.default:
         return pinned(args[0].clone())
     if kwargs.get("pin_memory"):
@@ -123,7 +123,7 @@ def compute(func: torch._ops.OpOverload, args: tuple, kwargs: dict):
     goes_there = target is not None and torch.device(target).type == NAME
     if not (is_ours or goes_there):
         return func(*args, **kwargs)
-    if func is aten.record_stream.default:  # memory of the host is not reused too early
+    if func is aten.record_stream.default:  # do not reuse host memory too early
         return None
     if host_waits(func, args, kwargs, goes_there):
         name = func.overloadpacket.__name__
@@ -135,7 +135,7 @@ def compute(func: torch._ops.OpOverload, args: tuple, kwargs: dict):
     inner_args, inner_kwargs = (tree_map(on_host, each) for each in (args, kwargs))
     output = func(*inner_args, **inner_kwargs)
     if any(each.alias_info and each.alias_info.is_write for each in func._schema.returns):
-        return kwargs.get("out", args[0])  # in place: what it returns was given
+        return kwargs.get("out", args[0])  # an in-place operation returns its argument
     leaves_device = target is not None and not goes_there
     return output if leaves_device else tree_map(to_device, output)
 
@@ -145,19 +145,19 @@ def to_device(value):
 
 
 def to_host(value, name: str, may_mix: bool):
-    """What the operation on the host is given for an argument."""
+    """Return the host operation's version of an argument."""
     if isinstance(value, Elsewhere):
         return value.values
-    if isinstance(value, torch.Tensor) and value.dim() and not may_mix:  # GPUs, too, take single numbers of the host
+    if isinstance(value, torch.Tensor) and value.dim() and not may_mix:  # GPUs also accept host scalars
         raise RuntimeError(f"{name}: a tensor of the host {tuple(value.shape)} among those of another device")
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == NAME else value
 
 
 def host_waits(func: torch._ops.OpOverload, args: tuple, kwargs: dict, goes_there: bool) -> bool:
-    """Whether the host needs a value from the device, or waits for a copy."""
+    """Return whether the host needs a value from the device, or waits for a copy."""
     if func is aten._to_copy.default:
         moves = isinstance(args[0], Elsewhere) != goes_there and kwargs.get("device") is not None
-        # To the host torch itself copies into page-locked memory.
+        # For copies to the host, torch itself uses page-locked memory.
         return moves and not (kwargs.get("non_blocking") and (not goes_there or is_pinned(args[0])))
     if func is aten.copy_.default:
         on_host = [each for each in args[:2] if not isinstance(each, Elsewhere)]
@@ -168,7 +168,7 @@ def host_waits(func: torch._ops.OpOverload, args: tuple, kwargs: dict, goes_ther
 
 
 def wait(kind: str) -> None:
-    """The host waits until the device is done with all that it was given."""
+    """Let the host wait until the device has finished all its work."""
     WAITS[kind] += 1
     for target, values in QUEUED:
         target.copy_(values)
@@ -176,7 +176,7 @@ def wait(kind: str) -> None:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """This tensor, from now on in page-locked memory."""
+    """Mark this tensor as page-locked and return it."""
     PINNED.append(tensor)
     return tensor
 
@@ -187,13 +187,13 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 
 
 def make_tensor(make: Callable, data, pin_memory: bool = False, **options) -> torch.Tensor:
-    """torch.tensor, which allocates where no mode sees it."""
+    """torch.tensor, whose allocation no dispatch mode sees."""
     tensor = make(data, **options)
     return pinned(tensor) if pin_memory else tensor
 
 
 class Backend(backend_registration._DummyBackendModule):
-    """What torch asks of torch.pretend."""
+    """The functions that torch expects in torch.pretend."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
@@ -220,14 +220,14 @@ class Stream(torch.Stream):
 
 
 class Event:
-    """Waiting for one that was recorded before other work leaves that work to the device, so it has a name of its own."""
+    """An event. Waiting for it does not wait for later work, so such waits are counted separately, as `event`."""
 
     def synchronize(self) -> None:
         wait("event")
 
 
 def register_autocast() -> list[torch.library.Library]:
-    """Autocast for the device."""
+    """Register autocast for the device."""
     others, kernels = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)

@@ -1,7 +1,7 @@
-"""Whole texts compared with the pages of tests/printed, in which a reader finds all that the program says.
+"""Compares whole texts with the pages of tests/printed, where a reader finds everything that the program prints.
 
-The page extras/NAME/page is tests/extras/NAME/printed/page.txt, so that it is deleted together with the extra.
-WRITE_PAGES=1 python -m pytest FILES writes the pages of these files' tests anew; read their diff before you commit it.
+The page extras/NAME/page is tests/extras/NAME/printed/page.txt, so it is deleted together with the extra.
+WRITE_PAGES=1 python -m pytest FILES rewrites the pages of these tests; read the diff before you commit it.
 """
 
 import difflib
@@ -14,20 +14,20 @@ from tests.support.forks import ROOT
 
 PAGES = ROOT / "tests/printed"
 WRITES = "WRITE_PAGES" in os.environ
-TEMPORARY: list[str] = []  # the folder of all temporary folders of this session
+TEMPORARY: list[str] = []  # the parent of all temporary folders of this session
 ALWAYS = {
     "date": re.compile(r"(?<=-)20\d{6}-\d\d-\d\d-\d\d\b"),
     "port": re.compile(r"(?<=127\.0\.0\.1:)\d+|(?<=\.invalid:)\d+"),
     "address": re.compile(r"\b0x[0-9a-f]{6,}\b"),
     "digest": re.compile(r"(?<=shards-)[0-9a-f]{16}"),
     "time": re.compile(r"(?<=tried for )\d+(?= s)"),
-    "data sets": re.compile(r"(?<=\(known: )imagenet2012[^)]*"),  # a new one changes no page of another subject
+    "data sets": re.compile(r"(?<=\(known: )imagenet2012[^)]*"),  # so that a new data set changes only its own pages
 }
-_begun: set[str] = set()  # tests whose part of a page was written anew in this session
+_begun: set[str] = set()  # tests whose part of a page was rewritten in this session
 
 
 def plain(text: str, **named: str | Path | re.Pattern) -> str:
-    """The text with <name> in place of what depends on the machine, the clock or a version, and with <folder> for temporary ones."""
+    """Replace the parts that depend on the machine, the clock or a version by <name>, and temporary folders by <folder>."""
     for folder in TEMPORARY:
         text = re.sub(rf"{re.escape(folder)}/[^/\s'\"]*\d", "<folder>", text)
     for name, found in ({"halfstep": ROOT} | named | ALWAYS).items():
@@ -37,7 +37,7 @@ def plain(text: str, **named: str | Path | re.Pattern) -> str:
 
 
 def path_of(page: str) -> Path:
-    """The file of a page."""
+    """Return the file of a page."""
     if page.startswith("extras/"):
         _, extra, name = page.split("/")
         return ROOT / f"tests/extras/{extra}/printed/{name}.txt"
@@ -45,14 +45,14 @@ def path_of(page: str) -> Path:
 
 
 def page_of_refusals(folder: str) -> str:
-    """The page of the refusals in a folder of tests, such as engine/train or extras/budget; empty for tests/ itself."""
+    """Return the page for refusals in a folder of tests, such as engine/train or extras/budget; '' means tests/ itself."""
     if folder.startswith("extras/"):
         return f"{folder}/refusals"
     return f"refusals/{folder.replace('/', '-') or 'tests'}"
 
 
 def same_text(name: str, text: str | Mapping[str, str], **named: str | Path | re.Pattern) -> None:
-    """The text, or {case: its text}, is that of tests/printed/NAME.txt. For `named` see `plain`."""
+    """Assert that the text, or {case: text}, equals tests/printed/NAME.txt. For `named` see `plain`."""
     if not isinstance(text, str):
         text = "\n".join(
             line for case, each in text.items() for line in (f"=== {case}", each.strip("\n") or "(nothing)")
@@ -61,8 +61,8 @@ def same_text(name: str, text: str | Mapping[str, str], **named: str | Path | re
 
 
 def same_message(message: str, page: str = "", case: str = "", **named: str | Path | re.Pattern) -> None:
-    """The message is one of those that a page has for this case. By default the page is that of the refusals in this folder of
-    tests, and the case is the test that runs. Lines are parted by //."""
+    """Assert that the page has this message for this case. By default the page is the refusals page of this folder of
+    tests, and the case is the running test. // separates lines."""
     test = os.environ["PYTEST_CURRENT_TEST"].removeprefix("tests/").split(" ")[0].split("[")[0]
     folder, _, name = test.rpartition("/")
     path, case = path_of(page or page_of_refusals(folder)), case or name
@@ -82,18 +82,18 @@ def same_message(message: str, page: str = "", case: str = "", **named: str | Pa
 
 
 def cases_of(page: str) -> list[str]:
-    """The cases of a page, to parametrize a test with: a line `=== CASE` adds one, and WRITE_PAGES=1 what is said of it."""
+    """Return the cases of a page, to parametrize a test. A line `=== CASE` adds one; WRITE_PAGES=1 adds its messages."""
     return [*read_messages(path_of(page))]
 
 
 def content_of(case: str) -> str:
-    """What a case says a file holds: \\n ends a line, <3*ab> is ababab, and (nothing) is an empty file."""
+    """Return the file content that a case describes: \\n ends a line, <3*ab> is ababab, (nothing) is an empty file."""
     text = case.replace("(nothing)", "").encode().decode("unicode_escape")
     return re.sub(r"<(\d+)\*(.+?)>", lambda found: int(found[1]) * found[2], text)
 
 
 def read_messages(path: Path) -> dict[str, list[str]]:
-    """{case: its messages} of a page."""
+    """Return {case: its messages} of a page."""
     text = path.read_text(encoding="utf-8").rstrip("\n") if path.exists() else ""
     parts = (part.split("\n") for part in re.split(r"(?:^|\n)=== ", text)[1:])
     return {title: messages for title, *messages in parts}
@@ -107,6 +107,4 @@ def _compare(path: Path, text: str, page: str | None = None) -> None:
     diff = difflib.unified_diff(
         page.split("\n"), text.split("\n"), str(path.relative_to(ROOT)), "printed now", n=1, lineterm=""
     )
-    assert page == text, "\n".join(
-        [*diff, "WRITE_PAGES=1 in the environment of this test writes it anew: then read its diff"]
-    )
+    assert page == text, "\n".join([*diff, "to rewrite the page, run this test with WRITE_PAGES=1, then read the diff"])

@@ -1,4 +1,4 @@
-"""Damage to a file, and what the message of a mistake names: the names and values in it."""
+"""Damages files, and checks the names and values in error messages."""
 
 import contextlib
 import re
@@ -11,7 +11,7 @@ from tests.support.printed import same_message
 
 
 def flip(path: Path, place: int) -> None:
-    """Another bit in one byte of a file, which is made anew: other names of it keep what they have."""
+    """Flip a bit in one byte of a file. The file is replaced, so its other hard links keep the old content."""
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.unlink()
@@ -19,16 +19,16 @@ def flip(path: Path, place: int) -> None:
 
 
 def assert_names(message: str, *names: str | int) -> None:
-    """The message holds each of these as whole words: settings, flags, files, lines, values; no sentences."""
+    """Assert that the message contains these as whole words: settings, flags, files, lines, values; not sentences."""
     missing = [name for name in names if not re.search(rf"(?<!\w){re.escape(str(name))}(?!\w)", message)]
     assert not missing, f"{missing} not in: {message}"
 
 
 @contextlib.contextmanager
 def refused(kind: type[Exception], *names: str | int, whole: bool = True, **named) -> Iterator[pytest.ExceptionInfo]:
-    """with refused(ConfigError, "TRAIN.BASE_LR", "x.yaml"): what is inside raises it and names these.
+    """Assert that the block raises this error and names these: with refused(ConfigError, "TRAIN.BASE_LR", "x.yaml").
 
-    `whole`: the message is one of the page; not where it is another library's, or where there are very many. `named`: as in
+    `whole`: also compare the message with the page; False for messages of other libraries, or very many. `named`: as in
     printed.plain.
     """
     with pytest.raises(kind) as caught:

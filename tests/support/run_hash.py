@@ -1,4 +1,4 @@
-"""The hash of a run: two runs that took the same course to the last bit have the same."""
+"""The hash of a run. Two runs have the same hash if their results are bit-identical."""
 
 import hashlib
 from pathlib import Path
@@ -10,7 +10,7 @@ from engine.record.timing import PHASES
 from models.weights.torch_files import read_torch
 from tests.support.runs import rows_of
 
-# They depend on the speed of the machine.
+# These values depend on the speed of the machine.
 NOT_REPEATABLE = (
     *(column.name for column in COLUMNS if not column.is_repeatable),
     "seconds",
@@ -19,7 +19,7 @@ NOT_REPEATABLE = (
 
 
 def run_hash(folder: Path) -> str:
-    """sha256 over weights, running mean, optimizer, loss scaler, counters and the metrics of a run."""
+    """Return the sha256 over weights, EMA weights, optimizer, loss scaler, counters and metrics of a run."""
     state = read_torch(folder / "last.pth")
     digest = hashlib.sha256()
     for name in ("state_dict", "state_dict_ema", "optimizer", "amp_scaler", "step", "epoch", "progress"):
@@ -31,7 +31,7 @@ def run_hash(folder: Path) -> str:
 
 
 def state_hash(state: dict) -> str:
-    """sha256 over all of a checkpoint."""
+    """Return the sha256 over a whole checkpoint."""
     digest = hashlib.sha256()
     _feed(digest, "", state)
     return digest.hexdigest()

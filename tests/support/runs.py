@@ -1,4 +1,4 @@
-"""Runs of the real programs, as a person types them: in one process or several, what they print and leave behind."""
+"""Runs the real programs as a user types them, in one or several processes, and returns their output and files."""
 
 import contextlib
 import csv
@@ -27,9 +27,9 @@ from utils.program import exit_code
 
 @dataclass
 class Ended:
-    """What became of a run."""
+    """The result of a run that has ended."""
 
-    codes: list[int]  # of its processes
+    codes: list[int]  # exit codes of its processes
     stdout: str
     stderr: str
 
@@ -42,12 +42,12 @@ class Ended:
         return self.stdout + self.stderr
 
     def done(self) -> "Ended":
-        """All went well."""
+        """Assert that the run succeeded."""
         assert set(self.codes) == {0}, self.printed
         return self
 
     def refused(self, *names: str | int, **named) -> "Ended":
-        """It was refused, not by a traceback but with an error of the page that names these. `named`: as in printed.plain."""
+        """Assert that the run was refused with an error that names these, not a traceback. `named`: see printed.plain."""
         assert self.returncode == 2 and "Traceback" not in self.printed, self.printed
         assert_names(self.stderr, *names)
         same_message(self.stderr[self.stderr.index("error: ") :].strip(), **named)
@@ -55,7 +55,7 @@ class Ended:
 
 
 class Run:
-    """A program in one process, or the ranks of one run, each a fork."""
+    """A program in one process, or the ranks of one run; each is a fork."""
 
     def __init__(self, script: str, *arguments: str, processes: int = 1, environment: dict | None = None, **options):
         """`script`: a file, or a module by its dotted name. For the options see start_fork."""
@@ -68,7 +68,7 @@ class Run:
         ]
 
     def printed(self) -> str:
-        """What it has printed until now, and with which codes its processes have ended."""
+        """Return its output so far and the exit codes of its processes."""
         texts = [Path(each.name).read_text() for each in (self._stdout, self._stderr)]
         return "\n".join([*texts, f"exit codes: {[process.exitcode for process in self.processes]}"])
 
@@ -83,17 +83,17 @@ class Run:
 
 
 def run(script: str, *arguments: str, **options) -> Ended:
-    """A program to its end. For the options see Run."""
+    """Run a program to its end. For the options see Run."""
     return Run(script, *arguments, **options).wait()
 
 
 def typed(script: str, *words: object) -> Ended:
-    """A program to its end in this process, where no fault is planted and no signal sent."""
+    """Run a program to its end in this process, for tests without planted faults and signals."""
     main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = exit_code(main, [str(word) for word in words])
-    gc.collect()  # the lock on a run's folder ends with its process, which here goes on
+    gc.collect()  # release the lock on the run's folder; normally it ends with the process
     return Ended([code], out.getvalue(), err.getvalue())
 
 
@@ -102,7 +102,7 @@ def command(script: str, *arguments: str) -> list[str]:
 
 
 def run_fresh(script: str, *arguments: str, cwd: Path = ROOT, environment: dict[str, str] | None = None) -> Ended:
-    """A program in a new interpreter: where imports, sys.path or the launcher's own processes are what is tested."""
+    """Run a program in a new interpreter, to test imports, sys.path or the launcher's own processes."""
     done = subprocess.run(
         command(script, *arguments),
         cwd=cwd,
@@ -115,24 +115,24 @@ def run_fresh(script: str, *arguments: str, cwd: Path = ROOT, environment: dict[
 
 
 def ending(said: str) -> str:
-    """The line of a log that says how a run ended, which the commands that come next may follow."""
+    """Return the log line that says how a run ended. The suggested next commands may follow it."""
     return re.split(r"\n(?:.{20})?next:\n", said)[0].splitlines()[-1]
 
 
 def run_folder(output: Path) -> Path:
-    """The one folder that a run made."""
+    """Return the only folder that a run made."""
     (folder,) = output.iterdir()
     return folder
 
 
 def rows_of(path: Path | str) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
+    """Return the rows of a CSV file."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def epochs_of(folder: Path) -> list[dict]:
-    """What a run measured, an epoch each."""
+    """Return the metrics of a run, one dict per epoch."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -141,26 +141,26 @@ def status_of(folder: Path) -> dict:
 
 
 def rows(text: str) -> dict[str, tuple[str, str]]:
-    """{row: (verdict, its text)} of what -check prints."""
+    """Parse the rows that -check prints: {row: (verdict, its text)}."""
     found = re.findall(r"^(\S.*?) +(ok|WARN|WRONG) +(.*(?:\n {26}.*)*)", text, re.M)
     assert found and len({what for what, _, _ in found}) == len(found), text
     return {what: (verdict, told) for what, verdict, told in found}
 
 
-TORCHRUN = "torch.distributed.run"  # the module
+TORCHRUN = "torch.distributed.run"  # the module of torchrun
 
 
 def launch(module: str, world_size: int, settings: Path, out: Path, *arguments: str) -> dict:
-    """What the module saved into `out`."""
+    """Run the module as this many ranks and return what it saved to `out`."""
     ended = run(module, str(settings), str(out), *arguments, processes=world_size)
     assert ended.codes == [0] * world_size, ended.stderr
-    import torch  # late: most tests that start processes need none here
+    import torch  # imported late, because most tests that start processes do not need torch
 
     return torch.load(out, weights_only=True)
 
 
 def fp64_weights(folder: Path, cases: dict[Hashable, tuple[int, str]]) -> dict[Hashable, dict]:
-    """The weights that train_fp64.py comes to, for each case with its number of processes."""
+    """Return the final weights of train_fp64.py for each case, run with the case's number of processes."""
     (folder / "settings.yaml").write_text(SMALL)
     found = {}
     for world_size in {number for number, _ in cases.values()}:
@@ -172,7 +172,7 @@ def fp64_weights(folder: Path, cases: dict[Hashable, tuple[int, str]]) -> dict[H
 
 
 def stat(pid: int) -> list[str]:
-    """State, parent and so on of a process, or nothing when it is gone."""
+    """Return state, parent and so on of a process, or an empty list if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
@@ -180,7 +180,7 @@ def stat(pid: int) -> list[str]:
 
 
 def wait_until(condition: Callable[[], object], seconds: float = DEADLINE, runs: Collection[Run] = ()):
-    """Wait for that; fail with what all of these printed, once one of them has failed."""
+    """Wait for the condition. Fail with the output of all `runs` if one of them fails."""
     deadline = time.monotonic() + seconds
     while not condition():
         failed = any(process.exitcode for each in runs for process in each.processes)
@@ -192,8 +192,8 @@ def alive(pid: int) -> bool:
     return stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
-# Not those that the system gives to whoever connects to somebody, as another test does in the meantime; each of the
-# processes in which tests run looks through them from a place of its own.
+# Not the ports that the system assigns to outgoing connections, which other tests may open meanwhile. Each process that
+# runs tests starts its search at a different port.
 _PORTS = itertools.cycle(range(10000, 30000))
 _PORTS = itertools.islice(_PORTS, os.getpid() * 101 % 20000, None)
 
@@ -210,7 +210,7 @@ def free_port() -> int:
 
 
 def as_ranks(world_size: int) -> list[dict[str, str]]:
-    """For each process its variables; none for a single one."""
+    """Return the environment variables of each process; none for a single process."""
     if world_size == 1:
         return [{}]
     shared = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -1,4 +1,4 @@
-"""Folders as runs leave them, written by hand: any number of classes, epochs and mishaps, without training."""
+"""Run folders written without training: any number of classes, epochs and failures."""
 
 import csv
 import json
@@ -23,14 +23,14 @@ AMP: true                                     # flag -amp
 
 
 def write_run(folder: Path, names: Sequence[str] = ("cat", "dog"), epochs: int = 5, skipped: int = 0, **about) -> Path:
-    """A finished run. `skipped`: updates of each epoch whose gradients were not finite. `about`: for status.json."""
+    """Write a finished run. `skipped`: updates per epoch with non-finite gradients. `about`: items of status.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(CONFIG.format(epochs=epochs, dataset="imagefolder"))
     rows = [_epoch(number, epochs, skipped) for number in range(epochs)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     facts = {"device_name": "a processor", "processes": 1, "precision": "autocast float16", "parameters": 202_954}
     facts |= {"training_images": 1438, "validation_images": 359, "classes": len(names), "images_per_update": 64}
-    versions = {"halfstep": "0.1.0", "torch": "2.15.0", "timm": "1.0.31", "python": "3.11.7"}
+    versions = {"halfstep": "1.0.0", "torch": "2.15.0", "timm": "1.0.31", "python": "3.11.7"}
     flags = ["-cfg", "configs/x.yaml", "-amp"]
     status = {
         "state": "done",
@@ -83,7 +83,7 @@ def _write_steps(folder: Path, epochs: int, skipped: int) -> None:
 
 
 def write_results(folder: Path, names: Sequence[str], epoch: int) -> None:
-    """50 images a class, of which some are taken for the next class; and sheets."""
+    """Write results for 50 images per class, some of them confused with the next class, and image sheets."""
     number, rows = len(names), []
     matrix = np.diag(np.full(number, 50))
     for label in range(number):

@@ -1,4 +1,4 @@
-"""Collects what a model sees of a data set, image by image, however the images of an update are split and read."""
+"""Collects the images that a model sees, however the images of an update are split and read."""
 
 import hashlib
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from tests.support.image_sets import write_tar
 from tests.support.parquet_files import write_parquet
 from utils.distributed import Process
 
-NUM_IMAGES, WINDOW = 45, 32  # two updates an epoch, the second one odd
+NUM_IMAGES, WINDOW = 45, 32  # two updates per epoch, the second one smaller
 SIDE = 12
 
 Seen = dict[tuple[int, int], str]  # {(step, position in the window): digest of pixels and target}
 
 
 def write_folder(root: Path) -> Path:
-    """Two classes of images, the first 45 of them for training."""
+    """Write a folder with two classes of images. The first 45 images are for training."""
     rng = np.random.default_rng(0)
     for number in range(NUM_IMAGES + 2):
         path = root / ("train" if number < NUM_IMAGES else "val") / "ab"[number % 2] / f"{number:02d}.png"
@@ -33,13 +33,13 @@ def write_folder(root: Path) -> Path:
 
 
 def files_of(root: Path, part: str) -> dict[Path, int]:
-    """The images of a part with their classes, from a folder that is made here."""
+    """Write a folder, and return the images of a part with their classes."""
     files = sorted((write_folder(root / "folder") / part).rglob("*.png"), key=lambda path: path.name)
     return {path: "ab".index(path.parent.name) for path in files}
 
 
 def write_lines(name: str, header: str, separator: str) -> Callable[[Path], None]:
-    """Writes a file with a line for each image of a part."""
+    """Return a function that writes a file with one line per image of a part."""
 
     def write(root: Path) -> None:
         for part in ("train", "val"):
@@ -75,7 +75,7 @@ def _of(dataset: str, write: Callable[[Path], object], folder: str = "", **data)
     return make
 
 
-# {name: writes such a set into a folder, and returns the settings of DATA that read it}
+# {name: a function that writes such a data set into a folder and returns the DATA settings that read it}
 SOURCES: dict[str, Callable[[Path], dict]] = {
     "imagefolder": _of("imagefolder", write_folder),
     "csv": _of("csv", write_lines("{}.csv", "image_path,target\n", ",")),
@@ -91,7 +91,7 @@ def settings(data: dict, train: dict) -> Config:
 
 
 def seen(config: Config, world_size: int = 1, micro_batches: int = 1, first: int = 0, last: int = 3, **data) -> Seen:
-    """Collect the images of these steps by all processes, with so many micro-batches in each update; `data`: other settings of loading."""
+    """Collect the images of these steps from all processes. `micro_batches`: per update; `data`: other settings of loading."""
     found: Seen = {}
     size = WINDOW // world_size // micro_batches
     config = replaced(config, DATA={**data, "BATCH_SIZE": size}, TRAIN={"ACCUM_ITER": micro_batches})

@@ -1,4 +1,4 @@
-"""Servers on this machine that hand out a folder, and misbehave as a test tells them: over HTTP, and as S3."""
+"""HTTP and S3 servers on this machine that serve a folder, and fail as a test tells them to."""
 
 import base64
 import contextlib
@@ -15,24 +15,24 @@ from urllib.parse import quote, unquote
 from tests.support.forks import DEADLINE
 
 # A status to answer with; "cut": half of the body; "stall": half, then nothing; "empty": no body; "drop": no answer;
-# "early": headers without end; "elsewhere": the address of a file.
+# "early": endless headers; "elsewhere": a redirect to a file on the disk.
 Fault = int | str | None
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test", "AWS_DEFAULT_REGION": "us-east-1"}
 BUCKET = "photos"
 
 
 class HttpFolder(ThreadingHTTPServer):
-    """A folder at `url`. `fault(number, path)` is asked at each request, counted from 1."""
+    """Serves a folder at `url`. Calls `fault(number, path)` at each request, counted from 1."""
 
     daemon_threads = True
 
     def __init__(self, root: Path, fault: Callable[[int, str], Fault] = lambda number, path: None, **abilities):
-        """`abilities`: `lists` folders, knows `ranges`, asks for a `password` (USER:PASSWORD), lists more `links`."""
+        """`abilities`: `lists` folders, supports `ranges`, needs a `password` (USER:PASSWORD), lists more `links`."""
         self.root, self.fault = root, fault
         self.lists, self.ranges = abilities.get("lists", True), abilities.get("ranges", True)
         self.password: str | None = abilities.get("password")
         self.links: str = abilities.get("links", "")
-        self.paths: list[str] = []  # of all requests
+        self.paths: list[str] = []  # paths of all requests
         self.num_faults = 0
         self._lock, self._is_over = threading.Lock(), threading.Event()
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -48,10 +48,10 @@ class HttpFolder(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request, client_address) -> None:
-        """Clients that are killed close their connections."""
+        """Ignore errors: killed clients close their connections."""
 
     def stall(self) -> None:
-        """Wait until the server ends."""
+        """Block until the server ends."""
         self._is_over.wait(DEADLINE)
 
     def next_fault(self, path: str) -> Fault:
@@ -93,13 +93,13 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _hint_forever(self) -> None:
-        """Send early hints and no answer, until the client closes the connection."""
+        """Send early hints and never a response, until the client closes the connection."""
         with contextlib.suppress(OSError):
             while True:
                 self.wfile.write(1000 * b"HTTP/1.1 103 Early Hints\r\n\r\n")
 
     def _list(self, folder: Path) -> None:
-        """Answer with a page of links to the files of a folder."""
+        """Respond with a page of links to the files of a folder."""
         names = (f"{each.name}/" if each.is_dir() else each.name for each in sorted(folder.iterdir()))
         links = "".join(f'<a href="{quote(name)}">{html.escape(name)}</a>\n' for name in names)
         self._answer(200, f"<html>{links}{self.server.links}</html>".encode(), {"Content-Type": "text/html"})
@@ -124,12 +124,12 @@ class _Handler(BaseHTTPRequestHandler):
         return base64.b64decode(told).decode() == self.server.password
 
     def log_message(self, *words) -> None:
-        """Not to stderr."""
+        """Print nothing to stderr."""
 
 
 @contextlib.contextmanager
 def s3_folder(root: Path, monkeypatch) -> Iterator[str]:
-    """The files of a folder in a bucket of an S3 server; s3://... of them. The environment names the server."""
+    """Serve a folder as a bucket of an S3 server, yield its s3:// URL, and set the environment for that server."""
     import boto3
     import s3fs
     from moto.server import ThreadedMotoServer
@@ -140,7 +140,7 @@ def s3_folder(root: Path, monkeypatch) -> Iterator[str]:
     host, port = server.get_host_and_port()
     for name, value in (AWS | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}).items():
         monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()  # those of another test know another server
+    s3fs.S3FileSystem.clear_instance_cache()  # cached file systems of another test know another server
     try:
         client = boto3.client("s3")
         client.create_bucket(Bucket=BUCKET)
@@ -152,7 +152,7 @@ def s3_folder(root: Path, monkeypatch) -> Iterator[str]:
 
 
 def forget_credentials(monkeypatch) -> None:
-    """As on a machine that nobody has set up for AWS."""
+    """Simulate a machine without AWS credentials."""
     import s3fs
 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

@@ -1,4 +1,4 @@
-"""Handwritten digits with several labels each: what is true of the number."""
+"""Handwritten digits with several labels each: properties of the number."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ TRUE_OF = {"even": (0, 2, 4, 6, 8), "loop": (0, 6, 8, 9), "prime": (2, 3, 5, 7),
 
 
 def write_digits(folder: Path, count: int) -> tuple[Path, list[set[str]]]:
-    """A CSV file of so many digits, and the labels of each; a 1 has none."""
+    """Write a CSV file with this many digits. Return it and the labels of each digit; a 1 has none."""
     with np.load(FILE) as content:
         images, digits = content["images"][:count], content["targets"][:count]
     labels = [{name for name, numbers in TRUE_OF.items() if digit in numbers} for digit in digits]

@@ -1,5 +1,5 @@
-"""A Slurm of two nodes on this machine, each with a network and a host name of its own, all of it in namespaces: the end of
-their first process ends everything."""
+"""A Slurm cluster of two nodes on this machine, each with its own network and host name in namespaces. When its first
+process ends, everything ends."""
 
 import contextlib
 import os
@@ -42,7 +42,7 @@ NodeName=n[1-2] NodeAddr=10.78.0.[1-2] CPUs=8 Gres=gpu:4
 PartitionName=all Nodes=ALL Default=YES
 """
 
-# The first process. Where slurmd ends, it is started again as soon as there is no file n1.off, or n2.off.
+# The first process. If slurmd ends, it is restarted once the file n1.off or n2.off is gone.
 HEAD = """
 set -e
 hostname head
@@ -81,7 +81,7 @@ done
 
 
 class Slurm:
-    """The cluster while it runs; `room` has its files."""
+    """A running cluster; `room` is the folder with its files."""
 
     def __init__(self, room: Path):
         self.room = room
@@ -92,10 +92,10 @@ class Slurm:
         (room / "munge.key").write_bytes(os.urandom(128))
         (room / "munge.key").chmod(0o400)
         for number in range(4):
-            os.mknod(room / f"gpu{number}", 0o020666, os.makedev(1, 3))  # as /dev/null
+            os.mknod(room / f"gpu{number}", 0o020666, os.makedev(1, 3))  # like /dev/null
         self.environment = os.environ | {"SLURM_CONF": str(room / "slurm.conf"), "OMP_NUM_THREADS": "1"}
         spaces = "unshare --pid --fork --kill-child --mount-proc --mount --net --uts".split()
-        # Nothing stays behind where pytest is killed either.
+        # So that nothing is left behind if pytest is killed.
         words = ["setpriv", "--pdeathsig", "KILL", *spaces, "bash", "-c", HEAD]
         with open(room / "head.log", "w") as log:
             self.process = subprocess.Popen(words, stdout=log, stderr=log, cwd=room, env=self.environment)
@@ -107,11 +107,11 @@ class Slurm:
             return self.run("sinfo", "-h", "-N", "-o", "%t").split() == ["idle", "idle"]
 
     def _first(self) -> str:
-        """The number of the first process, as it is seen from here."""
+        """Return the process id of the first process, as seen from here."""
         return Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0]
 
     def run(self, *words: str, cwd: Path | None = None, **environment: str) -> str:
-        """What a command prints that is given on no node."""
+        """Run a command on no particular node and return its output."""
         inside = ["nsenter", "--target", self._first(), "--all", "bash", "-c", 'cd "$0" && exec "$@"']
         options = {"env": self.environment | environment, "capture_output": True, "text": True, "timeout": 60}
         done = subprocess.run([*inside, str(cwd or self.room), *words], **options)
@@ -119,17 +119,17 @@ class Slurm:
         return done.stdout
 
     def job(self, number: str) -> dict[str, str]:
-        """What `scontrol show job` says of it, by name."""
+        """Return the fields that `scontrol show job` prints for a job, by name."""
         return dict(re.findall(r"(\S+?)=(\S*)", self.run("scontrol", "show", "job", number)))
 
     def wait(self, job: str, name: str, *values: str) -> dict[str, str]:
-        """The job as soon as this has one of the values."""
+        """Wait until a field of the job has one of the values, and return the job."""
         found = []
         wait_until(lambda: found.append(self.job(job)) or found[-1][name] in values)
         return found[-1]
 
     def lose_node(self) -> None:
-        """The second node's network is cut, and all that runs on it dies."""
+        """Cut the second node's network and kill everything on it."""
         self.run("bash", "-c", LOSE)
 
     def bring_node_back(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs of the real programs on a terminal, and what a person sees there."""
+"""Runs the real programs on a terminal, and returns what a user sees there."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from tests.support.forks import DEADLINE, ROOT, start_fork
 
 
 def run_on_terminal(script: str, *arguments: str, columns: int = 80, **options) -> tuple[int, str]:
-    """The exit code, and all that was written. For the options see start_fork."""
+    """Return the exit code and everything that was written. For the options see start_fork."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     options.setdefault("environment", {"TERM": "xterm"})
@@ -27,7 +27,7 @@ def run_on_terminal(script: str, *arguments: str, columns: int = 80, **options) 
 
 
 def visible(written: str) -> list[str]:
-    """The lines that stay on a terminal: what follows a carriage return stands over what was there."""
+    """Return the lines that stay on a terminal: text after a carriage return overwrites the text before it."""
     lines = []
     for line in written.split("\n"):
         shown = ""

@@ -1,4 +1,4 @@
-"""Processes that are threads of the test: what they exchange goes through memory."""
+"""Processes simulated by threads of the test."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ from utils.distributed import Process
 
 
 class Threads:
-    """Processes that are threads here: their collectives exchange values in memory."""
+    """Simulated processes, one thread each. Their collectives exchange values in memory."""
 
     def __init__(self, count: int):
         self.processes = [self.Rank(CPU, rank=rank, world_size=count) for rank in range(count)]

@@ -1,10 +1,10 @@
-"""What trackers hold of a run: read back from W&B's offline files and MLflow's folders, without their libraries' servers."""
+"""Reads back the metrics of a run from W&B's offline files and MLflow's folders, without the libraries' servers."""
 
 import json
 import struct
 from pathlib import Path
 
-BLOCK, HEADER = 32768, 7  # bytes; W&B writes LevelDB's log format behind a header as long as that of a record
+BLOCK, HEADER = 32768, 7  # bytes; W&B writes LevelDB's log format after a file header as long as a record header
 
 
 def wandb_records(path: Path) -> list:
@@ -18,14 +18,14 @@ def wandb_records(path: Path) -> list:
         _, size, kind = struct.unpack_from("<IHB", data, place)
         text += data[place + HEADER : place + HEADER + size]
         place += HEADER + size
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record, or the last part of one
             found.append(Record.FromString(text))
             text = b""
     return found
 
 
 def wandb_rows(records: list) -> list[dict]:
-    """What was logged, in order."""
+    """Return the logged values in order."""
     return [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         for record in records
@@ -34,6 +34,6 @@ def wandb_rows(records: list) -> list[dict]:
 
 
 def mlflow_points(run: Path, name: str) -> list[tuple[int, float]]:
-    """(step, value) of a metric, in order."""
+    """Return the (step, value) pairs of a metric in order."""
     lines = (run / "metrics" / name).read_text().splitlines()
     return [(int(step), float(value)) for _, value, step in (line.split() for line in lines)]

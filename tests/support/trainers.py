@@ -1,4 +1,4 @@
-"""Trainers of small settings, without an entry script around them."""
+"""Trainers with small settings, without an entry script."""
 
 import contextlib
 import copy
@@ -24,7 +24,7 @@ from utils.program import StopSignal
 
 
 class Reports(Callback):
-    """Keeps every report, and the result of every epoch."""
+    """A callback that records every report and every epoch's result."""
 
     def __init__(self):
         self.seen, self.results = [], []
@@ -37,7 +37,7 @@ class Reports(Callback):
 
 
 class Lines(Log):
-    """Keeps what is said, each kind by itself."""
+    """A log that records its lines, separately by kind."""
 
     def __init__(self):
         super().__init__(rank=1)
@@ -48,7 +48,7 @@ class Lines(Log):
 def make_trainer(
     config: Config, double: bool = False, callbacks: list[Callback] = (), device: torch.device = CPU
 ) -> Trainer:
-    """A trainer as a run makes it, of weights that are always the same."""
+    """Return a trainer like a run's, with weights that are the same each time."""
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
     model = add_adapters(build_model(config, 10), config)
@@ -61,14 +61,14 @@ def make_trainer(
 
 
 def update(trainer: Trainer, times: int = 1) -> Trainer:
-    """The next updates."""
+    """Run the next updates."""
     for window in trainer.data.windows(trainer.step, trainer.step + times):
         trainer.update(window)
     return trainer
 
 
 def scaled_step(scaler: LossScaler, optimizer: torch.optim.Optimizer) -> bool:
-    """What the trainer does with the scaler after a backward; whether the update was skipped."""
+    """Do with the scaler what the trainer does after a backward. Return whether the update was skipped."""
     scaler.unscale_(optimizer)
     skipped = bool(scaler.found_inf(optimizer))
     scaler.step(optimizer)
@@ -78,7 +78,7 @@ def scaled_step(scaler: LossScaler, optimizer: torch.optim.Optimizer) -> bool:
 
 
 def cosines_to_float32(trainer: Trainer) -> dict[str, float]:
-    """The cosine of the gradient of each weight and its gradient in float32, on the next batch."""
+    """Return for each weight the cosine between its gradient and its float32 gradient on the next batch."""
     windows = trainer.data.windows(trainer.step, trainer.step + 1)
     images, targets = trainer.prepare(next(iter(next(windows).batches)))
     exact, gradients = copy.deepcopy(trainer.model), []
@@ -92,7 +92,7 @@ def cosines_to_float32(trainer: Trainer) -> dict[str, float]:
 
 
 def big_logits(model: torch.nn.Module, block: int = 1) -> None:
-    """Queries and keys of hundreds: their products are above float16's end, whatever the loss scale."""
+    """Scale queries and keys to hundreds, so that their products overflow float16 at any loss scale."""
     with torch.no_grad():
         model.blocks[block].attn.qkv.weight[:32].normal_(std=200.0)
 
@@ -103,7 +103,7 @@ def train(
     stop: StopSignal | None = None,
     save: Callable = lambda: None,
 ) -> Report:
-    """The rest of the trainer's epoch, without a log."""
+    """Run the rest of the trainer's epoch, without a log."""
     windows = windows or trainer.data.windows(trainer.step, trainer.data.steps_per_epoch * (trainer.epoch + 1))
     report, _ = train_epoch(trainer, windows, Log(1), stop or StopSignal(), save)
     return report

@@ -1,4 +1,4 @@
-"""Files of weights as other programs write them, harmless and malicious, for the tests to read."""
+"""Weight files as other programs write them, harmless and malicious, for the tests to read."""
 
 import builtins
 import os
@@ -27,7 +27,7 @@ def timm_model(name, num_classes=CLASSES, image_size=32):
 
 
 def random_weights() -> dict[str, torch.Tensor]:
-    """No two numbers alike, so that no swap or missing transpose goes unseen."""
+    """Return weights with no two equal numbers, so that a swap or a missing transpose is noticed."""
     generator = torch.Generator().manual_seed(0)
     return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in vit().state_dict().items()}
 
@@ -44,7 +44,7 @@ def saved(content, path: Path, **how) -> Path:
 
 
 def google_arrays(weights: dict, prefix: str) -> dict[str, np.ndarray]:
-    """The layout of Google's vision_transformer: kernels from in to out, attention split into heads."""
+    """Convert to the layout of Google's vision_transformer: kernels as [in, out], attention split into heads."""
     arrays = {
         "cls": weights["cls_token"],
         "embedding/kernel": weights["patch_embed.proj.weight"].permute(2, 3, 1, 0),
@@ -121,7 +121,7 @@ def paddle_arrays(weights: dict, names: dict) -> dict[str, np.ndarray]:
 
 
 class PaddleTensor:
-    """Pickles as paddle.save pickles a tensor: in most versions (name, array), in some eval('data', {'data': array})."""
+    """A tensor pickled as paddle.save does it: in most versions (name, array), in some eval('data', {'data': array})."""
 
     def __init__(self, array, by_eval=False):
         self.how = (eval, ("data", {"data": array})) if by_eval else (tuple, (("linear_0.w_0", array),))
@@ -153,7 +153,7 @@ def pickled(content, path: Path, protocol=4) -> Path:
 
 
 class Payload:
-    """Unpickled, it calls a function, as a malicious file would."""
+    """An object that calls a function when it is unpickled, as a malicious file would."""
 
     def __init__(self, function, *arguments):
         self.call = (function, arguments)
@@ -182,7 +182,7 @@ PAYLOADS = list(payloads(Path("marker")))
 
 
 def transformers_weights(weights: dict) -> dict[str, torch.Tensor]:
-    """The layout of ViTForImageClassification in transformers: queries, keys and values apart."""
+    """Convert to the layout of ViTForImageClassification in transformers: separate queries, keys and values."""
     names = {
         "cls_token": "embeddings.cls_token",
         "pos_embed": "embeddings.position_embeddings",

@@ -1,4 +1,4 @@
-"""The collectives of two and three real processes: which process gets which values."""
+"""The collectives of two and three real processes, and the values that each process receives."""
 
 import json
 

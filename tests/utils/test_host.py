@@ -1,4 +1,4 @@
-"""What the machine or its container lets a program use, and how messages write it."""
+"""The resources that the machine or its container grants a program, and their form in messages."""
 
 import math
 import subprocess
@@ -105,9 +105,9 @@ for _ in range(4):
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="is about glibc")
+@pytest.mark.skipif(sys.platform != "linux", reason="tests glibc")
 def test_memory_freed_by_one_step_is_reused():
     done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
-    # Not yet the second: how the blocks come to lie is chance at first.
+    # Skip the second number, because the layout of memory varies at first.
     first, *_, last = map(int, done.stdout.split())
     assert last < 1000 < first, done.stdout

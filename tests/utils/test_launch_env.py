@@ -1,4 +1,4 @@
-"""Which rank a process has: every launcher's environment variables, and the flags."""
+"""The rank of a process, from every launcher's environment variables and from the flags."""
 
 import shlex
 import subprocess
@@ -30,7 +30,7 @@ def test_variables_of_every_launcher_and_engine_are_read(words):
 
 
 def test_torchrun_start_imports_no_other_launchers():
-    """A run of one process imports neither of them, and nothing to meet other processes."""
+    """A run of one process imports none of them, and nothing for meeting other processes."""
     ask = f"import sys; from utils.launch import *; find_launched_rank({{}}); find_launched_rank({TORCHELASTIC})"
     ask += "; print({'utils.launchers', 'extras'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True)
@@ -42,7 +42,7 @@ def test_torchrun_start_imports_no_other_launchers():
 
 
 def test_torchrun_restarts_are_distinguished():
-    """Their processes meet in the same store."""
+    """The restarted processes meet in the same store."""
     for count in ("0", "2"):
         launched = find_launched_rank(TORCHELASTIC | {"TORCHELASTIC_RESTART_COUNT": count})
         assert launched.restart_count == int(count)
@@ -76,7 +76,7 @@ def test_contradictory_or_missing_launch_variables_are_refused(words):
 def test_a_process_without_a_launcher_starts_the_others_itself():
     for environment in ({}, {"RANK": "0"}, {"SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"}):
         assert find_launched_rank(environment) is None
-    assert rank_in_environment({"RANK": "3"}) == 0, "nobody would report a mistake"
+    assert rank_in_environment({"RANK": "3"}) == 0, "otherwise no process reports the mistake"
 
 
 @pytest.mark.parametrize(

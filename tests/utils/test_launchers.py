@@ -1,4 +1,4 @@
-"""main_multi_gpu.py under every launcher, and what happens when a process dies or hangs."""
+"""main_multi_gpu.py under every launcher, and with processes that die or hang."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def test_multi_process_flags_are_refused_for_one_process(small_yaml):
 @pytest.mark.parametrize("num_processes", [[4, 2], [2, 4], [4, 3, 1]])
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_changed_process_count_still_shows_each_image_once(num_processes, drop_last):
-    """An epoch of 203 images in updates of 32, begun by the first number of processes and finished by the others."""
+    """An epoch of 203 images in updates of 32, started by the first number of processes and continued by the others."""
     begun = Order(
         203, 32 // num_processes[0], num_processes[0], 1, drop_last, 3, ImageSet([0] * 203, ["a"]).epoch_order
     )
@@ -63,7 +63,7 @@ def test_changed_process_count_still_shows_each_image_once(num_processes, drop_l
     assert len(set(seen)) == len(seen) == (192 if drop_last else 203)
 
 
-# Real processes. All runs are of these settings, so that each must end with the same hash.
+# Real processes. All runs use these settings, so all must end with the same hash.
 OPTIONS = (
     "TRAIN.NUM_EPOCHS=2 SAVE_STEPS=10 SAVE_FREQ=1 KEEP_CHECKPOINTS=9 MODEL.DROPPATH=0.2 TRAIN.MODEL_EMA=true".split()
 )
@@ -74,14 +74,14 @@ def arguments(settings: Path, output: Path, *flags: str) -> list[str]:
 
 
 def assert_done(*runs: Run) -> list[str]:
-    """Returns what each printed."""
+    """Wait for the runs, and return the output of each."""
     wait_until(lambda: all(process.exitcode == 0 for each in runs for process in each.processes), runs=runs)
     return [each.wait().stdout for each in runs]
 
 
 @pytest.fixture(scope="module")
 def by_flags(tmp_path_factory, small_yaml) -> Path:
-    """The folder of a run that -dist_url, -world_size and -rank started."""
+    """Return the folder of a run started with -dist_url, -world_size and -rank."""
     output, url = tmp_path_factory.mktemp("flags"), f"tcp://127.0.0.1:{free_port()}"
     flags = ["-dist_url", url, "-world_size", "2", "-rank"]
     ranks = [Run("main_multi_gpu.py", *flags, str(rank), *arguments(small_yaml, output)) for rank in (0, 1)]
@@ -96,7 +96,7 @@ def test_rank_flags_are_not_saved_as_settings(by_flags):
 
 
 def test_both_entries_ignore_an_installed_public_datasets_package(by_flags, small_yaml, tmp_path):
-    """And main_multi_gpu.py, which then starts its processes itself, makes the same run."""
+    """main_multi_gpu.py also starts its processes itself here, and makes the same run."""
     stub = tmp_path / "site" / "datasets"
     stub.mkdir(parents=True)
     (stub / "__init__.py").write_text("raise ImportError('this is the public package')")
@@ -109,7 +109,7 @@ def test_both_entries_ignore_an_installed_public_datasets_package(by_flags, smal
 
 
 def test_three_processes_resume_with_the_same_hash(small_yaml, tmp_path):
-    """Where a gradient lies in DDP's buffers decides about the last bit of their sum."""
+    """The position of a gradient in DDP's buffers affects the last bit of the sum."""
     for name, faults in {"unbroken": {}, "broken": {"signal_at": [7, SIGUSR1, [0]]}}.items():
         flags = ["-cfg", str(small_yaml), "-output", str(tmp_path), "-name", name, "-resume", "auto", "-epochs", "1"]
         started = [run("main_multi_gpu.py", *flags, processes=3, faults=each) for each in (faults, {})]
@@ -128,7 +128,7 @@ def test_mpirun_starts_the_same_run(by_flags, small_yaml, tmp_path):
 
 
 def test_torchrun_restarts_killed_processes_with_the_same_hash(by_flags, small_yaml, tmp_path):
-    """kill -9 of the second of two, and once the run has gone on, of the first."""
+    """Kill the second of two processes with kill -9, and after the restart the first."""
     kills = [{"signal_at": [15, SIGKILL, [1]]}, {"signal_at": [35, SIGKILL, [0]]}, {}]
     launcher = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "2", "--monitor-interval", "0.1"]
     worker = ["-m", "tests.support.programs.faulty", json.dumps(kills), str(ROOT / "main_multi_gpu.py")]
@@ -152,7 +152,7 @@ def test_hung_process_is_killed_within_the_timeout(small_yaml, tmp_path):
 
 @pytest.mark.usefixtures("signal_handlers")
 def test_fewer_processes_continue_with_the_same_batch_size(by_flags, small_yaml, tmp_path):
-    """Two processes began, one finishes; the weights are those of two to what sums in another order make."""
+    """Two processes start, one finishes. The weights equal those of two processes, up to the order of sums."""
     folder = tmp_path / "o" / by_flags.name
     folder.mkdir(parents=True)
     for name in ("config.yaml", "metrics.csv", "metrics.jsonl", "steps.csv", "checkpoint-1.pth"):
@@ -165,7 +165,7 @@ def test_fewer_processes_continue_with_the_same_batch_size(by_flags, small_yaml,
     assert (
         max((ours["state_dict"][name] - theirs["state_dict"][name]).abs().max() for name in ours["state_dict"]) < 0.02
     )
-    # Who gives another batch size has done the sum anew; a file of another system's says nothing of it.
+    # A user who sets a batch size wants that one. A file of another program has no batch size.
     assert global_batch_to_keep(small_config(tmp_path), ours) == 64
     assert global_batch_to_keep(small_config(tmp_path, "DATA.BATCH_SIZE=16"), ours) is None
     assert global_batch_to_keep(small_config(tmp_path), {"config": ours["config"]}) is None
@@ -185,7 +185,7 @@ def can_make_networks() -> bool:
 
 @pytest.fixture
 def two_hosts():
-    """Two network namespaces with a cable between them: as two machines, but for the name and the disk."""
+    """Two network namespaces connected by a cable. They simulate two machines with a shared disk and host name."""
     names, here = [f"halfstep{os.getpid()}{letter}" for letter in "ab"], os.getpid()
     cables = [f"hs{here}{letter}"[-14:] for letter in "ab"]
 
@@ -210,11 +210,11 @@ def two_hosts():
 needs_networks = pytest.mark.skipif(
     not can_make_networks(), reason="network namespaces need root and ip (apt-get install iproute2)"
 )
-ELASTIC = {"keep_alive_max_attempt": "5"}  # fewer beats, of 5 s each, miss a node that lives
+ELASTIC = {"keep_alive_max_attempt": "5"}  # with fewer missed heartbeats, of 5 s each, a living node may count as lost
 
 
 class Node:
-    """One of two machines that an engine, or torchrun, makes a run on, and can start again by the same line."""
+    """One of two machines on which an engine or torchrun starts a run. The same command can start it again."""
 
     def __init__(self, rank: int, host: tuple[str, str], output: Path, way: str, flags: list[str]):
         name, self.cable = host
@@ -244,7 +244,7 @@ class Node:
         return self.run
 
     def kill(self) -> None:
-        """What is lost with the machine: the launcher and its processes."""
+        """Kill the launcher and its processes, as when the machine is lost."""
         kill([self.run.processes[0].pid, *find_processes(self.mark)])
 
 
@@ -262,7 +262,7 @@ def test_engine_nodes_continue_the_run_after_a_kill(by_flags, small_yaml, tmp_pa
     started = [node.start() for node in nodes]
     wait_until(lambda: status(tmp_path / "o").get("step", 0) >= 10)
     nodes[lost].kill()
-    assert started[1 - lost].wait().codes == [1], "what a start of both can mend"
+    assert started[1 - lost].wait().codes == [1], "exit code 1: restarting both can fix it"
     assert_done(*[node.start() for node in nodes])
     assert run_hash(tmp_path / "o" / "x") == run_hash(by_flags)
 
@@ -273,7 +273,7 @@ def has_pending_term(pid: int) -> bool:
 
 
 @needs_networks
-@pytest.mark.skipif(not os.environ.get("ELASTIC"), reason="ELASTIC=1 runs it: minutes on a busy machine")
+@pytest.mark.skipif(not os.environ.get("ELASTIC"), reason="ELASTIC=1 runs it; takes minutes on a busy machine")
 @pytest.mark.parametrize(
     ("way", "is_cut"), [("torchrun", False), pytest.param("Kubeflow, elastic", True, marks=needing_extra("launchers"))]
 )
@@ -291,7 +291,7 @@ def test_lost_and_returning_node_keeps_the_same_run(small_yaml, tmp_path, two_ho
         goes.kill()
     wait_until(lambda: status(output)["about"]["processes"] == 1 and status(output)["step"] > saved)
     alone = status(output)["pid"]
-    os.kill(alone, SIGSTOP)  # or it might be done before the other is back
+    os.kill(alone, SIGSTOP)  # so that it does not finish before the other node is back
     goes.kill()
     subprocess.run(["ip", "-n", two_hosts[1][0], "link", "set", goes.cable, "up"], check=True)
     back = goes.start()

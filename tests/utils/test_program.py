@@ -1,4 +1,4 @@
-"""Which halfstep runs, the exit code of what went wrong, signals that stop a run, and files that are replaced."""
+"""The version of halfstep that runs, exit codes of errors, signals that stop a run, and replaced files."""
 
 import errno
 import gc
@@ -121,7 +121,7 @@ def test_repeated_signal_within_seconds_counts_once(monkeypatch):
     assert (stop.number, codes) == (signal.SIGTERM, [])
     for now[0], number in ((100.0, signal.SIGTERM), (102.9, signal.SIGINT)):
         os.kill(os.getpid(), number)
-    assert (stop.number, codes) == (signal.SIGTERM, []), "Ctrl-C that torchrun passes on as well"
+    assert (stop.number, codes) == (signal.SIGTERM, []), "Ctrl-C may arrive twice, because torchrun forwards it"
     now[0] = 103.1
     os.kill(os.getpid(), signal.SIGINT)
     assert codes == [128 + signal.SIGINT]

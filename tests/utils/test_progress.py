@@ -1,4 +1,4 @@
-"""Progress bars: only on a terminal, gone in the end, and below the lines of the log."""
+"""Progress bars: only on a terminal, removed at the end, and below the lines of the log."""
 
 import io
 import sys
@@ -12,9 +12,9 @@ from utils.progress import is_terminal, shown
 
 
 def make_terminal(monkeypatch) -> io.StringIO:
-    """Return what is written to a terminal that is stdout and stderr.
+    """Return a stream that receives everything written to a terminal on stdout and stderr.
 
-    Not a fixture: between set-up and test pytest puts its own streams in their place.
+    Not a fixture, because pytest sets its own streams between setup and test.
     """
     terminal = io.StringIO()
     terminal.isatty = lambda: True
@@ -60,7 +60,7 @@ def test_items_advance_the_bar_by_their_size(monkeypatch):
         log.say(f"item {item}")
         seen.append(visible(terminal.getvalue())[-1])
     assert seen[0].startswith("reading:   0%|") and seen[1].startswith("reading:  17%|") and " 1/6 " in seen[1]
-    assert visible(terminal.getvalue()) == ["item 1", "item 2", ""], "it is gone, also before its two seconds are over"
+    assert visible(terminal.getvalue()) == ["item 1", "item 2", ""], "the bar must be gone, even within two seconds"
 
 
 def test_instant_work_draws_no_bar(monkeypatch):
@@ -71,7 +71,7 @@ def test_instant_work_draws_no_bar(monkeypatch):
 
 def test_bar_writes_nothing_without_a_terminal(monkeypatch):
     terminal, file = make_terminal(monkeypatch), io.StringIO()
-    monkeypatch.setattr(sys, "stdout", file)  # `| tee`
+    monkeypatch.setattr(sys, "stdout", file)  # like `| tee`
     assert not is_terminal() and not Log(rank=0).on_terminal
     assert list(shown(range(3), "reading", 3)) == [0, 1, 2]
     monkeypatch.setattr(sys, "stdout", terminal)

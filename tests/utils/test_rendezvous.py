@@ -1,4 +1,4 @@
-"""How processes find each other, and how a rank that does not join or respond is named."""
+"""How processes meet, and how messages name a rank that does not join or respond."""
 
 import socket
 import threading
@@ -62,7 +62,7 @@ def test_ranks_without_a_launcher_count_their_machines_processes():
     with ThreadPoolExecutor(3) as pool:
         joined = list(pool.map(lambda rank: Rendezvous(rank, timeout=DEADLINE), ranks))
         assert [each.local_rank for each in joined] == [0, 1, 2]
-        # Those that lost each other: the second and third say so, the first does not.
+        # The second and third lost the others and say so; the first does not.
         list(pool.map(lambda each: each.unresponsive_ranks(0.5), joined[1:]))
     assert joined[1].unresponsive_ranks(0.0) == [0]
 
@@ -94,11 +94,11 @@ def test_silent_process_is_named_for_any_gloo_error(text, timed_out):
     error = process.name_lost_ranks(RuntimeError(text))
     assert isinstance(error, LostProcess)
     assert_names(str(error), "process 1 of 2", "b", *["DIST.TIMEOUT"] * timed_out)
-    assert killed == [1] * timed_out, "one that hangs is killed, one that disconnected is gone"
+    assert killed == [1] * timed_out, "a hanging process is killed; a disconnected one has already ended"
 
 
 def test_slow_process_keeps_sending_heartbeats_to_others(monkeypatch):
-    """A collective that is waited for too long ends a run; so none may wait until the cache of another is made."""
+    """A run ends if a collective waits too long, so no process may wait silently while another builds a cache."""
     at_once = SimpleNamespace(grace_period=0)
     processes = [
         distributed.Process(CPU, rank, 0, world_size=2, rendezvous=at_once) for rank in range(2)

@@ -1,4 +1,4 @@
-"""Private names of torch, torchvision and timm stand in utils/torch_internals.py alone, and exist in what is installed."""
+"""Private names of torch, torchvision and timm are only in utils/torch_internals.py, and exist when installed."""
 
 import ast
 import subprocess
@@ -19,11 +19,11 @@ ATTRIBUTES = set(
     " _found_inf_per_device _check_scale_growth_tracker _scale _growth_tracker _pos_embed _init_weights _execution_engine"
     " _BatchNorm _NormBase".split()
 )
-IN_GETATTR = ATTRIBUTES | {"_data", "_labels"}  # as attributes also names of ours
+IN_GETATTR = ATTRIBUTES | {"_data", "_labels"}  # as plain attributes, these may be our own names
 
 
 def private_names(source: str) -> list[str]:
-    """What a file uses of a library's private names: as attributes, in imports, and as strings in getattr."""
+    """Return the private names of libraries in a file: as attributes, in imports, and as strings in getattr."""
     tree, found, roots = ast.parse(source), [], set(LIBRARIES)
     is_private = lambda name: name[0] == "_" and name[:2] != "__"  # noqa: E731
     for node in ast.walk(tree):
@@ -55,7 +55,7 @@ def number(version: str) -> tuple[int, ...]:
 def test_installed_versions_have_every_private_name():
     assert number(torch_internals.TORCH_VERSIONS[0]) <= number(torch.__version__)
     assert number(torch.__version__)[:2] <= number(torch_internals.TORCH_VERSIONS[1])
-    assert number(torch_internals.TIMM_VERSIONS[0]) <= number(timm.__version__)  # and newer
+    assert number(torch_internals.TIMM_VERSIONS[0]) <= number(timm.__version__)  # a newer version is allowed
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer, scaler = torch.optim.SGD([weight]), torch.amp.GradScaler("cpu", init_scale=4.0)
     called = []

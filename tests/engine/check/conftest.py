@@ -1,4 +1,4 @@
-"""A few photographs, and -check as it is typed."""
+"""A few photographs, and a function that runs -check."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.support.runs import rows, typed
 
 @pytest.fixture
 def photos(tmp_path) -> Path:
-    """{train,val}/{cat,dog}/N.png, no two alike."""
+    """Write {train,val}/{cat,dog}/N.png, all different."""
     rng = np.random.default_rng(0)
     for part, count in (("train", 6), ("val", 3)):
         for name in ("cat", "dog"):
@@ -26,7 +26,7 @@ def photos(tmp_path) -> Path:
 
 @pytest.fixture
 def check(tmp_path, photos):
-    """Types -check; returns {row: (verdict, its text)}, and holds that the exit code follows and nothing is left."""
+    """Return a function that runs -check, checks its exit code and that it leaves no files, and returns its rows."""
 
     def type_in(*flags, program="main_single_gpu.py") -> dict[str, tuple[str, str]]:
         (tmp_path / "clean.yaml").write_text(CLEAN)

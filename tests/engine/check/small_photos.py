@@ -1,17 +1,17 @@
-"""Settings of a run on a few photographs of which -check has nothing to say, and what it says of them."""
+"""Settings for a few photographs for which -check has no complaint, and the complaints of -check otherwise."""
 
 from configs.load import load
 from datasets import load_image_sets
 from engine.check.quick_checks import OK, WARN
 from tests.support.configs import SMALL
 
-# Nothing is to be said about a run with these.
+# -check has no complaint about a run with these settings.
 CLEAN = SMALL.replace("digits", "imagefolder").replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3")
 CLEAN = CLEAN.replace("1e-3", "1e-4").replace("BATCH_SIZE: 32", "BATCH_SIZE: 4")
 
 
 def trouble(found: dict) -> dict[str, str]:
-    """What -check warns of, but that they are few."""
+    """Return the complaints of -check, except that there are few images."""
     few = {"data": WARN}
     return {what: verdict for what, (verdict, _) in found.items() if verdict not in (OK, few.get(what))}
 

@@ -1,4 +1,4 @@
-"""-check reads every image: unreadable ones, labels, classes, duplicates and sizes."""
+"""-check reads every image and reports unreadable images, labels, classes, duplicates and sizes."""
 
 import re
 from dataclasses import replace
@@ -17,7 +17,7 @@ BROKEN = b"no picture"
 
 
 def found_in(photos, *options, most: int | None = None, data_set="imagefolder") -> dict[str, tuple[str, str]]:
-    """{row: (verdict, its text)} of the images. `most`: as -check_images."""
+    """Return the rows of -check about images. `most`: as -check_images."""
     config, *sets = sets_of(photos, *options, data_set=data_set)
     findings = check_images(replace(config, START=Start(CHECK_IMAGES=most)), *sets)
     return {each.title: (each.verdict, each.text) for each in findings}
@@ -42,9 +42,9 @@ def test_image_with_too_many_pixels_counts_as_unreadable(photos):
 
 
 def test_validation_duplicates_of_training_images_are_listed(photos):
-    Image.open(photos / "train/cat/4.png").save(photos / "val/cat/again.bmp")  # other bytes, the same pixels
+    Image.open(photos / "train/cat/4.png").save(photos / "val/cat/again.bmp")  # different bytes, but the same pixels
     for path in (photos / "train/dog/0.png", photos / "val/dog/0.png"):
-        path.write_bytes(BROKEN)  # which are not the same image
+        path.write_bytes(BROKEN)  # unreadable images are no duplicates
     verdict, text = found_in(photos, "DATA.MAX_BAD_FRACTION=0.5")["duplicates"]
     assert verdict == WARN and "1 of 7" in text and text.count(" = ") == 1
     assert f"{photos / 'val/cat/again.bmp'} = {photos / 'train/cat/4.png'}" in text
@@ -60,7 +60,7 @@ def test_same_image_in_two_classes_is_reported(photos):
     verdict, text = found_in(photos)["duplicates"]
     assert_names(text, f"{photos / 'val/dog/copy.png'} = {cat}", f"{cat} (cat) = {dog} (dog)")
     (photos / "train/cat/again.png").write_bytes(cat.read_bytes())
-    assert found_in(photos)["duplicates"][1].count(f"{dog} (dog)") == 1, "copies of one class are no contradiction"
+    assert found_in(photos)["duplicates"][1].count(f"{dog} (dog)") == 1, "copies in one class are no contradiction"
     (photos / "val/cat/copy.png").write_bytes(cat.read_bytes())
     config, _, val = sets_of(photos)
     found = {finding.title: finding for finding in check_images(config, None, val)}

@@ -1,4 +1,4 @@
-"""-check finds each mistake that is planted, in its own row, and leaves nothing behind."""
+"""-check reports each planted mistake in its own row, and leaves no files behind."""
 
 import dataclasses
 
@@ -76,7 +76,7 @@ def test_check_runs_training_updates_and_one_evaluation_batch(check, monkeypatch
 
 def test_missing_device_does_not_skip_image_check(check):
     if torch.cuda.is_available():
-        pytest.skip("it is there")
+        pytest.skip("this machine has the device")
     found = check("-opts", "DEVICE=cuda")
     assert trouble(found) == {"device": WRONG} and "training images" in found
 
@@ -110,7 +110,7 @@ def test_check_compares_settings_with_the_resumed_run(tmp_path, small_yaml):
     frozen = "-opts MODEL.FREEZE=[patch_embed] RESUME.ALLOW_CHANGED=[MODEL.FREEZE]"
     for words, row, verdict, parts in (
         ("", "resume", OK, ["epoch 2", "step 88"]),
-        ("-pretrained nothing.pth", "resume", OK, []),  # which a resumed run does not read
+        ("-pretrained nothing.pth", "resume", OK, []),  # a resumed run does not read these weights
         ("-epochs 3", "resume", OK, ["3 epochs instead of 2"]),
         ("-opts SEED=3", "resume", WRONG, ["SEED: 0 -> 3"]),
         (deeper, "resume", WRONG, ["blocks.2."]),
@@ -142,13 +142,13 @@ def test_check_under_launcher_prints_a_single_table(photos):
     flags = f"-cfg {photos.parent}/clean.yaml -data_path {photos} -check -output {photos}/o".split()
     result = run("main_multi_gpu.py", *flags, "-opts", "TRAIN.MODEL_EMA_DECAY=0.5", processes=2).done()
     assert_names(rows(result.stdout)["device"][1], "processes: 2")
-    assert_names(result.stdout, "TRAIN.MODEL_EMA_DECAY", "TRAIN.MODEL_EMA")  # without which it has no effect
+    assert_names(result.stdout, "TRAIN.MODEL_EMA_DECAY", "TRAIN.MODEL_EMA")  # has no effect without the EMA
     assert result.stdout.count("check: 0 wrong") == 1
 
 
 def test_disk_estimate_ignores_checkpoints_of_other_runs(check, tmp_path, monkeypatch):
     def needed() -> str:
-        flags = ["-output", str(tmp_path / "o"), "-opts", "MODEL.EMBED_DIM=256"]  # for checkpoints of MiB
+        flags = ["-output", str(tmp_path / "o"), "-opts", "MODEL.EMBED_DIM=256"]  # makes checkpoints of several MiB
         return check(*flags)["disk"][1].partition(" of ")[2].rpartition(" of ")[0]
 
     monkeypatch.setattr(quick_checks, "OTHER_FILES", 0)
@@ -193,6 +193,6 @@ def test_conflicting_preprocessing_warns_with_options_that_fix_it(check, tmp_pat
 
 
 def weights_of_other_images(folder) -> dict:
-    """Weights for the small model, and what a run of another mean and crop records beside them."""
+    """Return weights of the small model, with the metadata of a run with another mean and crop."""
     config = small_config(folder, "DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.1,0.2,0.3]", "DATA.CROP_PCT=0.75")
     return {"state_dict": build_model(config, 2).state_dict(), "config": flatten(config)}

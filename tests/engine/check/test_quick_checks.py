@@ -1,4 +1,4 @@
-"""Learning rate, disk, output, memory and shared memory, each weighed against what is there."""
+"""Learning rate, disk, output, memory and shared memory, each compared with what the machine has."""
 
 import dataclasses
 from pathlib import Path
@@ -52,12 +52,12 @@ def test_disk_space_for_checkpoints_is_checked(tmp_path, monkeypatch):
         return check_disk(config, path, 1000).verdict
 
     assert [verdict(free, tmp_path / "not/yet") for free in (5999, 6000, 2**20)] == [WRONG, WARN, OK]  # 2 kept, 4 more
-    assert verdict(-1000, tmp_path) == WRONG, "logs and curves need room too"
+    assert verdict(-1000, tmp_path) == WRONG, "logs and curves need space too"
     (tmp_path / "last.pth").write_bytes(bytes(1000))
     (tmp_path / "best.pth").hardlink_to(tmp_path / "last.pth")
     (tmp_path / "shards/step-1").mkdir(parents=True)
     (tmp_path / "shards/step-1/1-of-1.pth").write_bytes(bytes(500))
-    assert [verdict(free, tmp_path) for free in (4499, 4500)] == [WRONG, WARN], "one and a half lie there already"
+    assert [verdict(free, tmp_path) for free in (4499, 4500)] == [WRONG, WARN], "1500 bytes are already on the disk"
 
 
 def test_free_shared_memory_is_checked(tmp_path, monkeypatch):
@@ -98,10 +98,10 @@ def test_memory_estimate_is_compared_with_free_memory(tmp_path):
     config = small_config(tmp_path, "DATA.BATCH_SIZE=64")
     precision, model = Precision(config, CPU), build_model(config, 10)
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    assert fixed_bytes(config, model, precision) == 4 * weights  # and gradients, and two of Adam's
+    assert fixed_bytes(config, model, precision) == 4 * weights  # weights, gradients, and two states of Adam
     assert fixed_bytes(replaced(config, TRAIN={"MODEL_EMA": True}), model, precision) == 6 * weights
     half, naive = (replaced(config, PRECISION={"MODE": mode}) for mode in ("autocast", "naive"))
-    for each, copies in ((half, 4), (naive, 5)):  # naive mode has weights and gradients in half too
+    for each, copies in ((half, 4), (naive, 5)):  # naive mode has weights and gradients in half precision too
         each = dataclasses.replace(each, AMP=True)
         assert fixed_bytes(each, model, Precision(each, CPU)) == copies * weights
     for parameter in model.blocks.parameters():
@@ -122,7 +122,7 @@ def test_sharded_memory_is_weight_share_plus_two_blocks(tmp_path):
     precision, model = Precision(config, CPU), build_model(config, 10)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     block = sum(parameter.nbytes for parameter in model.blocks[0].parameters())
-    whole = estimate(config, 10, precision, Process(CPU)).fixed - 4 * weights  # which no process can share
+    whole = estimate(config, 10, precision, Process(CPU)).fixed - 4 * weights  # the part that processes cannot share
     for accumulated, need in ((1, weights + 4 * block), (2, 2 * weights + 4 * block)):  # 4 * weights / 4 processes
         options = replaced(config, TRAIN={"ACCUM_ITER": accumulated})
         assert estimate(options, 10, precision, Process(CPU, world_size=4)).fixed == need + whole
@@ -134,5 +134,5 @@ def test_activations_saved_for_backward_are_counted_once(tmp_path):
         torch.nn.Flatten(), torch.nn.Linear(64, 1000), torch.nn.Sigmoid(), torch.nn.Linear(1000, 10)
     )
     kept = saved_bytes(config, model, Precision(config, CPU), 50)
-    # The images, the sigmoid's output (of two layers), the logarithms of the probabilities, the targets; small change.
+    # The images, the sigmoid's output (shared by two layers), log probabilities, targets; less than 64 bytes otherwise.
     assert kept == pytest.approx(50 * (4 * (64 + 1000 + 10) + 8), abs=64)

@@ -1,4 +1,4 @@
-"""What -resume takes up: of several checkpoints and runs the newest whole one, with the settings that it was made with, or weights of others."""
+"""The choice of -resume: the newest complete checkpoint of several runs, with its own settings, or foreign weights."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 
 def start(output: Path, *words: str, **options) -> Ended:
-    """A run of two short epochs, in the folder of whose settings file the output is."""
+    """Run two short epochs, with the settings file next to the output folder."""
     return run(
         "main_single_gpu.py", "-cfg", str(output.parent / "small.yaml"), "-output", str(output), *words, **options
     )
@@ -42,17 +42,17 @@ def start(output: Path, *words: str, **options) -> Ended:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_yaml) -> Path:
-    """The output of a run of two epochs, each with a checkpoint of its own."""
+    """Return the output of a run of two epochs, with a checkpoint for each."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "small.yaml").write_text(small_yaml.read_text().replace("BATCH_SIZE: 32", "BATCH_SIZE: 160"))
     ended = start(folder / "o", "-resume", "auto", "-opts", "SAVE_FREQ=1").done()
-    assert_names(ended.stdout, "resume", folder / "o")  # there was nothing to go on with
+    assert_names(ended.stdout, "resume", folder / "o")  # there was nothing to resume
     return folder / "o"
 
 
 @pytest.fixture
 def again(trained, tmp_path) -> Path:
-    """A copy of it, to be changed."""
+    """Return a copy of it that a test may change."""
     shutil.copytree(trained.parent, tmp_path / "again")
     return tmp_path / "again/o"
 
@@ -90,14 +90,14 @@ def test_refused_resume_logs_the_reason(again):
     started = [line[20:] for line in log.read_text().removeprefix(before).splitlines()]
     assert started[-len(refused.stderr.splitlines()) :] == refused.stderr.splitlines()
     ended = typed("main_single_gpu.py", *words, "TRAIN.NUM_EPOCHS=2").done()
-    assert log.read_text().splitlines()[-1][20:] in ended.stdout.splitlines(), "a start without a mistake has none"
+    assert log.read_text().splitlines()[-1][20:] in ended.stdout.splitlines(), "a start without a mistake logs none"
 
 
 @pytest.mark.parametrize(
     ("name", "words"), [("weights.safetensors", ["weights", "-last_epoch", "2"]), ("timm.pth.tar", ["timm.pth.tar"])]
 )
 def test_foreign_weights_resume_after_their_last_epoch(again, name, words):
-    """As PaddleViT's -resume weights -last_epoch N; timm's say which epoch it was, counted from 0."""
+    """Like PaddleViT's -resume weights -last_epoch N. timm's files contain the epoch, counted from 0."""
     weights, path = read(run_folder(again) / "last.pth")["state_dict"], again.parent / name
     if name.endswith(".tar"):
         torch.save({"epoch": 1, "arch": "vit", "state_dict": weights}, path)
@@ -156,7 +156,7 @@ def test_resume_and_evaluation_ignore_unused_settings(again):
     start(second, "-amp", "-eval", "-resume", str(run_folder(second) / "last.pth"), *training_only).done()
 
 
-USES = {  # {what is typed of a run, and the checkpoint whose weights it means}
+USES = {  # {command: (its words, and the checkpoint in the run whose weights it uses)}
     "predict": ("scripts/predict.py", ["RUN", "digit.png", "-json", "found.json"], "best.pth"),
     "export": ("scripts/export.py", ["RUN", "-output", "found.safetensors"], "best.pth"),
     "report": ("scripts/report.py", ["RUN", "-output", "found.html"], ""),
@@ -178,10 +178,10 @@ def test_every_command_accepts_run_folder_weights_or_latest(again, use, monkeypa
     again.rename("output")
     newest = run_folder(Path("output"))
     shutil.copytree(newest, "other")
-    older = shutil.copytree(newest, Path("output/train-29991231-00-00-00"))  # by its name, which is not what counts
+    older = shutil.copytree(newest, Path("output/train-29991231-00-00-00"))  # newer by its name, which does not count
     os.utime(older / "config.yaml", (1, 1))
     Path("output/eval-1").mkdir()
-    Path("output/eval-1/config.yaml").write_text("EVAL: true")  # without a checkpoint
+    Path("output/eval-1/config.yaml").write_text("EVAL: true")  # has no checkpoint
     draw(Path("digit.png"))
     for given in (str(newest), str(newest / "best.pth"), "latest"):
         said = typed(program, *(given if word == "RUN" else word for word in words)).done().printed
@@ -204,11 +204,11 @@ def test_numbered_checkpoints_are_sorted_numerically(tmp_path):
 
 
 def test_resume_auto_picks_newest_run_by_name(tmp_path):
-    """Clocks jump, so that dates of files say nothing. A copy may have a suffix behind its date."""
+    """Clocks jump, so file dates do not count. A copy may have a suffix after its date."""
     newest, copy = "train-20260103-00-00-00", "train-20260104-00-00-00-backup"
     for name in (newest, "train-20260102-23-59-59", "eval-20260105-00-00-00", "thesis"):
         save(tmp_path / name, "last.pth")
-    for number in (2, 3, 10):  # as many runs as began in one second
+    for number in (2, 3, 10):  # numbers of runs that started in the same second
         save(tmp_path / f"{newest}.{number}", "last.pth")
     assert find_newest(str(tmp_path), pytest.fail) == tmp_path / f"{newest}.10" / "last.pth"
     save(tmp_path / copy, "last.pth")
@@ -232,7 +232,7 @@ def test_loading_a_checkpoint_releases_its_memory(tmp_path, name):
     save_checkpoint(tmp_path / "last.pth", trainer.state_dict())
     is_mapped = lambda: str(tmp_path / "last.pth") in Path("/proc/self/maps").read_text()  # noqa: E731
     state = read_checkpoint(tmp_path / "last.pth", lazily=True)
-    assert is_mapped(), "processes of a machine share its pages"
+    assert is_mapped(), "processes of a machine share the pages of the file"
     trainer.load_state_dict(state)
     drop_tensors(state)
     assert not is_mapped()

@@ -1,4 +1,4 @@
-"""After many skipped updates in a row a run goes back once, and leaves them out."""
+"""After many skipped updates in a row, a run goes back once and skips their batches."""
 
 import json
 import re
@@ -25,7 +25,7 @@ RANDOM = ["MODEL.DROPOUT=0.1", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.
 
 @pytest.fixture
 def start(tmp_path, small_yaml):
-    """A small run of 44 updates an epoch, some of them poisoned; returns its exit code, its folder and what it printed."""
+    """Return a function that runs 44 updates per epoch, some poisoned. It returns exit code, folder and output."""
 
     def start(name, *options, poisoned=(), processes=1, **faults):
         script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
@@ -43,7 +43,7 @@ def bad_batches(folder) -> list[dict]:
 
 
 def test_rollback_across_epoch_end_survives_a_later_stop(start):
-    # Raw and EMA: the first end of the first epoch, its second end, and the second epoch's.
+    # Raw and EMA scores: at the first end of epoch 1, at its second end, and at the end of epoch 2.
     thrown_away, first, second = ([[top1, 1.0]] * 2 for top1 in (50.0, 40.0, 30.0))
     scores = [*thrown_away, *first, *second]
     code, unbroken, said = start("unbroken", "SAVE_STEPS=20", poisoned=range(42, 47), score=scores)
@@ -52,7 +52,7 @@ def test_rollback_across_epoch_end_survives_a_later_stop(start):
     made = [44 * int(epoch) + int(step) - 44 for epoch, step in re.findall(r"Epoch\[(\d+)/002\], Step\[(\d+)/", said)]
     assert made == [*range(47), 40, *range(47, 88)]
     assert [row["step"] for row in bad_batches(unbroken)] == [41, 42, 43, 44, 45, 46]
-    assert len(epochs_of(unbroken)) == 2, "the first epoch ended twice"
+    assert len(epochs_of(unbroken)) == 2, "the first epoch ended twice, but counts once"
     assert (status_of(unbroken)["best_top1"], torch.load(unbroken / "best.pth", weights_only=True)["metric"]) == (
         40.0,
         40.0,
@@ -149,7 +149,7 @@ def test_saves_during_a_streak_keep_the_previous_checkpoint(tmp_path):
         path = find_before(tmp_path, int(state["step"] - state["progress"]["skips_in_a_row"]), pytest.fail)
         found.append((path.stem, torch.load(path, weights_only=True)["step"]))
     expected = [("last", 10), ("previous", 10), ("previous", 10), ("last", 40), ("previous", 40)]
-    assert found == [*expected, ("last", 60), ("previous", 50)], "of 60, in the streak, not"
+    assert found == [*expected, ("last", 60), ("previous", 50)], "step 60, inside the streak, is excluded"
 
 
 def test_find_before_skips_damaged_checkpoint_or_returns_none(tmp_path):

@@ -1,4 +1,4 @@
-"""Which of several runs is the newest: by the UTC time of its last save, whatever its folder, its dates and its copies say."""
+"""The newest of several runs is the run with the last save in UTC, whatever its folder, file dates and copies."""
 
 import json
 import os
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def start(output: Path, *words: str, **faults: list) -> Ended:
-    """A run of the small settings, in epochs of 4 updates."""
+    """Run the small settings, in epochs of 4 updates."""
     words = ["-cfg", str(output.parent / "small.yaml"), "-output", str(output), *words]
     return run("main_single_gpu.py", *words, faults={"draw_nothing": []} | faults)
 
@@ -48,14 +48,14 @@ def test_resume_auto_ignores_copies_of_a_run(output, goes_on_first):
 
 
 def test_runs_across_time_zones_are_ordered_by_utc(output):
-    """The clock of Shanghai is 8 hours ahead of UTC, so its folder has the later date."""
+    """Shanghai's clock is 8 hours ahead of UTC, so its folder has the later date."""
     start(output, "-epochs", "1", set_time_zone=["Asia/Shanghai"]).done()
     finished = run_folder(output)
     killed_at = {"signal_at": [5, signal.SIGKILL, [0]]}
     start(output, "-epochs", "2", set_time_zone=["UTC"], **killed_at)
     (killed,) = set(output.iterdir()) - {finished}
     assert killed.name < finished.name
-    os.utime(finished / "config.yaml")  # by which `latest` chose
+    os.utime(finished / "config.yaml")  # a date that older versions of `latest` compared
     before = contents(finished)
     for word in ("auto", "latest"):
         checked = start(output, "-resume", word, "-epochs", "2", "-check")
@@ -77,7 +77,7 @@ def record(name: str, saved: str, run_id: str = "") -> dict[str, str]:
 
 
 EARLY, LATE = "2026-01-02T03:00:00+00:00", "2026-01-02T05:00:00+02:00"  # the same moment
-# {what is compared: the folders with their status.json, the newest first}
+# {criterion: {folder: its status.json}, newest first}
 ORDERS = {
     "by the time of the last save": {
         "b": {"run": record("b", "2026-01-02T03:00:00.5+00:00"), "step": 1},
@@ -155,7 +155,7 @@ def test_run_identity_survives_resume_and_differs_between_runs(output):
     assert went_on["saved"] > began["saved"]
     assert {**went_on, "saved": ""} == {**began, "saved": ""}
     start(output, "-resume", str(moved), "-epochs", "2").done()
-    assert status_of(moved)["run"] == went_on, "a finished run was not saved again"
+    assert status_of(moved)["run"] == went_on, "a finished run must not be saved again"
     weights = moved.with_name("last.pth")
     (moved / "last.pth").rename(weights)
     other = output.with_name("other")

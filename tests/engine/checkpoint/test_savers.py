@@ -1,4 +1,4 @@
-"""Saving beside the training: what is written is the state of the save, in order, and nothing is lost silently."""
+"""Saving in the background: each file has the state of its save, saves keep their order, and no failure is silent."""
 
 import errno
 import os
@@ -43,7 +43,7 @@ def saver(tmp_path):
 
 @pytest.fixture
 def slow(monkeypatch) -> threading.Event:
-    """Nothing is written until this is set."""
+    """An event; nothing is written until it is set."""
     release, save = threading.Event(), torch.save
 
     def slow_save(state, file):
@@ -77,7 +77,7 @@ def test_second_save_waits_for_the_first_before_copying(tmp_path, saver, monkeyp
     events, copied_again, save, take = [], threading.Event(), checkpoint.torch.save, HostCopy.take
 
     def slow_save(state, file):
-        copied_again.wait(0.2)  # in vain for the first, whose copy the second would write over
+        copied_again.wait(0.2)  # times out in the first save, because the second copy would overwrite the first
         save(state, file)
         events.append(f"written {state['step']}")
 
@@ -98,7 +98,7 @@ def test_second_save_waits_for_the_first_before_copying(tmp_path, saver, monkeyp
 
 @pytest.mark.parametrize("links", [True, False], ids=["", "without hard links"])
 def test_files_are_synced_before_rename_and_folder_after(tmp_path, monkeypatch, links):
-    """What a power cut leaves: `kill -9` cannot show it, as the system then still writes what it was given."""
+    """Check the order of syncs instead of a power cut: after `kill -9` the system still writes everything."""
     saver = AsyncSaver(tmp_path, keep=1, device=CPU, warn=pytest.fail)
     synced, names, after = {}, [], []
     fsync, replace = os.fsync, os.replace
@@ -112,7 +112,7 @@ def test_files_are_synced_before_rename_and_folder_after(tmp_path, monkeypatch, 
 
     def noted_replace(source, target):
         status = os.stat(source)
-        assert synced.get(status.st_ino) == status.st_size, f"{target} before its content"
+        assert synced.get(status.st_ino) == status.st_size, f"{target} was renamed before its content was synced"
         names.append(target.name)
         after.append(target.name)
         replace(source, target)
@@ -127,7 +127,7 @@ def test_files_are_synced_before_rename_and_folder_after(tmp_path, monkeypatch, 
         )
         saver.wait()
     assert names[3:] == ["best.pth", "checkpoint-2.pth", "previous.pth", "last.pth"]
-    assert after == [], "names that a power cut may take"
+    assert after == [], "the folder was not synced after these renames"
 
 
 def test_saver_reports_the_longest_save_time(saver, monkeypatch):
@@ -175,7 +175,7 @@ def test_host_copy_handles_changing_number_of_tensors(monkeypatch):
 
 
 def test_saved_host_copy_is_no_larger_than_state(tmp_path, trainer):
-    """A tensor must not bring the memory with it that it shares with others."""
+    """A copied tensor must not include memory that it shares with other tensors."""
     for name, state in (("state", trainer.state_dict()), ("copy", HostCopy(CPU).take(trainer.state_dict()))):
         torch.save(state, tmp_path / name)
     assert abs((tmp_path / "copy").stat().st_size - (tmp_path / "state").stat().st_size) < 2000

@@ -1,4 +1,4 @@
-"""A model in shards (FSDP2) learns as one that every process holds whole, and what it saves is read by any number."""
+"""A sharded model (FSDP2) trains like an unsharded one, and any number of processes can read its checkpoints."""
 
 import pytest
 import torch
@@ -21,14 +21,14 @@ from utils.extras import has_extra
 
 pytestmark = pytest.mark.slow
 
-# With what remembers something, and a micro-batch that some updates have less of.
+# Includes state between updates, and updates whose second micro-batch is smaller.
 COMMON = "TRAIN.MODEL_EMA=true,TRAIN.MODEL_EMA_DECAY=0.5,TRAIN.WARMUP_EPOCHS=0,TRAIN.ACCUM_ITER=2,MODEL.EMBED_DIM=18"
 FSDP = "DIST.STRATEGY=fsdp2"
 BF16, FP16 = "AMP=true,PRECISION.DTYPE=bfloat16", "AMP=true,PRECISION.DTYPE=float16,PRECISION.INIT_LOSS_SCALING=128"
-# An update without rounding that depends on where a weight lies in memory: the rate is a power of two and nothing is
-# scaled. Two strategies then have the same weights to the last bit. With AdamW or clipping they differ in it (fused
-# multiply-adds and the order of the norm's sum, other ones on other processors), and a cast to half makes 2^-24 of a
-# weight that lies between two halves into 2^-9: gradient norms then differ by more than 1e-5.
+# Updates whose rounding does not depend on a weight's place in memory: the rate is a power of two, nothing is scaled.
+# So two strategies have bit-identical weights. With AdamW or clipping, they differ in the last bit (fused multiply-adds,
+# and the order of the norm's sum, which depend on the processor). The cast to half then turns 2^-24 of a weight between
+# two half-precision values into 2^-9, and gradient norms differ by more than 1e-5.
 EXACT = "TRAIN.OPTIMIZER.NAME=SGD,TRAIN.OPTIMIZER.MOMENTUM=0,TRAIN.BASE_LR=0.0625,TRAIN.LR_SCHEDULER.NAME=constant"
 EXACT += ",TRAIN.WEIGHT_DECAY=0,TRAIN.GRAD_CLIP=100"
 BF16, FP16 = f"{EXACT},{BF16}", f"{EXACT},{FP16}"
@@ -75,7 +75,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(folder) -> dict:
-    """What two processes found, by name."""
+    """Return the results of two processes, by case."""
     settings = folder / "settings.yaml"
     settings.write_text(SMALL)
     asked = (f"{name}:{COMMON},{options}" for name, options in cases(folder).items())
@@ -83,7 +83,7 @@ def runs(folder) -> dict:
 
 
 def assert_alike(one, other, tolerance=1e-5):
-    """Tolerance 0: to the last bit, but for the norm, whose squares are added in another order."""
+    """With tolerance 0, weights must be bit-identical, but not norms, whose squares are added in another order."""
     for mine, theirs in zip(one["updates"], other["updates"], strict=True):
         assert mine[0] == pytest.approx(theirs[0], rel=tolerance, abs=0)
         assert mine[1:] == pytest.approx(theirs[1:], rel=1e-5)
@@ -144,8 +144,8 @@ def test_fsdp2_process_holds_half_as_much_as_ddp(runs):
 
 
 def host_bytes(settings, model, num_processes: int, sharded: bool) -> tuple[int, int]:
-    """Bytes that so many processes of one machine take of its memory for a model on GPUs: while each builds it (with an EMA
-    in shards, a block of each beside it), and later for the copy of all that a save writes."""
+    """Return the host memory that the processes of one machine use for a model on GPUs: while each process builds it (with
+    sharded EMA, plus a block of model and EMA each), and for the copy of the state that a save writes."""
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     largest = max(sum(each.nbytes for each in block.parameters()) for block in model.blocks)
     beside = 2 * largest if sharded and settings.MODEL_EMA else 0
@@ -153,13 +153,13 @@ def host_bytes(settings, model, num_processes: int, sharded: bool) -> tuple[int,
 
 
 def test_host_never_holds_full_model_and_ema_together(runs, tmp_path):
-    """Of float32 numbers: the model and a block or two of each, where both would be twice as many."""
+    """Count float32 numbers: the model plus a block or two of model and EMA. Both together would be twice as many."""
     config = small_config(tmp_path, "MODEL.DEPTH=32", *COMMON.split(","))
     (building, _), whole = host_bytes(config.TRAIN, model := build_model(config, 10), 1, True), trained_bytes(model)
-    # At the end the process has half of both, and for a moment a shard more than its block.
+    # At the end the process has half of both, and briefly one more shard besides its block.
     assert runs["built"]["building"] == pytest.approx(building, rel=0.05) and building < 1.1 * whole
     _, saving = host_bytes(config.TRAIN, build_model(small_config(tmp_path, *COMMON.split(",")), 10), 1, False)
-    assert runs["ddp fp32"]["bytes"] == pytest.approx(saving, rel=0.01)  # and a few counts of Adam's
+    assert runs["ddp fp32"]["bytes"] == pytest.approx(saving, rel=0.01)  # and a few counters of Adam
 
 
 SIZES = {"0.1": (768, 12, 12, 4), "1": (1408, 40, 16, 48 / 11), "2": (1664, 48, 16, 64 / 13)}  # ViT-B, ViT-g, ViT-G
@@ -204,7 +204,7 @@ def test_checkpoint_resumes_under_fsdp2_and_ddp(runs, name):
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_sharded_checkpoint_resumes_with_another_world_size(runs, folder, world_size):
-    batch = {1: "DATA.BATCH_SIZE=64", 3: "DATA.BATCH_SIZE=22"}[world_size]  # 128 images an update need not stay
+    batch = {1: "DATA.BATCH_SIZE=64", 3: "DATA.BATCH_SIZE=22"}[world_size]  # the global batch need not stay at 128
     case = f"other:{COMMON},{batch},{FSDP},load={folder / 'fsdp2/last.pth'}"
     settings = folder / "settings.yaml"
     found = launch("tests.support.programs.train_sharded", world_size, settings, folder / f"{world_size}.pth", case)[

@@ -1,4 +1,4 @@
-"""The loss scaler of GPUs, built on the CPU: unscaling and clipping in the optimizer's kernel is what torch's functions do."""
+"""The loss scaler for GPUs, tested on the CPU: unscaling and clipping in the optimizer's kernel match torch's functions."""
 
 from types import SimpleNamespace
 
@@ -11,9 +11,9 @@ from engine.precision.loss_scale import Clipping, FusedLossScaler, LossScaler
 from engine.train.optimizers import build_optimizer
 from tests.support.configs import replaced, small_config
 
-# Three good updates double the scale; two overflows in a row halve it.
+# Three finite updates in a row double the scale; two overflows in a row halve it.
 SCALING = {"INIT_LOSS_SCALING": 1024.0, "INCR_EVERY_N_STEPS": 3, "DECR_EVERY_N_NAN_OR_INF": 2}
-FACTORS = [1, 1, 1, 1, "inf", "nan", "inf", "inf", 1, 1, 1e-3, 1, 1e3, "-inf", 1]  # of the loss, by update
+FACTORS = [1, 1, 1, 1, "inf", "nan", "inf", "inf", 1, 1, 1e-3, 1, 1e3, "-inf", 1]  # factors of the loss, one per update
 
 
 class Learner:
@@ -29,7 +29,7 @@ class Learner:
         self.clipping, self.dtype = Clipping(config.TRAIN, self.model), dtype
 
     def update(self, factor: float, parallel=None) -> tuple[float, bool, float]:
-        """Norm of the gradient, whether the update was skipped, and the loss scale after it."""
+        """Return the gradient norm, whether the update was skipped, and the new loss scale."""
         images = torch.linspace(-1, 1, 21, dtype=self.dtype).view(3, 7)
         loss = (self.model(images) - images.sum()).square().mean()
         self.scaler.scale(loss * factor).backward()
@@ -61,14 +61,14 @@ def test_fused_scaler_trains_like_torch_in_fp64(tmp_path, name, clip):
         (norm, *facts), (exact_norm, *exact_facts) = ours.update(factor), exact.update(factor)
         assert facts == exact_facts and exact_facts[0] is not (abs(factor) < float("inf"))
         if exact_facts[0]:
-            after = ours.state()[: len(before)]  # the first update makes the optimizer's state
+            after = ours.state()[: len(before)]  # the first update creates the optimizer's state
             assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
         else:
             assert norm == pytest.approx(exact_norm, rel=1e-5)
         for mine, theirs in zip(ours.state(), exact.state(), strict=True):
             torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-4, atol=1e-5)
         scales.append(facts[1])
-    assert sorted(set(scales)) == [512, 1024, 2048]  # it grew and shrank
+    assert sorted(set(scales)) == [512, 1024, 2048]  # it increased and decreased
 
 
 def test_non_finite_gradient_elsewhere_skips_the_local_update(tmp_path):

@@ -1,4 +1,4 @@
-"""One path for every precision: autocast, the loss scale, and skipped updates."""
+"""Autocast, loss scaling and skipped updates in every precision."""
 
 import itertools
 import random
@@ -30,7 +30,7 @@ def make(tmp_path, amp=True, dtype=None, **scaling):
 
 
 def one_update(precision, config, model, factor=1.0) -> bool:
-    """One update of a linear model; whether it was skipped."""
+    """Run one update of a linear model. Return whether it was skipped."""
     optimizer = build_optimizer(config.TRAIN, model)
     with precision.autocast():
         output = model(torch.ones(4, 3))
@@ -95,7 +95,7 @@ def test_half_precision_speed_is_measured():
 
 
 def test_measured_speed_ignores_other_load_on_the_machine(monkeypatch):
-    """Others take the processor during products in half, and twice a product computes longer."""
+    """Other processes use the processor during half-precision products, and two products take longer to compute."""
     computing, passing, numbers = [0.0], [0.0], itertools.count()
     monkeypatch.setattr(time, "thread_time", lambda: computing[0])
     monkeypatch.setattr(time, "perf_counter", lambda: passing[0])
@@ -111,7 +111,7 @@ def test_measured_speed_ignores_other_load_on_the_machine(monkeypatch):
 
 
 def test_the_measured_speed_includes_the_gradients(monkeypatch):
-    """Many CPUs compute the output of a layer in half as fast as in float32, and its gradients ten times slower."""
+    """On many CPUs half precision computes a layer's output as fast as float32, but its gradients ten times slower."""
     computing = [0.0]
 
     def product(x, weight):
@@ -159,7 +159,7 @@ INITIAL_SCALE, LOWEST_SCALE, HIGHEST_SCALE = 1024.0, 4.0, 2.0**20
 
 
 def paddles_rule(found, every_good, every_bad):
-    """Paddle's loss scale after each update, in plain Python, which doubles and halves it."""
+    """Return Paddle's loss scale after each update, which it doubles or halves, computed in plain Python."""
     scale, good, bad, scales = INITIAL_SCALE, 0, 0, []
     for is_bad in found:
         if is_bad:
@@ -175,7 +175,7 @@ def paddles_rule(found, every_good, every_bad):
 
 
 def our_scales(config, found, stop_at=None):
-    """The scale after each update; saved and taken up by a new scaler after update `stop_at`."""
+    """Return the scale after each update. After update `stop_at`, save the state and load it into a new scaler."""
     precision, parameter = Precision(config, CPU), torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=0.0, fused=True)
     scales = []
@@ -256,7 +256,7 @@ def test_unsupported_half_dtype_is_refused(tmp_path, monkeypatch):
 
 
 def types_between_blocks(config, compiled=False):
-    """What the blocks of a model hand on in a training step, and its gradients."""
+    """Return the types of the blocks' outputs in a training step, and the gradients."""
     from models import build_model
 
     torch.manual_seed(0)
@@ -291,4 +291,4 @@ def test_compiled_bfloat16_on_gpu_defaults_to_half_residual(tmp_path, case):
     found = [each for each in chosen if isinstance(each, HalfResidual)]
     same_message(str([each.half for each in found]), "residuals_of_half_precision", case)
     for each in found:
-        assert each.apply(torch.nn.Linear(1, 1)) == []  # a model without blocks computes as it always did
+        assert each.apply(torch.nn.Linear(1, 1)) == []  # a model without blocks is unchanged

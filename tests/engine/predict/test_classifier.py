@@ -1,4 +1,4 @@
-"""Models of any weights classify as their own library's evaluation does, with the names of their classes."""
+"""Models with weights from any source classify like their own library's evaluation, with the names of their classes."""
 
 import json
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ ARGUMENTS = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_
 
 
 def hub_folder(folder, num_classes, **config):
-    """A small ViT as timm pushes it to the load. Returns the model."""
+    """Write a small ViT in the format of timm's push_to_hf_hub to a folder. Return the model."""
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", num_classes=num_classes, **ARGUMENTS).eval()
     folder.mkdir()

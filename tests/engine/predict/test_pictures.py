@@ -1,4 +1,4 @@
-"""Sheets of images: what lies where, and text of any kind."""
+"""Contact sheets of images: their layout, and captions with any text."""
 
 from importlib.util import find_spec
 
@@ -16,7 +16,7 @@ from engine.predict.pictures import (
     write_picture,
 )
 
-# Invalid bytes of a file name, letters of several alphabets, pictures, what breaks lines, nothing.
+# Invalid bytes of a file name, letters of several alphabets, an emoji, control characters, an empty text, a long text.
 TEXTS = ["plain", "photos/\udcff\udc80.jpg", "Katze 猫 кошка قطة", "🐈", "two\nlines\x00\t", "", "x" * 3000]
 
 
@@ -33,7 +33,7 @@ def test_contact_sheet_aligns_images_of_any_shape():
         left = GAP + number * pitch
         assert (pixels[GAP + FRAME + 50, left + FRAME + 50] == 80).all() and (pixels[GAP + 50, left - 1] == 255).all()
     red = (pixels == (255, 0, 0)).all(2)
-    assert red.sum() == 108**2 - 100**2, "a frame around one image"
+    assert red.sum() == 108**2 - 100**2, "the frame must surround only one image"
 
 
 def test_tiny_image_is_enlarged_without_blur():
@@ -53,7 +53,7 @@ def test_any_text_is_drawn():
 
 def test_fallback_font_draws_missing_letters_or_reports_them(monkeypatch):
     fonts = find_spec("matplotlib").submodule_search_locations[0] + "/mpl-data/fonts/ttf/"
-    letters, name = lettering(11), "cat \u1d81"  # which STIX has
+    letters, name = lettering(11), "cat \u1d81"  # STIX has this letter
     for found, is_drawn in (([fonts + "cmr10.ttf", fonts + "STIXGeneral.ttf", __file__], True), ([], False)):
         monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", lambda found=found: found)
         other_fonts.cache_clear()

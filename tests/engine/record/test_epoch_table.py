@@ -1,4 +1,4 @@
-"""The lines of epochs on a terminal, and advice; tables, which go on from what an earlier start of a run wrote."""
+"""The lines of epochs on a terminal, advice, and tables that continue the rows of an earlier start of the run."""
 
 import errno
 import math
@@ -90,7 +90,7 @@ def test_new_column_reaches_table_terminal_and_log(tmp_path, monkeypatch):
     assert printer.log_lines(epoch_row(epoch), epoch, 40)[0].endswith(", Seven: 7.00")
 
 
-# The value of each column in the epoch of the test below: {column: value}.
+# {column: its value} for the epoch of the test below.
 USUAL = {
     "epoch": 2,
     "train_loss": 0.25,
@@ -134,12 +134,12 @@ def test_old_rows_survive_added_columns(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.record.metrics.STEP_COLUMNS", dict.fromkeys(("step", "loss", "data_pct")))
     rows = StepRows(tmp_path, 20)
     rows.add({"step": 20, "loss": 2.0, "data_pct": 12.5})
-    assert (tmp_path / "steps.csv").read_text().endswith("20,2,12.5\n"), "a kill would take the row along"
+    assert (tmp_path / "steps.csv").read_text().endswith("20,2,12.5\n"), "a kill must not lose the row"
     rows.add({"step": 40, "loss": 1.5, "data_pct": None})
     rows.close()
     written = (tmp_path / "steps.csv").read_text()
     assert written == "step,loss,data_pct\n0,2.5,\n20,2,12.5\n40,1.5,\n"
-    assert [row["step"] for row in rows.rows] == [0, 20, 40], "which the curves are drawn of"
+    assert [row["step"] for row in rows.rows] == [0, 20, 40], "the curves are drawn from these rows"
     StepRows(tmp_path, 60).close()
     assert (tmp_path / "steps.csv").read_text() == written
 
@@ -159,11 +159,11 @@ def test_full_disk_delays_the_epoch_row_until_close(tmp_path, monkeypatch):
     recorder.close()
     assert [row["epoch"] for row in epochs_of(tmp_path)] == [-1] and len(log.warned) == 1
     (row,) = rows_of(tmp_path / "metrics.csv")
-    assert (row["eval_top1"], row["lr"], row["grad_norm"]) == ("90.0", "", ""), "what was not measured is empty"
+    assert (row["eval_top1"], row["lr"], row["grad_norm"]) == ("90.0", "", ""), "cells without a value must be empty"
     again = Recorder(tmp_path, log, SimpleNamespace(), trainer)
     again.on_start_scored(trainer, SCORES, 1.0)
     again.close()
-    assert len(epochs_of(tmp_path)) == 1, "a run that starts anew has one row before its first epoch"
+    assert len(epochs_of(tmp_path)) == 1, "a restarted run must have only one row before its first epoch"
 
 
 @pytest.mark.parametrize("has_budget", [False, True])
@@ -186,7 +186,7 @@ def test_peak_memory_is_reported_in_bytes():
 
 
 def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, in_memory=False, device=CPU):
-    """What is said at each of the reports of so many updates each."""
+    """Return the advice that is printed at each report."""
     config, said = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}"), []
     image_set = load_image_sets(config)[0]
     image_set.in_memory = in_memory
@@ -198,7 +198,7 @@ def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, in_memory
     return said
 
 
-WAITS = [  # workers, cores, percent of the time, device; a GPU's training takes a core
+WAITS = [  # workers, cores, percent of time waiting, device; training on a GPU uses one core
     *[
         (1, 8, 75, "cpu"),
         (4, 6, 90, "cpu"),
@@ -215,7 +215,7 @@ def test_data_wait_advice_matches_cause_and_appears_once(tmp_path):
     pages = {}
     for workers, cores, percent, device in WAITS:
         first, second, third = advice_for(tmp_path, workers, cores, [percent] * 3, device=torch.device(device))
-        assert first == third == "", "start-up does not count"
+        assert first == third == "", "the first report must be ignored, and advice must appear once"
         pages[f"{percent}%, {workers} workers, {cores} cores, {device}"] = second
     same_text("waiting_for_data", pages)
 

@@ -1,4 +1,4 @@
-"""A run as a person sees it on a terminal, and the commands at its end."""
+"""A run as a user sees it on a terminal, and the suggested commands at its end."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ ODD = 'it\'s a "folder" of $HOME'
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory) -> tuple[Path, str]:
-    """The folder of a run of two epochs on a terminal, and all that was written to it."""
+    """Return the folder of a run of two epochs on a terminal, and everything that it printed."""
     folder = tmp_path_factory.mktemp("seen") / ODD
     folder.mkdir()
     (folder / "small.yaml").write_text(SMALL)
@@ -35,7 +35,7 @@ def test_terminal_keeps_one_line_per_epoch(seen):
     epochs = [line for line in lines if re.match(r" *[12]/2 ", line)]
     assert [line.split()[0] for line in epochs] == ["1/2", "2/2"]
     assert len(lines) - len(epochs) <= 25
-    assert len(set(lines)) == len(lines), "nothing is said twice"
+    assert len(set(lines)) == len(lines), "no line may be printed twice"
     assert not [line for line in lines if "Epoch[" in line or " left, loss" in line]
     passing = {part for line in seen[1].split("\n") for part in line.split("\r")[:-1]}
     assert {part.strip().split(" ")[0] for part in passing} <= {"", "epoch", "evaluating:"}

@@ -1,4 +1,4 @@
-"""A run's folder is read as it is: finished, killed, still going; what is no run is refused."""
+"""A run's folder can be read in any state: finished, killed or running. Other folders are refused."""
 
 import json
 import os
@@ -70,11 +70,11 @@ def test_saved_settings_keep_their_types_and_origins(folder):
 
 
 def test_best_epoch_comes_from_checkpoint_or_else_metrics(folder):
-    assert SavedRun.open(folder).best[:4] == (75.0, 2, 0.8, "_ema"), "of equal ones the smaller loss"
+    assert SavedRun.open(folder).best[:4] == (75.0, 2, 0.8, "_ema"), "among equal scores, the smallest loss is best"
     write_status(folder, state="done", best={"top1": 70.0, "epoch": 3, "file": "best.pth"})
-    assert SavedRun.open(folder).best[:2] == (70.0, 3), "best.pth may be of other validation images"
+    assert SavedRun.open(folder).best[:2] == (70.0, 3), "best.pth may be of another validation set"
     write_rows(folder, [{"epoch": 0, "train_loss": 1.0}])
-    assert SavedRun.open(folder).best.epoch == 0, "nothing was evaluated"
+    assert SavedRun.open(folder).best.epoch == 0, "no epoch was evaluated"
 
 
 def test_truncated_rows_of_a_killed_run_are_ignored(folder):
@@ -91,7 +91,7 @@ HERE, ELSEWHERE = {"host": socket.gethostname(), "state": "training"}, {"host": 
 
 @pytest.mark.parametrize("case", cases_of("states_of_runs"))
 def test_run_state_is_running_killed_or_done(folder, case):
-    """`is_alive`: its process, if it was one of this machine. `age`: seconds since its last sign of life."""
+    """`is_alive`: whether its process lives, if it ran on this machine. `age`: seconds since its last heartbeat."""
     status = yaml.safe_load(case.replace("here", socket.gethostname()))
     if age := status.pop("age", None):
         gone = subprocess.Popen(["true"])
@@ -124,7 +124,7 @@ def test_total_seconds_cover_all_starts(folder):
 
 
 def test_run_totals_count_skips_memory_and_excluded_updates(folder):
-    steps = ["0,0,2", "5,0,3", "20,1,1", "40,3,4", "45,3,5", "60,4,"]  # epoch 3 did not end
+    steps = ["0,0,2", "5,0,3", "20,1,1", "40,3,4", "45,3,5", "60,4,"]  # epoch 3 did not finish
     (folder / "steps.csv").write_text("\n".join(["step,epoch,skipped", *steps, ""]))
     memory = zip(ROWS, (100, 300, None), (3, None, 0), strict=True)
     write_rows(folder, [row | {"memory_mb": each, "skipped": skipped} for row, each, skipped in memory])
@@ -133,7 +133,7 @@ def test_run_totals_count_skips_memory_and_excluded_updates(folder):
     assert (run.num_skipped, run.memory, run.num_epochs) == (3 + 1 + 5, 300 * 2**20, 3)
     assert run.left_out == [(1, 2), (8, 9)] and run.planned_epochs == 3
     (folder / "config.yaml").write_text(CONFIG.replace("    NUM_EPOCHS: 3 ", "    BUDGET: 8h\n    NUM_EPOCHS: 3 "))
-    assert SavedRun.open(folder).planned_epochs == 7, "a budget chose it"
+    assert SavedRun.open(folder).planned_epochs == 7, "the budget's number of epochs"
 
 
 @pytest.mark.parametrize("file", cases_of("mistakes/in_a_runs_folder"))

@@ -1,4 +1,4 @@
-"""Where the time goes: phases by a clock that the test moves."""
+"""The time of each phase, measured with a clock that the test moves."""
 
 import contextlib
 import threading
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 class HandClock(HostClock):
-    """Stands still unless it is moved."""
+    """A clock that moves only when the test moves it."""
 
     def __init__(self):
         self.time, self.num_marks = 0.0, 0
@@ -41,7 +41,7 @@ class HandClock(HostClock):
 
 
 class PlannedTiming(Timing):
-    """Every phase takes the time that the test says, whatever really happens in it."""
+    """A Timing in which every phase takes the time that the test sets, whatever really happens."""
 
     def __init__(self, **seconds: float):
         self.clock, self._seconds = HandClock(), seconds
@@ -56,7 +56,7 @@ EVALUATION = 1000.0
 
 
 def train_epochs(config: Config, timing: PlannedTiming) -> list[Report]:
-    """The reports of two epochs, each batch of which takes 0.5 s to load, with an evaluation after each."""
+    """Return the reports of two epochs. Each batch takes 0.5 s to load, and each epoch ends with an evaluation."""
 
     def load_slowly(batch):
         timing.clock.time += 0.5
@@ -82,14 +82,14 @@ def test_phase_times_sum_to_training_time_without_evaluation(tmp_path, accumulat
     assert sum(timing.epoch_seconds.values()) == pytest.approx(timing.clock.time / 2 - 0.125 - EVALUATION)
     for found in (report.shares for report in reports):
         assert sum(found.values()) == pytest.approx(100, abs=0.05)
-        assert found["data"] == pytest.approx(found["forward"] / 4, abs=0.02), "a slow loader is waited for"
+        assert found["data"] == pytest.approx(found["forward"] / 4, abs=0.02), "a wait for the loader is data time"
         assert found["backward"] == pytest.approx(2 * found["forward"], abs=0.02)
         assert found["optimizer"] == pytest.approx(found["forward"] / 2 / accumulation, abs=0.02)
         assert found["communication"] == 0
 
 
 class QueuedEvent:
-    """A device's event: it can be read only when the host has waited for the device."""
+    """A device's event that can be read only after the host has waited for the device."""
 
     host_has_waited = False
     clock = 0.0
@@ -102,7 +102,7 @@ class QueuedEvent:
         self.time = QueuedEvent.clock
 
     def elapsed_time(self, other):
-        assert QueuedEvent.host_has_waited, "an event was read in a step"
+        assert QueuedEvent.host_has_waited, "an event was read during a step"
         return other.time - self.time
 
 
@@ -124,7 +124,7 @@ def test_device_events_are_read_only_at_reports(tmp_path):
         trainer.report = waiting_report
         train(trainer)
     assert [sum(each.shares.values()) for each in reports.seen] == [pytest.approx(100, abs=0.05)] * 6
-    assert sum(timing.epoch_seconds.values()) == pytest.approx((QueuedEvent.clock - 1) / 1000), "a millisecond each"
+    assert sum(timing.epoch_seconds.values()) == pytest.approx((QueuedEvent.clock - 1) / 1000), "1 ms per event"
 
 
 def test_phase_marks_are_bounded_and_cleared_by_reports():
@@ -146,7 +146,7 @@ def test_device_without_events_reports_only_data_wait():
 
 
 def test_communication_time_excludes_overlap_with_backward():
-    """A model whose gradients take 5 s, and their average another 3, of which DDP waits at the end of backward."""
+    """Gradients take 5 s, and their average another 3 s, for which DDP waits at the end of backward."""
     timing = PlannedTiming()
     backward_is_over = threading.Event()
 
@@ -184,7 +184,7 @@ def test_communication_time_excludes_overlap_with_backward():
                 timing.on_phase(trainer, "backward")
                 timing.on_loss(trainer, loss, is_last)
                 num_marks, timing.clock.on_mark = timing.clock.num_marks, backward_is_over.set
-                loss.backward()  # marks where communication begins, if there is any
+                loss.backward()  # marks the start of communication, if there is any
             assert timing.clock.num_marks - num_marks == syncs
             timing.on_phase(trainer, "other")
             seconds = timing.lap()
@@ -196,7 +196,7 @@ def test_communication_time_excludes_overlap_with_backward():
 
 
 class MovesTime(Callback):
-    """An update takes 10 s."""
+    """Simulates updates of 10 s."""
 
     def __init__(self):
         self.now = 0.0
@@ -218,7 +218,7 @@ def test_terminal_reads_counters_at_most_once_a_second(tmp_path, monkeypatch):
 
 
 class Losses(Callback):
-    """Whether the micro-batch of each loss is the last of its update."""
+    """Records for each loss whether its micro-batch is the last of its update."""
 
     def __init__(self):
         self.is_last = []
@@ -261,7 +261,7 @@ def test_data_wait_appears_in_log_tables_and_tensorboard(tmp_path, small_yaml):
     log = (folder / "log.txt").read_text()
     assert log.count("-num_workers 3") == 1 and log.count("time: 75.0% waiting for data, ") == 2
     waits = [float(row["data_pct"]) for row in rows_of(folder / "steps.csv")]
-    assert {*waits} == {75.0} == {row["data_wait_pct"] for row in epochs_of(folder)}  # for the batch, and one more
+    assert {*waits} == {75.0} == {row["data_wait_pct"] for row in epochs_of(folder)}  # two waits of 9 s in 24 s
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
     assert all(len(board.Scalars(f"time/{name}")) == len(waits) for name in PHASES)

@@ -1,4 +1,4 @@
-"""Training on a device other than the host: the same numbers, and waits of the host for it only where they are counted on."""
+"""Training on a device other than the host computes the same numbers, and the host waits only at the expected places."""
 
 from unittest import mock
 
@@ -25,14 +25,14 @@ from tests.support.several_labels import write_digits
 from tests.support.trainers import big_logits, make_trainer, update
 from utils.distributed import Process
 
-# Every wait of the host for the device in each event of a run, and for what.
+# {event of a run: the operations in which the host waits for the device}
 WAITS = {
     "update": {},
     "report": {"item": 1, "tolist": 1},  # the loss scale; all counters
     "evaluation": {"tolist": 1},  # the sums over all batches
     "evaluation of several labels": {"tolist": 1, "blocking copy": 2},  # and the scores and labels of all images
-    "best epoch": {"blocking copy": 1},  # what each image got
-    "save": {"item": 3, "synchronize": 1},  # the loss scale and its two counts; copies of all tensors
+    "best epoch": {"blocking copy": 1},  # per-image results
+    "save": {"item": 3, "synchronize": 1},  # the loss scale and its two counters; copies of all tensors
 }
 HALF = "AMP=true"
 ALL = "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true TRAIN.ACCUM_ITER=2"
@@ -61,7 +61,7 @@ def trainer_there(config, callbacks=()):
 
 
 def written(trainer, folder) -> dict:
-    """The trainer's checkpoint."""
+    """Return the trainer's checkpoint."""
     folder.mkdir()
     saver = AsyncSaver(folder, keep=1, device=trainer.process.device, warn=str)
     saver.save(trainer.state_dict(), [])
@@ -112,7 +112,7 @@ def test_update_needs_no_sync_and_matches_the_host(tmp_path, mode):
     assert (there.loss_scale, there.skipped) == (here.loss_scale, here.skipped)
     assert (there.skipped > 0) is (mode == "float16 that overflows")
     assert there.mean_loss == pytest.approx(here.mean_loss, rel=2e-3, nan_ok=True)
-    # In half precision an image's two best logits may be nearer (0.0002) than host and device compute them (0.0015).
+    # In half precision, an image's two best logits may differ by less (0.0002) than host and device do (0.0015).
     assert there.accuracy == pytest.approx(here.accuracy, abs=config.AMP / 64, nan_ok=True)
     assert there.grad_norm == pytest.approx(here.grad_norm, rel=5e-3, nan_ok=True)
 
@@ -122,7 +122,7 @@ def test_device_kernels_match_host_after_a_skipped_update(tmp_path):
     options = ("TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.GRAD_CLIP=0.1", "TRAIN.BASE_LR=0.5", "TRAIN.MODEL_EMA=true")
     config, found = small_config(tmp_path, *options, "TRAIN.WARMUP_EPOCHS=0"), []
     for trainer in (make_trainer(config), trainer_there(config)):
-        update(trainer, 2)  # the average begins where the weights are
+        update(trainer, 2)  # the EMA starts at the current weights
         poison = trainer.model.norm.register_forward_hook(lambda module, inputs, output: output * float("nan"))
         update(trainer)
         poison.remove()
@@ -155,7 +155,7 @@ def test_evaluations_and_saves_sync_no_more_than_needed(tmp_path, mode):
             evaluate([model], data, trainer.prepare.normalize, trainer.precision, process, bad)
         assert seen == WAITS["evaluation"]
     saver = AsyncSaver(tmp_path, keep=1, device=process.device, warn=str)
-    for _ in range(2):  # the second into the memory of the first
+    for _ in range(2):  # the second save reuses the first one's memory
         with waits() as seen:
             saver.save(trainer.state_dict(), [])
             saver.wait()
@@ -196,7 +196,7 @@ def test_device_checkpoint_resumes_bitwise_on_the_device(tmp_path, mode):
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
 def test_attention_logits_beyond_float16_do_not_overflow(tmp_path, mode):
-    """In all other blocks they stay within a fused kernel, in float32."""
+    """In all other blocks the logits stay in float32 inside a fused kernel."""
     options = (HALF, "PRECISION.DTYPE=float16", f"PRECISION.MODE={mode}", "PRECISION.INIT_LOSS_SCALING=64")
     for block in (0, 1):
         trainer = trainer_there(small_config(tmp_path, *options))
@@ -221,12 +221,12 @@ def test_whole_run_syncs_only_for_reports_evaluations_saves(tmp_path):
     found = []
     with mock.patch.object(Loop, "run", counted):
         assert engine.run.run(load([*words, *options]), Process(torch.device(DEVICE))) == 0
-    # 11 updates: reports after the first, the 6th and the 11th and of the epoch; raw and EMA weights; saves after the 4th and
-    # the 8th, and of the epoch, which is the best.
+    # 11 updates: reports after updates 1, 6 and 11 and the epoch; evaluations of raw and EMA weights; saves after updates 4
+    # and 8 and after the epoch, which is the best.
     events = {"report": 4, "evaluation": 2, "best epoch": 1, "save": 3}
     total = {}
     for event, number in events.items():
         for kind, count in WAITS[event].items():
             total[kind] = total.get(kind, 0) + number * count
-    total["item"] += 1  # the run's end: whether any update counted
+    total["item"] += 1  # at its end, the run reads whether any update counted
     assert found == [total]

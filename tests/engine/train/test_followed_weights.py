@@ -1,4 +1,4 @@
-"""A run follows its weights, also a resumed one whose weights are gone; images are as every one of timm's weights expects them."""
+"""A run takes settings from its weights, even when it is resumed without them; images match each of timm's weights' pipelines."""
 
 import json
 from collections import defaultdict
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("signal_handlers")
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A checkpoint of a run with its own mean and crop, that started from weights which are gone."""
+    """Return a checkpoint of a run with its own mean and crop, whose pretrained weights were deleted."""
     config = small_config(tmp_path, "DATA.IMAGENET_MEAN=0.25", "DATA.CROP_PCT=0.75")
     config = replaced(config, MODEL={"PRETRAINED": str(tmp_path / "gone.pth")})
     state = {"state_dict": build_model(config, 10).state_dict(), "progress": {}, "config": flatten(config)}
@@ -40,7 +40,7 @@ def checkpoint(tmp_path):
 
 @pytest.fixture
 def bare(tmp_path):
-    """A settings file that leaves model and preprocessing open."""
+    """Return a settings file that sets neither model nor preprocessing."""
     (tmp_path / "bare.yaml").write_text("DATA: {DATASET: digits}\nTRAIN: {NUM_EPOCHS: 1}\n")
     return str(tmp_path / "bare.yaml")
 
@@ -70,7 +70,7 @@ def test_resume_keeps_followed_settings_after_weights_are_deleted(checkpoint, ba
             ["-cfg", bare, "-pretrained", str(tmp_path / "gone.pth"), "-output", str(tmp_path), "-resume", "auto"]
         )
     older = load_settings(["-cfg", bare, "-pretrained", "resnet50"]).config.DATA
-    assert older.IMAGENET_MEAN == (0.485, 0.456, 0.406), "a new run follows the weights"
+    assert older.IMAGENET_MEAN == (0.485, 0.456, 0.406), "a new run takes its settings from the weights"
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_run_prints_settings_taken_from_weights(checkpoint, bare, tmp_path):
 )
 def test_weights_with_class_names_are_evaluated_by_name(tmp_path, photos, said):
     state = {name: torch.zeros_like(tensor) for name, tensor in vit(num_classes=3).state_dict().items()}
-    state["head.bias"][2] = 1  # every image is taken for class 2
+    state["head.bias"][2] = 1  # every image is classified as class 2
     (tmp_path / "f").mkdir()
     safetensors.torch.save_file(transformers_weights(state), tmp_path / "f" / "model.safetensors")
     config = {"model_type": "vit", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
@@ -115,11 +115,11 @@ def test_weights_without_cfg_are_fine_tuned_on_folders(tmp_path):
 
 
 SIZES = [(160, 120), (97, 131), (61, 47), (33, 190), (211, 64), (90, 90), (128, 127), (25, 31), (150, 149), (17, 17)]
-LARGEST = 512  # pixels a side; larger images differ in size only
+LARGEST = 512  # pixels per side; larger images differ only in size
 
 
 def photograph(width: int, height: int) -> Image.Image:
-    """Blobs of colour with some noise."""
+    """Return blobs of colour with some noise."""
     rng = np.random.default_rng(width * height)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 7, 3), dtype=np.uint8)).resize((width, height), 3)
     return Image.fromarray(np.clip(np.asarray(coarse) + rng.normal(0, 12, (height, width, 3)), 0, 255).astype("u1"))
@@ -151,7 +151,7 @@ def test_every_pretrained_tag_matches_timm_preprocessing():
             assert theirs["input_size"] == (3, settings["IMAGE_SIZE"], settings["IMAGE_SIZE"])
             settings["IMAGE_SIZE"], theirs["input_size"] = smaller, (3, smaller, smaller)
         transform, data = create_transform(**theirs), Data(**settings)
-        image = photographs[number % 10]  # one for each pipeline; with all ten, the same holds
+        image = photographs[number % 10]  # one per pipeline; the test also passes with all ten
         difference = (ours(data, image) - transform(image)) * 255 * torch.tensor(theirs["std"])[:, None, None]
         assert difference.abs().max() <= 2.01, (theirs, image.size)
 
@@ -162,7 +162,7 @@ def test_settings_follow_a_tag_and_unsupported_tags_fail():
     assert (loaded.config.DATA.CROP_MODE, loaded.config.MODEL.NAME) == ("squash", tag)
     assert tag in loaded.origins["DATA.CROP_MODE"]
     sizes = {tag: timm.get_pretrained_cfg(tag).input_size[1:] for tag in timm.list_pretrained()}
-    for tag in [tag for tag, (height, width) in sizes.items() if height != width][:1]:  # older timms have none
+    for tag in [tag for tag, (height, width) in sizes.items() if height != width][:1]:  # older versions have none
         with refused(ConfigError, "DATA.IMAGE_SIZE", tag):
             load_settings(["-eval", "-pretrained", tag])
         assert load_settings(["-eval", "-pretrained", tag, "-image_size", "512"]).config.DATA.CROP_PCT == 1.0

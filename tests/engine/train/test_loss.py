@@ -1,4 +1,4 @@
-"""The training loss: timm's figures for every kind of targets, weights of classes, and the same sum however it is split."""
+"""The training loss: timm's values for every kind of target, class weights, and the same sum for every split."""
 
 import inspect
 import math
@@ -22,7 +22,7 @@ WEIGHTS = [0.5, 1.0, 2.0, 4.0, 0.25]
 
 @pytest.fixture
 def fixed() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits [B, C], class numbers [B] and several labels [B, C]."""
+    """Return logits [B, C], class numbers [B] and multi-label targets [B, C]."""
     generator = torch.Generator().manual_seed(3)
     logits = 3 * torch.randn(B, C, generator=generator, dtype=torch.float64)
     labels = torch.rand(B, C, generator=generator).gt(0.4).float()
@@ -34,7 +34,7 @@ def loss_of(logits, targets, weights=None, **train) -> torch.Tensor:
 
 
 def mixed(targets: torch.Tensor, share: float) -> Mixed:
-    """Targets as timm mixes them: each image with that at the same place from the end."""
+    """Mix targets as timm does: each image with the image at the same position from the end."""
     return Mixed(targets, targets.flip(0), torch.full((len(targets),), share))
 
 
@@ -49,7 +49,8 @@ def test_cross_entropy_matches_timm_with_smoothing_and_mixup(fixed):
 
 
 @pytest.mark.skipif(
-    "smooth_dense" not in inspect.signature(BinaryCrossEntropy).parameters, reason="older timms know no several labels"
+    "smooth_dense" not in inspect.signature(BinaryCrossEntropy).parameters,
+    reason="older versions of timm have no multi-label loss",
 )
 @pytest.mark.parametrize("threshold", [None, 0.5])
 def test_binary_cross_entropy_matches_timm_for_all_targets(fixed, threshold):
@@ -59,7 +60,7 @@ def test_binary_cross_entropy_matches_timm_for_all_targets(fixed, threshold):
     hard = BinaryCrossEntropy(smoothing=0.1, smooth_dense=True, **there)
     torch.testing.assert_close(loss_of(logits, targets, **here), hard(logits, targets))
     torch.testing.assert_close(loss_of(logits, labels, **here), hard(logits, labels.double()))
-    soft = BinaryCrossEntropy(smoothing=0.1, **there)  # mixing smooths
+    soft = BinaryCrossEntropy(smoothing=0.1, **there)  # mixing already smooths
     for each, several in ((targets, False), (labels, True)):
         wanted = soft(logits, mixup_target(each, C, lam=0.3, smoothing=0.1, multi_label=several).double())
         torch.testing.assert_close(loss_of(logits, mixed(each, 0.3), **here), wanted, atol=1e-6, rtol=0)

@@ -1,4 +1,4 @@
-"""The micro-batches of an update: how a batch is parted, and its copy to the device ahead of time."""
+"""The micro-batches of an update: how a batch is split, and its prefetch to the device."""
 
 from unittest import mock
 
@@ -22,7 +22,7 @@ def test_placeholder_image_is_not_split_into_parts():
 
 @pytest.mark.slow
 def test_cuda_graphs_are_refused_with_too_few_processes(tmp_path, monkeypatch):
-    # Two micro-batches, as with half the processes.
+    # Two micro-batches, as after halving the number of processes.
     monkeypatch.setattr("datasets.batch_order.Order.num_micro_batches", lambda self, step: 2)
     with refused(ConfigError, "COMPILE", "reduce-overhead"):
         make_trainer(small_config(tmp_path, "COMPILE=reduce-overhead"))

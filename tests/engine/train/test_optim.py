@@ -39,7 +39,7 @@ def test_default_schedule_changes_every_step_to_end_rate(train, end):
     assert all(a < b for a, b in zip(rates[:320], rates[1:321], strict=True))
     assert all(a > b for a, b in zip(rates[320:3000], rates[321:], strict=True))
     assert rates[3000] == pytest.approx(end, abs=1e-12)
-    assert rates[1660] == pytest.approx((3e-3 + end) / 2)  # half-way down a cosine
+    assert rates[1660] == pytest.approx((3e-3 + end) / 2)  # halfway down the cosine
 
 
 @pytest.mark.parametrize("case", cases_of("rates_after_the_warm_up"))
@@ -59,7 +59,7 @@ def test_batch_size_scaling_applies_to_all_three_rates(train, scaling, stated_fo
 
 
 TIMMS = [  # arguments of timm's create_scheduler_v2, and our settings for the same rates
-    ({"warmup_epochs": 5, "min_lr": 1e-5}, {"AFTER_WARMUP": False, "PER_EPOCH": True}),  # DeiT's
+    ({"warmup_epochs": 5, "min_lr": 1e-5}, {"AFTER_WARMUP": False, "PER_EPOCH": True}),  # DeiT's schedule
     ({"warmup_epochs": 5, "min_lr": 1e-5, "step_on_epochs": False}, {"AFTER_WARMUP": False}),
     (
         {"warmup_epochs": 5, "min_lr": 1e-5, "cooldown_epochs": 10},

@@ -1,4 +1,4 @@
-"""Optimizers: their arguments, groups of weights with rates of their own, and resuming."""
+"""Optimizers: their arguments, weight groups with their own rates, and resuming."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from tests.support.configs import meta_device, small_config
 from tests.support.trainers import make_trainer
 from utils.errors import ConfigError
 
-ARGUMENTS = {  # words after TRAIN.OPTIMIZER: what all groups have
+ARGUMENTS = {  # {words after TRAIN.OPTIMIZER: the resulting arguments of all groups}
     "NAME=sgd KWARGS.nesterov=true": {"nesterov": True, "momentum": 0.9, "fused": True},
     **{f"NAME={name} BETAS=[0.7,0.8] EPS=1e-3": {"betas": (0.7, 0.8), "eps": 1e-3} for name in ("AdamW", "Adam")},
     **{f"NAME=SGD MOMENTUM={momentum}": {"momentum": momentum} for momentum in (0.3, 0.0)},
@@ -69,7 +69,7 @@ def on_meta(name: str) -> torch.nn.Module:
 
 
 def described(model: torch.nn.Module, groups: list[dict]) -> dict[str, tuple[float, float]]:
-    """{name: weight decay and factor of the rate}"""
+    """Return {name: (weight decay, factor of the learning rate)}."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         names[id(parameter)]: (group["weight_decay"], group.get("lr_scale", 1.0))
@@ -101,7 +101,7 @@ def test_group_rate_is_schedule_rate_times_factor(tmp_path):
     set_rates(groups, 1e-3)
     rates = {rate: parameter for group in groups for rate, parameter in [(group["lr"], group["params"][0])]}
     assert max(rates) == 1e-3 and rates[1e-3].shape == model.head.weight.shape[: rates[1e-3].ndim]
-    assert min(rates) == pytest.approx(1e-3 * 0.5**13)  # the patch embedding, below 12 blocks and the classifier
+    assert min(rates) == pytest.approx(1e-3 * 0.5**13)  # the patch embedding is below 12 blocks and the classifier
 
 
 def test_parameter_groups_use_the_local_shard_of_parameters(tmp_path):

@@ -1,4 +1,4 @@
-"""TRAIN.SIZE_SCHEDULE: an epoch is computed as by a run of its image size, however its updates are split; who cannot, says so."""
+"""TRAIN.SIZE_SCHEDULE: an epoch equals an epoch of a run with its image size, however updates are split; others are refused."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ FIELDS = {"PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}
 
 
 def first_images(config, epoch: int) -> torch.Tensor:
-    """Ready for the model, of the first update of an epoch."""
+    """Return the prepared images of the first update of an epoch."""
     data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
     step = epoch * data.steps_per_epoch
     (window,) = ([next(each.batches)] for each in data.windows(step, step + 1))
@@ -45,7 +45,7 @@ def test_micro_batch_split_is_exact_across_size_changes(tmp_path):
         trainer.step = trainer.data.steps_per_epoch - 1
         update(trainer, 2)
     for name, weight in whole.model.state_dict().items():
-        # timm resizes position embeddings in float32, also those of a model in float64.
+        # timm resizes position embeddings in float32, even in a float64 model.
         torch.testing.assert_close(split.model.state_dict()[name], weight, rtol=0, atol=1e-8)
 
 

@@ -1,4 +1,4 @@
-"""One update: the same whatever the split, clipped, without waiting for the device, undone as a whole when it is not finite."""
+"""One update: independent of its split, clipped, without waits for the device, and fully skipped if it is not finite."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from utils.seed import seed_update
 
 pytestmark = pytest.mark.slow
 
-# Images and whether the remainder is trained: one that two processes cannot share evenly, one smaller than them.
+# Number of images, and whether the last partial batch is dropped: 21 images do not divide evenly by 2, 1 is less than 2.
 SETS = {
     "remainder of 21": "149,false,none",
     "remainder left out": "149,true,none",
@@ -34,7 +34,7 @@ SPLITS = {"1 x 32": (1, "32,1"), "2 x 16": (1, "16,2"), "2 processes x 2 x 8": (
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """(set, split) -> weights after 12 updates, for every way of making a batch of 32."""
+    """Return {(set, split): the weights after 12 updates} for every way of splitting a batch of 32."""
     cases = {
         (images, split): (world_size, f"{words},{batch}")
         for images, words in SETS.items()
@@ -53,7 +53,7 @@ def test_one_batch_equals_accumulation_equals_two_processes(weights, images, spl
 
 
 def test_a_trained_remainder_and_augmentation_change_the_weights(weights):
-    """Else the test above would compare runs that never met one."""
+    """Otherwise the test above might compare runs without a remainder or augmentation."""
     with_rest, plain, augmented = (
         weights[images, "1 x 32"] for images in ("remainder of 21", "remainder left out", "mixed one by one")
     )
@@ -97,7 +97,7 @@ def test_good_update_resets_the_skip_streak(tmp_path):
 def test_reported_gradient_norm_is_independent_of_world_size(world_size):
     def read(process):
         counters = Counters(CPU)
-        for norm in (2.0, 6.0):  # of the whole gradient, in every process
+        for norm in (2.0, 6.0):  # the norm of the whole gradient, as every process knows it
             counters.add(torch.ones(3), torch.tensor(norm), torch.tensor(0.0))
         return counters.read(process)
 
@@ -144,16 +144,16 @@ def test_naive_mode_computes_in_half_with_float32_weights(tmp_path, dtype):
     for module in trainer.replica.modules():
         module.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
     losses = [update(trainer).report().loss for _ in range(30)]
-    assert seen == {half}, "every operation is in half"
+    assert seen == {half}, "every operation must run in half precision"
     assert trainer.report().skipped == 0 and sum(losses[-5:]) < sum(losses[:5])
     for name, weight in trainer.model.state_dict().items():
         assert weight.dtype is torch.float32
         assert torch.equal(weight.to(half), trainer.replica.state_dict()[name])
     assert any((weight != weight.to(half).float()).any() for weight in trainer.parameters), (
-        "moves too small for half count"
+        "changes too small for half precision must accumulate"
     )
     both = (*trainer.parameters, *trainer.replica.parameters())
-    assert all(each.grad is None for each in both), "no gradient is added to those of the next update"
+    assert all(each.grad is None for each in both), "gradients must not carry over to the next update"
     assert all(state["exp_avg_sq"].dtype is torch.float32 for state in trainer.optimizer.state.values())
 
 
@@ -192,7 +192,7 @@ def test_gradient_clipping_matches_timm(mode, limit):
     before = [each.grad.clone() for each in parameters]
     norm = torch.nn.utils.get_total_norm(before)
     Clipping(Train(CLIP_MODE=mode, GRAD_CLIP=limit), ours)(parameters, norm)
-    # timm's train.py leaves out the last two, weight and bias of the classifier, with agc
+    # with agc, timm's train.py excludes the last two: the classifier's weight and bias
     dispatch_clip_grad(list(timms.parameters())[: -2 if mode == "agc" else None], limit, mode)
     for mine, theirs in zip(parameters, timms.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)

@@ -1,4 +1,4 @@
-"""RUN.MAX_TIME and TRAIN.EARLY_STOP end a run in time, with all it needs to go on; the time that is left of one."""
+"""RUN.MAX_TIME and TRAIN.EARLY_STOP end a run in time with a complete state, and the remaining time is estimated."""
 
 import signal
 
@@ -28,7 +28,7 @@ def test_durations_are_parsed_to_seconds(text, seconds):
 
 
 def first_stop(seconds: float, asked: list[tuple[float, int]], start: float = 0, save: float = 0) -> float | None:
-    """Asked at these times with so many updates left: the first time at which the answer is to stop."""
+    """Call the limit at these times with these numbers of updates left. Return the first time at which it says stop."""
     limit = TimeLimit(seconds, start, lambda: save, iter(now for now, _ in asked).__next__)
     answers = [now for now, updates_left in asked if limit.should_stop(None, updates_left)]
     return answers[0] if answers else None
@@ -36,11 +36,11 @@ def first_stop(seconds: float, asked: list[tuple[float, int]], start: float = 0,
 
 def test_time_limit_reserves_time_for_saves_and_evaluation():
     asked = [(now, 50) for now in range(20, 111, 5)]
-    assert first_stop(100, asked, start=10, save=2) == 100  # from 110 - 2 x (5 + 2) on
+    assert first_stop(100, asked, start=10, save=2) == 100  # the limit is 110 - 2 x (5 + 2)
     assert first_stop(100, asked, start=10, save=3) == 95
     assert first_stop(100, asked, start=10, save=8) == 85
     assert first_stop(100, [(now, 50) for now in (0, 30, 31, 39, 40)]) == 40
-    asked = [(0, 2), (1, 1), (31, 3), (32, 2)]  # the last update and the evaluation took 30
+    asked = [(0, 2), (1, 1), (31, 3), (32, 2)]  # the last update and the evaluation took 30 s
     assert first_stop(60, asked) == 32
 
 
@@ -79,11 +79,11 @@ def test_signal_takes_precedence_over_the_time_limit(tmp_path):
 
 def test_early_stop_persists_until_the_limit_is_lifted(tmp_path, small_yaml):
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "run"), "-resume", "auto", "-opts"]
-    # With a rate of zero no evaluation is better than the first.
+    # With a learning rate of zero, no evaluation is better than the first.
     flags += ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.EARLY_STOP=2", "DATA.BATCH_SIZE=160"]
 
     def start(*options: str, processes: int = 1) -> tuple[str, str | None, int, int]:
-        """Goes on with the run; returns its state, the reason, its epochs and the best one."""
+        """Continue the run. Return its state, the reason, the number of epochs and the best epoch."""
         ended = run(f"main_{'multi' if processes > 1 else 'single'}_gpu.py", *flags, *options, processes=processes)
         assert set(ended.codes) == {0}, ended.printed
         said.append(ended.stdout)
@@ -99,7 +99,7 @@ def test_early_stop_persists_until_the_limit_is_lifted(tmp_path, small_yaml):
 
 
 class MovesTime(Callback):
-    """The first update takes 100 s, each other one 10 s."""
+    """Simulates a first update of 100 s and other updates of 10 s."""
 
     now = 30.0
 
@@ -112,17 +112,17 @@ def test_remaining_time_includes_updates_evaluations_and_final_work(tmp_path):
     config = small_config(tmp_path, "REPORT_FREQ=1", "RUN.MAX_TIME=16m")
     trainer = make_trainer(config)
     order = trainer.data.order
-    num_evaluated = 3 * order.num_images / order.steps_per_epoch  # so many that they take as long as an update
+    num_evaluated = 3 * order.num_images / order.steps_per_epoch  # evaluating them takes as long as an update
     times = RunTimes.of(config, order, num_evaluated, longest_save=lambda: 5)
     calls = lambda **facts: told.append(facts), said.append, lambda: time.now
     forecast = Forecast(config, times, 0.0, *calls)
     trainer.callbacks = [time, forecast]
     report = train(trainer)
-    # The report at the end is taken for a third of the 30 s until the first update; a save takes 5.
+    # The final report is estimated as a third of the 30 s before the first update; a save takes 5 s.
     assert [each["eta_seconds"] for each in told] == [None, *range(86 * 10 + 35, 44 * 10 + 25, -10)]
     assert told[-1]["position"] == {"epoch": 0, "step": 44}
     (line,) = said
-    assert_names(line, "15 min", "RUN.MAX_TIME", "16m", "2 epochs")  # 895 s are left of 820
+    assert_names(line, "15 min", "RUN.MAX_TIME", "16m", "2 epochs")  # 895 s are needed, 820 s are left
     time.now += 100
     trainer.notify("on_epoch_end", EpochResult(report, {"": None}, 1437, 440, 100))
     assert forecast.left(trainer, 1) == 44 * 10 + 100 + 15
@@ -131,6 +131,6 @@ def test_remaining_time_includes_updates_evaluations_and_final_work(tmp_path):
     trainer.notify("on_epoch_start")
     assert forecast.left(trainer, 1) == 44 * 10 + 104 + 15
     assert forecast.left(trainer, 2) == 44 * 10 + 15
-    assert "1.5 of 2" in forecast.describe(44, 547)  # of 292
+    assert "1.5 of 2" in forecast.describe(44, 547)  # 292 s in total
     trainer.notify("on_rollback")
     assert forecast.left(trainer, 0) is None

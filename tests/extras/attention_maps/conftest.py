@@ -1,3 +1,3 @@
-"""A trained model of the digits, and the digits as files."""
+"""A model trained on the digits, and the digits as files."""
 
 from tests.scripts.conftest import digits, trained  # noqa: F401

@@ -1,4 +1,4 @@
-"""scripts/predict.py -attention: what it writes, what it leaves alone, and the models that have no maps."""
+"""scripts/predict.py -attention: the maps that it writes, other output, which stays the same, and models without maps."""
 
 import shutil
 

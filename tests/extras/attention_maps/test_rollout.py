@@ -1,4 +1,4 @@
-"""Attention rollout against a computation in numpy, and which models have it."""
+"""Attention rollout compared with a computation in numpy, and the models that support it."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ KINDS = {
 
 
 def random_model(build=VisionTransformer, **arguments) -> torch.nn.Module:
-    """With large weights, so that its attention is far from even."""
+    """Return a model with large random weights, so that its attention is far from uniform."""
     torch.manual_seed(0)
     model = build(**arguments).eval()
     for weight in model.parameters():
@@ -36,7 +36,7 @@ def random_model(build=VisionTransformer, **arguments) -> torch.nn.Module:
 
 
 def rollout_in_numpy(model, images) -> np.ndarray:
-    """[B, N, N], of the weights of a plain ViT and the inputs of its blocks alone."""
+    """Return rollout [B, N, N], computed only from the weights of a plain ViT and the inputs of its blocks."""
     inputs = []
     hooks = [block.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for block in model.blocks]
     with torch.no_grad():
@@ -74,16 +74,16 @@ def test_rollout_map_matches_numpy_computation(kind):
         before = model(images)
     maps = Rollout.of(model, images[:1])(images, torch.zeros(2, dtype=int)).numpy()
     mixed, prefix = rollout_in_numpy(model, images), model.num_prefix_tokens
-    num_heads = 2 if kind == "distilled" else 1  # each reads a token of its own
+    num_heads = 2 if kind == "distilled" else 1  # each head reads its own token
     rows = mixed[:, :num_heads] if model.global_pool == "token" else mixed[:, 0 if kind == "mean of all" else prefix :]
     expected = rows.mean(1)[:, prefix:].reshape(2, 4, 4)
     np.testing.assert_allclose(maps, expected, rtol=1e-4)
     assert expected.max() > 1.05 * expected.min()
     assert len(attention_layers(model)) == 3 and all(layer.fused_attn for layer in attention_layers(model))
-    assert torch.equal(model(images), before), "the model is as it was"
+    assert torch.equal(model(images), before), "the model must be unchanged"
 
 
-TIMM = {  # at 64 pixels where that is possible
+TIMM = {  # at 64 pixels if the model supports it
     "vit_tiny_r_s16_p8_224": (Rollout, {"img_size": 64}),
     "beit_base_patch16_224": (Rollout, {"img_size": 64, "depth": 2, "embed_dim": 48, "num_heads": 3}),
     "eva02_tiny_patch14_224": (Rollout, {"img_size": 56, "depth": 2}),
@@ -115,7 +115,7 @@ def test_timm_models_get_rollout_or_gradient_maps(name):
 
 
 def test_gradient_maps_equal_cam_for_pooled_linear_heads():
-    """Zhou et al., https://arxiv.org/abs/1512.04150: the last features, weighted as the head weights them."""
+    """Compare with Zhou et al., https://arxiv.org/abs/1512.04150: the last features, weighted by the head's weights."""
     torch.manual_seed(0)
     model, images = timm.create_model("test_resnet", num_classes=3).eval(), torch.randn(2, 3, 224, 224)
     for weights in model.requires_grad_(False).fc.parameters():
@@ -148,7 +148,7 @@ def test_gradient_maps_do_not_depend_on_channel_order(channels, order):
 def test_attention_overlay_runs_from_blue_to_red():
     photo = Image.new("RGB", (8, 4), (100, 100, 100))
     low, high = (np.asarray(overlaid(photo, np.array([[0.02, 0.02, 0.05, 0.05]])))[0, x].tolist() for x in (0, 7))
-    assert low[2] > low[0] and high[0] > high[2], "the first is the lowest"
+    assert low[2] > low[0] and high[0] > high[2], "the first must be the lowest"
     even = np.asarray(overlaid(photo, np.full((2, 2), 3.0)))
     assert even.shape == (4, 8, 3) and (even == low).all()
     assert map_names(["a/x.jpg", "b/x.png", "x-2.jpg", "y.jpg"]) == ["x.png", "x-2.png", "x-2-2.png", "y.png"]

@@ -1,4 +1,4 @@
-"""TRAIN.BUDGET: a run ends in time and landed, whatever the machine does meanwhile; by clocks that only the test moves."""
+"""TRAIN.BUDGET: a run ends on time with its schedule complete, whatever the machine's speed, by a simulated clock."""
 
 import errno
 import itertools
@@ -31,7 +31,7 @@ END_LR = 1e-5
 
 
 class World:
-    """A machine: each of its parts takes seconds, times how loaded it is at that time."""
+    """A simulated machine: the duration of each part, multiplied by the load at that time."""
 
     def __init__(self, start=8.0, update=0.1, evaluation=0.3, save=0.0, end_work=1.0, load=lambda now: 1.0, now=0.0):
         self.now, self.jumped, self.load, self.start = now, 0.0, load, start
@@ -43,7 +43,7 @@ class World:
 
 
 class Lagging:
-    """Two processes, of which process 0 votes; they hear of it one update later."""
+    """Two simulated processes. Process 0 votes, and the vote takes effect one update later."""
 
     world_size, last = 2, Vote()
 
@@ -62,7 +62,7 @@ ORDER = SimpleNamespace(steps_per_epoch=PER_EPOCH, num_images=64 * PER_EPOCH)
 
 
 def recorded(path: Path) -> list[list[int]]:
-    """The choices in a run's folder."""
+    """Return the choices in a run's folder."""
     return json.loads(path.read_text())["choices"]
 
 
@@ -71,7 +71,7 @@ class Killed(Exception):
 
 
 class FakeTrainer:
-    """What the loop over the updates asks of a trainer; `rates` are those of its updates, by their steps."""
+    """The parts of a trainer that the loop over updates needs. `rates` has the learning rate of each update by step."""
 
     notify = Trainer.notify
 
@@ -98,12 +98,12 @@ class FakeTrainer:
 
 
 class Run:
-    """One start of a run with a budget, on such a machine, from the first update or from a checkpoint."""
+    """One start of a run with a budget on a simulated machine, from the first update or from a checkpoint."""
 
     def __init__(
         self, config, world: World, process=ALONE, saved: dict | None = None, record: Path | None = None, left_out=()
     ):
-        """`record`: the file that the choices are written to."""
+        """`record`: the file to which choices are written."""
         self.world, self.lines, self.started = world, [], world.now
         self.trainer = trainer = FakeTrainer(config, world, process)
         trainer.left_out[:] = left_out
@@ -137,7 +137,7 @@ class Run:
         self.saves.append(self.saved)
 
     def go(self) -> "Run":
-        """Train to the end, or until it is killed."""
+        """Train to the end, or until the run is killed."""
         log = SimpleNamespace(**dict.fromkeys(("start_bar", "move_bar", "end_bar"), lambda *_: None))
         trainer, frequency = self.trainer, self.trainer.config.VALIDATE_FREQ
         while not why_finished(trainer.config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, 0):
@@ -207,7 +207,7 @@ def test_update_time_excludes_evaluations_and_end_work(config):
 def killed(
     settings, world: World, step: int, saved: dict | None = None, process=ALONE, record: Path | None = None
 ) -> Run:
-    """A run that dies before this step; what is on the disk is of its last save."""
+    """Run until the run dies before this step. The disk has the state of the last save."""
     run = Run(settings, world, process, saved, record)
     run.trainer.dies_at = step
     with pytest.raises(Killed):
@@ -235,7 +235,7 @@ def test_killed_run_repeats_rates_and_ignores_dead_time(config):
 
 @pytest.mark.parametrize("processes", [(ALONE, ALONE), (Lagging, Lagging), (Lagging, ALONE), (ALONE, Lagging)])
 def test_killed_run_repeats_choices_since_its_save(config, tmp_path, processes):
-    """It is killed before an update uses a choice, after it did, and some updates later."""
+    """The run is killed before an update uses a choice, after one did, and some updates later."""
     settings, load = config("5m"), comes_and_goes(9, 2)
     first, then = ((lambda of=each: of() if of is Lagging else of) for each in processes)
     steps = [step for step, _ in Run(settings, World(load=load), first()).go().trainer.schedule.choices]
@@ -255,7 +255,7 @@ def test_killed_run_repeats_choices_since_its_save(config, tmp_path, processes):
 @pytest.mark.parametrize("process", [ALONE, Lagging])
 @pytest.mark.parametrize("step, update, repeated", [(1400, 0.05, 1400), (1400, 0.155, 1400), (1850, 0.142, 1700)])
 def test_resume_from_older_checkpoint_repeats_later_choices(config, tmp_path, process, step, update, repeated):
-    """On a faster machine, and on a slower one as long as there is enough time to land."""
+    """On a faster machine, and on a slower one if there is enough time to complete the schedule."""
     first_process, process = (Lagging(), Lagging()) if process is Lagging else (ALONE, ALONE)
     settings, record = config("5m"), tmp_path / CHOICES_FILE
     first = killed(settings, World(load=comes_and_goes(17, 2)), step, process=first_process, record=record)
@@ -266,7 +266,7 @@ def test_resume_from_older_checkpoint_repeats_later_choices(config, tmp_path, pr
     assert_names(again.lines[0], record, "repeats", f"{recorded(record)[len(older['choices'])][0]:,}")
     again.go()
     assert again.trainer.schedule.choices[: len(choices)] == choices
-    alike = range(older["step"], choices[-1][0] + 1)  # the run may choose anew after the last choice that it repeats
+    alike = range(older["step"], choices[-1][0] + 1)  # after the last repeated choice, the run may choose again
     assert all(first.trainer.rates[each] == again.trainer.rates[each] for each in alike)
     assert again.last_rate == pytest.approx(END_LR, abs=1e-7)
     assert older["budget"]["used"] + again.world.now <= 300
@@ -285,7 +285,7 @@ def test_much_slower_machine_discards_choices_that_come_late(config, tmp_path):
 
 @pytest.fixture
 def between(config, tmp_path):
-    """A run that was killed with one choice that no checkpoint has yet, and the file of that choice."""
+    """Return a run that was killed with one choice that no checkpoint has, and the file with that choice."""
     run = killed(config("5m"), World(), 16, record=tmp_path / CHOICES_FILE)
     assert (run.saved["step"], run.saved["choices"], len(recorded(tmp_path / CHOICES_FILE))) == (10, [], 1)
     return run, tmp_path / CHOICES_FILE
@@ -413,7 +413,7 @@ def test_clock_changes_affect_time_of_day_budgets_only(config):
     run.go()
     assert 291 <= run.world.now - noon <= 300
     again = Allowance("12:05", 0, run.saved["budget"], lambda: 0.0, lambda: noon + 400)
-    assert again.left() == -100  # and not tomorrow's
+    assert again.left() == -100  # not tomorrow's 12:05
     assert Allowance("8h", 0, run.saved["budget"], lambda: 0.0).left() == 8 * 3600 - run.saved["budget"]["used"]
 
 
@@ -438,7 +438,7 @@ def test_short_budget_is_refused_with_one_that_fits(config):
         assert fitting.world.now <= to_seconds(fits) and fitting.last_rate == pytest.approx(END_LR, abs=1e-7)
     run = Run(config("15s"), World())
     run.budget.times.update = 60.0
-    for given, least in (((), 26), ((False,), 13)):  # updates: until an update is measured, and the landing
+    for given, least in (((), 26), ((False,), 13)):  # updates until one is measured, and for the end of the schedule
         with pytest.raises(ConfigError) as refusal:
             run.budget.refuse_too_short(0, *given)
         assert least <= int(re.search(r"about (\d+)m", str(refusal.value))[1]) <= least + 3
@@ -467,7 +467,7 @@ def test_run_shorter_than_budget_keeps_its_usual_rates(config, options):
     ],
 )
 def test_every_schedule_stays_smooth_under_a_budget(config, options, last):
-    """Two loads change the number of updates; the rate has no jump but those of the schedule."""
+    """Load changes the number of updates twice. The rate must have only the jumps of its schedule."""
     settings = config("5m", *(f"TRAIN.LR_SCHEDULER.{each}" for each in options.split()))
     run = Run(settings, World(load=comes_and_goes(60, 3))).go()
     rates = [run.trainer.rates[step] for step in range(run.trainer.step)]

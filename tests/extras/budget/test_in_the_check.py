@@ -1,4 +1,4 @@
-"""-check says what fits into a budget."""
+"""-check reports how much fits into a budget."""
 
 import re
 import time
@@ -9,8 +9,8 @@ from tests.engine.check.small_photos import trouble
 
 def test_budget_includes_program_start_time(check, monkeypatch):
     now = time.clock_gettime
-    monkeypatch.setattr("utils.program.time.clock_gettime", lambda clock: now(clock) + 200)  # its imports took so long
+    monkeypatch.setattr("utils.program.time.clock_gettime", lambda clock: now(clock) + 200)  # as if imports took this
     found = check("-budget", "3m")
     assert trouble(found) == {"time": WRONG}
-    assert int(re.search(r"about (\d+)m", found["time"][1])[1]) >= 5  # with the report, a third of it
+    assert int(re.search(r"about (\d+)m", found["time"][1])[1]) >= 5  # includes the report, which takes a third of it
     assert trouble(check("-budget", "200h")) == {}  # enough on any machine

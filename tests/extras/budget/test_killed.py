@@ -1,4 +1,4 @@
-"""A run with a budget that is killed repeats what it chose."""
+"""A killed run with a budget repeats its earlier choices."""
 
 import functools
 import json
@@ -15,16 +15,16 @@ pytestmark = pytest.mark.slow
 
 KILLED = -signal.SIGKILL
 BUDGET = ("-budget", "10s", "-epochs", "90", "-opts", "SAVE_STEPS=7", "TRAIN.END_LR=1e-6", "DATA.SYNTHETIC_SIZE=640")
-STEADY = {"pass_time": [0.1, 0.2, 30], "save_at_once": []}  # 40 updates an epoch, no matter how fast the machine is
+STEADY = {"pass_time": [0.1, 0.2, 30], "save_at_once": []}  # 40 updates per epoch, however fast the machine is
 
 
 def rates_of(folder: Path) -> dict[str, str]:
-    """The learning rate of each update."""
+    """Return the learning rate of each update."""
     return {row["step"]: row["lr"] for row in read_table(folder / "steps.csv")}
 
 
 def recorded(folder: Path) -> list[list[int]]:
-    """The choices of a budget that are on the disk."""
+    """Return the choices of a budget on the disk."""
     return json.loads((folder / "budget.json").read_text())["choices"]
 
 
@@ -32,7 +32,7 @@ def recorded(folder: Path) -> list[list[int]]:
     ("name", "flags"), [("plain", ()), ("two", ("-batch_size", "4")), ("shards", ("-batch_size", "4"))]
 )
 def test_killed_processes_agree_on_saved_budget_choices(tmp_path, start, name, flags):
-    """Killed as an update is about to use the first choice, and after one used the second: all have the same rate again."""
+    """Killed before an update uses the first choice, and after one used the second. All processes must repeat the rates."""
     flags = [*flags, *BUDGET, *(["DIST.STRATEGY=fsdp2"] if name == "shards" else [])]
     faults, rates = STEADY | {"processes": 1 if name == "plain" else 2}, {}
     for nth, later in ((1, 0), (2, 1)):
@@ -57,7 +57,7 @@ def test_killed_processes_agree_on_saved_budget_choices(tmp_path, start, name, f
 
 @pytest.mark.parametrize("operation", ["open .budget.json.tmp", "replace .budget.json.tmp budget.json"])
 def test_no_update_uses_an_unsaved_choice(tmp_path, start, operation):
-    ended = start(tmp_path, *BUDGET, **STEADY, kill_before=[operation, 2])  # the first one is at the start
+    ended = start(tmp_path, *BUDGET, **STEADY, kill_before=[operation, 2])  # the first write is at the start
     folder = run_folder(tmp_path)
     before = rates_of(folder)
     assert ended.returncode == KILLED and recorded(folder) == [] and len(before) == 13

@@ -1,4 +1,4 @@
-"""DATA.CACHE: what is read from a cache, how it is built and rebuilt, and what happens when something goes wrong."""
+"""DATA.CACHE: reading from a cache, building and rebuilding it, and errors."""
 
 import errno
 import fcntl
@@ -40,7 +40,7 @@ NUM_IMAGES, BROKEN = 21, (2, 11)
 
 @pytest.fixture
 def photos(tmp_path) -> Path:
-    """JPEGs and PNGs of many sizes, two of them cut off."""
+    """Write JPEGs and PNGs of many sizes, two of them truncated."""
     for part, count in (("train", NUM_IMAGES), ("val", 3)):
         for index in range(count):
             path = tmp_path / "photos" / part / f"class{index % 3}" / f"{index // 3:02}.{'jpg' if index % 2 else 'png'}"
@@ -66,12 +66,12 @@ def config_of(photos: Path, **data) -> Config:
 
 
 def cached(config: Config, messages: Messages | None = None):
-    """The training set."""
+    """Return the training set."""
     return cache_image_sets(config, load_image_sets(config), (messages or Messages()).progress)[0]
 
 
 def outcomes(image_set) -> list:
-    """Pixels of each image, or why it cannot be read."""
+    """Return the pixels of each image, or the reason why it cannot be read."""
     found = []
     for index in range(len(image_set)):
         try:
@@ -85,7 +85,7 @@ def files_of(config: Config, part: str = "training") -> set[str]:
     return {path.name for path in Path(config.DATA.CACHE_PATH).glob("*") if part in path.name}
 
 
-# --- what is read ---
+# --- reading ---
 
 
 def test_cache_returns_the_same_images_targets_and_names(photos):
@@ -97,11 +97,11 @@ def test_cache_returns_the_same_images_targets_and_names(photos):
     assert isinstance(images, CachedImages) and len(images) == NUM_IMAGES and images.classes == files.classes
     assert images.targets.tolist() == files.targets.tolist() and outcomes(images) == outcomes(files)
     assert [index for index, each in enumerate(outcomes(images)) if isinstance(each, str)] == list(BROKEN)
-    # Where worker processes cannot be forked they are sent the set.
+    # Worker processes that are not forked receive the set by pickle.
     assert outcomes(pickle.loads(pickle.dumps(images))) == outcomes(files)
-    for index in range(NUM_IMAGES):  # keys: the names in predictions.csv
+    for index in range(NUM_IMAGES):  # keys are the names in predictions.csv
         assert (images.name(index), images.key(index)) == (files.name(index), files.key(index))
-    assert images.read(0).base is not None, "not a copy"
+    assert images.read(0).base is not None, "must not be a copy"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.from_numpy(images.read(0))
@@ -117,7 +117,7 @@ def test_cache_larger_than_memory_is_accepted(tmp_path):
     size = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     location = CacheLocation(tmp_path, "large", {}, 1)
     location.data.touch()
-    os.truncate(location.data, size)  # a hole, which takes no room on the disk
+    os.truncate(location.data, size)  # a hole, which uses no disk space
     with Place(location.index) as place:
         writer = IndexWriter(place, cache_file.COLUMNS, small=-1)
         for name in cache_file.ENTRY.names:
@@ -155,7 +155,7 @@ def test_cached_shards_keep_their_own_order(tmp_path):
 
 
 def test_cache_is_reused_only_for_identical_pixels(photos):
-    """Not for those of other rules: of grey images, turned upright, or on another background."""
+    """Other rules for grey images, orientation or background need another cache."""
     given = [{}, {}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": (0.1, 0.1, 0.1)}, {"CACHE": 9}]
     given.append({"CACHE": 9, "INTERPOLATION": "bilinear"})
     configs = [config_of(photos, **data) for data in given]
@@ -173,7 +173,7 @@ def test_cache_skips_in_memory_and_unknown_sets(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-# --- how it is built ---
+# --- building ---
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_read_only_process_uses_files_until_cache_exists(photos):
     assert isinstance(cached(config_of(photos), messages), CachedImages) and not messages.warnings
 
 
-# --- what goes wrong ---
+# --- errors ---
 
 
 def full(writer: CacheWriter, *image, add=CacheWriter.add) -> None:
@@ -296,7 +296,7 @@ def test_damaged_cached_image_fails_without_affecting_others(photos):
         after = outcomes(damaged)
         assert str(path) in after[7] and after[:7] + after[8:] == before[:7] + before[8:]
     assert not messages.warnings
-    whole.cache.columns[2] = whole.cache.columns[2] + 1  # heights, as of a cache that was made by hand
+    whole.cache.columns[2] = whole.cache.columns[2] + 1  # wrong heights, as in a cache edited by hand
     assert all("damaged" in each for each in outcomes(whole))
 
 
@@ -319,6 +319,6 @@ def test_changed_files_or_settings_replace_the_old_cache(photos):
         assert stranger.exists() and (files_of(config, "validation") >= val or changed != config)
         before = after
     assert outcomes(images) == wanted
-    photos.rename(photos.parent / "others")  # another data set of the same layout
+    photos.rename(photos.parent / "others")  # another data set with the same layout
     cached(replaced(config, DATA={"DATA_PATH": str(photos.parent / "others")}))
     assert before < files_of(config) - {stranger.name} and len(files_of(config) - {stranger.name}) == 4

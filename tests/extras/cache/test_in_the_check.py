@@ -1,4 +1,4 @@
-"""-check tells the size of a cache, or where it is."""
+"""-check reports the size of a cache, or its location."""
 
 from datasets import load_image_sets
 from extras.cache import CacheProgress, cache_image_sets

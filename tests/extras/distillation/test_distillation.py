@@ -1,4 +1,4 @@
-"""Distillation: timm's and DeiT's losses, what the teacher sees and says, and a step that any split leaves the same."""
+"""Distillation: timm's and DeiT's losses, the teacher's inputs and outputs, and updates independent of the split."""
 
 import copy
 import dataclasses
@@ -37,7 +37,7 @@ TEACHER = ("TRAIN.TEACHER_MODEL=test_resnet", "DATA.IMAGENET_MEAN=[0.3]", "TRAIN
 
 
 class Says(nn.Module):
-    """Answers with fixed tensors whatever the images, as a student or a teacher of timm's tasks."""
+    """A student or teacher of timm's tasks that returns fixed tensors for any images."""
 
     pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
     num_classes, in_chans = C, 3
@@ -55,7 +55,7 @@ class Says(nn.Module):
 
 @pytest.fixture
 def answers() -> tuple[torch.Tensor, ...]:
-    """Logits of the student's two heads and of the teacher, and labels."""
+    """Return logits of the student's two heads and of the teacher, and labels."""
     generator = torch.Generator().manual_seed(1)
     return *(3 * torch.randn(3, B, C, generator=generator, dtype=torch.float64)), torch.tensor([0, 3, 4, 1, 1, 2])
 

@@ -1,4 +1,4 @@
-"""A run that skips updates calls the doctor by itself, and ends with exit code 3 and the finding of a replay."""
+"""A run that skips updates calls the doctor itself, and ends with exit code 3 and the finding of a replay."""
 
 import math
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ OVERFLOWS = ["PRECISION.MAX_CONSECUTIVE_SKIPS=40", "SAVE_STEPS=10"]
 
 
 def start(folder, name: str, *options: str, flags: tuple = (), processes: int = 1, code: int = 0, **more) -> tuple:
-    """A run in float16: its folder, and what it printed."""
+    """Run in float16. Return the run's folder and its output."""
     (folder / "small.yaml").write_text(SMALL)
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     words = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / name), "-amp", "-amp_dtype", "float16", *flags]
@@ -36,7 +36,7 @@ def start(folder, name: str, *options: str, flags: tuple = (), processes: int = 
 
 
 def scales_of_stopped_run(path, said, finding) -> list[float]:
-    """Of a run of 40 skipped updates, once it is seen that it ended as it should."""
+    """Return the loss scales of a run of 40 skipped updates, after checking that it ended correctly."""
     rows = rows_of(path / "steps.csv")
     assert [int(row["step"]) for row in rows] == list(range(40))
     for name in ("last.pth", "overflow-batch.pth"):
@@ -46,7 +46,7 @@ def scales_of_stopped_run(path, said, finding) -> list[float]:
     assert status["state"] == "stopped"
     for told in (said.splitlines()[-1], status["reason"]):
         assert_names(told, "40 updates", *finding.split(), f"-cfg {path / 'doctor.yaml'}", "-amp_dtype bfloat16")
-    assert said.count("doctor: ") == 2, "it looks once a run: one line why, one with what it found"
+    assert said.count("doctor: ") == 2, "once per run: a line for the reason, a line for the finding"
     return [float(row["loss_scale"]) for row in rows]
 
 
@@ -80,7 +80,7 @@ def test_initial_scale_search_does_not_call_the_doctor(tmp_path):
 
 
 def examined(folder, plant, *options, **precision) -> tuple[str, Lines]:
-    """What a trainer with something planted is told after one update, and the log."""
+    """Return the finding for a trainer with a planted fault after one update, and its log."""
     config = replaced(small_config(folder, *options), PRECISION={"MAX_CONSECUTIVE_SKIPS": 1, **precision})
     log, last_update = Lines(), LastUpdate()
     trainer = make_trainer(config, callbacks=[last_update])
@@ -135,7 +135,7 @@ def test_float32_failure_names_module_without_prescription(tmp_path, options):
     [
         ({"MODE": "naive"}, "    MODE: autocast\n"),
         ({"CUSTOM_WHITE_LIST": ("layer_norm",)}, "    CUSTOM_WHITE_LIST: []\n"),
-        ({"RESIDUAL": "half"}, ""),  # replayed as the run has it
+        ({"RESIDUAL": "half"}, ""),  # replayed with the run's setting
     ],
 )
 def test_prescription_reverts_settings_the_replay_ignored(tmp_path, settings, undone):

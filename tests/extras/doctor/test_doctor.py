@@ -1,4 +1,4 @@
-"""The doctor names the very module at which half precision breaks, and what it prescribes helps."""
+"""The doctor names the exact module at which half precision overflows, and its remedy works."""
 
 import contextlib
 import math
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 
 def make_case(folder, plant, scale=65536.0, black_list=()) -> Case:
-    """A ViT of 8 blocks in float16 with something planted, and one batch of 4."""
+    """Return a ViT of 8 blocks in float16 with a planted fault, and one batch of 4."""
     config = small_config(folder, "AMP=true", "PRECISION.DTYPE=float16", "MODEL.DEPTH=8", "MODEL.DROPOUT=0.1")
     config = replaced(config, PRECISION={"INIT_LOSS_SCALING": scale, "CUSTOM_BLACK_LIST": tuple(black_list)})
     torch.manual_seed(0)
@@ -54,7 +54,7 @@ def big_mlp(model):
 
 
 def big_gradient(model):
-    """Zeros go in, so zeros come out; but what comes back is multiplied by the weights."""
+    """Plant large gradients: inputs and outputs are zero, but the weights scale the gradient up."""
     model.blocks[5].mlp.fc1.weight.zero_()
     model.blocks[5].mlp.fc1.bias.zero_()
     model.blocks[5].mlp.fc2.weight.normal_(std=1e4)
@@ -66,7 +66,7 @@ def big_gradient(model):
         (big_mlp, "blocks.7.mlp.fc1", True, ["blocks.7.mlp"]),
         (partial(big_logits, block=3), "blocks.3.attn logits (q·k)", True, ["blocks.3.attn"]),
         (big_gradient, "blocks.5.mlp.fc2", False, ["blocks.5.mlp"]),
-        # Of the last block a run computes only the class token.
+        # A run computes only the class token in the last block.
         (partial(big_logits, block=7), "blocks.7.attn logits (q·k)", True, ["blocks.7.attn"]),
     ],
 )
@@ -103,19 +103,19 @@ def test_gradients_that_vanish_in_half_are_counted(tmp_path):
     )
     assert lost_low > 0.9 > 0.1 > lost_high
     all_lost = diagnose(make_case(tmp_path, nothing, 2**-40))
-    assert {row.underflow for row in all_lost.rows} <= {1.0, None}, "of those that are not zero in float32 either"
+    assert {row.underflow for row in all_lost.rows} <= {1.0, None}, "only gradients that are not zero in float32 count"
 
 
 def test_constants_that_are_zero_in_float16_are_named(tmp_path):
     def plant(model):
         model.blocks[2].norm1.eps = model.of_the_model = 1e-8
         model.blocks[4].norm2.weight.fill_(2e-8)
-        model.blocks[4].norm2.bias[0] = 1e-9  # one of many elements is no constant
+        model.blocks[4].norm2.bias[0] = 1e-9  # one of many elements is not a constant
         model.blocks[5].mlp.register_buffer("temperature", torch.tensor(1e-9))
 
     case = make_case(tmp_path, plant)
     found = {each.name: each for each in diagnose(case).vanishing}
-    case.model.blocks[5].mlp.act.eps = 1e-8  # of a module that computes in half
+    case.model.blocks[5].mlp.act.eps = 1e-8  # in a module that computes in half precision
     again = {each.name: each.in_half for each in diagnose(case).vanishing}
     planted = {"blocks.2.norm1.eps", "blocks.4.norm2.weight", "blocks.5.mlp.temperature", "of_the_model"}
     assert set(found) == planted
@@ -129,7 +129,7 @@ def test_row_has_largest_activation_and_scaled_gradient(tmp_path):
         of_labels = case.loss
         case.loss = lambda logits, targets, of=of_labels: seen.append(logits.detach()) or of(logits, targets)
         rows.append(next(row for row in diagnose(case).rows if str(row.place) == "head"))
-    assert rows[0].activation == rows[1].activation == seen[0].abs().max().item(), "in float32"
+    assert rows[0].activation == rows[1].activation == seen[0].abs().max().item(), "activations are those in float32"
     assert rows[1].gradient == pytest.approx(16 * rows[0].gradient) and rows[0].gradient > 0
 
 
@@ -150,7 +150,7 @@ def test_replay_leaves_the_model_unchanged(tmp_path):
     assert [type(module) for module in case.model.modules()][1:] == classes
 
 
-# The script, and the batch that a run leaves when it stops.
+# The script, and the batch that a stopped run saves.
 
 POISONED = "AMP=true PRECISION.DTYPE=float16 MODEL.DEPTH=3 PRECISION.MAX_CONSECUTIVE_SKIPS=3 REPORT_FREQ=1"
 POISONED += " TRAIN.MIXUP_ALPHA=0.8 TRAIN.RANDOM_ERASE_PROB=0.5"
@@ -158,7 +158,7 @@ POISONED += " TRAIN.MIXUP_ALPHA=0.8 TRAIN.RANDOM_ERASE_PROB=0.5"
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """The folder of a run that starts from weights with big logits, and what it said."""
+    """Return the folder and output of a run that starts from weights with large logits."""
     folder = tmp_path_factory.mktemp("stopped")
     torch.manual_seed(0)
     model = build_model(small_config(folder, *POISONED.split()), 10)
@@ -207,7 +207,7 @@ def test_doctor_script_names_module_and_writes_settings(stopped):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_yaml) -> Path:
-    """The folder of a run in float32 of one epoch, which is 4 updates of 320 images."""
+    """Return the folder of a float32 run of one epoch, which has 4 updates of 320 images."""
     output = tmp_path_factory.mktemp("trained")
     words = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "1", "-batch_size", "320"]
     run("main_single_gpu.py", *words).done()
@@ -216,7 +216,7 @@ def trained(tmp_path_factory, small_yaml) -> Path:
 
 @pytest.fixture
 def saved(trained, tmp_path) -> Path:
-    """A copy of that folder."""
+    """Return a copy of that folder."""
     return shutil.copytree(trained, tmp_path / "saved")
 
 

@@ -1,4 +1,4 @@
-"""What the doctor says of each case that it can find."""
+"""The doctor's message for each case that it can find."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""-explain_precision tells in which type each module computes, and changes nothing."""
+"""-explain_precision reports the type in which each module computes, and changes nothing."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from utils.text import align
 
 
 def table(model, half) -> dict[str, tuple[str, str, str, str]]:
-    """{module: (computes in, takes, returns, weights)}"""
+    """Return {module: (computes in, takes, returns, weights)}."""
     autocast = torch.autocast("cpu", dtype=half, enabled=half is not None)
     return {seen.path: seen.row()[2:6] for seen in record_types(model, torch.ones(2, 1, 8, 8), autocast)}
 
@@ -27,7 +27,7 @@ def test_explained_dtypes_match_autocast(tmp_path):
     assert rows["blocks.0.attn.qkv"] == (half, single, half, single)
     assert rows["blocks.1.mlp.fc2"] == (half, half, half, single)
     assert rows["blocks.1.norm2"] == (single,) * 4
-    assert rows["blocks.0"][0] == single  # the sum that runs from block to block
+    assert rows["blocks.0"][0] == single  # the residual stream
     assert "blocks.0.attn" in rows and "blocks.0.drop_path1" not in rows
     assert all(kinds[:3] == (single,) * 3 for kinds in table(model, None).values())
 

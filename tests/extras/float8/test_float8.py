@@ -1,4 +1,4 @@
-"""PRECISION.MODE float8, with torchao's emulation where there is no such hardware: which layers, and how far it goes."""
+"""PRECISION.MODE float8, with torchao's emulation on other hardware: the affected layers, and the accuracy."""
 
 import copy
 import sys
@@ -25,7 +25,7 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.slow
 
 CUDA = torch.device("cuda")
-# In the blocks before the last one fc1 has 1056 outputs, which is enough.
+# In all blocks except the last, fc1 has 1056 outputs, which is enough for float8.
 FLOAT8 = ("AMP=true", "PRECISION.MODE=float8", "MODEL.MLP_RATIO=66", "MODEL.DEPTH=3")
 
 
@@ -36,7 +36,7 @@ def config(tmp_path):
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch):
-    """Runs on this machine compute in float8 too."""
+    """Let runs on this machine compute in float8 too."""
     monkeypatch.setattr(extras.float8, "check_float8", lambda device: None)
 
 
@@ -52,7 +52,7 @@ def in_float8(model: nn.Module) -> list[str]:
 
 def test_unsupported_float8_device_is_refused_before_reading_data(tmp_path, small_yaml, monkeypatch):
     monkeypatch.setattr(extras.float8, "check_float8", check_float8)
-    monkeypatch.setitem(sys.modules, "torchao", None)  # the device is named first: it is what cannot be installed
+    monkeypatch.setitem(sys.modules, "torchao", None)  # the device is reported first, because it cannot be installed
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "output"), "-dataset", "imagefolder"]
     options = ["DATA.DATA_PATH=nowhere", "DEVICE=cpu", "PRECISION.MODE=float8"]
     ended = typed("main_single_gpu.py", *flags, "-amp", "-opts", *options).refused("PRECISION.MODE", "cpu", "8.9")
@@ -80,8 +80,8 @@ def test_start_reports_float8_needs_compile_for_speed(tmp_path):
 
 
 def test_only_large_layers_become_float8(tmp_path):
-    """Of ViT-Base's: qkv (2304 outputs) and fc1 (3072). Not proj and fc2 (768), nor a last block of the class token
-    alone, nor a classifier of whatever size."""
+    """In ViT-Base: qkv (2304 outputs) and fc1 (3072). Not proj and fc2 (768), not a last block for only the class token,
+    and not a classifier of any size."""
     options = ("AMP=true", "PRECISION.MODE=float8", "MODEL.EMBED_DIM=768", "MODEL.NUM_HEADS=12")
     model, _, lines = prepared(small_config(tmp_path, *options), num_classes=2048)
     assert in_float8(model) == ["blocks.0.attn.qkv", "blocks.0.mlp.fc1"]

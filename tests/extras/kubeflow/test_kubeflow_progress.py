@@ -1,4 +1,4 @@
-"""What a TrainJob's server hears of a run, and that it can neither end nor delay one."""
+"""The progress that a run reports to a TrainJob's server, which can neither end nor delay the run."""
 
 import json
 import ssl
@@ -16,7 +16,7 @@ FACTS |= {"best_top1": 71.25, "best_epoch": 1}
 
 
 class TrainJobServer(ThreadingHTTPServer):
-    """Answers each post by a word: a status, "hang" (no answer until `goes_on`) or "close". Notes tokens and bodies."""
+    """Answers each post with a status, "hang" (no answer until `goes_on`) or "close". Records tokens and bodies."""
 
     daemon_threads = True
 
@@ -37,7 +37,7 @@ class TrainJobServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, request, client_address) -> None:
-        """Clients that have waited long enough close their connections."""
+        """Ignore errors: clients close their connections after their timeout."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -58,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def started(tmp_path):
-    """A server that gives these answers, the progress of a run, its warnings and its clock."""
+    """Return a function that starts a server with these answers. It returns server, progress, warnings and clock."""
     servers = []
 
     def start(*answers):
@@ -77,7 +77,7 @@ def test_progress_reports_are_throttled_and_use_current_token(tmp_path, started,
     for name in ("PATIENCE", "LAST_PATIENCE"):
         monkeypatch.setattr(KubeflowProgress, name, DEADLINE)
     server, progress, warned, clock = started(200, 200, 200)
-    progress.publish({"state": "starting"})  # nothing is known yet
+    progress.publish({"state": "starting"})  # no progress is known yet
     for seconds, token in ((0.0, "first"), (4.9, "first"), (5.0, "second")):
         (tmp_path / "token").write_text(token)
         clock[0] = seconds
@@ -108,10 +108,10 @@ def test_failing_server_warns_once_and_delays_nothing(started, monkeypatch, answ
     monkeypatch.setattr(KubeflowProgress, "PATIENCE", DEADLINE)
     clock[0] = 10.0
     progress.publish(FACTS)
-    assert answer != "hang" or progress.thread.is_alive() and progress.thread.daemon, "nobody waits"
+    assert answer != "hang" or progress.thread.is_alive() and progress.thread.daemon, "the run must not wait"
     server.goes_on.set()
     progress.thread.join(DEADLINE)
     server.goes_on.clear()
     progress.publish(FACTS | {"exit_code": 0})
-    assert answer != "hang" or progress.thread.is_alive(), "the end waits a moment"
+    assert answer != "hang" or progress.thread.is_alive(), "the end of the run waits briefly"
     assert len(warned) == 1 and "Kubeflow" in warned[0] and "first" not in warned[0]

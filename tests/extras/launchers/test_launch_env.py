@@ -1,4 +1,4 @@
-"""The ranks of srun and mpirun, and the nodes of engines: their environment variables, and how nodes meet."""
+"""The ranks from srun and mpirun, and the nodes of engines: their environment variables, and how nodes meet."""
 
 import contextlib
 import shlex
@@ -25,7 +25,7 @@ SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "17", "SLURM_
 
 
 def nodes_of(environment: dict[str, str]) -> Nodes | None:
-    """Return the nodes as main_multi_gpu.py asks for them."""
+    """Return the nodes as main_multi_gpu.py does."""
     return find_nodes(environment) if may_have_other_nodes(environment) else None
 
 
@@ -46,9 +46,9 @@ def test_contradictory_or_missing_variables_are_refused(words):
 
 def test_process_without_launcher_starts_the_others_itself():
     assert find_launched_rank(SLURM | {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0"}) is None
-    assert rank_in_environment(SLURM_TASK | {"SLURM_PROCID": "x"}) == 0, "nobody would report a mistake"
+    assert rank_in_environment(SLURM_TASK | {"SLURM_PROCID": "x"}) == 0, "otherwise no process reports the mistake"
     one = SLURM_TASK | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
-    assert find_launched_rank(one, LaunchOptions(num_local=2)) is None, "in a shell that srun opened"
+    assert find_launched_rank(one, LaunchOptions(num_local=2)) is None, "as in a shell opened by srun"
 
 
 def test_all_processes_of_a_job_share_its_port():
@@ -108,7 +108,7 @@ def test_contradictory_nodes_are_refused_on_all_of_them(monkeypatch, others, err
         assert_names(str(found["a"]), *names)
     else:
         meet("c", second)
-        assert isinstance(found["c"], LostProcess), "a node was started again before the others have ended"
+        assert isinstance(found["c"], LostProcess), "a node was restarted before the others ended"
 
 
 def test_node_restarting_while_waiting_counts_once():

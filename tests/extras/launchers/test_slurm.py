@@ -1,4 +1,4 @@
-"""deploy/slurm.sh on a real Slurm of two nodes, with two processes on each."""
+"""deploy/slurm.sh on a real Slurm cluster of two nodes with two processes each."""
 
 import contextlib
 import sys
@@ -26,7 +26,7 @@ def slurm(tmp_path_factory):
 
 
 def submit(slurm: Slurm, folder: Path, small_yaml: Path, launcher: str, faults: dict, *words: str) -> str:
-    """The number of a job that starts the program with these faults from this folder."""
+    """Submit a job that starts the program with these faults from this folder, and return its number."""
     (folder / ".venv/bin").mkdir(parents=True)
     (folder / ".venv/bin/activate").write_text(f"PATH={Path(sys.executable).parent}:$PATH\n")
     program = PROGRAM.format(program=str(ROOT / "main_multi_gpu.py"), faults=faults)
@@ -39,7 +39,7 @@ def submit(slurm: Slurm, folder: Path, small_yaml: Path, launcher: str, faults: 
 
 
 def test_slurm_time_limits_and_lost_node_keep_hash(slurm, small_yaml, tmp_path):
-    """The time limit three times, then the node; with either launcher."""
+    """The job hits its time limit three times and then loses a node, with each launcher."""
     jobs = {}
     for launcher in ("torchrun", "srun"):
         (tmp_path / launcher).mkdir()
@@ -70,14 +70,14 @@ def test_slurm_time_limits_and_lost_node_keep_hash(slurm, small_yaml, tmp_path):
     for launcher, job in jobs.items():
         ended = slurm.wait(job, "JobState", "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", "TIMEOUT")
         said = (tmp_path / launcher / "out.txt").read_text()
-        # A fifth time where Slurm, as the node comes back, kills the new step for the old one.
+        # A fifth restart happens if Slurm kills the new step instead of the old one when the node returns.
         assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) in (4, 5), said
         assert said.count("stopped by signal") == 3, said
         assert run_hash(tmp_path / launcher / "runs/mine") == run_hash(tmp_path / "unbroken/mine"), said
 
 
 def test_stuck_or_cancelled_slurm_job_is_not_requeued(slurm, small_yaml, tmp_path):
-    """Each takes all of the nodes, so that they wait for each other. A start that was killed gets one more."""
+    """Each job needs all nodes, so they wait for each other. A killed start is restarted once."""
     (tmp_path / "stuck").mkdir(), (tmp_path / "cancelled").mkdir()
     dies, holds = {"signal_at": [3, 9, [1]]}, {"hold": [str(tmp_path / "cancelled"), [7]]}
     stuck = submit(slurm, tmp_path / "stuck", small_yaml, "srun", dies, "--exclusive")

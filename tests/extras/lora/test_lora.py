@@ -1,4 +1,4 @@
-"""MODEL.LORA: adapters learn, everything else stays, and merged they are plain weights."""
+"""MODEL.LORA: adapters train, all other weights stay, and merging gives plain weights."""
 
 import shutil
 import sys
@@ -26,7 +26,7 @@ RANK = "MODEL.LORA.RANK=4"
 
 @pytest.fixture(scope="module", autouse=True)
 def public_datasets(tmp_path_factory):
-    """The metadata of the public package `datasets`, for which transformers, which peft imports, looks."""
+    """The metadata of the public package `datasets`, which peft requires through transformers."""
     site = tmp_path_factory.mktemp("site")
     (site / "datasets-4.0.0.dist-info").mkdir()
     (site / "datasets-4.0.0.dist-info" / "METADATA").write_text(
@@ -38,7 +38,7 @@ def public_datasets(tmp_path_factory):
 
 
 def trained(tmp_path, *options: str):
-    """A trainer of a model with adapters, after three updates."""
+    """Return a trainer of a model with adapters after three updates."""
     return update(make_trainer(small_config(tmp_path, RANK, "TRAIN.WARMUP_EPOCHS=0", *options)), 3)
 
 
@@ -47,7 +47,7 @@ def test_only_adapters_and_classifier_are_trained(tmp_path):
     ended = trained(tmp_path).model.state_dict()
     moved = {name for name, tensor in ended.items() if not torch.equal(tensor, begun[name])}
     assert {name.rpartition(".")[0] for name in moved if ".lora_" not in name} == {"head"}
-    assert len([name for name in moved if ".lora_" in name]) == 2 * 2 * 4  # A and B, blocks, layers
+    assert len([name for name in moved if ".lora_" in name]) == 2 * 2 * 4  # A and B, blocks, layers per block
 
 
 def test_adapter_inputs_stay_half_and_ema_skips_frozen(tmp_path):
@@ -88,7 +88,7 @@ def test_merged_weights_give_the_same_logits(tmp_path, options):
     plain = build_model(config, 10).eval()
     with torch.no_grad():
         begun = plain(images)
-        assert torch.equal(add_adapters(plain, config).eval()(images), begun)  # before the first update
+        assert torch.equal(add_adapters(plain, config).eval()(images), begun)  # unchanged before the first update
     assert (ours - begun).abs().max() > 1e-2 * ours.abs().max()
 
 
@@ -109,7 +109,7 @@ def test_unsupported_lora_models_and_merges_are_refused(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, small_yaml):
-    """The settings' flags, and the folder of a run with a running mean, saved after each epoch."""
+    """Return the settings' flags, and the folder of a run with EMA that saved after each epoch."""
     output = tmp_path_factory.mktemp("run")
     options = ["MODEL.DROPOUT=0.2", "TRAIN.MODEL_EMA=true", "SAVE_FREQ=1", "KEEP_CHECKPOINTS=9"]
     flags = ["-cfg", str(small_yaml), "-opts", RANK, *options]

@@ -1,4 +1,4 @@
-"""-batch_size auto: the largest batch that fits, told and saved with the run, and taken again when it goes on."""
+"""-batch_size auto: the largest batch that fits is logged and saved with the run, and reused when it is resumed."""
 
 import re
 import weakref
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signal_handlers")]
 
 @pytest.fixture
 def program(tmp_path):
-    """main_single_gpu.py on the digits with -batch_size auto and so much free memory."""
+    """Return a function that runs main_single_gpu.py on the digits with -batch_size auto and limited free memory."""
     (tmp_path / "small.yaml").write_text(SMALL.replace("NUM_EPOCHS: 2", "NUM_EPOCHS: 1"))
 
     def start(*flags: str, free=4 * MIB, cfg=tmp_path / "small.yaml", size=("-batch_size", "auto"), **faults) -> Ended:
@@ -79,7 +79,7 @@ def test_calculated_batch_leaves_its_memory_margin(tmp_path, monkeypatch):
     count = calculated(config, monkeypatch)
     assert 20 * MIB < fixed + passing_bytes(lambda: trial.update(count)) < 0.8 * 40 * MIB
     assert calculated(config, monkeypatch, Process(CPU, world_size=2, local_size=2)) < count / 2
-    assert calculated(small_config(tmp_path, "MODEL.EMBED_DIM=64"), monkeypatch) > count, "the running mean counts"
+    assert calculated(small_config(tmp_path, "MODEL.EMBED_DIM=64"), monkeypatch) > count, "the EMA needs memory too"
     half = small_config(tmp_path, "TRAIN.MODEL_EMA=true", "MODEL.EMBED_DIM=64", "AMP=true")
     assert calculated(half, monkeypatch) > count
     monkeypatch.setattr("extras.memory.batch_size.estimate", Mock(side_effect=torch.OutOfMemoryError))
@@ -96,7 +96,7 @@ def test_estimate_counts_forward_memory_of_frozen_parts(tmp_path, monkeypatch, o
 
 
 class Limited(Trial):
-    """On a device that holds so many images at once."""
+    """A trial on a device that fits this many images at once."""
 
     def __init__(self, config, fitting: int, process=None):
         super().__init__(config, 10, process or Process(CPU), StopSignal())
@@ -114,7 +114,7 @@ class Limited(Trial):
 def test_search_finds_largest_fitting_multiple_of_eight(tmp_path, fits, found):
     trial = Limited(small_config(tmp_path, "TRAIN.ACCUM_ITER=3"), fits)
     assert search(trial, withheld=100, limit=200) == found
-    assert not trial.trainer or trial.trainer.data.order.num_accumulated == 2, "the second meets gradients"
+    assert not trial.trainer or trial.trainer.data.order.num_accumulated == 2, "the second one adds to gradients"
 
 
 def test_search_frees_its_trainers(tmp_path, monkeypatch):
@@ -129,7 +129,7 @@ def test_search_frees_its_trainers(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("fits", "found"), [(17, 16), (7, 4), (2, 2), (1, 0)])
 def test_mixup_batches_are_searched_in_pairs(tmp_path, fits, found):
-    repeats = "TRAIN.REPEATED_AUG=3"  # of fewer images they are refused
+    repeats = "TRAIN.REPEATED_AUG=3"  # it refuses batches of fewer images
     config = small_config(tmp_path, "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MODEL_EMA=true", "AMP=true", repeats)
     trial = Limited(config, fits, Process(CPU, world_size=2))
     assert search(trial, withheld=0, limit=100) == found
@@ -146,7 +146,7 @@ def test_unrelated_error_ends_the_batch_size_search(tmp_path):
     trial.begin = Mock(side_effect=RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         search(trial, withheld=0, limit=100)
-    trial.stop.number = 15  # a signal has come
+    trial.stop.number = 15  # a signal has arrived
     assert search(trial, withheld=0, limit=100) == 0
 
 
@@ -155,7 +155,7 @@ def test_unrelated_error_ends_the_batch_size_search(tmp_path):
     [(10**6, 0, 64), (8, 0, 8), (0, 0, ConfigError), (8, 15, StoppedBySignal), (-2, 0, StoppedBySignal)],
 )
 def test_smallest_fit_across_processes_or_a_signal_decides(tmp_path, monkeypatch, others, signal, found):
-    """`others`: what fits in another process, or its signal, below 0."""
+    """`others`: the largest fit in another process, or minus its signal."""
     process, config, stop = Process(CPU, world_size=2), small_config(tmp_path, "COMPILE=true"), StopSignal()
     monkeypatch.setattr(process, "host_min", lambda number: min(number, others))
     monkeypatch.setattr(process, "first", lambda task: task())

@@ -1,4 +1,4 @@
-"""An update that runs out of memory is done again with smaller micro-batches and comes to the same; so is a batch that is copied ahead."""
+"""An update that runs out of memory is repeated with smaller micro-batches and the same result; so are prefetched batches."""
 
 import re
 from pathlib import Path
@@ -25,8 +25,8 @@ from utils.torch_internals import TorchDispatchMode
 
 pytestmark = pytest.mark.slow
 
-IMAGES = "149,false,pair"  # mixed, and with a remainder
-# How the images of an update are shared out, and from which step on how many fit at once.
+IMAGES = "149,false,pair"  # with mixup, and a remainder
+# {case: (processes, images and micro-batches per process, images that fit at once, first step with this limit)}
 SPLITS = {
     "at the first step": (1, "32,1,9,0"),
     "later": (1, "32,1,9,7"),
@@ -39,7 +39,7 @@ SPLITS = {
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """{split: weights after 12 updates}; None: of a run for which memory suffices."""
+    """Return {split: weights after 12 updates}. None is a run with enough memory."""
     splits = {None: (1, "32,1")} | SPLITS
     cases = {name: (world_size, f"{IMAGES},{split}") for name, (world_size, split) in splits.items()}
     return fp64_weights(tmp_path_factory.mktemp("fp64"), cases)
@@ -53,7 +53,7 @@ def test_out_of_memory_run_ends_with_same_weights(weights, split):
 
 
 def sizes_seen(trainer):
-    """A list that gets the number of images of each forward."""
+    """Return a list that receives the number of images of each forward."""
     sizes = []
     trainer.model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
     return sizes
@@ -142,7 +142,7 @@ def test_release_empties_the_cache_of_cuda_only(monkeypatch):
 
 
 def train_late(folder: Path, fits: int, *flags: str, strategy: str = "ddp") -> Ended:
-    """Two processes, of which the second takes no more than `fits` images from step 5 on."""
+    """Run two processes. From step 5 on, the second fits at most `fits` images."""
     (folder / "small.yaml").write_text(SMALL)
     return run(
         *("main_multi_gpu.py", "-cfg", str(folder / "small.yaml"), "-output", str(folder / "output")),
@@ -155,7 +155,7 @@ def train_late(folder: Path, fits: int, *flags: str, strategy: str = "ddp") -> E
 
 @pytest.fixture(scope="module")
 def enough(tmp_path_factory) -> dict:
-    """The last checkpoint of two processes for which memory suffices."""
+    """Return the last checkpoint of two processes with enough memory."""
     folder = tmp_path_factory.mktemp("enough")
     ended = train_late(folder, 16)
     assert ended.codes == [0, 0], ended.printed
@@ -164,9 +164,9 @@ def enough(tmp_path_factory) -> dict:
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_late_out_of_memory_ends_processes_with_remedy(tmp_path, enough, strategy):
-    """That command comes to the weights of processes for which memory suffices."""
+    """The suggested command must give the weights of processes with enough memory."""
     ended = train_late(tmp_path, 8, strategy=strategy)
-    assert ended.codes == [1, 2] and "Traceback" not in ended.stderr  # the launcher hands on the 2
+    assert ended.codes == [1, 2] and "Traceback" not in ended.stderr  # the launcher returns the 2
     (flags,) = re.findall("error: .* at step 5 .*(-resume auto -batch_size 8 -accum_iter 2)", ended.stderr)
     assert_names(ended.stderr, "DATA.BATCH_SIZE", "process 1", "out of memory, as arranged")
     went_on = train_late(tmp_path, 8, *flags.split(), strategy=strategy)
@@ -197,7 +197,7 @@ def test_first_two_updates_are_probed_for_memory(tmp_path, monkeypatch, accumula
     for window in trainer.data.windows(0, 3):
         next(probing.attempts(window))
     assert seen == [passes] * 2
-    probing.max_images = 1  # where the others wait, it cannot be halved either
+    probing.max_images = 1  # the other processes wait, so this one cannot halve its batch
     with refused(ConfigError, "DATA.IMAGE_SIZE", "1 image"):
         probing.cannot_repeat(0, "no room")
 
@@ -219,7 +219,7 @@ SPLIT = "DATA.BATCH_SIZE=16", "TRAIN.ACCUM_ITER=2", "TRAIN.MIXUP_ALPHA=0.8", "TR
 
 
 class NoRoom(TorchDispatchMode):
-    """Copies of images to the device fail if they have one of these numbers, or are of more than `fits` images."""
+    """Fails copies to the device by their number, and copies of more than `fits` images."""
 
     def __init__(self, *numbers: int, fits: int = 10**6):
         super().__init__()
@@ -236,7 +236,7 @@ class NoRoom(TorchDispatchMode):
 
 
 def trained(config, no_room: NoRoom) -> tuple:
-    """The trainer after the updates, in float64, and the images of each forward."""
+    """Return the trainer after the updates in float64, and the number of images of each forward."""
     trainer = make_trainer(config, double=True, device=torch.device(DEVICE))
     forwards = []
     trainer.model.register_forward_pre_hook(lambda module, inputs: forwards.append(len(inputs[0])))
@@ -257,7 +257,7 @@ def test_copy_ahead_recovers_from_a_single_failure(tmp_path):
     for number in (1, len(forwards) // 2, len(forwards)):
         trainer, seen = trained(config, no_room := NoRoom(number))
         assert seen == forwards and trainer.guard.max_images is None
-        assert len(no_room.sizes) == len(forwards) + 1  # one copy was made twice
+        assert len(no_room.sizes) == len(forwards) + 1  # one copy was repeated
         assert_same_weights(trainer, undisturbed)
 
 

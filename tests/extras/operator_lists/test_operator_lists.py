@@ -1,4 +1,4 @@
-"""CUSTOM_BLACK_LIST and CUSTOM_WHITE_LIST: the types that outputs really have, eager, copied and compiled."""
+"""CUSTOM_BLACK_LIST and CUSTOM_WHITE_LIST: the actual types of outputs, in eager, copied and compiled models."""
 
 import copy
 
@@ -26,7 +26,7 @@ IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture
 def listed(tmp_path):
-    """A small ViT with two blocks and lists, prepared as the trainer does it."""
+    """Return a function that makes a small ViT of two blocks with lists, prepared as by the trainer."""
 
     def make(black=(), white=(), half=HALF, fused=False):
         torch.manual_seed(0)
@@ -40,14 +40,14 @@ def listed(tmp_path):
 
 
 def output_types(model: nn.Module) -> dict[str, torch.dtype]:
-    """The type of every module's output; of blocks.N.attn.core, the functions of attention, what comes behind them."""
+    """Return the type of every module's output. blocks.N.attn.core is the output of the attention functions."""
     types: dict[str, torch.dtype] = {}
     handles = []
     for path, module in model.named_modules():
 
         def note(module, args, output, path=path):
             types[path] = output.dtype
-            if path.endswith("attn.norm"):  # an Identity
+            if path.endswith("attn.norm"):  # an Identity after attention
                 types[path.replace("norm", "core")] = args[0].dtype
 
         handles.append(module.register_forward_hook(note))
@@ -80,7 +80,7 @@ BLACK_CASES = {
 
 @pytest.mark.parametrize("entry", BLACK_CASES)
 def test_black_entry_runs_named_parts_in_float32(listed, entry):
-    fused = entry in ("softmax", "blocks.1.attn")  # which come to another function then
+    fused = entry in ("softmax", "blocks.1.attn")  # these entries affect another function if attention is fused
     types, before = (output_types(listed(black=black, fused=fused)) for black in ((entry,), ()))
     found = {path: types[path] for path in types if types[path] is not before[path] and "drop" not in path}
     assert found == dict.fromkeys(BLACK_CASES[entry], FLOAT)
@@ -91,7 +91,7 @@ def test_white_norms_return_half_and_train_float32_weights(listed, entry):
     model = listed(white=(entry,))
     found = output_types(model)
     assert {found[path] for path in ("blocks.0.norm1", "blocks.1.norm2", "norm")} == {HALF}
-    assert found["blocks.0"] is FLOAT  # the sum from block to block
+    assert found["blocks.0"] is FLOAT  # the residual stream
     weight = dict(model.named_parameters())["norm.weight"]
     assert weight.dtype is FLOAT and weight.grad.dtype is FLOAT
     assert model.state_dict()["norm.weight"].dtype is FLOAT
@@ -104,12 +104,12 @@ def test_white_block_computes_everything_in_half(listed, entry):
     assert found["blocks.0"] is FLOAT and found["blocks.0.norm1"] is FLOAT
 
 
-# Lists, and the types of some outputs.
+# Lists, and the resulting types of some outputs.
 INNER = {
     "white in black in white": (
         ("*.attn", "*.mlp"),
         ("blocks.1", "blocks.1.attn.q_norm", "blocks.1.mlp.fc2"),
-        # In blocks.1.attn.core queries come in half, and keys do not.
+        # In blocks.1.attn.core, queries are in half precision, and keys are not.
         {"blocks.0.norm1", "blocks.0.attn.core", "blocks.1.attn.qkv", "blocks.1.attn.core", "blocks.1.attn"}
         | {"blocks.1.mlp.fc1", "blocks.1.mlp.act"},
         {"blocks.1.norm1", "blocks.1.attn.q_norm", "blocks.1.norm2", "blocks.1.mlp.fc2"},
@@ -137,7 +137,7 @@ def test_innermost_and_most_exact_entry_wins(listed, case):
 
 
 def test_compiled_and_copied_models_match_without_graph_breaks(listed):
-    """fullgraph=True refuses to break a graph."""
+    """fullgraph=True raises an error if the graph breaks."""
     black = ("blocks.1", "blocks.0.attn.proj", "conv2d", "gelu")
     model = listed(black=black, white=("blocks.*.attn", "matmul_v2", "layer_norm"))
     torch._dynamo.reset()
@@ -199,7 +199,7 @@ def test_listed_block_trains_where_float16_overflows(tmp_path):
         trainer = make_trainer(config)
         for model in (trainer.model, trainer.ema.model):
             with torch.no_grad():
-                model.blocks[1].mlp.fc1.weight.mul_(1e7)  # beyond 65504 behind it
+                model.blocks[1].mlp.fc1.weight.mul_(1e7)  # outputs exceed 65504
                 model.blocks[1].mlp.fc2.weight.mul_(1e-7)
         before = trainer.model.blocks[0].mlp.fc1.weight.clone()
         update(trainer, 4)
@@ -211,7 +211,7 @@ def test_listed_block_trains_where_float16_overflows(tmp_path):
 
 
 def test_listed_last_block_is_not_shortened(tmp_path):
-    """Kernels are chosen after the lists: the shortened last block would not call the attention that is listed."""
+    """Kernels are chosen after the lists. A shortened last block would not call the listed attention."""
     config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"CUSTOM_BLACK_LIST": ("blocks.1.attn",)})
     model = make_trainer(config).model
     seen = []
@@ -248,7 +248,7 @@ FIRST_LAYER = {
 @pytest.mark.parametrize("is_listed_first", [True, False])
 @pytest.mark.parametrize("lists", FIRST_LAYER)
 def test_first_layer_follows_its_list_with_gpu_kernels(tmp_path, lists, is_listed_first):
-    """Before, as in a run, or after, as the doctor tries black lists."""
+    """GpuKernels is applied after the lists, as in a run, or before them, as when the doctor tries black lists."""
     black, white, dtype = FIRST_LAYER[lists]
     model = build_model(small_config(tmp_path), 10)
     transforms = [OpOverrides(black, white, "cpu", HALF), GpuKernels()]

@@ -1,4 +1,4 @@
-"""Optimizers other than AdamW, Adam and SGD: skipped updates, resuming, waits of the host, what is refused."""
+"""Optimizers other than AdamW, Adam and SGD: skipped updates, resuming, waits of the host, refused settings."""
 
 import copy
 import functools
@@ -32,7 +32,7 @@ from utils.torch_internals import TorchDispatchMode, tree_leaves
 
 pytestmark = pytest.mark.slow
 
-# Some weights are updated or not by what the host reads of them: for each weight, in every update. (mars does in older versions of timm.)
+# These read values on the host for each weight in every update, to decide its update. (mars only in older versions of timm.)
 READING = ("adamp", "sgdp", "cadamp", "csgdp", "novograd", "novogradw", "novogradc", "mars", "cmars")
 
 
@@ -41,17 +41,17 @@ def test_skipped_updates_change_no_optimizer_without_a_sync():
     for name in one_of_each_class():
         learner, plain = Learner(name, DEVICE), Learner(name, DEVICE)
         plain.optimizer = getattr(plain.optimizer, "inner", plain.optimizer)
-        learner.step(9, overflows=True).step(0)  # a skipped one before there is any state
+        learner.step(9, overflows=True).step(0)  # skip an update before the optimizer has any state
         after = state_hash(learner.state())
         assert state_hash(learner.step(10, overflows=True).state()) == after, name
         seen = learner.step(11, overflows=True).step(1).waits
-        # Of the update before, whether it was skipped: to count the steps on the host.
+        # The host may read whether the previous update was skipped, to count steps.
         assert name in READING or (seen.keys() <= {"event"} and seen.get("event", 0) <= 1), (name, seen)
         assert state_hash(learner.state()) == state_hash(plain.step(0).step(1).state()) != after, name
 
 
 class Kernels(TorchDispatchMode):
-    """Counts the operations that compute on the device."""
+    """Counts the kernels that run on the device."""
 
     count = 0
 
@@ -67,7 +67,7 @@ def test_skippable_updates_add_at_most_five_kernels():
         weights = torch.nn.ParameterList(torch.ones(2, 3) for _ in range(30)).to(DEVICE)
         optimizer, found = build_optimizer(Train(OPTIMIZER=Optimizer(NAME=name)), weights), []
         skipping = functools.partial(optimizer.step, torch.zeros(1).to(DEVICE))
-        for step in (skipping, skipping, skipping, optimizer.inner.step):  # the first makes the state
+        for step in (skipping, skipping, skipping, optimizer.inner.step):  # the first one creates the state
             for each in weights:
                 each.grad = torch.ones_like(each)
             with Kernels() as kernels:
@@ -122,10 +122,10 @@ def test_shardable_optimizers_update_parts_like_the_whole():
         torch.testing.assert_close(*weights, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-ARGUMENTS = {  # words after TRAIN.OPTIMIZER: what all groups have
+ARGUMENTS = {  # {words after TRAIN.OPTIMIZER: the resulting arguments of all groups}
     "NAME=Lion KWARGS.caution=true": {"caution": True, "betas": (0.9, 0.99)},
     "NAME=lion BETAS=[0.8,0.9]": {"betas": (0.8, 0.9)},
-    "NAME=lamb EPS=1e-8": {"eps": 1e-8},  # AdamW's, not lamb's own
+    "NAME=lamb EPS=1e-8": {"eps": 1e-8},  # the default of AdamW, not of lamb
 }
 
 
@@ -149,7 +149,7 @@ def test_optimizer_rejecting_a_value_names_the_setting(tmp_path):
     linear, settings = torch.nn.Linear(2, 2), Optimizer(NAME="adan", KWARGS=Arguments({"betas": (0.9, 5.0, 0.9)}))
     with pytest.raises(ConfigError, match=r"TRAIN.OPTIMIZER.KWARGS.*adan.*betas"):
         build_optimizer(Train(OPTIMIZER=settings), linear)
-    with pytest.raises(ConfigError, match=r"TRAIN.OPTIMIZER.KWARGS.*lamb.*betas"):  # which only its step looks at
+    with pytest.raises(ConfigError, match=r"TRAIN.OPTIMIZER.KWARGS.*lamb.*betas"):  # only lamb's step checks it
         numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="lamb", KWARGS=Arguments({"betas": (0.9,)}))))
 
 
@@ -164,7 +164,7 @@ def test_timm_optimizer_settings_override_the_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("name", ["lamb", "lion"])
 def test_torch_default_values_are_ignored_for_other_optimizers(tmp_path, name):
-    """PaddleViT's files have all three, whatever the optimizer."""
+    """PaddleViT's files set all three for any optimizer."""
     values = {"NAME": name, "EPS": 1e-8, "BETAS": [0.9, 0.999], "MOMENTUM": 0.9}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump({"TRAIN": {"OPTIMIZER": values}}))
@@ -180,7 +180,7 @@ def test_optimizer_broken_by_old_timm_is_named(monkeypatch):
     with refused(ConfigError, "TRAIN.OPTIMIZER.NAME", "nadamw", "timm"):
         numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))
     monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", Mock(side_effect=ZeroDivisionError))
-    with pytest.raises(ZeroDivisionError):  # no setting is the cause
+    with pytest.raises(ZeroDivisionError):  # not caused by a setting
         numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))
 
 
@@ -188,6 +188,6 @@ def test_memory_estimate_includes_copies_for_skipped_updates(tmp_path):
     config = small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=lamb")
     precision, model = Precision(config, CPU), build_model(config, 10)
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    assert fixed_bytes(config, model, precision) == 4 * weights  # and gradients, and two of its own
-    precision.device = torch.device("cuda")  # where weights and state are copied before each update
+    assert fixed_bytes(config, model, precision) == 4 * weights  # weights, gradients, and two states of the optimizer
+    precision.device = torch.device("cuda")  # on a GPU, weights and state are copied before each update
     assert fixed_bytes(config, model, precision) == 7 * weights

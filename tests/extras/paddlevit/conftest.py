@@ -1,3 +1,3 @@
-"""Weights in which no two numbers are alike."""
+"""Weights with no two equal numbers."""
 
 from tests.models.conftest import weights  # noqa: F401

@@ -1,4 +1,4 @@
-"""PaddleViT's files of DeiT give timm's models; those of its other families are refused with timm's name."""
+"""PaddleViT's DeiT files give timm's models; files of its other families are refused with timm's name for the model."""
 
 import json
 import re
@@ -13,10 +13,10 @@ from utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("here")
 
-# What each file sets of model and images, by its name.
+# {file: the settings of model and images that it contains}
 FILES: dict[str, dict[str, str]] = json.loads((ROOT / "tests/extras/paddlevit/deit.json").read_text())
 TINY = FILES["deit_tiny_patch16_224.yaml"]
-PARAMETERS = {  # of timm's model with 1000 classes
+PARAMETERS = {  # {timm's model with 1000 classes: its number of parameters}
     "deit_base_distilled_patch16_224": 87_338_192,
     "deit_base_distilled_patch16_384": 87_630_032,
     "deit_base_patch16_224": 86_567_656,
@@ -78,7 +78,7 @@ def test_missing_settings_take_deit_defaults():
     assert (train.SMOOTHING, train.WEIGHT_DECAY, train.AUTO_AUGMENT) == (0.1, 0.05, "rand-m9-n2-mstd0.5-inc1")
     assert (train.CUTMIX_ALPHA, train.RANDOM_ERASE_PROB, train.NUM_EPOCHS) == (1, 0.25, 300)
     assert (train.WARMUP_EPOCHS, train.MIXUP_ALPHA) == (7, 0.1)
-    assert loaded.config.MODEL.ATTENTION_DROPOUT == 0.1  # the file's
+    assert loaded.config.MODEL.ATTENTION_DROPOUT == 0.1  # from the file
     assert loaded.config.DATA.IMAGENET_MEAN == (0.485, 0.456, 0.406)
     assert "deit" in loaded.origins["TRAIN.COLOR_JITTER"]
 

@@ -1,4 +1,4 @@
-"""PaddleViT's settings files and commands, in their three dialects, give the same settings here."""
+"""PaddleViT's settings files and commands, in three dialects, give the same settings here."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""PaddleViT's .pdparams give timm's tensors, and nothing in such a file is ever run."""
+"""PaddleViT's .pdparams files give timm's tensors, and nothing in them is ever executed."""
 
 import codecs
 
@@ -93,9 +93,9 @@ def test_paddlevit_weights_convert_to_timm_names(tmp_path, weights, suffix):
 @pytest.mark.parametrize(
     ("content", "name"),
     [
-        (Payload(codecs.encode, b"x", "zip"), "zip"),  # only the codec that Paddle needs is looked up
+        (Payload(codecs.encode, b"x", "zip"), "zip"),  # only the codec that Paddle needs is allowed
         (Payload(np.float32(1).__reduce__()[0], np.dtype("f4"), "text"), "objects"),
-        (np.zeros(2, dtype=[("a", "f4"), ("b", "O")]), "V12"),  # numpy would trust such a layout
+        (np.zeros(2, dtype=[("a", "f4"), ("b", "O")]), "V12"),  # numpy would trust this layout
     ],
 )
 def test_pickle_content_foreign_to_paddle_is_refused(tmp_path, content, name):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def start(tmp_path, small_yaml):
-    """A run on the digits; returns its folder and what it printed."""
+    """Return a function that runs the digits and returns the run's folder and output."""
 
     def start(name: str, *options: str) -> tuple:
         flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / name)]
@@ -38,7 +38,7 @@ def test_profile_writes_trace_without_changing_the_run(start):
     assert said.index("profile:") < said.index("Step[0020/") and ending(said).startswith("done;")
     events = trace(folder)
     names = [event["name"] for event in events]
-    # After its two micro-batches each update asks for one more.
+    # After its two micro-batches, each update requests a third.
     expected = {"data": 9, "copy": 6, "forward": 6, "backward": 6, "optimizer": 3, "other": 0, "communication": 0}
     assert {name: names.count(name) for name in expected} == expected
     forward = events[names.index("forward")]

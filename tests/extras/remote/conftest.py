@@ -1,3 +1,3 @@
-"""Runs that are killed, of small settings."""
+"""Fixtures that start small runs."""
 
 from tests.faults.conftest import start, tiny  # noqa: F401

@@ -1,4 +1,4 @@
-"""Shards on a bad server: nothing is lost or doubled, the run ends as from a disk or says why not, and no secret is written."""
+"""Shards on a faulty server: no image is lost or repeated, errors name the cause, and no file contains a secret."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def test_two_processes_share_pulled_tars(tmp_path, start):
     with HttpFolder(tmp_path / "set") as server:
         start(tmp_path / "o", *flags_of(server.url, tmp_path / "caches"), "TRAIN.NUM_EPOCHS=1", processes=2).done()
         asked = [path for path in server.paths if path.endswith(".tar")]
-    assert len(asked) == 3 * 10, "each tar's size for both processes, and its bytes once"
+    assert len(asked) == 3 * 10, "each tar's size for both processes, and its content once"
 
 
 @pytest.mark.parametrize("url", ["http://me:hunter2@127.0.0.1:1/set", "http://127.0.0.1:1/set?Signature=hunter2"])

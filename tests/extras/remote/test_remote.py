@@ -1,4 +1,4 @@
-"""Shards on a server: the same images as from a disk, a bounded cache, and what is refused."""
+"""Shards on a server: the same images as from a local disk, a cache of limited size, and refused input."""
 
 import contextlib
 import multiprocessing
@@ -47,12 +47,12 @@ def remote(url: str, caches: str, **data):
 
 
 def held(caches: str) -> set[str]:
-    """The tars in the cache, by the names that they have on the server."""
+    """Return the cached tars by their names on the server."""
     return {f"{path.name.split('.')[0]}.tar" for path in Path(caches).rglob("*.tar")}
 
 
 def assert_same(found, wanted) -> None:
-    """Everything that the course of a run depends on."""
+    """Assert that two sets agree in everything that affects a run."""
     for one, other in zip(found, wanted, strict=True):
         assert shades(one) == shades(other) and one.targets.tolist() == other.targets.tolist()
         assert [one.key(index) for index in range(len(one))] == [other.key(index) for index in range(len(other))]
@@ -61,12 +61,12 @@ def assert_same(found, wanted) -> None:
         assert orders[:2] == orders[2:]
 
 
-# --- the same as from a disk ---
+# --- equal to a local disk ---
 
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_http_shards_match_the_local_folder(root, caches, ranges, monkeypatch):
-    monkeypatch.setattr("extras.remote.server.BLOCK", 9000)  # a tar is several requests
+    monkeypatch.setattr("extras.remote.server.BLOCK", 9000)  # several requests per tar
     (root / "classes.txt").write_text("ant\nbee\ncat\n")
     with HttpFolder(root, ranges=ranges) as server:
         found = remote(server.url, caches)
@@ -88,7 +88,7 @@ def test_tars_are_named_by_braces_without_server_listing(root, caches):
         assert_same(remote(f"{server.url}/{{train-{{000000..000002}},val-000000}}.tar", caches), load("shards", root))
         for number in range(2):
             (root / f"train-00000{number}.tar").rename(root / f"photos-{number}.tar")
-        both = remote(f"{server.url}/photos-{{0,1}}.tar", caches)  # some of them are held out
+        both = remote(f"{server.url}/photos-{{0,1}}.tar", caches)  # some are held out
         assert sorted(shades(both[0]) + shades(both[1])) == list(range(20)) and len(both[1])
 
 
@@ -113,7 +113,7 @@ def test_remote_images_match_disk_across_ranks_and_resume(tmp_path, caches, monk
             assert resumed == {key: each for key, each in whole.items() if key[0] >= 1} and resumed
             for path in Path(caches).rglob("*.tar"):
                 path.unlink()
-            monkeypatch.setattr(ServerFolder, "will_read", lambda *place: None)  # nothing but forked workers pulls
+            monkeypatch.setattr(ServerFolder, "will_read", lambda *place: None)  # only forked workers download
 
 
 # --- the index and the cache ---
@@ -145,9 +145,9 @@ def test_tar_is_pulled_again_only_after_a_change(root, caches):
         assert len([path for path in server.paths[bodies:] if path == "/train-000001.tar"]) == 2  # its size, its bytes
         path = train.folder.cache.path(tar := train.table.tar(0))
         os.utime(path, (1, 1))
-        assert train.folder.open(tar) and path.stat().st_mtime > 1, "else the next to be dropped"
+        assert train.folder.open(tar) and path.stat().st_mtime > 1, "otherwise it would be deleted next"
         os.truncate(path, 100)
-        assert train.folder.open(tar).size == tar.size == path.stat().st_size, "after a crash of the machine"
+        assert train.folder.open(tar).size == tar.size == path.stat().st_size, "a crash of the machine may truncate it"
         left, pulled = (path.with_name(f".{name}.tar.part") for name in ("left", "pulled"))
         left.write_bytes(b"of a process that was killed")
         with locked(pulled):
@@ -220,7 +220,7 @@ def test_partial_pull_of_killed_process_is_ignored(root, tmp_path):
         process = multiprocessing.get_context("fork").Process(target=cache.pull, args=(tar,))
         process.start()
         wait_until(lambda: server.paths)
-        assert cache.pull(tar, waits=False) is False, "another process is pulling it"
+        assert cache.pull(tar, waits=False) is False, "another process is downloading it"
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         assert not cache.holds(tar)
@@ -235,7 +235,7 @@ def test_partial_pull_of_killed_process_is_ignored(root, tmp_path):
 def test_transient_server_faults_are_retried(root, tmp_path, fault):
     with HttpFolder(root, fault=lambda number, path: fault if number < 3 else None) as server:
         cache, tar = cache_of(server, tmp_path, silence=0.3)
-        cache.pull(tar)  # a stall lasts longer than its patience
+        cache.pull(tar)  # a stall exceeds the timeout
         assert cache.path(tar).read_bytes() == (root / tar.name).read_bytes() and server.num_faults == 2
 
 
@@ -265,7 +265,7 @@ def test_endless_response_headers_time_out(root, tmp_path):
 
 @pytest.mark.parametrize("name", ["classes.txt", "train.index"])
 def test_listed_optional_file_that_is_denied_is_refused(root, caches, name):
-    """S3 denies access to what is not there."""
+    """S3 reports missing files as denied."""
     (root / "classes.txt").write_text("ant\nbee\ncat\n")
     load("shards", root)
     with HttpFolder(root, fault=lambda number, path: 403 if path == f"/{name}" else None) as server:
@@ -288,7 +288,7 @@ def test_causes_of_unreachable_remote_data_are_named(root, caches, tmp_path, mon
             slept.clear()
             with refused(DataError, url, "DATA.DATA_PATH", "network", whole=False):
                 remote(url, caches)
-            assert 0 < sum(slept) <= 3, "not for the two minutes of PATIENCE: it has never answered"
+            assert 0 < sum(slept) <= 3, "less than the two minutes of PATIENCE, because it has never answered"
     path = root / "train-000001.tar"
     path.write_bytes(path.read_bytes()[:5000])
     with HttpFolder(root) as server:
@@ -333,7 +333,7 @@ def test_server_cannot_name_files_outside_the_cache(root, caches, tmp_path):
     assert not [path for path in server.paths if ".." in path]
 
 
-# --- names ---
+# --- names in URLs ---
 
 
 @pytest.mark.parametrize("url", cases_of("extras/remote/urls_of_tars"))

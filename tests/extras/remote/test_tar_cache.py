@@ -1,4 +1,4 @@
-"""The cache of tars from a server: what is dropped, what is on the disk before it has a name, how long and often is asked."""
+"""The cache of tars from a server: deletion, syncing before renaming, timeouts, and retries."""
 
 import contextlib
 import os
@@ -90,13 +90,13 @@ def test_waits_between_requests_grow(tmp_path, monkeypatch):
         server = Server(folder.url, 120.0, str)
         server.read("classes.txt")
     server.url = "http://127.0.0.1:9/set"
-    with pytest.raises(DataError):  # it has answered, so its name is right and it may come back
+    with pytest.raises(DataError):  # it has answered before, so its name is right and it may return
         server.read("classes.txt")
     assert waits[:4] == [0.05, 0.1, 0.2, 0.4] and 100 < sum(waits) <= 120
 
 
 def test_threads_share_one_timeout_for_a_truncated_tar(tmp_path, monkeypatch):
-    """Threads that read one image of it each."""
+    """Each thread reads one image of the tar."""
     tries, now, lock = [], [0.0], threading.Lock()
 
     def sleep(seconds):

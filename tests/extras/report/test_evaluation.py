@@ -1,4 +1,4 @@
-"""The tables of an evaluation are of the better one of two sets of weights."""
+"""The tables of an evaluation describe the better of two sets of weights."""
 
 from types import SimpleNamespace
 

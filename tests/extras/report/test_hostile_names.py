@@ -1,4 +1,4 @@
-"""Names of classes and images that a spreadsheet would compute."""
+"""Names of classes and images that a spreadsheet would run as formulas."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""report.html says what is in the folder of a run, holds nothing that runs or loads, and never harms the run."""
+"""report.html shows the contents of a run's folder, runs and loads nothing, and never harms the run."""
 
 import base64
 import io
@@ -33,7 +33,7 @@ EVIL = '<script>alert("1")</script>&amp;'
 
 
 class Page(HTMLParser):
-    """The elements of a page, its headings, and the text in it."""
+    """The elements, headings and text of a page."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -74,13 +74,13 @@ def change_status(folder: Path, **facts) -> None:
 
 @pytest.fixture(autouse=True)
 def quick_curves(monkeypatch):
-    """Curves take most of the time of a page, and other tests look at them."""
+    """Skip drawing curves, which takes most of the time of a page and is tested elsewhere."""
     monkeypatch.setattr("extras.report.report.to_png", lambda plot, title: b"a curve")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A real run that writes its report."""
+    """Return a real run that writes its report."""
     folder = tmp_path_factory.mktemp("report")
     (folder / "small.yaml").write_text(SMALL.replace("REPORT: false", "REPORT: true"))
     words = ["-cfg", str(folder / "small.yaml"), "-epochs", "1", "-amp", "-output", str(folder / "o p's")]
@@ -94,8 +94,8 @@ def test_finished_run_has_a_report_of_its_results(trained):
     assert {"validation_images", "validation_digest", "device_name", "parameters"} <= set(run.about)
     assert f"{run.about['parameters']:,} parameters" in page.text and "359 validation images" in page.text
     assert {"Training curves", "Settings", "How to repeat it"} <= set(page.headings)
-    assert "Precision" not in page.headings, "in bfloat16 nothing happened"
-    assert "learning rate up to 0.000" in page.text, "warm-up does not get to TRAIN.BASE_LR"
+    assert "Precision" not in page.headings, "bfloat16 skips no updates"
+    assert "learning rate up to 0.000" in page.text, "warm-up does not reach TRAIN.BASE_LR"
     path = shlex.quote(str(trained / "config.yaml"))
     assert f"python main_single_gpu.py -cfg {path}" in page.text
 
@@ -114,7 +114,7 @@ def test_resume_writes_the_report_of_a_killed_run(trained, tmp_path):
 
 
 def run_with(folder: Path, text: str) -> Path:
-    """A run that has a text wherever a user or a file can put one."""
+    """Write a run with this text wherever a user or a file can put text."""
     write_run(folder, names=[text, "dog", "cat"], torch=text, device_name=text, precision=text, command=[text, text])
     config = (folder / "config.yaml").read_text().replace("imagefolder", json.dumps(text))
     config = config.replace("vit_small ", f"{json.dumps(text)} ").replace("# flag -amp", f"# {text}")
@@ -130,9 +130,9 @@ def run_with(folder: Path, text: str) -> Path:
 def test_names_and_settings_are_escaped_as_text(tmp_path, text):
     folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
     plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
-    assert page.elements == plain.elements, "none of them, and no attribute, is of the data"
+    assert page.elements == plain.elements, "no element or attribute may come from the data"
     assert page.text.count(text) >= 8 and "doctor.yaml, for -cfg:" in page.text and "secret" not in page.text
-    assert '" onload' not in element("img", alt='x" onload="x'), "a quote does not end an attribute"
+    assert '" onload' not in element("img", alt='x" onload="x'), "a quote must not end an attribute"
     same_message(element("p", text), "extras/report/texts_in_a_report", text)
 
 
@@ -170,7 +170,7 @@ def test_empty_sections_are_left_out(tmp_path):
     told = page_of(tmp_path / "full").text
     assert "10 updates of 110 skipped" in told and "Before training it was 12.50%" in told
     metrics.write_text('{"epoch": 0, "train_loss": 1.0}\n')
-    change_status(tmp_path / "full", about={})  # as of the first version
+    change_status(tmp_path / "full", about={})  # as in the first version
     few = page_of(tmp_path / "full")
     assert few.headings == ["Training curves", "Settings", "How to repeat it"]
     assert "python main_single_gpu.py -cfg" in few.text
@@ -183,7 +183,7 @@ def test_thousand_classes_keep_the_report_small(tmp_path):
 
 
 def test_large_sheets_are_shrunk_for_the_report(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 255, (1300, 1300, 3), np.uint8)  # compresses worst
+    noise = np.random.default_rng(0).integers(0, 255, (1300, 1300, 3), np.uint8)  # noise compresses worst
     Image.fromarray(noise).save(tmp_path / "mistakes.png", compress_level=0)
     found = embedded(tmp_path / "mistakes.png", "noise", "sheet")
     content = base64.b64decode(re.search('base64,([^"]*)', found).group(1))
@@ -223,7 +223,7 @@ def test_sheet_with_invalid_tile_positions_is_shown_whole(tmp_path, places):
 def test_curves_mark_the_epoch_of_best_pth(tmp_path, monkeypatch):
     marks = []
     monkeypatch.setattr("extras.report.report.to_png", lambda plot, title: marks.append(plot.best) or b"a curve")
-    run = SavedRun.open(write_run(tmp_path))  # whose last epoch has a better score, but no best.pth
+    run = SavedRun.open(write_run(tmp_path))  # the last epoch has a better score, but no best.pth
     page_of(tmp_path)
     assert run.best.epoch == 4 and {mark[0] for mark in marks if mark} == {4}
 

@@ -1,4 +1,4 @@
-"""Tables of each image and class, against scikit-learn's and for any number of processes; what whole runs leave of them, after a kill too."""
+"""Tables per image and per class compared with scikit-learn for any number of processes; files of whole runs, also killed ones."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ NUM_IMAGES, UNREADABLE = 61, (0, 17, 60)
 
 
 class Shades(torch.nn.Module):
-    """Logits by the mean of an image, of one output more than there are classes; of half the images as their class has it."""
+    """Logits from an image's mean, with one more output than classes. Half of the images are classified correctly."""
 
     def forward(self, images):
         shades = torch.linspace(-1, 1, len(CLASSES))[[0, 1, 2, 3, 5, 4]]
@@ -58,7 +58,7 @@ def make_images() -> ArrayImages:
     pixels = (targets * 51 + rng.integers(-60, 60, size=NUM_IMAGES)).clip(0, 255)
     pixels = np.broadcast_to(pixels[:, None, None], (NUM_IMAGES, 8, 8)).astype(np.uint8)
     images = ArrayImages(pixels.copy(), targets, CLASSES, PixelRules(1), "made up")
-    images.images[:, 0, 0] = rng.integers(160, size=NUM_IMAGES)  # sometimes the seventh output is the highest
+    images.images[:, 0, 0] = rng.integers(160, size=NUM_IMAGES)  # sometimes the seventh output is the largest
     read = images.read
 
     def read_or_fail(index):
@@ -182,7 +182,7 @@ def test_huge_confusion_matrix_becomes_list_and_picture(tmp_path, monkeypatch):
     assert draw_confusion(some, Names(CLASSES)).size < picture.size
     monkeypatch.setattr(module, "MOST_CLASSES", 3000)
     write_tables(tmp_path, results, images)
-    assert table(tmp_path / "confusion.csv")[0][1:] == images.classes, "the most that have a matrix"
+    assert table(tmp_path / "confusion.csv")[0][1:] == images.classes, "a matrix for the most classes"
 
 
 def test_mistake_sheet_shows_36_most_certain_readable_images(monkeypatch):
@@ -194,7 +194,7 @@ def test_mistake_sheet_shows_36_most_certain_readable_images(monkeypatch):
     wrong = np.flatnonzero(predictions)
     chosen = wrong[np.argsort(-shares[wrong])][:36]
     shown = [index for index in chosen if index not in UNREADABLE]
-    assert len(shown) < 36, "one of them cannot be read"
+    assert len(shown) < 36, "one of them is unreadable"
     areas = dict(zip(*np.unique(sheet, return_counts=True), strict=True))
     assert {value // 4 for value, area in areas.items() if area > 15_000 and value not in (225, 255)} == set(shown)
     assert Image.fromarray(sheet).width > 900
@@ -246,7 +246,7 @@ def test_results_record_is_absent_while_tables_are_written(tmp_path, monkeypatch
     best = BestResults(SimpleNamespace(REPORT=False), tmp_path, images, Lines(), trainer)
     for trainer.best in (Best(60.0, 2), Best(70.0, 3)):
         best.on_epoch_end(trainer, SimpleNamespace(images=results))
-    trainer.best = Best(60.0, 2)  # best.pth of the third found no room
+    trainer.best = Best(60.0, 2)  # saving best.pth of the third epoch failed
     best.close()
     assert files.belong_to(Best(60.0, 2), with_pictures=False)
     monkeypatch.setattr(extras.report.image_results, "write_tables", Mock(side_effect=OSError("no room")))
@@ -268,21 +268,21 @@ def test_best_results_are_written_at_most_every_minute(tmp_path, monkeypatch):
         trainer.best = Best(50.0 + epoch, epoch) if is_best else trainer.best
         results.on_epoch_end(trainer, EpochResult(None, {}, 0, 0.0, 0.0, f"of {epoch}" if is_best else None))
     assert written == [(61, "of 1", 1, False), (264, "of 4", 4, False)]
-    trainer.best = Best(53.0, 3)  # for whose follower there was no room
+    trainer.best = Best(53.0, 3)  # saving best.pth of a later epoch failed
     results.close()
     assert written[2:] == [(463.5, "of 3", 3, True)]
     trainer.best = Best(99.0, 9)
     results.complete(pytest.fail)
-    assert len(log.warned) == 1 and str(tmp_path / "best.pth") in log.warned[0], "which is gone"
+    assert len(log.warned) == 1 and str(tmp_path / "best.pth") in log.warned[0], "best.pth is missing"
     torch.save({}, tmp_path / "best.pth")
     results.complete(pytest.fail)
-    assert len(log.warned) == 2, "which is of another program"
+    assert len(log.warned) == 2, "best.pth is of another program"
 
 
 WRONG_LABELS = (3, 58, 120, 211, 350)
 TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
 PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")
-# It gets 9 of 10 digits right after one epoch.
+# A model that classifies 9 of 10 digits correctly after one epoch.
 CONVOLUTIONS = """
 DATA: {DATASET: digits, IMAGE_SIZE: 16, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.8, 1], BATCH_SIZE: 32, NUM_WORKERS: 0}
 MODEL: {TYPE: timm, NAME: test_resnet}
@@ -303,7 +303,7 @@ def tables(folder) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def mislabelled(tmp_path_factory):
-    """The folder of a run whose validation images have five wrong labels."""
+    """Return the folder of a run whose validation set has five wrong labels."""
     folder = tmp_path_factory.mktemp("mislabelled")
     (folder / "conv.yaml").write_text(CONVOLUTIONS)
     start(folder / "conv.yaml", folder / "o", "-opts", "REPORT=true", mislabel=WRONG_LABELS).done()

@@ -1,4 +1,4 @@
-"""The order in which the report and the figures of a run are closed."""
+"""The order in which a run's report and figures are closed."""
 
 from unittest import mock
 

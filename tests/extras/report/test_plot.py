@@ -1,4 +1,4 @@
-"""The curves of a run: what is in them, and when they are drawn."""
+"""The curves of a run: their contents, and when they are drawn."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def drawn(rows: list[dict], metric: str = "top1", steps: list[dict] = ()) -> dict:
-    """{file: the axes that are drawn into it}"""
+    """Return {file: the axes that are drawn into it}."""
     return {plot.file: figure_of(plot, "title").axes[0] for plot in plots_of(rows, steps, metric)}
 
 
@@ -26,7 +26,7 @@ def epochs(*top1: float, top5: float = 99.0, **more: list[float]) -> list[dict]:
 
 
 def marked(axes) -> tuple[float, float]:
-    """Where the best epoch is marked."""
+    """Return the position of the mark for the best epoch."""
     (line,) = (line for line in axes.lines if line.get_label().startswith("best epoch"))
     return line.get_xdata()[0], line.get_ydata()[0]
 
@@ -49,7 +49,7 @@ def test_rate_and_norm_curves_need_two_updates(number, is_drawn):
 @pytest.mark.parametrize(
     ("rows", "metric", "in_accuracy", "in_loss"),
     [
-        (epochs(10, 30, 30, 20), "top1", (3, 30), (3, 0)),  # of two that are equal the one of the smaller loss
+        (epochs(10, 30, 30, 20), "top1", (3, 30), (3, 0)),  # among equal epochs, the one with the smaller loss is best
         (epochs(10, 30, eval_top1_ema=[40, 20], eval_loss_ema=[1, 1]), "top1", (1, 40), (1, 1)),
         (epochs(10, 30, eval_macro_f1=[50, 40]), "macro_f1", (1, 50), (1, 2)),
         (epochs(30, 10), "loss", (2, 10), (2, 1)),
@@ -75,7 +75,7 @@ def test_changing_loss_scale_is_drawn_with_skipped_updates(scales, is_drawn):
     if is_drawn:
         axes = found["loss_scale.png"]
         scale, skipped = axes.lines
-        assert (axes.get_yscale(), axes.yaxis.get_transform().base) == ("log", 2), "scales are powers of two"
+        assert (axes.get_yscale(), axes.yaxis.get_transform().base) == ("log", 2), "loss scales are powers of two"
         assert (scale.get_drawstyle(), list(scale.get_ydata())) == ("steps-post", list(scales))
         assert (skipped.get_label(), list(skipped.get_xdata())) == ("updates skipped", [1])
 

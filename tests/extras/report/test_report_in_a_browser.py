@@ -1,4 +1,4 @@
-"""report.html as Chromium shows it: on a phone and on a large screen, light and dark. Skipped without Chromium."""
+"""report.html in Chromium, on a phone and a large screen, light and dark. Skipped without Chromium."""
 
 import io
 import re
@@ -19,7 +19,7 @@ from tests.support.saved_runs import write_run
 pytestmark = pytest.mark.slow
 
 PHONE, DESKTOP = (390, 844), (1280, 900)
-# Of each picture: its left and right edge and its own width, in pixels; and whether it scrolls in a frame of its own.
+# For each picture: its left and right edge and its natural width in pixels, and whether it is in a scrollable frame.
 PICTURES = """[...document.images].map(each => {
     const place = each.getBoundingClientRect();
     return [place.left, place.right, each.naturalWidth, !!each.closest('.scroll'), each.className];
@@ -30,18 +30,18 @@ PICTURES = """[...document.images].map(each => {
 def browser():
     program = find_browser()
     if not program:
-        pytest.skip("no Chromium (apt-get install chromium), so nobody looks at report.html")
+        pytest.skip("report.html is not tested without Chromium (apt-get install chromium)")
     with Browser(program) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """The report of a real run on photos, of which one validation image cannot be read."""
+    """Return the report of a real run on photos. One validation image is unreadable."""
     folder = tmp_path_factory.mktemp("looked at")
     photos = draw_photos(folder / "photos", "cat", "dog", count=20)
     draw_photos(folder / "more", "cat", count=20)
-    (folder / "more" / "cat").rename(photos / "lynx")  # of the same shade as cats, so that there are mistakes
+    (folder / "more" / "cat").rename(photos / "lynx")  # the same shade as cats, so that there are mistakes
     (folder / "photos.yaml").write_text(CLEAN.replace("REPORT: false", "REPORT: true"))
     flags = ["-cfg", str(folder / "photos.yaml"), "-data_path", str(folder / "photos")]
     run("main_single_gpu.py", *flags, "-epochs", "1", "-output", str(folder / "first")).done()
@@ -54,7 +54,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory) -> Path:
-    """A report with long names wherever there can be one, and with a picture in place of a sheet."""
+    """Return a report with long names in every place, and an ordinary picture instead of an image sheet."""
     folder = tmp_path_factory.mktemp("wide")
     names = ["x" * 300, "a long name " * 20, *(f"class {number}" for number in range(10))]
     write_run(folder, names=names, skipped=2, device_name="y" * 200)
@@ -76,11 +76,11 @@ def test_report_never_exceeds_the_screen_or_upscales_images(browser, page, size,
     assert len(pictures) >= 7
     for left, right, width, scrolls, kind in pictures:
         assert 0 <= left < right and (right <= shown or scrolls), kind
-        assert right - left <= width, f"{kind}: shown larger than it is"
+        assert right - left <= width, f"{kind}: enlarged"
 
 
 def brightness(browser: Browser) -> np.ndarray:
-    """The brightness of each pixel of the page, 0 to 255."""
+    """Return the brightness of each pixel of the page, 0 to 255."""
     with Image.open(io.BytesIO(browser.picture(whole=True))) as picture:
         return np.asarray(picture.convert("L"))
 
@@ -91,7 +91,7 @@ def test_plots_match_the_light_or_dark_scheme(browser, trained):
         browser.open(trained, *PHONE, scheme)
         browser.value_of(
             "document.querySelectorAll('.tiles').forEach(each => each.remove())"
-        )  # photos stay as they are
+        )  # photos keep their colours
         shown = brightness(browser)
         shares[scheme] = ((shown > 200).mean(), (shown < 55).mean())
     assert shares["light"][0] > 0.8 and shares["light"][1] < 0.1, shares

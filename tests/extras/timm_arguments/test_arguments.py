@@ -1,4 +1,4 @@
-"""The arguments of timm's train.py: all of them, each with a row in the documentation and a hint where it is typed as a flag."""
+"""The arguments of timm's train.py: each has a row in the documentation, and a hint if it is typed as a flag."""
 
 import pytest
 

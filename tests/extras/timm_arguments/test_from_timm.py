@@ -1,4 +1,4 @@
-"""from_timm.py: what it writes for published recipes trains as timm's own objects do, and it names what differs."""
+"""from_timm.py: its output for published recipes trains like timm's own objects, and it names every difference."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ EFFICIENTNET = """--sched step --epochs 450 --decay-epochs 2.4 --decay-rate .97 
 A1 = "--opt lamb --lr 5e-3 --weight-decay .01 --bce-loss --aa rand-m7-mstd0.5-inc1 --mixup .2 --cutmix 1 --warmup-lr 1e-6"
 VIT = """--opt adamw --weight-decay .05 --aa rand-m9-mstd0.5-inc1 --reprob .25 --mixup .8 --cutmix 1 --warmup-lr 1e-6 --min-lr 1e-5
 --drop-path .1 --lr 1e-3"""
-# {model: arguments}: the first five from timm's documentation of train.py, the others as the papers of the models have them.
+# {model: arguments}: the first five from timm's documentation of train.py, the others from the papers of the models.
 RECIPES = {
     "seresnet34": "4 --sched cosine --epochs 150 --warmup-epochs 5 --lr 0.4 --reprob 0.5 --remode pixel --batch-size 256 --amp -j 4",
     "efficientnet_b2": f"2 -b 128 {EFFICIENTNET} --drop 0.3 --drop-path 0.2 --model-ema --model-ema-decay 0.9999 --lr .016",
@@ -50,17 +50,17 @@ RECIPES = {
     "swin_tiny_patch4_window7_224": f"8 -b 128 --epochs 300 --warmup-epochs 20 --clip-grad 5 {VIT}",
     "vit_tiny_patch16_224": f"4 -b 256 --epochs 90 --warmup-prefix --cooldown-epochs 5 --sched-on-updates {VIT}",
 }
-NUM_IMAGES = 53_248  # 13 updates of 4,096, as many of each smaller batch, and of timm's rounds for repeated images
+NUM_IMAGES = 53_248  # 13 updates of 4,096, full batches of other sizes, and timm's rounding for repeated images
 
 
 def written(*words: str) -> tuple[str, str]:
-    """What the script prints, and what it says beside it."""
+    """Return the script's stdout and stderr."""
     ended = typed("scripts/from_timm.py", "--", *words).done()
     return ended.stdout, ended.stderr
 
 
 def described(model: torch.nn.Module, groups: list[dict]) -> dict[str, tuple[float, float]]:
-    """{parameter: weight decay and factor of the rate}"""
+    """Return {parameter: (weight decay, factor of the learning rate)}."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     factors = ((group, (group["weight_decay"], group.get("lr_scale", 1.0))) for group in groups)
     return {names[id(each)]: factor for group, factor in factors for each in group["params"]}
@@ -142,7 +142,7 @@ def test_published_recipe_matches_timm_objects(tmp_path, name):
 
 @pytest.mark.parametrize("row", cases_of("extras/timm_arguments/timms_arguments"))
 def test_timm_argument_becomes_a_setting_or_is_reported(here, row):
-    """A row has arguments | the settings that they become."""
+    """A row has arguments | the resulting settings."""
     arguments, settings = row.split("|")
     rate = [] if "--lr-base" in arguments else ["--lr", ".1"]
     translation = Translation(*read_arguments([*shlex.split(arguments), *rate]))
@@ -174,7 +174,7 @@ FLAGS_OF_PATHS = {"data-dir": "DATA.DATA_PATH", "class-map": "DATA.CLASSES", "ou
 
 
 def started(words: list[str]) -> LoadedConfig:
-    """The settings of the run that the printed command starts."""
+    """Return the settings of the run that the printed command starts."""
     translation = Translation(*read_arguments(["--lr", ".1", *words]))
     typed = shlex.split(translation.remarks[-1].partition("main_single_gpu.py -cfg my.yaml")[2])
     return load(["-cfg", write(translation.file()), *typed])
@@ -253,7 +253,7 @@ def test_unknown_timm_argument_or_value_is_refused(tmp_path, monkeypatch, words)
 
 
 def trained(loss: Callable, dtype: torch.dtype, loss_is_inside: bool) -> tuple[list[float], torch.Tensor]:
-    """The losses of 12 updates in this type, and the weights after them."""
+    """Return the losses of 12 updates in this type, and the final weights."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 32), torch.nn.GELU(), torch.nn.Linear(32, 10))
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
@@ -271,13 +271,13 @@ def trained(loss: Callable, dtype: torch.dtype, loss_is_inside: bool) -> tuple[l
 
 
 def test_losses_match_timm_in_float32_not_bfloat16():
-    """As docs/from-timm.md says: train.py computes the loss inside autocast, and halfstep in float32."""
+    """As in docs/from-timm.md: train.py computes the loss inside autocast, and halfstep in float32."""
     from timm.loss import LabelSmoothingCrossEntropy
 
     ours, theirs = build_loss(replaced(Config(), TRAIN={"SMOOTHING": 0.1})), LabelSmoothingCrossEntropy(0.1)
 
     def apart(dtype: torch.dtype, loss_is_inside: bool) -> tuple[float, float]:
-        """The largest relative difference of a loss, and that of the weights at the end."""
+        """Return the largest relative difference of a loss, and the relative difference of the final weights."""
         wide = theirs if loss_is_inside else lambda logits, targets: theirs(logits.float(), targets)
         (losses, weights), (others, other) = trained(ours, dtype, False), trained(wide, dtype, loss_is_inside)
         loss = max(abs(one / another - 1) for one, another in zip(losses, others, strict=True))

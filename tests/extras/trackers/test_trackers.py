@@ -1,4 +1,4 @@
-"""W&B and MLflow: a run on them through kill -9 and resume, and what a broken tracker costs the run."""
+"""W&B and MLflow: a run with both through kill -9 and resume, and how a broken tracker affects a run."""
 
 import json
 import os
@@ -42,7 +42,7 @@ SHOWN = ["*/tracking/wandb.json", "mlruns/*/*/metrics/step/lr"]
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory, small_yaml) -> Path:
-    """The output of a run that was killed in its second epoch, after both trackers had shown something of it."""
+    """Return the output of a run that was killed in its second epoch, after both trackers had received rows."""
     pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
     folder = tmp_path_factory.mktemp("tracked")
@@ -58,7 +58,7 @@ def resumed(tmp_path_factory, small_yaml) -> Path:
     flags[3], flags[-1] = str(folder / "plain"), "TRACK=none"
     assert run("main_single_gpu.py", *flags, faults={"draw_nothing": []}).returncode == 0
     (tracked,) = output.glob("train-*")
-    assert run_hash(tracked) == run_hash(run_folder(folder / "plain")), "trackers change a weight"
+    assert run_hash(tracked) == run_hash(run_folder(folder / "plain")), "trackers must not change the weights"
     return output
 
 
@@ -73,12 +73,12 @@ def steps_of(folder: Path) -> list[dict]:
 
 
 def timeless(axis: str, row: dict) -> dict[str, float]:
-    """Without the times of updates: of one that was trained a second time, trackers have the first."""
+    """Return the values without times: for repeated updates, trackers keep the first times."""
     return {name: value for name, value in figures_of(axis, row).items() if not name.startswith("time/")}
 
 
 def test_wandb_has_all_rows_of_a_resumed_run(folder):
-    *_, path = sorted(folder.glob("tracking/wandb/offline-run-*/*.wandb"))  # the newest has all rows
+    *_, path = sorted(folder.glob("tracking/wandb/offline-run-*/*.wandb"))  # the newest file has all rows
     records = {each.WhichOneof("record_type"): each for each in wandb_records(path)}
     rows, epochs, steps = wandb_rows(wandb_records(path)), epochs_of(folder), steps_of(folder)
     assert [row["epoch"] for row in epochs] == [0, 1] and len(steps) > 15
@@ -139,7 +139,7 @@ def test_mlflow_has_all_rows_of_a_resumed_run(resumed, folder):
     for axis, rows in (("epoch", epochs), ("step", steps)):
         for name in timeless(axis, rows[0]):
             expected = [(row[axis], pytest.approx(figures_of(axis, row)[name])) for row in rows]
-            # What was on its way at the kill may have been sent, and is then sent again.
+            # Rows in transit at the kill may be sent twice.
             assert list(dict.fromkeys(mlflow_points(shown, name))) == expected, name
     status = status_of(folder)
     assert mlflow_points(shown, "best/top1")[-1] == (status["best"]["epoch"], status["best"]["top1"])
@@ -149,7 +149,7 @@ def test_mlflow_has_all_rows_of_a_resumed_run(resumed, folder):
 
 
 class Fake(Tracker):
-    """Keeps the numbers of the rows that it gets; may fail or hang where it is told to."""
+    """Records the numbers of its rows. It can fail or hang at a chosen place."""
 
     def __init__(self, folder: Path, **raised: Exception | float):
         super().__init__("wandb", small_config(folder), folder)
@@ -176,7 +176,7 @@ class Fake(Tracker):
 
 
 def track(tracker: Fake, log: Lines | None = None) -> Lines:
-    """A run with two earlier rows and an epoch, of which an update is repeated by a rollback; its log."""
+    """Simulate a run with two earlier rows, and an epoch in which a rollback repeats an update. Return its log."""
     log = log or Lines()
     trackers = Trackers([TrackerThread(tracker, log)])
     earlier = [{"step": 0, "loss": 2.0}, {"step": 5, "loss": 1.0}]
@@ -210,7 +210,7 @@ def test_tracker_gets_unsent_rows_exactly_once(tmp_path):
 @pytest.mark.parametrize(("place", "kind"), [("open", SystemExit), ("add", RuntimeError), ("end", SystemExit)])
 def test_failing_tracker_warns_once_without_secrets(tmp_path, monkeypatch, place, kind):
     for name, value in (("WANDB_API_KEY", "0123456789abcdef"), ("SHORT_KEY", "401"), ("HOST_OF_ALL", "server")):
-        monkeypatch.setenv(name, value)  # a short value may be part of any word, and a host is no secret
+        monkeypatch.setenv(name, value)  # a short value may be part of any word, and a host name is no secret
     log = track(Fake(tmp_path, **{place: kind("401 for https://me:secret@server/0123456789abcdef")}))
     (line,) = log.warned
     assert "secret" not in line and "0123456789abcdef" not in line
@@ -230,7 +230,7 @@ def test_tracker_metrics_use_documented_names():
 def test_hanging_tracker_is_dropped_with_one_warning(tmp_path, monkeypatch, place):
     monkeypatch.setattr(module, "PATIENCE", 0.2)
     if place == "open":
-        # Opening is waited for longer: a migration of its store must not be cut.
+        # Opening has a longer timeout, because a migration of its store must not be interrupted.
         slow, log = Fake(tmp_path), Lines()
         slow.open = lambda: (wait_until(lambda: log.said), monkeypatch.setattr(module, "PATIENCE", DEADLINE))[0]
         monkeypatch.setattr(module, "SILENT_WAIT", 0.1)
@@ -238,7 +238,7 @@ def test_hanging_tracker_is_dropped_with_one_warning(tmp_path, monkeypatch, plac
         assert not log.warned and slow.ending and len([line for line in log.said if "60 s" in line]) == 1
         monkeypatch.setattr(module, "LONGEST_END", 0.2)
     log = track(Fake(tmp_path, **{place: DEADLINE}))
-    assert len(log.warned) == 1, "waited for, it would have ended without a warning"
+    assert len(log.warned) == 1, "without the timeout it would end without a warning"
 
 
 @pytest.mark.parametrize("case", cases_of("extras/trackers/states_on_trackers"))
@@ -255,7 +255,7 @@ def test_tracker_learns_how_the_run_ended(tmp_path, case):
 def test_missing_tracker_package_names_install_command(tmp_path, monkeypatch):
     config = small_config(tmp_path, "TRACK=mlflow")
     check_trackers(config)
-    for found in (None, SimpleNamespace(origin=None)):  # there is nothing, or a folder of that name
+    for found in (None, SimpleNamespace(origin=None)):  # no package, or only a folder of that name
         monkeypatch.setattr("importlib.util.find_spec", lambda name, found=found: found)
         with refused(ConfigError, "TRACK", "pip install mlflow-skinny"):
             check_trackers(config)

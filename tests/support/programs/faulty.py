@@ -1,4 +1,4 @@
-"""A program with planted faults, others each time that torchrun starts it.
+"""A program with planted faults, different ones for each start by torchrun.
 
 torchrun ... -m tests.support.programs.faulty '[{"signal_at": [5, 9, [1]]}, {}]' FILE ARGUMENTS
 """

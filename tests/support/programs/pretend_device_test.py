@@ -1,4 +1,4 @@
-"""Runs one test where the pretend device is: python -m tests.support.programs.pretend_device_test MODULE NAME ARGUMENTS."""
+"""Runs one test with the pretend device: python -m tests.support.programs.pretend_device_test MODULE NAME ARGUMENTS."""
 
 import importlib
 import pickle

@@ -1,6 +1,6 @@
-"""Uses halfstep in a folder without one extra, in a process that has already imported torch, timm and halfstep.
+"""Uses halfstep in a folder that lacks one extra, in a process that has already imported torch, timm and halfstep.
 
-Arguments: the folder, a file of settings, and the words of a command that asks for the missing extra.
+Arguments: the folder, a settings file, and the words of a command that needs the missing extra.
 """
 
 import gc
@@ -12,13 +12,13 @@ PROGRAM = ("configs", "datasets", "engine", "extras", "models", "scripts", "util
 
 
 def forget_modules() -> None:
-    """Let the modules of halfstep be imported anew, from the folder that comes first in sys.path."""
+    """Unload halfstep's modules, so that they are imported again from the first folder in sys.path."""
     for name in [name for name in sys.modules if name.split(".")[0] in PROGRAM]:
         del sys.modules[name]
 
 
 def modules_of(root: Path) -> list[str]:
-    """All modules of the program in a folder."""
+    """Return all modules of the program in a folder."""
     files = [path for room in PROGRAM for path in (root / room).rglob("*.py")] + [*root.glob("main_*.py")]
     return sorted(path.relative_to(root).with_suffix("").as_posix().replace("/", ".") for path in files)
 
@@ -35,7 +35,7 @@ def use(root: Path, small: str, asking: list[str]) -> None:
     except SystemExit as end:
         assert not end.code
     assert exit_code(main, [*train, "-epochs", "1"]) == 0
-    gc.collect()  # the lock on a run's folder usually ends with its process
+    gc.collect()  # release the lock on the run's folder; normally it ends with the process
     assert exit_code(main, ["-resume", f"{output}/run", "-epochs", "2"]) == 0
     if asking:
         script, *words = asking

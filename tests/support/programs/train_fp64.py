@@ -1,8 +1,8 @@
 """Trains the small model in float64 for 12 updates, once for each way of splitting the batch.
 
-python -m tests.support.programs.train_fp64 SETTINGS.yaml OUT.pth CASES, once per process as launchers do, where CASES are
-NUM_IMAGES,DROP_LAST,MIXUP_MODE,BATCH_SIZE,ACCUM_ITER each; MIXUP_MODE "none": without augmentation. With ,FITS,STEP behind
-it, from that step on the last process runs out of memory whenever it takes more than FITS images at once.
+python -m tests.support.programs.train_fp64 SETTINGS.yaml OUT.pth CASES, once per process as launchers do. Each case is
+NUM_IMAGES,DROP_LAST,MIXUP_MODE,BATCH_SIZE,ACCUM_ITER; MIXUP_MODE "none" means no augmentation. With ,FITS,STEP appended,
+the last process runs out of memory from that step on whenever it processes more than FITS images at once.
 """
 
 import os
@@ -25,10 +25,10 @@ AUGMENTATION = ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_P
 
 
 def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]:
-    """The weights after 12 updates."""
+    """Return the weights after 12 updates."""
     num_images, drop_last, mode, batch_size, accumulate, *shortage = case.split(",")
     options = [f"DATA.DROP_LAST={drop_last}", f"DATA.BATCH_SIZE={batch_size}", f"TRAIN.ACCUM_ITER={accumulate}"]
-    if mode == "none":  # clipping hides gradients that are too large
+    if mode == "none":  # clipping would hide gradients that are too large
         options.append("TRAIN.GRAD_CLIP=null")
     else:
         options += [f"TRAIN.MIXUP_MODE={mode}", *AUGMENTATION]

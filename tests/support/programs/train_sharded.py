@@ -1,9 +1,9 @@
-"""Trains the small model for some updates, once for each case, in all processes that a test starts.
+"""Trains the small model for a few updates, once per case, in all processes that a test starts.
 
-python -m tests.support.programs.train_sharded SETTINGS.yaml OUT.pth CASES, once per process as launchers do, where a CASE is
-NAME:OPTION,OPTION... as for -opts, and these words of its own: `poison` (in the second update one number is infinite in the
-last process's part of the gradient), `gpu` (computes as GPUs do), `compile` (blocks, without the minute that real code takes to be made), `evaluate`,
-`measure` (the host memory that building takes), `save=FOLDER` (writes a checkpoint there after two updates), `load=FILE` (goes on from it).
+python -m tests.support.programs.train_sharded SETTINGS.yaml OUT.pth CASES, once per process as launchers do. A CASE is
+NAME:OPTION,OPTION..., with options as for -opts or these words: `poison` (in the second update one number in the last
+process's part of the gradient is infinite), `gpu` (compute as GPUs do), `compile` (compile blocks but generate no code),
+`evaluate`, `measure` (the host memory for building), `save=FOLDER` (save after two updates), `load=FILE` (resume from it).
 """
 
 import contextlib
@@ -40,7 +40,7 @@ UPDATES, SAVED_AFTER = 4, 2
 
 
 def train(settings: str, options: list[str], process: Process) -> dict:
-    """What became of it: losses, norms and skips of the updates, weights, and the bytes that this process held."""
+    """Return losses, gradient norms and skips of the updates, the weights, and the bytes that this process held."""
     words: dict[str, str] = {name: value for name, _, value in (each.partition("=") for each in options) if name in OWN}
     config = load(["-cfg", settings, "-opts", *(each for each in options if each.split("=")[0] not in OWN)]).config
     train_set, eval_set = load_image_sets(config)
@@ -56,7 +56,7 @@ def train(settings: str, options: list[str], process: Process) -> dict:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
     found = {"updates": [], "gathered": {}}
     watch(trainer.model, found["gathered"])
-    if "evaluate" in words:  # what it gathers must not be there when the weights are others
+    if "evaluate" in words:  # gathered weights must be released before the weights change
         score(trainer, eval_set, process)
     if "compile" in words:
         compile_parts(trainer.model, words["compile"])
@@ -94,7 +94,7 @@ def as_on_gpus(model: torch.nn.Module) -> Iterator[None]:
 
 
 def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, tuple[float, ...]]:
-    """Loss, accuracy, macro recall and F1 of the weights and of their running mean, on so few images that the last process has a batch less."""
+    """Evaluate weights and EMA weights: loss, accuracy, macro recall, F1. The last process gets one batch less."""
     few = eval_set.take(np.arange(5 * process.world_size - 1))
     data = build_eval_data(trainer.config, few, process)
     bad, found = BadImages(few, 1.0, lambda line: None), {}
@@ -105,7 +105,7 @@ def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, t
 
 
 def watch(model: torch.nn.Module, gathered: dict[str, torch.dtype]) -> None:
-    """Note in which type some layers find their weights when they compute."""
+    """Record the type of the weights of some layers during their computation."""
     for name, layer in (
         ("patch_embed.proj", model.patch_embed.proj),
         ("norm1", model.blocks[0].norm1),
@@ -129,7 +129,7 @@ def poison_once(trainer: Trainer) -> None:
 
 
 def held(trainer: Trainer) -> int:
-    """Bytes of weights, running mean and optimizer that this process has."""
+    """Return the bytes of weights, EMA weights and optimizer in this process."""
     state = trainer.state_dict()
     tensors = [*state["state_dict"].values(), *state.get("state_dict_ema", {}).values()]
     tensors += [each for moments in state["optimizer"]["state"].values() for each in moments.values()]
@@ -137,7 +137,7 @@ def held(trainer: Trainer) -> int:
 
 
 def save(folder: Path, trainer: Trainer, process: Process) -> None:
-    """Sharded, at first the last process finds no room, so that nobody has saved."""
+    """Save a sharded checkpoint. At first the last process's disk is full, so that no process has saved."""
     process.first(lambda: folder.mkdir(parents=True))
     if not trainer.parallel.is_sharded:
         state = trainer.state_dict()
@@ -162,7 +162,7 @@ if __name__ == "__main__":
     process = Process.start("cpu", find_launched_rank(os.environ))
     found = {}
     for name, _, options in (case.partition(":") for case in cases):
-        torch.set_autocast_cache_enabled(True)  # what a case before may have changed
+        torch.set_autocast_cache_enabled(True)  # an earlier case may have changed it
         found[name] = train(settings, [each for each in options.split(",") if each], process)
     if process.is_first:
         torch.save(found, out)

@@ -500,7 +500,7 @@ class ParquetImages(EncodedImages):
         return GroupedShuffle(starts, reach, seed, epoch)
 
     def _within(self, num_bytes: int) -> int:
-        """Return how far an image may move before its row group is dropped. A quarter of the bytes is for prefetching."""
+        """Return how far an image may move before its row group is dropped. Prefetching gets a quarter of the bytes."""
         mean = max(self.num_bytes // max(int(self.group_starts[-1]), 1), 1)
         return max(num_bytes * 3 // 4 // mean, 1)
 

@@ -111,7 +111,7 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
 
 
 def _warn_of_unused_classes(config: Config, parts: list[ImageSet]) -> list[str]:
-    """Warn of names in DATA.CLASSES that no image has. Raise if images have several labels, often misspelt ones."""
+    """Warn of unused names in DATA.CLASSES. Raise DataError if images have several labels, which are often misspelt."""
     counts, names = sum(part.count_classes() for part in parts), parts[0].classes
     unused = [] if config.START.EVAL else [names[number] for number in np.flatnonzero(counts == 0)]
     found = f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}"

@@ -1,4 +1,4 @@
-"""Named sets of images, and the batches for training and evaluation. Other packages import these names."""
+"""Image sets, and batches for training and evaluation. Other packages import these names."""
 
 # ruff: noqa: F401
 

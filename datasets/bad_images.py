@@ -17,7 +17,7 @@ NUM_NAMED = 5
 
 
 def num_allowed(max_fraction: float, num_images: int) -> int:
-    """Return how many images may be unreadable: the fraction, but always a few unless it is 0, and never all images."""
+    """Return how many images may be unreadable: the fraction, at least ALWAYS_ALLOWED if it is not 0, and never all."""
     return min(max(int(max_fraction * num_images), ALWAYS_ALLOWED if max_fraction else 0), num_images - 1)
 
 

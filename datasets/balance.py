@@ -54,7 +54,7 @@ def _range(classes: list[str], values: list[float]) -> str:
 
 
 def images_of_each_class(image_set: ImageSet, setting: str) -> np.ndarray:
-    """Return int64 [classes]: the images of each class. Raise DataError, which names `setting`, if a class has none."""
+    """Return int64 [classes]: the number of images of each class. Raise DataError for `setting` if a class has none."""
     counts = image_set.count_classes()
     if not counts.all():
         missing = [image_set.classes[number] for number in np.flatnonzero(counts == 0)]
@@ -66,6 +66,6 @@ def images_of_each_class(image_set: ImageSet, setting: str) -> np.ndarray:
 
 
 def balanced_order(image_set: ImageSet) -> Callable[[int, int], EpochOrder]:
-    """Return the function from seed and epoch to the order of an epoch, for DATA.SAMPLER balanced."""
+    """Return a function that maps seed and epoch to the order of the epoch, for DATA.SAMPLER balanced."""
     counts = images_of_each_class(image_set, SAMPLER)
     return partial(BalancedOrder, image_set.targets, counts)

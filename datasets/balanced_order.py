@@ -11,14 +11,14 @@ CLASS_BITS = 24  # upper bits of a 64-bit sort key, which hold the class; the lo
 
 
 class BalancedOrder(EpochOrder):
-    """An epoch with one place for each image, where all classes get equally many places.
+    """An epoch that is as long as the image set, and in which every class has the same number of places.
 
-    A class with fewer images than places repeats all of them equally often, and fills up the rest with a random part of
-    them. A class with more images than places shows a random part of them. The order takes 4 bytes of memory per image.
+    A class with fewer images than places repeats all of them equally often, and fills the other places with a random
+    subset. A class with more images than places uses a random subset. The order takes 4 bytes of memory per image.
     """
 
     def __init__(self, targets: np.ndarray, counts: np.ndarray, seed: int, epoch: int):
-        """`counts`: the images of each class."""
+        """`counts`: the number of images of each class."""
         self._targets, self._counts, self._seeds = targets, counts, (seed, epoch)
         # One random start in [0, 1) for all edges gives each class its share on average, even a share below one place.
         # The last seed, 3 here and 4 below, makes these draws independent of each other and of FullShuffle's.
@@ -39,7 +39,7 @@ class BalancedOrder(EpochOrder):
 
     @cached_property
     def _by_class(self) -> np.ndarray:
-        """The images sorted by class, and in random order within each class."""
+        """The images sorted by class, in random order within each class."""
         keys = draws((*self._seeds, 4), 0, len(self._targets)) >> np.uint64(CLASS_BITS)
         keys |= self._targets.astype(np.uint64) << np.uint64(64 - CLASS_BITS)
         return np.argsort(keys, kind="stable").astype(np.uint32)

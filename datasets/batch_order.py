@@ -2,7 +2,7 @@
 
 The order of an epoch is cut into windows, one per update, and each window into pieces, one per micro-batch and process.
 Order and steps depend only on the global batch. So the images of an update do not depend on the pieces, and a run can
-resume after any update, also with another number of processes.
+resume after any update, even with another number of processes.
 """
 
 import functools
@@ -19,7 +19,7 @@ from datasets.shuffle import EpochOrder
 from utils.seed import keyed_rng
 from utils.text import counted
 
-NUM_BLOCKS = 3  # of the order in memory: the current, the previous and the next block
+NUM_BLOCKS = 3  # blocks of the order in memory: the current, the previous and the next one
 COMPUTED_AHEAD = 1 << 17  # size of the smallest block that is computed ahead; smaller ones take a few milliseconds
 
 
@@ -27,15 +27,15 @@ class Piece(NamedTuple):
     """One micro-batch of one process."""
 
     epoch: int
-    indices: np.ndarray  # of at least one image
-    num_samples: int  # how many of them count: all, or 0 if there is one image that only keeps the processes in step
+    indices: np.ndarray  # at least one image
+    num_samples: int  # images that count: all, or 0 if the only image is there to keep the processes in step
     # In training only:
     step: int = 0
     first: int = 0  # position of the first image in the window
     repeats: np.ndarray | None = None  # distinguishes the occurrences of an image in this epoch
 
     def part(self, start: int, end: int) -> "Piece":
-        """Return the images at these positions of a training piece, where all images count."""
+        """Return part of a training piece, in which all images count."""
         return self._replace(
             indices=self.indices[start:end],
             num_samples=end - start,
@@ -58,7 +58,7 @@ class Order:
     num_repeats: int = 1  # occurrences of each image in a window
     is_balanced: bool = False  # an image can occur several times in an epoch
     in_pairs: bool = False  # positions 2k and 2k + 1 of a window stay together; needs an even batch size
-    resumed_global_batch: int | None = None  # of a run that was started with another number of processes
+    resumed_global_batch: int | None = None  # of a run that started with another number of processes
 
     @property
     def global_batch(self) -> int:
@@ -72,7 +72,7 @@ class Order:
         return max(num_full, 1) if self.drop_last else math.ceil(self.num_images / self.global_batch)
 
     def has_updates_of(self, saved: dict) -> bool:
-        """Return whether epochs have the same updates as with the settings that a checkpoint saved."""
+        """Return whether an epoch has the same updates as with the settings saved in a checkpoint."""
         now = {"NUM_IMAGES": self.num_images, "GLOBAL_BATCH": self.global_batch, "DATA.DROP_LAST": self.drop_last}
         return all(saved.get(key, value) == value for key, value in now.items())
 
@@ -93,7 +93,7 @@ class Order:
         return f"{size} x {counted(self.world_size, 'process')} x {counted(num_micro_batches, 'micro-batch')}"
 
     def describe_epoch(self) -> str:
-        """Describe the number and size of an epoch's updates, and its remaining images."""
+        """Describe the number and size of an epoch's updates, and the images that are left over."""
         num_full, rest = divmod(self.num_images, self.global_batch)
         if not num_full:
             return f"1 update of {counted(rest, 'image')}"
@@ -125,7 +125,7 @@ class Order:
         """Return the images of this step, over all processes."""
         epoch, start = self.place(step)
         images = self._epochs.part(epoch, slice(start, start + self._num_distinct(step)))
-        # Each round is rotated by one more, so that an image has another neighbour each time.
+        # Each round is rotated by one more, so that an image has a different neighbour each time.
         rounds = [np.roll(images, -number) for number in range(self.num_repeats)]
         return np.concatenate(rounds)[: self.window_size(step)]
 

@@ -49,7 +49,7 @@ def load_image_sets(
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
     for part, image_set in parts.items():
         if not len(image_set):
-            raise _without_images(config, part, whole)
+            raise _empty_part_error(config, part, whole)
     notes = number_classes(config, list(parts.values()), saved)
     _refuse_one_class(config, train, val)
     for image_set in parts.values():
@@ -59,7 +59,7 @@ def load_image_sets(
 
 
 def _read(config: Config, say: Callable[[str], None], output: str | None) -> tuple[ImageSet | None, ImageSet | None]:
-    """Return both sets as the source has them. The validation set is None if it will be held out later."""
+    """Return both sets as the source returns them. The validation set is None if it will be held out later."""
     data, name = config.DATA, config.DATA.DATASET
     read = find_source(name)
     try:
@@ -91,15 +91,15 @@ def _check_own_parts(config: Config, val: ImageSet) -> None:
         if "folds" not in val.split:
             raise ConfigError(
                 f"DATA.FOLD is {data.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
-                "leave it out, or divide one part with it: name only the folder or file of that part with -data_path"
+                "leave it out, or set -data_path to the folder or file of one part to divide only that part"
             )
     elif data.VAL_FRACTION not in (Data.VAL_FRACTION, val.split.get("fraction")):
-        text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g}, because {name} has parts of its own"
+        text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g}, because {name} has validation images of its own"
         val.notes = (f"warning: without effect: {text}", *val.notes)
 
 
 def _output_in_data(path: str, output: str, error: DataError) -> ConfigError | None:
-    """Return the error to raise instead if `error` is about the run's own output folder inside the data."""
+    """Return a clearer error if `error` is about the run's own output folder inside the data, else None."""
     root = Path(path).expanduser()
     below = Path(os.path.relpath(os.path.realpath(output), os.path.realpath(root)))
     if not any(str(error).startswith(f"{root / each}: ") for each in (below, *below.parents) if each.name):
@@ -116,8 +116,8 @@ def _are_listed(config: Config, saved: SavedData | None, classes: list[str]) -> 
     return {*classes} <= {normalize("NFC", name) for name in known}
 
 
-def _without_images(config: Config, part: str, whole: ImageSet) -> DataError:
-    """Return an error that explains why a part is empty. `whole`: the validation part, or else all images."""
+def _empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
+    """Return an error that explains why a part is empty. `whole`: the validation part, or all images."""
     data, name = config.DATA, config.DATA.DATASET
     is_by_fraction = part == "validation" and data.VAL_FRACTION and not (data.FOLD or data.GROUP_BY)
     if not is_by_fraction or whole.count_classes().max(initial=0) != 1:
@@ -152,7 +152,7 @@ def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> 
     if is_one if train is None else train.targets.min() == train.targets.max():
         raise DataError(
             f"DATA.DATA_PATH: all images in {config.DATA.DATA_PATH} have the same class, {name!r}, so there is nothing to "
-            "tell apart; -data_path must name the folder in which every class has a folder, or a list of several classes"
+            "learn; -data_path must name the folder that has a folder for each class, or a list of several classes"
         )
 
 
@@ -171,7 +171,7 @@ def _check_num_classes(config: Config, image_set: ImageSet) -> None:
 
 
 def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_global_batch: int | None = None) -> Order:
-    """Return the order of the training images. `resumed_global_batch`: images per update, if not from the settings."""
+    """Return the order of the training images. `resumed_global_batch`: images per update, instead of the settings'."""
     data, train = config.DATA, config.TRAIN
     order = Order(
         num_images=len(image_set),
@@ -189,13 +189,13 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
     if order.num_repeats > order.global_batch:
         raise ConfigError(
             f"TRAIN.REPEATED_AUG is {order.num_repeats}, but an update has only {counted(order.global_batch, 'image')} "
-            "(DATA.BATCH_SIZE x processes x TRAIN.ACCUM_ITER); lower the one or raise the other"
+            "(DATA.BATCH_SIZE x processes x TRAIN.ACCUM_ITER); lower the first or raise the second"
         )
     return order
 
 
 def _epoch_order(config: Config, image_set: ImageSet) -> Callable[[int, int], EpochOrder]:
-    """Return the function from seed and epoch to the order of an epoch, for DATA.SAMPLER."""
+    """Return the function of DATA.SAMPLER that maps seed and epoch to the order of the epoch."""
     if config.DATA.SAMPLER == "shuffle":
         return image_set.epoch_order
     from datasets.balance import balanced_order

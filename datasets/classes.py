@@ -21,8 +21,8 @@ SEPARATORS = "|;,"  # common separators of several labels
 def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None) -> list[str]:
     """Number the classes of all parts in the same way. Return lines for the log.
 
-    Labels that are numbers stay as they are, and their classes get names. Classes with names are numbered as in
-    DATA.CLASSES, and then as in the checkpoint that is resumed or evaluated.
+    Labels that are numbers stay as they are, and their classes get names. Classes with names are numbered as in the
+    checkpoint that is resumed or evaluated, or else as in DATA.CLASSES.
     """
     first, notes = parts[0], []
     if config.DATA.CLASSES:
@@ -36,9 +36,9 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
         notes.append(f"the labels are numbers; their classes get the names of their folders: {names}")
         for part in parts:
             part.classes = list(first.folder_names)
-    notes += _name_alike(first.classes) if first.classes_are_names else []
+    notes += _warn_of_similar_names(first.classes) if first.classes_are_names else []
     is_table = config.DATA.DATASET == "csv" and first.classes_are_names and not first.label_sets
-    return notes + (_look_joined(first.classes) if is_table else [])
+    return notes + (_warn_of_joined_labels(first.classes) if is_table else [])
 
 
 def _number_by_list(config: Config, parts: list[ImageSet]) -> list[str]:
@@ -46,11 +46,11 @@ def _number_by_list(config: Config, parts: list[ImageSet]) -> list[str]:
     # No name may repeat, because images are matched by name.
     classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
     where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
-    _refuse_others(parts, classes, where, "add them to the file", may_lack=True)
+    _refuse_other_classes(parts, classes, where, "add them to the file", may_lack=True)
     renumber(parts, classes)
     for part in parts:
         part.labels_are_numbers = False
-    return _without_images(config, parts)
+    return _warn_of_unused_classes(config, parts)
 
 
 def _number_by_value(parts: list[ImageSet]) -> list[str]:
@@ -72,17 +72,17 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
     is_renamed = len(new) == len(gone) == 1 and not first.labels_are_numbers
     if is_renamed and config.START.allows("CLASS_NAMES"):
         classes = [new[0] if name == gone[0] else name for name in classes]
-        notes.append(f"class {gone[0]} is called {new[0]} from here on (RESUME.ALLOW_CHANGED)")
+        notes.append(f"class {gone[0]} is now called {new[0]} (RESUME.ALLOW_CHANGED)")
     where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
     remedy = "start a new run from its weights with -pretrained"
     if config.START.EVAL:
-        remedy = "evaluate only images of its classes; added classes are left out only if none of its own is missing"
+        remedy = "evaluate only images of its classes; new classes are left out only if none of its classes is missing"
     if is_renamed:
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
-    _refuse_others(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
+    _refuse_other_classes(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
     if first.labels_are_numbers and not _are_numbers(classes):
         meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
-        notes.append(f"the labels are numbers, read as those of the checkpoint's classes: {meaning}")
+        notes.append(f"the labels are numbers, read as the class numbers of the checkpoint: {meaning}")
     renumber(parts, classes)
     return notes
 
@@ -110,8 +110,8 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
     return kept
 
 
-def _without_images(config: Config, parts: list[ImageSet]) -> list[str]:
-    """Warn of names in DATA.CLASSES that no image has. With several labels, which are often misspelt, raise."""
+def _warn_of_unused_classes(config: Config, parts: list[ImageSet]) -> list[str]:
+    """Warn of unused names in DATA.CLASSES. Raise DataError if images have several labels, which are often misspelt."""
     counts, names = sum(part.count_classes() for part in parts), parts[0].classes
     unused = [] if config.START.EVAL else [names[number] for number in np.flatnonzero(counts == 0)]
     found = f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}"
@@ -124,7 +124,7 @@ def _without_images(config: Config, parts: list[ImageSet]) -> list[str]:
     return [f"warning: {found}"] if unused else []
 
 
-def _name_alike(classes: list[str]) -> list[str]:
+def _warn_of_similar_names(classes: list[str]) -> list[str]:
     """Warn of names that probably mean the same class: cat and Cat, maine_coon and Maine Coon."""
     spellings: dict[str, list[str]] = {}
     for name in classes:
@@ -133,11 +133,11 @@ def _name_alike(classes: list[str]) -> list[str]:
     alike = [" and ".join(names) for names in spellings.values() if len(names) > 1]
     if not alike:
         return []
-    return [f"warning: these are read as different classes: {first_of(alike)}; give equal ones the same name"]
+    return [f"warning: these are read as different classes: {first_of(alike)}; if they are the same, rename one"]
 
 
-def _look_joined(classes: list[str]) -> list[str]:
-    """Warn of names in a table that look like several labels, of which one also occurs elsewhere: cat|dog and cat."""
+def _warn_of_joined_labels(classes: list[str]) -> list[str]:
+    """Warn of names in a table that look like several labels (cat|dog), if one of these also occurs elsewhere (cat)."""
     for separator in SEPARATORS:
         labels = {name: [label.strip() for label in name.split(separator)] for name in classes}
         times = Counter(itertools.chain.from_iterable(labels.values()))
@@ -148,7 +148,7 @@ def _look_joined(classes: list[str]) -> list[str]:
 
 
 def _numbers(part: ImageSet, classes: list[str]) -> list[int]:
-    """Return the number of each class of this part among `classes`, or -1."""
+    """Return the index in `classes` of each class of this part, or -1 if it is missing."""
     if part.labels_are_numbers and not _are_numbers(classes):
         return [number if number < len(classes) else -1 for number in range(len(part.classes))]
     known = {normalize("NFC", name): number for number, name in enumerate(classes)}
@@ -168,8 +168,8 @@ def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], 
     return new, [name for number, name in enumerate(classes) if number not in known]
 
 
-def _refuse_others(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
-    """Raise DataError if the parts have other classes. `may_lack`: some may be missing, and unused ones are ignored."""
+def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
+    """Raise DataError if the parts have other classes. `may_lack`: ignore missing and unused classes."""
     names = parts[0].classes
     new, gone = _differences(parts, classes)
     if may_lack:
@@ -179,8 +179,8 @@ def _refuse_others(parts: list[ImageSet], classes: list[str], where: str, remedy
         changes = [f"{word}: {first_of(each)}" for word, each in (("new", new), ("gone", gone)) if each]
         place = f"; {_first_image(parts, names.index(new[0]))}" if new else ""
         raise DataError(
-            f"{where}: {counted(len(names), 'class')} here, {len(classes)} there ({'; '.join(changes)}){place}; name them "
-            f"alike, or {remedy}{did_you_mean(new[0], classes) if new else ''}"
+            f"{where}: {counted(len(names), 'class')} in the data, {len(classes)} known ({'; '.join(changes)}){place}; "
+            f"rename them to match, or {remedy}{did_you_mean(new[0], classes) if new else ''}"
         )
 
 
@@ -190,7 +190,7 @@ def renumber(parts: list[ImageSet], classes: list[str]) -> None:
     for part in parts:
         part.classes = list(classes)
         if np.array_equal(lookup, np.arange(len(lookup))):
-            continue  # targets of an index are shared by all processes
+            continue  # no copy, because all processes share the targets of an index
         if part.label_sets:
             part.label_sets = [tuple(lookup[list(each)].tolist()) for each in part.label_sets]
         else:
@@ -214,7 +214,7 @@ def read_classes(name: str, title: str, errors: str = "strict", may_repeat: bool
 
 
 def classes_in(text: str, where: str, may_repeat: bool = True) -> list[str]:
-    """Return the class names by number, one from each line. Raise ConfigError for an empty line."""
+    """Return the class names, one from each line, in order of their numbers. Raise ConfigError for an empty line."""
     classes = [line.strip() for line in LINE_END.split(text.rstrip())]
     first = {"": 0}  # the line of each name; an empty name is always wrong
     lines = enumerate(classes, 1)

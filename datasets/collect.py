@@ -8,13 +8,13 @@ import numpy as np
 
 
 def encoded(values: list[str]) -> list[bytes]:
-    """Encode strings like file names, all at once because that is much faster."""
+    """Encode strings as os.fsencode does, but all at once, because that is much faster."""
     together = os.fsencode("\n".join(values)).split(b"\n")
     return together if len(together) == len(values) else [os.fsencode(value) for value in values]
 
 
 class Distinct:
-    """Distinct strings, such as classes or folders, in the order of their first rows, with these rows and lines."""
+    """Distinct strings, such as classes or folders, in order of first occurrence, with its row and line."""
 
     def __init__(self):
         self.numbers: dict[str, int] = {}
@@ -34,7 +34,7 @@ class Distinct:
 
 
 class RowHashes:
-    """A 64-bit hash of each string, to find equal strings without keeping them in memory."""
+    """The 64-bit hashes of strings, to find equal strings without keeping them in memory."""
 
     def __init__(self):
         self._all = array("q")  # grows in place; many small arrays would fragment the memory
@@ -44,13 +44,13 @@ class RowHashes:
         self._all.frombytes(np.fromiter(map(hash, values), np.int64, len(values)).tobytes())
 
     def take(self) -> np.ndarray:
-        """Return all hashes, and forget them."""
+        """Return all hashes, and drop them."""
         found, self._all = self._all, array("q")
         return np.frombuffer(found, np.int64)
 
 
 def equal_rows(hashes: np.ndarray, text: Callable[[int], Hashable]) -> Iterator[list[int]]:
-    """Yield the ascending rows of each string that several rows have. `text(row)` returns the hashed string."""
+    """Yield the rows of each string that several rows have, in order. `text(row)` returns the hashed string."""
     in_order = np.sort(hashes)
     repeated = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
     del in_order

@@ -13,7 +13,7 @@ from datasets.types import ImageSet
 from utils.facts import OF_A_PART, SIZES, changed_facts
 from utils.text import counted, first_of
 
-NUM_SIZES = 64  # files of a part whose sizes are compared; millions would take minutes on a network disk
+NUM_SIZES = 64  # files of each part whose sizes are compared; millions would take minutes on a network disk
 MOST_LISTED = 2_000_000  # lines of split.csv; a longer file is not compared
 CLASSES = "classes and their order"
 
@@ -43,12 +43,12 @@ def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
 
 
 def is_other_data(facts: Mapping[str, Any], val: ImageSet) -> bool:
-    """Return whether the file sizes of validation images differ from the facts of a run on images of the same names."""
+    """Return whether the file sizes of the validation images differ from those that a run recorded as facts."""
     return any(fact.startswith(SIZES) for fact in changed_facts(facts, data_facts(None, val)))
 
 
 def _labels(image_set: ImageSet) -> Iterable[bytes | np.ndarray]:
-    """Yield content that changes with the labels, but not with the numbers of their classes."""
+    """Yield content to hash that depends on the labels, but not on the numbers of their classes."""
     meanings = image_set.target_names()
     places = {name: place for place, name in enumerate(sorted(set(meanings)))}
     lookup = np.array([places[name] for name in meanings], "<i4")

@@ -1,8 +1,8 @@
 """The index of a data set: the facts about each image, in one file that all processes of a machine map into memory.
 
-The file has MAGIC, the length and checksum of a description, the description in JSON (the columns and the facts), then
-the columns of numbers and of byte strings, each with a checksum in the description. A start compares all checksums,
-which takes 0.1 s for the names of a million images. Above COMPARED bytes it compares only the checksum of the
+The file contains MAGIC, the length and checksum of a description, the description in JSON (columns and facts), then
+the columns of numbers and of byte strings, each with a checksum in the description. A start verifies all checksums,
+which takes 0.1 s for the names of a million images. Above COMPARED bytes it verifies only the checksum of the
 description: the columns are on the disk before the file gets its name, and an incomplete copy is too short.
 """
 
@@ -39,7 +39,7 @@ CHUNK = 1 << 16  # rows of a column that are loaded into memory at once
 
 
 class IndexWriteError(Exception):
-    """The index cannot be written at its place."""
+    """The index cannot be written to its path."""
 
 
 class BuiltElsewhereError(Exception):
@@ -49,7 +49,7 @@ class BuiltElsewhereError(Exception):
 class MappedColumn(np.ndarray):
     """A column of an index file. A loader process that receives it opens the file again."""
 
-    source: tuple[Path, str, str] | None = None  # file, its id, and name; only of a whole column, not of slices
+    source: tuple[Path, str, str] | None = None  # file, its id, and name of the column; None for a slice
 
     def __reduce__(self):
         return (_reopen, self.source) if self.source else super().__reduce__()
@@ -69,7 +69,7 @@ class Texts(Sequence):
         return cls(starts, np.frombuffer(b"".join(values), np.uint8))
 
     def digest(self) -> bytes:
-        """Return bytes that differ for other strings. An index file already has them, for any number of strings."""
+        """Return bytes that identify these strings. An index file has their checksums, so that they are not read."""
         checksums = self._checksums or (zlib.crc32(self.starts), zlib.crc32(self.blob))
         return b"%d %d %d" % (*checksums, len(self.starts))
 
@@ -131,13 +131,13 @@ def _hash_strings(places: Iterable[np.ndarray]) -> np.ndarray:
 class Shape(NamedTuple):
     """The columns and facts that an index must have."""
 
-    columns: Mapping[str, str]  # the type of each, as for IndexWriter
+    columns: Mapping[str, str]  # the type of each column, as for IndexWriter
     even: Sequence[str]  # groups of columns with equal lengths
     facts: Any  # see is_like
 
 
 def is_like(value: Any, shape: Any) -> bool:
-    """Return whether a value has a shape: a type, [one for all], (one, the next), {key: one} or {str: one for all}."""
+    """Return whether a value has a shape: a type, [each item], (first, second), {key: value} or {str: each value}."""
     if isinstance(shape, list | tuple):
         shapes = shape if isinstance(shape, tuple) else shape * len(value) if isinstance(value, list) else ()
         return isinstance(value, list) and len(value) == len(shapes) and all(map(is_like, value, shapes))
@@ -153,7 +153,7 @@ def divides(starts: np.ndarray, length: int) -> bool:
 
 
 class Index:
-    """A complete index. `facts` are few plain values; `id` is unique for each index that is written.
+    """A complete index. `facts` are a few plain values; each index that is written has its own `id`.
 
     `path` is None if the index is only in memory.
     """
@@ -178,7 +178,7 @@ class Index:
         )
 
     def _length(self, name: str, kind: str) -> int | None:
-        """Return the rows of a column, or None if it is missing or damaged, or has another type."""
+        """Return the number of rows of a column, or None if it is missing or damaged, or has another type."""
         column, starts = self._columns.get(name), self._columns.get(f"{name}.starts")
         if column is None or column.dtype != ("u1" if kind == TEXT else kind):
             return None
@@ -205,7 +205,7 @@ class Index:
 
 
 class Place:
-    """A place where an index is being built. Nothing is written there until the index is too large for memory."""
+    """A place where an index is being built. Nothing is written there while the index is small."""
 
     def __init__(self, path: Path):
         self.path, self._stack = path, contextlib.ExitStack()
@@ -243,7 +243,7 @@ class IndexWriter:
     """Collects columns chunk by chunk: in memory up to `small` bytes, then in unnamed files next to the index."""
 
     def __init__(self, place: Place | None, columns: Mapping[str, str], small: int | None = None):
-        """`columns`: the type of each column; their lengths may differ. Without a `place`, all stays in memory."""
+        """`columns`: the type of each column. Their lengths may differ. Without a `place`, all data stays in memory."""
         self.place, self._types, self._small = place, dict(columns), SMALL if small is None else small
         self._parts = {name: "u1" if kind == TEXT else kind for name, kind in columns.items()}
         self._ends = {name: 0 for name, kind in columns.items() if kind == TEXT}
@@ -266,7 +266,7 @@ class IndexWriter:
         self._ends[name] += len(content)
 
     def finish(self, facts: dict) -> Index:
-        """Return the opened index. Its file, if it needs one, appears complete and in one step."""
+        """Return the opened index. Its file, if it needs one, appears atomically."""
         if self.in_memory:
             columns = {part: np.frombuffer(file.getvalue(), self._parts[part]) for part, file in self._files.items()}
             return Index(None, columns, facts, checksums=self._checksums)
@@ -347,7 +347,7 @@ def open_index(path: Path, compares: bool = True) -> Index | None:
             columns[part].source = (path, described["id"], part)
             place += num_bytes + -num_bytes % ALIGNMENT
         return Index(path, columns, described["facts"] | {}, described["id"], checksums) if place == size else None
-    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # for a file of any content
+    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # it may contain anything
         return None
 
 
@@ -374,7 +374,7 @@ def caches_folder(config: Config) -> Path:
 
 
 def index_paths(config: Config, beside: Path) -> list[Path]:
-    """Return the paths where an index may lie: `beside` the data, or in the cache folder if the data is read-only.
+    """Return the possible paths of an index: `beside`, next to the data, or in the cache folder for read-only data.
 
     A small index is not written, and no folder is made for it.
     """
@@ -418,7 +418,7 @@ class FileStamp(NamedTuple):
 
 
 def changed_during_run(file: Path | str) -> DataError:
-    return DataError(f"{file} was changed during this run; start again, with -resume to continue")
+    return DataError(f"{file} was changed during this run; start again (-resume continues the run)")
 
 
 def stamps_of(files: Iterable[Path]) -> list[list]:

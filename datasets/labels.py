@@ -14,11 +14,11 @@ from utils.errors import DataError, did_you_mean
 from utils.text import counted, first_of
 
 MAX_CLASSES = 1_000_000  # a higher label is a mistake, and a list of that many class names would fill the memory
-USUAL_CLASSES = 1000  # accepted with any number of images, such as a few of ImageNet for a trial
+USUAL_CLASSES = 1000  # accepted for any number of images, such as a few of ImageNet in a trial
 LABELS_EXPECTED = (
     "DATA.LABEL_SEPARATOR must separate the names in the class column, or DATA.COLUMNS must name columns of 0 and 1"
 )
-MAX_DIGITS = 18  # of a label; int() itself refuses thousands of digits
+MAX_DIGITS = 18  # digits of a label; int() itself refuses thousands of digits
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _is_number(label: str) -> bool:
 
 
 def class_numbers(config: Config, lists: list[Labels], are_numbers: bool) -> tuple[list[np.ndarray], list[str]]:
-    """Return the class number of each label of each list, and the classes. Of two lists, the first is for training and
+    """Return for each list the class number of each label, and the classes. Of two lists, the first is for training and
     must have all classes. Labels that are not numbers are names, which are numbered in sorted order."""
     if are_numbers:
         targets = [_numbered_targets(config, labels) for labels in lists]
@@ -95,7 +95,7 @@ def several_labels(
 ) -> tuple[list[list[tuple[int, ...]]], list[str]]:
     """Return for each list the class numbers of each label, and the classes. Of two lists, the first is for training.
 
-    `columns`: the label columns of DATA.COLUMNS, whose values are written as 0101. Else a separator divides labels.
+    `columns`: the label columns of DATA.COLUMNS, whose values are written as 0101. If empty, a separator splits labels.
     """
     numbers, separator = {name: number for number, name in enumerate(columns)}, config.DATA.LABEL_SEPARATOR
 
@@ -160,7 +160,7 @@ def numbered_classes(
         part = next(part for part, each in enumerate(counts) if len(each) == len(used))
         raise DataError(
             f"{where[part](int(targets[part].argmax()))}: label {len(used) - 1} means {counted(len(used), 'class')}, but "
-            f"{counted(num_images, 'image')} use {int(used.sum()):,}; correct the label, or if it is right set "
+            f"{counted(num_images, 'image')} use {int(used.sum()):,}; correct the label, or, if it is right, set "
             f"-num_classes {len(used)}"
         )
     return [str(number) for number in range(len(used))]

@@ -6,7 +6,7 @@ import numpy as np
 
 from datasets.shuffle import EpochOrder, FullShuffle, draws, shuffled
 
-FRACTION_BITS = 31  # of a sort key for a random number in [0, 1); the position takes the other 32
+FRACTION_BITS = 31  # bits of a sort key for a random number in [0, 1); the position takes the other 32
 NEARBY_BLOCK = 1 << 16
 
 
@@ -14,7 +14,7 @@ class NearbyShuffle(EpochOrder):
     """A shuffle that moves each number by less than `reach` positions, where `reach` is less than `count`.
 
     Number i is sorted by i + reach x a random number in [0, 1). So it comes after all numbers up to i - reach, and
-    before all numbers from i + reach.
+    before all numbers from i + reach on.
     """
 
     def __init__(self, count: int, reach: int, *seeds: int, block_size: int = NEARBY_BLOCK):
@@ -40,7 +40,7 @@ class GroupedShuffle(EpochOrder):
     """Shuffles groups, such as the tars of a set, and then moves each sample by less than `reach` positions."""
 
     def __init__(self, starts: np.ndarray, reach: int, seed: int, epoch: int):
-        """`starts` [groups + 1]: the first sample of each group of consecutive samples, and their total."""
+        """`starts` [groups + 1]: the first sample of each group of consecutive samples, and the total number."""
         # The last seeds, 1 here and 2 below, separate the two draws. numpy ignores trailing zeros, so neither is 0.
         groups = shuffled(len(starts) - 1, seed, epoch, 1)
         self.groups, self.reach = groups, reach

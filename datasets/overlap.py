@@ -1,4 +1,4 @@
-"""Find validation images that are training images: by name and size before a run, by content in its first epoch."""
+"""Find validation images that are also training images: by name and size before a run, by content in epoch 1."""
 
 import mmap
 import os
@@ -17,12 +17,12 @@ MOST_NAMES = 2_000  # validation images whose names are looked up; a few of thei
 FEW_FILES = 16
 MOST_READ, MOST_IN_GROUPS = 200, 50  # validation images that are read again to be sure
 MOST_ALIKE = 4  # training images with which each of them is compared
-NUM_BYTES = 256  # of an image's pixels in its fingerprint, which takes 5 us; reading a photo takes 3,000 us
-LOOK = "remove them from one of the two sets, as accuracy on them says nothing; -check names them"
+NUM_BYTES = 256  # bytes of pixels in a fingerprint, which takes 5 us; reading a photo takes 3,000 us
+LOOK = "remove them from one of the two sets, because they distort the accuracy; -check names them"
 
 
 def fingerprint(pixels: np.ndarray) -> int:
-    """Return 64 bits, never 0, that depend on the shape and on bytes spread over the image: equal for equal images."""
+    """Return a 64-bit hash, never 0, of the shape and of some bytes of the image. Equal images have equal hashes."""
     flat = pixels.reshape(-1)
     spread = flat[:: max(1, flat.size // NUM_BYTES)].tobytes()
     return int.from_bytes(blake2b(spread, digest_size=8, key=repr(pixels.shape).encode()).digest(), "little") | 1
@@ -74,7 +74,7 @@ class Overlap:
         return self._describe({index: by_print[value] for index, value in scored.tolist() if value in by_print})
 
     def _describe(self, alike: dict[int, list[int]]) -> list[str]:
-        """Read images with equal fingerprints again, and name equal ones. `alike`: training by validation images."""
+        """Read images with equal fingerprints again, and report equal ones. `alike`: training by validation image."""
         most = MOST_IN_GROUPS if self.train.is_read_in_groups else MOST_READ
         sample = _spread(sorted(alike), most)
         with ThreadPoolExecutor() as pool:
@@ -102,7 +102,7 @@ class Overlap:
 
 
 def shared_names(train: ImageSet, val: ImageSet) -> list[str]:
-    """Return a line for the log if validation images have class, name and size of training images, and some the bytes."""
+    """Return a warning if validation images share class, name and size with training images, and some all bytes."""
     sample = _spread(range(len(val)), MOST_NAMES)
     if train.root is None or not sample or not os.path.isfile(val.name(sample[0])):
         return []

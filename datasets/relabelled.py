@@ -1,4 +1,4 @@
-"""Find images that move from training to validation because the classes of a list change, but not its folders."""
+"""Find images that moved from training to validation because the classes of a list changed, but not its folders."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,8 @@ def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, we
         return []
     changed = first_of(sorted({*former} ^ {*val.classes}))
     return [
-        f"warning: {weights} was trained on {len(found):,} of {len(val):,} validation images if it had the same images, "
-        f"such as {val.key(found[0])}: the hash of a name leaves out folders that are named like a class, and these "
-        f"classes are new or gone: {changed}; divide the data into the parts that split.csv of that run lists"
+        f"warning: if {weights} was trained on this data, {len(found):,} of {len(val):,} validation images were "
+        f"training images, such as {val.key(found[0])}: the hash of a name leaves out folders that are named like a "
+        f"class, and these classes are new or gone: {changed}; divide the data into the parts that "
+        "split.csv of that run lists"
     ]

@@ -32,14 +32,14 @@ class ImageSet:
     makes_batches: Callable | None = None  # its own loader, instead of reading images one by one
     is_read_in_groups = False  # a process reads and keeps many images at once, so loader processes would repeat that
     per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
-    rows: np.ndarray | None = None  # of a part: its rows in the columns that `take` does not cut; None: all rows
+    rows: np.ndarray | None = None  # the rows of a part in the columns that `take` does not cut; None: all rows
     index: "Index | None" = None  # the index with the columns of the set, if there is one
     root: Path | None = None  # the folder of its files, if they are known
-    is_listing = False  # whether it lists the class folders below `root`, so that a label is a folder
+    is_listing = False  # whether it consists of the class folders below `root`, so that a folder is a label
     notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
     label_sets: list[tuple[int, ...]] | None = None  # sets of class numbers, which images share
-    labels_are_numbers = False  # the data has class numbers; names, if any, were given to them
-    class_folders: Set[bytes] = frozenset()  # of a part: folders that are left out of the hashed names
+    labels_are_numbers = False  # the data has class numbers; any names were added later
+    class_folders: Set[bytes] = frozenset()  # folders that are left out of the hashed names of a part
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
     folder_names: Sequence[str] = ()  # for labels that are numbers: the folder with all images of each class
     fingerprints: Any = None  # datasets.overlap.Fingerprints, while this set is compared with another set
@@ -82,7 +82,7 @@ class ImageSet:
         return FullShuffle(len(self), seed, epoch)
 
     def order_to_write(self, seed: int) -> EpochOrder:
-        """Return the order for writing the images in another format, mixed as widely as this format can be read."""
+        """Return the order for writing the images in another format, mixed as widely as this format allows."""
         return FullShuffle(len(self), seed)
 
     def will_read(self, seed: int, epoch: int, position: int) -> None:
@@ -90,8 +90,8 @@ class ImageSet:
 
         Every training process (never a loader worker) calls this each time it hands the images of an update to its
         loader, before any of them is read. Images before the position were handed out earlier. The first call may be in
-        mid-epoch. A jump, forwards or back, means that updates were skipped or repeated, or that a short trial makes a
-        measurement. The call must return at once.
+        mid-epoch. A jump, forwards or back, means that updates were skipped or repeated, or that a short trial
+        measured something. The call must return at once.
         """
 
     def name(self, index: int) -> str:
@@ -122,7 +122,7 @@ class ImageSet:
         return self.all_keys()
 
     def naming(self) -> Iterable[bytes | np.ndarray]:
-        """Return content that changes with the names and their order, and is the same for a copy of the data."""
+        """Return content to hash that depends on the names and their order, and is the same for a copy of the data."""
         if self.names_are_numbers and len(self):
             return (self.name(0).encode(), b"%d" % len(self), *self._chosen())
         return (b"\0".join(chunk) for chunk in self.all_keys())
@@ -132,7 +132,7 @@ class ImageSet:
         return () if self.rows is None else (np.ascontiguousarray(self.rows),)
 
     def file_sizes(self, indices: Sequence[int]) -> list[int]:
-        """Return the file sizes of some images, quickly; nothing if they have no files. -1: a file is missing."""
+        """Return the file sizes of some images, quickly; [] if they have no files. -1: a file is missing."""
         return []
 
     def take(self, indices: np.ndarray) -> "ImageSet":

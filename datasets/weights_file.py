@@ -52,5 +52,5 @@ def _read_rows(file: Path) -> list[list[str]]:
     has_header = bool(rows) and rows[0][-1].lower() in ("weight", "weights")
     rows = rows[has_header:]
     if not rows or any(len(row) != 2 for row in rows):
-        raise ConfigError(f"{setting} has other lines than a class and its weight; {expects}")
+        raise ConfigError(f"{setting} has lines that are not a class and its weight; {expects}")
     return rows

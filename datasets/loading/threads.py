@@ -21,7 +21,7 @@ def read_in_threads(
 ) -> Iterator[Batch]:
     """Yield the batches of the pieces in order, and prefetch `ahead` of them. Closing this generator ends the threads.
 
-    All threads work on the same batch. Reading, decoding and resizing release Python's lock.
+    All threads work on the same batch. Reading, decoding and resizing release the GIL.
     """
     # Each loader thread uses one torch thread, because idle torch threads would spin and take cores from training.
     # Reading the number of threads here fixes it for this thread; otherwise the loader threads would change it.

@@ -30,7 +30,7 @@ from utils.program import STOPPING, die_with_parent
 MAX_ON_CPU = 8
 ENOUGH_CORES = 4  # with this many cores or more, one is reserved for the training thread
 AHEAD_OF_PROCESS = 2  # batches that each worker process prefetches
-MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # batches that all threads together prefetch, and their bytes
+MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # batches that all threads prefetch: at least, at most, bytes
 MAX_FRACTION_AHEAD = 0.05  # of the free memory of the host, for all training processes together
 MAX_FRACTION_SHARED = 0.8  # of the free shared memory
 # Fractions of the time for which a loader thread is assumed to hold Python's GIL; measured in BENCHMARKS.md.
@@ -47,7 +47,7 @@ class Workers(NamedTuple):
 
 
 def choose_workers(config: Config, image_set: ImageSet, process: Process) -> Workers:
-    """Return the workers from the settings, or a choice that fits the device, the cores and the images."""
+    """Return the workers that the settings specify, or choose them by device, cores and images."""
     data, on_cpu = config.DATA, process.device.type == "cpu"
     count, kind = data.NUM_WORKERS, data.WORKERS
     if count is None:
@@ -67,13 +67,13 @@ def cores_to_read(process: Process) -> int:
 
 
 def saturate_gil(num_threads: int, config: Config, image_set: ImageSet) -> bool:
-    """Return whether this number of loader threads leaves too little of the GIL to the training thread."""
+    """Return whether this number of loader threads leaves the training thread too little GIL time."""
     decoding = GIL_AUGMENTING if config.TRAIN.augments else GIL_READING
     return num_threads * (GIL_IN_MEMORY if image_set.in_memory else decoding) > MAX_GIL
 
 
 def shared_bytes(data: Data, num_processes: int) -> int:
-    """Return the bytes of shared memory for the batches of this number of loader processes.
+    """Return the bytes of shared memory that the batches of this number of loader processes need.
 
     Training batches stay in memory during evaluation.
     """
@@ -89,7 +89,7 @@ def _count_on_cpu(data: Data, image_set: ImageSet, process: Process) -> int:
     if image_set.in_memory:
         return 0
     if data.WORKERS == "processes":
-        # The other cores compute, because even ViT-Tiny takes ten times as long as loading.
+        # The other cores compute, because even ViT-Tiny computes for ten times as long as loading takes.
         return min(MAX_ON_CPU, max(1, process.num_cores // 4))
     return min(MAX_ON_CPU, process.num_cores)
 
@@ -158,7 +158,7 @@ def read_in_processes(
                 raise batch
             yield batch
     finally:
-        del batches  # this ends the workers
+        del batches  # ends the workers
 
 
 def _end_with_run(number: int) -> None:
@@ -223,8 +223,8 @@ def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
 def _blocked_signals() -> Iterator[None]:
     """Block the STOPPING signals in the processes started inside. The parent gets them a little later.
 
-    Ctrl-C, Slurm's warnings and a closed terminal reach every process of a run. The parent then saves, for which it needs
-    its workers, and ends them itself.
+    Ctrl-C, Slurm's warnings and a closed terminal reach every process of a run. The parent needs its workers while it
+    saves, and then ends them itself.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
@@ -235,7 +235,7 @@ def _blocked_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _preserved_sigchld_handler() -> Iterator[None]:
-    """Undo torch's handler, which raises an error about a dead worker at any point of training, for example in a save."""
+    """Undo torch's handler, which raises an error about a dead worker at any point of training, even during a save."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -255,7 +255,7 @@ def _kill_workers() -> None:
 
 
 def make_loader(reader: Reader, workers: Workers, device: torch.device) -> Callable[[Iterable[Piece]], Iterator[Batch]]:
-    """Return the function from pieces to batches, for images that are read one by one."""
+    """Return a function that turns pieces into batches, for images that are read one by one."""
     common = {"reader": reader, "device": device, "ahead": workers.ahead}
     if workers.count and workers.kind == "threads":
         from datasets.loading.threads import read_in_threads

@@ -1,7 +1,7 @@
-"""The data sets: one file for each kind, with a function from the settings to image sets. SOURCES has a row for each.
+"""The data sets: each file has a function that reads one kind of data set. SOURCES has a row for each of them.
 
 The function gets the settings, and `say` to report a download. It returns the training set (None with EVAL if there is a
-validation set) and the validation set, or all images and None. Then datasets/split/ holds some out.
+validation set) and the validation set, or all images and None, so that datasets/split/ holds some out.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ from datasets.split import hold_out
 from datasets.types import ImageSet
 from utils.errors import DataError
 
-# The folder with the class folders, the folders that may contain it, and the class of background, which is left out.
+# The folder with the class folders, the folders that may contain it, and the background class, which is left out.
 CALTECH101 = ("101_ObjectCategories", ("", "caltech101", "caltech-101"), "BACKGROUND_Google")
 CALTECH256 = ("256_ObjectCategories", ("", "caltech256"), "257.clutter")
 

@@ -27,7 +27,7 @@ EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns
 
 
 def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
-    """Read train.csv and val.csv, or one file and None. Labels are class numbers or class names."""
+    """Return the images of train.csv and val.csv, or of one file and None. Labels are class numbers or class names."""
     root = data_root(config.DATA, EXPECTS)
     files, notes = [root], ()
     if root.is_dir():
@@ -39,7 +39,8 @@ def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, Im
     columns = Columns.of(config.DATA, files)
     settings = {"columns": columns.names, "group_by": columns.group}
     if config.DATA.has_several_labels:
-        settings |= {"are_bits": columns.are_bits, "separator": config.DATA.LABEL_SEPARATOR}  # the split depends on it
+        # The stored split depends on the separator.
+        settings |= {"are_bits": columns.are_bits, "separator": config.DATA.LABEL_SEPARATOR}
     lists = Lists(
         files,
         functools.partial(read_csv_file, columns=columns),
@@ -61,7 +62,7 @@ class Columns(NamedTuple):
     path: str
     of_labels: tuple[str, ...]  # one column of classes, or any number of columns of 0 and 1
     are_bits: bool  # the labels are columns of 0 and 1
-    may_be_empty: bool  # the column of classes, for an image without labels
+    may_be_empty: bool  # the column of classes may be empty: the image has no label
     group: str | None
 
     @classmethod
@@ -74,8 +75,8 @@ class Columns(NamedTuple):
             counts = [each for names in found for each in Counter(names).items()]
             if unlike := [name for name, count in counts if count > 1 or name not in first]:
                 raise DataError(
-                    f"{files[-1]}, line 1: DATA.COLUMNS * means all columns but {path}, but {unlike[0]!r} is there "
-                    f"twice or not in {files[0]}; name the columns of the labels, or give all files the same columns"
+                    f"{files[-1]}, line 1: DATA.COLUMNS * means all columns but {path}, but {unlike[0]!r} occurs "
+                    f"twice or is not in {files[0]}; name the columns of the labels, or give all files the same columns"
                 )
         return cls(path, tuple(of_labels), data.has_label_columns, data.LABEL_SEPARATOR is not None, group)
 
@@ -91,10 +92,10 @@ def _header(file: Path, path: str) -> list[str]:
 
 
 def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> list[str]:
-    """Add the rows of a file, and ignore other columns. Return lines for the log."""
+    """Pass these columns of all rows of a file to `add`. Return lines for the log."""
     with _opened(file, columns.names) as (rows, notes):
         names = [name.strip() for name in next(rows)]
-        places = {name: place for place, name in enumerate(names)}  # of equal names, the last column counts
+        places = {name: place for place, name in enumerate(names)}  # if columns have the same name, the last one counts
         values = _Values(file, columns, [(column, places[column]) for column in columns.names], len(names))
         while found := values.take(rows):
             add(found)
@@ -103,7 +104,7 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
 
 @contextlib.contextmanager
 def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
-    """Yield a csv.reader of a file with these columns, and lines for the log. Raise DataError for any other file."""
+    """Yield a csv.reader of a file, and lines for the log. Raise DataError if it is not CSV or lacks these columns."""
     encoding, rows = encoding_of(file), None
     with open(file, encoding=encoding, errors="surrogateescape", newline="") as lines:
         try:
@@ -136,7 +137,7 @@ def _find_separator(file: Path, header: str, columns: list[str]) -> str:
 
 
 class _Values(NamedTuple):
-    """Takes path, label and group out of rows, and refuses rows with missing or surplus values."""
+    """Extracts path, label and group from rows, and refuses rows with missing or surplus values."""
 
     file: Path
     columns: Columns
@@ -174,7 +175,7 @@ class _Values(NamedTuple):
         return Rows(columns[0], labels, np.array(lines), columns[end] if self.columns.group else [])
 
     def _as_bits(self, columns: list[list[str]], lines: array) -> list[str]:
-        """Return the columns of 0 and 1 as one text for each row, such as 0101."""
+        """Return the columns of 0 and 1 as one string for each row, such as 0101."""
         bits = [[BITS.get(value.lower(), "") for value in values] for values in columns]
         wrong = [(found.index(""), place) for place, found in enumerate(bits) if "" in found]
         for row, place in sorted(wrong)[:1]:
@@ -185,7 +186,7 @@ class _Values(NamedTuple):
         return ["".join(each) for each in zip(*bits, strict=True)]
 
     def _refuse_bytes(self, labels: list[str], lines: array) -> None:
-        """Raise DataError if a label is not UTF-8, by its surrogates. Paths may have them, because file names do."""
+        """Raise DataError if a label is not UTF-8 (has surrogates). Paths may have them, because file names may."""
         if "".join(labels).isprintable():
             return
         for label, line in zip(labels, lines, strict=True):

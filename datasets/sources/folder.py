@@ -23,12 +23,12 @@ from utils.errors import DataError, did_you_mean
 from utils.runs import has_files_of_run, is_run_folder
 from utils.text import counted, first_of
 
-SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # of zip files made on a Mac, and of network disks: copies and thumbnails
+SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # copies and thumbnails, in zip files made on a Mac and on network disks
 RUNS = "folders of runs"
 DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # 2024, 2024-05-01, 20240501 birthday
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
 MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
-MOST_DATA_SETS = 100  # the most folders that are checked for being data sets: more are classes
+MOST_DATA_SETS = 100  # the most folders that are checked for being data sets; more folders are always classes
 THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
 SHAPE = Shape(
     {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"},
@@ -40,14 +40,14 @@ EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per cla
 
 
 def read_image_folder(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
-    """Read train/ and val/, or one folder of class folders and None."""
+    """Return the images of train/ and val/, or of one folder of class folders and None."""
     root = unwrapped(data_root(config.DATA, EXPECTS), (*TRAIN_NAMES, *VAL_NAMES))
     parts = choose_parts(classes := class_folders(root))
     if parts.train or parts.val:
         return read_split_folders(config, root, EXPECTS)
     image_set = read_class_folders(config, root, classes, classes)
     image_set.split, image_set.doubt = {"training": str(root)}, _why_no_classes(root, classes)
-    image_set.notes += () if image_set.doubt else _name_data_sets(config, root, classes)
+    image_set.notes += () if image_set.doubt else _warn_of_data_sets(config, root, classes)
     return image_set, None
 
 
@@ -71,12 +71,12 @@ class Content(NamedTuple):
 
     @property
     def is_class(self) -> bool:
-        """Whether it has more than a few stray images."""
+        """Whether the folder has more than a few stray images."""
         return self.num_images > MOST_STRAY or self.num_images >= max(len(self.folders), 1)
 
     @property
     def is_data_set(self) -> bool:
-        """Whether it has several subfolders, not all named by date as in a class, and hardly any images."""
+        """Whether the folder has several subfolders, not all named by date as in a class, and hardly any images."""
         return not self.is_class and len(self.folders) > 1 and not all(map(DATE.match, self.folders))
 
     def describe(self) -> str:
@@ -85,7 +85,7 @@ class Content(NamedTuple):
 
 
 def _why_no_classes(root: Path, names: list[str]) -> str:
-    """Explain why these folders seem to be data sets instead of classes. Return an empty text if they do not."""
+    """Explain why these folders seem to be data sets instead of classes. Return "" if they do not."""
     inside = {}
     for name in names:
         inside[name] = Content.of(root / name)
@@ -97,13 +97,13 @@ def _why_no_classes(root: Path, names: list[str]) -> str:
     first = root / several[0]
     return (
         f"DATA.DATA_PATH: {first} holds {inside[several[0]].describe()}, and the other folders of {root} are like it: is "
-        f"-data_path one folder too high? Name the folder whose folders are the classes, as in -data_path "
+        f"-data_path one folder too high? Name the folder that contains the class folders, as in -data_path "
         f"{shlex.quote(str(first))}; if {first_of(names, limit=4)} are the classes, list them in a file: "
         "-opts DATA.CLASSES=classes.txt"
     )
 
 
-def _name_data_sets(config: Config, root: Path, names: list[str]) -> tuple[str, ...]:
+def _warn_of_data_sets(config: Config, root: Path, names: list[str]) -> tuple[str, ...]:
     """Warn of a folder that is read as one class but looks like a data set, unless DATA.CLASSES lists the classes."""
     if config.DATA.CLASSES or len(names) > MOST_DATA_SETS:
         return ()
@@ -144,7 +144,7 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
     val = read_class_folders(config, val_folder, val_classes, classes or val_classes)
     val.notes = (*parts.notes(config, root), *(train.notes if train else ()), *val.notes)
     if train:
-        val.notes += _name_data_sets(config, train_folder, classes)
+        val.notes += _warn_of_data_sets(config, train_folder, classes)
     val.split = own_split(train_folder, val_folder)
     return train, val
 
@@ -168,9 +168,9 @@ def _check_classes(train_folder: Path, classes: list[str], val_folder: Path, val
 
 
 def unwrapped(folder: Path, known: tuple[str, ...] | list[str] = ()) -> Path:
-    """Return the folder of the class folders, below levels with only one folder (a zip file unpacked twice).
+    """Return the folder that contains the class folders. Skip levels with only one folder (a zip file unpacked twice).
 
-    `known`: names that are not such a level.
+    `known`: names of folders that are never skipped.
     """
     while len(names := subfolders(folder)) == 1 and names[0] not in known and names[0].lower() not in known:
         inner = folder / names[0]
@@ -181,7 +181,7 @@ def unwrapped(folder: Path, known: tuple[str, ...] | list[str] = ()) -> Path:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Return the sorted names of the folders in it, without run folders and hidden folders."""
+    """Return the sorted names of the subfolders, without run folders and hidden folders."""
     return sorted(name for name in _all_folders(folder) if not is_run_folder(folder / name))
 
 
@@ -209,7 +209,7 @@ def read_class_folders(
     number = {normalize("NFC", name): index for index, name in enumerate(classes)}
     if twice := next((name for name in classes if classes[number[normalize("NFC", name)]] != name), None):
         raise DataError(
-            f"{folder / twice}: another class folder has the same name in Unicode's other form; join the two"
+            f"{folder / twice}: another class folder has the same name in another Unicode form; merge the two"
         )
     numbers = [number[normalize("NFC", name)] for name in names]
     depends_on = {"names": names, "numbers": numbers, "deep": deep}
@@ -346,7 +346,7 @@ class FolderScan:
             return True
         target = os.path.realpath(folder)
         if target in self._linked or is_within(self.root, target) or is_within(target, self.root):
-            self.left_out["links to folders that are read already"] += 1
+            self.left_out["links to folders that are already read"] += 1
             return False
         self._linked.add(target)
         return True
@@ -372,7 +372,7 @@ def describe_left_out(root: Path, left_out: Counter) -> list[str]:
 
 
 def _is_folder(entry: os.DirEntry) -> bool:
-    """Return whether it is a folder or a link to a folder. A link that cannot be followed is not."""
+    """Return whether an entry is a folder or a link to a folder, and False for a link that cannot be followed."""
     try:
         return entry.is_dir()
     except OSError:

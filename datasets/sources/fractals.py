@@ -2,7 +2,7 @@
 
 A class is a system of contracting affine maps, and its images show the attractor of the system. Two of every three
 classes draw lines: a fractal curve along each side of a polyline, open or closed. The third is a cloud of points.
-Images of a class differ by small changes of all its numbers, and in place, size, slant, thickness and colours.
+Images of a class differ slightly in all numbers of the system, and in place, size, slant, thickness and colours.
 Pretraining on such classes: FractalDB (arXiv:2101.08515); bounds on the singular values: arXiv:2110.03091.
 
 An image depends only on its class and number, and is the same on every machine: the draws are numpy's raw bits, and the
@@ -21,20 +21,20 @@ from datasets.types import ImageSet
 
 SIDE = 32  # pixels
 DEFAULT_CLASSES = 200
-SEED = 20260  # of all classes
-MAX_POINTS = 600  # of an attractor
+SEED = 20260  # the same for all classes
+MAX_POINTS = 600  # points of an attractor
 FILLED = (0.08, 0.45)  # fraction of the pixels that a class may draw
-ATTEMPTS = 100  # systems that are tried for a class
-NUMBERS = 32  # of a system
+ATTEMPTS = 100  # random systems that are tried for each class
+NUMBERS = 32  # numbers of a system
 STYLE = 17  # numbers of an image: place, size, slant, thickness and colours
-CHANGE = 0.1  # of a system's numbers, from image to image
+CHANGE = 0.1  # how much a system's numbers change from image to image
 
 
 class System(NamedTuple):
-    """The numbers of a class, from which its maps are made. Each picture of the class changes them slightly."""
+    """The numbers from which the maps of a class are made. Each picture of the class changes them slightly."""
 
     num_maps: int
-    num_sides: int  # of the polyline along which a curve is drawn; 0: a cloud
+    num_sides: int  # sides of the polyline along which a curve is drawn; 0: a cloud
     is_closed: bool
     numbers: np.ndarray  # float64, from -1 to 1
 
@@ -117,7 +117,7 @@ def curve_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
 
 
 def cloud_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
-    """Return float64 [maps, 6]: rotation, singular values, rotation, where the values just fill an image."""
+    """Return float64 [maps, 6]: maps (rotation, scaling, rotation), scaled so that the result just fills an image."""
     draws = numbers[: 8 * num_maps].reshape(num_maps, 8)
     first, second = rotations(draws[:, 0:2]), rotations(draws[:, 2:4])
     # arXiv:2110.03091: the sum over the maps of (larger + 2 x smaller value) is from (5 + maps) / 2 to (6 + maps) / 2.
@@ -146,7 +146,7 @@ def rotations(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attractor(maps: np.ndarray) -> np.ndarray:
-    """Return float64 [2, points]: a point under all map sequences of one length, which is close to the attractor."""
+    """Return float64 [2, points]: a point after each map sequence of one length. All are near the attractor."""
     points = np.zeros((2, 1))
     while points.shape[1] * len(maps) <= MAX_POINTS:
         points = applied(maps, points)
@@ -154,14 +154,14 @@ def attractor(maps: np.ndarray) -> np.ndarray:
 
 
 def applied(maps: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Return float64 [2, maps x points]: each point under each map."""
+    """Return float64 [2, maps x points]: each point after each map."""
     x, y = points
     a, b, e, c, d, f = (column[:, None] for column in maps.T)
     return np.stack([(a * x + b * y + e).ravel(), (c * x + d * y + f).ravel()])
 
 
 def drawn(points: np.ndarray, place: np.ndarray | None = None) -> np.ndarray:
-    """Return int64 [SIDE, SIDE]: the points in each pixel, after scaling them to the image and applying `place`."""
+    """Return int64 [SIDE, SIDE]: points per pixel, after scaling them to the image and applying `place`."""
     low, high = points.min(axis=1), points.max(axis=1)
     middle, extent = (low + high) / 2, max(*(high - low), 1e-9)
     x, y = (points - middle[:, None]) / extent  # from -0.5 to 0.5
@@ -202,6 +202,6 @@ def smoothed(pixels: np.ndarray) -> np.ndarray:
 
 
 def random_numbers(count: int, *seeds: int) -> np.ndarray:
-    """Return float64 from -1 to 1, made here because numpy guarantees only the raw bits in every version."""
+    """Return float64 from -1 to 1, computed from raw bits, because numpy guarantees only these in every version."""
     raw = np.random.PCG64(np.random.SeedSequence((SEED, *seeds, 1))).random_raw(count)
     return (raw >> np.uint64(11)).astype(np.float64) / 2**52 - 1

@@ -60,7 +60,7 @@ def _refuse_tars(root: Path) -> None:
 
 
 def _refuse_kaggle(root: Path) -> None:
-    """Raise DataError with the folder to name, if this is Kaggle's unpacked archive."""
+    """Raise DataError that names the right folder, if this is Kaggle's unpacked archive."""
     places = (each / "Data" / "CLS-LOC" for each in (root, root / "ILSVRC"))
     if images := next(filter(Path.is_dir, places), None):
         raise DataError(

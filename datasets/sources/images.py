@@ -16,7 +16,7 @@ from utils.errors import DataError, not_a_file
 from utils.files import without_waiting
 from utils.text import format_bytes_apart
 
-MOST_BYTES_PER_PIXEL = 8  # of a file without compression: four channels of 16 bits
+MOST_BYTES_PER_PIXEL = 8  # an uncompressed file with four channels of 16 bits
 LONGEST = 4096  # characters of the longest path that a system opens
 RETRY_AFTER = (0.5, 2.0)  # seconds; a network file system or a disk may recover
 # Errors that a retry cannot help: no such file, no permission, a folder or socket instead of a file.
@@ -60,7 +60,7 @@ class EncodedImages(ImageSet):
 class FileImages(EncodedImages):
     """Images in files below one folder."""
 
-    groups: Texts | None = None  # images of one group are in the same part
+    groups: Texts | None = None  # the group of each image, with DATA.GROUP_BY; a group stays in one part
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class FileImages(EncodedImages):
         return found
 
     def _in_chunks(self, column: Texts) -> Iterator[list[bytes]]:
-        """Return an iterator over the values for the images of this set."""
+        """Return an iterator over the values of a column for the images of this set."""
         if self.rows is None:
             return column.chunks()
         return (column.select(self.rows[start : start + CHUNK]) for start in range(0, len(self), CHUNK))
@@ -152,7 +152,7 @@ class FileImages(EncodedImages):
 
 
 def normal_paths(paths: list[bytes]) -> list[bytes]:
-    """Normalize paths like FileImages.key. Most lists need no change, which one check of all paths shows."""
+    """Normalize paths like FileImages.key. One check of all paths is enough for most lists, which need no change."""
     together = b"\n" + b"\n".join(paths) + b"\n"
     if any(each in together for each in (b"./", b"//", b"/\n", b"/.\n", b"/..\n", b"\n\n")):
         return [os.path.normpath(path) for path in paths]

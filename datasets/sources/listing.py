@@ -23,12 +23,12 @@ from utils.errors import DataError, not_a_file
 from utils.text import first_of
 
 NUM_CHECKED = 10  # files of each list that must exist at the start; checking all of ImageNet would take minutes
-NUM_NAMED = 10  # of the repeated paths
+NUM_NAMED = 10  # repeated paths that the log names
 ROWS_AT_ONCE = 1 << 16
 OF_ROWS = {"path": TEXT, "target": "<i4", "group": TEXT}
-OF_LABELS = {"label": TEXT, "label_line": "<u8", "label_count": "<u8"}  # of the distinct labels
+OF_LABELS = {"label": TEXT, "label_line": "<u8", "label_count": "<u8"}  # columns of the distinct labels
 OF_FOLDERS = {"folder": TEXT, "folder_row": "<u8", "folder_line": "<u8"}
-COLUMNS = OF_ROWS | OF_LABELS | OF_FOLDERS  # of each list
+COLUMNS = OF_ROWS | OF_LABELS | OF_FOLDERS  # columns of each list
 
 
 class Rows(NamedTuple):
@@ -48,7 +48,7 @@ class Lists:
     read: Callable[[Path, Callable[[Rows], None]], list[str]]  # passes all rows on, and returns lines for the log
     allow_names: bool  # labels may be names of classes
     has_several_labels: bool = False
-    label_columns: tuple[str, ...] = ()  # with several labels, if each has a column
+    label_columns: tuple[str, ...] = ()  # for several labels with a column each
     settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
 
 
@@ -124,8 +124,8 @@ class _Builder:
         self.config, self.lists = config, lists
         self.writer = IndexWriter(place, _shape(len(lists.files)).columns)
         self.hashes = RowHashes()
-        self.first_lines: list[list[int]] = []  # of each list: the lines of the files that must exist
-        self.folder_names: list[list[str]] = []  # of each list: see _folder_names
+        self.first_lines: list[list[int]] = []  # for each list: the lines of the files that must exist
+        self.folder_names: list[list[str]] = []  # for each list: see _folder_names
 
     def build(self, facts: dict) -> Index:
         notes, labels, numbers = [], [], []
@@ -174,7 +174,7 @@ class _Builder:
         return notes, numbers
 
     def _compare(self, labels: list[np.ndarray]) -> dict:
-        """Return the number and first names of the paths that a list repeats, and of paths and groups in both lists."""
+        """Return number and examples of repeated paths in each list, and of paths and groups that are in both lists."""
         num_first = len(labels[0])  # rows of the first list
         texts = [self.writer.text(f"{number}.path") for number in range(len(labels))]
         repeated: list[list[int]] = [[] for _ in labels]
@@ -211,7 +211,7 @@ class _Builder:
 
 
 def _folder_names(folders: list[str], pairs: list[int], num_labels: int) -> list[str]:
-    """Return the name of the folder with all images of each label, or nothing unless each label has its own folder.
+    """Return for each label the name of the folder with all its images, or [] unless each label has its own folder.
 
     `pairs`: the distinct values of label << 32 | number of the folder.
     """
@@ -230,7 +230,7 @@ def encoding_of(file: Path) -> str:
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in start:
-        raise DataError(f"{file}: zero bytes, so this is not text, or UTF-16 without its mark; save it as UTF-8")
+        raise DataError(f"{file}: zero bytes, so it is not text, or UTF-16 without a BOM; save it as UTF-8")
     return "utf-8-sig"
 
 
@@ -239,14 +239,14 @@ def _first_names(paths: Texts, rows: list[int]) -> list[str]:
 
 
 def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
-    """Yield lines for the log. Raise DataError if all validation images are trained on."""
+    """Yield lines for the log. Raise DataError if all validation images are also training images."""
     facts, train, val = index.facts, lists.files[0], lists.files[-1]
     yield from facts["notes"]
     for file, repeated in zip(lists.files, facts["repeated"], strict=True):
         if repeated["count"]:
             other_class = f", {repeated['contrary']:,} of them with another class" if repeated["contrary"] else ""
             yield (
-                f"warning: {file}: lines with the path of an earlier line, which a split keeps in the same part: "
+                f"warning: {file}: lines that repeat an earlier path (a split keeps them in the same part): "
                 f"{repeated['count']:,}{other_class} ({first_of(repeated['first'], total=repeated['count'])})"
             )
     if config.START.EVAL or len(lists.files) < 2:
@@ -255,7 +255,7 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
     if shared["count"] and shared["count"] == len(index.text("1.path")):
         raise DataError(
             f"{val}: all its images are also in {train}, so validation would score images that were trained "
-            "on; list others"
+            "on; list other images"
         )
     if shared["count"]:
         names = first_of(shared["first"], total=shared["count"])

@@ -58,9 +58,9 @@ SHAPE = Shape(
     ["label name", "group_file group_number group_rows group_bytes", "file_rows"],
     {"image": str, "are_names": bool, "has_keys": bool},
 )
-CACHE_BYTES = 192 << 20  # of row groups in each process
-WRITING_BYTES = 2 << 30  # of row groups when one process writes all images in another format
-MIN_GROUPS = 4  # kept even if they are larger: where one ends, an epoch and its prefetched batches read from two
+CACHE_BYTES = 192 << 20  # bytes of cached row groups in each process
+WRITING_BYTES = 2 << 30  # bytes of cached row groups when one process writes all images in another format
+MIN_GROUPS = 4  # cached even if they are larger: where one ends, an epoch and its prefetched batches read from two
 MAX_FOOTERS = 128  # footers that a process keeps
 NAME_COLUMNS = "name both columns with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
 
@@ -108,14 +108,14 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     if train is not None and val is not None:
         check_trained(train, val, "files")
     if train is not None and not config.START.EVAL:
-        image_sets[-1].notes += tuple(_note_of_order(train))
+        image_sets[-1].notes += tuple(_warn_of_sorted_rows(train))
     return (None if config.START.EVAL and val is not None else train), val
 
 
 def find_files(root: Path) -> dict[str, list[Path]]:
     """Return the sorted files of each part: PART-00000-of-00002.parquet, also in folders, or PART/*.parquet.
 
-    Each other file is a part itself.
+    Any other file is a part of its own.
     """
     files = defaultdict(list)
     for path in sorted(_files_below(root, DEPTH)):
@@ -145,7 +145,7 @@ def _missing_files(paths: list[Path]) -> list[str]:
     return notes
 
 
-def _note_of_order(train: "ParquetImages") -> list[str]:
+def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
     """Warn of rows in an order that mixes badly."""
     # In random order of n equal classes, only one row in n has the label of the row before.
     is_sorted = np.count_nonzero(train.targets[1:] == train.targets[:-1]) > len(train) / 2
@@ -161,7 +161,7 @@ def _note_of_order(train: "ParquetImages") -> list[str]:
 
 
 class Columns(NamedTuple):
-    """The columns with image, file name and label of a row, in the dotted form of parquet."""
+    """The columns with image, file name and label of a row, as dotted paths of parquet."""
 
     image: str
     path: str | None  # the file name that is stored with an image
@@ -171,13 +171,13 @@ class Columns(NamedTuple):
 
 
 def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
-    """Return the columns of DATA.COLUMNS, or the usual columns on Hugging Face. `schema`: of pyarrow."""
+    """Return the columns of DATA.COLUMNS, or the usual columns on Hugging Face. `schema` is pyarrow's."""
     import pyarrow.types as types
 
     names = data.COLUMNS or USUAL_COLUMNS
     if missing := [name for name in names if schema.names.count(name) != 1]:
         columns = ", ".join(f"{field.name} {field.type}" for field in schema)
-        raise DataError(f"{file}: no single column {missing[0]}, but {columns}; {NAME_COLUMNS}")
+        raise DataError(f"{file}: column {missing[0]} is missing or repeated among {columns}; {NAME_COLUMNS}")
     image, label = (schema.field(name) for name in names)
     inside = {field.name: field for field in image.type} if types.is_struct(image.type) else {}
     content = inside.get("bytes", image).type
@@ -251,7 +251,7 @@ def _build(place: Place | None, files: Sequence[Path], data: Data, made_of: dict
 
         def each(task: Callable, *arguments: Any) -> Iterator:
             return pool.map(
-                lambda file: _in_pyarrow(f"{file}: it cannot be read", lambda: task(file, *arguments)), files
+                lambda file: _in_pyarrow(f"{file}: the file cannot be read", lambda: task(file, *arguments)), files
             )
 
         columns = _common_columns(files, list(each(_columns_of, data)))
@@ -283,8 +283,8 @@ def _common_columns(files: Sequence[Path], found: Sequence[Columns]) -> Columns:
         for name in ("image", "label", "are_names", "classes"):
             if getattr(columns, name) != getattr(first, name):
                 raise DataError(
-                    f"{file} and {files[0]} differ in their columns of images or labels or in the names of classes, so they "
-                    "are of different data sets; move one of them elsewhere"
+                    f"{file} and {files[0]} differ in the columns of images or labels, or in the class names, so they "
+                    "belong to different data sets; move one of them elsewhere"
                 )
     return first if all(columns.path == first.path for columns in found) else first._replace(path=None)
 
@@ -303,7 +303,7 @@ def opened(file: Path, **options: Any) -> Any:
 
 
 def read_columns(file: Path, columns: Sequence[str], group: int | None = None, **options: Any) -> Any:
-    """Return a pyarrow table of these columns, of one or all row groups. Raise DataError if the file is damaged."""
+    """Return a pyarrow table of these columns, from one or all row groups. Raise DataError if the file is damaged."""
     with opened(file, **options) as content:
         # Without pyarrow's threads, because they would not survive the fork of a loader process.
         read = content.read if group is None else functools.partial(content.read_row_group, group)
@@ -324,7 +324,7 @@ def _in_pyarrow(problem: str, task: Callable[[], Any]) -> Any:
 
 
 def _labels(file: Path, columns: Columns) -> Any:
-    """Return the labels of a file as whole numbers or texts. Raise DataError if one is missing."""
+    """Return the labels of a file as integers or strings. Raise DataError if one is missing."""
     import pyarrow
 
     column = read_columns(file, [columns.label]).column(0)
@@ -361,7 +361,7 @@ def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]]
 
 
 def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
-    """Return number, rows and bytes of images of each row group with rows, from the footer."""
+    """Return number, rows and bytes of images of each row group that has rows, from the footer."""
     with opened(file) as content:
         metadata, groups = content.metadata, []
     for number in range(metadata.num_row_groups):
@@ -371,7 +371,7 @@ def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
         chunk = group.column(place)
         if chunk.physical_type != metadata.schema.column(place).physical_type:  # pyarrow would crash the process
             raise DataError(
-                f"{file}: its columns have other types in row group {number}; the file is damaged; get it again"
+                f"{file}: the columns of row group {number} have other types; the file is damaged; get it again"
             )
         if chunk.statistics is not None and chunk.statistics.null_count:
             first = sum(rows for _, rows, _ in groups)
@@ -389,14 +389,14 @@ def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
 
 
 class GroupCache:
-    """A cache of the last used row groups. Threads that need the same one at the same time read it once."""
+    """A cache of the most recently used row groups. Threads that need the same group at the same time read it once."""
 
     def __init__(self):
         self._lock, self._process = threading.Lock(), os.getpid()
         self._groups: OrderedDict[Hashable, Future] = OrderedDict()
 
     def get(self, key: Hashable, limit: int, read: Callable[[], Any]) -> Any:
-        """Return the cached value of this key, or the result of `read`. Keep the `limit` values that were used last."""
+        """Return the cached value of this key, or the result of `read`. Keep the `limit` most recently used values."""
         if self._process != os.getpid():
             self.__init__()  # after a fork: a thread of the parent may hold the lock forever
         with self._lock:
@@ -416,7 +416,7 @@ class GroupCache:
         return future.result()
 
 
-GROUPS = GroupCache()  # of this process, for all its image sets
+GROUPS = GroupCache()  # shared by all image sets of this process
 
 
 class ParquetImages(EncodedImages):
@@ -425,7 +425,7 @@ class ParquetImages(EncodedImages):
     is_read_in_groups = True
 
     def __init__(self, data: Data, index: Index, rows: range):
-        """`rows`: the rows of the index that belong to this set, of whole files."""
+        """`rows`: the rows of the index that belong to this set: all rows of some files."""
         super().__init__(index.column("label")[rows.start : rows.stop], [])
         self.rules, self.first, self.column = PixelRules.of(data), rows.start, index.facts["image"]
         self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]
@@ -500,7 +500,7 @@ class ParquetImages(EncodedImages):
         return GroupedShuffle(starts, reach, seed, epoch)
 
     def _within(self, num_bytes: int) -> int:
-        """Return how far an image may move before its row group is dropped. A quarter is for prefetched batches."""
+        """Return how far an image may move before its row group is dropped. Prefetching gets a quarter of the bytes."""
         mean = max(self.num_bytes // max(int(self.group_starts[-1]), 1), 1)
         return max(num_bytes * 3 // 4 // mean, 1)
 

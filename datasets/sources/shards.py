@@ -43,13 +43,13 @@ from utils.files import read_names
 from utils.progress import shown
 from utils.text import counted, is_url
 
-VERSION = 2  # of the content of the index
+VERSION = 2  # version of the content of the index
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
 TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
 SHAPE = Shape(SAMPLES | TARS, ["label offset size name", "tar tar.size tar.version tar.checksum", "tar.first"], {})
 NUM_PIECES, PIECE = 64, 8192  # number and bytes of the pieces of a tar in its checksum; they cover half a MiB
 MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
-MAX_OPEN_TARS = 128  # of a process, whose limit for open files may be 256
+MAX_OPEN_TARS = 128  # in each process, whose limit for open files may be 256
 NUM_THREADS = 16  # which mostly wait for the disk
 CLASSES_FILE = "classes.txt"
 EXPECTS = "train-000000.tar ... and val-000000.tar ..., or train/*.tar and val/*.tar"
@@ -80,7 +80,7 @@ class ShardFolder:
     """A folder of shards on a disk. A subclass for a server overrides all of this, and keeps copies in `root`."""
 
     notes: Sequence[str] = ()  # lines for the log
-    drops_tars = False  # to make room for others
+    drops_tars = False  # whether it deletes copies of tars to make room for others
 
     def __init__(self, root: Path):
         self.root, self.title = root, str(root)
@@ -122,7 +122,7 @@ class ShardFolder:
         return scan(self.open(tar))
 
     def known_tables(self, paths: Sequence[Path], part: str) -> list["ShardTable"]:
-        """Return the indexes of a part that may have some of its tars."""
+        """Return the indexes of a part that may contain some of its tars."""
         found = filter(None, map(open_index, paths))
         return [ShardTable(index) for index in found if index.has(SHAPE) and _is_of_shards(index)]
 
@@ -153,7 +153,7 @@ def part_of(name: str) -> str:
 
 
 def scan(tar: Tar) -> Shard:
-    """Read the headers and labels of a tar. Files are one sample if their names agree up to the first dot."""
+    """Read the headers and labels of a tar. Files belong to one sample if their names agree up to the first dot."""
     images: dict[str, Member] = {}
     labels: dict[str, int] = {}
     for member in tar.members():
@@ -201,7 +201,7 @@ def _label_in(data: bytes, ending: str) -> int | str | None:
 
 
 def checksum_of(tar: Tar) -> bytes:
-    """Return a checksum of pieces from all over the tar, by which an index recognises a copy with another date."""
+    """Return a checksum of pieces from all over the tar, so that an index recognises a copy with another date."""
     starts = np.linspace(0, max(tar.size - PIECE, 0), NUM_PIECES, dtype=int).tolist()
     return hashlib.blake2b(b"".join(tar.read(start, PIECE) for start in starts), digest_size=16).digest()
 
@@ -250,7 +250,7 @@ class ShardTable:
         return {name: number for number, name in enumerate(self.tar_names.chunk(0, len(self.tar_names)))}
 
     def find(self, tar: ShardTar) -> int | None:
-        """Return the number of the tar with this name and size, unless the index points outside it (a server's may)."""
+        """Return the number of this tar, or None if it is unknown or the index points outside it (a server's may)."""
         number = self._numbers.get(os.fsencode(tar.name))
         if number is None or self.tar_sizes[number] != tar.size:
             return None
@@ -359,7 +359,7 @@ class ShardImages(EncodedImages):
     def epoch_order(self, seed: int, epoch: int) -> GroupedShuffle:
         """Shuffle the tars, then samples within DATA.SHUFFLE_BUFFER, because disks are slow at random access.
 
-        The groups of the order are numbers of the table's tars.
+        Each group of the order is a tar, with the number that it has in the table.
         """
         starts = self.table.starts
         if self.rows is not None:
@@ -420,7 +420,7 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
 
 
 def _classes(config: Config, folder: ShardFolder, tables: Sequence[ShardTable]) -> tuple[bool, list[str]]:
-    """Return whether classes.txt names the classes, and its lines, or else the numbers up to the highest label."""
+    """Return whether classes.txt names the classes, and the classes: its lines, or numbers up to the highest label."""
     content = folder.classes()
     if content is None:
         names = [functools.partial(_sample, folder, table) for table in tables]

@@ -1,4 +1,4 @@
-"""`synthetic`: random images that are on the device already, to measure everything but data loading."""
+"""`synthetic`: random images that are already on the device, to measure everything but data loading."""
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy

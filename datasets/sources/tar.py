@@ -36,7 +36,7 @@ class Tar:
         self.size, self.mtime_ns = stat.st_size, stat.st_mtime_ns
 
     def __del__(self):
-        if hasattr(self, "descriptor"):  # __init__ got that far
+        if hasattr(self, "descriptor"):  # __init__ may have failed earlier
             os.close(self.descriptor)
 
     def read(self, offset: int, size: int) -> bytes:
@@ -78,7 +78,7 @@ class Tar:
 
 
 class _Headers:
-    """The headers of a tar as a file for `tarfile`, which in older versions needs endless memory or time for some."""
+    """The headers of a tar as a file for `tarfile`. It refuses headers that stall older versions or fill the memory."""
 
     def __init__(self, tar: Tar):
         self.tar, self.position = tar, 0

@@ -27,7 +27,7 @@ def _split(train: str, val: str) -> tuple[dict, dict]:
     return {"split": train}, {"split": val}
 
 
-# Arguments for the training and the validation images; None: one set, a fraction of which is held out.
+# Arguments for the training and the validation images; None: there is one set, and a fraction of it is held out.
 SPLITS: dict[str, tuple[dict, dict | None]] = {
     **dict.fromkeys(["DTD", "FGVCAircraft", "Flowers102", "Imagenette", "RenderedSST2"], _split("train", "val")),
     **dict.fromkeys(["Food101", "GTSRB", "STL10", "StanfordCars", "SVHN"], _split("train", "test")),
@@ -69,7 +69,7 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
     val = read_part("validation", val_arguments)
     val.split = own_split(f"{dataset} training", f"{dataset} validation")
     if train is not None:
-        if train.classes[: len(val.classes)] != val.classes:  # classes that are numbers end at the highest label
+        if train.classes[: len(val.classes)] != val.classes:  # numbers as classes end at the highest label
             raise DataError(
                 f"DATA.DATA_PATH: the training and validation images of {name} in {config.DATA.DATA_PATH} have "
                 "different classes; remove the folder to download it again"

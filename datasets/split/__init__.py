@@ -17,7 +17,7 @@ from utils.text import counted, csv_text, first_of
 
 SEED = 0  # decides which images are held out
 DRAWN = ("hash", "position")  # rules that draw a split; the other rules are "folders" and "none"
-# The key of a list in a record by hash: the folders that are left out of the keys, if they are not the classes.
+# The key in a record by hash for the folders that are left out of image keys, if they differ from the classes.
 CLASS_FOLDERS = "class_folders"
 PARTS = ("train", "val")
 ROW, TARGET = "<u4", "<i4"  # types of the columns of a part, in memory and in the index in which a split is stored
@@ -51,9 +51,9 @@ def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int
 
 
 def _by_fraction(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """Return bool [N]: the fraction of each class, by position; and no lines for the log.
+    """Return bool [N]: the images held out by a fraction of each class and by position; and no lines for the log.
 
-    Every class keeps an image for training, and holds one out if it has two and the fraction is not 0.
+    Every class keeps an image for training. It also holds one out if it has at least two and the fraction is not 0.
     """
 
     def share(count: int) -> tuple[int, int]:
@@ -97,7 +97,7 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
             return parts
         image_set.split = {"rule": "none", "validation": title}
         if record:
-            image_set.notes += ("accuracy on images that the run was trained on says nothing; leave them out",)
+            image_set.notes += ("leave out images that the run was trained on, because they distort the accuracy",)
         return None, image_set
     drawn = new_record("hash", title, config.DATA.VAL_FRACTION, config.DATA.fold)
     if config.DATA.GROUP_BY:
@@ -112,7 +112,7 @@ def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tup
     if is_same and record.get("group_by") != group:
         raise ConfigError(
             f"DATA.GROUP_BY is {group}, but the images of {title} were held out with {record.get('group_by')}; "
-            "set DATA.GROUP_BY to that"
+            "set DATA.GROUP_BY to the same value"
         )
     record = _with_class_folders(image_set, record, saved)
     parts = divide(image_set, record | {"training": title, "validation": title})
@@ -121,7 +121,7 @@ def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tup
 
 
 def identity(image_set: ImageSet) -> dict[str, int | str]:
-    """Return the facts that identify a validation set in any folder: its images' number, file names and classes."""
+    """Return facts that identify a validation set in any folder: the number, file names and classes of its images."""
     meanings = image_set.target_names()
     classes = [meanings[target] for target in image_set.targets.tolist()]
     names = [f"{os.path.basename(image_set.name(index))} {name}" for index, name in enumerate(classes)]
@@ -142,20 +142,20 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
 
 
 def warn_of_other_parts(val: ImageSet, saved: SavedData | None) -> list[str]:
-    """Warn if a set that is always divided by position is scored, and the run held out another part of it."""
+    """Warn if a set is divided by position, and the scored part is not the part that the run held out."""
     here, there = val.split, saved.split if saved else {}
     keys = ("fraction", "seed", "folds", "fold")
     if here["rule"] != "position" or not there or all(here.get(key) == there.get(key) for key in keys):
         return []
     then, now = (", ".join(f"{key} {each[key]}" for key in keys if key in each) for each in (there, here))
     return [
-        f"warning: the run held out another part ({then}) than is scored ({now}), so it was trained on some of these images; "
-        "leave -cfg out, or set DATA.FOLD and DATA.VAL_FRACTION as in the run"
+        f"warning: the scored part ({now}) is not the part that the run held out ({then}), so it was trained on some "
+        "of these images; leave -cfg out, or set DATA.FOLD and DATA.VAL_FRACTION as in the run"
     ]
 
 
 def describe_split(config: Config, val: ImageSet) -> str:
-    """Return the line that names the images of both parts, or in evaluation the images that are scored."""
+    """Return the log line about the images of both parts, or in evaluation about the scored images."""
     record = val.split
     rule, validation = record["rule"], record["validation"]
     if rule in DRAWN:
@@ -193,7 +193,7 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
 
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
-    """Return training and validation images by a record, in the order of the set. Store the split of an indexed set."""
+    """Divide a set by a record into training and validation images, in its order. Store the split of an indexed set."""
     class_folders = class_folders_of(image_set, record)
 
     def draw() -> tuple[dict[str, np.ndarray], list[str]]:
@@ -244,7 +244,7 @@ def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
     """Return the names of folders that are left out of the keys of this record.
 
     For all sources, these are folders with the name of a class. For labels that are numbers there are none, because
-    folders that have nothing to do with classes have numbers too.
+    other folders may have numbers as names too.
     """
     if not hashes_names(record) or image_set.labels_are_numbers:
         return set()
@@ -255,7 +255,7 @@ def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
 
 
 def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
-    """Return the record of a resumed or evaluated run, with its class folders if they are not the classes.
+    """Return the record of a resumed or evaluated run, with its class folders if they differ from the classes.
 
     In a list, the label of an image can change while its folder stays. A renamed class has two names.
     """

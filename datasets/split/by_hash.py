@@ -36,8 +36,8 @@ def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tup
     if fraction > 0:
         held_out = held_out | _lowest_of_each_class(image_set, hashes, together, held_out, kept_whole)
     for moved, part, why in (
-        (drawn & ~held_out, "in training", "all images of their class would be held out"),
-        (held_out & ~drawn, "held out", "their class would have no validation image"),
+        (drawn & ~held_out, "in training", "otherwise all images of their class would be held out"),
+        (held_out & ~drawn, "held out", "otherwise their class would have no validation image"),
     ):
         rows = np.flatnonzero(moved)
         names = first_of([image_set.key(row) for row in rows[:NUM_NAMED].tolist()], total=len(rows))
@@ -99,8 +99,8 @@ def _lowest_of_each_class(
     held_out: np.ndarray,
     kept_whole: Sequence[int] = (),
 ) -> np.ndarray:
-    """Return bool [N]: the image with the lowest hash of each class that has none held out, unless a class would
-    lose all its training images; of the classes `kept_whole`, as many images as that allows. `together`: equal for
+    """Return bool [N]: the image with the lowest hash of each class that has none held out, unless a class would lose
+    all its training images. A class of `kept_whole` holds out as many images as this allows. `together` is equal for
     images that must be in the same part; it also orders images with equal hashes."""
     counts, num_held_out = image_set.count_classes(), image_set.count_classes(held_out)
     lacking = np.flatnonzero((counts > 1) & (num_held_out == 0))

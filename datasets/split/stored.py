@@ -27,7 +27,7 @@ def look_up_or_store(
     known_by = [index.id, *(record.get(each) for each in ("rule", "fraction", "seed", "group_by"))]
     known_by.append(hashlib.sha256(b"\0".join(sorted(class_folders))).hexdigest())
     ending = "split"
-    if "folds" in record:  # each fold has a file, because runs of several folds may run at the same time
+    if "folds" in record:  # each fold has its own file, because several folds may run at the same time
         known_by += [record["folds"], record["fold"]]
         ending += f"-{record['fold']}-of-{record['folds']}"
     limits = {"row": len(image_set), "target": int(image_set.targets.max(initial=0)) + 1}

@@ -65,7 +65,7 @@ def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
         return check(loaded, loaded.config.START.NGPUS)
     if launched.parent_is_launcher:
         die_with_parent()
-    return check(loaded, max(launched.world_size, launched.most), launched.local_size or launched.world_size)
+    return check(loaded, max(launched.world_size, launched.max_world_size), launched.local_size or launched.world_size)
 
 
 def load_once(arguments: list[str]) -> LoadedConfig:

@@ -324,8 +324,8 @@ class IndexWriter:
             raise IndexWriteError(f"{self.place and self.place.path}: {cause_of(error)}") from error
 
 
-def open_index(path: Path, compares: bool = True) -> Index | None:
-    """Return the index in a file, or None if it is missing, damaged or of another version. `compares`: compare the
+def open_index(path: Path, verify: bool = True) -> Index | None:
+    """Return the index in a file, or None if it is missing, damaged or of another version. `verify`: compare the
     columns with their checksums."""
     try:
         with open(path, "rb", opener=without_waiting) as file:
@@ -340,7 +340,7 @@ def open_index(path: Path, compares: bool = True) -> Index | None:
         for part, (kind, num_bytes, checksum) in described["columns"].items():
             if not 0 <= num_bytes <= size - place or kind not in NUMBERS:
                 return None
-            if compares and size <= COMPARED and zlib.crc32(memoryview(content)[place : place + num_bytes]) != checksum:
+            if verify and size <= COMPARED and zlib.crc32(memoryview(content)[place : place + num_bytes]) != checksum:
                 return None
             kind, checksums[part] = np.dtype(kind), int(checksum)
             columns[part] = MappedColumn((num_bytes // kind.itemsize,), kind, content, place)
@@ -359,7 +359,7 @@ def _description(columns: dict[str, list], facts: dict) -> bytes:
 
 
 def _reopen(path: Path, identity: str, part: str) -> np.ndarray:
-    index = open_index(path, compares=False)
+    index = open_index(path, verify=False)
     if index is None or index.id != identity:
         raise changed_during_run(path)
     return index.column(part)

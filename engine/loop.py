@@ -163,10 +163,10 @@ class Loop:
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()
 
-        also = [BEST] if is_best else []
+        extra_names = [BEST] if is_best else []
         if config.KEEP_CHECKPOINTS and (number % config.SAVE_FREQ == 0 or is_last):
-            also.append(f"checkpoint-{number}.pth")
-        saves.save(metric=scores[suffix].value if scores else None, also=also)
+            extra_names.append(f"checkpoint-{number}.pth")
+        saves.save(metric=scores[suffix].value if scores else None, extra_names=extra_names)
 
     def save_and_stop(self, stopped: Stopped, made_progress: bool) -> Outcome:
         """Save and end the run because of a signal or a time limit."""

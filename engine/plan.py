@@ -164,7 +164,7 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
     precision = Precision(config, process.device)
     checkpoint = process.first(lambda: _find(config, log))
     # One process of each machine compares the checksums.
-    read = partial(read_saved, checkpoint, lazily=not config.START.EVAL, compares=process.local_rank == 0)
+    read = partial(read_saved, checkpoint, lazily=not config.START.EVAL, verify=process.local_rank == 0)
     saved = process.after_first(read)
     record = _record(source_of(config, checkpoint)[1], saved)
     kept = None
@@ -187,7 +187,7 @@ def plan_training(inputs: Inputs, load_data: LoadData, stop: StopSignal | None =
     # The global batch is the number of images per update. TRAIN.LINEAR_SCALED_LR scales the learning rate with it. An
     # elastic run always uses the global batch of its largest size, and a resumed run keeps its own, so the number of
     # processes does not change the result.
-    full_batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.most)
+    full_batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.max_world_size)
     global_batch = global_batch_to_keep(config, inputs.saved) or full_batch
     return TrainPlan(
         inputs=inputs,

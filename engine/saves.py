@@ -46,16 +46,16 @@ class Saves:
         progress = describe_progress(self.plan, self.trainer, self.folder, self.saver.newest, self.saver.best)
         self.session.status(state, **progress, run=self.saver.run or self.session.identity._asdict(), **facts)
 
-    def save(self, metric: float | None = None, also: Iterable[str] = ()) -> None:
-        """Save last.pth, also under the names in `also`. Return when the state is copied; a thread writes it."""
+    def save(self, metric: float | None = None, extra_names: Iterable[str] = ()) -> None:
+        """Save last.pth, also under the names in `extra_names`. Return when the state is copied; a thread writes it."""
         trainer, parallel = self.trainer, self.trainer.parallel
         state = trainer.state_dict() | describe_run(self.plan, trainer, metric, list(self.watchers.bad_images.indices))
         state["run"] = self.session.identity.saved_now()
         if parallel.is_sharded:
             rest, pieces = parallel.split_for_save(state)
-            self.saver.save({**rest, PIECES: pieces}, list(also))
+            self.saver.save({**rest, PIECES: pieces}, list(extra_names))
         else:
-            self.process.first(lambda: self.saver.save(state, list(also)))
+            self.process.first(lambda: self.saver.save(state, list(extra_names)))
 
     def compare_with_best(self, scores: dict[str, Scores], epoch: int) -> tuple[str, bool]:
         """Compare an evaluation with the best one so far.

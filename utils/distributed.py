@@ -70,7 +70,7 @@ class Process:
     launcher: str = "none"
     rendezvous: "Rendezvous | None" = None
     num_cores: int = field(default_factory=lambda: count_cores())  # this process's share of the machine's cores
-    most: int = 0  # the largest number of processes of an elastic run
+    max_world_size: int = 0  # the largest number of processes of an elastic run
     _host_group: Any = None  # a gloo group, because host-side collectives must not wait for a device
     _vote: tuple[dist.Work, torch.Tensor] | None = None  # the vote in progress and its numbers
 
@@ -80,7 +80,7 @@ class Process:
         if launched and launched.parent_is_launcher:
             die_with_parent()
         if launched is None or launched.world_size == 1:
-            return cls(choose_device(device_setting, 0), most=launched.most if launched else 0)
+            return cls(choose_device(device_setting, 0), max_world_size=launched.max_world_size if launched else 0)
         from utils.rendezvous import Rendezvous
 
         joined = Rendezvous(launched, timeout)
@@ -90,7 +90,7 @@ class Process:
         process = cls(
             device, launched.rank, joined.local_rank, launched.world_size, joined.local_size, launched.launcher, joined
         )
-        process.most = launched.most
+        process.max_world_size = launched.max_world_size
         process._init_groups(timeout)
         process._share_cores()
         return process
@@ -220,7 +220,7 @@ class Process:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
-    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Broadcast the values of rank 0 to all ranks."""
         if self.world_size > 1:
             for tensor in tensors:

@@ -47,7 +47,7 @@ class LaunchedRank:
     port: int = 0
     local_size: int | None = None  # processes on this machine; None: unknown
     restart_count: int = 0  # torchrun's
-    most: int = 0  # the largest number of processes of an elastic run; 0: not elastic
+    max_world_size: int = 0  # the largest number of processes of an elastic run; 0: not elastic
 
     @property
     def parent_is_launcher(self) -> bool:
@@ -101,8 +101,8 @@ def _rank_by_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
         restart_count = 0  # each start has its own store, and the nodes' counts may differ
     launched = read_rank(environment, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     num_nodes = int(environment.get("GROUP_WORLD_SIZE", 1))
-    most = launched.world_size * _most_nodes(environment) // num_nodes
-    return replace(launched, restart_count=restart_count, most=most)
+    max_world_size = launched.world_size * _most_nodes(environment) // num_nodes
+    return replace(launched, restart_count=restart_count, max_world_size=max_world_size)
 
 
 def read_rank(

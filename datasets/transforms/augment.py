@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from configs.schema import Config, Train
-from datasets.transforms.pixels import DrawnOperations, Operation, carry_out
+from datasets.transforms.pixels import DrawnOperations, Operation, apply_operations
 from datasets.transforms.random_operations import MOST, Options, RandomOperation, choose, trivial_augment
 from utils.errors import ConfigError, did_you_mean
 
@@ -209,7 +209,7 @@ class Augmentation:
 
     def apply(self, drawn: DrawnOperations, pixels: np.ndarray) -> np.ndarray:
         """Return the image, uint8 [H, W, C], after these operations. It may be the same array. Nothing random is drawn."""
-        return carry_out(drawn, pixels, self.fill)
+        return apply_operations(drawn, pixels, self.fill)
 
     def __call__(self, image: Tensor, rng: Random) -> None:
         """Augment an image, uint8 [C, H, W], in place."""

@@ -139,7 +139,7 @@ Fill = int | tuple[int, ...]  # the colour for pixels that a rotation or shift u
 ARITHMETIC = {each.__name__: each for each in (brightness, contrast, color, solarize, gaussian_blur)}
 
 
-def carry_out(drawn: DrawnOperations, pixels: np.ndarray, fill: Fill) -> np.ndarray:
+def apply_operations(drawn: DrawnOperations, pixels: np.ndarray, fill: Fill) -> np.ndarray:
     """Return uint8 [H, W, C] after the operations. It may be the same array as `pixels`, which stays unchanged."""
     if drawn.chains:
         pixels = _mix(drawn, pixels, fill)

@@ -54,7 +54,10 @@ from utils.log import Log
 from utils.program import restore_gc
 from utils.text import counted, format_bytes
 
-NEAR, FAR = 0.9, 1.5  # fractions of free memory for WARN and WRONG, because the need is only an estimate
+WARN_FRACTION, WRONG_FRACTION = (
+    0.9,
+    1.5,
+)  # fractions of free memory for WARN and WRONG, because the need is only an estimate
 SECONDS, MOST_UPDATES = 3.0, 20  # limits of the timed updates; at least two updates are timed
 
 
@@ -258,11 +261,11 @@ def check_memory(config: Config, num_classes: int, precision: Precision, free: i
     shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
     parts = f"{format_bytes(need.fixed)} of weights, gradients and optimizer, {images}{shared}"
     text = f"about {format_bytes(total)} ({parts}) of {format_bytes(free)} free"
-    if total <= NEAR * free:
+    if total <= WARN_FRACTION * free:
         return Finding("memory", text)
-    fitting = need.fitting(NEAR * free / num_sharing)
+    fitting = need.fitting(WARN_FRACTION * free / num_sharing)
     remedy = f"{advice}; about {counted(fitting, 'image')} fit" if fitting else advice
-    return Finding("memory", text, WRONG if total > FAR * free else WARN, remedy)
+    return Finding("memory", text, WRONG if total > WRONG_FRACTION * free else WARN, remedy)
 
 
 def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:

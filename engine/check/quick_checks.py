@@ -24,14 +24,14 @@ from utils.text import counted, format_bytes, format_bytes_apart
 
 OK, WARN, WRONG = "ok", "WARN", "WRONG"
 CUSTOMARY = {name: row.usual_rates for name, row in TORCH_OPTIMIZERS.items()}
-FAR = 10  # a rate outside the usual range by more than this factor is reported
+RATE_FACTOR = 10  # a rate outside the usual range by more than this factor is reported
 # The highest rates for trained weights, as fractions of the highest rate from scratch. With layer decay the limit is higher,
 # because layers near the image get only a small part of it.
 OF_TRAINED, WITH_LAYER_DECAY = 0.5, 2.5
 USUAL_LAYER_DECAY = 0.75
 MAX_INITIAL = 0.01  # the largest accepted share of initial weights in the final EMA
 OTHER_FILES = 2**20  # bytes of a run's logs, tables and curves
-NEAR = 0.8  # the fraction of free space from which the verdict is WARN
+WARN_FRACTION = 0.8  # the fraction of free space from which the verdict is WARN
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
         return Finding("learning rate", text)
     low, high = CUSTOMARY[name]
     text += f"; usual with {name}: {low:g} to {high:g}"
-    if low / FAR <= per_256 <= high * FAR:
+    if low / RATE_FACTOR <= per_256 <= high * RATE_FACTOR:
         return Finding("learning rate", text)
     remedy = "set TRAIN.BASE_LR, or set TRAIN.LINEAR_SCALED_LR to the batch size that TRAIN.BASE_LR was tuned for"
     return Finding("learning rate", text, WARN, remedy)
@@ -208,6 +208,6 @@ def loader_processes(config: Config, image_set, process: Process) -> int:
 
 def verdict_on_space(need: float, free: float, remedy: str) -> tuple[str, str]:
     """Return the verdict on the space, and the remedy unless the verdict is OK."""
-    if need > NEAR * free:
+    if need > WARN_FRACTION * free:
         return WRONG if need > free else WARN, remedy
     return OK, ""

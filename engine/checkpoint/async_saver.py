@@ -43,15 +43,15 @@ class AsyncSaver:
         self.best = Best()  # the best epoch recorded in the best.pth on disk
         self.on_saved: Callable[[], None] = lambda: None  # called in the writing thread after every save
 
-    def save(self, state: dict, also: list[str]) -> None:
-        """Copy the state and write it in the background. `also` lists further names for the file."""
+    def save(self, state: dict, extra_names: list[str]) -> None:
+        """Copy the state and write it in the background. `extra_names` lists further names for the file."""
         self.wait()
         with self._blocking(), self._warn_on_os_error():
             start = time.perf_counter()
-            self._submit(self._host_copy.take(state), also, start)
+            self._submit(self._host_copy.take(state), extra_names, start)
 
-    def _submit(self, copy: dict, also: list[str], start: float) -> None:
-        self._writing = self._thread.submit(self._write, copy, also, start)
+    def _submit(self, copy: dict, extra_names: list[str], start: float) -> None:
+        self._writing = self._thread.submit(self._write, copy, extra_names, start)
 
     def wait(self) -> None:
         """Wait for the save in progress."""
@@ -60,15 +60,15 @@ class AsyncSaver:
                 writing, self._writing = self._writing, None
                 writing.result()  # raises all errors except I/O errors, which have become warnings
 
-    def _write(self, state: dict, also: list[str], start: float) -> None:
+    def _write(self, state: dict, extra_names: list[str], start: float) -> None:
         # Checkpoints within a streak of skipped updates never replace the last checkpoint before the streak.
         keep_previous = self.newest.get("step", 0) <= start_of_streak(state)
         with self._warn_on_os_error():
-            self._put(state, also, keep_previous)
+            self._put(state, extra_names, keep_previous)
             self.failure = ""
             self.newest = {"epoch": state["epoch"] + 1, "step": state["step"]}
             self.run = state.get("run")
-            if BEST in also:
+            if BEST in extra_names:
                 self.best = Best(*state["progress"]["best"])
             self.on_saved()
             self.longest = max(self.longest, time.perf_counter() - start)
@@ -85,9 +85,9 @@ class AsyncSaver:
             self.run = last.get("run")
         self.best = Best(*best.get("best", ()))
 
-    def _put(self, state: dict, also: list[str], keep_previous: bool) -> None:
+    def _put(self, state: dict, extra_names: list[str], keep_previous: bool) -> None:
         """Write a state under all of its names."""
-        save_checkpoint(self._path, state, also, keep_previous)
+        save_checkpoint(self._path, state, extra_names, keep_previous)
 
     def _tidy(self) -> None:
         """Remove old checkpoints."""

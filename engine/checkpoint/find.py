@@ -10,13 +10,13 @@ from utils.run_copies import newest_first, other_copies
 from utils.runs import DATED, weights_in
 
 
-def read_checkpoint(path: Path, lazily: bool = False, compares: bool = True) -> dict:
+def read_checkpoint(path: Path, lazily: bool = False, verify: bool = True) -> dict:
     """Read a checkpoint of this or another program without executing its content. Raise ConfigError if it is damaged.
 
-    `lazily` and `compares` are passed to read_torch.
+    `lazily` and `verify` are passed to read_torch.
     """
     try:
-        state = read_torch(path, lazily, compares)
+        state = read_torch(path, lazily, verify)
     except ConfigError as error:
         raise ConfigError(f"-resume: {error}; use an older checkpoint in the same folder") from error
     return state if isinstance(state, dict) else {}

@@ -25,17 +25,17 @@ BAD_BATCHES_FILE = "bad_batches.jsonl"
 PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # the name of a folder in shards/
 
 
-def save_checkpoint(path: Path, state: dict, also: Iterable[str] = (), keep_previous: bool = True) -> None:
+def save_checkpoint(path: Path, state: dict, extra_names: Iterable[str] = (), keep_previous: bool = True) -> None:
     """Write a checkpoint and rename the existing `path` to previous.pth. One of the two is always complete.
 
     If `keep_previous` is false, the existing `path` is dropped and previous.pth stays as it is.
-    `also` lists further names for the file. They are created before `path`: a run killed in between resumes from the old
-    `path` and creates them again. In the opposite order, a missing name would never be created.
+    `extra_names` lists further names for the file. They are created before `path`: a run killed in between resumes from the
+    old `path` and creates them again. In the opposite order, a missing name would never be created.
     """
     with replacing(path) as file:
         torch.save(state, file)
         sync(file)
-        for name in also:
+        for name in extra_names:
             keep_as(Path(file.name), path.with_name(name))
         if keep_previous and path.exists():
             keep_as(path, path.with_name("previous.pth"))

@@ -38,16 +38,16 @@ def run_folder_of(checkpoint: Path | None) -> Path | None:
     return checkpoint.parent if checkpoint and (checkpoint.parent / "config.yaml").exists() else None
 
 
-def read_saved(path: Path | None, lazily: bool, compares: bool) -> dict:
+def read_saved(path: Path | None, lazily: bool, verify: bool) -> dict:
     """Return the state in a checkpoint, or {} without a checkpoint or for a file that contains only weights.
 
-    `lazily` and `compares` are passed to read_torch.
+    `lazily` and `verify` are passed to read_torch.
     """
     if path is None or path.suffix in WITHOUT_STATE:
         return {}
     from engine.checkpoint.find import read_checkpoint
 
-    return read_checkpoint(path, lazily, compares)
+    return read_checkpoint(path, lazily, verify)
 
 
 def drop_tensors(saved: dict) -> None:

@@ -63,23 +63,23 @@ class ShardedSaver(AsyncSaver):
         super().__init__(folder, keep, process.device, warn)
         self._process, self._channel = process, Channel(process)
 
-    def save(self, state: dict, also: list[str]) -> None:
+    def save(self, state: dict, extra_names: list[str]) -> None:
         self.wait()
         start, copy = time.perf_counter(), None
         with self._blocking(), self._warn_on_os_error():
             copy = self._host_copy.take(state)
         # Submit in all processes or in none, because the writing threads wait for each other.
         if self._process.all_true(copy is not None):
-            self._submit(copy, also, start)
+            self._submit(copy, extra_names, start)
         else:
             self.failure = self.failure or "another process could not copy its part"
 
-    def _put(self, state: dict, also: list[str], keep_previous: bool) -> None:
+    def _put(self, state: dict, extra_names: list[str], keep_previous: bool) -> None:
         pieces = state.pop(PIECES)
         name = self._channel.first(lambda: self._new_folder(state["step"]))
         written = self._channel.each(lambda: self._put_pieces(name, pieces))
         index = {**state, SHARDS: written}
-        self._channel.first(lambda: save_checkpoint(self._path, index, also, keep_previous))
+        self._channel.first(lambda: save_checkpoint(self._path, index, extra_names, keep_previous))
 
     def _new_folder(self, step: int) -> str:
         """Create an unused folder, so that existing checkpoints stay complete until the new one is complete."""

@@ -40,7 +40,8 @@ def evaluate(
     were_training = [each.training for each in models]
     for model in models:
         model.eval()
-        process.spread(statistics_of(model))  # each rank collected its own statistics in training; rank 0's are saved
+        # In training, each rank collected its own statistics; those of rank 0 are saved.
+        process.broadcast(statistics_of(model))
     tallies = [Tally(process.device, sum_dtype(process.device)) for _ in models]
     input_dtype, bad = precision.input_dtype(models[0]), []
     num_rows = 1  # a rank without images runs a forward pass too, because FSDP's all-gather needs every rank

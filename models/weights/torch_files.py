@@ -27,24 +27,24 @@ from utils.torch_internals import ALLOWED_IN_WEIGHTS
 ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # 20 bytes in a file could make it fill all memory
 
 
-def read_torch(path: Path, lazily: bool = False, compares: bool = True):
+def read_torch(path: Path, lazily: bool = False, verify: bool = True):
     """Read tensors and plain values from a file of torch.save, without executing its contents.
 
     With `lazily`, tensors are read when they are used. A sharded checkpoint is joined, and with `lazily` its large tensors
-    are Parts. With `compares`, the file's checksums are verified, which reads the whole file.
+    are Parts. With `verify`, the file's checksums are verified, which reads the whole file.
     """
-    content = _read_torch_file(path, lazily, compares)
+    content = _read_torch_file(path, lazily, verify)
     if isinstance(content, dict) and isinstance(content.get(SHARDS), list):
         return join(content, path, lambda part: _read_torch_file(part, from_disk=True), lazily)
     return content
 
 
-def _read_torch_file(path: Path, from_disk: bool, compares: bool = True):
-    """Read one file. With `from_disk`, map it so that tensors are read when they are used; with `compares`, verify checksums."""
+def _read_torch_file(path: Path, from_disk: bool, verify: bool = True):
+    """Read one file. With `from_disk`, map it so that tensors are read when they are used; with `verify`, verify checksums."""
     try:
         if kind := not_a_file(path):
             raise ConfigError(f"{path}: damaged: it is {kind}")
-        if compares and zipfile.is_zipfile(path):
+        if verify and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 refuse_bomb(archive, path)
                 broken = archive.testzip()  # torch.load does not verify the checksums that torch.save wrote
@@ -97,7 +97,7 @@ def record_in_torch_file(path: Path) -> dict:
 
 def read_index(path: Path) -> dict:
     """Return the dict in a file of torch.save. Its tensors are read when they are used."""
-    content = _read_torch_file(path, from_disk=True, compares=False)
+    content = _read_torch_file(path, from_disk=True, verify=False)
     return content if isinstance(content, dict) else {}
 
 

@@ -170,7 +170,7 @@ def test_evaluation_uses_batch_norm_statistics_of_rank_0(tmp_path):
     class Second(Process):
         """A process of a rank other than 0, whose statistics are not saved."""
 
-        def spread(self, tensors):
+        def broadcast(self, tensors):
             for tensor in tensors:
                 tensor.fill_(1.0)
 

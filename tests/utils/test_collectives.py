@@ -19,7 +19,7 @@ from utils.launch import find_launched_rank
 process = Process.start("cpu", find_launched_rank(os.environ))
 rank, last = process.rank, process.rank == process.world_size - 1
 floats, count = torch.full((2,), 1.0 + rank), torch.tensor(7 * rank)
-process.spread([floats, count])
+process.broadcast([floats, count])
 parts = {}
 for kind in (torch.float32, torch.bfloat16, torch.int64):
     mine = torch.arange(5 * process.world_size - 1).view(-1, 1).to(kind)[5 * rank : 5 * rank + 5]
@@ -97,7 +97,7 @@ def test_collectives_give_the_values_of_all_processes(tmp_path, world_size):
 
 def test_single_process_collectives_return_their_input():
     process, rows = Process(CPU), torch.arange(4.0)
-    process.spread([rows])
+    process.broadcast([rows])
     assert process.sum(rows) is rows and process.max(rows) is rows
     assert rows.tolist() == [0, 1, 2, 3]
     assert process.join([5]) == [5] and process.host_min(-3) == -3 and process.delayed_max([9, 0]) == [9, 0]

@@ -54,7 +54,7 @@ def test_torchrun_restarts_are_distinguished():
 )
 def test_elastic_maximum_of_processes_comes_from_torchrun(words, range_, most):
     environment = TORCHELASTIC | {"GROUP_WORLD_SIZE": "2", "PET_NNODES": range_}
-    ask = f"from utils.launch import *; print(find_launched_rank({environment}).most)"
+    ask = f"from utils.launch import *; print(find_launched_rank({environment}).max_world_size)"
     launcher = ["sh", "-c", 'python="$1"; "$python" -c "$2"; :', "sh", sys.executable, ask, *words.split(), "main.py"]
     assert subprocess.run(launcher, cwd=ROOT, capture_output=True, text=True).stdout == f"{most}\n"
 

@@ -107,12 +107,13 @@ SCRIPTS = [
     for folder in ("scripts", "scripts/benchmarks")
     for path in sorted((ROOT / folder).glob("*.py"))
     if path.name
+    # Code shared by the scripts.
     not in (
         "__init__.py",
         "command_line.py",
         "common.py",
         "worker.py",
-    )  # code shared by the scripts
+    )
 ]
 
 

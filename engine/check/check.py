@@ -54,10 +54,8 @@ from utils.log import Log
 from utils.program import restore_gc
 from utils.text import counted, format_bytes
 
-WARN_FRACTION, WRONG_FRACTION = (
-    0.9,
-    1.5,
-)  # fractions of free memory for WARN and WRONG, because the need is only an estimate
+# Fractions of the free memory: a need above the first is WARN, above the second WRONG, because the need is only an estimate.
+WARN_FRACTION, WRONG_FRACTION = 0.9, 1.5
 SECONDS, MOST_UPDATES = 3.0, 20  # limits of the timed updates; at least two updates are timed
 
 

@@ -65,9 +65,8 @@ def test_failed_save_leaves_a_whole_checkpoint_without_temporaries(tmp_path, mon
         calls = fail_from(patched, operation, nth)
         save(2)
     failed = calls[0] >= nth
-    assert failed == bool(told) and bool(saver.failure) == (
-        failed and operation != "unlink"
-    )  # a failed unlink is harmless
+    # A failed unlink is harmless.
+    assert failed == bool(told) and bool(saver.failure) == (failed and operation != "unlink")
     left = read_checkpoint(tmp_path / "last.pth")
     assert left["step"] == saver.newest["step"] and (left["weight"] == left["step"]).all()
     if failed and operation in ("open", "write"):

@@ -354,9 +354,8 @@ def test_compare_mistake_exits_2_with_a_remedy(folder, here, words):
 
 def test_names_cannot_break_out_of_their_table_cell(tmp_path):
     for name in ("a | b`<i>", "c\nd"):
-        make_run(
-            tmp_path / name, [90.0], f"TRAIN.NUM_EPOCHS: 2\nTRAIN.SMOOTHING: 0.{len(name)}"
-        )  # a note mentions this setting
+        # A note mentions this setting.
+        make_run(tmp_path / name, [90.0], f"TRAIN.NUM_EPOCHS: 2\nTRAIN.SMOOTHING: 0.{len(name)}")
     text = to_markdown(groups_in(tmp_path), "", [])
     rows = table(text, "Runs")
     assert [len(row) for row in rows] == [6, 6] and "<i>" not in text.replace("\\<i\\>", "")

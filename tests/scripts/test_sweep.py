@@ -332,9 +332,8 @@ PLAN = {"version": 2, "over": {"TRAIN.BASE_LR": "1e-3,2e-3"}, "seeds": [], "poin
 def test_invalid_sweep_plan_is_reported_in_one_line(tmp_path, small_yaml, start, change):
     plan = json.dumps(PLAN | {"flags": ["-cfg", str(small_yaml)]})
     (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep/sweep.json").write_text(
-        f"{plan[:-1]}, {content_of(change)}}}"
-    )  # of two equal keys, the last one counts
+    # Of two equal keys, the last one counts.
+    (tmp_path / "sweep/sweep.json").write_text(f"{plan[:-1]}, {content_of(change)}}}")
     printed = start("-table", exit_with=2)
     assert printed.count("\n") == 1
     same_message(printed, "mistakes/in_a_plan", change)

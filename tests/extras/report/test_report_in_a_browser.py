@@ -89,9 +89,8 @@ def test_plots_match_the_light_or_dark_scheme(browser, trained):
     shares = {}
     for scheme in ("light", "dark"):
         browser.open(trained, *PHONE, scheme)
-        browser.value_of(
-            "document.querySelectorAll('.tiles').forEach(each => each.remove())"
-        )  # photos keep their colours
+        # Photos keep their colours.
+        browser.value_of("document.querySelectorAll('.tiles').forEach(each => each.remove())")
         shown = brightness(browser)
         shares[scheme] = ((shown > 200).mean(), (shown < 55).mean())
     assert shares["light"][0] > 0.8 and shares["light"][1] < 0.1, shares

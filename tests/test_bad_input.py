@@ -118,17 +118,17 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_script_shows_examples_in_help_anywhere(script, tmp_path):
+def test_every_script_shows_examples_in_help_from_any_folder(script, tmp_path):
     result = run(script, "-h", cwd=tmp_path, faults={"forget_our_modules": []}).done()
     assert f"python {script}" in " ".join(result.stdout.split()), result.stderr
 
 
-def test_existing_shards_are_counted(tmp_path):
+def test_make_shards_counts_shards_that_exist_already(tmp_path):
     words = ["-dataset", "digits", "-out", tmp_path / "out", "-samples_per_shard", "800"]
     for counts in (["shards: 2"], ["shards: 2", "2 of them"]):
         assert_names(typed("scripts/make_shards.py", *words).done().stdout, tmp_path / "out", "images: 1438", *counts)
 
 
 @pytest.mark.parametrize("rounds", ["0", "9" * 30])
-def test_impossible_benchmark_is_refused(rounds):
+def test_benchmark_with_impossible_rounds_is_refused(rounds):
     typed("scripts/benchmarks/loader.py", "run", "-rounds", rounds).refused("-rounds", rounds)

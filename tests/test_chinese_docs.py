@@ -61,7 +61,7 @@ def test_chinese_page_links_the_english_sections_it_lacks(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_languages_link_each_other_at_the_top(name):
+def test_chinese_and_english_pages_link_each_other_at_top(name):
     for page, other in [(CHINESE / name, english(name)), (english(name), CHINESE / name)]:
         top = page.read_text(encoding="utf-8").split("\n\n")[1]
         assert other in [(page.parent / link).resolve() for link in re.findall(r"\]\(([^)]+)\)", top)]

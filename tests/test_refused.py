@@ -34,7 +34,7 @@ def test_repeated_augmentation_above_the_batch_size_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "ask", [lambda: torch.empty(2**60, dtype=torch.uint8), lambda: np.empty(2**60, np.uint8)], ids=["torch", "numpy"]
 )
-def test_out_of_memory_error_suggests_what_to_lower(ask, capsys):
+def test_out_of_memory_error_suggests_settings_to_lower(ask, capsys):
     assert exit_code(lambda arguments: ask(), []) == 2
     said = capsys.readouterr().err
     assert_names(said, "memory", "DATA.BATCH_SIZE", "DATA.IMAGE_SIZE")
@@ -111,7 +111,7 @@ def test_special_file_is_not_read_as_an_image(tmp_path, kind, reason):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_file_named_as_checkpoint_is_skipped(tmp_path, kind):
+def test_special_file_named_like_a_checkpoint_is_skipped(tmp_path, kind):
     run = tmp_path / "train-20260102-03-04-05"
     run.mkdir()
     KINDS[kind](run / "last.pth")

@@ -60,7 +60,7 @@ def assert_tested(name: str, folder: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_page_follows_its_tables(page):
+def test_generated_docs_page_matches_the_program_tables(page):
     made = PAGES[page]() == text_of(page)
     assert made, f"{page}: run python scripts/maintenance/make_settings_page.py to add new entries to its tables"
 
@@ -69,7 +69,7 @@ def test_page_follows_its_tables(page):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_loss_is_complete(name):
+def test_registered_loss_has_class_arguments_and_test(name):
     file, _, cls = LOSSES[name].where.rpartition(".")
     path = f"engine/train/{file}.py"
     is_defined = defines(path, f"class {cls}")
@@ -79,7 +79,7 @@ def test_loss_is_complete(name):
     assert_tested(name, "tests/engine/train", "tests/engine/train/test_loss.py")
 
 
-def test_every_loss_class_has_a_row():
+def test_every_loss_class_is_registered_in_losses():
     rows = {row.where for row in LOSSES.values()}
     for path in sorted((ROOT / "engine/train").glob("*.py")):
         for node in ast.parse(text_of(path)).body:
@@ -94,7 +94,7 @@ def test_every_loss_class_has_a_row():
 
 
 @pytest.mark.parametrize("name", TORCH_OPTIMIZERS)
-def test_optimizer_is_complete(name):
+def test_registered_optimizer_has_fused_kernels_settings_and_test(name):
     row, cls = TORCH_OPTIMIZERS[name], getattr(torch.optim, name, None)
     assert cls, f"configs/tables.py: add to TORCH_OPTIMIZERS only classes of torch.optim, not {name}"
     taken = inspect.signature(cls).parameters
@@ -109,7 +109,7 @@ def test_optimizer_is_complete(name):
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_source_is_complete(name):
+def test_registered_data_source_has_function_docs_and_test(name):
     file, _, function = SOURCES[name].where.rpartition(".")
     path = f"datasets/sources/{file}.py"
     is_defined = defines(path, f"def {function}")
@@ -124,7 +124,7 @@ def test_source_is_complete(name):
     assert is_tested, f"tests/datasets/test_datasets.py: add a test that loads {name}"
 
 
-def test_every_function_that_reads_a_data_set_has_a_row():
+def test_every_dataset_reader_is_registered_in_sources():
     rows = {row.where for row in SOURCES.values()}
     for path in sorted((ROOT / "datasets/sources").glob("*.py")):
         for name in re.findall(r"^def (read_\w+)\(config: Config, say: ", text_of(path), re.M):
@@ -135,7 +135,7 @@ def test_every_function_that_reads_a_data_set_has_a_row():
 # Settings that have an effect only with some values of another setting
 
 
-def test_settings_name_values_that_exist():
+def test_dependent_settings_name_existing_values():
     known = {"TRAIN.LOSS": LOSSES, "DATA.DATASET": SOURCES}
     for key, setting in SETTINGS.items():
         for mark in [each for each in setting.marks if isinstance(each, Only) and each.values]:
@@ -196,7 +196,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name.partition(",")[0])
-def test_column_has_a_figure_after_a_run_and_a_test(folder, column):
+def test_metrics_column_has_a_value_and_a_test(folder, column):
     (row,), names = rows_of(folder / "metrics.csv"), column.name.split(", ")
     measured = any(row.get(name) for name in names)
     assert measured, (
@@ -206,7 +206,7 @@ def test_column_has_a_figure_after_a_run_and_a_test(folder, column):
     assert tested, f"tests/engine/record/test_epoch_table.py: add the value of {column.name} to USUAL"
 
 
-def test_every_figure_of_an_epoch_has_a_column():
+def test_every_metric_of_an_epoch_has_a_column():
     read = text_of("engine/record/columns.py")
     for field in fields(EpochResult):
         if field.name not in ("report", "images"):  # metrics of updates; per-image results
@@ -227,14 +227,14 @@ def files_in(page: str) -> set[str]:
     return set(re.findall(r"`([\w.-]+/?)`", " ".join(rows)))
 
 
-def test_readme_names_files_that_a_run_writes():
+def test_readme_names_only_documented_run_files():
     for page in ("README.md", "docs/zh/README.md"):
         unknown = files_in(page) - files_in("docs/resuming.md")
         assert not unknown, f"docs/resuming.md: add rows for {unknown}, which {page} names, or remove them there"
 
 
 @pytest.mark.parametrize("page", ["docs/resuming.md", "docs/zh/resuming.md"])
-def test_every_file_of_a_run_has_a_row(folder, page):
+def test_docs_table_has_a_row_for_every_run_file(folder, page):
     known = files_in(page)
     for path in sorted(folder.iterdir()):
         name = re.sub(r"(?<=checkpoint-)\d+", "N", path.name) + "/" * path.is_dir()
@@ -270,7 +270,7 @@ def exists(path: str) -> bool:
     return any(ROOT.glob(path)) or any(any(folder.glob(f"**/{path}")) for folder in below)
 
 
-def test_names_in_contributing_exist():
+def test_files_and_names_in_contributing_exist():
     assert len(inline_code()) > 100
     for code in inline_code():
         if code.startswith(COMMANDS) or " | " in code:
@@ -290,7 +290,7 @@ def test_names_in_contributing_exist():
             assert is_defined, f"CONTRIBUTING.md: add the right name for {name} in `{code}`"
 
 
-def test_files_in_contributing_have_the_names_that_it_says():
+def test_contributing_gives_the_right_file_for_each_name():
     pairs = re.findall(r"`(\w+)`(?: and `\w+`)? (?:of|in) `([\w/]+\.py)`", without_blocks())
     assert len(pairs) > 10
     for name, path in pairs:

@@ -26,7 +26,7 @@ def saved(request, tmp_path) -> Path:
     return tmp_path / request.param.name
 
 
-def test_all_kinds_of_runs_are_saved():
+def test_saved_runs_cover_all_kinds_of_runs():
     assert {each.name for each in RUNS} == KINDS.keys()
 
 
@@ -51,7 +51,7 @@ def test_best_weights_of_a_saved_run_score_as_before(saved, tmp_path):
     assert results["value"] == pytest.approx(expected, abs=0.5), results
 
 
-def test_saved_runs_of_all_kinds_are_compared(tmp_path):
+def test_compare_script_reads_saved_runs_of_all_kinds(tmp_path):
     shutil.copytree(SAVED, tmp_path / "saved")
     table = typed("scripts/compare.py", "-any_data", *(tmp_path / "saved" / each for each in RUNS)).done().stdout
     assert all(each.name in table for each in RUNS), table

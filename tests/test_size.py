@@ -44,12 +44,12 @@ def files_of(*folders: str) -> list:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-def test_the_reading_path_stays_short():
+def test_reading_path_stays_within_its_line_limit():
     counts = {name: lines_of(ROOT / name) for name in READING_PATH}
     assert sum(counts.values()) <= READING_LINES, f"move code that a first reader can skip to another file: {counts}"
 
 
-def test_plain_run_loads_few_of_our_lines(tmp_path):
+def test_plain_run_loads_code_within_its_line_limit(tmp_path):
     (tmp_path / "plain.py").write_text(RUN)
     flags = ["-cfg", "configs/vit_digits.yaml", "-dataset", "digits", "-epochs", "1", "-output", tmp_path / "output"]
     ended = run_fresh(str(tmp_path / "plain.py"), *map(str, flags), environment={"PYTHONPATH": str(ROOT)}).done()
@@ -68,7 +68,7 @@ def test_setting_and_package_counts_stay_within_limits(what):
     assert sizes[what] <= LIMITS[what], f"{what}: {sizes[what]}; remove one to make space for the new one"
 
 
-def test_line_counts_are_printed():
+def test_line_counts_of_code_and_tests_are_printed():
     product, tests = files_of(*ROOMS) + [*ROOT.glob("main_*.py")], files_of("tests")
     print(f"product: {sum(map(lines_of, product)):,} lines, tests: {sum(map(lines_of, tests)):,} lines")
     assert product and tests

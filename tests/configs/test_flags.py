@@ -27,7 +27,7 @@ KEYS = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items(
 
 
 @pytest.mark.parametrize("flag", sorted({*KEYS, *PADDLEVITS.split()}))
-def test_every_flag_accepts_blank_or_equals_sign(flag):
+def test_every_flag_accepts_a_space_or_an_equals_sign(flag):
     text = EXAMPLE_VALUES.get(key := KEYS[flag], "7")
     for argv in ([flag, text], [f"{flag}={text}"]):
         loaded = load_text("AMP: true" if key == "PRECISION.DTYPE" else "", *argv)
@@ -38,7 +38,7 @@ def test_every_flag_accepts_blank_or_equals_sign(flag):
         assert str(value).lower() == text
 
 
-def test_false_and_zero_flags_still_override():
+def test_flags_with_false_zero_or_none_override_the_file():
     text = "AMP: true\nNAME: a\nMODEL: {PRETRAINED: x.pth}\nTRAIN: {LAST_EPOCH: 5}\nDATA: {NUM_WORKERS: 4}"
     argv = ["-last_epoch", "0", "-num_workers=0", "-pretrained", "none", "-name=", "-amp", "false"]
     config = load_text(text, *argv).config

@@ -34,7 +34,7 @@ def test_later_sources_win_and_record_their_origin():
     assert {key: (values[key], loaded.origins[key]) for key in expected} == expected
 
 
-def test_steps_that_derive_settings_change_nothing_in_place():
+def test_deriving_settings_does_not_modify_the_given_settings():
     files = Layer("x.yaml", {"MODEL.TYPE": "vit", "MODEL.EMBED_DIM": "64"})
     texts = {
         "MODEL.TYPE": "timm",
@@ -62,7 +62,7 @@ def test_grey_images_use_one_mean_and_deviation():
 @pytest.mark.parametrize(
     ("name", "word", "expected"), [("step", "", False), ("step", "true", True), ("cosine", "", True)]
 )
-def test_step_decay_counts_from_start_unless_set(name, word, expected):
+def test_step_schedule_counts_from_start_unless_after_warmup_is_set(name, word, expected):
     words = [f"TRAIN.LR_SCHEDULER.NAME={name}", *([f"TRAIN.LR_SCHEDULER.AFTER_WARMUP={word}"] if word else [])]
     assert load(["-opts", *words], needs_file=False).config.TRAIN.LR_SCHEDULER.AFTER_WARMUP is expected
 
@@ -79,11 +79,11 @@ TOGETHER = """
 
 
 @pytest.mark.parametrize("words", TOGETHER.strip().splitlines())
-def test_apparent_contradictions_are_accepted(words):
+def test_seemingly_contradictory_settings_are_accepted(words):
     assert load_text("", *words.split()).config
 
 
-def test_non_training_program_replaces_auto_batch_size():
+def test_programs_that_do_not_train_replace_auto_batch_size():
     default = SETTINGS["DATA.BATCH_SIZE"].default
     for size, expected, num_notes in (("auto", default, 1), ("7", 7, 0)):
         loaded = load_text(f"DATA: {{BATCH_SIZE: {size}}}").with_default_batch_size()
@@ -119,7 +119,7 @@ def test_setting_of_another_schedule_is_refused(words):
         load_text("", "-opts", *(f"TRAIN.LR_SCHEDULER.{word}" for word in words.split()))
 
 
-def test_effective_settings_load_and_reload_without_notes():
+def test_settings_with_effect_load_and_reload_without_notes():
     options = "AMP=true PRECISION.RESIDUAL=half DATA.CACHE=9"
     options += " TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"
     options += " TRAIN.CUTMIX_MINMAX=0.2,0.8 TRAIN.MIXUP_MODE=elem TRAIN.LR_SCHEDULER.NAME=wsd"
@@ -147,13 +147,13 @@ def test_unsupported_timm_model_settings_are_refused(case):
 
 
 @pytest.mark.parametrize("typed", ["micro_f1", None])
-def test_multiple_labels_change_the_default_metric_only(tmp_path, typed):
+def test_multilabel_data_changes_default_metric_but_keeps_a_chosen_metric(tmp_path, typed):
     words = ["-dataset", "csv", "-opts", "DATA.LABEL_SEPARATOR=|"] + ([f"TRAIN.BEST_METRIC={typed}"] if typed else [])
     config = load(words, needs_file=False).config
     assert config.TRAIN.BEST_METRIC == (typed or "map") and config.TRAIN.LOSS == "bce"
 
 
-def test_settings_file_overrides_the_weights():
+def test_settings_file_overrides_settings_of_the_weights():
     weights = Layer("the weights", {"MODEL.DROPOUT": "0.1", "MODEL.DROPPATH": "0.2"})
     model = load(["-cfg", write("MODEL: {DROPOUT: 0.3}")], weights=weights).config.MODEL
     assert (model.DROPOUT, model.DROPPATH) == (0.3, 0.2)
@@ -162,7 +162,7 @@ def test_settings_file_overrides_the_weights():
 @pytest.mark.parametrize(
     "given", [{"NAME": "", "MODEL.RESUME": "auto"}, {"NAME": " ", "MODEL.RESUME": "auto"}, {"SAVE": ""}]
 )
-def test_unfilled_variable_in_a_file_is_refused(given):
+def test_empty_name_or_path_in_a_settings_file_is_refused(given):
     key = next(iter(given))
     with refused(ConfigError, key, "empty", "x.yaml"):
         load_text(yaml_of(given))

@@ -20,7 +20,7 @@ print(*(name for name in sys.modules if name.startswith("extras")))
 """
 
 
-def test_our_files_do_not_load_the_extra(tmp_path):
+def test_shipped_files_do_not_load_the_paddlevit_extra(tmp_path):
     (tmp_path / "program.py").write_text(SHIPPED)
     assert run_fresh(str(tmp_path / "program.py"), environment={"PYTHONPATH": str(ROOT)}).done().stdout.split() == []
 
@@ -34,13 +34,13 @@ def test_our_files_do_not_load_the_extra(tmp_path):
         ("TRAIN.LR_SCHEDULER.NAME", "TRAIN: {LR_SCHEDULER: {NAME: warmupcosine}}"),
     ],
 )
-def test_setting_of_paddlevit_without_its_extra_is_refused(here, monkeypatch, key, text):
+def test_paddlevit_setting_is_refused_without_its_extra(here, monkeypatch, key, text):
     monkeypatch.setattr("configs.paddlevit.has_extra", lambda name: False)
     with refused(ConfigError, "x.yaml", key, "extras/paddlevit is missing", "git checkout"):
         load_text(text)
 
 
-def test_words_of_others_for_our_values_are_read_and_named(here):
+def test_values_spelled_as_in_paddlevit_are_read_with_a_note(here):
     words = ["NGPUS=-1", "TRAIN.GRAD_CLIP=0", "PRECISION.DTYPE=fp16", "PRECISION.MODE=apex_O1"]
     loaded = load(["-cfg", "vit_digits", "-amp", "-opts", *words])
     assert (loaded.config.START.NGPUS, loaded.config.TRAIN.GRAD_CLIP) == (None, None)

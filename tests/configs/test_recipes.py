@@ -55,12 +55,12 @@ def recipe(name):
     return load(["-cfg", str(ROOT / "configs" / "recipes" / f"{name}.yaml")]).config
 
 
-def test_every_recipe_is_compared():
+def test_every_recipe_is_compared_with_its_source():
     assert {path.stem for path in (ROOT / "configs" / "recipes").glob("*.yaml")} == {*DEIT, *COSINES}
 
 
 @pytest.mark.parametrize("name", DEIT)
-def test_deit_rates_match_timm_scheduler(name):
+def test_deit_learning_rates_match_timm_scheduler(name):
     script = DEIT[name]
     batch = script.gpus * script.batch
     assert recipe(name).DATA.BATCH_SIZE == script.batch
@@ -76,7 +76,7 @@ def test_deit_rates_match_timm_scheduler(name):
 
 
 @pytest.mark.parametrize("name", COSINES)
-def test_google_recipe_rates_match_their_formula(name):
+def test_google_recipe_learning_rates_match_their_formula(name):
     updates, warmup, rate, images, batch = COSINES[name]
     config = recipe(name)
     in_epoch = images / batch if not config.DATA.DROP_LAST else images // batch
@@ -90,7 +90,7 @@ def test_google_recipe_rates_match_their_formula(name):
 
 
 @needing_extra("optimizers")
-def test_deit_3_uses_lamb():
+def test_deit_3_recipe_uses_lamb_like_apex():
     config = recipe("deit3_base_patch16_192")
     optimizer = build_optimizer(config.TRAIN, torch.nn.Linear(2, 2))
     assert config.TRAIN.OPTIMIZER.NAME == "lamb"
@@ -99,7 +99,7 @@ def test_deit_3_uses_lamb():
     assert recipe("deit3_base_patch16_224_finetune").TRAIN.OPTIMIZER.NAME == "AdamW"
 
 
-def test_plain_vit_decays_only_big_vision_kernels():
+def test_plain_vit_decays_only_the_kernels_that_big_vision_decays():
     """Its wd_mults name only kernels: those of the patch embedding, of attention and MLP, and of the classifier."""
     config = recipe("vit_small_patch16_224_90ep")
     with meta_device():
@@ -149,7 +149,7 @@ def test_plain_vit_augmentation_matches_big_vision():
 
 
 @pytest.mark.parametrize("name", [name for name in COSINES if "384" in name])
-def test_fine_tuning_matches_the_jax_code(name):
+def test_fine_tuning_recipes_match_the_jax_code(name):
     config = recipe(name)
     data, train = config.DATA, config.TRAIN
     assert data.BATCH_SIZE * train.ACCUM_ITER == 512

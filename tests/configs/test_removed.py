@@ -27,7 +27,7 @@ def gone(monkeypatch):
 
 
 @pytest.mark.usefixtures("gone")
-def test_ineffective_removed_setting_loads_but_is_dropped():
+def test_removed_setting_without_effect_loads_but_is_dropped():
     for text in ("0", "0.0", "null", "None"):
         loaded = load_text(yaml_of({GONE: text}))
         assert loaded.config == load_text("").config
@@ -88,6 +88,6 @@ def test_run_without_newer_setting_behaves_as_before(monkeypatch):
 
 
 @pytest.mark.usefixtures("gone")
-def test_run_file_with_removed_setting_exits_with_2():
+def test_run_with_removed_setting_in_file_exits_with_2():
     write(yaml_of({GONE: "3"}))
     typed("main_single_gpu.py", "-cfg", "x.yaml").refused("x.yaml", GONE, "TRAIN.SMOOTHING")

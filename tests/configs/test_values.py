@@ -38,7 +38,7 @@ AWKWARD = "null, 'it''s' \"#1\": [a] {b} & *c !d %e @f\\n 日本 \U0001f600 \t\x
 
 
 @pytest.mark.parametrize("text", [AWKWARD, "true", "123", "-", "a: b", " spaces ", "line\nbreak", "x" * 200])
-def test_any_text_survives_saving(text):
+def test_any_text_value_survives_saving_settings(text):
     loaded = load_text("", f"-output={text}", f"-data_path={text}")
     assert flatten(loaded.config)["SAVE"] == text
     assert load_text(to_yaml(loaded.config, loaded.origins)).config == loaded.config
@@ -75,7 +75,7 @@ def test_number_outside_its_bounds_is_refused(key):
 
 # A section of arguments (MODEL.KWARGS) whose types are not in the schema.
 @pytest.mark.parametrize("text", cases_of("texts_as_arguments"))
-def test_argument_reads_alike_and_survives_saving(text):
+def test_model_argument_reads_alike_everywhere_and_survives_saving(text):
     in_file = load_text(f"MODEL: {{KWARGS: {{some_name: {text}}}}}") if text[0] != "(" else None
     in_opts = load_text("", "-opts", f"MODEL.KWARGS.some_name={text}")
     again = load_text(to_yaml(in_opts.config, in_opts.origins))
@@ -85,12 +85,12 @@ def test_argument_reads_alike_and_survives_saving(text):
         assert hash(config) == hash(in_opts.config)
 
 
-def test_tuples_split_by_yaml_are_refused():
+def test_model_argument_tuples_split_by_yaml_are_refused():
     with refused(ConfigError, "MODEL.KWARGS.a"):
         load_text("MODEL: {KWARGS: {a: [(1, 2), (3, 4)]}}")
 
 
-def test_files_merge_arguments_and_null_clears_them():
+def test_files_merge_model_arguments_and_null_clears_them():
     write("MODEL: {KWARGS: {a: 1, b: 2}}", "base.yaml")
     loaded = load_text("BASE: base.yaml\nMODEL: {KWARGS: {b: 3}}", "-opts", "MODEL.KWARGS.c=4")
     assert dict(loaded.config.MODEL.KWARGS) == {"a": 1, "b": 3, "c": 4}

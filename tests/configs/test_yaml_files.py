@@ -19,11 +19,11 @@ pytestmark = pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     "text", ["", "BASE: ''", "BASE: ['']", "BASE:", "# nothing", "TRAIN:", "TRAIN: null", "DATA: {}"]
 )
-def test_file_without_settings_gives_the_defaults(text):
+def test_settings_file_without_settings_gives_the_defaults(text):
     assert load_text(text).config == Config()
 
 
-def test_bases_load_depth_first_and_own_keys_win():
+def test_base_files_load_depth_first_and_own_keys_win():
     write("SEED: 1\nDEVICE: cpu\nSAVE: one\nSAVE_FREQ: 1\n", "shared/one.yaml")
     write("BASE: one.yaml\nSEED: 2\nNAME: b\nSAVE: two\n", "shared/two.yaml")
     write("BASE: shared/one.yaml\nSEED: 3\nNAME: c\n", "three.yaml")  # a file may be the BASE of two files
@@ -44,7 +44,7 @@ def test_circular_base_files_are_named():
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/in_a_file"))
-def test_file_mistake_is_named_with_place_and_remedy(text):
+def test_settings_file_mistake_is_named_with_place_and_remedy(text):
     with refused(ConfigError, page="mistakes/in_a_file", case=text):
         load_text(text.encode().decode("unicode_escape"))
 
@@ -64,14 +64,14 @@ def test_file_with_bom_crlf_and_python_tags_loads():
     assert (config.SEED, config.START.NAME) == (7, "ä")
 
 
-def test_missing_cfg_offers_the_shipped_files():
+def test_missing_cfg_error_suggests_a_shipped_file():
     for argv in ([], ["-cfg", ""], ["-amp"]):
         with refused(ConfigError, "-cfg", ROOT / "configs" / "vit_digits.yaml"):
             load(argv)
 
 
 @pytest.mark.parametrize("name", ["finetune", "finetune.yaml", "vit_small_patch16_224_90ep"])
-def test_shipped_file_is_found_by_name_unless_shadowed(name):
+def test_shipped_file_is_found_by_name_unless_local_file_exists(name):
     Path("finetune").mkdir()
     (path,) = (ROOT / "configs").rglob(f"{name.removesuffix('.yaml')}.yaml")
     assert load(["-cfg", name]).config == load(["-cfg", str(path)]).config

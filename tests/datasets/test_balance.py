@@ -29,7 +29,7 @@ def epoch_of(image_set: ImageSet, epoch: int = 0, seed: int = 0) -> np.ndarray:
     return build_order(balanced(), image_set, world_size=1).epoch_order(seed, epoch)[:]
 
 
-def test_balanced_epoch_draws_classes_and_their_images_equally():
+def test_balanced_epoch_draws_classes_and_their_images_equally_often():
     images = uneven()
     drawn = epoch_of(images)
     assert np.bincount(images.targets[drawn]).tolist() == [250] * 4
@@ -47,7 +47,7 @@ def test_balanced_order_differs_by_epoch_and_seed():
     assert orders[1][:5].tolist() == [80, 212, 232, 702, 303], "must equal earlier versions"
 
 
-def test_smallest_classes_take_turns_in_balanced_epochs():
+def test_balanced_epochs_rotate_extra_places_among_classes():
     images = uneven([1] * 20 + [5])  # 25 / 21 places per class
     drawn = np.concatenate([epoch_of(images, epoch=epoch) for epoch in range(100)])
     times = np.bincount(images.targets[drawn])
@@ -57,7 +57,7 @@ def test_smallest_classes_take_turns_in_balanced_epochs():
 
 
 @pytest.mark.parametrize("repeated", [1, 3])
-def test_balanced_updates_do_not_depend_on_the_split(repeated):
+def test_balanced_updates_do_not_depend_on_number_of_processes(repeated):
     images, train = uneven(), {"REPEATED_AUG": repeated}
     whole = build_order(replaced(balanced(BATCH_SIZE=40), TRAIN=train), images, world_size=1)
     split = build_order(replaced(balanced(BATCH_SIZE=10), TRAIN=train | {"ACCUM_ITER": 2}), images, world_size=2)
@@ -83,7 +83,7 @@ def weighted(value: str, num_classes: int | None = None):
     return replaced(settings(), TRAIN={"CLASS_WEIGHTS": value}, MODEL={"NUM_CLASSES": num_classes})
 
 
-def test_frequency_weights_average_one_over_all_images():
+def test_automatic_class_weights_average_one_over_all_images():
     images = uneven()
     weights = class_weights(weighted("auto"), images)
     np.testing.assert_allclose(weights, [1000 / (4 * count) for count in COUNTS])

@@ -24,7 +24,7 @@ def make_csv(folder, classes: list[str], header: str = "image_path,target", coun
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards"])
-def test_classes_file_sets_numbers_including_empty_classes(tmp_path, dataset):
+def test_classes_file_numbers_all_classes_even_without_images(tmp_path, dataset):
     (tmp_path / "names.txt").write_text("dog\ncat\nbee\nant\n", "utf-8-sig")
     make_folders(tmp_path / "data", {"ant": 12, "bee": 12, "cat": 12})
     make_set(tmp_path / "data")
@@ -104,7 +104,7 @@ def test_single_class_needs_a_checkpoint_with_more_classes(tmp_path):
     assert np.all(load_image_sets(config, saved=SavedData(["bee", "ant"], {}))[1].targets == 1)
 
 
-def test_class_names_differing_only_in_spelling_warn(tmp_path):
+def test_class_names_differing_only_in_case_or_spaces_cause_warning(tmp_path):
     for classes in (["cat", "Cat", "dog"], ["maine_coon", "Maine  Coon", "dog"]):
         _, val = load("csv", make_csv(tmp_path, classes))
         assert len(val.classes) == 3

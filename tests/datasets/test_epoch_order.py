@@ -39,7 +39,7 @@ def test_every_epoch_and_seed_orders_all_samples_differently(images):
     assert images.epoch_order(0, 0)[:].tolist() == orders[0]
 
 
-def test_shuffled_tars_keep_samples_near_their_turn():
+def test_shuffle_buffer_moves_samples_less_than_its_size():
     in_turn = big_set(buffer=1).epoch_order(3, 5)[:]
     assert (np.diff(in_turn.reshape(20, 50), axis=1) == 1).all()  # tar by tar, each in its own order
     tars = (in_turn[::50] // 50).tolist()
@@ -91,14 +91,14 @@ def test_any_slice_of_an_order_matches_whole_array(case):
 
 
 @pytest.mark.slow
-def test_multi_block_order_matches_whole_array():
+def test_order_of_several_blocks_matches_whole_array():
     count = 1_050_000
     for buffer in (8192, 200_000):
         wanted = grouped_in_one_array(np.repeat(np.arange(15), count // 15), 15, buffer, 0, 3)
         assert (big_set(15, count // 15, buffer).epoch_order(0, 3)[:] == wanted).all()
 
 
-def test_subset_of_shards_keeps_its_array_order():
+def test_subset_of_shards_has_the_order_of_whole_array():
     images = big_set(20, 50, 30)
     kept = np.flatnonzero(np.random.default_rng(0).random(1000) < 0.1)
     kept = kept[(kept < 300) | (kept >= 400)]  # two tars have no images left
@@ -131,7 +131,7 @@ def test_epoch_starts_without_waiting_for_its_order():
     assert main == threading.current_thread() and len(others) >= 3 and main not in others
 
 
-def test_shards_learn_read_position_before_each_read(tmp_path):
+def test_shards_are_told_the_read_position_before_each_window(tmp_path):
     make_set(tmp_path)
     config = settings("shards", tmp_path, IMAGE_SIZE=4, CROP_PCT=1.0, BATCH_SIZE=6, SHUFFLE_BUFFER=8, NUM_WORKERS=0)
     announced = []

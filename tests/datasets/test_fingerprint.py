@@ -42,7 +42,7 @@ def test_copied_data_keeps_fingerprint_with_or_without_index(tmp_path, monkeypat
     assert len(here) == 9 and here["training images"] > here["validation images"] > 0 or dataset == "synthetic"
 
 
-def test_each_data_change_alters_its_part_of_fingerprint(tmp_path):
+def test_each_data_change_alters_the_matching_part_of_fingerprint(tmp_path):
     make("csv", tmp_path)
     text, before = (tmp_path / "a.csv").read_text(), facts_of("csv", tmp_path)
     lines = text.splitlines()

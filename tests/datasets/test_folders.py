@@ -42,7 +42,7 @@ def test_hidden_folders_and_non_image_files_are_ignored(tmp_path):
 
 
 @pytest.mark.parametrize("folders", cases_of("mistakes/of_folders"))
-def test_invalid_folder_layouts_are_named(tmp_path, folders):
+def test_invalid_folder_layouts_are_reported(tmp_path, folders):
     for folder, _, content in (each.partition("=") for each in folders.split()):
         (tmp_path / folder).parent.mkdir(parents=True, exist_ok=True)
         if content.isdecimal():
@@ -66,7 +66,7 @@ ABOVE = {"photos/cat": 3, "photos/dog": 3, "new/cat": 3, "new/dog": 3}
     "folders",
     [ABOVE, {**ABOVE, "new": 1}, {"a/train/cat": 2, "a/val/cat": 2, "b/train/cat": 2, "b/val/cat": 2}],
 )
-def test_path_one_folder_too_high_is_refused(tmp_path, folders):
+def test_data_path_one_folder_too_high_is_refused(tmp_path, folders):
     make_folders(tmp_path / "data", folders)
     first = sorted({name.split("/")[0] for name in folders})[0]
     found = error_of("imagefolder", tmp_path / "data")
@@ -96,7 +96,7 @@ def test_listed_classes_allow_folders_of_folders(tmp_path):
     ],
     ids=["beside a flat folder", "in train and val"],
 )
-def test_dataset_read_as_one_class_warns(tmp_path, folders):
+def test_folders_of_folders_read_as_one_class_cause_warning(tmp_path, folders):
     make_folders(tmp_path / "data", folders)
     (tmp_path / "listed.txt").write_text("photos\nnew\n")
     (found,) = [note for note in load("imagefolder", tmp_path / "data")[1].notes if note.startswith("warning")]

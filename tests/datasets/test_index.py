@@ -78,7 +78,7 @@ def test_damaged_index_is_not_opened(tmp_path):
     assert open_index(path) is None
 
 
-def test_index_path_depends_on_data_not_on_link(tmp_path):
+def test_index_path_depends_on_data_folder_not_on_its_link(tmp_path):
     (tmp_path / "c").symlink_to("b")
     config = settings("csv", CACHE_PATH=str(tmp_path))
     first, second, third = (index_paths(config, tmp_path / name / "x.index") for name in "abc")
@@ -154,7 +154,7 @@ def test_index_is_rebuilt_after_data_or_format_change(tmp_path, monkeypatch, dat
 
 
 @pytest.mark.parametrize("dataset", KINDS)
-def test_read_only_data_has_index_in_cache_folder(tmp_path, monkeypatch, dataset):
+def test_index_of_read_only_data_is_in_cache_folder(tmp_path, monkeypatch, dataset):
     make, (module, function), _ = KINDS[dataset]
     make(tmp_path / "data")
     locked = file.locked
@@ -196,7 +196,7 @@ def test_pickled_set_reloads_its_index_without_copying_columns(tmp_path, dataset
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_killed_index_build_leaves_nothing_that_is_read(tmp_path, call):
+def test_killed_index_build_leaves_no_partial_index(tmp_path, call):
     make_set(tmp_path)
     wanted = everything_of("shards", tmp_path)
     for index in tmp_path.glob("*.index"):

@@ -46,7 +46,7 @@ def test_wrong_list_line_is_reported_with_its_number(tmp_path, line):
     same_message(error_of("imagenet2012", root, num_classes=num_classes), "mistakes/in_a_list", line)
 
 
-def test_only_links_leaving_the_root_are_refused(tmp_path):
+def test_only_links_out_of_the_data_folder_are_refused(tmp_path):
     root = tmp_path / "data"
     root.mkdir()
     make_lists(root, "a.jpg 0\ninside.jpg 1\nlink.jpg 0\n")
@@ -114,7 +114,7 @@ def test_csv_classes_must_be_utf8_unlike_file_names(tmp_path):
     assert_names(error_of("csv", tmp_path), "train.csv", "UTF-8")
 
 
-def test_equal_rows_are_found_despite_distance_and_collisions():
+def test_equal_rows_are_found_despite_distance_and_hash_collisions():
     hashes = np.arange(2**20 + 9)
     hashes[[2**20 + 2, 2**20 + 5]], hashes[9] = 7, 3
     assert list(equal_rows(hashes, lambda row: "one")) == [[3, 9], [7, 2**20 + 2, 2**20 + 5]]
@@ -167,7 +167,7 @@ def test_list_read_in_chunks_gives_same_result(tmp_path, monkeypatch, dataset):
     assert all(f"{name}, line {12 if header else 11}" in each for each in found[0][2:])
 
 
-def test_high_label_needs_many_images_or_classes():
+def test_high_label_is_accepted_only_with_many_images_or_classes():
     def classes(*labels: int) -> list[str]:
         return numbered_classes(Config(), [np.array([*labels, 1100])], ["image {}".format])
 

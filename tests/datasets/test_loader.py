@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 # --- order ---
 
 
-def test_windows_are_cut_exactly_without_splitting_mixed_pairs():
+def test_windows_are_divided_exactly_among_ranks_without_splitting_pairs():
     rng = random.Random(0)
     for _ in range(150):
         in_pairs = rng.random() < 0.5
@@ -72,7 +72,7 @@ def test_windows_are_cut_exactly_without_splitting_mixed_pairs():
         assert cut.num_images - len(seen) == (cut.num_images % cut.global_batch if leaves_out else 0)
 
 
-def test_epoch_description_matches_training():
+def test_epoch_description_states_steps_and_dropped_images():
     pages = {}  # an epoch has at least one step
     for number, drop_last in ((144, True), (1500, True), (1501, True), (501, False), (500, False)):
         cut = order(number, 250, num_accumulated=2, drop_last=drop_last)

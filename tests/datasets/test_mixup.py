@@ -78,7 +78,7 @@ def test_mixup_draws_are_distributed_as_in_timm(kind):
 
 
 @pytest.mark.parametrize("kind", ["mixup", "cutmix", "both"])
-def test_same_draws_give_timm_pixels_and_targets(kind, monkeypatch):
+def test_same_mixup_draws_give_timm_pixels_and_targets(kind, monkeypatch):
     if kind != "mixup" and mixup.rand_bbox((1, 1, 1), lam=0.0)[1] == 0:
         pytest.skip("this timm draws boxes of an odd side one pixel smaller")
     side, kinds_seen = 12, set()
@@ -97,7 +97,7 @@ def test_same_draws_give_timm_pixels_and_targets(kind, monkeypatch):
     assert len(kinds_seen) == 3 or kind != "both", "mixed, cut and unchanged pairs must all occur"
 
 
-def test_mixup_group_shares_a_draw_across_cuts():
+def test_mixup_group_shares_one_draw_however_window_is_divided():
     it, whole = mixing(**KINDS["both"], MIXUP_GROUP=64), mixing(**KINDS["both"], MIXUP_GROUP=None)
     table = torch.tensor(it.rows(piece(200)))
     draws = [set(map(tuple, part[:, 1:].tolist())) for part in table.split(64)]

@@ -68,7 +68,7 @@ def photos(tmp_path) -> Path:
         (2, ["DATA.NUM_WORKERS=0", "DATA.CACHE=disk"]),
     ],
 )
-def test_validation_copies_are_counted_once_with_any_workers(photos, processes, words):
+def test_overlapping_validation_images_are_counted_once_with_any_workers(photos, processes, words):
     options = ["-opts", "DATA.DROP_LAST=false", *words]
     ended = train(photos, *options, processes=processes)
     (line,) = told(ended, BY_CONTENT)
@@ -106,7 +106,7 @@ def test_listed_and_sharded_images_are_compared_by_content(photos, data_set):
     assert_names(line, "2 of 4", "1 of these 2")
 
 
-def test_same_name_and_size_alone_is_no_overlap(photos):
+def test_equal_names_and_sizes_alone_do_not_count_as_overlap(photos):
     shutil.rmtree(photos)
     for seed, part in enumerate(("train", "val")):
         draw_noise(photos / part, "cat", "dog", seed=seed, ending="bmp")

@@ -109,7 +109,7 @@ def test_text_classes_are_collected_from_all_parquet_files(tmp_path):
     assert [train.classes[target] for target in train.targets] == ["bee", "cat", "ant", "bee"]
 
 
-def test_columns_setting_selects_columns_with_other_names(tmp_path):
+def test_columns_setting_selects_parquet_columns_with_other_names(tmp_path):
     columns = {"img": rows(range(6))["image"], "fine_label": [5, 4, 3, 2, 1, 0], "label": [0] * 6}
     for part in ("train", "val"):
         write_parquet(tmp_path / f"{part}.parquet", columns, {"fine_label": list("abcdef")})
@@ -156,7 +156,7 @@ def test_mismatched_parts_and_empty_parquet_files_are_refused(tmp_path):
         other.unlink(missing_ok=True)
 
 
-def test_truncated_damaged_and_foreign_files_are_named(tmp_path):
+def test_truncated_damaged_and_foreign_parquet_files_are_named(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", rows(range(40)))
     content = path.read_bytes()
     names = [place for place in range(len(content)) if content.startswith(b"bytes", place)]  # in the column of images
@@ -207,7 +207,7 @@ def test_pickled_parquet_extension_type_is_not_loaded(tmp_path):
 # --- row groups ---
 
 
-def test_parquet_file_replaced_during_a_run_ends_it(tmp_path):
+def test_parquet_file_replaced_during_a_run_ends_the_run(tmp_path):
     make_parquet(tmp_path)
     train, _ = load("parquet", tmp_path)
     assert int(train.read(0)[0, 0, 0]) == 0
@@ -275,7 +275,7 @@ def test_parquet_rows_sorted_by_class_are_warned_about(tmp_path):
     assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=90)[1].notes), "this buffer mixes all rows"
 
 
-def test_threads_share_row_group_reads_and_drop_oldest():
+def test_threads_share_cached_row_groups_and_drop_the_oldest():
     cache, reads, meet = GroupCache(), [], threading.Barrier(4)
 
     def get(key: str) -> str:
@@ -291,7 +291,7 @@ def test_threads_share_row_group_reads_and_drop_oldest():
     assert cache.get("x", 2, lambda: "read again") == "read again"
 
 
-def test_forked_process_never_waits_for_parent_thread_reads():
+def test_forked_process_never_waits_for_reads_of_parent_threads():
     cache, begun, goes_on = GroupCache(), threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(cache.get, "a", 2, lambda: begun.set() or goes_on.wait(60))
@@ -303,7 +303,7 @@ def test_forked_process_never_waits_for_parent_thread_reads():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
-def test_contradictory_footer_is_refused_without_crashing_the_process(tmp_path):
+def test_contradictory_parquet_footer_is_refused_without_a_crash(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", rows(range(6)))
     whole, start = path.read_bytes(), len(path.read_bytes()) - 8 - int.from_bytes(path.read_bytes()[-8:-4], "little")
     types = (each.start() for each in re.finditer(rb"\x15\x0c", whole) if each.start() > start)  # field 1: BYTE_ARRAY

@@ -94,7 +94,7 @@ CASES += [("augmix", "random", "RGB")]  # timm 1.0.20 cannot mix single-channel 
 
 
 @pytest.mark.parametrize(("policy", "interpolation", "mode"), CASES)
-def test_same_random_numbers_give_timm_policy_pixels(policy, interpolation, mode, monkeypatch, with_black_posterize):
+def test_same_random_draws_give_pixels_of_timm_policies(policy, interpolation, mode, monkeypatch, with_black_posterize):
     image = picture(mode)
     num_channels = len(image.getbands())
     ours = augmentation(num_channels, interpolation, AUTO_AUGMENT=policy)
@@ -109,7 +109,7 @@ def test_same_random_numbers_give_timm_policy_pixels(policy, interpolation, mode
     assert num_changed > 10
 
 
-def test_weighted_operations_occur_as_often_as_in_numpy():
+def test_weighted_augment_operations_occur_as_often_as_in_numpy():
     weights = auto_augment.rand_augment_choices("weights")
     shares = np.array([*weights.values()]) / sum(weights.values())
     state, count = np.random.RandomState(0), 2000
@@ -171,7 +171,7 @@ FEW = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0, 1.1, 1.37, 1.9, 4.6)
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_operations_match_reference_pixels_for_any_image_shape(name, mode):
+def test_augment_operations_match_reference_pixels_for_any_image_shape(name, mode):
     image = picture(mode, (40, 27))
     fill = FILL[: len(image.getbands())]
     augment = augmentation(len(fill), AUTO_AUGMENT="rand")

@@ -49,7 +49,7 @@ def mixed_one_by_one(images: torch.Tensor, piece: Piece, config: Config) -> torc
 
 @pytest.mark.parametrize("kind", [Erasing, BatchedErasing])
 @pytest.mark.parametrize(("mode", "channels"), [("pixel", 3), ("rand", 1), ("const", 3)])
-def test_erasing_equals_a_plain_loop(kind, mode, channels):
+def test_random_erasing_matches_erasing_image_by_image(kind, mode, channels):
     config = settings(channels, RANDOM_ERASE_MODE=mode, **ERASES)
     images, piece = torch.randn(40, channels, SIDE, SIDE), batch(40).piece
     wanted = erased_one_by_one(images, piece, config)
@@ -58,7 +58,7 @@ def test_erasing_equals_a_plain_loop(kind, mode, channels):
     assert 10 < (wanted != images).flatten(1).any(1).sum() < 40 and 0.9 < erasing.noise.std() < 1.1
 
 
-def test_loader_boxes_match_boxes_drawn_on_demand():
+def test_erasing_boxes_of_loader_match_boxes_drawn_on_demand():
     config = replaced(digits(IMAGE_SIZE=16, BATCH_SIZE=16), TRAIN={"RANDOM_ERASE_PROB": 0.5, "RANDOM_ERASE_COUNT": 2})
     prepare = Preparation(config, Normalize(config.DATA))
     windows = train_data(config).windows(0, 1)
@@ -70,7 +70,7 @@ def test_loader_boxes_match_boxes_drawn_on_demand():
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8])
-def test_mixing_equals_a_plain_loop(count):
+def test_mixing_matches_mixing_image_by_image(count):
     config, piece = settings(**MIXES), batch(count).piece
     images, mixing = torch.randn(count, 3, SIDE, SIDE), Mixing(config)
     got = mixing(images, torch.tensor(mixing.rows(piece)), images.dtype)
@@ -81,7 +81,7 @@ def test_mixing_equals_a_plain_loop(count):
     ("half", "kind", "channels"), [(torch.float16, Erasing, 3), (torch.bfloat16, BatchedErasing, 1)]
 )
 @pytest.mark.parametrize("train", [{}, ERASES, MIXES, ERASES | MIXES], ids=["plain", "erased", "mixed", "both"])
-def test_half_precision_images_are_float32_rounded_once(half, kind, train, channels):
+def test_half_precision_images_equal_float32_images_rounded_once(half, kind, train, channels):
     config, images = settings(channels, **train), batch(9, channels)
     prepare = Preparation(config, Normalize(config.DATA))
     if train.keys() & ERASES.keys():
@@ -91,7 +91,7 @@ def test_half_precision_images_are_float32_rounded_once(half, kind, train, chann
     assert wanted.is_contiguous() and got.is_contiguous()
 
 
-def test_mixup_off_epoch_and_missing_piece_disable_mixing():
+def test_mixup_off_epoch_or_batch_without_positions_disables_mixing():
     config, one = settings(3, MIXUP_OFF_EPOCH=2, **MIXES), batch(4)
     prepare = Preparation(config, Normalize(config.DATA))
     prepared = [prepare(one._replace(piece=one.piece._replace(epoch=epoch))) for epoch in range(4)]
@@ -102,7 +102,7 @@ def test_mixup_off_epoch_and_missing_piece_disable_mixing():
     assert torch.equal(prepare(one._replace(piece=None))[0], prepare.normalize(one.images))  # as for scripts/doctor.py
 
 
-def test_one_graph_per_size_does_all_image_preparation(monkeypatch):
+def test_one_compiled_graph_per_image_size_prepares_the_images(monkeypatch):
     graphs, compile_any = [], torch.compile
 
     def backend(graph, inputs):
@@ -135,7 +135,7 @@ def test_device_preparation_matches_host_without_synchronizing(tmp_path):
 
 @needing_extra("operator_lists")
 @on_pretend_device
-def test_images_have_dtype_of_the_models_first_layer(tmp_path):
+def test_prepared_images_have_dtype_of_the_models_first_layer(tmp_path):
     for options, dtype in (
         ("", torch.float32),
         ("AMP=true", torch.bfloat16),

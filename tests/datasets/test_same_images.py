@@ -54,7 +54,7 @@ def test_augmented_images_are_equal_however_split_or_started(source, case):
     assert_same_however_split_and_started(settings(source | data, train))
 
 
-def test_worker_processes_read_the_same_images(source):
+def test_worker_processes_augment_images_like_the_main_process(source):
     data, train = CASES["3a"]
     config = settings(source | data, train)
     assert seen(config, last=2, NUM_WORKERS=2, WORKERS="processes") == seen(config, last=2)

@@ -43,7 +43,7 @@ def labels_of(image_set):
 
 
 @pytest.mark.parametrize("form", ["separator", "spaces", "all columns", "named columns", "words"])
-def test_image_labels_come_from_its_cell_or_columns(tmp_path, here, form):
+def test_image_labels_are_read_from_one_cell_or_several_columns(tmp_path, here, form):
     header, rows, given = "image_path,bird,cat,dog", in_columns(), IN_COLUMNS
     if form == "separator":
         header, rows, given = "image_path,target", separated(), SEPARATED
@@ -100,7 +100,7 @@ def test_listed_class_without_images_requires_num_classes(tmp_path):
     assert load("csv", tmp_path, num_classes=4, **given)[0].classes == ["dog", "cat", "bird", "brid"]
 
 
-def test_split_leaves_training_images_of_every_class():
+def test_multilabel_split_leaves_training_images_of_every_class():
     targets = np.random.default_rng(0).choice(4, size=300)
     targets[0] = 4  # the only image of class d, which also has the label of another class
     images = FileImages("/", [f"{number}.png" for number in range(300)], targets, list("abcd"), PixelRules(3))
@@ -121,7 +121,7 @@ def test_unused_separator_or_class_is_reported(tmp_path):
     assert_names(" ".join(load("csv", tmp_path, VAL_FRACTION=0.3, **IN_COLUMNS)[1].notes), "no image has: eel")
 
 
-def test_validation_identity_depends_on_the_labels(tmp_path):
+def test_validation_set_identity_depends_on_labels_but_not_their_order(tmp_path):
     found = []
     for labels in (["cat|dog", "cat"], ["dog|cat", "cat"], ["dog", "cat"]):
         write(tmp_path / "train.csv", separated())
@@ -155,7 +155,7 @@ def test_label_only_in_validation_images_is_refused(tmp_path):
     assert_names(error_of("csv", tmp_path, COLUMNS=("image_path", "cat", "lion")), "train.csv, line 1", "lion")
 
 
-def test_multilabel_data_suggests_separator_and_only_allowed_settings(tmp_path):
+def test_multilabel_data_messages_suggest_separator_and_only_supported_settings(tmp_path):
     labels = ["cat", "dog|cat", *["cat"] * 30, "dog"]
     write(tmp_path / "train.csv", separated(labels))
     notes = load("csv", tmp_path, VAL_FRACTION=0.3)[1].notes

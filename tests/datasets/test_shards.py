@@ -25,7 +25,7 @@ def train_only(root: Path):
     return shards.read_shards(settings("shards", root), say=print)[0]
 
 
-def test_tars_on_a_server_without_their_extra_are_refused(monkeypatch):
+def test_remote_tars_are_refused_without_their_extra(monkeypatch):
     monkeypatch.setattr("datasets.sources.shards.has_extra", lambda name: False)
     with refused(ConfigError, "DATA.DATA_PATH", "https://a.invalid/train-0.tar", "extras/remote is missing"):
         train_only("https://a.invalid/train-0.tar")
@@ -44,7 +44,7 @@ def test_samples_are_read_in_tar_order(tmp_path):
     assert shades(train.take(np.array([25, 3]))) == [25, 3]
 
 
-def test_shard_part_folders_and_class_names_are_read(tmp_path):
+def test_shards_are_read_from_part_folders_with_class_names(tmp_path):
     write_tar(tmp_path / "train" / "b.tar", samples(10, 10))
     write_tar(tmp_path / "train" / "a.tar", samples(0, 10))
     (tmp_path / "classes.txt").write_text("ant\r\nbee\r\ncat\r\nbee\r\n", "utf-8-sig")
@@ -78,7 +78,7 @@ def test_labels_come_only_from_cls_or_json_files(tmp_path):
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_tar_formats_read_long_names_and_skip_links(tmp_path, tar_format):
+def test_every_tar_format_gives_long_names_and_skips_links(tmp_path, tar_format):
     name = f"{'f' * 90}/{'g' * 60}/{'n' * (250 if tar_format != tarfile.USTAR_FORMAT else 90)}"
     files = {f"{name}.png": png(7), f"{name}.cls": b"0", "ümlaut.png": png(8), "ümlaut.cls": b"1"}
     with tarfile.open(path := tmp_path / "train-0.tar", "w", format=tar_format) as tar:
@@ -217,7 +217,7 @@ def test_copied_tar_keeps_its_index_unless_changed(tmp_path, scanned, count):
     assert scanned == ["train-0.tar"]
 
 
-def test_short_system_read_continues_where_it_stopped(tmp_path, monkeypatch):
+def test_partial_system_read_of_a_tar_is_continued(tmp_path, monkeypatch):
     path, pread = write_tar(tmp_path / "a.tar", samples(0, 3)), os.pread
     monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 300), offset))
     whole = path.read_bytes()

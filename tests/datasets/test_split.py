@@ -34,7 +34,7 @@ def parts_of(dataset: str, path, **options) -> dict[str, str]:
     return {each.key(index): part for part, each in zip("tv", (train, val), strict=True) for index in range(len(each))}
 
 
-def test_growing_folder_keeps_split_and_measures_every_class():
+def test_growing_folder_keeps_its_split_and_validates_every_class():
     for seed in range(20):
         random = np.random.default_rng(seed)
         limit, classes = random.integers(3, 31, 6), ["ant", "bee", "cat", "dog", "fox", "gnu"]
@@ -92,7 +92,7 @@ def in_parts(names: list[str], fraction: float = 0.2) -> tuple[dict[str, str], s
     return found, "\n".join(val.notes)
 
 
-def test_relabelling_changes_part_only_of_logged_images():
+def test_relabelling_moves_only_logged_images_between_parts():
     num_named = 0
     for seed in range(20):
         random = np.random.default_rng(seed)
@@ -123,7 +123,7 @@ def test_classes_sharing_file_names_keep_their_validation_share():
     assert found[0] == found[1] == found[2]
 
 
-def test_class_in_path_does_not_decide_its_split(tmp_path):
+def test_class_name_in_a_path_does_not_affect_the_split(tmp_path):
     classes = ["ant", "bee"]
     before, after = ([f"2026/{name}/{number}.jpg" for number in range(300)] for name in classes)
     parts = []
@@ -176,7 +176,7 @@ def test_renamed_class_keeps_the_split_in_every_resume(relabelled):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("signal_handlers")
-def test_finetuning_counts_trained_images_under_other_class_names(tmp_path, small_yaml, relabelled):
+def test_finetuning_warns_about_trained_validation_images_under_other_classes(tmp_path, small_yaml, relabelled):
     file, changed = relabelled
     flags = ["-cfg", small_yaml, "-dataset", "csv", "-data_path", file, "-epochs", "1"]
     typed("main_single_gpu.py", *flags, "-output", tmp_path / "output").done()
@@ -196,7 +196,7 @@ def test_classes_without_validation_images_are_named(tmp_path):
         same_message("\n".join(val.notes), "splits", f"a fraction of {fraction}")
 
 
-def test_single_image_classes_are_refused_as_needing_two(tmp_path):
+def test_data_with_one_image_per_class_is_refused(tmp_path):
     make_folders(tmp_path / "photos", {"ant": 1, "bee": 1, "cat": 1})
     found = error_of("imagefolder", tmp_path / "photos")
     assert_names(found, "DATA.DATA_PATH", tmp_path / "photos", "two", "docs/data.md")
@@ -232,7 +232,7 @@ def test_evaluation_scores_all_images_of_undivided_folder(tmp_path, dataset):
 
 
 @pytest.mark.parametrize("given", [{"VAL_FRACTION": 0.3}, {"FOLD": "2/4"}, {"GROUP_BY": "day", "VAL_FRACTION": 0.4}])
-def test_evaluation_scores_the_holdout_in_copied_data(tmp_path, given):
+def test_evaluation_of_copied_data_scores_the_held_out_images(tmp_path, given):
     make_folders(tmp_path / "here", {"ant": 20, "bee": 20})
     rows = [f"{name}/{number:02d}.JPEG,{name},{number % 7}" for name in ("ant", "bee") for number in range(20)]
     (tmp_path / "here" / "a.csv").write_text("\n".join(["image_path,target,day", *rows, ""]))
@@ -250,7 +250,7 @@ def test_evaluation_scores_the_holdout_in_copied_data(tmp_path, given):
     assert not any("trained on" in note for note in load("imagefolder", tmp_path / "copy", evaluate=True)[1].notes)
 
 
-def test_numeric_labels_keep_numbers_under_checkpoint_class_names(tmp_path):
+def test_numeric_labels_keep_numbers_and_take_checkpoint_class_names(tmp_path):
     make_set(tmp_path)
     train, val = load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "7", "a", "d"], {}))
     assert train.targets.tolist() == [number % 3 for number in range(30)] and val.classes == ["c", "7", "a", "d"]

@@ -92,7 +92,7 @@ def test_torchvision_set_without_split_holds_out_images(tmp_path):
     assert sorted(folds[0] + folds[1]) == [*range(10), *range(50, 60)]
 
 
-def test_offered_torchvision_sets_exist_with_these_arguments():
+def test_offered_torchvision_sets_exist_and_take_our_arguments():
     assert "torchvision" not in vars(torchvision_sets), "must be imported only for its data sets"
     for name, splits in SPLITS.items():
         parameters = inspect.signature(getattr(torchvision.datasets, name)).parameters
@@ -119,7 +119,7 @@ def test_torchvision_images_can_be_trained_on_and_sharded(tmp_path):
     assert sorted(shades(load("shards", tmp_path / "out")[0])) == [0, 1]
 
 
-def test_torchvision_caltech_uses_our_reader_and_says_so(tmp_path):
+def test_torchvision_caltech101_uses_our_reader_with_a_note(tmp_path):
     make_folders(tmp_path / "101_ObjectCategories", {"ant": 4, "bee": 4})
     train, val = load("torchvision/Caltech101", tmp_path, VAL_FRACTION=0.25)
     assert (len(train), len(val)) == (6, 2) and train.classes == ["ant", "bee"]
@@ -172,7 +172,7 @@ def test_cifar_images_keep_file_order_and_classes(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.parametrize("file", ["data_batch_3", "test_batch", "batches.meta"])
-def test_damaged_cifar_file_is_refused_without_opening_it(tmp_path, monkeypatch, file):
+def test_damaged_cifar_file_is_refused_without_unpickling(tmp_path, monkeypatch, file):
     path = write_cifar(tmp_path, "cifar10", monkeypatch) / file
     monkeypatch.setattr(CIFAR["cifar10"][0], "download", Mock(side_effect=URLError("no network")))
     content, middle = path.read_bytes(), path.stat().st_size // 2
@@ -212,13 +212,13 @@ def test_failed_download_or_missing_package_reports_a_remedy(tmp_path, monkeypat
     assert_names(error_of("torchvision/DTD", tmp_path), "torchvision/DTD", "pip install scipy")
 
 
-def test_parts_with_different_classes_are_refused(tmp_path):
+def test_torchvision_parts_with_different_classes_are_refused(tmp_path):
     make_dtd(tmp_path)
     write(tmp_path / "dtd" / "dtd" / "labels" / "val1.txt", "dotted/d_2.jpg")
     assert "DATA.DATA_PATH" in error_of("torchvision/DTD", tmp_path)
 
 
-def test_channel_first_arrays_become_upright_images():
+def test_channel_first_torchvision_arrays_become_upright_images():
     pixels = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
     dataset = SimpleNamespace(data=pixels, labels=np.array([0, 1]))
     image_set = torchvision_sets._to_image_set(settings("torchvision/SVHN"), dataset, "SVHN")

@@ -112,7 +112,7 @@ def test_resume_refuses_a_different_validation_split(again):
         assert_names(said, "SPLIT: folders", *names)
 
 
-def test_missing_cfg_error_names_weights_or_missing_run(tmp_path):
+def test_error_without_cfg_names_weights_or_missing_run(tmp_path):
     foreign = {"state_dict": {"head.weight": torch.ones(2, 2)}, "config": {"depth": 2}, "class_names": {0: "cat"}}
     torch.save(foreign, tmp_path / "foreign.pth")
     for flags in (["-eval", "-pretrained"], ["-resume"], ["-pretrained"]):
@@ -222,7 +222,7 @@ def test_check_warns_if_pretraining_saw_validation_images(again):
 
 
 @pytest.mark.parametrize("case", cases_of("splits_that_hold_out_no_more"))
-def test_split_comparison_detects_released_validation_images(case):
+def test_comparison_of_splits_detects_released_validation_images(case):
     here, there = map(yaml.safe_load, case.split(" after "))
     split = {"rule": "hash", "training": "photos", "validation": "photos", "fraction": 0.1, "seed": 0}
     same_message(str(holds_out_no_more(split | here, split | there)), "splits_that_hold_out_no_more", case)

@@ -68,7 +68,7 @@ def test_unevaluated_checkpoint_keeps_last_choice_of_weights(scored):
     assert preferred == ["state_dict", "state_dict", "state_dict_ema"]
 
 
-def test_smallest_loss_is_best_and_new_metric_restarts(scored):
+def test_smallest_loss_is_best_and_new_metric_restarts_comparison(scored):
     lines, folder = scored([60, 0.4], [70, 0.5], words=["TRAIN.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=2"])
     assert_names(lines[-1], "loss", "0.4000", "epoch 1")
     status = status_of(folder)
@@ -98,7 +98,7 @@ def test_tied_epochs_prefer_smaller_loss_then_the_first():
 
 
 @pytest.mark.parametrize("names", [["state_dict"], ["state_dict", "state_dict_ema"], ["model", "model_ema"]])
-def test_foreign_weights_are_labelled_raw_or_ema(tmp_path, names):
+def test_ema_weights_in_foreign_checkpoints_are_labelled(tmp_path, names):
     path = saved({name: {"head.weight": torch.ones(2, 2)} for name in names}, tmp_path / "x.pth")
     plan = SimpleNamespace(inputs=SimpleNamespace(saved={}, record=read_record(path)))
     ((name, _),) = weights_to_score(plan, lambda: None)
@@ -136,6 +136,6 @@ def test_changed_validation_images_invalidate_the_best_epoch(scored, tmp_path, s
     "top1, count, low, high",
     [(81.25, 16, "57", "93"), (100, 16, "81", "100"), (0, 16, "0", "19"), (50, 400, "45.1", "54.9")],
 )
-def test_few_images_add_wilson_interval_to_accuracy(top1, count, low, high):
+def test_accuracy_on_few_images_has_a_wilson_interval(top1, count, low, high):
     assert_names(confidence(top1, count), f"{low} to {high}%", f"{count} images")
     assert confidence(top1, 1000) == confidence(top1, 0) == "", "no interval for many images or an unknown number"

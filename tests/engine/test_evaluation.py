@@ -107,7 +107,7 @@ sys.exit(exit_code(main, sys.argv[1:]))
 """
 
 
-def test_lost_image_ends_an_evaluation_even_without_asserts(tmp_path, small_yaml):
+def test_lost_image_ends_an_evaluation_even_with_asserts_disabled(tmp_path, small_yaml):
     (tmp_path / "loses.py").write_text(LOSES_IMAGES)
     words = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-epochs", "1"]
     environment = {"PYTHONOPTIMIZE": "1", "PYTHONPATH": str(ROOT)}
@@ -248,11 +248,11 @@ def test_map_recall_and_f1_match_scikit_learn(scored, monkeypatch, world_size):
         ([3e38, np.inf, -np.inf, -3e38], [1, 0, 0, 1], (1 / 2 + 2 / 3) / 2),
     ],
 )
-def test_average_precision_orders_non_finite_scores(scores, positives, expected):
+def test_average_precision_ranks_nan_and_infinite_scores(scores, positives, expected):
     assert average_precision(np.array(scores), np.array(positives)) == pytest.approx(expected)
 
 
-def test_only_top_100_and_correct_labels_are_kept():
+def test_only_scores_of_top_100_and_true_labels_are_kept():
     logits, targets = (torch.arange(300.0).roll(7).view(2, 150) - 50) / 60, torch.zeros(2, 150)
     targets[:, :10] = 1
     found = Tally(CPU, torch.float64)
@@ -276,7 +276,7 @@ def test_multi_label_top1_accepts_any_true_label(scored):
     assert scores.loss == pytest.approx(losses.item(), rel=1e-6)
 
 
-def test_multi_label_run_uses_map_and_half_threshold(tmp_path, small_yaml):
+def test_multi_label_run_uses_map_and_threshold_of_one_half(tmp_path, small_yaml):
     file, _ = write_digits(tmp_path, 120)
     words = ["DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.3", "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=0.01"]
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-dataset", "csv", "-data_path", str(file)]
@@ -296,7 +296,7 @@ def test_multi_label_run_uses_map_and_half_threshold(tmp_path, small_yaml):
     assert [each.guesses for each in above] == expected
 
 
-def test_metrics_are_zero_without_labels_or_images():
+def test_scores_are_zero_without_labels_or_images():
     for logits in (torch.zeros(3, 2), torch.zeros(0, 2)):
         scores = tally(Process(CPU), logits, torch.zeros_like(logits))
         assert (scores.map, scores.macro_recall, scores.macro_f1, scores.micro_f1) == (0, 0, 0, 0)

@@ -44,7 +44,7 @@ def test_interrupt_closes_no_callback(monkeypatch):
     assert callback.close.call_count == 0
 
 
-def test_excluded_updates_add_no_images(tmp_path):
+def test_excluded_updates_are_left_out_of_the_image_count(tmp_path):
     trainer = make_trainer(small_config(tmp_path))
     per_epoch, per_update = trainer.data.steps_per_epoch, trainer.data.global_batch
     trainer.left_out = [range(1, 4)]

@@ -50,7 +50,7 @@ def test_named_run_killed_early_reuses_its_folder(folder):
     assert len(epochs_of(folder / "o/mine")) == 1
 
 
-def test_existing_name_is_refused_without_resume(folder):
+def test_existing_run_name_is_refused_without_resume(folder):
     before = {path: path.read_bytes() for path in (folder / "o").rglob("*") if path.is_file()}
     start(folder).refused("NAME", folder / "o/mine", f"-resume {folder / 'o/mine'}", "-name")
     assert {path: path.read_bytes() for path in (folder / "o").rglob("*") if path.is_file()} == before
@@ -81,7 +81,7 @@ def config_of(folder: Path, *options: str):
 
 
 @pytest.mark.parametrize("words", [[], ["MODEL.RESUME=auto"]])
-def test_only_one_of_simultaneous_runs_gets_the_name(tmp_path, words):
+def test_only_one_of_simultaneous_runs_gets_the_same_name(tmp_path, words):
     config, barrier = config_of(tmp_path, *words), Barrier(8)
 
     def begin(number: int) -> RunFolder | str:
@@ -121,7 +121,7 @@ def test_runs_started_within_a_second_get_separate_folders(tmp_path, monkeypatch
         RunFolder.of(config, "eval", None)
 
 
-def test_a_resumed_run_keeps_its_folder(tmp_path):
+def test_resumed_run_keeps_its_folder_and_name(tmp_path):
     with refused(ConfigError, "NAME", tmp_path / "other", "mine"):
         RunFolder.of(config_of(tmp_path), "train", tmp_path / "other")
     assert RunFolder.of(config_of(tmp_path), "train", tmp_path / "elsewhere/mine").path == tmp_path / "elsewhere/mine"
@@ -129,7 +129,7 @@ def test_a_resumed_run_keeps_its_folder(tmp_path):
 
 @pytest.mark.parametrize(("number", "has_lock"), [(errno.ENOSYS, False), (errno.ENOTSUP, False), (errno.EACCES, None)])
 @pytest.mark.usefixtures("here")
-def test_file_system_without_locks_only_warns(tmp_path, monkeypatch, capsys, number, has_lock):
+def test_file_system_without_locks_only_causes_a_warning(tmp_path, monkeypatch, capsys, number, has_lock):
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, "planted")))
     if has_lock is None:
         with refused(ConfigError, "SAVE", tmp_path):
@@ -164,7 +164,7 @@ def train_on(data: Path, output: Path, *words: str) -> Ended:
     return typed("main_single_gpu.py", "-cfg", data.parent / "photos.yaml", *flags, *words)
 
 
-def test_output_inside_the_images_is_refused(tmp_path):
+def test_output_folder_inside_an_image_folder_is_refused(tmp_path):
     make_folders(tmp_path / "photos", {"cat": 4, "dog": 4})
     make_folders(tmp_path / "elsewhere", {"owls": 4})
     (tmp_path / "photos/owl").symlink_to(tmp_path / "elsewhere/owls")

@@ -30,7 +30,7 @@ ASKING: dict[str, str | None] = {
     "timm_arguments": "scripts.from_timm --model resnet50",
     "trackers": f"{TRAIN} -track mlflow",
     "kubeflow": None,  # used in the environment of a TrainJob: test_missing_kubeflow_extra_is_reported
-    "launchers": None,  # used for variables of srun and mpirun: test_srun_and_mpirun_without_their_extra
+    "launchers": None,  # used for variables of srun and mpirun: test_srun_and_mpirun_are_refused_without_their_extra
     "operator_lists": f"{TRAIN} -amp -opts PRECISION.CUSTOM_BLACK_LIST=[softmax]",
     "paddlevit": f"{TRAIN} -opts MODEL.TRANS.DEPTH=2",
     "profiler": f"{TRAIN} -profile 2",
@@ -61,13 +61,13 @@ def without(name: str, folder: Path) -> Path:
     return folder
 
 
-def test_every_extra_is_tried():
+def test_every_extra_is_tested_as_deleted():
     assert extras() == sorted(ASKING)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", extras())
-def test_everything_else_works_without_the_extra(name, tmp_path, small_yaml):
+def test_everything_else_works_if_an_extra_is_deleted(name, tmp_path, small_yaml):
     root, asking = without(name, tmp_path), ASKING[name]
     words = asking.split() if asking else []
     ended = run("tests/support/programs/taken_out.py", str(root), str(small_yaml), *words).done()
@@ -95,7 +95,7 @@ def test_missing_kubeflow_extra_is_reported(tmp_path, small_yaml):
     ],
     ids=lambda environment: next(iter(environment)),
 )
-def test_srun_and_mpirun_without_their_extra(tmp_path, small_yaml, environment):
+def test_srun_and_mpirun_are_refused_without_their_extra(tmp_path, small_yaml, environment):
     """No process may train alone if it belongs to several processes."""
     root = without("launchers", tmp_path)
     (root / "start.py").write_text((ROOT / "main_multi_gpu.py").read_text())
@@ -126,7 +126,7 @@ def test_extra_imports_only_extras_it_declares(path):
     assert used <= allowed, f"{path}: {used - allowed} are missing in NEEDS"
 
 
-def test_program_imports_extras_only_on_use():
+def test_program_never_imports_extras_at_module_top():
     rooms = ("configs", "datasets", "engine", "models", "scripts", "utils")
     for path in [*ROOT.glob("main_*.py"), *(path for room in rooms for path in (ROOT / room).rglob("*.py"))]:
         early = [module for module in imported_at_the_top(path) if module.split(".")[0] == "extras"]
@@ -135,6 +135,6 @@ def test_program_imports_extras_only_on_use():
         )
 
 
-def test_schema_marks_name_existing_extras():
+def test_settings_schema_names_only_existing_extras():
     marked = {setting.extra.name for setting in ALL_SETTINGS.values() if setting.extra}
     assert marked and marked <= {*extras()}

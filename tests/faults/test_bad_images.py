@@ -55,7 +55,7 @@ def test_bad_image_counts_once_across_resume_until_repaired(tmp_path, start, pho
     assert train(2, 0, processes=2).codes == [0, 0] and saved() == 2
 
 
-def test_many_bad_validation_images_stop_before_first_step(tmp_path, start, photos):
+def test_many_bad_validation_images_stop_run_before_first_step(tmp_path, start, photos):
     make_folders(photos / "val", {"ant": 4, "bee": 4})
     cut(photos, "val/bee/00.JPEG")
     done = start(tmp_path / "few", *flags(photos)).done()

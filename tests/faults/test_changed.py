@@ -46,7 +46,7 @@ def test_settings_changeable_on_resume_match_the_list():
 
 
 @pytest.mark.parametrize("key", [*SETTINGS, "GLOBAL_BATCH", "NUM_IMAGES"])
-def test_weight_affecting_change_is_refused_with_both_values(key):
+def test_resume_refuses_change_affecting_weights_and_names_both_values(key):
     if key in SETTINGS and SETTINGS[key].may_change:
         resume(key)
     else:
@@ -120,7 +120,7 @@ def test_images_moved_between_classes_are_refused_and_named(tmp_path, start, fla
     assert_names(allowed.stdout, "RESUME.ALLOW_CHANGED allows IMAGES: 3 images moved", "Epoch[002/002]")
 
 
-def test_added_images_need_permission_only_for_their_number(tmp_path, start, flat):
+def test_added_images_need_only_permission_for_new_image_count(tmp_path, start, flat):
     start(tmp_path / "o", *flags_of(flat), "-epochs", "1").done()
     for number in range(10):
         shutil.copy(flat / "ant/00.JPEG", flat / f"ant/more{number}.JPEG")
@@ -156,7 +156,7 @@ def test_changed_list_labels_and_validation_images_are_refused(tmp_path, start, 
         )
 
 
-def test_checkpoint_without_image_record_still_resumes(tmp_path, start, flat):
+def test_checkpoint_without_record_of_training_images_still_resumes(tmp_path, start, flat):
     start(tmp_path / "o", *flags_of(flat), "-epochs", "1").done()
     (last,) = (tmp_path / "o").glob("*/last.pth")
     state = torch.load(last, weights_only=True)

@@ -69,7 +69,7 @@ def test_flipped_bit_in_checkpoint_never_loads_wrong_values(run):
 
 @pytest.mark.parametrize("kind", PAYLOADS)
 @pytest.mark.parametrize("as_torch", [True, False], ids=["torch", "pickle"])
-def test_malicious_checkpoint_never_runs_and_auto_takes_previous(run, kind, as_torch):
+def test_malicious_checkpoint_runs_no_code_and_resume_takes_previous(run, kind, as_torch):
     marker = run / "marker"
     state = {"state_dict": {"head.weight": payloads(marker)[kind]}}
     (run / "last.pth").unlink()

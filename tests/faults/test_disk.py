@@ -52,7 +52,7 @@ def no_room(*arguments, **options):
 
 @pytest.mark.parametrize("operation", ["open", "write", "fsync", "link", "replace", "unlink"])
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_failed_save_leaves_a_whole_checkpoint_without_temporaries(tmp_path, monkeypatch, operation, nth):
+def test_failed_save_leaves_whole_checkpoint_and_no_temporary_files(tmp_path, monkeypatch, operation, nth):
     told = []
     saver = AsyncSaver(tmp_path, keep=1, device=torch.device("cpu"), warn=told.append)
 
@@ -99,7 +99,7 @@ def fail_from(patched, operation: str, nth: int) -> list[int]:
     return calls
 
 
-def test_run_survives_unwritable_checkpoints_and_keeps_old_one(tmp_path, start, unbroken):
+def test_run_survives_unwritable_checkpoints_and_keeps_old_checkpoint(tmp_path, start, unbroken):
     assert start(tmp_path / "o", kill_at=[2, 0]).returncode == -signal.SIGKILL
     folder = run_folder(tmp_path / "o")
     before = (folder / "last.pth").read_bytes()
@@ -160,7 +160,7 @@ def test_unwritable_log_does_not_end_a_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("below", ["read-only disk", "file"])
-def test_uncreatable_output_is_refused_before_reading_data(tmp_path, start, below, request):
+def test_output_that_cannot_be_created_is_refused_before_reading_data(tmp_path, start, below, request):
     (tmp_path / "file").touch()
     output = tmp_path / "file" if below == "file" else request.getfixturevalue("read_only_disk")
     refused = start(output / "o", "-dataset", "imagenet2012", "-data_path", str(tmp_path / "nowhere"))

@@ -49,7 +49,7 @@ def assert_truth(output: Path, ended: Ended) -> dict:
 
 
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "from there on"])
-def test_ending_message_matches_disk_wherever_space_runs_out(tmp_path, start, lasts):
+def test_final_message_matches_saved_files_wherever_disk_fills_up(tmp_path, start, lasts):
     writes, states = last_writes(start, tmp_path / "unbroken"), set()
     assert len(writes) >= 10
     for number, (what, nth) in enumerate(writes[::3] if lasts else writes):
@@ -60,7 +60,7 @@ def test_ending_message_matches_disk_wherever_space_runs_out(tmp_path, start, la
     assert states == {"training", "done", *([] if lasts else ["save_failed"])}
 
 
-def test_stop_message_matches_disk_wherever_space_runs_out(tmp_path, start):
+def test_stop_message_matches_saved_files_wherever_disk_fills_up(tmp_path, start):
     told = {"signal_at": [6, signal.SIGTERM, [0]]}
     writes, states = last_writes(start, tmp_path / "unbroken", **told), set()
     for number, (what, nth) in enumerate(writes[::3]):
@@ -85,7 +85,7 @@ def test_best_epoch_is_updated_after_a_lost_save(tmp_path, start):
     assert (status["state"], status["best_top1"], status["best_epoch"]) == ("done", 40.0, 3)
 
 
-def test_failed_save_on_one_rank_is_reported_everywhere(tmp_path, start):
+def test_failed_save_on_one_rank_is_reported_on_all(tmp_path, start):
     sharded = ("-batch_size", "4", *OPTIONS, "DIST.STRATEGY=fsdp2")
     full = ["open .2-of-2.pth.tmp", 2, False]
     ended = start(tmp_path, *sharded, processes=2, score=RISING, find_no_room=full)
@@ -129,7 +129,7 @@ def test_unwritable_reports_only_warn_and_run_ends_normally(tmp_path, tiny):
     assert not {"report.html", "train_batch.png", "results.json"} & {path.name for path in folder.iterdir()}
 
 
-def test_nonfinite_stop_writes_a_report_unlike_a_signal(tmp_path, start):
+def test_run_stopped_by_nonfinite_gradients_writes_a_report(tmp_path, start):
     ended = start(tmp_path / "stopped", "-epochs", "3", *REPORTS, poison=["input", [0], list(range(5, 12))])
     assert ended.returncode == 3, ended.printed
     assert "gradients were not finite" in (run_folder(tmp_path / "stopped") / "report.html").read_text()

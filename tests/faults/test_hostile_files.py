@@ -77,7 +77,7 @@ def theirs(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("link", ["shards", "shards/step-7", "shards/notes", None])
-def test_cleanup_removes_save_folders_and_follows_no_link(tmp_path, theirs, link):
+def test_cleanup_removes_only_step_folders_and_follows_no_link(tmp_path, theirs, link):
     run = tmp_path / "run"
     if link != "shards":
         (run / "shards/step-5.2").mkdir(parents=True)
@@ -125,7 +125,7 @@ def scaled(path: Path, factor: float, into: Path) -> Path:
     return into
 
 
-def test_run_without_a_valid_update_is_not_done(tmp_path, start, trained):
+def test_run_without_a_valid_update_ends_as_stopped(tmp_path, start, trained):
     too_large = scaled(trained, 1e30, tmp_path / "large.pth")
     ended = start(tmp_path / "o", "-pretrained", str(too_large), "-opts", "VALIDATE_FREQ=1")
     assert ended.returncode == 3, ended.printed
@@ -147,7 +147,7 @@ def test_weights_with_nonfinite_outputs_name_the_first_layer(tmp_path, tiny, sta
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/without_end"))
-def test_endless_settings_are_refused_at_once(tmp_path, text):
+def test_settings_files_that_expand_endlessly_are_refused_at_once(tmp_path, text):
     (tmp_path / "0.yaml").write_text(content_of(text))
     for read in (read_layers, read_settings):
         with refused(ConfigError, page="mistakes/without_end", case=text):
@@ -168,7 +168,7 @@ WORDS = {text[:2]: f"MODEL.KWARGS.x={text}" for text in ("[&a [*a]]", 9_000 * "[
 @pytest.mark.parametrize(
     "word", [*WORDS.values(), f"TAG{50_000 * '-'}=1", f"-{50_000 * 'a.'}"], ids=[*WORDS, "key", "flag"]
 )
-def test_endless_argument_is_refused_at_once(word):
+def test_very_long_command_line_word_is_refused_at_once(word):
     began = time.process_time()
     with pytest.raises(ConfigError, match=word[:3]):
         load(["-opts", word] if "=" in word else [word, "1"], needs_file=False)
@@ -295,7 +295,7 @@ def test_image_with_too_many_chunks_is_refused(data):
     assert time.process_time() - began < 2
 
 
-def test_pixel_limit_counts_real_cost_of_decoding():
+def test_pixel_limit_counts_memory_needed_for_decoding():
     column, webp = b"P5 1 10000 255\n" + bytes(10_000), io.BytesIO()
     noise(20, 20).save(webp, "WEBP")
     assert decode(column, PixelRules(3)).shape == (10_000, 1, 3)
@@ -333,7 +333,7 @@ def test_error_quoting_a_whole_file_is_shortened(capsys):
 @pytest.mark.parametrize(
     "what", ["open log.txt", "open .config.yaml.tmp", "fsync .config.yaml.tmp", "open .steps.csv.tmp", "open steps.csv"]
 )
-def test_disk_failure_at_start_prints_one_line(tmp_path, start, what):
+def test_disk_failure_at_start_prints_no_traceback(tmp_path, start, what):
     ended = start(tmp_path, find_no_room=[what, 1, True])
     assert ended.returncode == 1 and "Traceback" not in ended.printed, ended.printed
     assert "disk full" in ended.stderr
@@ -342,7 +342,7 @@ def test_disk_failure_at_start_prints_one_line(tmp_path, start, what):
 STRANGE = "=1+1\n2026 forged\t\x1b[31m\u202e"
 
 
-def test_strange_names_stay_on_one_line_without_formulas(tmp_path, capfd):
+def test_strange_names_in_predictions_stay_on_one_line_without_formulas(tmp_path, capfd):
     path = os.fsdecode(b"\xff=.png")
     found = Prediction(0, path, [Guess(0, STRANGE, 0.5)])
     given = Namespace(csv=tmp_path / "p.csv", json=None, sheet=None, into=None, unsure=None)
@@ -391,7 +391,7 @@ NO_MATRICES |= {"float8": MATRIX.to(torch.float8_e4m3fn), "complex": MATRIX.to(t
 
 
 @pytest.mark.parametrize("kind", NO_MATRICES)
-def test_weights_that_are_not_numeric_matrices_are_named(tmp_path, kind):
+def test_weights_that_are_not_ordinary_matrices_are_refused_by_name(tmp_path, kind):
     path, state = tmp_path / "w.pth", {"head.bias": torch.zeros(2), "head.weight": NO_MATRICES[kind]}
     torch.save(state, path)
     for read in (lambda: read_weights(path), lambda: chosen_weights({"state_dict": state}, path)):
@@ -406,14 +406,14 @@ def test_weights_sharing_memory_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("names", [[1, None], ["/etc/passwd"], ["shards/../../x"], ["other/x"], 5])
-def test_checkpoint_parts_must_lie_in_its_shards_folder(tmp_path, names):
+def test_checkpoint_shards_must_lie_in_the_shards_folder(tmp_path, names):
     torch.save({"shards": names, "state_dict": {}}, tmp_path / "last.pth")
     with pytest.raises(ConfigError, match="last.pth"):
         read_checkpoint(tmp_path / "last.pth") and named_shards(tmp_path / "last.pth")
     remove_unused_parts(tmp_path)
 
 
-def test_checkpoint_parts_must_match_rows_of_the_index(tmp_path):
+def test_checkpoint_shards_must_have_the_rows_that_index_states(tmp_path):
     (tmp_path / "shards/step-1").mkdir(parents=True)
     index = {"shards": ["shards/step-1/1.pth"], "state_dict": {"a": {"rows_in_shards": 4}}}
     torch.save(index, tmp_path / "last.pth")
@@ -489,7 +489,7 @@ def test_checkpoint_with_impossible_image_settings_is_reported_damaged(trained, 
         config_of(changed(trained, change), "x.pth")
 
 
-def test_tiny_pickle_cannot_exhaust_memory(tmp_path):
+def test_tiny_pickle_in_weights_cannot_exhaust_memory(tmp_path):
     torch.save({"a.weight": bytearray(9)}, tmp_path / "w.pth")
     with pytest.raises(ConfigError, match="bytearray"):
         read_weights(tmp_path / "w.pth")
@@ -500,7 +500,7 @@ def test_tiny_pickle_cannot_exhaust_memory(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
 
 
-def test_garbage_best_epoch_record_is_ignored(tmp_path):
+def test_invalid_record_of_best_epoch_is_ignored(tmp_path):
     torch.save({"progress": 5, "epoch": 1, "step": 2}, tmp_path / "best.pth")
     assert progress_in(tmp_path / "best.pth") == {}
     (tmp_path / "w.safetensors").write_bytes(to_safetensors({"a": torch.zeros(1)}, {"split": 5000 * "9"}))
@@ -515,7 +515,7 @@ def test_file_with_too_many_tensors_is_refused_unread(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("ending", [".npz", ".pth"])
-def test_zip_bomb_is_refused_unread(tmp_path, ending):
+def test_zip_bomb_in_weights_is_refused_unread(tmp_path, ending):
     path = tmp_path / f"bomb{ending}"
     member = "bomb/data.pkl" if ending == ".pth" else "cls.npy"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(member, "w") as file:
@@ -527,7 +527,7 @@ def test_zip_bomb_is_refused_unread(tmp_path, ending):
 
 
 @pytest.mark.parametrize("what", ["/dev/zero", "sparse", "pipe", "folder", "missing"])
-def test_endless_list_of_names_is_refused_at_once(tmp_path, trained, what):
+def test_endless_list_of_class_names_is_refused_at_once(tmp_path, trained, what):
     make_sets(tmp_path)
     path = tmp_path / "names.txt"
     make = {"sparse": path.touch, "pipe": lambda: os.mkfifo(path), "folder": path.mkdir, "missing": lambda: None}
@@ -569,7 +569,7 @@ def test_kernel_files_and_pipes_are_refused_unread(tmp_path, data_set, name, wha
 
 
 @pytest.mark.parametrize("data", [b"a.png \0 0\n", 1001 * b"a.png 0\n" + b"\0.png 0\n", "a.png 0\n".encode("utf-16")])
-def test_list_with_zero_bytes_is_refused(tmp_path, data):
+def test_image_list_with_zero_bytes_is_refused(tmp_path, data):
     for name in ("train", "val"):
         (tmp_path / f"{name}_list.txt").write_bytes(data)
         (tmp_path / f"{name}.csv").write_bytes(b"image_path,target\n" + data.replace(b" ", b","))
@@ -644,7 +644,7 @@ def check_sets(folder: Path, data_set: str) -> None:
         assert len({images.name(number) for number in range(len(images))}) == len(images)
 
 
-def test_pipes_in_place_of_saved_files_never_block(tmp_path):
+def test_pipes_in_place_of_saved_files_never_block_reading(tmp_path):
     for name in ("results.json", "sweep.json", "wandb.json", "trial-000.txt"):
         os.mkfifo(tmp_path / name)
     assert read_object(tmp_path / "results.json") == {}
@@ -664,7 +664,7 @@ IN_THE_WAY = {  # {kind of object: {the files that it replaces: the exit code}}
 
 
 @pytest.mark.parametrize(("kind", "names"), [(kind, names) for kind in IN_THE_WAY for names in IN_THE_WAY[kind]])
-def test_links_in_run_folder_never_redirect_its_writes(tmp_path, start, trained, kind, names):
+def test_links_in_run_folder_never_redirect_writes(tmp_path, start, trained, kind, names):
     folder, precious = tmp_path / "o/train-20260102-03-04-05", tmp_path / "precious"
     shutil.copytree(trained.parent, folder)
     precious.write_text("precious")

@@ -43,7 +43,7 @@ STOPS = [
 
 
 @pytest.mark.parametrize(("name", "fault", "code", "step"), STOPS)
-def test_stopped_run_resumes_to_the_same_end(tmp_path, start, unbroken, name, fault, code, step):
+def test_stopped_run_resumes_to_the_same_run_hash(tmp_path, start, unbroken, name, fault, code, step):
     processes, flags = CONFIGURATIONS[name]
     limit = ["RUN.MAX_TIME=8s"] if "count_seconds" in fault else []
     stopped = start(tmp_path, *flags, *limit, processes=processes, **fault)
@@ -61,7 +61,7 @@ def test_stopped_run_resumes_to_the_same_end(tmp_path, start, unbroken, name, fa
     assert run_hash(folder) == unbroken(*flags, processes=processes)
 
 
-def test_resume_after_kill_during_save_reaches_same_end(tmp_path, start, unbroken):
+def test_resume_after_kill_during_save_gives_same_run_hash(tmp_path, start, unbroken):
     flags = ("-opts", "VALIDATE_FREQ=1", "TRAIN.BASE_LR=3e-2")  # makes each epoch the best so far
     assert start(tmp_path / "listed", *flags, list_operations=[str(tmp_path / "listing")]).returncode == 0
     places = [json.loads(line) for line in (tmp_path / "listing").read_text().splitlines()]
@@ -87,7 +87,7 @@ def test_resume_after_kill_during_save_reaches_same_end(tmp_path, start, unbroke
     assert found == [4] * (renamed + 1) + [8] * (len(operations) - renamed - 1)
 
 
-def test_start_without_time_for_an_update_exits_4(tmp_path, start):
+def test_start_without_time_for_an_update_exits_with_4(tmp_path, start):
     ended = start(tmp_path, "-opts", "RUN.MAX_TIME=1s", count_seconds=[])
     status = status_of(run_folder(tmp_path))
     assert ended.returncode == status["exit_code"] == 4 and status["state"] == "stopped"
@@ -95,7 +95,7 @@ def test_start_without_time_for_an_update_exits_4(tmp_path, start):
 
 
 @pytest.mark.parametrize("number", [TERM, INT, USR1, HUP])
-def test_signal_before_the_run_starts_leaves_nothing(tmp_path, start, number):
+def test_signal_before_the_run_starts_leaves_no_folder(tmp_path, start, number):
     code = start(tmp_path / "o", tell=[0, "before the settings are read", number]).returncode
     assert code in (-number, 128 + number)  # a shell uses the same exit code for both
     assert not (tmp_path / "o").exists()

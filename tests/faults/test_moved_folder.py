@@ -56,14 +56,14 @@ def test_moved_run_never_writes_to_its_replacement(tmp_path, start, moment, flag
 
 
 @pytest.mark.parametrize(("flags", "moment", "rank"), [(FAST, "a save", 0), (SHARDED, "a sharded save", 1)])
-def test_all_processes_of_a_moved_run_end(tmp_path, start, flags, moment, rank):
+def test_all_processes_of_a_run_with_moved_folder_end(tmp_path, start, flags, moment, rank):
     ended = start(tmp_path, *flags, processes=2, move_folder=[str(tmp_path), moment, rank])
     assert_ended(tmp_path, ended)
     assert status_of(tmp_path / "moved")["state"] == "save_failed"
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_run_moved_before_first_update_reports_it(tmp_path, start, processes):
+def test_run_moved_before_first_update_reports_failed_save(tmp_path, start, processes):
     move = [str(tmp_path), "the start", 0, False]
     ended = start(tmp_path, "-name", "exp", processes=processes, move_folder=move)
     assert set(ended.codes) == {1}, ended.printed
@@ -123,6 +123,6 @@ def test_hard_linked_log_is_kept_after_a_move(held, change):
     assert snapshot.read_text() == "a line\n"
 
 
-def test_deleted_lock_does_not_end_a_run(held):
+def test_deleted_lock_file_does_not_end_a_run(held):
     (held.path / ".lock").unlink()
     check_in_place(held.path / "last.pth")

@@ -43,7 +43,7 @@ def test_ranks_skip_nonfinite_update_together_and_stay_identical(tmp_path, start
     check_files(folder)
 
 
-def test_repeated_nonfinite_gradients_on_one_rank_stop_both(tmp_path, start):
+def test_repeated_nonfinite_gradients_on_one_rank_stop_both_ranks(tmp_path, start):
     options = ["PRECISION.MAX_CONSECUTIVE_SKIPS=3"]  # at first, the run rolls back
     poisoned = start(tmp_path / "o", *FLAGS, *options, processes=2, poison=["gradient", [1], list(range(2, 8))])
     assert poisoned.codes == [3, 3], poisoned.printed

@@ -68,7 +68,7 @@ def test_unsharded_resume_leaves_no_unused_shards(tmp_path, start):
     assert_tidy(folder)
 
 
-def test_damaged_or_missing_shard_makes_auto_take_previous(tmp_path, start):
+def test_resume_auto_takes_previous_if_shard_is_damaged_or_missing(tmp_path, start):
     assert start(tmp_path, *SHARDED, processes=2).returncode == 0
     folder, warned = run_folder(tmp_path), []
     shard = named_shards(folder / "last.pth")[1]

@@ -30,7 +30,7 @@ def test_killed_loader_process_is_named_and_ends_run(tmp_path, start):
     assert_names(failure(tmp_path / "o"), "SIGKILL")
 
 
-def test_killed_loader_process_on_one_rank_ends_both(tmp_path, start):
+def test_killed_loader_process_on_one_rank_ends_both_ranks(tmp_path, start):
     ended = start(tmp_path / "o", *DIGITS, *PROCESSES, processes=2, kill_worker=[3, 1])
     assert ended.codes == [1, 1]
     assert_names(ended.printed, "error: loader process")
@@ -57,7 +57,7 @@ def test_dead_loader_thread_ends_the_run(tmp_path, start):
 
 
 @pytest.mark.parametrize(("size", "what"), [("128k", "batch"), ("4k", "loader processes")])
-def test_full_shared_memory_is_warned_about_then_named(tmp_path, start, size, what):
+def test_full_shared_memory_causes_a_warning_and_then_an_error(tmp_path, start, size, what):
     if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("a separate /dev/shm needs root")
     digits = [word.replace("100", "700") for word in DIGITS]

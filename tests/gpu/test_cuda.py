@@ -65,7 +65,7 @@ def test_amp_uses_float16_and_checkpointing_saves_memory(tmp_path):
 
 
 @needing_extra("float8")
-def test_float8_computes_near_float32_at_any_batch_size(tmp_path):
+def test_float8_gradients_stay_near_float32_at_any_batch_size(tmp_path):
     pytest.importorskip("torchao")
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs compute capability 8.9")
@@ -96,7 +96,7 @@ def test_deterministic_resume_on_gpu_has_same_hash(tmp_path):
     assert hashes[0] == hashes[1]
 
 
-def test_digits_with_amp_reach_their_accuracy_on_gpu(tmp_path):
+def test_digits_run_with_amp_reaches_its_accuracy_on_gpu(tmp_path):
     run("main_single_gpu.py", "-cfg", "configs/vit_digits.yaml", "-amp", "-output", str(tmp_path)).done()
     last = epochs_of(run_folder(tmp_path))[-1]
     assert last["eval_top1"] >= 97
@@ -104,7 +104,7 @@ def test_digits_with_amp_reach_their_accuracy_on_gpu(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_gpus_learn_the_same_as_one(tmp_path, strategy):
+def test_two_gpus_have_the_same_losses_as_one(tmp_path, strategy):
     losses = []
     for count in (1, 2):
         flags = f"-amp -epochs 2 -ngpus {count} -batch_size {128 // count} -output {tmp_path}/{count}".split()
@@ -163,7 +163,7 @@ def test_single_process_shards_match_model_without_syncs(tmp_path, monkeypatch, 
 
 @needing_extra("memory")
 @pytest.mark.parametrize("amp", [False, True])
-def test_found_batch_trains_and_leaves_a_tenth_free(tmp_path, amp):
+def test_found_batch_size_trains_and_leaves_tenth_of_memory(tmp_path, amp):
     """Limit the usable memory, because otherwise the search fills the whole device."""
     from extras.memory.batch_size import Trial, search
     from extras.memory.guard import MemoryGuard, release

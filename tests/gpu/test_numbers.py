@@ -37,7 +37,7 @@ def test_fused_unscaling_and_clipping_match_separate_passes(device, dtype, optim
 
 
 @pytest.mark.parametrize("dtype, largest_error", [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])
-def test_patch_embedding_as_product_matches_convolution(device, dtype, largest_error):
+def test_patch_embedding_as_matrix_product_matches_convolution(device, dtype, largest_error):
     torch.manual_seed(0)
     exact, images = PatchEmbed(32, 16, 3, 24).double(), torch.randn(4, 3, 32, 32)
     ours = copy.deepcopy(exact).to(device, dtype)
@@ -53,7 +53,7 @@ def test_patch_embedding_as_product_matches_convolution(device, dtype, largest_e
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("skipped", [0.0, 1.0])
-def test_one_kernel_restores_exact_bits_after_skipped_update(device, skipped, dtype):
+def test_single_kernel_restores_exact_bits_after_skipped_update(device, skipped, dtype):
     former = [torch.randn(3, 5, device=device).to(dtype), torch.full((70_000,), -0.0, device=device, dtype=dtype)]
     now = [torch.full_like(each, float("nan")) for each in former]
     expected = [each.clone() for each in (former if skipped else now)]
@@ -63,7 +63,7 @@ def test_one_kernel_restores_exact_bits_after_skipped_update(device, skipped, dt
 
 
 @pytest.mark.parametrize("skipped", [0.0, 1.0])
-def test_single_kernel_average_matches_three_kernels(device, skipped):
+def test_single_kernel_ema_update_matches_three_kernels(device, skipped):
     values = [torch.randn(3, 5, device=device), torch.randn(1025, device=device)]
     found = []
     for kind in (FusedLerp, ForeachLerp):

@@ -21,7 +21,7 @@ DATA.IMAGE_SIZE=32 DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=0.5 DATA.IMAGENET_ST
 
 
 @pytest.mark.parametrize("options", ["PRECISION.DTYPE=float16", "PRECISION.DTYPE=bfloat16 COMPILE=true"])
-def test_busy_updates_on_real_images_never_wait(device, no_wait, options):
+def test_updates_on_real_images_never_wait_for_the_device(device, no_wait, options):
     trainer = small_trainer(device, "AMP=true", *BUSY, *options.split())
     windows = trainer.data.windows(0, 8)
     for step, window in enumerate(windows):

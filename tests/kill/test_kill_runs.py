@@ -35,18 +35,18 @@ def kill_program(tmp_path, program: str, max_kills: int = 0) -> Outcome:
         (OLDER, 9, "it resumed from step 3, but step 5 was saved"),
     ],
 )
-def test_failed_or_restarted_run_counts_as_lost(tmp_path, program, kills, why):
+def test_kill_test_counts_failed_or_restarted_run_as_lost(tmp_path, program, kills, why):
     assert kill_program(tmp_path, program, kills).lost.startswith(why)
 
 
-def test_orphaned_process_is_counted_and_killed(tmp_path, monkeypatch):
+def test_kill_test_counts_and_kills_orphaned_process(tmp_path, monkeypatch):
     monkeypatch.setattr(kill_runs, "ORPHAN_TIMEOUT", 0.1)
     program = "child = subprocess.Popen(['sleep', '60']); (folder / 'child').write_text(str(child.pid))"
     assert kill_program(tmp_path, program).orphans == 1
     wait_until(lambda: not alive(int((tmp_path / "o/child").read_text())))
 
 
-def test_wrong_hash_lost_run_or_orphan_is_reported(tmp_path, monkeypatch):
+def test_kill_test_reports_wrong_hash_lost_run_or_orphan(tmp_path, monkeypatch):
     monkeypatch.setattr(kill_runs, "hash_of", lambda outcome: outcome.folder.name)
     right, method = Outcome(folder=tmp_path / "same"), StartMethod("way", (), 1)
     assert kill_runs.judge(method, "same", [right])[1] is False

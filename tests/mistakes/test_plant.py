@@ -8,7 +8,7 @@ from tests.mistakes import plant
 
 
 @pytest.mark.slow
-def test_surviving_and_unplantable_mistakes_are_reported(tmp_path, monkeypatch, capsys):
+def test_planted_mistakes_that_tests_miss_are_reported(tmp_path, monkeypatch, capsys):
     (tmp_path / "coded.py").write_text("VALUE = 1\nOTHER = 2\n")
     (tmp_path / "test_code.py").write_text("from coded import VALUE\n\n\ndef test_value():\n    assert VALUE == 1\n")
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["."]\n')

@@ -133,14 +133,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
-def test_unknown_model_keeps_its_last_block(make):
+def test_unsupported_model_keeps_its_full_last_block(make):
     model = make()
     before = type(model)
     ClassTokenBlock().apply(model)
     assert type(model) is before
 
 
-def test_single_query_avoids_fused_kernel_off_the_cpu(monkeypatch):
+def test_single_query_attention_avoids_fused_kernel_except_on_cpu(monkeypatch):
     """In float64, both variants give the same logits, as the first test shows."""
     fused, queries = torch.nn.functional.scaled_dot_product_attention, []
 

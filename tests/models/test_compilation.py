@@ -103,7 +103,7 @@ def test_torch_matmul_warning_is_suppressed_when_compiling(tmp_path):
     assert not seen
 
 
-def test_tensor_rate_drop_path_keeps_the_mean(tmp_path):
+def test_drop_path_with_tensor_rate_keeps_the_mean(tmp_path):
     model = nn.ModuleList([DropPath(0.25), DropPath(0.25, scale_by_keep=False), nn.Linear(1, 1)])
     SharedDropPath().apply(model)
     ones = torch.ones(10_000, 2, 3)
@@ -123,7 +123,7 @@ def test_compiling_blocks_of_blockless_model_is_refused(tmp_path):
         compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE=blocks"))
 
 
-def test_estimates_compile_no_model_copy(tmp_path, monkeypatch):
+def test_memory_estimates_do_not_compile_the_model(tmp_path, monkeypatch):
     """Compilation would take longer than the estimates and predictions of a compiled run."""
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: pytest.fail("compiled"))
     config = small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive", "COMPILE=true")
@@ -163,7 +163,7 @@ GRAPHS = {
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=needing_extra("lora")) if case == "lora" else case for case in GRAPHS]
 )
-def test_run_compiles_only_in_its_first_epoch(case, tmp_path, monkeypatch):
+def test_run_compiles_graphs_only_in_its_first_epoch(case, tmp_path, monkeypatch):
     def choose(config, device, *others, **options):
         return choose_transforms(config, torch.device("cuda"), *others, **options)
 
@@ -241,7 +241,7 @@ def test_compiling_processes_share_cores_and_cache_folder(small_yaml, tmp_path, 
     assert_names(ended.stdout, tmp_path / "halfstep" / "compile", counted(share, "process"))
 
 
-def test_missing_compiler_is_named_with_install_hint(small_yaml, tmp_path):
+def test_missing_cpp_compiler_is_named_with_install_hint(small_yaml, tmp_path):
     flags = ["-cfg", str(small_yaml), "-compile", "-output", str(tmp_path / "output")]
     ended = run("main_single_gpu.py", *flags, environment={"PATH": str(tmp_path), "CXX": "g++", FOLDER: str(tmp_path)})
     ended.refused("-compile", "g++", "CXX")
@@ -251,7 +251,7 @@ def test_missing_compiler_is_named_with_install_hint(small_yaml, tmp_path):
 @pytest.mark.parametrize(
     ("device", "compiled", "bucket"), [("cuda", True, 100), ("cuda", False, None), ("cpu", True, None)]
 )
-def test_ddp_buckets_grow_for_compiled_gpu_graphs(tmp_path, monkeypatch, device, compiled, bucket):
+def test_ddp_buckets_are_larger_for_compiled_gpu_graphs(tmp_path, monkeypatch, device, compiled, bucket):
     found = []
     monkeypatch.setattr(nn.parallel, "DistributedDataParallel", lambda model, **options: found.append(options))
     process = Process(torch.device(device), world_size=2)

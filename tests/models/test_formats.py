@@ -68,7 +68,7 @@ def test_torch_files_of_every_layout_are_read(tmp_path, weights, layout):
         assert_same(read_state_dict(path), weights)
 
 
-def test_file_format_is_detected_by_content_not_suffix(tmp_path, weights):
+def test_weights_file_format_is_detected_by_content_not_suffix(tmp_path, weights):
     for suffix in (".pdparams", ".pth", ".safetensors", ".npz"):
         saved(weights, tmp_path / f"Epoch{suffix}-2.345{suffix}")
         assert_same(read_state_dict(tmp_path / f"Epoch{suffix}-2.345"), weights)
@@ -129,7 +129,7 @@ def in_torch_files(content: dict, folder: Path) -> Iterator[Path]:
     "write", [pytest.param(in_pickles, marks=needing_extra("paddlevit")), in_torch_files, in_arrays]
 )
 @pytest.mark.parametrize("kind", PAYLOADS)
-def test_file_that_would_run_code_is_refused(tmp_path, kind, write):
+def test_weights_file_that_would_run_code_is_refused(tmp_path, kind, write):
     marker = tmp_path / "marker"
     if kind in ("system", "eval", "exec", "object_array"):  # these do run if a reader allows it
         pickle.loads(pickle.dumps(payloads(marker)[kind]))
@@ -141,7 +141,7 @@ def test_file_that_would_run_code_is_refused(tmp_path, kind, write):
         assert not marker.exists()
 
 
-def test_weights_of_paddlevit_without_its_extra_are_refused(tmp_path, monkeypatch):
+def test_paddlevit_weights_are_refused_without_their_extra(tmp_path, monkeypatch):
     monkeypatch.setattr("models.weights.files.has_extra", lambda name: False)
     for name, content in (("x.pdparams", b""), ("x", pickle.dumps({}))):
         (tmp_path / name).write_bytes(content)
@@ -177,7 +177,7 @@ def test_truncated_weights_file_is_refused_by_name(tmp_path, weights, kind):
             read_record(tmp_path / "cut")
 
 
-def test_flipped_bit_fails_the_checksum(tmp_path, weights):
+def test_flipped_bit_in_weights_fails_the_checksum(tmp_path, weights):
     path = saved(weights, tmp_path / "x.pth")
     flip(path, path.stat().st_size // 2)
     with refused(ConfigError, path, "checksum"):

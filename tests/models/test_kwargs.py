@@ -60,7 +60,7 @@ def test_fixed_position_embeddings_match_big_vision(tmp_path):
         assert not others.any() and not model.pos_embed.requires_grad
 
 
-def test_arguments_reach_timm_models_by_name(tmp_path):
+def test_model_arguments_reach_timm_models_by_name(tmp_path):
     settings = {"TYPE": "timm", "NAME": "resnet18", "PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}
     config = replaced(small_config(tmp_path), MODEL=settings)
     config = replaced(config, MODEL={"KWARGS": Arguments({"stem_type": "deep", "act_layer": None})})
@@ -82,7 +82,7 @@ ENDLESS = (
 
 
 @pytest.mark.parametrize("kwargs", ENDLESS, ids=str)
-def test_endless_model_is_refused_before_exhausting_memory(tmp_path, monkeypatch, kwargs):
+def test_model_with_too_many_tensors_is_refused_before_exhausting_memory(tmp_path, monkeypatch, kwargs):
     monkeypatch.setattr("models.kwargs.MOST_TENSORS", 20)
     config = replaced(small_config(tmp_path), MODEL={"KWARGS": Arguments(kwargs)})
     if "depth" in kwargs:
@@ -93,7 +93,7 @@ def test_endless_model_is_refused_before_exhausting_memory(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("kwargs", [{"depth": 10**5}, {"depths": [2, 10**30]}, {"layers": [[1001]]}], ids=str)
-def test_too_many_layers_are_refused_before_building(kwargs):
+def test_model_with_too_many_layers_is_refused_before_building(kwargs):
     with refused(ConfigError, "MODEL.KWARGS", *kwargs, "1,000"):
         check_kwargs(Model(TYPE="timm", NAME="x", KWARGS=Arguments(kwargs)))
 

@@ -162,7 +162,7 @@ def test_timm_training_checkpoints_describe_model_and_preprocessing(tmp_path):
 TINY_VIT = {"EMBED_DIM": 192, "DEPTH": 1, "MLP_RATIO": 0.5}
 
 
-def test_googles_file_says_its_vit_by_its_shapes(tmp_path):
+def test_vit_of_google_weights_is_recognized_by_shapes(tmp_path):
     np.savez(tmp_path / "g.npz", **google_arrays(vit(**TINY_VIT).state_dict(), ""))
     metadata = metadata_of(str(tmp_path / "g.npz"))
     assert metadata.model == OUR_VIT | {f"MODEL.{key}": value for key, value in TINY_VIT.items()}
@@ -172,7 +172,7 @@ def test_googles_file_says_its_vit_by_its_shapes(tmp_path):
 
 
 @needing_extra("paddlevit")
-def test_paddlevits_file_says_its_vit_by_its_shapes(tmp_path):
+def test_vit_of_paddlevit_weights_is_recognized_by_shapes(tmp_path):
     tiny = vit(**TINY_VIT).state_dict()
     for name, names, mean in (("v", PADDLE_2022, HALF), ("deit_x", DEIT_2021, IMAGENET[0])):
         metadata = metadata_of(str(pickled(paddle_arrays(tiny, names), tmp_path / f"{name}.pdparams")))
@@ -183,12 +183,12 @@ def test_paddlevits_file_says_its_vit_by_its_shapes(tmp_path):
     assert_images(metadata_of(str(path)), IMAGE_SIZE=384, CROP_PCT=1.0)
 
 
-def test_grey_images_get_the_mean_over_the_channels():
+def test_grey_images_get_normalization_averaged_over_color_channels():
     settings = load_settings(["-eval", "-pretrained", "resnet50", "-opts", "DATA.IMAGE_CHANNELS=1"]).config
     assert settings.DATA.IMAGENET_MEAN == (0.449,) and settings.DATA.IMAGENET_STD == (0.226,)
 
 
-def test_bare_weights_ask_for_model_name(tmp_path):
+def test_error_for_bare_weights_asks_for_model_name(tmp_path):
     path = str(saved({"a": torch.ones(1)}, tmp_path / "x.pth"))
     with refused(ConfigError, "MODEL.NAME", path):
         load_settings(["-eval", "-pretrained", path])
@@ -242,14 +242,14 @@ def test_non_float_weights_are_refused(tmp_path, weights):
         load_pretrained(vit(), str(path))
 
 
-def test_foreign_metadata_is_ignored(tmp_path, weights):
+def test_invalid_metadata_in_safetensors_is_ignored(tmp_path, weights):
     path = tmp_path / "x.safetensors"
     metadata = {"class_names": "[1, 2]", "arch": '"x"', "config": '{"a":' * 100_000}
     safetensors.torch.save_file(weights, path, metadata=metadata)
     assert read_weights(path).record == {"arch": "x"}
 
 
-def test_standard_deviations_are_saved_unchanged():
+def test_normalization_constants_are_exported_unchanged():
     data = Data(IMAGENET_MEAN=(0.1, 0.2, 0.3), IMAGENET_STD=(0.4, 0.5, 0.6))
     said = preprocessing_of(data)
     assert (said["mean"], said["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])

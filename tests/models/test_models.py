@@ -33,7 +33,7 @@ def test_dropout_norms_and_activation_match_paddlevit():
     assert type(block.mlp.act) is torch.nn.GELU and block.mlp.act.approximate == "none"
 
 
-def test_settings_reach_the_built_model():
+def test_model_settings_reach_the_built_model():
     model = build_model(config_of(24, channels=1, QKV_BIAS=False, MLP_RATIO=2.0), 7)
     assert model.patch_embed.proj.weight.shape == (48, 1, 8, 8)
     assert model.pos_embed.shape == (1, 10, 48)
@@ -43,13 +43,13 @@ def test_settings_reach_the_built_model():
 
 
 @pytest.mark.parametrize("fields", cases_of("mistakes/of_models"))
-def test_impossible_model_is_refused_by_its_setting(fields):
+def test_impossible_model_error_names_the_setting(fields):
     config = config_of(**yaml.safe_load(f"{{{fields}}}"))
     with refused(ConfigError, page="mistakes/of_models", case=fields):
         build_model(config, 10)
 
 
-def test_building_never_asks_the_network(monkeypatch):
+def test_building_a_model_never_uses_the_network(monkeypatch):
     connect = Mock(side_effect=AssertionError("the network was asked"))
     monkeypatch.setattr("socket.socket.connect", connect)
     monkeypatch.setattr("socket.getaddrinfo", connect)
@@ -70,7 +70,7 @@ def test_timm_models_take_image_size_channels_and_dropout():
 
 
 @pytest.mark.parametrize("model", cases_of("rates_of_timm_models"))
-def test_zero_rate_stays_zero_and_unset_keeps_default(model):
+def test_zero_dropout_rate_stays_zero_and_unset_rate_keeps_default(model):
     config = config_of(224, **yaml.safe_load(f"{{TYPE: timm, NAME: {model}}}"))
     with meta_device():
         built = build_model(config, 10)
@@ -79,7 +79,7 @@ def test_zero_rate_stays_zero_and_unset_keeps_default(model):
     same_message(f"at most {largest:g}: {describe(built, config.MODEL)}", "rates_of_timm_models", model)
 
 
-def test_parameters_are_counted():
+def test_model_description_counts_all_and_trainable_parameters():
     with meta_device():
         base = build_model(config_of(224, PATCH_SIZE=16, EMBED_DIM=768, DEPTH=12, NUM_HEADS=12), 1000)
         resnet = build_model(config_of(224, TYPE="timm", NAME="resnet50", FREEZE=("*", "!fc")), 256)
@@ -125,7 +125,7 @@ def test_frozen_batch_norm_keeps_its_statistics_in_training(wrap):
     assert model.training and model.layer4[0].bn1.training and not model.bn1.training
 
 
-def test_batch_norm_with_one_trained_parameter_keeps_training():
+def test_batch_norm_with_one_trained_parameter_stays_in_training_mode():
     model = build_model(config_of(32, TYPE="timm", NAME="resnet18", FREEZE=("*.weight",)), 10).train()
     assert model.bn1.training
 

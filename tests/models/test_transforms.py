@@ -64,7 +64,7 @@ NAMES = ("OpOverrides", "ClassTokenBlock", "CpuKernels", "Float8", "ActivationCh
 
 @needing_extra("float8")
 @needing_extra("operator_lists")
-def test_transforms_are_listed_in_order(chosen):
+def test_model_transforms_are_chosen_in_the_expected_order(chosen):
     assert tuple(type(each).__name__ for each in chosen.transforms) == NAMES
 
 
@@ -94,7 +94,7 @@ def test_reverting_transforms_restores_the_model(config, chosen, name, is_copy):
         assert all(torch.equal(changed[each], before[each]) for each in before) is is_exact
 
 
-def test_bypassing_transforms_revert_below_channels_last(tmp_path, monkeypatch):
+def test_transforms_that_bypass_modules_revert_while_channels_last_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     model = timm.create_model("vit_tiny_r_s16_p8_224", img_size=32, depth=1)  # it has convolutions before its blocks
     transforms = choose_transforms(small_config(tmp_path), torch.device("cuda"), None, training=False)

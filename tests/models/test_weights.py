@@ -41,7 +41,7 @@ def loaded(model, content, tmp_path, **options) -> list[str]:
 DISTILLED = "deit_tiny_distilled_patch16_224"
 
 
-def test_fitting_file_is_loaded_whole_and_named(tmp_path, weights):
+def test_fitting_weights_file_is_loaded_completely_and_named(tmp_path, weights):
     model, path = vit(), tmp_path / "x.pth"
     assert load_pretrained(model, str(saved(weights, path))) == [f"MODEL.PRETRAINED: weights of {path}"]
     assert_same(model.state_dict(), weights)
@@ -101,14 +101,14 @@ def test_mismatched_tensor_is_fitted_like_timm(tmp_path, weights, case):
     assert torch.equal(model.state_dict()[name], fit(weights[name]))
 
 
-def test_weights_without_batch_counters_load_whole(tmp_path):
+def test_weights_without_batch_norm_counters_load_completely(tmp_path):
     model, state = timm_model("resnet18"), timm_model("resnet18").state_dict()
     state = {name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}
     assert not loaded(model, state, tmp_path) and torch.equal(model.conv1.weight, state["conv1.weight"])
 
 
 @pytest.mark.filterwarnings("ignore:::timm.layers.interpolate")
-def test_swin_bias_tables_are_resized(tmp_path):
+def test_swin_position_bias_tables_are_resized(tmp_path):
     small = {"depths": (1,), "embed_dim": 24, "num_classes": 2}
     sizes = (timm.create_model("swin_tiny_patch4_window7_224", img_size=side, **small) for side in (56, 16))
     state, model = (each.state_dict() if number == 0 else each for number, each in enumerate(sizes))
@@ -143,7 +143,7 @@ def by_name(tmp_path, state, classes, num_outputs=None, theirs=THEIRS):
 
 
 @pytest.mark.parametrize("is_exported", [False, True])
-def test_head_rows_follow_names_new_classes_get_mean(tmp_path, weights, is_exported):
+def test_head_rows_follow_class_names_and_new_classes_get_mean(tmp_path, weights, is_exported):
     state, classes = headed(weights), ["dog", "zebra", "bird"]
     if is_exported:
         metadata = {"format": "pt", "class_names": json.dumps(THEIRS), "config": "no JSON"}
@@ -159,7 +159,7 @@ def test_head_rows_follow_names_new_classes_get_mean(tmp_path, weights, is_expor
 
 
 @pytest.mark.parametrize(("num_theirs", "num_mine"), [(4, 4), (3, 5), (5, 3)])
-def test_same_classes_keep_rows_in_any_head_size(tmp_path, weights, num_theirs, num_mine):
+def test_same_classes_keep_their_head_rows_at_any_size(tmp_path, weights, num_theirs, num_mine):
     state = headed(weights, num_theirs)
     model, lines = by_name(tmp_path, state, THEIRS, num_mine)
     rows = num_mine if num_theirs == num_mine else 3  # includes rows without a class name
@@ -180,7 +180,7 @@ def test_class_names_match_across_unicode_forms(tmp_path, weights):
     assert torch.equal(model.head.weight, state["head.weight"][[1, 0, 2]])
 
 
-def test_evaluation_refuses_a_head_of_another_size(tmp_path, weights):
+def test_evaluation_refuses_weights_with_a_head_of_another_size(tmp_path, weights):
     content = {"state_dict": headed(weights), "class_names": THEIRS}
     with refused(ConfigError, 3, 4, "-num_classes"):
         loaded(vit(num_classes=4), content, tmp_path, needs_head=True, classes=list("abcd"))

@@ -52,7 +52,7 @@ def test_checkpoint_mean_matches_timm_and_keeps_latest_metadata(run, tmp_path, o
     assert [each["file"] for each in metadata["averaged"]] == [str(path) for path in paths]
 
 
-def test_average_takes_mean_of_statistics_and_largest_counter():
+def test_averaged_batch_norm_has_mean_statistics_and_largest_counter():
     states = [
         {"bn.running_var": torch.tensor([1.0]), "bn.num_batches_tracked": torch.tensor(7)},
         {"bn.running_var": torch.tensor([2.0]), "bn.num_batches_tracked": torch.tensor(5)},

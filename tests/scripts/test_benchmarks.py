@@ -68,7 +68,7 @@ class FakeWorker:
         return 2**30
 
 
-def test_benchmark_cases_alternate_so_slowdowns_keep_the_ratios():
+def test_alternating_benchmark_cases_keep_their_ratios_during_slowdowns():
     workers = {"fp32": FakeWorker(), "broken": FakeWorker(refuses=True), "slow": FakeWorker(1.0)}
     measured, reasons = take_turns(workers, Turns(rounds=100, steps=5, min_seconds=2.0))
     assert reasons == {"broken": "it cannot"} and list(measured) == ["fp32", "slow"]
@@ -100,7 +100,7 @@ FP32 = [97.2, 97.5, 96.9, 97.2, 97.2]  # deviation 0.21: 0.27 allowed
         ([97.2, 97.5, 96.9, 97.2, math.nan], True),
     ],
 )
-def test_parity_allows_two_standard_errors_of_the_difference(monkeypatch, capsys, values, worse):
+def test_parity_benchmark_allows_two_standard_errors_of_difference(monkeypatch, capsys, values, worse):
     def train(arguments, name, seed):
         if name == "naive-bf16":
             raise ConfigError("PRECISION.MODE: not here")
@@ -165,7 +165,7 @@ def test_gpu_session_parts_are_valid_and_fit_limits(monkeypatch, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_step_benchmark_alone_reads_no_photos(monkeypatch, tmp_path):
+def test_loader_benchmark_measures_only_the_step_without_photos(monkeypatch, tmp_path):
     make_photos(tmp_path, 10, 10)
     asked = []
     monkeypatch.setattr(

@@ -158,7 +158,7 @@ def test_unpaired_differences_use_welchs_test():
         assert statistics.difference({3: value, 4: value}, {0: 97.0, 1: 97.0}).is_noise is is_noise
 
 
-def test_folds_count_as_repetitions_with_different_images(tmp_path):
+def test_folds_of_cross_validation_count_as_repetitions(tmp_path):
     for fold in range(2):
         for rate in ("1e-3", "3e-3"):
             about = ABOUT | {"training_images": 80 + fold, "validation_digest": f"{fold}"}
@@ -243,7 +243,7 @@ def test_same_image_names_of_other_data_stay_unpaired(tmp_path):
         ("", about_data("/here", labels_of_the_training_images="b"), "labels of the training images"),
     ],
 )
-def test_update_contents_separate_runs_beyond_their_settings(tmp_path, settings, status, column):
+def test_runs_with_different_update_contents_are_grouped_separately(tmp_path, settings, status, column):
     same = about_data("/here") if "data" in status.get("about", {}) else {"about": ABOUT | {"images_per_update": 64}}
     for seed in range(2):
         make_run(tmp_path / f"a{seed}", [90.0 + seed], f"SEED: {seed}", same)
@@ -253,7 +253,7 @@ def test_update_contents_separate_runs_beyond_their_settings(tmp_path, settings,
     assert [len(group.runs) for group in groups] == [2, 1] and list(groups[0].settings) == [column]
 
 
-def test_one_file_of_another_size_is_same_data(tmp_path):
+def test_data_with_one_resized_file_counts_as_same_data(tmp_path):
     for number, sizes in enumerate(("1 2 3 4", "1 2 3 9")):
         status = about_data("/here", sizes_of_the_training_files=sizes)
         make_run(tmp_path / f"{number}", [90.0], f"SEED: {number}", status)
@@ -286,7 +286,7 @@ def test_runs_are_compared_on_images_that_both_scored(here, tmp_path):
 
 
 @pytest.mark.parametrize("name", "ab")
-def test_run_without_evaluation_gets_no_verdict(tmp_path, name):
+def test_run_without_evaluation_gets_no_json_verdict(tmp_path, name):
     for each in "ab":
         make_run(tmp_path / each, [90.0])
     (tmp_path / name / "metrics.jsonl").write_text('{"epoch": 0, "train_loss": 1.0}\n')
@@ -295,7 +295,7 @@ def test_run_without_evaluation_gets_no_verdict(tmp_path, name):
     assert_names(err, f"-json: {tmp_path / name} was")
 
 
-def test_verdict_on_several_seeds_uses_their_spread(folder, tmp_path):
+def test_json_verdict_on_several_seeds_uses_their_spread(folder, tmp_path):
     out, _ = type_in(folder / "1e-3-*", folder / "3e-3-*", "-json", exit_with=4)
     found, gap = json.loads(out), statistics.difference(*(dict(enumerate(OF_RATE[rate])) for rate in ("3e-3", "1e-3")))
     assert (found["verdict"], found["seeds"], "images" in found) == ("worse", [3, 3], False)
@@ -361,7 +361,7 @@ def test_names_cannot_break_out_of_their_table_cell(tmp_path):
     assert [len(row) for row in rows] == [6, 6] and "<i>" not in text.replace("\\<i\\>", "")
 
 
-def test_run_speed_is_that_of_a_typical_epoch():
+def test_run_speed_is_the_speed_of_a_typical_epoch():
     epochs = [{"images_per_s": each} for each in (1.0, 100.0, 100.0)]
     assert SavedRun(Path(), {}, {}, {}, epochs).speed == 100
 

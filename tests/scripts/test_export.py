@@ -137,7 +137,7 @@ NOT_PLAIN = {
 
 
 @pytest.mark.parametrize("what", NOT_PLAIN)
-def test_model_missing_in_transformers_exports_for_timm_only(tmp_path, what):
+def test_model_unknown_to_transformers_is_exported_only_for_timm(tmp_path, what):
     source = checkpoint(tmp_path / "best.ckpt", NOT_PLAIN[what])
     exported(source, "hf", tmp_path / "x").done()
     assert {each.name for each in (tmp_path / "x").iterdir()} == {"README.md", "config.json", "model.safetensors"}
@@ -223,14 +223,14 @@ def test_weights_cannot_be_read_from_an_exported_graph(tmp_path, name):
         metadata_of(str(tmp_path / name))
 
 
-def test_file_size_limit_refuses_the_graph_export(plain, tmp_path):
+def test_graph_export_over_the_file_size_limit_is_refused(plain, tmp_path):
     ended = run("scripts/export.py", str(plain), "-output", str(tmp_path / "x.pt2"), faults={"limit_files": [4000]})
     ended.refused()
     assert "x.pt2" in ended.stderr
     assert not any(tmp_path.iterdir())
 
 
-def test_timm_loads_grey_images_and_fixed_position_embeddings(tmp_path):
+def test_timm_loads_exports_with_grey_images_and_fixed_position_embeddings(tmp_path):
     grey = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": (0.1,), "IMAGENET_STD": (0.2,)}
     source = checkpoint(tmp_path / "best.pth", PLAIN | {"POS_EMBED": "sincos2d"}, grey)
     exported(source, "hf", tmp_path / "x").done()
@@ -238,14 +238,14 @@ def test_timm_loads_grey_images_and_fixed_position_embeddings(tmp_path):
     assert metadata_of(str(tmp_path / "x")).images["DATA.IMAGE_CHANNELS"] == 1
 
 
-def test_export_names_output_without_class_by_its_number(tmp_path):
+def test_export_names_outputs_without_class_name_by_number(tmp_path):
     source = checkpoint(tmp_path / "a.ckpt", PLAIN | {"NUM_CLASSES": 5}, classes=[*"abcde"], class_names=CLASSES)
     exported(source, "hf", tmp_path / "x").done()
     names = json.loads((tmp_path / "x" / "config.json").read_text(encoding="utf-8"))["label_names"]
     assert names == [*CLASSES, "class 3", "class 4"]
 
 
-def test_padded_images_export_without_an_image_processor(tmp_path):
+def test_padding_preprocessing_is_exported_without_an_image_processor(tmp_path):
     exported(checkpoint(tmp_path / "a.ckpt", data={"CROP_PCT": 1.2}), "hf", tmp_path / "x").done()
     assert (tmp_path / "x" / "config.json").exists() and not (tmp_path / "x" / "preprocessor_config.json").exists()
 

@@ -96,7 +96,7 @@ def test_output_folder_with_other_files_is_refused(tmp_path, photos):
         call(*flags, "-shuffle_seed", 1)
 
 
-def test_images_in_memory_become_png_and_reshard(tmp_path):
+def test_in_memory_images_become_png_shards_that_can_be_resharded(tmp_path):
     call("-dataset", "digits", "-out", tmp_path / "out", "-opts", "DATA.IMAGE_CHANNELS=1")
     digits, _ = load("digits")
     train, val = load("shards", tmp_path / "out")

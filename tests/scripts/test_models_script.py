@@ -54,13 +54,13 @@ def test_models_over_the_limit_are_counted_below_table(monkeypatch):
 
 
 @pytest.mark.parametrize("licence", cases_of("licences"))
-def test_noncommercial_licences_stand_out(monkeypatch, licence):
+def test_models_script_marks_noncommercial_licences(monkeypatch, licence):
     monkeypatch.setattr(script, "count_parameters", lambda name: 7)
     model = describe_models(find_names(["vit_tiny_patch16_224"])[:1])[0]._replace(licence=licence.strip("()"))
     same_message(" | ".join([script.row_of(model)[-1], *script.notes([model], 0)[1:-1]]), "licences", licence)
 
 
-def test_weights_of_one_shape_are_counted_once(monkeypatch):
+def test_parameters_of_equal_architectures_are_counted_once(monkeypatch):
     counted = []
     monkeypatch.setattr(script, "count_parameters", lambda name: counted.append(name) or 7)
     names = [name for name in find_names(["vit_base_patch16_224"]) if name.endswith("in1k")]

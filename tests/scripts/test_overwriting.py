@@ -97,7 +97,7 @@ def test_script_refuses_to_overwrite_other_files(trained, folder, tmp_path_facto
 
 
 @pytest.mark.parametrize(("kind", "name"), pairs(OWN))
-def test_script_overwrites_its_own_files_and_empty_ones(trained, tmp_path, tmp_path_factory, kind, name):
+def test_script_overwrites_its_own_files_and_empty_files(trained, tmp_path, tmp_path_factory, kind, name):
     if kind == "onnx":
         pytest.importorskip("onnxscript")
     photos = tmp_path_factory.mktemp("photos")
@@ -121,7 +121,7 @@ def test_script_overwrites_its_own_files_and_empty_ones(trained, tmp_path, tmp_p
         ["scripts/predict.py", "", "photo.png"],
     ],
 )
-def test_empty_name_is_not_the_current_folder(trained, tmp_path, monkeypatch, words):
+def test_empty_path_argument_does_not_mean_the_current_folder(trained, tmp_path, monkeypatch, words):
     monkeypatch.chdir(shutil.copytree(trained, tmp_path / "here"))
     Image.new("RGB", (30, 20), "green").save("photo.png")
     before = contents(Path.cwd())

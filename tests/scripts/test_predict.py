@@ -62,7 +62,7 @@ def test_all_prediction_outputs_match_the_runs_own_table(trained, digits, tmp_pa
     assert not (tmp_path / "x-5.jpg").exists()
 
 
-def test_prediction_rows_are_utf8_and_copies_replace_nothing(trained, digits, tmp_path, monkeypatch):
+def test_prediction_rows_are_utf8_and_copies_replace_no_files(trained, digits, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.predict.pictures.other_fonts", lambda size: [])
     names = ["猫", "../x", "a/b", "A_B", "d", "..", "Ä", ".", "x y", "n"]
     (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")
@@ -175,7 +175,7 @@ def test_photos_are_rotated_and_cropped_as_in_training(trained, digits, tmp_path
     assert config_of(state).DATA.CROP_MODE == (crop_mode or "center")
 
 
-def test_run_folder_means_its_best_or_last_checkpoint(trained, digits, tmp_path):
+def test_run_folder_argument_means_its_best_or_last_checkpoint(trained, digits, tmp_path):
     (tmp_path / "photos").mkdir()
     shutil.copy(sorted((digits / "3").iterdir())[0], tmp_path / "photos")
     for name in ("notes.txt", "more.txt", "raw.cr2"):
@@ -199,7 +199,7 @@ def test_exported_file_predicts_like_its_checkpoint(trained, digits, tmp_path, k
     type_in(target, image, "-raw", exit_with=2 if key == "state_dict_ema" else 0)
 
 
-def test_head_ends_prediction_quietly_and_table_is_complete(trained, digits, tmp_path, monkeypatch):
+def test_closed_output_pipe_ends_prediction_quietly_with_complete_table(trained, digits, tmp_path, monkeypatch):
     table = tmp_path / "classes.csv"
     for words in ([], ["-csv", str(table)]):
         reading, writing = os.pipe()
@@ -233,7 +233,7 @@ def test_two_processes_write_the_same_predictions_in_order(trained, digits, tmp_
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes(), path
 
 
-def test_flip_average_is_equal_for_image_and_mirror(trained, digits, tmp_path):
+def test_flip_averaged_predictions_are_equal_for_image_and_mirror(trained, digits, tmp_path):
     image = sorted((digits / "4").iterdir())[0]
     with Image.open(image) as upright:
         upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(tmp_path / "mirrored.png")

@@ -9,9 +9,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_setting_of_a_variant_has_an_effect(name, tmp_path):
+def test_every_setting_of_a_run_hash_variant_has_effect(name, tmp_path):
     assert load(words_of(name, tmp_path)).notes == []
 
 
-def test_no_two_variants_are_the_same():
+def test_no_two_run_hash_variants_are_the_same():
     assert len(set(VARIANTS.values())) == 14

@@ -107,7 +107,7 @@ def test_sweep_grid_covers_every_setting_seed_and_fold(tmp_path, start, pretende
     assert all(flag(each, "-budget") == "20m" for each in pretended.commands.values())
 
 
-def test_smallest_loss_is_the_best_trial(tmp_path, start, pretended, monkeypatch):
+def test_sweep_trial_with_smallest_loss_is_best(tmp_path, start, pretended, monkeypatch):
     monkeypatch.setattr(pretended, "metric", "loss")
     same_text("sweep_of_losses", start("-over", "TRAIN.BASE_LR=0.1,0.3"), left=LEFT)
 
@@ -128,7 +128,7 @@ def test_sweep_restarts_killed_trials_but_not_finished_ones(tmp_path, start, pre
     assert len(pretended.started) == 14
 
 
-def test_refused_trial_stops_sweep_and_allows_another(tmp_path, start, pretended):
+def test_refused_trial_stops_sweep_and_allows_another_sweep(tmp_path, start, pretended):
     pretended.ends |= {"trial-000": 2}
     printed = start(*GRID, exit_with=2)
     assert len(pretended.started) == 1
@@ -137,7 +137,7 @@ def test_refused_trial_stops_sweep_and_allows_another(tmp_path, start, pretended
     start("-seeds", "4,5")
 
 
-def test_sweep_waits_for_orphaned_run_and_stops_once(tmp_path, start, pretended, monkeypatch):
+def test_sweep_waits_for_orphaned_run_and_stops_trial_once(tmp_path, start, pretended, monkeypatch):
     outlived, told = [True, True], []
 
     class Long(Pretended):
@@ -239,7 +239,7 @@ def test_replaced_sweep_lock_is_refused_and_never_followed(tmp_path, start, pret
     assert not is_locked(tmp_path / "folder")
 
 
-def test_list_values_need_brackets_and_commas_need_quotes():
+def test_sweep_list_values_need_brackets_and_commas_need_quotes():
     choices = sweep.read_over(["TRAIN.OPTIMIZER.BETAS=[0.9,0.99],(0.9,0.999)", "MODEL.NAME='a,b',c"])
     found = {key: plan.choices_of(key, text) for key, text in choices.items()}
     assert found == {"TRAIN.OPTIMIZER.BETAS": ["[0.9,0.99]", "(0.9,0.999)"], "MODEL.NAME": ["a,b", "c"]}
@@ -278,7 +278,7 @@ def test_killed_trial_resumes_to_result_of_manual_run(tmp_path, small_yaml, star
     assert row["state"] == "done" and float(row["seconds"]) > 0
 
 
-def test_trial_is_told_to_end_when_sweep_dies(tmp_path):
+def test_trial_is_asked_to_end_when_sweep_dies(tmp_path):
     if os.uname().sysname != "Linux":
         pytest.skip("only Linux can signal a process when its parent dies")
     read, write = os.pipe()
@@ -293,7 +293,7 @@ def test_trial_is_told_to_end_when_sweep_dies(tmp_path):
     assert (tmp_path / "out").read_text() == "told\n"
 
 
-def test_array_tasks_run_trials_and_share_one_table(tmp_path, start, monkeypatch):
+def test_slurm_array_tasks_run_trials_and_share_one_table(tmp_path, start, monkeypatch):
     became = []
     monkeypatch.setattr(os, "execve", lambda program, words, environment: became.append((words, environment)))
     monkeypatch.setenv("SLURM_PROCID", "0")
@@ -312,7 +312,7 @@ def test_array_tasks_run_trials_and_share_one_table(tmp_path, start, monkeypatch
     assert [row["state"] for row in rows(tmp_path / "sweep")] == ["waiting", "done"]
 
 
-def test_full_disk_does_not_harm_trials(tmp_path, start, pretended, monkeypatch):
+def test_full_disk_for_sweep_tables_does_not_stop_trials(tmp_path, start, pretended, monkeypatch):
     refuse = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("scripts.sweeping.results.write_text", refuse)
     printed = start("-seeds", "0,1")

@@ -67,7 +67,7 @@ assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_collectives_give_the_values_of_all_processes(tmp_path, world_size):
+def test_collectives_combine_the_values_of_all_processes(tmp_path, world_size):
     (tmp_path / "program.py").write_text(PROGRAM)
     ended = run(str(tmp_path / "program.py"), str(tmp_path / "notes"), processes=world_size).done()
     first, last = map(json.loads, ended.stdout.replace("}{", "}\n{").splitlines())

@@ -41,7 +41,7 @@ def test_torchrun_start_imports_no_other_launchers():
     assert not {"utils.launch", "utils.rendezvous"} & names
 
 
-def test_torchrun_restarts_are_distinguished():
+def test_torchrun_restart_count_is_read_from_its_variable():
     """The restarted processes meet in the same store."""
     for count in ("0", "2"):
         launched = find_launched_rank(TORCHELASTIC | {"TORCHELASTIC_RESTART_COUNT": count})
@@ -59,7 +59,7 @@ def test_elastic_maximum_of_processes_comes_from_torchrun(words, range_, most):
     assert subprocess.run(launcher, cwd=ROOT, capture_output=True, text=True).stdout == f"{most}\n"
 
 
-def test_launch_flags_stand_alone_or_complete_the_launcher():
+def test_launch_flags_work_alone_or_complete_launcher_variables():
     launched = find_launched_rank({}, LaunchOptions("tcp://[::1]:99", 4, 2))
     assert launched == LaunchedRank("the command line", 2, 4, None, "::1", 99)
     assert find_launched_rank({"MASTER_ADDR": "h", "MASTER_PORT": "8"}, LaunchOptions("env://", 4, 2)).port == 8
@@ -73,7 +73,7 @@ def test_contradictory_or_missing_launch_variables_are_refused(words):
         find_launched_rank(environment, LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS))
 
 
-def test_a_process_without_a_launcher_starts_the_others_itself():
+def test_process_without_launcher_variables_starts_the_others_itself():
     for environment in ({}, {"RANK": "0"}, {"SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"}):
         assert find_launched_rank(environment) is None
     assert rank_in_environment({"RANK": "3"}) == 0, "otherwise no process reports the mistake"
@@ -107,5 +107,5 @@ def test_process_of_srun_or_mpirun_without_the_extra_is_refused(monkeypatch, wor
         ("PBS_NODEFILE=/nodes", True),
     ],
 )
-def test_other_nodes_are_expected_only_where_a_variable_counts_them(words, expected):
+def test_other_nodes_are_expected_only_if_a_variable_counts_them(words, expected):
     assert may_have_other_nodes(environment_of(words)) is expected

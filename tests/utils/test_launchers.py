@@ -95,7 +95,7 @@ def test_rank_flags_are_not_saved_as_settings(by_flags):
     assert "TIMEOUT: 1800.0" in text and "tcp://" not in text and "WORLD_SIZE" not in text
 
 
-def test_both_entries_ignore_an_installed_public_datasets_package(by_flags, small_yaml, tmp_path):
+def test_both_main_programs_ignore_the_public_datasets_package(by_flags, small_yaml, tmp_path):
     """main_multi_gpu.py also starts its processes itself here, and makes the same run."""
     stub = tmp_path / "site" / "datasets"
     stub.mkdir(parents=True)
@@ -119,7 +119,7 @@ def test_three_processes_resume_with_the_same_hash(small_yaml, tmp_path):
 
 @needing_extra("launchers")
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here (apt-get install openmpi-bin)")
-def test_mpirun_starts_the_same_run(by_flags, small_yaml, tmp_path):
+def test_run_started_by_mpirun_has_the_same_hash(by_flags, small_yaml, tmp_path):
     mpirun = ["mpirun", "--oversubscribe", *["--allow-run-as-root"] * (os.getuid() == 0), "-np", "2"]
     program = command("main_multi_gpu.py", *arguments(small_yaml, tmp_path / "o"))
     ended = subprocess.run([*mpirun, *program], capture_output=True, text=True, timeout=DEADLINE)
@@ -171,7 +171,7 @@ def test_fewer_processes_continue_with_the_same_batch_size(by_flags, small_yaml,
     assert global_batch_to_keep(small_config(tmp_path), {"config": ours["config"]}) is None
 
 
-def test_elastic_run_on_one_node_uses_full_batch(small_yaml, tmp_path):
+def test_elastic_run_on_one_node_uses_full_global_batch(small_yaml, tmp_path):
     one = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PET_NNODES": "1:2"}
     for flags in ([], ["-check"]):
         said = run("main_multi_gpu.py", *arguments(small_yaml, tmp_path, *flags), environment=one).done().stdout
@@ -277,7 +277,7 @@ def has_pending_term(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("way", "is_cut"), [("torchrun", False), pytest.param("Kubeflow, elastic", True, marks=needing_extra("launchers"))]
 )
-def test_lost_and_returning_node_keeps_the_same_run(small_yaml, tmp_path, two_hosts, way, is_cut):
+def test_run_with_lost_and_returning_node_matches_unbroken_run(small_yaml, tmp_path, two_hosts, way, is_cut):
     options = "TRAIN.NUM_EPOCHS=8 SAVE_STEPS=5 KEEP_CHECKPOINTS=0 MODEL.DROPPATH=0 DIST.TIMEOUT=20".split()
     flags = ["-cfg", str(small_yaml), "-name", "x", "-resume", "auto", "-opts", *options]
     Run("main_multi_gpu.py", *flags, f"SAVE={tmp_path / 'unbroken'}", processes=2).wait().done()

@@ -76,7 +76,7 @@ def test_cause_of_error_is_the_underlying_system_message():
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError])
-def test_impossible_values_mean_damage_unless_out_of_memory(kind):
+def test_errors_while_reading_mean_damage_unless_out_of_memory(kind):
     with refused(ConfigError, "x.pth", kind.__name__, "odd"), naming_damage("x.pth"):
         raise kind("odd\nand more")
     with pytest.raises(kind), naming_damage("x.pth"):
@@ -127,14 +127,14 @@ def test_repeated_signal_within_seconds_counts_once(monkeypatch):
     assert codes == [128 + signal.SIGINT]
 
 
-def test_lock_does_not_follow_a_link(tmp_path):
+def test_lock_file_does_not_follow_a_link(tmp_path):
     (tmp_path / ".lock").symlink_to(tmp_path / "theirs")
     with pytest.raises(OSError), locked(tmp_path / ".lock"):
         pass
     assert not (tmp_path / "theirs").exists()
 
 
-def test_pipe_is_not_replaced_by_a_file(tmp_path):
+def test_writing_a_file_never_replaces_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="pipe"), replacing(tmp_path / "pipe") as file:
         file.write(b"text")
@@ -163,7 +163,7 @@ def test_deterministic_runs_disable_autotuning_and_memory_filling():
         torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
-def test_garbage_collection_resumes_after_the_start():
+def test_garbage_collection_resumes_after_program_start():
     program.relax_gc()
     assert not gc.isenabled()
     program.restore_gc()
@@ -191,7 +191,7 @@ def test_run_without_stderr_exits_0_with_clean_lock(tmp_path):
     assert (tmp_path / "runs/run/.lock").read_bytes() == b""
 
 
-def test_a_log_is_not_executable(tmp_path):
+def test_log_file_is_not_executable(tmp_path):
     log = Log(rank=0)
     log.open(tmp_path)
     log.note("first")

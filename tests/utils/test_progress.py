@@ -25,7 +25,7 @@ def make_terminal(monkeypatch) -> io.StringIO:
     return terminal
 
 
-def test_progress_bar_shows_images_and_figures_then_disappears(monkeypatch):
+def test_progress_bar_shows_images_and_metrics_then_disappears(monkeypatch):
     terminal, log = make_terminal(monkeypatch), Log(rank=0)
     monkeypatch.setattr(tqdm, "update", draw_at_once)
     log.start_bar(1408, 128, "epoch 2/3")
@@ -42,7 +42,7 @@ def draw_at_once(bar: tqdm, count: int) -> None:
     bar.refresh()
 
 
-def test_log_line_appears_above_the_bar(monkeypatch):
+def test_log_line_appears_above_the_progress_bar(monkeypatch):
     terminal, log = make_terminal(monkeypatch), Log(rank=0)
     log.start_bar(10, 0, "epoch 1/3")
     log.say("a line")
@@ -52,7 +52,7 @@ def test_log_line_appears_above_the_bar(monkeypatch):
     assert visible(terminal.getvalue()) == ["a line", ""]
 
 
-def test_items_advance_the_bar_by_their_size(monkeypatch):
+def test_items_advance_the_progress_bar_by_their_size(monkeypatch):
     terminal, log = make_terminal(monkeypatch), Log(rank=0)
     monkeypatch.setattr(tqdm, "update", draw_at_once)
     seen = []
@@ -63,13 +63,13 @@ def test_items_advance_the_bar_by_their_size(monkeypatch):
     assert visible(terminal.getvalue()) == ["item 1", "item 2", ""], "the bar must be gone, even within two seconds"
 
 
-def test_instant_work_draws_no_bar(monkeypatch):
+def test_instant_work_draws_no_progress_bar(monkeypatch):
     terminal = make_terminal(monkeypatch)
     assert list(shown(range(3), "reading", 3)) == [0, 1, 2]
     assert terminal.getvalue().strip("\r ") == ""
 
 
-def test_bar_writes_nothing_without_a_terminal(monkeypatch):
+def test_progress_bar_writes_nothing_without_a_terminal(monkeypatch):
     terminal, file = make_terminal(monkeypatch), io.StringIO()
     monkeypatch.setattr(sys, "stdout", file)  # like `| tee`
     assert not is_terminal() and not Log(rank=0).on_terminal
@@ -80,7 +80,7 @@ def test_bar_writes_nothing_without_a_terminal(monkeypatch):
     assert terminal.getvalue() == file.getvalue() == ""
 
 
-def test_lost_terminal_ends_only_the_bar(monkeypatch):
+def test_lost_terminal_ends_only_the_progress_bar(monkeypatch):
     terminal, log = make_terminal(monkeypatch), Log(rank=0)
     log.start_bar(10, 0, "epoch 1/3")
     monkeypatch.setattr(terminal, "write", Mock(side_effect=OSError(5, "Input/output error")))

@@ -20,7 +20,7 @@ from utils.launch import LaunchedRank
 from utils.rendezvous import Rendezvous
 
 
-def test_only_visible_device_is_taken_except_under_torchrun(monkeypatch):
+def test_process_takes_the_only_visible_device_except_under_torchrun(monkeypatch):
     monkeypatch.setattr(distributed, "find_devices", lambda setting: ("cuda", 1))
     assert distributed.choose_device("auto", 3, "Slurm") == torch.device("cuda", 0)
     assert simulated_process("auto", world_size=1, local_size=1).device == torch.device("cuda", 0)
@@ -28,7 +28,7 @@ def test_only_visible_device_is_taken_except_under_torchrun(monkeypatch):
         distributed.choose_device("auto", 3, "torchrun")
 
 
-def test_incompatible_driver_is_named_instead_of_using_cpu(monkeypatch):
+def test_incompatible_driver_is_reported_instead_of_using_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refused(ConfigError, "DEVICE is auto", "driver", "DEVICE=cpu", cuda=torch.version.cuda):
@@ -57,7 +57,7 @@ def test_port_used_by_another_program_is_named():
         Rendezvous(LaunchedRank("test", 0, 2, None, "127.0.0.1", other.getsockname()[1]), timeout=1.0)
 
 
-def test_ranks_without_a_launcher_count_their_machines_processes():
+def test_ranks_without_launcher_count_processes_of_their_machine():
     ranks = [LaunchedRank("test", rank, 3, None, "127.0.0.1", port) for port in [free_port()] for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
         joined = list(pool.map(lambda rank: Rendezvous(rank, timeout=DEADLINE), ranks))
@@ -67,7 +67,7 @@ def test_ranks_without_a_launcher_count_their_machines_processes():
     assert joined[1].unresponsive_ranks(0.0) == [0]
 
 
-def test_process_with_its_own_fault_blames_no_other():
+def test_process_with_its_own_error_blames_no_other_process():
     process = distributed.Process(torch.device("cpu"), 1, 1, 2, rendezvous=object())
     error = RuntimeError("CUDA out of memory")
     assert process.name_lost_ranks(error) is error
@@ -136,7 +136,7 @@ def test_slow_process_keeps_sending_heartbeats_to_others(monkeypatch):
         assert list(pool.map(live, processes)) == ["made by 0", "made by 1"] and made == [0, 1]
 
 
-def test_vote_is_read_only_after_it_arrives(monkeypatch):
+def test_delayed_vote_is_read_only_after_it_arrives(monkeypatch):
     class Work:
         def __init__(self, vote):
             self.vote = vote

@@ -43,7 +43,7 @@ def private_names(source: str) -> list[str]:
     return found
 
 
-def test_no_other_file_uses_a_private_name():
+def test_only_torch_internals_uses_private_names():
     found = {str(path): private_names(path.read_text()) for path in FILES}
     assert [path for path, names in found.items() if names] == [torch_internals.__file__]
 
@@ -52,7 +52,7 @@ def number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit())
 
 
-def test_installed_versions_have_every_private_name():
+def test_installed_torch_and_timm_have_every_private_name():
     assert number(torch_internals.TORCH_VERSIONS[0]) <= number(torch.__version__)
     assert number(torch.__version__)[:2] <= number(torch_internals.TORCH_VERSIONS[1])
     assert number(torch_internals.TIMM_VERSIONS[0]) <= number(timm.__version__)  # a newer version is allowed
@@ -101,5 +101,5 @@ assert torch.compiler.disable(lambda x: x + 1)(1) == 2 and torch.compiler.disabl
 
 
 @pytest.mark.slow
-def test_compiler_is_imported_only_when_asked_for(tmp_path):
+def test_torch_compiler_is_imported_only_when_requested(tmp_path):
     subprocess.run([sys.executable, "-c", RUN + IS_AWAY + IS_WHOLE, str(tmp_path)], cwd=ROOT, check=True)

@@ -67,7 +67,7 @@ def test_same_image_in_two_classes_is_reported(photos):
     assert_names(found["duplicates"].text, photos / "val/cat/copy.png", photos / "val/dog/copy.png")
 
 
-def test_unusual_files_are_counted_by_kind(photos):
+def test_unusual_image_files_are_counted_by_kind(photos):
     assert "kinds of files" not in found_in(photos)
     for name, content in (("6.jpg", photo("JPEG", 6)), ("16.png", grey_16_bits("PNG")), ("a.gif", animation("GIF"))):
         for part in ("train", "val"):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("load", "is_told"), [(0.0, False), (1000.0, True)])
-def test_clean_run_passes_and_busy_machine_is_reported(check, monkeypatch, load, is_told):
+def test_check_passes_clean_run_and_reports_busy_machine(check, monkeypatch, load, is_told):
     monkeypatch.setattr("os.getloadavg", lambda: (load,) * 3)
     found = check()
     assert trouble(found) == {} and ("other programs" in found["time"][1]) == is_told
@@ -171,7 +171,7 @@ def test_check_has_a_row_for_data_set_notes(check, photos):
     assert check(*given)["data"][0] == WRONG
 
 
-def test_check_compiles_like_a_run(check, monkeypatch):
+def test_check_compiles_the_model_like_a_run(check, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: compiled.append(self))
     options = ["-opts", "COMPILE=blocks"]
@@ -181,7 +181,7 @@ def test_check_compiles_like_a_run(check, monkeypatch):
     assert_names(told, "COMPILE", "blocks")
 
 
-def test_conflicting_preprocessing_warns_with_options_that_fix_it(check, tmp_path):
+def test_check_warns_of_conflicting_preprocessing_with_working_options(check, tmp_path):
     torch.save(weights_of_other_images(tmp_path), tmp_path / "other.pth")
     flags = ["-pretrained", str(tmp_path / "other.pth"), "-opts", "DATA.CROP_PCT=0.5"]
     verdict, text = check(*flags)["preprocessing"]

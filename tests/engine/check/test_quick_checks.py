@@ -30,7 +30,7 @@ from utils.distributed import Process
 
 
 @pytest.mark.parametrize("case", cases_of("rates_of_trained_weights"))
-def test_high_fine_tuning_rate_warns_with_working_advice(tmp_path, case):
+def test_check_warns_of_high_fine_tuning_rate_with_working_advice(tmp_path, case):
     options, batch = case.removesuffix(" images").split(", ")
 
     def found(*more: str) -> list:
@@ -79,7 +79,7 @@ def test_shared_memory_counts_loaders_of_all_local_processes(photos):
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_ema_decay_is_checked_only_with_an_ema(photos, is_kept):
+def test_ema_decay_is_checked_only_if_ema_is_on(photos, is_kept):
     config, train, _ = sets_of(photos, "TRAIN.MODEL_EMA_WARMUP=false", f"TRAIN.MODEL_EMA={is_kept}")
     plan = TrainPlan(
         inputs=inputs_of_trial(config, Process(CPU)),
@@ -117,7 +117,7 @@ def test_memory_estimate_is_compared_with_free_memory(tmp_path):
     assert [finding.verdict for finding in found] == [WRONG, WARN, OK]
 
 
-def test_sharded_memory_is_weight_share_plus_two_blocks(tmp_path):
+def test_sharded_memory_estimate_is_weight_share_plus_two_blocks(tmp_path):
     config = small_config(tmp_path, "MODEL.DEPTH=8", "DIST.STRATEGY=fsdp2")
     precision, model = Precision(config, CPU), build_model(config, 10)
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -128,7 +128,7 @@ def test_sharded_memory_is_weight_share_plus_two_blocks(tmp_path):
         assert estimate(options, 10, precision, Process(CPU, world_size=4)).fixed == need + whole
 
 
-def test_activations_saved_for_backward_are_counted_once(tmp_path):
+def test_memory_estimate_counts_activations_saved_for_backward_once(tmp_path):
     config = small_config(tmp_path)
     model = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 1000), torch.nn.Sigmoid(), torch.nn.Linear(1000, 10)

@@ -61,7 +61,7 @@ def read(path: Path) -> dict:
     return torch.load(path, weights_only=True)
 
 
-def test_saved_settings_start_a_new_run_without_resume(trained):
+def test_saved_settings_do_not_contain_the_resume_flag(trained):
     assert load(["-cfg", str(run_folder(trained) / "config.yaml")]).config.START.RESUME is None
     assert "-resume" not in (run_folder(trained) / "config.yaml").read_text()
 
@@ -131,7 +131,7 @@ def test_resume_refuses_unknown_saved_setting():
         refuse_changes(Config(), order(), {}, state, Path("last.pth"))
 
 
-def test_saved_bad_images_apply_only_to_same_images():
+def test_saved_bad_image_numbers_apply_only_to_same_images():
     saved = {"config": {"NUM_IMAGES": 5}, "bad_images": [3]}
     assert [bad_images_of(saved, 5), bad_images_of(saved, 6), bad_images_of({}, 5)] == [[3], [], []]
     names = "names of the training images"
@@ -172,7 +172,7 @@ USES = {  # {command: (its words, and the checkpoint in the run whose weights it
 @pytest.mark.parametrize(
     "use", [pytest.param(use, marks=needing_extra("doctor")) if use == "doctor" else use for use in USES]
 )
-def test_every_command_accepts_run_folder_weights_or_latest(again, use, monkeypatch):
+def test_every_command_accepts_run_folder_weights_file_or_latest(again, use, monkeypatch):
     program, words, weights = USES[use]
     monkeypatch.chdir(again.parent)
     again.rename("output")

@@ -68,7 +68,7 @@ def test_rollback_across_epoch_end_survives_a_later_stop(start):
     assert run_hash(stopped) == run_hash(unbroken)
 
 
-def test_second_streak_ends_the_run_and_every_resume(start):
+def test_second_streak_of_skipped_updates_ends_run_and_resume(start):
     full = ["open .bad_batches.jsonl.tmp", 1, False]
     code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(21, 88), find_no_room=full)
     assert code == 3 and said.count("going back to") == 1
@@ -83,7 +83,7 @@ def test_second_streak_ends_the_run_and_every_resume(start):
 
 
 @needing_extra("doctor")
-def test_run_stops_when_no_good_checkpoint_exists(start):
+def test_nonfinite_run_stops_when_no_good_checkpoint_exists(start):
     full = ["open .overflow-batch.pth.tmp", 1, False]
     code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(8), find_no_room=full)
     assert code == 3 and "going back to" not in said and not (folder / "bad_batches.jsonl").exists()
@@ -91,7 +91,7 @@ def test_run_stops_when_no_good_checkpoint_exists(start):
 
 
 @pytest.mark.parametrize("options", [(), ("DIST.STRATEGY=fsdp2",)], ids=["ddp", "fsdp2"])
-def test_nan_on_one_process_rolls_back_both(start, options):
+def test_nan_on_one_process_rolls_back_both_processes(start, options):
     options = ("TRAIN.NUM_EPOCHS=1", "SAVE_STEPS=4", *options)
     code, folder, _ = start("o", *options, processes=2, poisoned=range(21, 26))
     assert code == 0
@@ -124,7 +124,7 @@ def test_excluded_updates_are_counted_but_never_applied(tmp_path):
     assert report.lr == trainer.schedule(43) and report.skips_in_a_row == 0
 
 
-def test_rollback_excludes_streak_and_unsaved_update_before_it(tmp_path):
+def test_rollback_excludes_skipped_updates_and_unsaved_update_before_them(tmp_path):
     trainer = update(make_trainer(small_config(tmp_path)), 3)
     trainer.roll_back(trainer.state_dict(), range(7, 9))
     assert trainer.step == 3 and trainer.left_out == [range(6, 9)]
@@ -139,7 +139,7 @@ def saved(step: int, skips: int) -> dict:
     return {"epoch": 0, "step": step, "progress": {"skips_in_a_row": torch.tensor(float(skips))}}
 
 
-def test_saves_during_a_streak_keep_the_previous_checkpoint(tmp_path):
+def test_saves_during_skipped_updates_keep_the_previous_checkpoint(tmp_path):
     saver = AsyncSaver(tmp_path, keep=1, device=CPU, warn=pytest.fail)
     found = []
     steps_and_skips = [(10, 0), (15, 5), (30, 20), (40, 0), (50, 2), (60, 0), (70, 11)]
@@ -152,7 +152,7 @@ def test_saves_during_a_streak_keep_the_previous_checkpoint(tmp_path):
     assert found == [*expected, ("last", 60), ("previous", 50)], "step 60, inside the streak, is excluded"
 
 
-def test_find_before_skips_damaged_checkpoint_or_returns_none(tmp_path):
+def test_search_for_earlier_checkpoint_skips_damaged_files(tmp_path):
     assert find_before(tmp_path, 100, pytest.fail) is None
     save_checkpoint(tmp_path / "last.pth", saved(10, 0))
     save_checkpoint(tmp_path / "last.pth", saved(20, 0))

@@ -100,7 +100,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("case", ORDERS)
 @pytest.mark.parametrize("turn", [1, -1])
-def test_the_newest_run_comes_first(tmp_path, case, turn):
+def test_copies_of_a_run_are_sorted_newest_first(tmp_path, case, turn):
     folders = [make_copy(tmp_path / name, **status) for name, status in ORDERS[case].items()]
     assert [copy.folder for copy in newest_first(folders[::turn])] == folders
 
@@ -118,7 +118,7 @@ def test_original_without_status_precedes_its_copy(tmp_path, status):
     assert [each.folder for each in other_copies(original)] == [copy]
 
 
-def test_plain_name_precedes_other_copies_without_status(tmp_path):
+def test_original_name_precedes_its_copies_without_status(tmp_path):
     original = make_copy(tmp_path / "train-20260101-00-00-00")
     copies = [make_copy(tmp_path / f"{original.name}{end}") for end in ("-backup", "-copy")]
     assert newest_first([*copies, original])[0].folder == original
@@ -135,7 +135,7 @@ def test_resume_auto_prefers_original_without_status_over_copy(output):
     assert_names(ended.stdout, copy, "another copy")
 
 
-def test_undated_folder_is_dated_by_its_settings_file(tmp_path):
+def test_run_folder_without_date_is_dated_by_settings_file(tmp_path):
     dated, plain = make_copy(tmp_path / "train-20260102-00-00-00"), make_copy(tmp_path / "plain")
     (plain / "status.json").write_text("{")
     moment = time.mktime((2026, 1, 1, 0, 0, 0, 0, 0, -1))

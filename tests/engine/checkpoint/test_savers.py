@@ -97,7 +97,7 @@ def test_second_save_waits_for_the_first_before_copying(tmp_path, saver, monkeyp
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["", "without hard links"])
-def test_files_are_synced_before_rename_and_folder_after(tmp_path, monkeypatch, links):
+def test_checkpoints_are_synced_before_rename_and_folder_after(tmp_path, monkeypatch, links):
     """Check the order of syncs instead of a power cut: after `kill -9` the system still writes everything."""
     saver = AsyncSaver(tmp_path, keep=1, device=CPU, warn=pytest.fail)
     synced, names, after = {}, [], []
@@ -130,7 +130,7 @@ def test_files_are_synced_before_rename_and_folder_after(tmp_path, monkeypatch, 
     assert after == [], "the folder was not synced after these renames"
 
 
-def test_saver_reports_the_longest_save_time(saver, monkeypatch):
+def test_saver_records_the_longest_save_time(saver, monkeypatch):
     save = torch.save
     monkeypatch.setattr(checkpoint.torch, "save", lambda state, file: [time.sleep(state["seconds"]), save(state, file)])
     for step, seconds in enumerate((0.5, 0.0)):
@@ -202,7 +202,7 @@ def test_sharded_save_syncs_parts_and_folders_before_naming(tmp_path, monkeypatc
     assert {str(tmp_path), str(tmp_path / "shards")} <= set(before)
 
 
-def test_shard_is_not_written_when_another_copy_fails(tmp_path, monkeypatch):
+def test_shard_is_not_written_when_copying_fails_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(Process, "all_true", lambda self, one: False)
     saver = ShardedSaver(tmp_path, 1, Process(CPU), pytest.fail)
     saver.save(small_state(1) | {PIECES: {}}, [])
@@ -210,13 +210,13 @@ def test_shard_is_not_written_when_another_copy_fails(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("change", [{"NUM_IMAGES": 99}, {"GLOBAL_BATCH": 4}, {"DATA.DROP_LAST": False}])
-def test_changed_images_batches_or_remainder_change_the_updates(change):
+def test_changed_image_count_batch_or_remainder_changes_the_updates(change):
     same = order()
     saved = {"NUM_IMAGES": 100, "GLOBAL_BATCH": 8, "DATA.DROP_LAST": True}
     assert same.has_updates_of(saved) and not same.has_updates_of(saved | change)
 
 
-def test_changed_images_restart_the_epoch_and_its_counters(trainer):
+def test_changed_image_count_restarts_the_epoch_and_its_counters(trainer):
     state = update(trainer, 3).state_dict() | {"config": {"NUM_IMAGES": 99}}
     other = make_trainer(CONFIG)
     other.load_state_dict(state)

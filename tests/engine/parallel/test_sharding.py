@@ -103,7 +103,7 @@ def test_fsdp2_matches_ddp_in_losses_weights_and_scores(runs, name):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_gradients_reduced_in_half_stay_close_to_float32(runs, strategy):
+def test_gradients_reduced_in_half_precision_stay_close_to_float32(runs, strategy):
     half, full = (runs[f"{strategy} bf16{kind}"]["updates"] for kind in (" half", ""))
     assert [skipped for _, _, skipped in half] == [0] * 4
     norms = [(mine[1], theirs[1]) for mine, theirs in zip(half, full, strict=True)]
@@ -115,7 +115,7 @@ def test_compiled_sharded_blocks_match_ddp(runs):
     assert_alike(runs["compiled"], runs["ddp bf16"], tolerance=0)
 
 
-def test_gpu_code_path_gives_same_results_in_shards(runs):
+def test_gpu_code_path_under_fsdp2_matches_ddp(runs):
     assert_alike(runs["as on GPUs"], runs["ddp fp32"], tolerance=1e-5)
 
 
@@ -133,13 +133,13 @@ def test_fsdp2_gathers_matrices_in_half_norms_in_float32(runs):
 
 
 @needing_extra("operator_lists")
-def test_listed_module_is_gathered_in_float32(runs):
+def test_black_listed_module_is_gathered_in_float32(runs):
     half = torch.bfloat16 if hasattr(MixedPrecisionPolicy(), "param_dtype_override_fn") else torch.float32
     gathered = runs["fsdp2 lists"]["gathered"]
     assert gathered["mlp.fc1"] == torch.float32 and gathered["head"] == half
 
 
-def test_fsdp2_process_holds_half_as_much_as_ddp(runs):
+def test_fsdp2_process_holds_half_the_bytes_of_ddp(runs):
     assert 0.5 <= runs["fsdp2 fp32"]["bytes"] / runs["ddp fp32"]["bytes"] < 0.53
 
 
@@ -165,7 +165,7 @@ def test_host_never_holds_full_model_and_ema_together(runs, tmp_path):
 SIZES = {"0.1": (768, 12, 12, 4), "1": (1408, 40, 16, 48 / 11), "2": (1664, 48, 16, 64 / 13)}  # ViT-B, ViT-g, ViT-G
 
 
-def test_host_memory_table_matches_the_estimate():
+def test_docs_host_memory_table_matches_the_estimate():
     rows = []
     for name, sizes in SIZES.items():
         fields = zip(("EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO"), sizes, strict=True)
@@ -178,14 +178,14 @@ def test_host_memory_table_matches_the_estimate():
     assert "\n".join(rows) in (ROOT / "docs/many-gpus.md").read_text(), rows
 
 
-def test_non_finite_gradient_in_one_process_skips_all(runs):
+def test_non_finite_gradient_in_one_process_skips_the_update_everywhere(runs):
     for name in ("poison", "poison as on GPUs"):
         assert [skipped for _, _, skipped in runs[name]["updates"]] == [0, 1, 1, 1]
         assert all(torch.isfinite(weight).all() for weight in runs[name]["state_dict"].values())
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_recomputed_blocks_give_the_same_bits(runs, strategy):
+def test_recomputing_blocks_gives_bitwise_equal_training(runs, strategy):
     for key in ("updates", "state_dict", "state_dict_ema", "raw", "ema"):
         mine, theirs = runs[f"{strategy} again"][key], runs[f"{strategy} dropout"][key]
         assert state_hash({key: mine}) == state_hash({key: theirs})
@@ -228,7 +228,7 @@ def test_options_unsupported_by_fsdp2_are_refused(tmp_path, option):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_row_shares_match_fsdp2_and_support_slices(world_size):
+def test_saved_row_shares_match_fsdp2_and_can_be_sliced(world_size):
     for length in (1, 2, 7, 10):
         whole = torch.arange(length)
         shares = [whole[slice(*span(length, rank, world_size))] for rank in range(world_size)]

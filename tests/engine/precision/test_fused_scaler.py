@@ -52,7 +52,7 @@ def config_of(tmp_path, name="AdamW", clip=None) -> Config:
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
-def test_fused_scaler_trains_like_torch_in_fp64(tmp_path, name, clip):
+def test_fused_loss_scaler_trains_like_torch_in_fp64(tmp_path, name, clip):
     config = config_of(tmp_path, name, clip)
     ours, exact = Learner(config, FusedLossScaler, torch.float32), Learner(config, LossScaler, torch.float64)
     scales = []

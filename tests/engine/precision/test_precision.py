@@ -77,7 +77,7 @@ def test_memory_advice_suggests_amp_only_if_not_slower(amp, speedup, advice, mon
     assert amp_hint(amp, CPU) == advice
 
 
-def test_half_precision_speed_is_measured():
+def test_speed_of_half_precision_is_measured_with_few_products():
     class CountProducts(TorchFunctionMode):
         dtypes = []
 
@@ -94,7 +94,7 @@ def test_half_precision_speed_is_measured():
     assert set(products.dtypes) == {torch.float32, torch.bfloat16} and 4 <= len(products.dtypes) <= 32
 
 
-def test_measured_speed_ignores_other_load_on_the_machine(monkeypatch):
+def test_measured_half_precision_speed_ignores_other_load(monkeypatch):
     """Other processes use the processor during half-precision products, and two products take longer to compute."""
     computing, passing, numbers = [0.0], [0.0], itertools.count()
     monkeypatch.setattr(time, "thread_time", lambda: computing[0])
@@ -110,7 +110,7 @@ def test_measured_speed_ignores_other_load_on_the_machine(monkeypatch):
     assert half_speedup.__wrapped__(CPU, torch.bfloat16) == pytest.approx(2)
 
 
-def test_the_measured_speed_includes_the_gradients(monkeypatch):
+def test_measured_half_precision_speed_includes_gradients(monkeypatch):
     """On many CPUs half precision computes a layer's output as fast as float32, but its gradients ten times slower."""
     computing = [0.0]
 
@@ -127,7 +127,7 @@ def test_the_measured_speed_includes_the_gradients(monkeypatch):
 
 
 @pytest.mark.parametrize("amp", [True, False])
-def test_without_float16_scale_is_one_and_skipping_works(tmp_path, amp):
+def test_loss_scale_is_one_without_float16_and_updates_still_skip(tmp_path, amp):
     config = make(tmp_path, amp)
     precision, model = Precision(config, CPU), torch.nn.Linear(3, 2)
     for _ in range(3):
@@ -144,7 +144,7 @@ def test_gradients_are_unscaled_before_they_are_clipped(tmp_path):
     assert norms[1] == pytest.approx(norms[0], rel=0.05)
 
 
-def test_saved_scale_is_restored_only_for_same_dtype(tmp_path):
+def test_saved_loss_scale_is_restored_only_for_same_dtype(tmp_path):
     half = Precision(make(tmp_path, True, "float16"), CPU)
     half.scaler.load_state_dict({**half.scaler.state_dict(), "scale": 128.0})
     again = Precision(make(tmp_path, True, "float16"), CPU)
@@ -236,7 +236,7 @@ def test_matmul_setting_applies_to_matrices_and_convolutions(mode, precision):
 
 
 @pytest.mark.parametrize("case", cases_of("types_of_images"))
-def test_images_arrive_in_dtype_of_the_first_layer(tmp_path, case):
+def test_input_dtype_matches_the_first_layer(tmp_path, case):
     device, _, settings = case.partition(" ")
     precision = Precision(make(tmp_path, dtype="bfloat16", **yaml.safe_load(settings)), CPU)
     model = precision.computing(build_model(small_config(tmp_path), 10))
@@ -272,7 +272,7 @@ def types_between_blocks(config, compiled=False):
 
 
 @pytest.mark.slow
-def test_half_residual_keeps_gradients_close_even_compiled(tmp_path):
+def test_half_residual_stream_keeps_gradients_close_even_when_compiled(tmp_path):
     half = make(tmp_path, True, RESIDUAL="half")
     (single, exact), (halves, near) = types_between_blocks(make(tmp_path)), types_between_blocks(half)
     assert (single, halves) == ({torch.float32}, {torch.bfloat16})
@@ -283,7 +283,7 @@ def test_half_residual_keeps_gradients_close_even_compiled(tmp_path):
 
 
 @pytest.mark.parametrize("case", cases_of("residuals_of_half_precision"))
-def test_compiled_bfloat16_on_gpu_defaults_to_half_residual(tmp_path, case):
+def test_compiled_bfloat16_on_gpu_defaults_to_half_residual_stream(tmp_path, case):
     device, half, words = case.split()
     dtype = "auto" if half == "None" else half
     config = small_config(tmp_path, f"AMP={half != 'None'}", f"PRECISION.DTYPE={dtype}", words)

@@ -34,7 +34,7 @@ def hub_folder(folder, num_classes, **config):
 
 
 @pytest.mark.parametrize("prefix", ["", "local-dir:"])
-def test_hub_folder_provides_model_preprocessing_and_classes(tmp_path, prefix):
+def test_hub_folder_provides_model_preprocessing_and_class_names(tmp_path, prefix):
     theirs = hub_folder(tmp_path / "hub", 3, label_names=["cat", "dog", "owl"])
     found = load_classifier(f"{prefix}{tmp_path / 'hub'}")
     images = torch.randn(2, 3, 32, 32)

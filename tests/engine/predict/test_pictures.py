@@ -36,12 +36,12 @@ def test_contact_sheet_aligns_images_of_any_shape():
     assert red.sum() == 108**2 - 100**2, "the frame must surround only one image"
 
 
-def test_tiny_image_is_enlarged_without_blur():
+def test_contact_sheet_enlarges_tiny_image_without_blur():
     sheet = contact_sheet([Tile(np.array([[0, 255], [255, 0]], np.uint8))], side=100)
     assert set(np.unique(np.asarray(sheet))) == {0, 255}
 
 
-def test_any_text_is_drawn():
+def test_contact_sheet_draws_any_text():
     pixels = np.zeros((8, 8, 3), np.uint8)
     without = contact_sheet([Tile(pixels, [""])])
     for text in TEXTS:
@@ -63,7 +63,7 @@ def test_fallback_font_draws_missing_letters_or_reports_them(monkeypatch):
     other_fonts.cache_clear()
 
 
-def test_long_line_is_cut_in_the_middle():
+def test_long_caption_is_shortened_in_the_middle():
     letters, path = lettering(11), "photos/train/" + "cat/" * 100 + "0041.jpg"
     cut = letters.fit(path, 200)
     assert cut.startswith("photos") and cut.endswith("0041.jpg") and "…" in cut

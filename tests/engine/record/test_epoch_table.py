@@ -68,7 +68,7 @@ def test_epoch_lines_are_aligned_and_show_best_metric(tmp_path):
     same_text("epochs_on_a_terminal", pages)
 
 
-def test_table_header_repeats_after_a_screen(tmp_path):
+def test_epoch_table_header_repeats_after_a_screen_of_lines(tmp_path):
     printer = printer_of(tmp_path)
     counts = [
         len(lines_of(printer, epoch, result(raw=SCORES), Best(), None)) for epoch in range(LINES_BELOW_A_HEAD + 2)
@@ -76,7 +76,7 @@ def test_table_header_repeats_after_a_screen(tmp_path):
     assert counts == [2, *[1] * (LINES_BELOW_A_HEAD - 1), 2, 1]
 
 
-def test_new_column_reaches_table_terminal_and_log(tmp_path, monkeypatch):
+def test_new_metrics_column_reaches_table_terminal_and_log(tmp_path, monkeypatch):
     seven = columns.Column(
         "seven", "always 7", lambda epoch: 7.0, title="seven", text="{:.1f}".format, words="Seven: {:.2f}".format
     )
@@ -112,7 +112,7 @@ USUAL = {
 }
 
 
-def test_columns_hold_the_figures_of_an_epoch(monkeypatch):
+def test_metrics_row_holds_all_values_of_an_epoch(monkeypatch):
     monkeypatch.setattr(columns, "peak_memory", lambda device: 64 * 2**20)
     report = replace(REPORT, loss_scale=1024.0, skipped=3, mean_grad_norm=0.75)
     assert epoch_row(epoch_of(3, result(report, raw=F1))) == USUAL
@@ -129,7 +129,7 @@ def test_log_has_lines_in_paddlevits_format(tmp_path, monkeypatch):
     same_text("epochs_in_the_log", pages)
 
 
-def test_old_rows_survive_added_columns(tmp_path, monkeypatch):
+def test_old_step_rows_survive_added_columns(tmp_path, monkeypatch):
     (tmp_path / "steps.csv").write_text("step,loss\n0,2.5\n20,2.25\n")
     monkeypatch.setattr("engine.record.metrics.STEP_COLUMNS", dict.fromkeys(("step", "loss", "data_pct")))
     rows = StepRows(tmp_path, 20)
@@ -167,7 +167,7 @@ def test_full_disk_delays_the_epoch_row_until_close(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("has_budget", [False, True])
-def test_only_budgeted_runs_record_number_of_updates(tmp_path, has_budget):
+def test_only_runs_with_budget_record_number_of_updates(tmp_path, has_budget):
     StepRows(tmp_path, 0, has_budget).close()
     assert ("num_updates" in (tmp_path / "steps.csv").read_text().strip().split(",")) is has_budget
 
@@ -181,7 +181,7 @@ def test_resumed_run_keeps_earlier_epoch_rows(tmp_path):
     assert (tmp_path / "metrics.csv").read_text() == "epoch,train_loss,eval_top1\n0,1.0,\n1,1.0,5.0\n"
 
 
-def test_peak_memory_is_reported_in_bytes():
+def test_peak_cpu_memory_is_reported_in_bytes():
     assert 50 * 2**20 < peak_memory(CPU) < 2**40
 
 

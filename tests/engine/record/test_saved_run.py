@@ -102,7 +102,7 @@ def test_run_state_is_running_killed_or_done(folder, case):
     same_message(SavedRun.open(folder).state, "states_of_runs", case)
 
 
-def test_reused_pid_is_not_taken_for_the_run(folder):
+def test_reused_process_id_does_not_count_as_the_run(folder):
     write_status(folder, **HERE, pid=os.getpid(), pid_ticks=start_ticks(os.getpid()))
     assert SavedRun.open(folder).state == "running"
     write_status(folder, **HERE, pid=os.getpid(), pid_ticks=start_ticks(os.getpid()) - 1)
@@ -117,7 +117,7 @@ def test_run_of_another_user_counts_as_alive(folder, monkeypatch):
     assert SavedRun.open(folder).state == "killed"
 
 
-def test_total_seconds_cover_all_starts(folder):
+def test_total_seconds_of_a_run_include_all_its_epochs(folder):
     assert SavedRun.open(folder).seconds is None
     write_rows(folder, [row | {"train_seconds": 10.0, "eval_seconds": 0.5} for row in ROWS])
     assert SavedRun.open(folder).seconds == pytest.approx(31.5)
@@ -137,7 +137,7 @@ def test_run_totals_count_skips_memory_and_excluded_updates(folder):
 
 
 @pytest.mark.parametrize("file", cases_of("mistakes/in_a_runs_folder"))
-def test_damaged_or_epochless_run_is_refused(folder, file):
+def test_damaged_run_or_run_without_epochs_is_refused(folder, file):
     name, _, text = file.partition("=")
     (folder / name).write_text(content_of(text))
     with refused(ConfigError, page="mistakes/in_a_runs_folder", case=file):

@@ -111,7 +111,7 @@ class Forget(Callback):
         QueuedEvent.host_has_waited = False
 
 
-def test_device_events_are_read_only_at_reports(tmp_path):
+def test_timing_events_of_device_are_read_only_at_reports(tmp_path):
     with mock.patch("torch.cuda.Event", QueuedEvent), mock.patch("torch.cuda.current_stream"):
         reports, timing = Reports(), Timing.on(torch.device("cuda"))
         trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=10"), callbacks=[timing, reports, Forget()])
@@ -140,7 +140,7 @@ def test_phase_marks_are_bounded_and_cleared_by_reports():
     assert timing.lap() == {**dict.fromkeys(PHASES, 0.0), "forward": 1.0}
 
 
-def test_device_without_events_reports_only_data_wait():
+def test_device_without_timing_events_reports_only_data_wait():
     seconds = {**dict.fromkeys(PHASES, 0.0), "data": 1.0, "forward": 3.0}
     assert shares(seconds, torch.device("mps")) == {**dict.fromkeys(PHASES), "data": 25.0}
 
@@ -205,7 +205,7 @@ class MovesTime(Callback):
         self.now += 10
 
 
-def test_terminal_reads_counters_at_most_once_a_second(tmp_path, monkeypatch):
+def test_progress_bar_reads_counters_at_most_once_a_second(tmp_path, monkeypatch):
     config, log, time, reads = small_config(tmp_path, "REPORT_FREQ=1000"), Log(rank=1), MovesTime(), []
     read = Counters.read
     monkeypatch.setattr(Counters, "read", lambda *arguments: reads.append(time.now) or read(*arguments))

@@ -70,7 +70,7 @@ def written(trainer, folder) -> dict:
 
 
 @on_pretend_device
-def test_pretend_device_counts_host_waits_and_refuses_mixing():
+def test_pretend_device_counts_host_waits_and_refuses_host_tensors():
     ones, here = torch.ones(3, device=DEVICE), torch.zeros(3, pin_memory=True)
     with waits() as seen:
         there = here.to(DEVICE, non_blocking=True)
@@ -99,7 +99,7 @@ OF_AN_EXTRA = {"op lists": "operator_lists", "distillation": "distillation", "Lo
     [pytest.param(mode, marks=needing_extra(OF_AN_EXTRA[mode])) if mode in OF_AN_EXTRA else mode for mode in MODES],
 )
 @on_pretend_device
-def test_update_needs_no_sync_and_matches_the_host(tmp_path, mode):
+def test_device_update_needs_no_sync_and_matches_the_host(tmp_path, mode):
     config = small_config(tmp_path, *MODES[mode].split(), "TRAIN.WARMUP_EPOCHS=0")
     trainer = trainer_there(config, [Timing.on(CPU), SkipLimit(50)])
     with waits() as seen:
@@ -142,7 +142,7 @@ def test_device_kernels_match_host_after_a_skipped_update(tmp_path):
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
-def test_evaluations_and_saves_sync_no_more_than_needed(tmp_path, mode):
+def test_evaluations_and_saves_sync_only_as_often_as_needed(tmp_path, mode):
     config = small_config(tmp_path, HALF, f"PRECISION.MODE={mode}", "TRAIN.MODEL_EMA=true")
     trainer, process = trainer_there(config, []), Process(torch.device(DEVICE))
     with waits() as seen:
@@ -206,7 +206,7 @@ def test_attention_logits_beyond_float16_do_not_overflow(tmp_path, mode):
 
 @pytest.mark.slow
 @on_pretend_device
-def test_whole_run_syncs_only_for_reports_evaluations_saves(tmp_path):
+def test_whole_run_syncs_only_for_reports_evaluations_and_saves(tmp_path):
     options = f"-epochs 1 -opts {HALF} PRECISION.DTYPE=float16 TRAIN.MODEL_EMA=true REPORT_FREQ=5 SAVE_STEPS=4".split()
     small_config(tmp_path)
     words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "runs"), "-batch_size", "128"]

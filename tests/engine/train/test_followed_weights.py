@@ -45,7 +45,7 @@ def bare(tmp_path):
     return str(tmp_path / "bare.yaml")
 
 
-def test_unset_settings_follow_the_weights_with_recorded_origin(checkpoint, bare):
+def test_unset_settings_come_from_the_weights_with_recorded_origin(checkpoint, bare):
     loaded = load_settings(["-cfg", bare, "-pretrained", str(checkpoint), "-opts", "DATA.CROP_PCT=0.5"])
     assert (loaded.config.DATA.IMAGENET_MEAN, loaded.config.DATA.CROP_PCT) == ((0.25,), 0.5)
     assert (loaded.config.MODEL.EMBED_DIM, loaded.config.MODEL.NAME) == (16, "vit_small_test")
@@ -54,13 +54,13 @@ def test_unset_settings_follow_the_weights_with_recorded_origin(checkpoint, bare
     assert "default" in to_yaml(loaded.config, loaded.origins).partition("HFLIP")[2].splitlines()[0]
 
 
-def test_explicit_model_overrides_that_of_the_weights(checkpoint, bare):
+def test_explicit_model_setting_overrides_the_model_of_the_weights(checkpoint, bare):
     for word in ("MODEL.TYPE=vit", "MODEL.DEPTH=3"):
         loaded = load_settings(["-cfg", bare, "-pretrained", str(checkpoint), "-image_size", "16", "-opts", word])
         assert (loaded.config.MODEL.EMBED_DIM, loaded.config.DATA.IMAGENET_MEAN) == (768, (0.25,))
 
 
-def test_resume_keeps_followed_settings_after_weights_are_deleted(checkpoint, bare, tmp_path):
+def test_resume_keeps_settings_of_weights_that_were_deleted(checkpoint, bare, tmp_path):
     for named in (["-pretrained", str(tmp_path / "gone.pth")], ["-pretrained", "resnet50"], []):
         loaded = load_settings(["-cfg", bare, *named, "-resume", str(checkpoint)])
         assert (loaded.config.DATA.IMAGENET_MEAN, loaded.config.DATA.CROP_PCT) == ((0.25,), 0.75)
@@ -132,7 +132,7 @@ def ours(data: Data, image: Image.Image) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_every_pretrained_tag_matches_timm_preprocessing():
+def test_preprocessing_of_every_pretrained_tag_matches_timm():
     pipelines, photographs = defaultdict(set), [photograph(*size) for size in SIZES]
     for tag in timm.list_pretrained():
         known = timm.get_pretrained_cfg(tag).to_dict()
@@ -156,7 +156,7 @@ def test_every_pretrained_tag_matches_timm_preprocessing():
         assert difference.abs().max() <= 2.01, (theirs, image.size)
 
 
-def test_settings_follow_a_tag_and_unsupported_tags_fail():
+def test_settings_follow_a_pretrained_tag_and_unsupported_tags_are_refused():
     tag = "convnext_tiny.fb_in22k_ft_in1k_384"
     loaded = load_settings(["-eval", "-pretrained", f"hf-hub:timm/{tag}"])
     assert (loaded.config.DATA.CROP_MODE, loaded.config.MODEL.NAME) == ("squash", tag)

@@ -15,13 +15,13 @@ from utils.errors import ConfigError
 from utils.torch_internals import TorchDispatchMode
 
 
-def test_placeholder_image_is_not_split_into_parts():
+def test_batch_of_a_placeholder_image_is_not_split():
     stand_in = Batch(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), 0, [])
     assert stand_in.parts(1) == [stand_in]
 
 
 @pytest.mark.slow
-def test_cuda_graphs_are_refused_with_too_few_processes(tmp_path, monkeypatch):
+def test_cuda_graphs_are_refused_if_processes_need_extra_micro_batches(tmp_path, monkeypatch):
     # Two micro-batches, as after halving the number of processes.
     monkeypatch.setattr("datasets.batch_order.Order.num_micro_batches", lambda self, step: 2)
     with refused(ConfigError, "COMPILE", "reduce-overhead"):

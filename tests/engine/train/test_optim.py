@@ -31,7 +31,7 @@ def test_paddlevit_schedule_matches_paddlevit_throughout_an_epoch(train, epoch, 
 
 
 @pytest.mark.parametrize("end", [0.0, 1e-5])
-def test_default_schedule_changes_every_step_to_end_rate(train, end):
+def test_default_schedule_changes_every_step_down_to_the_end_rate(train, end):
     schedule = Schedule(dataclasses.replace(train, END_LR=end), steps_per_epoch=10, global_batch=1)
     rates = [schedule(step) for step in range(3001)]
     assert rates[0] == pytest.approx(1e-6)
@@ -52,7 +52,7 @@ def test_schedules_give_expected_rates_after_warm_up(train, case):
 
 
 @pytest.mark.parametrize("scaling, stated_for", [("linear", 512), ("sqrt", 256)])
-def test_batch_size_scaling_applies_to_all_three_rates(train, scaling, stated_for):
+def test_batch_size_scaling_applies_to_start_base_and_end_rate(train, scaling, stated_for):
     train = dataclasses.replace(train, LINEAR_SCALED_LR=stated_for, LR_SCALING=scaling, END_LR=1e-5)
     scaled = Schedule(train, 10, global_batch=1024)
     assert (scaled.start, scaled.base, scaled.end) == pytest.approx((2e-6, 6e-3, 2e-5))
@@ -81,7 +81,7 @@ TIMMS = [  # arguments of timm's create_scheduler_v2, and our settings for the s
 
 
 @pytest.mark.parametrize("timms, ours", TIMMS)
-def test_rates_match_timm_in_every_update(train, timms, ours):
+def test_learning_rates_match_timm_in_every_update(train, timms, ours):
     from timm.scheduler import create_scheduler_v2
 
     length, per_epoch = 40, 5
@@ -98,7 +98,7 @@ def test_rates_match_timm_in_every_update(train, timms, ours):
         assert schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12), step
 
 
-def test_wsd_warms_up_stays_constant_then_decays(train):
+def test_wsd_schedule_warms_up_stays_constant_then_decays(train):
     train = dataclasses.replace(train, NUM_EPOCHS=100, WARMUP_EPOCHS=10, END_LR=1e-5)
     schedule = Schedule(with_scheduler(train, NAME="wsd", DECAY_FRACTION=0.2), 10, global_batch=1)
     rates = [schedule(step) for step in range(1001)]
@@ -110,7 +110,7 @@ def test_wsd_warms_up_stays_constant_then_decays(train):
 
 
 @pytest.mark.parametrize(("name", "moment"), [("AdamW", "exp_avg"), ("Adam", "exp_avg"), ("SGD", "momentum_buffer")])
-def test_optimizers_are_fused_and_old_bfloat16_moments_convert(name, moment):
+def test_fused_optimizers_convert_old_bfloat16_moments_to_float32(name, moment):
     saved, loaded = Learner(name).step(0).state()["optimizer"], Learner(name)
     assert loaded.optimizer.defaults["fused"]
     for state in saved["state"].values():

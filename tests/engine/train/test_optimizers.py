@@ -95,7 +95,7 @@ def test_parameter_groups_match_timm_for_each_parameter(tmp_path, name):
     assert len({scale for _, scale in decayed.values()}) > 5
 
 
-def test_group_rate_is_schedule_rate_times_factor(tmp_path):
+def test_rate_of_parameter_group_is_schedule_rate_times_factor(tmp_path):
     model, train = on_meta("vit_base_patch16_224"), small_config(tmp_path, "TRAIN.LAYER_DECAY=0.5").TRAIN
     groups = parameter_groups(train, model, dict(model.named_parameters()))
     set_rates(groups, 1e-3)

@@ -31,13 +31,13 @@ def first_images(config, epoch: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("epoch", "side"), [(0, 4), (1, 12), (5, 12)])
-def test_scheduled_epoch_matches_run_of_that_image_size(tmp_path, epoch, side):
+def test_scheduled_size_gives_images_of_a_run_with_that_size(tmp_path, epoch, side):
     images = first_images(small_config(tmp_path, SCHEDULE, *CHANGES), epoch)
     assert images.shape == (32, 1, side, side)
     assert torch.equal(images, first_images(small_config(tmp_path, f"DATA.IMAGE_SIZE={side}", *CHANGES), epoch))
 
 
-def test_micro_batch_split_is_exact_across_size_changes(tmp_path):
+def test_splitting_into_micro_batches_is_exact_across_size_changes(tmp_path):
     whole = make_trainer(small_config(tmp_path, SCHEDULE, *CHANGES), double=True)
     split = small_config(tmp_path, SCHEDULE, *CHANGES, "DATA.BATCH_SIZE=8", "TRAIN.ACCUM_ITER=4")
     split = make_trainer(split, double=True)

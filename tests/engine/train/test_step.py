@@ -45,14 +45,14 @@ def weights(tmp_path_factory):
 
 @pytest.mark.parametrize("split", ["2 x 16", "2 processes x 2 x 8"])
 @pytest.mark.parametrize("images", SETS)
-def test_one_batch_equals_accumulation_equals_two_processes(weights, images, split):
+def test_one_batch_accumulation_and_two_processes_give_equal_weights(weights, images, split):
     for name, weight in weights[images, "1 x 32"].items():
         assert weight.dtype is torch.float64
         difference = (weight - weights[images, split][name]).abs().max().item()
         assert difference < 1e-10, f"{name} differs by {difference}"
 
 
-def test_a_trained_remainder_and_augmentation_change_the_weights(weights):
+def test_remainder_and_augmentation_each_change_the_weights(weights):
     """Otherwise the test above might compare runs without a remainder or augmentation."""
     with_rest, plain, augmented = (
         weights[images, "1 x 32"] for images in ("remainder of 21", "remainder left out", "mixed one by one")
@@ -106,7 +106,7 @@ def test_reported_gradient_norm_is_independent_of_world_size(world_size):
 
 
 @pytest.mark.parametrize("warm_up, decays", [("false", [0, 0.15, 0.15]), ("true", [0, 1 / 10, 0.15])])
-def test_ema_follows_weights_by_its_decay(tmp_path, warm_up, decays):
+def test_ema_follows_the_weights_with_its_decay(tmp_path, warm_up, decays):
     ema = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.15", f"TRAIN.MODEL_EMA_WARMUP={warm_up}"]
     trainer = make_trainer(small_config(tmp_path, *ema, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0.1"))
     name = "blocks.0.mlp.fc1.weight"
@@ -136,7 +136,7 @@ def test_ema_warmup_reaches_deit_decay_within_300_epochs():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_naive_mode_computes_in_half_with_float32_weights(tmp_path, dtype):
+def test_naive_mode_computes_in_half_and_keeps_float32_weights(tmp_path, dtype):
     config = small_config(tmp_path, "AMP=true", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.ACCUM_ITER=2", "TRAIN.MODEL_EMA=true")
     trainer = make_trainer(replaced(config, PRECISION={"DTYPE": dtype, "MODE": "naive", "INIT_LOSS_SCALING": 1024.0}))
     half = getattr(torch, dtype)
@@ -157,7 +157,7 @@ def test_naive_mode_computes_in_half_with_float32_weights(tmp_path, dtype):
     assert all(state["exp_avg_sq"].dtype is torch.float32 for state in trainer.optimizer.state.values())
 
 
-def test_skipped_naive_update_leaves_both_copies_unchanged(tmp_path):
+def test_skipped_naive_update_leaves_both_weight_copies_unchanged(tmp_path):
     trainer = make_trainer(replaced(small_config(tmp_path, "AMP=true"), PRECISION={"MODE": "naive"}))
     update(trainer)
     before = [parameter.clone() for parameter in (*trainer.parameters, *trainer.replica.parameters())]
@@ -200,7 +200,7 @@ def test_gradient_clipping_matches_timm(mode, limit):
     assert all(changed) if mode == "norm" else any(changed[:-2])
 
 
-def test_without_a_limit_nothing_is_clipped():
+def test_gradients_are_not_clipped_without_a_limit():
     model = model_with_gradients()
     before = [each.grad.clone() for each in model.parameters()]
     for mode in ("norm", "value", "agc"):

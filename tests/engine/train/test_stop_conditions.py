@@ -54,7 +54,7 @@ class UpdatesLeft(Callback):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_stop_callbacks_get_the_number_of_updates_left(tmp_path):
+def test_stop_callbacks_are_given_the_number_of_updates_left(tmp_path):
     callback = UpdatesLeft()
     trainer = make_trainer(small_config(tmp_path), callbacks=[callback])
     update(trainer, 7)
@@ -69,7 +69,7 @@ class TimeIsUp(Callback):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_signal_takes_precedence_over_the_time_limit(tmp_path):
+def test_stop_signal_takes_precedence_over_the_time_limit(tmp_path):
     stop = StopSignal()
     stop.number = signal.SIGINT
     with pytest.raises(Stopped) as stopped:

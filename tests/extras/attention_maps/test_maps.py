@@ -16,7 +16,7 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.slow
 
 
-def test_models_without_a_token_grid_have_no_maps(tmp_path):
+def test_attention_maps_are_refused_for_models_without_token_grid(tmp_path):
     config = replaced(
         small_config(tmp_path), MODEL={"NAME": "crossvit_tiny_240"}, DATA={"IMAGE_CHANNELS": 3, "IMAGE_SIZE": 240}
     )
@@ -25,7 +25,7 @@ def test_models_without_a_token_grid_have_no_maps(tmp_path):
         Maps.of(found, CPU, tmp_path, [])
 
 
-def test_two_processes_write_the_same_maps_as_one(trained, digits, tmp_path):
+def test_two_processes_write_the_same_attention_maps_as_one(trained, digits, tmp_path):
     seven, *images = [path for digit in "73" for path in sorted((digits / digit).iterdir())[:10]]
     images = [seven, *images, seven]  # three batches of 7
     words = [str(word) for word in (trained, *images, "-batch_size", 7, "-attention")]
@@ -37,7 +37,7 @@ def test_two_processes_write_the_same_maps_as_one(trained, digits, tmp_path):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
 
-def test_second_call_replaces_maps_without_classifying_them(trained, digits, tmp_path):
+def test_second_prediction_replaces_attention_maps_without_classifying_them(trained, digits, tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()
     for number, image in enumerate(sorted(digits.glob("[0-9]/*.png"))[:3]):

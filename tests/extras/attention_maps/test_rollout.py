@@ -68,7 +68,7 @@ def array(tensor):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rollout_map_matches_numpy_computation(kind):
+def test_attention_rollout_matches_numpy_computation(kind):
     model, images = random_model(**SMALL, **KINDS[kind]), torch.randn(2, 1, 16, 16)
     with torch.no_grad():
         before = model(images)
@@ -145,7 +145,7 @@ def test_gradient_maps_do_not_depend_on_channel_order(channels, order):
     torch.testing.assert_close(GradientMaps(model, model.stage, channels)(images, classes), expected)
 
 
-def test_attention_overlay_runs_from_blue_to_red():
+def test_attention_overlay_colors_range_from_blue_to_red():
     photo = Image.new("RGB", (8, 4), (100, 100, 100))
     low, high = (np.asarray(overlaid(photo, np.array([[0.02, 0.02, 0.05, 0.05]])))[0, x].tolist() for x in (0, 7))
     assert low[2] > low[0] and high[0] > high[2], "the first must be the lowest"
@@ -154,7 +154,7 @@ def test_attention_overlay_runs_from_blue_to_red():
     assert map_names(["a/x.jpg", "b/x.png", "x-2.jpg", "y.jpg"]) == ["x.png", "x-2.png", "x-2-2.png", "y.png"]
 
 
-def test_small_images_use_maps_of_an_earlier_stage():
+def test_gradient_maps_of_small_images_use_an_earlier_stage():
     model = timm.create_model("test_resnet", num_classes=3).eval()
     for side, places in ((32, 8), (64, 8), (128, 8), (224, 7)):
         image = torch.randn(1, 3, side, side)

@@ -189,7 +189,7 @@ MACHINES = {
 @pytest.mark.parametrize("frequency", [1, 4])
 @pytest.mark.parametrize("process", [ALONE, Lagging])
 @pytest.mark.parametrize("name", MACHINES)
-def test_budgeted_run_ends_on_time_at_final_rate(config, name, process, frequency):
+def test_run_with_budget_ends_on_time_at_final_learning_rate(config, name, process, frequency):
     process = process() if process is Lagging else process
     run = Run(config("5m", f"VALIDATE_FREQ={frequency}"), World(**MACHINES[name]), process).go()
     assert 291 <= run.world.now <= 300, run.lines
@@ -199,7 +199,7 @@ def test_budgeted_run_ends_on_time_at_final_rate(config, name, process, frequenc
     assert run.trainer.schedule.num_updates == run.trainer.step
 
 
-def test_update_time_excludes_evaluations_and_end_work(config):
+def test_measured_update_time_excludes_evaluations_and_final_work(config):
     run = Run(config("5m"), World(end_work=20.0, evaluation=3.0)).go()
     assert {re.search(r"epochs of (\S+) s", line)[1] for line in run.lines} == {"2.2"}, run.lines
 
@@ -215,7 +215,7 @@ def killed(
     return run
 
 
-def test_killed_run_repeats_rates_and_ignores_dead_time(config):
+def test_killed_run_repeats_learning_rates_and_ignores_its_downtime(config):
     settings, before, repeated = config("5m", "SAVE_STEPS=100"), None, 0
     for step in (197, 985, 1485, None):
         saved = before.saved if before else None
@@ -234,7 +234,7 @@ def test_killed_run_repeats_rates_and_ignores_dead_time(config):
 
 
 @pytest.mark.parametrize("processes", [(ALONE, ALONE), (Lagging, Lagging), (Lagging, ALONE), (ALONE, Lagging)])
-def test_killed_run_repeats_choices_since_its_save(config, tmp_path, processes):
+def test_killed_run_repeats_budget_choices_made_since_its_save(config, tmp_path, processes):
     """The run is killed before an update uses a choice, after one did, and some updates later."""
     settings, load = config("5m"), comes_and_goes(9, 2)
     first, then = ((lambda of=each: of() if of is Lagging else of) for each in processes)
@@ -254,7 +254,7 @@ def test_killed_run_repeats_choices_since_its_save(config, tmp_path, processes):
 
 @pytest.mark.parametrize("process", [ALONE, Lagging])
 @pytest.mark.parametrize("step, update, repeated", [(1400, 0.05, 1400), (1400, 0.155, 1400), (1850, 0.142, 1700)])
-def test_resume_from_older_checkpoint_repeats_later_choices(config, tmp_path, process, step, update, repeated):
+def test_resume_from_older_checkpoint_repeats_later_budget_choices(config, tmp_path, process, step, update, repeated):
     """On a faster machine, and on a slower one if there is enough time to complete the schedule."""
     first_process, process = (Lagging(), Lagging()) if process is Lagging else (ALONE, ALONE)
     settings, record = config("5m"), tmp_path / CHOICES_FILE
@@ -272,7 +272,7 @@ def test_resume_from_older_checkpoint_repeats_later_choices(config, tmp_path, pr
     assert older["budget"]["used"] + again.world.now <= 300
 
 
-def test_much_slower_machine_discards_choices_that_come_late(config, tmp_path):
+def test_much_slower_machine_discards_recorded_choices_that_come_late(config, tmp_path):
     settings, record = config("5m"), tmp_path / CHOICES_FILE
     first = killed(settings, World(load=comes_and_goes(17, 2)), 1200, record=record)
     older = next(saved for saved in first.saves if saved["choices"])
@@ -291,7 +291,7 @@ def between(config, tmp_path):
     return run, tmp_path / CHOICES_FILE
 
 
-def test_expired_run_ends_instead_of_repeating_its_choice(config, between):
+def test_run_with_expired_budget_ends_instead_of_repeating_its_choice(config, between):
     run, record = between
     run.saved["budget"]["used"] = 300.0
     last = Run(config("5m"), World(), saved=run.saved, record=record).go()
@@ -309,7 +309,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", [*OTHERS, "choices before"])
-def test_choice_made_under_other_conditions_is_not_repeated(config, between, name):
+def test_budget_choice_made_under_other_conditions_is_not_repeated(config, between, name):
     run, record = between
     content = json.loads(record.read_text())
     other = {name: OTHERS[name]} if name in OTHERS else {"choices": [[5, 100], *content["choices"]]}
@@ -331,7 +331,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize("content", [*DAMAGED, *IMPOSSIBLE, "a folder"])
-def test_damaged_choice_record_is_reported_and_replaced(config, between, content):
+def test_damaged_record_of_budget_choices_is_reported_and_replaced(config, between, content):
     run, record = between
     if content in IMPOSSIBLE:
         content = json.dumps(json.loads(record.read_text()) | {"choices": json.loads(content)})
@@ -342,13 +342,13 @@ def test_damaged_choice_record_is_reported_and_replaced(config, between, content
     assert_names(again.lines[0], record, "chooses anew")
 
 
-def test_missing_choice_record_of_older_version_is_silent(config, between):
+def test_older_run_without_choice_record_resumes_silently(config, between):
     run, record = between
     record.unlink()
     assert Run(config("5m"), World(), saved=run.saved, record=record).lines == []
 
 
-def test_choice_arriving_with_a_stop_is_discarded(config, between):
+def test_budget_choice_arriving_with_a_stop_signal_is_discarded(config, between):
     run, record = between
     before, trainer = record.read_text(), run.trainer
     trainer.process = SimpleNamespace(world_size=2, delayed_max=lambda vote: Vote(signal=15, num_updates=40))
@@ -357,7 +357,7 @@ def test_choice_arriving_with_a_stop_is_discarded(config, between):
     assert record.read_text() == before and trainer.schedule.choices == json.loads(before)["choices"]
 
 
-def test_full_disk_warns_and_run_ends_on_time(config, tmp_path, monkeypatch):
+def test_full_disk_causes_a_warning_but_run_ends_on_time(config, tmp_path, monkeypatch):
     monkeypatch.setattr(budget, "write_text", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     run = Run(config("5m"), World(), record=tmp_path / CHOICES_FILE)
     run.trainer.record = None
@@ -367,7 +367,7 @@ def test_full_disk_warns_and_run_ends_on_time(config, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("load", [lambda now: 1.0, comes_and_goes(17, 2.5)])
-def test_slow_choice_writes_delay_neither_updates_nor_end(config, tmp_path, monkeypatch, load):
+def test_slow_writes_of_budget_choices_do_not_delay_the_run(config, tmp_path, monkeypatch, load):
     world, write = World(load=load), budget.write_text
 
     def slow(*given) -> None:
@@ -401,7 +401,7 @@ def test_expired_budget_ends_run_at_the_next_update(config, left):
     assert last.trainer.step - first.saved["step"] <= 2 and last.last_rate == pytest.approx(END_LR, abs=1e-7)
 
 
-def test_clock_changes_affect_time_of_day_budgets_only(config):
+def test_clock_changes_affect_only_time_of_day_budgets(config):
     for hours in (-5, 5):
         world = World()
         run = Run(config("5m"), world)
@@ -421,11 +421,11 @@ def test_clock_changes_affect_time_of_day_budgets_only(config):
     "text, now, then",
     [("07:00", (1, 22, 30), (2, 7, 0)), ("7:00", (1, 6, 59), (1, 7, 0)), ("23:59", (1, 23, 59), (2, 23, 59))],
 )
-def test_time_of_day_means_its_next_occurrence(text, now, then):
+def test_time_of_day_budget_means_its_next_occurrence(text, now, then):
     assert next_time(text, datetime(2026, 3, *now).timestamp()) == datetime(2026, 3, *then).timestamp()
 
 
-def test_short_budget_is_refused_with_one_that_fits(config):
+def test_too_short_budget_is_refused_with_a_sufficient_suggestion(config):
     for machine, most in (({}, 25), ({"update": 3.0}, 240), ({"update": 60.0}, 80 * 60)):
         run = Run(config("15s"), World(**machine))
         with pytest.raises(Stopped):
@@ -445,7 +445,7 @@ def test_short_budget_is_refused_with_one_that_fits(config):
 
 
 @pytest.mark.parametrize("options", ["", "TRAIN.LR_SCHEDULER.PER_EPOCH=true", "TRAIN.LR_SCHEDULER.NAME=wsd"])
-def test_run_shorter_than_budget_keeps_its_usual_rates(config, options):
+def test_run_shorter_than_budget_keeps_its_usual_learning_rates(config, options):
     settings = config("5m", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=3", *options.split())
     run, rate = Run(settings, World()).go(), Schedule(settings.TRAIN, PER_EPOCH, 64)
     assert run.trainer.rates == {step: rate(step) for step in range(20 * PER_EPOCH)}

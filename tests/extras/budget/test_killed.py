@@ -56,7 +56,7 @@ def test_killed_processes_agree_on_saved_budget_choices(tmp_path, start, name, f
 
 
 @pytest.mark.parametrize("operation", ["open .budget.json.tmp", "replace .budget.json.tmp budget.json"])
-def test_no_update_uses_an_unsaved_choice(tmp_path, start, operation):
+def test_no_update_uses_an_unsaved_budget_choice(tmp_path, start, operation):
     ended = start(tmp_path, *BUDGET, **STEADY, kill_before=[operation, 2])  # the first write is at the start
     folder = run_folder(tmp_path)
     before = rates_of(folder)
@@ -65,7 +65,7 @@ def test_no_update_uses_an_unsaved_choice(tmp_path, start, operation):
     assert rates_of(folder) | before == rates_of(folder)
 
 
-def test_new_start_in_same_folder_ignores_old_choices(tmp_path, start):
+def test_new_start_in_same_folder_ignores_old_budget_choices(tmp_path, start):
     again = functools.partial(start, tmp_path, "-name", "exp", *BUDGET, **STEADY, signal_at=[2, signal.SIGKILL, [0]])
     path = tmp_path / "exp" / "budget.json"
     assert again().returncode == KILLED
@@ -73,7 +73,7 @@ def test_new_start_in_same_folder_ignores_old_choices(tmp_path, start):
     assert again().returncode == KILLED and recorded(tmp_path / "exp") == []
 
 
-def test_choice_on_full_disk_counts_with_a_warning(tmp_path, start):
+def test_budget_choice_on_full_disk_counts_with_a_warning(tmp_path, start):
     ended = start(tmp_path, *BUDGET, **STEADY, find_no_room=["open .budget.json.tmp", 2, False]).done()
     folder = run_folder(tmp_path)
     assert f"warning: cannot write {folder / 'budget.json'} (disk full" in ended.printed

@@ -165,7 +165,7 @@ def test_cache_is_reused_only_for_identical_pixels(photos):
     assert str(locate_cache(without_effect, "training", load_image_sets(without_effect)[0]).key) == keys[0]
 
 
-def test_cache_skips_in_memory_and_unknown_sets(tmp_path):
+def test_cache_skips_in_memory_and_unknown_image_sets(tmp_path):
     messages, config = Messages(), settings("digits", CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
     sets = load_image_sets(config)[0], ImageSet([0], ["a"])
     assert cache_image_sets(config, sets, messages.progress) == sets
@@ -178,7 +178,7 @@ def test_cache_skips_in_memory_and_unknown_sets(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_moments", (5, 20, 21, 22, 23))
-def test_killed_cache_build_starts_over(photos, num_moments):
+def test_killed_cache_build_starts_over_on_next_run(photos, num_moments):
     config, moments = config_of(photos), iter(range(num_moments))
 
     def dying(function):
@@ -201,14 +201,14 @@ def test_killed_cache_build_starts_over(photos, num_moments):
     assert len({name for name in files_of(config) if not name.endswith(".lock")}) == 2
 
 
-def test_cached_images_are_synced_to_disk(photos, monkeypatch):
+def test_cached_image_files_are_synced_to_disk(photos, monkeypatch):
     config, synced, fsync = config_of(photos), [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino) or fsync(file))
     cached(config)
     assert {path.stat().st_ino for path in Path(config.DATA.CACHE_PATH).glob("*.data")} < {*synced}
 
 
-def test_signal_stops_cache_build_without_leftovers(photos):
+def test_signal_stops_cache_build_and_leaves_no_files(photos):
     config, numbers = config_of(photos), iter([0] * 9)
     with pytest.raises(StoppedBySignal) as caught:
         cached(config, Messages(signal=lambda: next(numbers, signal.SIGTERM)))
@@ -216,7 +216,7 @@ def test_signal_stops_cache_build_without_leftovers(photos):
     assert exit_code(Mock(side_effect=caught.value), []) == 128 + signal.SIGTERM
 
 
-def test_concurrent_build_of_same_cache_is_awaited(photos, monkeypatch):
+def test_process_waits_for_a_concurrent_build_of_same_cache(photos, monkeypatch):
     config, waits, found = config_of(photos), threading.Event(), []
     cached(config)
     index = next(Path(config.DATA.CACHE_PATH).glob("*training*.index"))
@@ -259,7 +259,7 @@ NO_CACHE = {
 
 
 @pytest.mark.parametrize("fault", cases_of("extras/cache/mistakes_of_a_cache"))
-def test_failed_cache_warns_and_leaves_nothing_behind(photos, monkeypatch, fault):
+def test_failed_cache_build_warns_and_leaves_no_files(photos, monkeypatch, fault):
     NO_CACHE[fault](monkeypatch, photos.parent / "cache")
     config, messages = config_of(photos), Messages()
     images = cached(config, messages)

@@ -77,7 +77,7 @@ def test_distillation_loss_matches_timm(answers, kind, heads):
     torch.testing.assert_close(ours(outputs, teacher, labels, kind), theirs(torch.zeros(B, 3, 4, 4), labels)["loss"])
 
 
-def test_teacher_sees_its_own_normalization_and_image_size():
+def test_teacher_gets_images_with_its_own_normalization_and_size():
     student = replaced(Config(), DATA={"IMAGENET_MEAN": (0.2, 0.3, 0.4), "IMAGENET_STD": (0.1, 0.2, 0.3)}).DATA
     own = replaced(Config(), DATA={"IMAGENET_MEAN": (0.5, 0.6, 0.7), "IMAGENET_STD": (0.4, 0.3, 0.2)}).DATA
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, C))
@@ -149,7 +149,7 @@ def test_timm_teacher_weights_must_match_class_count(tmp_path):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_run_reports_its_teacher_and_image_size(tmp_path, small_yaml):
+def test_run_reports_its_teacher_and_teacher_image_size(tmp_path, small_yaml):
     config, names = small_config(tmp_path, "DATA.IMAGENET_MEAN=[0.3]"), [str(number) for number in range(10)]
     content = {"state_dict": build_model(config, 10).state_dict(), "config": flatten(config), "class_names": names}
     torch.save(content, tmp_path / "teacher.pth")
@@ -202,13 +202,13 @@ def test_second_deit_head_learns_only_from_teacher(tmp_path):
         assert trainer.model.train()(images)[0].shape == (2, 10) and trainer.model.eval()(images).shape == (2, 10)
 
 
-def test_accuracy_uses_mean_of_both_heads():
+def test_training_accuracy_uses_mean_of_both_distillation_heads():
     heads = torch.tensor([[3.0, 0.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.5, 0.0]])
     targets = DistillationTargets(torch.tensor([1, 0]), torch.zeros(2, 3))
     assert hits(heads, targets).tolist() == [True, True]
 
 
-def test_both_heads_are_returned_only_for_a_teacher():
+def test_distilled_model_returns_both_heads_only_with_a_teacher():
     model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1, num_classes=5)
     images = torch.zeros(3, 3, 32, 32)
     assert model.train()(images).shape == (3, 5)

@@ -50,7 +50,7 @@ def scales_of_stopped_run(path, said, finding) -> list[float]:
     return [float(row["loss_scale"]) for row in rows]
 
 
-def test_overflows_at_constant_scale_exit_with_3(tmp_path):
+def test_overflows_at_constant_loss_scale_exit_with_3(tmp_path):
     options = [f"PRECISION.INIT_LOSS_SCALING={2.0**100}", "PRECISION.USE_DYNAMIC_LOSS_SCALING=false", *OVERFLOWS]
     path, said = start(tmp_path, "output", *options, flags=("-batch_size", "2"), code=3)
     finding = "head: the first gradient that is not finite, at loss scale 1.26765e+30"
@@ -59,7 +59,7 @@ def test_overflows_at_constant_scale_exit_with_3(tmp_path):
     assert 1 <= prescribed.INIT_LOSS_SCALING <= 2**24 and not prescribed.CUSTOM_BLACK_LIST
 
 
-def test_forward_overflows_on_two_processes_reach_minimum_scale(tmp_path):
+def test_forward_overflows_on_two_processes_reach_minimum_loss_scale(tmp_path):
     torch.manual_seed(0)
     big_logits(model := build_model(small_config(tmp_path), 10))
     torch.save(model.state_dict(), tmp_path / "weights.pth")
@@ -71,7 +71,7 @@ def test_forward_overflows_on_two_processes_reach_minimum_scale(tmp_path):
     assert load(["-cfg", str(path / "doctor.yaml")]).config.PRECISION.CUSTOM_BLACK_LIST == ("blocks.1.attn",)
 
 
-def test_initial_scale_search_does_not_call_the_doctor(tmp_path):
+def test_initial_loss_scale_search_does_not_call_the_doctor(tmp_path):
     config = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16", f"PRECISION.INIT_LOSS_SCALING={2.0**22}")
     log, last_update = Lines(), LastUpdate()
     doctor = AutoDoctor(config, tmp_path, log, last_update)
@@ -124,7 +124,7 @@ def test_failing_doctor_does_not_end_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("options", [(), ("AMP=true",)])
-def test_float32_failure_names_module_without_prescription(tmp_path, options):
+def test_failure_in_float32_names_module_without_prescription(tmp_path, options):
     told, log = examined(tmp_path, lambda model: model.blocks[1].norm1.weight.data.fill_(float("nan")), *options)
     assert_names(told, "blocks.1.norm1", "float32", "TRAIN.BASE_LR")
     assert len(log.said) == 1 and not (tmp_path / "doctor.yaml").exists()
@@ -147,7 +147,7 @@ def test_prescription_reverts_settings_the_replay_ignored(tmp_path, settings, un
     assert "a replay with them is finite" in log.said[1]
 
 
-def test_replay_uses_dropout_of_the_failed_update(tmp_path):
+def test_doctor_replay_uses_dropout_of_the_failed_update(tmp_path):
     config = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16", "MODEL.DROPOUT=0.5")
     last = LastUpdate()
     trainer = update(make_trainer(config, callbacks=[last]), 3)
@@ -165,21 +165,21 @@ def test_replay_uses_dropout_of_the_failed_update(tmp_path):
 
 
 @pytest.mark.parametrize("largest", [3.0, 1e-3, 20_000.0])
-def test_best_scale_keeps_gradients_below_half_float16_maximum(largest):
+def test_best_loss_scale_keeps_gradients_below_half_float16_maximum(largest):
     exact = SimpleNamespace(gradients={"one": (None, largest), "two": (None, largest / 9), "in float32": (None, 1e9)})
     scale = best_scale(exact, SimpleNamespace(in_half={"one", "two"}), torch.float16)
     assert scale * largest <= 65504 / 2 < 2 * scale * largest and math.log2(scale) % 1 == 0
 
 
 @pytest.mark.parametrize("case", cases_of("extras/doctor/recommended_scales"))
-def test_recommended_scale_stays_within_its_bounds(case):
+def test_recommended_loss_scale_stays_within_its_bounds(case):
     largest, half = case.split()
     exact = SimpleNamespace(gradients={"one": (None, float(largest))})
     scale = best_scale(exact, SimpleNamespace(in_half={"one", "gone"}), getattr(torch, half))
     same_message(f"{scale:.0f}", "extras/doctor/recommended_scales", case)
 
 
-def test_streak_after_rollback_is_diagnosed_again(tmp_path, monkeypatch):
+def test_streak_of_skips_after_rollback_is_diagnosed_again(tmp_path, monkeypatch):
     config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"DTYPE": "float16"})
     last, log, found = LastUpdate(), Lines(), []
     monkeypatch.setattr(diagnosis, "diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found)))

@@ -77,7 +77,7 @@ def test_planted_overflow_is_located_and_fixed_by_prescription(tmp_path, plant, 
     assert diagnose(make_case(tmp_path, plant, found.best_scale, found.black_list)).first is None
 
 
-def test_healthy_model_gets_the_largest_fitting_scale(tmp_path):
+def test_healthy_model_gets_the_largest_fitting_loss_scale(tmp_path):
     case = make_case(tmp_path, nothing, scale=1024.0)
     found = diagnose(case)
     assert (found.first, found.black_list, found.is_fixed) == (None, [], True)
@@ -86,7 +86,7 @@ def test_healthy_model_gets_the_largest_fitting_scale(tmp_path):
         assert bool(diagnose(make_case(tmp_path, nothing, scale)).first) == breaks
 
 
-def test_attention_has_rows_for_all_its_parts(tmp_path):
+def test_doctor_table_has_rows_for_all_parts_of_attention(tmp_path):
     def fuse(model):
         for block in model.blocks:
             block.attn.fused_attn = True
@@ -96,7 +96,7 @@ def test_attention_has_rows_for_all_its_parts(tmp_path):
         assert places >= {f"blocks.0.attn {name}" for name in ("logits (q·k)", *names)}, places
 
 
-def test_gradients_that_vanish_in_half_are_counted(tmp_path):
+def test_gradients_that_underflow_in_half_precision_are_counted(tmp_path):
     low, high = (diagnose(make_case(tmp_path, nothing, scale)) for scale in (2**-18, 4096.0))
     lost_low, lost_high = (
         next(row.underflow for row in found.rows if str(row.place) == "blocks.0.attn.qkv") for found in (low, high)
@@ -122,7 +122,7 @@ def test_constants_that_are_zero_in_float16_are_named(tmp_path):
     assert not found["blocks.2.norm1.eps"].in_half and again["blocks.5.mlp.act.eps"]
 
 
-def test_row_has_largest_activation_and_scaled_gradient(tmp_path):
+def test_doctor_row_has_largest_activation_and_scaled_gradient(tmp_path):
     seen, rows = [], []
     for scale in (64.0, 1024.0):
         case = make_case(tmp_path, nothing, scale)
@@ -133,12 +133,12 @@ def test_row_has_largest_activation_and_scaled_gradient(tmp_path):
     assert rows[1].gradient == pytest.approx(16 * rows[0].gradient) and rows[0].gradient > 0
 
 
-def test_nan_is_the_largest_value_of_a_module(tmp_path):
+def test_nan_counts_as_largest_activation_of_a_module(tmp_path):
     case = make_case(tmp_path, lambda model: model.blocks[2].mlp.fc1.weight.fill_(torch.nan))
     assert math.isnan({str(row.place): row for row in diagnose(case).rows}["blocks.2.mlp.fc1"].activation)
 
 
-def test_replay_leaves_the_model_unchanged(tmp_path):
+def test_doctor_replay_leaves_the_model_unchanged(tmp_path):
     case = make_case(tmp_path, big_mlp)
     case.model.norm = torch.nn.Sequential(torch.nn.Flatten(1), torch.nn.BatchNorm1d(80), torch.nn.Unflatten(1, (5, 16)))
     before = {name: value.clone() for name, value in case.model.state_dict().items()}
@@ -220,7 +220,7 @@ def saved(trained, tmp_path) -> Path:
     return shutil.copytree(trained, tmp_path / "saved")
 
 
-def test_other_half_dtype_uses_its_default_scale(tmp_path):
+def test_doctor_with_another_half_dtype_uses_default_loss_scale(tmp_path):
     config, state = small_config(tmp_path), {"amp_scaler": {"dtype": "torch.bfloat16", "scale": 2.0}}
     scales = [precision_of(config, state, half)[1] for half in (None, "bfloat16", "float16")]
     assert scales == [2.0, 2.0, config.PRECISION.INIT_LOSS_SCALING]

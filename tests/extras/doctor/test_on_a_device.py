@@ -24,7 +24,7 @@ def test_doctor_adds_no_sync_to_an_update(tmp_path):
 
 
 @on_pretend_device
-def test_doctor_finds_the_same_on_device_and_host(tmp_path):
+def test_doctor_gives_the_same_advice_on_device_and_host(tmp_path):
     config = small_config(tmp_path, HALF, "PRECISION.DTYPE=float16", "PRECISION.MAX_CONSECUTIVE_SKIPS=1")
     said = {}
     for device in ("cpu", DEVICE):

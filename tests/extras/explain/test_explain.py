@@ -58,7 +58,7 @@ def test_explaining_changes_no_random_state_or_weights(tmp_path):
 
 
 @pytest.mark.slow
-def test_explain_flag_changes_no_hash_and_writes_table(tmp_path, small_yaml):
+def test_explain_flag_writes_table_without_changing_run_hash(tmp_path, small_yaml):
     hashes, options = [], "-amp -epochs 1 -opts MODEL.DROPPATH=0.2 MODEL.DROPOUT=0.1"
     for name in ("plain", "told"):
         flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / name)]
@@ -72,7 +72,7 @@ def test_explain_flag_changes_no_hash_and_writes_table(tmp_path, small_yaml):
     assert not (run_folder(tmp_path / "plain") / "precision.csv").exists()
 
 
-def test_naive_mode_is_explained_as_all_half(tmp_path):
+def test_naive_mode_is_explained_as_computing_all_in_half(tmp_path):
     trainer = make_trainer(small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive"))
     explain(trainer, Lines(), tmp_path)
     rows = rows_of(tmp_path / "precision.csv")

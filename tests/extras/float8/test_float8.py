@@ -60,7 +60,7 @@ def test_unsupported_float8_device_is_refused_before_reading_data(tmp_path, smal
 
 
 @pytest.mark.parametrize(("capability", "has_torchao"), [((8, 6), True), ((8, 9), True), ((8, 9), False)])
-def test_old_gpu_or_missing_torchao_is_refused(monkeypatch, capability, has_torchao):
+def test_float8_is_refused_on_old_gpu_or_without_torchao(monkeypatch, capability, has_torchao):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Old")
     if not has_torchao:
@@ -73,13 +73,13 @@ def test_old_gpu_or_missing_torchao_is_refused(monkeypatch, capability, has_torc
             check_float8(CUDA)
 
 
-def test_start_reports_float8_needs_compile_for_speed(tmp_path):
+def test_start_reports_that_float8_needs_compile_for_speed(tmp_path):
     for words, is_told in (((), True), (("COMPILE=true",), False)):
         told = Precision(small_config(tmp_path, *FLOAT8, *words), CPU).describe()
         assert told.startswith("float8 in large Linear layers") and ("-compile" in told) is is_told
 
 
-def test_only_large_layers_become_float8(tmp_path):
+def test_only_large_linear_layers_compute_in_float8(tmp_path):
     """In ViT-Base: qkv (2304 outputs) and fc1 (3072). Not proj and fc2 (768), not a last block for only the class token,
     and not a classifier of any size."""
     options = ("AMP=true", "PRECISION.MODE=float8", "MODEL.EMBED_DIM=768", "MODEL.NUM_HEADS=12")
@@ -89,18 +89,18 @@ def test_only_large_layers_become_float8(tmp_path):
 
 
 @pytest.mark.parametrize("which", ["BLACK", "WHITE"])
-def test_a_listed_layer_is_not_converted(tmp_path, which):
+def test_layer_in_a_precision_list_is_not_converted_to_float8(tmp_path, which):
     model, _, lines = prepared(small_config(tmp_path, *FLOAT8, f"PRECISION.CUSTOM_{which}_LIST=[blocks.0.mlp]"))
     assert in_float8(model) == ["blocks.1.mlp.fc1"] and lines[-1].startswith("1 of 13")
 
 
 @pytest.mark.parametrize("option", ["MODEL.MLP_RATIO=64", "PRECISION.CUSTOM_BLACK_LIST=[Linear]"])
-def test_model_without_convertible_layers_is_refused(tmp_path, option):
+def test_float8_is_refused_for_model_without_convertible_layers(tmp_path, option):
     with refused(ConfigError, "PRECISION.MODE", "float8", 13):
         prepared(small_config(tmp_path, *FLOAT8, option))
 
 
-def test_float8_keeps_float32_weights_and_compiles_whole(config):
+def test_float8_model_keeps_float32_weights_and_compiles_without_breaks(config):
     model, precision, _ = prepared(config)
     torch.manual_seed(0)
     plain, images, exact = build_model(config, 10), torch.randn(3, 1, 8, 8), copy.deepcopy(model)
@@ -118,7 +118,7 @@ def test_float8_keeps_float32_weights_and_compiles_whole(config):
     assert in_float8(exact) == in_float8(model) != []
 
 
-def test_float8_training_stays_near_float32_and_resumes(tmp_path):
+def test_float8_training_stays_near_float32_and_resumes_exactly(tmp_path):
     config = small_config(tmp_path, *FLOAT8, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MODEL_EMA=true")
     trainer, losses = make_trainer(config), []
     while trainer.step < 24:
@@ -136,7 +136,7 @@ def test_float8_training_stays_near_float32_and_resumes(tmp_path):
 
 
 @needing_extra("doctor")
-def test_doctor_and_predict_need_no_float8(config):
+def test_doctor_and_predict_use_bfloat16_for_float8_runs(config):
     from extras.doctor.command import precision_of
     from extras.doctor.overflow import Batches, make_case
 

@@ -30,13 +30,13 @@ def nodes_of(environment: dict[str, str]) -> Nodes | None:
 
 
 @pytest.mark.parametrize("words", cases_of("extras/launchers/launchers"))
-def test_every_launchers_and_engines_variables_are_read(words):
+def test_rank_or_nodes_are_read_from_variables_of_every_launcher(words):
     found = launched_rank_of(words) or nodes_of(environment_of(words))
     same_message(f"{found}", "extras/launchers/launchers", words)
 
 
 @pytest.mark.parametrize("words", cases_of("extras/launchers/mistakes_of_launchers"))
-def test_contradictory_or_missing_variables_are_refused(words):
+def test_contradictory_or_missing_launcher_variables_are_refused(words):
     environment = environment_of(words)
     start = load([word for word in shlex.split(words) if "=" not in word], needs_file=False).config.START
     with refused(ConfigError, page="extras/launchers/mistakes_of_launchers", case=words):
@@ -44,7 +44,7 @@ def test_contradictory_or_missing_variables_are_refused(words):
         nodes_of(environment)
 
 
-def test_process_without_launcher_starts_the_others_itself():
+def test_job_script_process_starts_the_other_processes_itself():
     assert find_launched_rank(SLURM | {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0"}) is None
     assert rank_in_environment(SLURM_TASK | {"SLURM_PROCID": "x"}) == 0, "otherwise no process reports the mistake"
     one = SLURM_TASK | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
@@ -60,19 +60,19 @@ def test_all_processes_of_a_job_share_its_port():
     assert port(MASTER_PORT="99") == 99
 
 
-def test_address_of_the_flags_replaces_that_of_the_job():
+def test_address_in_the_flags_overrides_address_of_the_job():
     assert find_launched_rank(SLURM_TASK, LaunchOptions("tcp://head:99")).host == "head"
 
 
 @pytest.mark.parametrize(("hosts", "is_alone"), [("a\na\n", True), ("a\nb\n", False)])
-def test_pbs_nodes_are_counted_by_name(tmp_path, hosts, is_alone):
+def test_pbs_job_with_several_node_names_is_refused(tmp_path, hosts, is_alone):
     (tmp_path / "nodes").write_text(hosts)
     with contextlib.nullcontext() if is_alone else refused(ConfigError, "PBS_NODEFILE", 2):
         assert find_nodes({"PBS_NODEFILE": str(tmp_path / "nodes")}) is None
 
 
 @pytest.mark.parametrize("words", cases_of("extras/launchers/mistakes_of_absent_nodes"))
-def test_absent_node_is_named_in_time_and_retryable(words):
+def test_absent_node_is_named_within_timeout_in_retryable_error(words):
     rank, *hosts = words.split()
     nodes = Nodes("SkyPilot", 2, 2, int(rank), tuple(hosts), free_port())
     with refused(LostProcess, nodes.port, page="extras/launchers/mistakes_of_absent_nodes", case=words):
@@ -87,7 +87,7 @@ def test_absent_node_is_named_in_time_and_retryable(words):
         ({"rank": 1}, None, []),
     ],
 )
-def test_contradictory_nodes_are_refused_on_all_of_them(monkeypatch, others, error, names):
+def test_nodes_with_contradictory_settings_are_refused_on_every_node(monkeypatch, others, error, names):
     monkeypatch.setattr(socket, "gethostname", lambda: threading.current_thread().name[-1])
     first, found = Nodes("dstack", 2, 2, 0, ("127.0.0.1",), free_port()), {}
 
@@ -111,7 +111,7 @@ def test_contradictory_nodes_are_refused_on_all_of_them(monkeypatch, others, err
         assert isinstance(found["c"], LostProcess), "a node was restarted before the others ended"
 
 
-def test_node_restarting_while_waiting_counts_once():
+def test_node_restarting_during_the_wait_counts_once():
     nodes = Nodes("dstack", 3, 3, 1, ("127.0.0.1",), free_port())
     first = TCPStore("127.0.0.1", nodes.port, is_master=True, wait_for_workers=False)
     for _ in range(nodes.least):
@@ -123,7 +123,7 @@ def test_node_restarting_while_waiting_counts_once():
 
 @pytest.mark.usefixtures("signal_handlers")
 @pytest.mark.parametrize(("codes", "starts"), [([137, 0], 2), ([1, 2], 2)])
-def test_elastic_processes_restart_only_where_it_can_help(tmp_path, monkeypatch, codes, starts):
+def test_elastic_processes_restart_only_if_a_restart_can_help(tmp_path, monkeypatch, codes, starts):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "")
     lines = ["import os, sys", "open(sys.argv[1], 'a').write('+')", "n = os.path.getsize(sys.argv[1]) - 1"]
     (tmp_path / "x.py").write_text("\n".join([*lines, f"os._exit({codes}[n])"]))

@@ -42,7 +42,7 @@ def trained(tmp_path, *options: str):
     return update(make_trainer(small_config(tmp_path, RANK, "TRAIN.WARMUP_EPOCHS=0", *options)), 3)
 
 
-def test_only_adapters_and_classifier_are_trained(tmp_path):
+def test_lora_trains_only_adapters_and_classifier(tmp_path):
     begun = make_trainer(small_config(tmp_path, RANK)).model.state_dict()
     ended = trained(tmp_path).model.state_dict()
     moved = {name for name, tensor in ended.items() if not torch.equal(tensor, begun[name])}
@@ -50,7 +50,7 @@ def test_only_adapters_and_classifier_are_trained(tmp_path):
     assert len([name for name in moved if ".lora_" in name]) == 2 * 2 * 4  # A and B, blocks, layers per block
 
 
-def test_adapter_inputs_stay_half_and_ema_skips_frozen(tmp_path):
+def test_adapter_inputs_stay_half_and_ema_skips_frozen_weights(tmp_path):
     trainer = trained(tmp_path, "AMP=true", "TRAIN.MODEL_EMA=true", "MODEL.LORA.TARGETS=[blocks.*.fc2]")
     average = trainer.ema.model
     weight, before = average.blocks[0].attn.qkv.weight, average.head.weight.clone()
@@ -75,7 +75,7 @@ def test_adapter_inputs_stay_half_and_ema_skips_frozen(tmp_path):
         ["MODEL.LORA.TARGETS=[all-linear]", "MODEL.LORA.ALPHA=7", "AMP=true", "PRECISION.MODE=naive"],
     ],
 )
-def test_merged_weights_give_the_same_logits(tmp_path, options):
+def test_merged_lora_weights_give_the_same_logits(tmp_path, options):
     trainer = trained(tmp_path, *options)
     config = trainer.config
     plain = build_model(config, 10)
@@ -136,7 +136,7 @@ def test_resumed_lora_run_has_the_same_hash(finished, tmp_path):
 
 @pytest.mark.usefixtures("signal_handlers")
 @pytest.mark.parametrize("word", ["-resume", "-pretrained"])
-def test_evaluation_without_peft_matches_training_scores(finished, tmp_path, monkeypatch, word):
+def test_evaluation_of_lora_without_peft_matches_training_scores(finished, tmp_path, monkeypatch, word):
     monkeypatch.setitem(sys.modules, "peft", None)
     _, folder = finished
     typed("main_single_gpu.py", "-eval", word, folder / "last.pth", "-output", tmp_path).done()

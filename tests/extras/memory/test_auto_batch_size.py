@@ -71,7 +71,7 @@ def calculated(config, monkeypatch, process=None, free=40 * MIB) -> int:
     return calculate(config, 10, Precision(config, CPU), process or Process(CPU), 10**6)[0]
 
 
-def test_calculated_batch_leaves_its_memory_margin(tmp_path, monkeypatch):
+def test_calculated_batch_size_leaves_its_memory_margin(tmp_path, monkeypatch):
     config = small_config(tmp_path, "TRAIN.MODEL_EMA=true", "MODEL.EMBED_DIM=64")
     trial = Trial(config, 10, Process(CPU), StopSignal())
     trial.update(8)
@@ -87,7 +87,7 @@ def test_calculated_batch_leaves_its_memory_margin(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [(), ("AMP=true",), ("MODEL.ATTENTION_DROPOUT=0.1",)])
-def test_estimate_counts_forward_memory_of_frozen_parts(tmp_path, monkeypatch, options):
+def test_memory_estimate_counts_forward_pass_of_frozen_parts(tmp_path, monkeypatch, options):
     config = small_config(tmp_path, "MODEL.EMBED_DIM=64", "MODEL.FREEZE=[*,!head]", *options)
     count = calculated(config, monkeypatch)
     trial = Trial(config, 10, Process(CPU), StopSignal())
@@ -111,13 +111,13 @@ class Limited(Trial):
 @pytest.mark.parametrize(
     ("fits", "found"), [(300, 200), (190, 184), (24, 24), (23, 16), (8, 8), (7, 4), (3, 2), (1, 1), (0, 0)]
 )
-def test_search_finds_largest_fitting_multiple_of_eight(tmp_path, fits, found):
+def test_batch_size_search_finds_largest_fitting_multiple_of_eight(tmp_path, fits, found):
     trial = Limited(small_config(tmp_path, "TRAIN.ACCUM_ITER=3"), fits)
     assert search(trial, withheld=100, limit=200) == found
     assert not trial.trainer or trial.trainer.data.order.num_accumulated == 2, "the second one adds to gradients"
 
 
-def test_search_frees_its_trainers(tmp_path, monkeypatch):
+def test_batch_size_search_frees_its_trial_trainers(tmp_path, monkeypatch):
     called = []
     for name in ("get_device_name", "reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cpu, name, lambda *_, name=name: called.append(name) or "pretended", raising=False)
@@ -128,7 +128,7 @@ def test_search_frees_its_trainers(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("fits", "found"), [(17, 16), (7, 4), (2, 2), (1, 0)])
-def test_mixup_batches_are_searched_in_pairs(tmp_path, fits, found):
+def test_batch_size_search_with_mixup_finds_even_sizes(tmp_path, fits, found):
     repeats = "TRAIN.REPEATED_AUG=3"  # it refuses batches of fewer images
     config = small_config(tmp_path, "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MODEL_EMA=true", "AMP=true", repeats)
     trial = Limited(config, fits, Process(CPU, world_size=2))
@@ -154,7 +154,7 @@ def test_unrelated_error_ends_the_batch_size_search(tmp_path):
     ("others", "signal", "found"),
     [(10**6, 0, 64), (8, 0, 8), (0, 0, ConfigError), (8, 15, StoppedBySignal), (-2, 0, StoppedBySignal)],
 )
-def test_smallest_fit_across_processes_or_a_signal_decides(tmp_path, monkeypatch, others, signal, found):
+def test_smallest_fitting_batch_of_all_processes_or_a_signal_decides(tmp_path, monkeypatch, others, signal, found):
     """`others`: the largest fit in another process, or minus its signal."""
     process, config, stop = Process(CPU, world_size=2), small_config(tmp_path, "COMPILE=true"), StopSignal()
     monkeypatch.setattr(process, "host_min", lambda number: min(number, others))
@@ -170,13 +170,13 @@ def test_smallest_fit_across_processes_or_a_signal_decides(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("case", cases_of("extras/memory/largest_batches"))
-def test_batch_limit_leaves_ten_updates_per_epoch(tmp_path, case):
+def test_largest_auto_batch_size_leaves_ten_updates_per_epoch(tmp_path, case):
     num_images, _, world_size, _, *options = case.split()
     most = max_images(small_config(tmp_path, *options), int(num_images), int(world_size))
     same_message(str(most), "extras/memory/largest_batches", case)
 
 
-def test_evaluation_replaces_auto_batch_size_with_default(program):
+def test_evaluation_replaces_auto_batch_size_with_the_default(program):
     ended = program("-eval").refused("-eval", "-pretrained", "-resume")
     assert_names(ended.stdout, "DATA.BATCH_SIZE auto", 256)
 
@@ -215,7 +215,7 @@ def test_auto_batch_size_is_parsed_case_insensitively(tmp_path):
 
 
 @pytest.mark.parametrize("fits", [0, 7, 8, 100, 1000, 5000])
-def test_bisection_ends_just_below_the_memory_limit(fits):
+def test_batch_size_bisection_ends_just_below_the_memory_limit(fits):
     tried, largest = [], min(fits, 4096)
     found = bisect(lambda size: tried.append(size) or size <= fits, max_size=4096)
     assert found % 8 == 0 and 0.98 * (largest - 8) <= found <= largest and len(tried) < 20

@@ -59,7 +59,7 @@ def sizes_seen(trainer):
     return sizes
 
 
-def test_halved_size_lasts_until_restart_with_one_warning(tmp_path, capsys):
+def test_halved_batch_size_lasts_until_restart_with_one_warning(tmp_path, capsys):
     config = small_config(tmp_path)
     trainer = make_trainer(config)
     sizes = sizes_seen(trainer)
@@ -91,7 +91,7 @@ def test_no_memory_for_one_image_exits_with_2(tmp_path, small_yaml):
     assert "as arranged" in (run_folder(tmp_path / "output") / "log.txt").read_text()
 
 
-def test_mixed_pairs_are_never_split(tmp_path):
+def test_mixup_pairs_are_never_split_when_memory_runs_out(tmp_path):
     trainer = make_trainer(small_config(tmp_path, "TRAIN.MIXUP_ALPHA=0.8", "DATA.BATCH_SIZE=22"))
     sizes = sizes_seen(trainer)
     run_out(trainer, fits=1, step=0)
@@ -134,7 +134,7 @@ def test_out_of_memory_is_distinguished_from_other_errors():
     assert shortage(RuntimeError("shapes do not fit")) is None
 
 
-def test_release_empties_the_cache_of_cuda_only(monkeypatch):
+def test_releasing_memory_empties_only_the_cuda_cache(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", emptied := Mock())
     for device, count in (("cpu", 0), ("cuda", 1)):
         guard.release(torch.device(device))
@@ -163,7 +163,7 @@ def enough(tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_late_out_of_memory_ends_processes_with_remedy(tmp_path, enough, strategy):
+def test_late_out_of_memory_error_suggests_a_remedy(tmp_path, enough, strategy):
     """The suggested command must give the weights of processes with enough memory."""
     ended = train_late(tmp_path, 8, strategy=strategy)
     assert ended.codes == [1, 2] and "Traceback" not in ended.stderr  # the launcher returns the 2
@@ -179,7 +179,7 @@ def test_late_out_of_memory_ends_processes_with_remedy(tmp_path, enough, strateg
         assert (weight - state["state_dict"][name]).abs().max() < 1e-10, name
 
 
-def test_proposed_split_keeps_images_per_update(tmp_path, capsys):
+def test_proposed_batch_flags_keep_the_images_per_update(tmp_path, capsys):
     trainer = make_trainer(small_config(tmp_path, "DATA.BATCH_SIZE=27"))
     run_out(trainer, fits=14, step=0)
     update(trainer)
@@ -202,7 +202,7 @@ def test_first_two_updates_are_probed_for_memory(tmp_path, monkeypatch, accumula
         probing.cannot_repeat(0, "no room")
 
 
-def test_cuda_graph_run_ends_with_allowed_resume_flags(tmp_path, monkeypatch):
+def test_cuda_graph_run_out_of_memory_suggests_allowed_resume_flags(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: None)
     options = ("COMPILE=reduce-overhead",)
     trainer = make_trainer(small_config(tmp_path, *options))
@@ -251,7 +251,7 @@ def assert_same_weights(one, other) -> None:
 
 
 @on_pretend_device
-def test_copy_ahead_recovers_from_a_single_failure(tmp_path):
+def test_copying_batches_ahead_recovers_from_one_memory_failure(tmp_path):
     config = small_config(tmp_path, *SPLIT)
     undisturbed, forwards = trained(config, NoRoom())
     for number in (1, len(forwards) // 2, len(forwards)):

@@ -79,7 +79,7 @@ BLACK_CASES = {
 
 
 @pytest.mark.parametrize("entry", BLACK_CASES)
-def test_black_entry_runs_named_parts_in_float32(listed, entry):
+def test_black_list_entry_runs_named_parts_in_float32(listed, entry):
     fused = entry in ("softmax", "blocks.1.attn")  # these entries affect another function if attention is fused
     types, before = (output_types(listed(black=black, fused=fused)) for black in ((entry,), ()))
     found = {path: types[path] for path in types if types[path] is not before[path] and "drop" not in path}
@@ -87,7 +87,7 @@ def test_black_entry_runs_named_parts_in_float32(listed, entry):
 
 
 @pytest.mark.parametrize("entry", ["LayerNorm", "layer_norm"])
-def test_white_norms_return_half_and_train_float32_weights(listed, entry):
+def test_white_listed_norms_return_half_and_keep_float32_weights(listed, entry):
     model = listed(white=(entry,))
     found = output_types(model)
     assert {found[path] for path in ("blocks.0.norm1", "blocks.1.norm2", "norm")} == {HALF}
@@ -98,7 +98,7 @@ def test_white_norms_return_half_and_train_float32_weights(listed, entry):
 
 
 @pytest.mark.parametrize("entry", ["blocks.1", "blocks.1*"])
-def test_white_block_computes_everything_in_half(listed, entry):
+def test_white_listed_block_computes_everything_in_half(listed, entry):
     found = output_types(listed(white=(entry,)))
     assert {dtype for path, dtype in found.items() if path.startswith("blocks.1")} == {HALF}
     assert found["blocks.0"] is FLOAT and found["blocks.0.norm1"] is FLOAT
@@ -128,7 +128,7 @@ INNER = {
 
 
 @pytest.mark.parametrize("case", INNER)
-def test_innermost_and_most_exact_entry_wins(listed, case):
+def test_innermost_and_most_exact_list_entry_wins(listed, case):
     black, white, in_float, in_half = INNER[case]
     found = output_types(listed(black=black, white=white))
     assert {path: found[path] for path in in_float | in_half} == {path: FLOAT for path in in_float} | {
@@ -136,7 +136,7 @@ def test_innermost_and_most_exact_entry_wins(listed, case):
     }
 
 
-def test_compiled_and_copied_models_match_without_graph_breaks(listed):
+def test_operator_lists_survive_compilation_and_copies_without_graph_breaks(listed):
     """fullgraph=True raises an error if the graph breaks."""
     black = ("blocks.1", "blocks.0.attn.proj", "conv2d", "gelu")
     model = listed(black=black, white=("blocks.*.attn", "matmul_v2", "layer_norm"))
@@ -161,7 +161,7 @@ def test_operator_missing_from_the_model_is_refused():
         OpOverrides(("gelu",), (), "cpu", HALF).apply(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()))
 
 
-def test_notes_report_the_effect_of_the_lists(listed):
+def test_notes_report_the_effect_of_operator_lists(listed):
     assert listed().notes == []
     assert (
         "modules and attention cores in float32 (PRECISION.CUSTOM_BLACK_LIST): 1" in listed(black=("head",)).notes[-1]
@@ -170,7 +170,7 @@ def test_notes_report_the_effect_of_the_lists(listed):
     assert "float32 anyway" in listed(black=("softmax_with_cross_entropy",)).notes[0]
 
 
-def test_listed_batch_norms_keep_float32_statistics():
+def test_batch_norms_in_operator_lists_keep_float32_statistics():
     for black, white, expected in ((("BatchNorm2d",), (), FLOAT), ((), ("BatchNorm2d",), HALF)):
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
         OpOverrides(black, white, "cpu", HALF).apply(model)
@@ -189,7 +189,7 @@ def test_swin_supports_operator_lists():
     assert logits.dtype is FLOAT and all(p.grad is not None for p in model.parameters())
 
 
-def test_listed_block_trains_where_float16_overflows(tmp_path):
+def test_black_listed_block_trains_where_float16_overflows(tmp_path):
     weights = {}
     for black in ((), ("blocks.1.mlp",)):
         config = replaced(
@@ -210,7 +210,7 @@ def test_listed_block_trains_where_float16_overflows(tmp_path):
     assert weights == {(): (4, True, False, False), ("blocks.1.mlp",): (0, False, True, True)}
 
 
-def test_listed_last_block_is_not_shortened(tmp_path):
+def test_black_listed_last_block_is_not_shortened(tmp_path):
     """Kernels are chosen after the lists. A shortened last block would not call the listed attention."""
     config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"CUSTOM_BLACK_LIST": ("blocks.1.attn",)})
     model = make_trainer(config).model
@@ -221,7 +221,7 @@ def test_listed_last_block_is_not_shortened(tmp_path):
     assert seen == [FLOAT]
 
 
-def test_tensors_in_a_list_are_cast_too():
+def test_operator_lists_also_cast_tensors_inside_a_list():
     class Sum(nn.Module):
         def forward(self, terms):
             return terms[0] + terms[1]
@@ -231,7 +231,7 @@ def test_tensors_in_a_list_are_cast_too():
 
 
 @pytest.mark.parametrize("lists", [(("Linear",), ()), ((), ("Linear",))])
-def test_float64_stays_as_under_autocast(lists):
+def test_operator_lists_keep_float64_as_autocast_does(lists):
     model = nn.Sequential(nn.Linear(2, 3)).double()
     OpOverrides(*lists, "cpu", HALF).apply(model)
     with torch.autocast("cpu", dtype=HALF):
@@ -247,7 +247,7 @@ FIRST_LAYER = {
 
 @pytest.mark.parametrize("is_listed_first", [True, False])
 @pytest.mark.parametrize("lists", FIRST_LAYER)
-def test_first_layer_follows_its_list_with_gpu_kernels(tmp_path, lists, is_listed_first):
+def test_first_layer_with_gpu_kernels_follows_its_operator_list(tmp_path, lists, is_listed_first):
     """GpuKernels is applied after the lists, as in a run, or before them, as when the doctor tries black lists."""
     black, white, dtype = FIRST_LAYER[lists]
     model = build_model(small_config(tmp_path), 10)

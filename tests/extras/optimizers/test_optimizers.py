@@ -37,7 +37,7 @@ READING = ("adamp", "sgdp", "cadamp", "csgdp", "novograd", "novogradw", "novogra
 
 
 @on_pretend_device
-def test_skipped_updates_change_no_optimizer_without_a_sync():
+def test_skipped_updates_leave_every_optimizer_unchanged_without_sync():
     for name in one_of_each_class():
         learner, plain = Learner(name, DEVICE), Learner(name, DEVICE)
         plain.optimizer = getattr(plain.optimizer, "inner", plain.optimizer)
@@ -78,7 +78,7 @@ def test_skippable_updates_add_at_most_five_kernels():
 
 @on_pretend_device
 @pytest.mark.parametrize("name", ["lamb", "nadamw", "adopt"])
-def test_loaded_state_replaces_state_of_skipped_update(name):
+def test_loaded_optimizer_state_replaces_state_of_skipped_update(name):
     saved = Learner(name, DEVICE).step(0).step(1).step(2).state()["optimizer"]
     learner = Learner(name, DEVICE).step(0).step(9, overflows=True)
     learner.optimizer.load_state_dict(copy.deepcopy(saved))
@@ -104,7 +104,7 @@ def test_every_optimizer_skips_updates_and_resumes_bitwise():
         assert state_hash(straight.step(2).state()) == state_hash(resumed.step(2).state()), name
 
 
-def test_shardable_optimizers_update_parts_like_the_whole():
+def test_shardable_optimizers_update_parts_like_whole_tensors():
     from timm.optim import list_optimizers
 
     for name in set(BY_ELEMENT) & set(list_optimizers()):
@@ -163,7 +163,7 @@ def test_timm_optimizer_settings_override_the_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lamb", "lion"])
-def test_torch_default_values_are_ignored_for_other_optimizers(tmp_path, name):
+def test_default_values_of_torch_are_ignored_for_timm_optimizers(tmp_path, name):
     """PaddleViT's files set all three for any optimizer."""
     values = {"NAME": name, "EPS": 1e-8, "BETAS": [0.9, 0.999], "MOMENTUM": 0.9}
     file = tmp_path / "config.yaml"

@@ -47,7 +47,7 @@ def test_each_deit_file_gives_the_timm_model(name):
         ("QKV_BIAS", "false"),
     ],
 )
-def test_field_differing_from_timm_model_is_refused(key, value):
+def test_deit_field_differing_from_timm_model_is_refused(key, value):
     with refused(ConfigError, "x.yaml", f"MODEL.{key}", TINY["MODEL.NAME"]):
         load_text(yaml_of(TINY | {f"MODEL.{key}": str(value)}))
 
@@ -61,7 +61,7 @@ def test_command_line_corrects_model_name_but_not_type():
             load_text(text, "-opts", words)
 
 
-def test_base_file_and_2021_dialect_give_same_model():
+def test_deit_base_file_and_2021_dialect_give_same_settings():
     layers = {key: TINY[f"MODEL.{key}"] for key in ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO")}
     write(yaml_of({f"MODEL.TRANS.{key}": value for key, value in layers.items()}), "base.yaml")
     rest = {key: value for key, value in TINY.items() if key.removeprefix("MODEL.") not in layers}
@@ -70,7 +70,7 @@ def test_base_file_and_2021_dialect_give_same_model():
     assert load_text(yaml_of({"BASE": "base.yaml"} | TINY)).config == load_text(yaml_of(TINY)).config
 
 
-def test_missing_settings_take_deit_defaults():
+def test_missing_settings_in_deit_files_take_deit_defaults():
     loaded = load_text(yaml_of(TINY | {"TRAIN.WARMUP_EPOCHS": "7"}), "-opts", "TRAIN.MIXUP_ALPHA=0.1")
     train = loaded.config.TRAIN
     assert (train.BASE_LR, train.WARMUP_START_LR, train.END_LR, train.LINEAR_SCALED_LR) == (5e-4, 1e-6, 0, 512)
@@ -91,12 +91,12 @@ def test_distillation_selects_the_distilled_deit_model(kind, suffix):
 
 
 @pytest.mark.parametrize(("kind", "name"), [("swin", "swin_tiny_patch4_window7_224"), ("GatedMLP", "gMLP-s16-224")])
-def test_file_of_another_family_names_timm_model(kind, name):
+def test_error_for_another_model_family_names_timm_model(kind, name):
     with refused(ConfigError, "x.yaml", "MODEL.TYPE", name.replace("-", "_").lower(), "docs/from-paddlevit.md"):
         load_text(yaml_of({"MODEL.TYPE": kind, "MODEL.NAME": name, "MODEL.STAGE_DEPTHS": "[2, 2]"}))
 
 
-def test_docs_example_for_another_family_loads():
+def test_docs_example_for_another_model_family_loads():
     page = (ROOT / "docs/from-paddlevit.md").read_text("utf-8")
     (example,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)
     loaded = load_text(example)

@@ -28,7 +28,7 @@ DIALECTS = {
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_each_dialect_gives_the_same_model(dialect):
+def test_each_paddlevit_dialect_gives_the_same_model(dialect):
     loaded = load_text(DIALECTS[dialect])
     fields = {"PATCH_SIZE": 32, "EMBED_DIM": 64, "MLP_RATIO": 3.0, "DEPTH": 5, "NUM_HEADS": 4, "QKV_BIAS": False}
     assert loaded.config == dataclasses.replace(Config(), MODEL=dataclasses.replace(Config().MODEL, **fields))
@@ -77,13 +77,13 @@ def test_docs_name_every_setting_without_effect(page):
     assert [key for key in IGNORED if f"`{key}`" not in text] == []
 
 
-def test_core_recognises_every_translated_setting():
+def test_program_recognizes_every_setting_the_paddlevit_extra_translates():
     keys = {*RENAMED, *IGNORED, *REPLACED}
     assert KEYS <= keys and all(is_paddlevits(key, "x") for key in keys - {*ALL_SETTINGS})
     assert {setting: {*words} for setting, words in VALUES.items()} == {key: {*words} for key, words in WORDS.items()}
 
 
-def test_a_depth_of_2021_replaces_the_model_of_the_weights(here, weights):
+def test_depth_in_2021_dialect_overrides_model_of_the_weights(here, weights):
     content = {"state_dict": weights, "config": flatten(Config()) | {"MODEL.EMBED_DIM": 24}}
     saved(content, here / "w.pth")
     for words, width in (([], 24), (["-opts", "MODEL.TRANS.DEPTH=3"], 768)):

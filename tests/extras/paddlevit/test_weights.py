@@ -63,7 +63,7 @@ def test_paddlevit_distilled_deit_is_recognized_by_shapes(tmp_path):
     assert metadata.images["DATA.IMAGENET_MEAN"] == [0.485, 0.456, 0.406]
 
 
-def test_two_layer_head_of_2021_is_dropped(tmp_path, weights):
+def test_two_layer_paddlevit_head_of_2021_is_dropped(tmp_path, weights):
     arrays = {
         name.replace("classifier.", "classifier.3."): array
         for name, array in paddle_arrays(weights, PADDLE_2021).items()
@@ -77,7 +77,7 @@ def test_two_layer_head_of_2021_is_dropped(tmp_path, weights):
     assert torch.equal(model.blocks[1].mlp.fc2.weight, weights["blocks.1.mlp.fc2.weight"])
 
 
-def test_unsupported_paddlevit_model_is_refused(tmp_path):
+def test_weights_of_unsupported_paddlevit_model_are_refused(tmp_path):
     for name, kind in (("stages.0.conv.weight", "f4"), ("cls_token", "i8")):
         with refused(ConfigError, name):
             read_state_dict(pickled({name: np.ones(2, kind)}, tmp_path / "x.pdparams"))

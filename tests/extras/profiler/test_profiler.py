@@ -49,7 +49,7 @@ def test_profile_writes_trace_without_changing_the_run(start):
 
 
 @pytest.mark.parametrize(("batch_size", "num_traced"), [(359, None), (160, 8 - 6)])
-def test_early_end_keeps_partial_trace_or_says_so(tmp_path, batch_size, num_traced):
+def test_early_end_keeps_partial_profiler_trace_or_reports_none(tmp_path, batch_size, num_traced):
     said, path = [], tmp_path / "trace.json.gz"
     profiler = Profiler(100, path, said.append)
     if num_traced:
@@ -67,7 +67,7 @@ def test_early_end_keeps_partial_trace_or_says_so(tmp_path, batch_size, num_trac
         assert (tmp_path / "snapshot").read_text() == "of an earlier start"
 
 
-def test_unwritable_trace_only_warns(tmp_path):
+def test_unwritable_profiler_trace_only_causes_a_warning(tmp_path):
     said, path = [], tmp_path / "gone/trace.json.gz"
     profiler = Profiler(1, path, said.append)
     update(make_trainer(small_config(tmp_path), callbacks=[profiler]), 9)

@@ -30,7 +30,7 @@ def flags_of(place: str | Path, caches: Path) -> list[str]:
     return ["-dataset", "shards", "-data_path", str(place), "-opts", f"DATA.CACHE_PATH={caches}"]
 
 
-def test_failing_requests_and_a_kill_keep_the_hash(tmp_path, start, many_tars):
+def test_run_hash_survives_failing_requests_and_a_kill(tmp_path, start, many_tars):
     start(tmp_path / "disk", *flags_of(many_tars, tmp_path), BUFFERED[0]).done()
     faults = (503, "cut", 500, "drop")
     with HttpFolder(many_tars, fault=lambda number, path: None if number % 5 else faults[number // 5 % 4]) as server:
@@ -42,7 +42,7 @@ def test_failing_requests_and_a_kill_keep_the_hash(tmp_path, start, many_tars):
     assert run_hash(run_folder(tmp_path / "remote")) == run_hash(run_folder(tmp_path / "disk"))
 
 
-def test_unavailable_server_ends_the_run_resumably(tmp_path, start):
+def test_unavailable_server_ends_run_that_can_be_resumed(tmp_path, start):
     make_set(tmp_path / "set", num_shards=12)
     limits = ("DATA.SHUFFLE_BUFFER=1",)
     gone = []
@@ -57,7 +57,7 @@ def test_unavailable_server_ends_the_run_resumably(tmp_path, start):
         assert start(tmp_path / "o", *flags, *limits).returncode == 0
 
 
-def test_two_processes_share_pulled_tars(tmp_path, start):
+def test_two_processes_download_each_tar_only_once(tmp_path, start):
     make_set(tmp_path / "set", num_shards=9)
     with HttpFolder(tmp_path / "set") as server:
         start(tmp_path / "o", *flags_of(server.url, tmp_path / "caches"), "TRAIN.NUM_EPOCHS=1", processes=2).done()
@@ -72,7 +72,7 @@ def test_url_with_credentials_is_refused_without_repeating_it(tmp_path, start, u
     assert not list(tmp_path.iterdir())
 
 
-def test_netrc_password_is_in_no_run_file(tmp_path, start, monkeypatch):
+def test_netrc_password_appears_in_no_run_file(tmp_path, start, monkeypatch):
     make_set(tmp_path / "set")
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")
     os.chmod(tmp_path / "netrc", 0o600)

@@ -132,7 +132,7 @@ def test_remote_index_lets_threads_pull_needed_tars_once(root, caches):
         assert not [path for path in server.paths if path.endswith(".index")]
 
 
-def test_tar_is_pulled_again_only_after_a_change(root, caches):
+def test_tar_is_downloaded_again_only_after_a_change(root, caches):
     with HttpFolder(root) as server:
         for _ in range(2):
             train, _ = remote(server.url, caches)
@@ -264,7 +264,7 @@ def test_endless_response_headers_time_out(root, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["classes.txt", "train.index"])
-def test_listed_optional_file_that_is_denied_is_refused(root, caches, name):
+def test_denied_optional_file_is_refused_only_if_listed(root, caches, name):
     """S3 reports missing files as denied."""
     (root / "classes.txt").write_text("ant\nbee\ncat\n")
     load("shards", root)
@@ -316,7 +316,7 @@ def test_library_errors_are_stripped_of_credentials():
 @pytest.mark.parametrize(
     "error", [UnauthorizedSSOTokenError(), TokenRetrievalError(provider="x", error_msg="x"), ConfigParseError(path="x")]
 )
-def test_expired_or_unreadable_credentials_are_not_retried(error):
+def test_expired_or_unreadable_s3_credentials_are_not_retried(error):
     trouble = judge(error, "s3")
     assert trouble.lasts and trouble.kind is NotThereError
     assert_names(trouble.remedy, "AWS_PROFILE")
@@ -337,7 +337,7 @@ def test_server_cannot_name_files_outside_the_cache(root, caches, tmp_path):
 
 
 @pytest.mark.parametrize("url", cases_of("extras/remote/urls_of_tars"))
-def test_url_names_a_folder_tar_or_webdataset_braces(url):
+def test_url_is_parsed_as_folder_tar_or_webdataset_braces(url):
     folder, names = parse_address(url)
     same_message(f"{folder}: {names}", "extras/remote/urls_of_tars", url)
 

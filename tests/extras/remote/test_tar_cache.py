@@ -41,7 +41,7 @@ def tar(name: str) -> ShardTar:
     return ShardTar(name, SIZE, 1)
 
 
-def test_least_recently_used_tar_is_dropped(cache):
+def test_full_cache_drops_the_least_recently_used_tar(cache):
     one, two = tar("a.tar"), tar("b.tar")
     for each in (one, two):
         cache.pull(each)
@@ -76,7 +76,7 @@ def test_silent_server_times_out():
             pool.submit(server.read, "classes.txt").result(60)
 
 
-def test_waits_between_requests_grow(tmp_path, monkeypatch):
+def test_waits_between_server_requests_double_at_first(tmp_path, monkeypatch):
     waits, now = [], [0.0]
 
     def sleep(seconds):
@@ -147,7 +147,7 @@ def test_endless_server_answer_is_refused(monkeypatch, what):
         server.shutdown()
 
 
-def test_dropped_tars_are_closed(tmp_path):
+def test_tars_dropped_from_the_cache_are_closed(tmp_path):
     make_set(tmp_path / "set", num_shards=12)
     with HttpFolder(tmp_path / "set") as server:
         options = {"CACHE_PATH": str(tmp_path / "c"), "SHUFFLE_BUFFER": 1, "REMOTE_CACHE_GB": 0.001}

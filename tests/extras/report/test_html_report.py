@@ -127,7 +127,7 @@ def run_with(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("text", cases_of("extras/report/texts_in_a_report"))
-def test_names_and_settings_are_escaped_as_text(tmp_path, text):
+def test_report_escapes_names_and_settings_as_text(tmp_path, text):
     folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
     plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
     assert page.elements == plain.elements, "no element or attribute may come from the data"
@@ -136,7 +136,7 @@ def test_names_and_settings_are_escaped_as_text(tmp_path, text):
     same_message(element("p", text), "extras/report/texts_in_a_report", text)
 
 
-def test_control_characters_of_names_are_escaped(tmp_path):
+def test_report_escapes_control_characters_in_names(tmp_path):
     name = "owl\x1b[2J\x07\x9b31m\u202e"
     folder = write_run(tmp_path / name, names=[name, "dog", "cat"])
     write_picture(contact_sheet([Tile(None, [f"photos/{name}.jpg"])]), folder / "mistakes.png")
@@ -147,7 +147,7 @@ def test_control_characters_of_names_are_escaped(tmp_path):
     )
 
 
-def test_report_loads_and_runs_nothing(tmp_path):
+def test_report_loads_no_other_files_and_runs_no_scripts(tmp_path):
     page = page_of(write_run(tmp_path / "run", names=[f"class {number}" for number in range(40)], skipped=2))
     (policy,) = (each["content"] for each in page.all("meta") if each.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy
@@ -159,7 +159,7 @@ def test_report_loads_and_runs_nothing(tmp_path):
     assert not re.search(r"url\(|@import", (tmp_path / "run" / "report.html").read_text())
 
 
-def test_empty_sections_are_left_out(tmp_path):
+def test_report_leaves_out_empty_sections(tmp_path):
     full = page_of(write_run(tmp_path / "full", skipped=2))
     assert {"Confusion matrix", "Classes, lowest F1 first", "Precision"} <= set(full.headings)
     assert "10 updates of 109 skipped" in full.text
@@ -176,13 +176,13 @@ def test_empty_sections_are_left_out(tmp_path):
     assert "python main_single_gpu.py -cfg" in few.text
 
 
-def test_thousand_classes_keep_the_report_small(tmp_path):
+def test_report_with_thousand_classes_stays_small(tmp_path):
     page = page_of(write_run(tmp_path, names=[f"class {number}" for number in range(1000)]))
     assert "Classes with the lowest F1" in page.headings and "class 3class 4" not in page.text
     assert (tmp_path / "report.html").stat().st_size < 400_000
 
 
-def test_large_sheets_are_shrunk_for_the_report(tmp_path):
+def test_large_image_sheets_are_shrunk_for_the_report(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (1300, 1300, 3), np.uint8)  # noise compresses worst
     Image.fromarray(noise).save(tmp_path / "mistakes.png", compress_level=0)
     found = embedded(tmp_path / "mistakes.png", "noise", "sheet")
@@ -192,7 +192,7 @@ def test_large_sheets_are_shrunk_for_the_report(tmp_path):
     assert embedded(tmp_path / "mistakes.png", "none", "sheet") is None
 
 
-def test_sheet_images_are_shown_singly_with_captions(tmp_path):
+def test_report_shows_each_image_of_a_sheet_with_captions(tmp_path):
     shades = [np.full((30, 60, 3), shade, np.uint8) for shade in (10, 90)]
     tiles = [Tile(shades[0], [EVIL, "cat/\udcff.jpg"]), Tile(shades[1], ["猫"]), Tile(None, ["cannot be read"])]
     write_picture(contact_sheet(tiles, side=60), tmp_path / "mistakes.png")
@@ -210,7 +210,7 @@ def test_sheet_images_are_shown_singly_with_captions(tmp_path):
     + ["[" + ",".join(["[0,0,5,5,[]]"] * 101) + "]"],
     ids=lambda places: places[:20],
 )
-def test_sheet_with_invalid_tile_positions_is_shown_whole(tmp_path, places):
+def test_image_sheet_with_invalid_tile_positions_is_shown_whole(tmp_path, places):
     folder = write_run(tmp_path)
     for name in ("plain", "odd"):
         sheet = contact_sheet([Tile(np.zeros((9, 9, 3), np.uint8), ["a caption"])])
@@ -220,7 +220,7 @@ def test_sheet_with_invalid_tile_positions_is_shown_whole(tmp_path, places):
         assert len(page_of(folder).all("img")) == 7
 
 
-def test_curves_mark_the_epoch_of_best_pth(tmp_path, monkeypatch):
+def test_report_curves_mark_the_epoch_of_best_pth(tmp_path, monkeypatch):
     marks = []
     monkeypatch.setattr("extras.report.report.to_png", lambda plot, title: marks.append(plot.best) or b"a curve")
     run = SavedRun.open(write_run(tmp_path))  # the last epoch has a better score, but no best.pth
@@ -263,7 +263,7 @@ def test_damaged_run_folder_gives_report_or_remedy(tmp_path):
         path.write_bytes(whole)
 
 
-def test_report_failure_only_warns(tmp_path, monkeypatch):
+def test_failure_to_write_the_report_only_warns(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run")
     (folder / "report.html" / "in the way").mkdir(parents=True)
     assert write_at_end(folder, in_the_way := Mock()) is None

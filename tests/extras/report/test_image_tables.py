@@ -76,7 +76,7 @@ def table(path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_tables_match_scikit_learn_for_any_world_size(tmp_path, world_size):
+def test_evaluation_tables_match_scikit_learn_for_any_world_size(tmp_path, world_size):
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
     config, images = small_config(tmp_path, "DATA.BATCH_SIZE=8", "DATA.CROP_PCT=1"), make_images()
@@ -164,7 +164,7 @@ def made_up(labels, predictions, num_classes, probabilities=None) -> ImageResult
     return ImageResults(np.arange(len(labels)), labels, predictions, shares, 1 - shares, np.stack(counts))
 
 
-def test_huge_confusion_matrix_becomes_list_and_picture(tmp_path, monkeypatch):
+def test_huge_confusion_matrix_is_written_as_list_and_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_CLASSES", 5)
     labels = np.repeat(np.arange(3000), 2)
     predictions = labels.copy()
@@ -254,7 +254,7 @@ def test_results_record_is_absent_while_tables_are_written(tmp_path, monkeypatch
     assert not files.belong_to(Best(50.0, 1), with_pictures=False)
 
 
-def test_best_results_are_written_at_most_every_minute(tmp_path, monkeypatch):
+def test_best_results_are_written_at_most_once_a_minute(tmp_path, monkeypatch):
     now, written, trainer = [0.0], [], SimpleNamespace(best=Best(), process=Process(CPU))
     monkeypatch.setattr("extras.report.image_results.time.monotonic", lambda: now[0])
 

@@ -41,7 +41,7 @@ def test_epoch_axis_has_integer_ticks_and_visible_points(number):
 
 
 @pytest.mark.parametrize(("number", "is_drawn"), [(1, False), (2, True)])
-def test_rate_and_norm_curves_need_two_updates(number, is_drawn):
+def test_learning_rate_and_gradient_norm_curves_need_two_updates(number, is_drawn):
     found = drawn(epochs(10), steps=[{"step": step, "lr": 0.1, "grad_norm": 1.0} for step in range(number)])
     assert ("lr.png" in found) is is_drawn and ("grad_norm.png" in found) is is_drawn
 
@@ -55,7 +55,7 @@ def test_rate_and_norm_curves_need_two_updates(number, is_drawn):
         (epochs(30, 10), "loss", (2, 10), (2, 1)),
     ],
 )
-def test_best_epoch_is_marked_in_the_deciding_curve(rows, metric, in_accuracy, in_loss):
+def test_best_epoch_is_marked_in_curve_of_chosen_metric(rows, metric, in_accuracy, in_loss):
     found = drawn(rows, metric)
     assert marked(found["accuracy.png"]) == in_accuracy and marked(found["loss.png"]) == in_loss
 
@@ -67,7 +67,7 @@ def test_top5_curve_is_omitted_at_100_percent(top5, is_drawn):
 
 
 @pytest.mark.parametrize(("scales", "is_drawn"), [((4.0, 4.0, 4.0), False), ((2.0, 1.0, 1.0), True)])
-def test_changing_loss_scale_is_drawn_with_skipped_updates(scales, is_drawn):
+def test_curve_of_changing_loss_scale_shows_skipped_updates(scales, is_drawn):
     steps = [{"step": step, "loss_scale": scale, "skipped": step > 0} for step, scale in enumerate(scales)]
     found = drawn(epochs(10), steps=steps)
     assert ("loss_scale.png" in found) is is_drawn
@@ -80,7 +80,7 @@ def test_changing_loss_scale_is_drawn_with_skipped_updates(scales, is_drawn):
         assert (skipped.get_label(), list(skipped.get_xdata())) == ("updates skipped", [1])
 
 
-def test_full_disk_keeps_the_previous_curve(tmp_path, monkeypatch):
+def test_full_disk_keeps_the_previous_curve_pictures(tmp_path, monkeypatch):
     rows = [{"epoch": 0, "train_loss": 2.0, "eval_top1": 10.0}]
     Plotter(tmp_path, "too early", "top1").draw(rows, [], now=False)
     assert not list(tmp_path.iterdir())

@@ -67,7 +67,7 @@ def wide(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP])
 @pytest.mark.parametrize("page", ["trained", "wide"])
-def test_report_never_exceeds_the_screen_or_upscales_images(browser, page, size, scheme, request):
+def test_report_fits_the_screen_and_never_upscales_images(browser, page, size, scheme, request):
     browser.open(request.getfixturevalue(page), *size, scheme)
     browser.value_of("document.querySelectorAll('details').forEach(each => { each.open = true })")
     needed, shown = browser.value_of("[document.documentElement.scrollWidth, innerWidth]")

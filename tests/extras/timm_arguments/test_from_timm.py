@@ -101,7 +101,7 @@ def our_augmentation(config) -> dict:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_published_recipe_matches_timm_objects(tmp_path, name):
+def test_translated_published_recipe_matches_objects_built_by_timm(tmp_path, name):
     import timm
     from timm.optim import create_optimizer_v2, optimizer_kwargs
     from timm.scheduler import create_scheduler_v2, scheduler_kwargs
@@ -181,14 +181,14 @@ def started(words: list[str]) -> LoadedConfig:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_numeric_looking_name_stays_text(here, name):
+def test_numeric_looking_name_in_timm_arguments_stays_text(here, name):
     loaded = started([f"--experiment={name}", f"--gp={name}", "--model-kwargs", f"act_layer={name!r}"])
     assert loaded.config.START.NAME == name
     assert dict(loaded.config.MODEL.KWARGS) == {"global_pool": name, "act_layer": name}
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_odd_looking_path_stays_a_path(here, path):
+def test_odd_looking_path_in_timm_arguments_stays_unchanged(here, path):
     words = [f"--{flag}={path}" for flag in (*FLAGS_OF_PATHS, "initial-checkpoint", "resume")]
     loaded = started(words)
     values = flatten(loaded.config)
@@ -199,7 +199,7 @@ def test_odd_looking_path_stays_a_path(here, path):
     assert os.path.normpath(again.SAVE) == os.path.normpath(again.START.RESUME) == os.path.normpath(path)
 
 
-def test_every_argument_is_translated_reported_or_refused():
+def test_every_timm_argument_is_translated_reported_or_refused():
     plain = Translation(*read_arguments(["--lr", ".1"]))
     silent = []
     for name, argument in TIMM_ARGUMENTS.items():
@@ -217,7 +217,7 @@ def test_every_argument_is_translated_reported_or_refused():
     assert silent == []
 
 
-def test_command_line_overrides_args_yaml(here):
+def test_timm_command_line_overrides_args_yaml(here):
     (here / "args.yaml").write_text(
         "lr: 0.1\nepochs: 5\namp: true\nexperiment: '007'\nmodel_kwargs: {act_layer: '1'}\n"
     )
@@ -226,7 +226,7 @@ def test_command_line_overrides_args_yaml(here):
     assert dict(config.MODEL.KWARGS) == {"act_layer": "1"}
 
 
-def test_args_yaml_equals_its_command_line(tmp_path):
+def test_args_yaml_gives_same_settings_as_its_command_line(tmp_path):
     words = (
         "--model resnet50 --opt sgd --momentum .8 --cutmix-minmax .2 .8 --gp max --model-kwargs act_layer=silu --amp"
     )
@@ -270,7 +270,7 @@ def trained(loss: Callable, dtype: torch.dtype, loss_is_inside: bool) -> tuple[l
     return [each.item() for each in losses], torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def test_losses_match_timm_in_float32_not_bfloat16():
+def test_losses_match_timm_in_float32_but_not_bfloat16():
     """As in docs/from-timm.md: train.py computes the loss inside autocast, and halfstep in float32."""
     from timm.loss import LabelSmoothingCrossEntropy
 

@@ -94,7 +94,7 @@ def test_wandb_has_all_rows_of_a_resumed_run(folder):
     assert records["exit"].exit.exit_code == 0
 
 
-def test_wandb_resends_rows_a_kill_may_have_lost(tmp_path, monkeypatch):
+def test_wandb_resends_rows_that_a_kill_may_have_lost(tmp_path, monkeypatch):
     begun = SimpleNamespace(offline=True, dir=tmp_path, define_metric=lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: begun, Settings=dict))
     (tmp_path / "tracking").mkdir()
@@ -242,7 +242,7 @@ def test_hanging_tracker_is_dropped_with_one_warning(tmp_path, monkeypatch, plac
 
 
 @pytest.mark.parametrize("case", cases_of("extras/trackers/states_on_trackers"))
-def test_tracker_learns_how_the_run_ended(tmp_path, case):
+def test_tracker_is_told_how_the_run_ended(tmp_path, case):
     status, _, has_failed = case.partition(" after ")
     best = {"top1": 50.0, "epoch": 2, "file": "best.pth"}
     (tmp_path / "status.json").write_text(json.dumps(yaml.safe_load(status) | {"best": best}))

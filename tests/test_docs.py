@@ -56,7 +56,7 @@ def test_project_modules_in_docs_can_be_imported(name):
         assert not [member for member in names.split(",") if not hasattr(found, member.strip())]
 
 
-def test_tests_named_in_reliability_exist():
+def test_tests_named_in_reliability_page_exist():
     text = (ROOT / "RELIABILITY.md").read_text(encoding="utf-8")
     tests = re.findall(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)`", text)
     missing = [test for test in tests if not list((ROOT / "tests").glob(f"**/{test}"))]

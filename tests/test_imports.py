@@ -51,7 +51,7 @@ def test_programs_load_run_settings_only_through_settings_module():
     assert users == expected
 
 
-def test_every_code_folder_and_file_has_a_docstring():
+def test_every_package_and_code_file_has_a_docstring():
     files = [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
     for path in [*files, *(path.parent / "__init__.py" for path in files if path.parent != ROOT)]:
         assert ast.get_docstring(ast.parse(path.read_text())), path

@@ -181,7 +181,7 @@ def calls_of_extra(name: str) -> str:
     return "\n".join(ast.unparse(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
-# Values of an epoch, and the files of a run
+# Metrics of an epoch, and the files of a run
 
 
 @pytest.fixture(scope="module")
@@ -200,16 +200,16 @@ def test_metrics_column_has_a_value_and_a_test(folder, column):
     (row,), names = rows_of(folder / "metrics.csv"), column.name.split(", ")
     measured = any(row.get(name) for name in names)
     assert measured, (
-        f"engine/loop.py: add the value of the column {column.name} to EpochResult; it is empty after a run"
+        f"engine/loop.py: add the value of the metric {column.name} to EpochResult; its column is empty after a run"
     )
     tested = any(f'"{name}"' in text_of("tests/engine/record/test_epoch_table.py") for name in names)
-    assert tested, f"tests/engine/record/test_epoch_table.py: add the value of {column.name} to USUAL"
+    assert tested, f"tests/engine/record/test_epoch_table.py: add the value of the metric {column.name} to USUAL"
 
 
 def test_every_metric_of_an_epoch_has_a_column():
     read = text_of("engine/record/columns.py")
     for field in fields(EpochResult):
-        if field.name not in ("report", "images"):  # metrics of updates; per-image results
+        if field.name not in ("report", "images"):  # metrics of updates, and per-image results
             assert f"result.{field.name}" in read, (
                 f"engine/record/columns.py: add a Column for EpochResult.{field.name}"
             )

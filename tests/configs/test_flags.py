@@ -46,7 +46,7 @@ def test_flags_with_false_zero_or_none_override_the_file():
     assert (config.MODEL.PRETRAINED, config.START.NAME, config.AMP) == (None, "", False)
 
 
-def test_opts_may_be_repeated_anywhere():
+def test_opts_flag_may_be_repeated_anywhere():
     argv = ["-opts", "TRAIN.BASE_LR=0.1", "SAVE=a=b", "-amp", "-opts", "MODEL.FREEZE=[*, !fc.*]", "SEED=5"]
     config = load_text("", "-eval", *argv).config  # a switch without a value is on, whatever follows
     assert config.START.EVAL
@@ -80,7 +80,7 @@ def test_precision_flag_needs_amp_or_explicit_amp_false(flag):
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/on_the_command_line"))
-def test_command_line_mistake_is_named_with_remedy(words):
+def test_command_line_mistake_is_reported_with_remedy(words):
     with refused(ConfigError, page="mistakes/on_the_command_line", case=words):
         load_text("", *shlex.split(words.encode().decode("unicode_escape")))
 

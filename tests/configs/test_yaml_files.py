@@ -44,7 +44,7 @@ def test_circular_base_files_are_named():
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/in_a_file"))
-def test_settings_file_mistake_is_named_with_place_and_remedy(text):
+def test_settings_file_mistake_is_reported_with_place_and_remedy(text):
     with refused(ConfigError, page="mistakes/in_a_file", case=text):
         load_text(text.encode().decode("unicode_escape"))
 

@@ -134,7 +134,7 @@ def test_tiff_orientation_is_applied_only_on_request(options):
         assert np.array_equal(read(content, 1)[:, :, 0], np.array(stored.convert("L")))
 
 
-def test_exif_default_applies_to_photos_not_benchmark_datasets(tmp_path):
+def test_exif_is_applied_by_default_except_in_benchmark_datasets(tmp_path):
     root = folder(tmp_path / "photos", {"6.jpg": photo("JPEG", 6)})
     (root / "train_list.txt").write_text("train/ant/6.jpg 0\ntrain/bee/6.jpg 1\n")
     (root / "val_list.txt").write_text("val/ant/6.jpg 0\nval/bee/6.jpg 1\n")
@@ -148,7 +148,7 @@ def test_exif_default_applies_to_photos_not_benchmark_datasets(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [slice(20, 24), slice(12, 40)])
-def test_damaged_exif_does_not_lose_the_image(damage):
+def test_image_with_damaged_exif_is_still_read(damage):
     content = bytearray(photo("JPEG", 6))
     start = content.index(b"Exif")
     content[start + damage.start : start + damage.stop] = b"\xff" * (damage.stop - damage.start)
@@ -212,14 +212,14 @@ def test_heif_photos_without_pillow_heif_are_reported(tmp_path, monkeypatch):
         read_all(in_shards)
 
 
-def test_exif_applies_also_to_images_opened_by_torchvision():
+def test_exif_orientation_also_applies_to_torchvision_images():
     lying = Image.open(io.BytesIO(photo("PNG", 6)))
     for applies, shape in ((True, PICTURE.shape), (False, (24, 16, 3))):
         images = TorchvisionImages([(lying, 0)], np.zeros(1, int), np.zeros(1, int), ["one"], PixelRules(3, applies))
         assert images.read(0).shape == shape
 
 
-def test_photo_of_108_megapixels_is_read_unless_forbidden(recwarn):
+def test_photo_of_108_megapixels_is_read_unless_limit_is_lower(recwarn):
     content = simplejpeg.encode_jpeg(np.full((9000, 12000, 1), 77, np.uint8), colorspace="GRAY", quality=50)
     pixels = read(content, 1)
     assert pixels.shape == (9000, 12000, 1) and abs(int(pixels[-1, -1, 0]) - 77) < 3 and not recwarn.list

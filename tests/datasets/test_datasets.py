@@ -12,7 +12,7 @@ from tests.support.image_sets import error_of, load, make_folders
 from tests.support.refusals import assert_names
 
 
-def test_source_without_split_record_is_refused(monkeypatch):
+def test_data_source_without_split_record_is_refused(monkeypatch):
     whole, part = ImageSet([0, 1], ["a", "b"]), ImageSet([0, 1], ["a", "b"])
     for sets in ((whole, None), (whole, part)):
         monkeypatch.setattr(build, "find_source", lambda name, sets=sets: lambda config, say: sets)

@@ -132,7 +132,7 @@ def make_run(folder: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize("names", [RUN, RUN[:2], RUN[1:], RUN[::2]])
-def test_run_folders_are_neither_classes_nor_images(tmp_path, names):
+def test_run_folders_among_data_are_neither_classes_nor_images(tmp_path, names):
     make_folders(tmp_path, {"cat": 5, "dog": 5})
     for name in ("train-20260102-03-04-05", "cat/mine", "cat/output/mine"):
         make_run(tmp_path / name, *names)

@@ -42,7 +42,7 @@ def write(path: Path):
 
 
 @pytest.mark.parametrize("small", [10**6, 0])
-def test_index_round_trips_read_only_across_processes(tmp_path, monkeypatch, small):
+def test_index_is_read_back_unchanged_and_read_only(tmp_path, monkeypatch, small):
     monkeypatch.setattr(file, "SMALL", small)
     index = write(tmp_path / "x.index")
     assert (index.path is None) == bool(small) != (tmp_path / "x.index").exists()
@@ -236,7 +236,7 @@ def test_concurrent_starts_build_the_index_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["remove", "rename", "nested", "class", "unlink"])
-def test_changed_folders_are_listed_again(tmp_path, tmp_path_factory, change):
+def test_images_of_changed_folders_are_listed_again(tmp_path, tmp_path_factory, change):
     make_classes(tmp_path)
     draw((elsewhere := tmp_path_factory.mktemp("elsewhere")) / "linked" / "x.png")
     (tmp_path / "bee" / "link").symlink_to(elsewhere / "linked")
@@ -254,7 +254,7 @@ def test_changed_folders_are_listed_again(tmp_path, tmp_path_factory, change):
     assert change != "rename" or "ant/x.png" in {part.key(index) for part in after for index in range(len(part))}
 
 
-def test_index_does_not_skip_settings_dependent_checks(tmp_path, tmp_path_factory):
+def test_index_does_not_skip_checks_that_depend_on_settings(tmp_path, tmp_path_factory):
     root, elsewhere = tmp_path, tmp_path_factory.mktemp("elsewhere")
     make_lists(root)
     for place in (root / "more", elsewhere):
@@ -301,7 +301,7 @@ def test_split_is_drawn_once_per_fraction_and_fold(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.index"))
 
 
-def test_file_names_are_found_across_chunks_and_parts(tmp_path, monkeypatch):
+def test_file_names_are_found_across_index_chunks_and_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(file, "CHUNK", 3)
     paths = ["cat/1.jpg", "cat/21.jpg", "dog/1.jpg", "1.jpg", "a/b/1.jpg", "x", "dog/1.jpg.jpg", "dog/2.jpg"]
     images = FileImages(tmp_path, paths, [0] * len(paths), ["one"], PixelRules(3))

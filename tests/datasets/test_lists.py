@@ -59,7 +59,7 @@ def test_only_links_out_of_the_data_folder_are_refused(tmp_path):
         train.read(2)
 
 
-def test_evaluation_needs_only_the_validation_list(tmp_path):
+def test_evaluation_reads_only_the_validation_list(tmp_path):
     make_lists(tmp_path, "a.jpg 0\nmissing.jpg 7\n")
     train, val = load("imagenet2012", tmp_path, evaluate=True)
     assert train is None and len(val.classes) == 8
@@ -140,7 +140,7 @@ def test_numbered_classes_take_names_of_consistent_folders(tmp_path, moved, clas
 
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "csv"])
-def test_list_read_in_chunks_gives_same_result(tmp_path, monkeypatch, dataset):
+def test_image_list_read_in_chunks_gives_same_result(tmp_path, monkeypatch, dataset):
     name, header, mark = ("train.csv", "image_path,target\n", ",") if dataset == "csv" else ("train_list.txt", "", " ")
     rows = [f"{number // 3}/{number}.jpg{mark}{number // 2}\n" for number in range(9)]
     (tmp_path / "val_list.txt").write_text("val/8.jpg 1\n")

@@ -80,7 +80,7 @@ def test_epoch_description_states_steps_and_dropped_images():
     same_text("epochs", pages)
 
 
-def test_sample_randomness_is_unique_in_any_python_version():
+def test_sample_random_numbers_are_distinct_and_fixed_across_python_versions():
     assert sample_rng(0, 0, 0).random() == 0.12010089443862726
     others = [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0, "replacement")]
     assert len({sample_rng(*each).random() for each in others} | {0.12010089443862726}) == 5
@@ -271,7 +271,7 @@ def plenty(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("plenty")
-def test_worker_count_defaults_to_the_process_cores(folder):
+def test_worker_count_defaults_to_the_cores_of_the_process(folder):
     config, small = folder_settings(folder, None), settings(NUM_WORKERS=None)
     files, in_memory = load_image_sets(config)[1], load_image_sets(small)[1]
     processes = replaced(config, DATA={"WORKERS": "processes"})
@@ -303,7 +303,7 @@ def test_gpu_loading_uses_processes_where_gil_limits_threads(folder, monkeypatch
     assert fewest_processes(plain, files, local_size=4) == 0, "not enough memory for all four ranks' processes"
 
 
-def test_gpu_threads_read_ahead_as_memory_allows(monkeypatch):
+def test_gpu_loader_threads_read_ahead_as_memory_allows(monkeypatch):
     def ahead(free: int, **data) -> int:
         monkeypatch.setattr(loader_workers, "free_host_memory", lambda: free)
         config = settings(NUM_WORKERS=2, WORKERS="threads", **data)

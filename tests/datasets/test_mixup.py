@@ -108,7 +108,7 @@ def test_mixup_group_shares_one_draw_however_window_is_divided():
     assert len(set(map(tuple, (row[1:] for row in whole.rows(piece(200)))))) == 1
 
 
-def test_pair_and_element_modes_draw_independently_of_groups():
+def test_mixup_pair_and_element_modes_ignore_the_group_size():
     for mode, count in (("pair", 10), ("elem", 20)):
         tables = [mixing(**KINDS["mixup"], MIXUP_MODE=mode, MIXUP_GROUP=group).rows(piece(20)) for group in (4, None)]
         assert tables[0] == tables[1] and len({row[1:] for row in tables[0]}) == count

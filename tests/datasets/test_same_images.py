@@ -41,7 +41,7 @@ def assert_same_however_split_and_started(config: Config) -> dict:
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "imagefolder"])
-def test_every_source_gives_same_images_however_loaded(tmp_path, name):
+def test_every_data_source_gives_same_images_however_loaded(tmp_path, name):
     config = settings(SOURCES[name](tmp_path), {})
     whole = assert_same_however_split_and_started(config)
     by_processes = seen(config, first=2, NUM_WORKERS=2, WORKERS="processes")
@@ -49,7 +49,7 @@ def test_every_source_gives_same_images_however_loaded(tmp_path, name):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_augmented_images_are_equal_however_split_or_started(source, case):
+def test_augmented_images_are_equal_for_any_batch_split_or_start(source, case):
     data, train = CASES[case]
     assert_same_however_split_and_started(settings(source | data, train))
 

@@ -131,7 +131,7 @@ def test_validation_set_identity_depends_on_labels_but_not_their_order(tmp_path)
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/of_several_labels"))
-def test_wrong_labels_are_refused_with_their_location(tmp_path, text):
+def test_wrong_multilabel_cells_are_refused_with_their_location(tmp_path, text):
     header, *rows = content_of(text).split("\n")
     write(tmp_path / "train.csv", rows, header)
     given = SEPARATED if "target" in header else IN_COLUMNS

@@ -34,7 +34,7 @@ def test_remote_tars_are_refused_without_their_extra(monkeypatch):
 # --- reading ---
 
 
-def test_samples_are_read_in_tar_order(tmp_path):
+def test_shard_samples_are_read_in_tar_order(tmp_path):
     make_set(tmp_path)
     (tmp_path / "train-000001.tar.gz").touch()  # the compressed file from which a tar was unpacked
     train, val = load("shards", tmp_path)
@@ -57,7 +57,7 @@ def test_shards_are_read_from_part_folders_with_class_names(tmp_path):
             load("shards", tmp_path)
 
 
-def test_labels_come_only_from_cls_or_json_files(tmp_path):
+def test_shard_labels_come_only_from_cls_or_json_files(tmp_path):
     files = {
         "./deep/a.JPG": png(1),
         "./deep/a.cls": b" 2\n",
@@ -112,7 +112,7 @@ def test_documented_shard_writer_makes_readable_shards(tmp_path):
 
 
 @pytest.mark.parametrize("files", cases_of("mistakes/in_a_tar"))
-def test_wrong_sample_is_reported_with_its_tar(tmp_path, files):
+def test_wrong_shard_sample_is_reported_with_its_tar(tmp_path, files):
     named = (file.split("=") for file in content_of(files).split())
     write_tar(tmp_path / "train-0.tar", {name: content.encode() for name, content in named})
     same_message(error_of("shards", tmp_path), "mistakes/in_a_tar", files)
@@ -170,7 +170,7 @@ def scanned(monkeypatch) -> list[str]:
     return names
 
 
-def test_foreign_or_out_of_bounds_index_is_rejected(tmp_path, scanned):
+def test_foreign_or_out_of_bounds_shard_index_is_rejected(tmp_path, scanned):
     tar = write_tar(tmp_path / "train-0.tar", samples(0, 3))
     names, stat, checksum = [b"a.png", b"b.png", b"c.png"], tar.stat(), shards.checksum_of(Tar(tar))
     described = [

@@ -253,7 +253,7 @@ def test_finished_checkpoint_outside_a_run_leaves_no_folder(again):
 
 
 @pytest.mark.parametrize("flag", ["-pretrained", "-resume"])
-def test_checkpoint_is_evaluated_without_cfg_on_another_path(trained, tmp_path, flag, monkeypatch):
+def test_checkpoint_is_evaluated_without_cfg_on_another_data_path(trained, tmp_path, flag, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained / "photos" / "val", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "elsewhere" / "bird")
@@ -281,7 +281,7 @@ def test_run_resumes_from_its_folder_without_cfg(again):
     assert f"# checkpoint {folder}" in (folder / "config.yaml").read_text()
 
 
-def test_new_run_from_checkpoint_takes_only_its_recipe(again, monkeypatch):
+def test_new_run_from_checkpoint_takes_only_its_recipe_settings(again, monkeypatch):
     monkeypatch.chdir(again)
     draw_photos(again / "photos" / "train", "zebra")
     state = torch.load(checkpoint(again), weights_only=True)

@@ -124,7 +124,7 @@ def test_scoring_uses_eval_mode_and_restores_training_mode(tmp_path, training):
     assert set(modes[:5]) == {False} and model.training is training
 
 
-def test_weights_and_ema_are_scored_in_one_pass(tmp_path, monkeypatch):
+def test_raw_and_ema_weights_are_scored_in_one_pass(tmp_path, monkeypatch):
     trainer, passes = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true")), []
     eval_set = load_image_sets(trainer.config)[1]
     data, bad_images = build_eval_data(trainer.config, eval_set, Process(CPU)), BadImages(eval_set, 0.0, print)

@@ -43,7 +43,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def test_named_run_killed_early_reuses_its_folder(folder):
+def test_restart_of_named_run_killed_early_reuses_its_folder(folder):
     assert {path.name for path in (folder / "o").iterdir()} == {"mine"}
     status = status_of(folder / "o/mine")
     assert (status["state"], status["epoch"]) == ("done", 1)
@@ -66,7 +66,7 @@ def test_saved_settings_repeat_run_under_another_name(folder):
     assert [path.name for path in (folder / "p").iterdir()] == ["again"]
 
 
-def test_evaluation_gets_its_own_folder(folder):
+def test_evaluation_writes_to_its_own_folder(folder):
     words = ["-eval", "-output", str(folder / "o"), "-name"]
     weights = ["-pretrained", str(folder / "o/mine/best.pth")]
     assert run("main_single_gpu.py", *words, "scored", *weights).returncode == 0
@@ -181,7 +181,7 @@ def test_output_folder_inside_an_image_folder_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("output", ["photos", "parts", "parts/o"])
-def test_output_folder_beside_classes_is_not_a_class(tmp_path, output):
+def test_output_folder_next_to_class_folders_is_no_class(tmp_path, output):
     make_folders(tmp_path / "photos", {"cat": 4, "dog": 4})
     make_folders(tmp_path / "parts", {"train/cat": 2, "train/dog": 2, "val/cat": 2})
     data, save = tmp_path / output.split("/")[0], tmp_path / output

@@ -40,7 +40,7 @@ def resume(key: str) -> None:
     refuse_changes(Config(), ORDER, {}, state, Path("last.pth"))
 
 
-def test_settings_changeable_on_resume_match_the_list():
+def test_settings_that_may_change_on_resume_match_the_list():
     listed = {f"{section}.{name}".lstrip(".") for section, names in MAY_CHANGE.items() for name in names.split()}
     assert {key for key in SETTINGS if SETTINGS[key].may_change} - REMOVED_SOON == listed
 
@@ -64,7 +64,7 @@ def test_only_whole_image_caches_may_change_on_resume():
         assert ("DATA.CACHE" in changes({"DATA.CACHE": saved}, {"DATA.CACHE": now})) is differs
 
 
-def test_changed_image_count_is_refused_unless_allowed(tmp_path, start, photos):
+def test_resume_refuses_changed_image_count_unless_allowed(tmp_path, start, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-opts", "DATA.NUM_WORKERS=0"]
 
     def files() -> dict[str, bytes]:
@@ -106,7 +106,7 @@ def flags_of(path: Path, *allowed: str) -> list[str]:
     return ["-dataset", "imagefolder", "-data_path", str(path), "-opts", "DATA.NUM_WORKERS=0", *words]
 
 
-def test_images_moved_between_classes_are_refused_and_named(tmp_path, start, flat):
+def test_resume_refuses_and_names_images_moved_between_classes(tmp_path, start, flat):
     (flat / "ant/day").mkdir()
     for number in range(3):
         (flat / f"ant/{number:02d}.JPEG").rename(flat / f"ant/day/x{number}.JPEG")
@@ -128,7 +128,7 @@ def test_added_images_need_only_permission_for_new_image_count(tmp_path, start, 
     start(tmp_path / "o", *flags_of(flat, "NUM_IMAGES")).done()
 
 
-def test_different_data_with_same_names_is_refused(tmp_path, start, photos):
+def test_resume_refuses_different_images_with_the_same_names(tmp_path, start, photos):
     start(tmp_path / "o", *flags_of(photos), "-epochs", "1").done()
     shutil.copytree(photos, tmp_path / "copy")
     start(tmp_path / "o", *flags_of(tmp_path / "copy"), "-epochs", "1").done()
@@ -139,7 +139,7 @@ def test_different_data_with_same_names_is_refused(tmp_path, start, photos):
     start(tmp_path / "o", *flags_of(tmp_path / "copy")).refused("IMAGES: sizes of the training files: 64 of 64 differ")
 
 
-def test_changed_list_labels_and_validation_images_are_refused(tmp_path, start, photos):
+def test_resume_refuses_changed_list_labels_and_validation_images(tmp_path, start, photos):
     for part in ("train", "val"):
         names = [path.relative_to(photos).as_posix() for path in sorted((photos / part).rglob("*.JPEG"))]
         lines = [f"{name},{name.split('/')[1]}" for name in names]

@@ -168,7 +168,7 @@ def test_output_that_cannot_be_created_is_refused_before_reading_data(tmp_path, 
     assert "nowhere" not in refused.printed
 
 
-def test_folder_in_use_by_another_run_stays_unchanged(tmp_path, start):
+def test_run_folder_in_use_by_another_run_stays_unchanged(tmp_path, start):
     assert start(tmp_path / "o", kill_at=[2, 0]).returncode == -signal.SIGKILL
     folder = run_folder(tmp_path / "o")
     before = {path: path.read_bytes() for path in folder.iterdir()}

@@ -136,7 +136,7 @@ def test_run_without_a_valid_update_ends_as_stopped(tmp_path, start, trained):
 
 @needing_extra("doctor")
 @pytest.mark.parametrize("factor", [1e30, float("nan")])
-def test_weights_with_nonfinite_outputs_name_the_first_layer(tmp_path, tiny, start, trained, factor):
+def test_error_for_nonfinite_outputs_names_the_first_bad_layer(tmp_path, tiny, start, trained, factor):
     bad = scaled(trained, factor, tmp_path / "bad.pth")
     ended = start(tmp_path / "o", "-eval", "-pretrained", str(bad)).refused(str(bad), "blocks.0")
     assert "Validation" not in ended.stdout, ended.printed
@@ -178,7 +178,7 @@ def test_very_long_command_line_word_is_refused_at_once(word):
 @pytest.mark.parametrize(
     "value", [None, [], {}, [[None]], [[1, 2, 3]], {"epoch": "x"}, "\ud800\x1b", -1, 1e308, 10**400, float("nan")]
 )
-def test_wrongly_typed_values_in_run_files_are_ignored(tmp_path, value):
+def test_values_of_wrong_type_in_run_files_are_ignored(tmp_path, value):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(to_yaml(Config(), {}))

@@ -62,7 +62,7 @@ def calls() -> list[tuple[str, str, dict[str, str]]]:
     return found
 
 
-def test_our_code_never_loads_files_unsafely():
+def test_program_code_never_loads_files_unsafely():
     unsafe = "eval exec compile pickle.load pickle.loads yaml.load yaml.unsafe_load yaml.full_load".split()
     for file, function, named in calls():
         assert function not in unsafe, f"{file}: {function}"

@@ -92,7 +92,7 @@ def test_heartbeat_is_rate_limited_and_never_delays_training(tmp_path, monkeypat
     assert "position" not in status_of(tmp_path) and len(written) == 3
 
 
-def test_unwritable_status_warns_with_its_content(tmp_path):
+def test_warning_about_unwritable_status_file_contains_its_content(tmp_path):
     warned = []
     Status(tmp_path / "gone", warned.append).set("stopped")
     assert len(warned) == 1 and "stopped" in warned[0] and str(tmp_path / "gone/status.json") in warned[0]

@@ -38,7 +38,7 @@ def test_killed_loader_process_on_one_rank_ends_both_ranks(tmp_path, start):
     assert_names(failure(tmp_path / "o"), "process 1")
 
 
-def test_open_file_limit_is_named_without_a_traceback(tmp_path, start):
+def test_too_many_open_files_are_reported_without_a_traceback(tmp_path, start):
     ended = start(tmp_path / "o", *DIGITS, *PROCESSES, limit_open_files=[3])
     assert ended.returncode == 2 and "Traceback" not in ended.printed, ended.printed
     assert_names(ended.stderr, "error: too many open files", "ulimit -n 4096", "-num_workers")

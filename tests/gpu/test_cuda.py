@@ -33,7 +33,7 @@ def cuda_trainer(config) -> Trainer:
     return build_trial(config, process, model, data, Log(0))
 
 
-def test_phases_are_timed_by_the_device(tmp_path):
+def test_phases_of_updates_are_timed_on_the_device(tmp_path):
     trainer = cuda_trainer(small_config(tmp_path, "REPORT_FREQ=4", *SYNTHETIC))
     reports = Reports()
     trainer.callbacks = [Timing.on(trainer.process.device), reports]
@@ -55,7 +55,7 @@ def updated(tmp_path, *options: str) -> tuple[float, int, torch.dtype | None]:
     return trainer.report().mean_loss, torch.cuda.max_memory_allocated(), trainer.precision.half
 
 
-def test_amp_uses_float16_and_checkpointing_saves_memory(tmp_path):
+def test_amp_uses_float16_and_grad_checkpointing_saves_memory(tmp_path):
     _, memory, half = updated(tmp_path)
     loss, less, chosen = updated(tmp_path, "AMP=true")
     again, least, _ = updated(tmp_path, "AMP=true", "TRAIN.GRAD_CHECKPOINTING=true")
@@ -129,7 +129,7 @@ def test_batches_copied_ahead_match_the_cpu(tmp_path, workers):
         assert torch.equal(ours.images.cpu(), plain.images) and torch.equal(ours.targets.cpu(), plain.targets)
 
 
-def test_snapshot_of_a_busy_device_is_consistent():
+def test_host_copy_of_a_busy_device_is_consistent():
     device = torch.device("cuda", torch.cuda.current_device())
     snapshot = HostCopy(device)
     matrix, state = torch.randn(4096, 4096, device=device), {"weights": torch.zeros(2**20, device=device), "one": 1}
@@ -143,7 +143,7 @@ def test_snapshot_of_a_busy_device_is_consistent():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_single_process_shards_match_model_without_syncs(tmp_path, monkeypatch, dtype):
+def test_single_process_fsdp2_matches_plain_model_without_syncs(tmp_path, monkeypatch, dtype):
     options = ("AMP=true", f"PRECISION.DTYPE={dtype}", "TRAIN.MODEL_EMA=true", "TRAIN.ACCUM_ITER=2", *SYNTHETIC)
     whole = cuda_trainer(small_config(tmp_path, *options))
     torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -55,7 +55,7 @@ def test_short_last_block_matches_timm_logits_and_gradients(fields, fused):
     torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.1)
 
 
-def test_short_last_block_keeps_names_copies_and_features():
+def test_short_last_block_keeps_weight_names_copies_and_features():
     model = make_vit()
     chosen = with_short_last_block(model)
     assert list(chosen.state_dict()) == list(model.state_dict())

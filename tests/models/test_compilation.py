@@ -118,7 +118,7 @@ def test_drop_path_with_tensor_rate_keeps_the_mean(tmp_path):
     assert {each.device.type for each in elsewhere.buffers()} == {"meta"}, "on the CPU, DDP could not send it with NCCL"
 
 
-def test_compiling_blocks_of_blockless_model_is_refused(tmp_path):
+def test_compiling_blocks_of_a_model_without_blocks_is_refused(tmp_path):
     with refused(ConfigError, "COMPILE", "blocks", "true"):
         compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE=blocks"))
 

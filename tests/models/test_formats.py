@@ -95,7 +95,7 @@ def test_torchvision_vit_weights_give_torchvision_logits(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["", "opt/target/"])
-def test_google_npz_is_read_as_in_timm(tmp_path, weights, prefix):
+def test_google_npz_weights_are_read_as_in_timm(tmp_path, weights, prefix):
     path = tmp_path / "google.npz"
     np.savez(path, **google_arrays(weights, prefix))
     theirs = vit()

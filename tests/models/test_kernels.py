@@ -93,7 +93,7 @@ class OwnConv2d(nn.Conv2d):
         OwnConv2d(4, 6, 4, stride=4),
     ],
 )
-def test_layers_other_than_patch_embeddings_stay_unchanged(layer):
+def test_gpu_kernels_leave_layers_other_than_patch_embeddings_unchanged(layer):
     embedding = PatchEmbed(img_size=8, patch_size=4, in_chans=4, embed_dim=6)
     embedding.proj = layer
     model = nn.Sequential(nn.Conv2d(4, 4, 2, stride=2), embedding)
@@ -208,7 +208,7 @@ def tensors(state: dict) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_channels_last_training_matches_and_resumes_without_it(resnet):
+def test_channels_last_training_matches_and_resumes_in_default_layout(resnet):
     plain, others = trainer_with(resnet)
     trainer, layouts = trainer_with(resnet, ChannelsLast())
     for each in (plain, trainer):

@@ -98,6 +98,6 @@ def test_model_with_too_many_layers_is_refused_before_building(kwargs):
         check_kwargs(Model(TYPE="timm", NAME="x", KWARGS=Arguments(kwargs)))
 
 
-def test_model_without_pooling_is_refused(tmp_path):
+def test_timm_model_without_pooling_is_refused(tmp_path):
     with refused(ConfigError, "MODEL.KWARGS.global_pool"):
         build_model(replaced(small_config(tmp_path), MODEL={"KWARGS": Arguments({"global_pool": ""})}), 5)

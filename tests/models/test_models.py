@@ -131,7 +131,7 @@ def test_batch_norm_with_one_trained_parameter_stays_in_training_mode():
 
 
 @pytest.mark.parametrize(("pattern", "trains"), [("0", True), ("1", False)])
-def test_parameterless_batch_norm_freezes_only_by_name(pattern, trains):
+def test_batch_norm_without_parameters_is_frozen_only_by_name(pattern, trains):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2, affine=False), torch.nn.Linear(2, 2))
     freeze(model, (pattern,))
     assert model.train()[1].training is trains

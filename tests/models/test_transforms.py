@@ -136,7 +136,7 @@ def test_grad_checkpointing_is_bitwise_exact_with_dropout(tmp_path, way):
     assert found == expected and more_calls == 2 * calls
 
 
-def test_grad_checkpointing_saves_less_and_estimate_agrees(tmp_path):
+def test_grad_checkpointing_stores_fewer_activations_and_estimate_agrees(tmp_path):
     config = small_config(tmp_path, "MODEL.DEPTH=8", "MODEL.EMBED_DIM=32", "DATA.BATCH_SIZE=16")
     again = replaced(config, TRAIN={"GRAD_CHECKPOINTING": True})
     whole, less = (saved_bytes(each, build_model(each, 10), Precision(each, CPU), 16) for each in (config, again))
@@ -144,7 +144,7 @@ def test_grad_checkpointing_saves_less_and_estimate_agrees(tmp_path):
     assert 0.8 * 7 * 16 * 5 * 32 * 4 < less < 0.4 * whole
 
 
-def test_grad_checkpointing_uses_timm_or_is_refused(tmp_path):
+def test_grad_checkpointing_uses_timm_support_or_is_refused(tmp_path):
     model = build_model(small_config(tmp_path, *RESNET.split()), 10)
     ActivationCheckpointing("resnet18").apply(model)
     assert model.grad_checkpointing

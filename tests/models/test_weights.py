@@ -250,7 +250,7 @@ def test_unreachable_hub_is_asked_once_unless_cached(monkeypatch, network, fails
 
 
 @pytest.mark.parametrize("source", cases_of("mistakes/of_pretrained"))
-def test_source_without_weights_or_model_is_refused(here, weights, source):
+def test_pretrained_source_without_weights_or_model_is_refused(here, weights, source):
     saved(weights, here / "vit.pth")
     pickled({}, here / "x.pdopt")
     with refused(ConfigError, page="mistakes/of_pretrained", case=source):

@@ -77,7 +77,7 @@ def test_alternating_benchmark_cases_keep_their_ratios_during_slowdowns():
 
 
 @pytest.mark.parametrize(("kind", "is_compiled"), [("cpu", False), ("cuda", True)])
-def test_run_benchmark_gives_timm_the_same_options(tmp_path, kind, is_compiled):
+def test_run_benchmark_gives_halfstep_and_timm_same_options(tmp_path, kind, is_compiled):
     setup = loader.Setup("vit_tiny_patch16_224", kind, 16, 256, is_compiled)
     timm = " ".join(setup.timm(tmp_path, tmp_path, tmp_path)) + " "
     config = load(setup.halfstep(tmp_path, tmp_path)[2:]).config

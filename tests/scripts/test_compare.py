@@ -352,7 +352,7 @@ def test_compare_mistake_exits_2_with_a_remedy(folder, here, words):
     same_message(err, "mistakes/of_compare", words)
 
 
-def test_names_cannot_break_out_of_their_table_cell(tmp_path):
+def test_run_names_cannot_break_out_of_their_table_cell(tmp_path):
     for name in ("a | b`<i>", "c\nd"):
         # A note mentions this setting.
         make_run(tmp_path / name, [90.0], f"TRAIN.NUM_EPOCHS: 2\nTRAIN.SMOOTHING: 0.{len(name)}")

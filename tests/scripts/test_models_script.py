@@ -13,14 +13,14 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.slow
 
 
-def test_model_row_shows_its_size_and_image_preparation():
+def test_model_list_row_shows_size_and_image_preparation():
     found = {model.name: model for model in describe_models(find_names(["vit_tiny_patch16_224", "in21k"]))}
     assert set(found) == {f"vit_tiny_patch16_224.{tag}" for tag in ("augreg_in21k", "augreg_in21k_ft_in1k")}
     cells = script.row_of(found["vit_tiny_patch16_224.augreg_in21k_ft_in1k"])
     assert cells[1:] == ("5.7 M", "224", "1,000", "apache-2.0")
 
 
-def test_default_list_shows_six_sizes_and_advises_one():
+def test_models_script_lists_six_sizes_and_recommends_one():
     same_text("models", printed := typed("scripts/models.py").done().stdout)
     rows = {row.split()[0]: row for row in printed.splitlines()[1:7]}
     assert not set(rows) - set(timm.list_pretrained())
@@ -42,7 +42,7 @@ def test_matching_architectures_without_weights_are_listed():
     assert f"MODEL.NAME={bare}" in lines[-1] and "no weights" in lines[1]
 
 
-def test_models_over_the_limit_are_counted_below_table(monkeypatch):
+def test_models_above_the_row_limit_are_counted_below_table(monkeypatch):
     monkeypatch.setattr(script, "LIMIT", 2)
     number = len(find_names(["vit_tiny"]))
     lines = typed("scripts/models.py", "vit_tiny").done().stdout.splitlines()
@@ -69,6 +69,6 @@ def test_parameters_of_equal_architectures_are_counted_once(monkeypatch):
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_models_script"))
-def test_unmatched_search_suggests_the_nearest_names(words):
+def test_model_search_without_match_suggests_the_nearest_names(words):
     with refused(ConfigError, page="mistakes/of_models_script", case=words):
         find_names(words.split())

@@ -213,7 +213,7 @@ def test_closed_output_pipe_ends_prediction_quietly_with_complete_table(trained,
     assert len(table.read_text().splitlines()) == 1 + len(list((digits / "3").iterdir()))
 
 
-def test_two_processes_write_the_same_predictions_in_order(trained, digits, tmp_path):
+def test_two_processes_write_the_same_predictions_as_one(trained, digits, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     seven, *images = [path for digit in "73" for path in sorted((digits / digit).iterdir())[:10]]

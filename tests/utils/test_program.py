@@ -54,7 +54,7 @@ def test_error_determines_exit_code_and_message(error):
     same_message(repr((int(code), message)), "errors", error)
 
 
-def test_version_prints_everything_a_bug_report_needs(monkeypatch, capsys):
+def test_version_flag_prints_everything_a_bug_report_needs(monkeypatch, capsys):
     for kind, half, speedup, advice in (("cpu", "bfloat16", 0.5, ": leave -amp out"), ("cuda", "float16", 2.0, "")):
         monkeypatch.setattr("utils.distributed.find_devices", lambda setting, kind=kind: (kind, 3))
         monkeypatch.setattr("utils.host.half_speedup", lambda device, half, speedup=speedup: speedup)
@@ -84,7 +84,7 @@ def test_errors_while_reading_mean_damage_unless_out_of_memory(kind):
 
 
 @pytest.mark.parametrize("typed", cases_of("two_dashes"))
-def test_two_dashes_before_a_flag_work_like_one(typed):
+def test_two_dashes_before_a_flag_work_like_one_dash(typed):
     passed = []
     assert exit_code(lambda arguments: passed.extend(arguments) or 0, typed.split()) == 0
     same_message(" ".join(passed), "two_dashes", typed)
@@ -104,7 +104,7 @@ def test_closed_output_pipe_ends_a_program_quietly(unbuffered):
         assert (program.wait(), program.stderr.read()) == (0, b"")
 
 
-def test_early_interrupt_leaves_no_traceback():
+def test_interrupt_at_program_start_prints_no_traceback():
     command = [sys.executable, "-c", "import utils\nraise KeyboardInterrupt"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")

@@ -23,7 +23,7 @@ def found_in(photos, *options, most: int | None = None, data_set="imagefolder") 
     return {each.title: (each.verdict, each.text) for each in findings}
 
 
-def test_unreadable_images_warn_or_fail_by_allowed_fraction(check, photos):
+def test_check_warns_or_fails_by_fraction_of_unreadable_images(check, photos):
     (photos / "train/dog/1.png").write_bytes(BROKEN)
     found = check()
     assert trouble(found) == {"training images": WARN}

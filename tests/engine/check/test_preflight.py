@@ -35,7 +35,7 @@ def test_check_passes_clean_run_and_reports_busy_machine(check, monkeypatch, loa
 
 
 @pytest.mark.parametrize("flags", cases_of("mistakes/in_the_check"))
-def test_settings_mistake_is_reported_in_its_own_row(check, flags):
+def test_check_reports_settings_mistake_in_its_own_row(check, flags):
     if torch.cuda.is_available() and "PRECISION.MATMUL=tf32" in flags:
         pytest.skip("not a mistake on a GPU")
     told = "; ".join(f"{row}: {verdict}" for row, verdict in trouble(check(*flags.split())).items())
@@ -158,7 +158,7 @@ def test_disk_estimate_ignores_checkpoints_of_other_runs(check, tmp_path, monkey
     assert needed() == before
 
 
-def test_check_has_a_row_for_data_set_notes(check, photos):
+def test_check_shows_notes_of_the_data_set_as_row(check, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-out", str(photos.parent / "shards")]
     assert make_shards.main([*flags, "-samples_per_shard", "8"]) == 0
     tar = photos.parent / "shards" / "train-000001.tar"

@@ -139,7 +139,7 @@ def test_saved_bad_image_numbers_apply_only_to_same_images():
     assert known == [[3], []]
 
 
-def test_last_epoch_gets_a_numbered_checkpoint(again):
+def test_last_epoch_gets_a_numbered_checkpoint_despite_save_freq(again):
     start(again.parent / "other", "-epochs", "3", "-opts", "SAVE_FREQ=2").done()
     names = [path.name for path in numbered(run_folder(again.parent / "other"))]
     assert names == ["checkpoint-3.pth", "checkpoint-2.pth"]

@@ -42,7 +42,7 @@ def bad_batches(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "bad_batches.jsonl").read_text().splitlines()]
 
 
-def test_rollback_across_epoch_end_survives_a_later_stop(start):
+def test_rollback_across_epoch_end_is_kept_after_a_stop(start):
     # Raw and EMA scores: at the first end of epoch 1, at its second end, and at the end of epoch 2.
     thrown_away, first, second = ([[top1, 1.0]] * 2 for top1 in (50.0, 40.0, 30.0))
     scores = [*thrown_away, *first, *second]

@@ -124,7 +124,7 @@ def test_compiled_ddp_model_matches_eager_one(runs, name):
     assert_alike(runs[f"compiled {name}"], runs[f"ddp {name}"])
 
 
-def test_fsdp2_gathers_matrices_in_half_norms_in_float32(runs):
+def test_fsdp2_gathers_matrices_in_half_and_norms_in_float32(runs):
     has_types = hasattr(MixedPrecisionPolicy(), "param_dtype_override_fn")
     half = torch.bfloat16 if has_types else torch.float32
     types = {"patch_embed.proj": half, "norm1": torch.float32, "mlp.fc1": half, "norm": torch.float32, "head": half}

@@ -205,7 +205,7 @@ def test_loss_scale_follows_paddle_rule_over_random_sequences(tmp_path):
         assert our_scales(config, found, stop_at=draw.randint(1, 119)) == expected, "counters are lost in a checkpoint"
 
 
-def test_constant_loss_scale_stays_and_still_skips_updates(tmp_path):
+def test_constant_loss_scale_never_changes_but_still_skips_updates(tmp_path):
     config = make(tmp_path, True, "float16", INIT_LOSS_SCALING=256.0, USE_DYNAMIC_LOSS_SCALING=False)
     assert set(our_scales(config, [True, False, True, True])) == {256.0}
 
@@ -226,7 +226,7 @@ def test_apex_o1_becomes_autocast_with_a_note(tmp_path):
 
 
 @pytest.mark.parametrize(("mode", "precision"), [("tf32", "high"), ("ieee", "highest")])
-def test_matmul_setting_applies_to_matrices_and_convolutions(mode, precision):
+def test_matmul_precision_setting_applies_to_matrices_and_convolutions(mode, precision):
     try:
         set_matmul(mode)
         assert torch.get_float32_matmul_precision() == precision

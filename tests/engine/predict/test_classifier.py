@@ -74,7 +74,7 @@ def test_classifier_needs_model_name_for_bare_weights(tmp_path):
     assert torch.equal(found.model(images), model(images)) and found.config.DATA.IMAGE_SIZE == 64
 
 
-def test_google_npz_is_loaded_with_its_preprocessing(tmp_path):
+def test_google_npz_weights_are_loaded_with_their_preprocessing(tmp_path):
     ours = vit(EMBED_DIM=192, NUM_HEADS=3)
     np.savez(tmp_path / "vit.npz", **google_arrays(ours.state_dict(), ""))
     found = load_classifier(tmp_path / "vit.npz")

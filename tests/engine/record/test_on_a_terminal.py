@@ -48,7 +48,7 @@ def test_progress_bar_shows_images_and_metrics_per_update(seen):
     assert percent == "100" and "loss" in figures and "acc" in figures and "scale" not in figures
 
 
-def test_log_file_uses_paddlevit_lines_without_the_table(seen):
+def test_log_file_has_paddlevit_lines_instead_of_the_table(seen):
     log = (seen[0] / "log.txt").read_text()
     assert "----- Epoch[002/002], Validation Loss: " in log and "Epoch[002/002], Step[0000/0044], Lr: " in log
     assert "images/s, " in log and "val loss" not in log and "%|" not in log

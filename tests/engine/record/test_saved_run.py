@@ -109,7 +109,7 @@ def test_reused_process_id_does_not_count_as_the_run(folder):
     assert SavedRun.open(folder).state == "killed"
 
 
-def test_run_of_another_user_counts_as_alive(folder, monkeypatch):
+def test_running_process_of_another_user_counts_as_alive(folder, monkeypatch):
     write_status(folder, **HERE, pid=1)
     monkeypatch.setattr(os, "kill", mock.Mock(side_effect=PermissionError))
     assert SavedRun.open(folder).state == "running"
@@ -145,11 +145,11 @@ def test_damaged_run_or_run_without_epochs_is_refused(folder, file):
 
 
 @pytest.mark.parametrize("path", ["nothing", "config.yaml", ".."])
-def test_path_without_a_run_is_refused(folder, path):
+def test_path_that_is_no_run_folder_is_refused(folder, path):
     with refused(ConfigError, folder / path, whole=path != ".."):
         SavedRun.open(folder / path)
 
 
-def test_reading_a_run_imports_no_torch():
+def test_reading_a_saved_run_does_not_import_torch():
     code = "import sys, engine.record.saved_run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

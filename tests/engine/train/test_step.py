@@ -83,7 +83,7 @@ def test_non_finite_update_changes_no_training_state(tmp_path):
     assert torch.isfinite(torch.tensor(trainer.report().mean_loss))
 
 
-def test_good_update_resets_the_skip_streak(tmp_path):
+def test_valid_update_resets_the_count_of_consecutive_skips(tmp_path):
     trainer = make_trainer(small_config(tmp_path))
     in_a_row = []
     for factor in ("nan", "nan", "1", "nan"):

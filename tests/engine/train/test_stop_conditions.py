@@ -34,7 +34,7 @@ def first_stop(seconds: float, asked: list[tuple[float, int]], start: float = 0,
     return answers[0] if answers else None
 
 
-def test_time_limit_reserves_time_for_saves_and_evaluation():
+def test_time_limit_reserves_time_for_saving_and_evaluation():
     asked = [(now, 50) for now in range(20, 111, 5)]
     assert first_stop(100, asked, start=10, save=2) == 100  # the limit is 110 - 2 x (5 + 2)
     assert first_stop(100, asked, start=10, save=3) == 95
@@ -77,7 +77,7 @@ def test_stop_signal_takes_precedence_over_the_time_limit(tmp_path):
     assert stopped.value.signal == signal.SIGINT
 
 
-def test_early_stop_persists_until_the_limit_is_lifted(tmp_path, small_yaml):
+def test_early_stopped_run_stays_finished_until_limit_is_lifted(tmp_path, small_yaml):
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "run"), "-resume", "auto", "-opts"]
     # With a learning rate of zero, no evaluation is better than the first.
     flags += ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.EARLY_STOP=2", "DATA.BATCH_SIZE=160"]

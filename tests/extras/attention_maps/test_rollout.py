@@ -101,7 +101,7 @@ TIMM = {  # at 64 pixels if the model supports it
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_timm_models_get_rollout_or_gradient_maps(name):
+def test_timm_models_get_attention_rollout_or_gradient_maps(name):
     kind, arguments = TIMM[name]
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=3, **arguments).eval()
@@ -114,7 +114,7 @@ def test_timm_models_get_rollout_or_gradient_maps(name):
     assert not maps.requires_grad and all(weight.grad is None for weight in model.parameters())
 
 
-def test_gradient_maps_equal_cam_for_pooled_linear_heads():
+def test_gradient_maps_equal_class_activation_maps_for_pooled_heads():
     """Compare with Zhou et al., https://arxiv.org/abs/1512.04150: the last features, weighted by the head's weights."""
     torch.manual_seed(0)
     model, images = timm.create_model("test_resnet", num_classes=3).eval(), torch.randn(2, 3, 224, 224)

@@ -466,7 +466,7 @@ def test_run_shorter_than_budget_keeps_its_usual_learning_rates(config, options)
         ("NAME=step MILESTONES=[500,1000,2900]", 3e-6),
     ],
 )
-def test_every_schedule_stays_smooth_under_a_budget(config, options, last):
+def test_every_learning_rate_schedule_stays_smooth_under_a_budget(config, options, last):
     """Load changes the number of updates twice. The rate must have only the jumps of its schedule."""
     settings = config("5m", *(f"TRAIN.LR_SCHEDULER.{each}" for each in options.split()))
     run = Run(settings, World(load=comes_and_goes(60, 3))).go()

@@ -154,7 +154,7 @@ def test_cached_shards_keep_their_own_order(tmp_path):
     assert any(line.startswith("cache: writing 30 images") for line in messages.lines)
 
 
-def test_cache_is_reused_only_for_identical_pixels(photos):
+def test_cache_is_reused_only_if_pixels_would_be_identical(photos):
     """Other rules for grey images, orientation or background need another cache."""
     given = [{}, {}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": (0.1, 0.1, 0.1)}, {"CACHE": 9}]
     given.append({"CACHE": 9, "INTERPOLATION": "bilinear"})
@@ -235,7 +235,7 @@ def test_process_waits_for_a_concurrent_build_of_same_cache(photos, monkeypatch)
     assert isinstance(found[0], CachedImages)
 
 
-def test_read_only_process_uses_files_until_cache_exists(photos):
+def test_process_that_may_not_build_reads_files_until_cache_exists(photos):
     messages = Messages(may_build=False)
     assert not isinstance(cached(config_of(photos), messages), CachedImages) and not (photos.parent / "cache").exists()
     cached(config_of(photos))
@@ -300,7 +300,7 @@ def test_damaged_cached_image_fails_without_affecting_others(photos):
     assert all("damaged" in each for each in outcomes(whole))
 
 
-def test_changed_files_or_settings_replace_the_old_cache(photos):
+def test_changed_image_files_or_settings_replace_the_old_cache(photos):
     config = config_of(photos)
     folder = Path(config.DATA.CACHE_PATH)
     images = cached(config)

@@ -168,7 +168,7 @@ def test_run_reports_its_teacher_and_teacher_image_size(tmp_path, small_yaml):
 
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
-def test_distillation_is_exact_across_splits_and_resume(tmp_path, kind):
+def test_distillation_is_exact_across_micro_batches_and_resume(tmp_path, kind):
     options = (*TEACHER, f"TRAIN.DISTILLATION_TYPE={kind}", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MODEL_EMA=true")
     config = small_config(tmp_path, *options, "DATA.BATCH_SIZE=8", "TRAIN.ACCUM_ITER=4")
     whole, split = make_trainer(small_config(tmp_path, *options), double=True), make_trainer(config, double=True)

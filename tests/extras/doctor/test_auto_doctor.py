@@ -138,7 +138,7 @@ def test_failure_in_float32_names_module_without_prescription(tmp_path, options)
         ({"RESIDUAL": "half"}, ""),  # replayed with the run's setting
     ],
 )
-def test_prescription_reverts_settings_the_replay_ignored(tmp_path, settings, undone):
+def test_doctor_prescription_reverts_settings_that_the_replay_ignored(tmp_path, settings, undone):
     told, log = examined(tmp_path, big_logits, "AMP=true", DTYPE="float16", **settings)
     assert told.startswith("first non-finite: blocks.1.attn")
     assert_names(told, f"-cfg {tmp_path / 'doctor.yaml'}")

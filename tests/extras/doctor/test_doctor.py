@@ -70,7 +70,7 @@ def big_gradient(model):
         (partial(big_logits, block=7), "blocks.7.attn logits (q·k)", True, ["blocks.7.attn"]),
     ],
 )
-def test_planted_overflow_is_located_and_fixed_by_prescription(tmp_path, plant, place, is_forward, black_list):
+def test_doctor_locates_planted_overflow_and_prescription_fixes_it(tmp_path, plant, place, is_forward, black_list):
     found = diagnose(make_case(tmp_path, plant))
     assert (str(found.first), found.is_forward, found.black_list) == (place, is_forward, black_list)
     assert found.is_fixed
@@ -106,7 +106,7 @@ def test_gradients_that_underflow_in_half_precision_are_counted(tmp_path):
     assert {row.underflow for row in all_lost.rows} <= {1.0, None}, "only gradients that are not zero in float32 count"
 
 
-def test_constants_that_are_zero_in_float16_are_named(tmp_path):
+def test_doctor_names_constants_that_are_zero_in_float16(tmp_path):
     def plant(model):
         model.blocks[2].norm1.eps = model.of_the_model = 1e-8
         model.blocks[4].norm2.weight.fill_(2e-8)
@@ -227,7 +227,7 @@ def test_doctor_with_another_half_dtype_uses_default_loss_scale(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
-def test_doctor_without_saved_batch_replays_the_next_one(saved, tmp_path, mode):
+def test_doctor_without_saved_batch_replays_the_next_batch(saved, tmp_path, mode):
     (tmp_path / "mode.yaml").write_text(f"BASE: {saved}/config.yaml\nPRECISION: {{MODE: {mode}}}")
     words = [str(saved / "last.pth"), "-amp_dtype", "float16", "-cfg", str(tmp_path / "mode.yaml")]
     said = typed("scripts/doctor.py", *words).done().stdout

@@ -73,7 +73,7 @@ def started(tmp_path):
         server.server_close()
 
 
-def test_progress_reports_are_throttled_and_use_current_token(tmp_path, started, monkeypatch):
+def test_kubeflow_reports_are_throttled_and_use_current_token(tmp_path, started, monkeypatch):
     for name in ("PATIENCE", "LAST_PATIENCE"):
         monkeypatch.setattr(KubeflowProgress, name, DEADLINE)
     server, progress, warned, clock = started(200, 200, 200)
@@ -92,7 +92,7 @@ def test_progress_reports_are_throttled_and_use_current_token(tmp_path, started,
     assert last["progressPercentage"] == 100 and "estimatedRemainingSeconds" not in last
 
 
-def test_progress_percentage_follows_steps_up_to_100():
+def test_kubeflow_progress_percentage_follows_steps_up_to_100():
     places = ({}, {"step": 2}, {"step": 2, "position": {"step": 9}}, {"step": 22})
     found = [kubeflow_status({"total_steps": 20} | each)["trainerStatus"]["progressPercentage"] for each in places]
     assert found == [0, 10, 45, 100]
@@ -100,7 +100,7 @@ def test_progress_percentage_follows_steps_up_to_100():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", [401, 500, 302, "hang", "close"])
-def test_failing_server_warns_once_and_delays_nothing(started, monkeypatch, answer):
+def test_failing_kubeflow_server_causes_one_warning_and_no_delay(started, monkeypatch, answer):
     server, progress, warned, clock = started(*[answer] * 3)
     monkeypatch.setattr(KubeflowProgress, "PATIENCE", 1.0)
     progress.publish(FACTS)

@@ -51,7 +51,7 @@ def test_job_script_process_starts_the_other_processes_itself():
     assert find_launched_rank(one, LaunchOptions(num_local=2)) is None, "as in a shell opened by srun"
 
 
-def test_all_processes_of_a_job_share_its_port():
+def test_all_processes_of_a_slurm_job_share_its_port():
     def port(**more):
         return find_launched_rank(SLURM_TASK | more).port
 

@@ -92,7 +92,7 @@ def test_merged_lora_weights_give_the_same_logits(tmp_path, options):
     assert (ours - begun).abs().max() > 1e-2 * ours.abs().max()
 
 
-def test_unsupported_lora_models_and_merges_are_refused(tmp_path, monkeypatch):
+def test_lora_refuses_unsupported_models_and_merges(tmp_path, monkeypatch):
     config = small_config(tmp_path, RANK)
     state = add_adapters(build_model(config, 10), config).state_dict()
     with refused(ConfigError):
@@ -147,7 +147,7 @@ def test_evaluation_of_lora_without_peft_matches_training_scores(finished, tmp_p
     assert status["raw" if raw else "ema"]["loss"] == pytest.approx(last[key], rel=1e-5)
 
 
-def test_exported_lora_weights_are_plain_and_predict_alike(finished, tmp_path):
+def test_exported_lora_weights_load_in_timm_with_equal_logits(finished, tmp_path):
     _, folder = finished
     export(str(folder / "last.pth"), tmp_path / "plain.safetensors")
     arguments = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 2, "num_heads": 2}

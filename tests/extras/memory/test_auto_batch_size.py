@@ -202,7 +202,7 @@ def test_invalid_setting_prevents_the_batch_size_estimate(program, wrong):
     assert "batch size" not in rows(program("-check", "-amp", "-opts", wrong).stdout)
 
 
-def test_stop_signal_during_search_prevents_training(program, tmp_path):
+def test_stop_signal_during_batch_size_search_prevents_training(program, tmp_path):
     ended = program(tell=[0, "batch size", 15])
     assert ended.returncode == 128 + 15 and ended.stderr.startswith("error: ")
     assert not (tmp_path / "output").exists()

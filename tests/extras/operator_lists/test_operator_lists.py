@@ -149,14 +149,14 @@ def test_operator_lists_survive_compilation_and_copies_without_graph_breaks(list
 
 
 @pytest.mark.parametrize("lists", cases_of("extras/operator_lists/mistakes_of_lists_of_modules"))
-def test_impossible_operator_entries_are_refused(listed, lists):
+def test_impossible_entries_in_operator_lists_are_refused(listed, lists):
     given = {name: tuple(entries) for name, entries in yaml.safe_load(f"{{{lists}}}").items()}
     for half in (HALF, None):
         with refused(ConfigError, page="extras/operator_lists/mistakes_of_lists_of_modules", case=lists):
             listed(**given, half=half)
 
 
-def test_operator_missing_from_the_model_is_refused():
+def test_listed_operator_missing_from_the_model_is_refused():
     with refused(ConfigError, "gelu"):
         OpOverrides(("gelu",), (), "cpu", HALF).apply(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()))
 

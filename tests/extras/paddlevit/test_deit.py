@@ -29,7 +29,7 @@ PARAMETERS = {  # {timm's model with 1000 classes: its number of parameters}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_each_deit_file_gives_the_timm_model(name):
+def test_each_paddlevit_deit_file_gives_the_timm_model(name):
     loaded = load_text(yaml_of(FILES[f"{name}.yaml"]))
     assert (loaded.config.MODEL.TYPE, loaded.config.MODEL.NAME) == ("timm", name)
     assert f"{PARAMETERS[name]:,} parameters" in loaded.notes[0]
@@ -52,7 +52,7 @@ def test_deit_field_differing_from_timm_model_is_refused(key, value):
         load_text(yaml_of(TINY | {f"MODEL.{key}": str(value)}))
 
 
-def test_command_line_corrects_model_name_but_not_type():
+def test_command_line_may_correct_deit_model_name_but_not_type():
     text = yaml_of(TINY | {"MODEL.NAME": "deit_base_patch16_224"})
     config = load_text(text, "-opts", "MODEL.NAME=deit_tiny_patch16_224").config
     assert (config.MODEL.TYPE, config.MODEL.NAME) == ("timm", "deit_tiny_patch16_224")

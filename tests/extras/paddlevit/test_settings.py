@@ -36,7 +36,7 @@ def test_each_paddlevit_dialect_gives_the_same_model(dialect):
     assert loaded.notes == []
 
 
-def test_oldest_dialect_mlp_width_survives_as_ratio():
+def test_mlp_width_in_oldest_dialect_becomes_exact_ratio():
     for width, hidden in ((60, 123), (448, 453), (768, 3072)):
         config = load_text(f"MODEL: {{TRANS: {{HIDDEN_SIZE: {width}, MLP_DIM: {hidden}, NUM_HEADS: 1}}}}").config
         assert int(width * config.MODEL.MLP_RATIO) == hidden
@@ -66,13 +66,13 @@ def test_paddlevit_setting_without_replacement_is_refused(text):
 
 
 @pytest.mark.parametrize("text", cases_of("extras/paddlevit/ignored_settings"))
-def test_setting_without_effect_is_reported_in_one_line(text):
+def test_paddlevit_setting_without_effect_is_reported_in_one_line(text):
     (note,) = load_text(text).notes
     same_message(note, "extras/paddlevit/ignored_settings", text)
 
 
 @pytest.mark.parametrize("page", ["docs/from-paddlevit.md", "docs/zh/from-paddlevit.md"])
-def test_docs_name_every_setting_without_effect(page):
+def test_docs_name_every_paddlevit_setting_without_effect(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert [key for key in IGNORED if f"`{key}`" not in text] == []
 

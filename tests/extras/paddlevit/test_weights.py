@@ -98,7 +98,7 @@ def test_paddlevit_weights_convert_to_timm_names(tmp_path, weights, suffix):
         (np.zeros(2, dtype=[("a", "f4"), ("b", "O")]), "V12"),  # numpy would trust this layout
     ],
 )
-def test_pickle_content_foreign_to_paddle_is_refused(tmp_path, content, name):
+def test_pickled_objects_other_than_paddle_arrays_are_refused(tmp_path, content, name):
     with refused(ConfigError, "refused", name):
         read_state_dict(pickled({"head.bias": content}, tmp_path / "x.pdparams"))
 

@@ -66,7 +66,7 @@ def test_two_processes_download_each_tar_only_once(tmp_path, start):
 
 
 @pytest.mark.parametrize("url", ["http://me:hunter2@127.0.0.1:1/set", "http://127.0.0.1:1/set?Signature=hunter2"])
-def test_url_with_credentials_is_refused_without_repeating_it(tmp_path, start, url):
+def test_url_with_credentials_is_refused_without_printing_them(tmp_path, start, url):
     ended = start(tmp_path / "o", *flags_of(url, tmp_path / "caches")).refused("DATA.DATA_PATH", "~/.netrc")
     assert "hunter2" not in ended.printed
     assert not list(tmp_path.iterdir())

@@ -119,7 +119,7 @@ def test_remote_images_match_disk_across_ranks_and_resume(tmp_path, caches, monk
 # --- the index and the cache ---
 
 
-def test_remote_index_lets_threads_pull_needed_tars_once(root, caches):
+def test_remote_index_lets_threads_download_needed_tars_once(root, caches):
     load("shards", root)
     with HttpFolder(root) as server, ThreadPoolExecutor(8) as pool:
         train, _ = remote(server.url, caches)
@@ -168,7 +168,7 @@ def test_tar_contradicting_its_index_is_refused_until_fixed(root, caches):
         assert remote(server.url, caches)[0].read(0) is not None
 
 
-def test_tar_cache_stays_within_limit_and_repulls_tars(tmp_path, caches):
+def test_tar_cache_stays_within_limit_and_downloads_tars_again(tmp_path, caches):
     for number in range(8):
         write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))
     size = (tmp_path / "set" / "train-0.tar").stat().st_size
@@ -182,7 +182,7 @@ def test_tar_cache_stays_within_limit_and_repulls_tars(tmp_path, caches):
             assert len(held(caches)) <= 4
 
 
-def test_next_tars_are_prefetched_unless_others_pull_them(tmp_path, caches):
+def test_next_tars_are_prefetched_unless_other_processes_download_them(tmp_path, caches):
     for number in range(9):
         write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))
     write_tar(tmp_path / "set" / "val-0.tar", samples(200, 3))
@@ -214,7 +214,7 @@ def cache_of(server: HttpFolder, folder: Path, silence: float = 30.0) -> tuple[T
     return cache, ShardTar(name, (server.root / name).stat().st_size, 0)
 
 
-def test_partial_pull_of_killed_process_is_ignored(root, tmp_path):
+def test_partial_download_of_a_killed_process_is_ignored(root, tmp_path):
     with HttpFolder(root, fault=lambda number, path: "stall" if number == 1 else None) as server:
         cache, tar = cache_of(server, tmp_path)
         process = multiprocessing.get_context("fork").Process(target=cache.pull, args=(tar,))
@@ -240,7 +240,7 @@ def test_transient_server_faults_are_retried(root, tmp_path, fault):
 
 
 @pytest.mark.parametrize("answer", cases_of("extras/remote/mistakes_of_a_server"))
-def test_permanent_server_faults_fail_without_endless_retries(root, tmp_path, monkeypatch, answer):
+def test_permanent_server_faults_end_after_limited_retries(root, tmp_path, monkeypatch, answer):
     slept: list[float] = []
     clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
     for module in ("server", "shards"):
@@ -305,7 +305,7 @@ def test_missing_remote_package_is_named(caches, monkeypatch):
             remote(url, caches)
 
 
-def test_library_errors_are_stripped_of_credentials():
+def test_credentials_are_removed_from_errors_of_libraries():
     secrets = ("me:secret@", "X-Amz-Signature=secret", "AKIAIOSFODNN7EXAMPLE")
     error = OSError(f"https://{secrets[0]}host/a.tar?{secrets[1]}&x=1 for {secrets[2]}")
     said = judge(error, "https").words

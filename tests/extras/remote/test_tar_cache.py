@@ -52,7 +52,7 @@ def test_full_cache_drops_the_least_recently_used_tar(cache):
     assert cache.holds(one) and not cache.holds(two)
 
 
-def test_cached_tars_need_no_further_disk_space(tmp_path, monkeypatch):
+def test_cached_tars_count_as_available_disk_space(tmp_path, monkeypatch):
     make_set(tmp_path / "set")
     with HttpFolder(tmp_path / "set") as server:
         config = settings("shards", server.url, CACHE_PATH=str(tmp_path / "c"), SHUFFLE_BUFFER=1)
@@ -61,7 +61,7 @@ def test_cached_tars_need_no_further_disk_space(tmp_path, monkeypatch):
         assert load_image_sets(config)[0].folder.cache.limit >= held
 
 
-def test_pulled_tar_is_synced_before_it_is_renamed(cache, monkeypatch):
+def test_downloaded_tar_is_synced_before_it_is_renamed(cache, monkeypatch):
     done, fsync, replace = [], os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: done.append("synced") or fsync(file))
     monkeypatch.setattr(os, "replace", lambda *paths: done.append("named") or replace(*paths))
@@ -168,7 +168,7 @@ def test_spawned_loader_process_reads_the_same_shards(tmp_path):
         assert shades(pickle.loads(pickle.dumps(train))) == [*range(30)]
 
 
-def test_full_disk_during_pull_leaves_no_partial_tar(cache, monkeypatch):
+def test_full_disk_during_download_leaves_no_partial_tar(cache, monkeypatch):
     monkeypatch.setattr(cache.server, "copy", Mock(side_effect=OSError(28, "No space left on device")))
     with refused(DataError, "a.tar", "DATA.CACHE_PATH", "DATA.REMOTE_CACHE_GB"):
         cache.pull(tar("a.tar"))

@@ -100,7 +100,7 @@ def test_finished_run_has_a_report_of_its_results(trained):
     assert f"python main_single_gpu.py -cfg {path}" in page.text
 
 
-def test_report_script_writes_to_another_path(trained, tmp_path):
+def test_report_script_writes_to_the_given_output_path(trained, tmp_path):
     ended = typed(REPORT, trained, "-output", tmp_path / "x.html").done()
     assert Page(tmp_path / "x.html").headings == Page(trained / "report.html").headings
     assert ended.stdout.strip() == str(tmp_path / "x.html")

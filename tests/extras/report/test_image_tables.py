@@ -310,7 +310,7 @@ def mislabelled(tmp_path_factory):
     return run_folder(folder / "o")
 
 
-def test_planted_wrong_labels_appear_among_the_mistakes(mislabelled):
+def test_planted_wrong_labels_are_among_the_most_certain_mistakes(mislabelled):
     rows = rows_of(mislabelled / "predictions.csv")
     wrong = [row for row in rows if row["label"] != row["prediction"]]
     shown = sorted(wrong, key=lambda row: -float(row["probability"]))[:36]

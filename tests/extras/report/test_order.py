@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_recorder_closes_after_the_picture_callbacks(tmp_path):
+def test_recorder_closes_after_the_callbacks_that_draw_pictures(tmp_path):
     small_config(tmp_path)
     words = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "o"), "-epochs", "1"]
     closed = []

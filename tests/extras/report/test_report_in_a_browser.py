@@ -85,7 +85,7 @@ def brightness(browser: Browser) -> np.ndarray:
         return np.asarray(picture.convert("L"))
 
 
-def test_plots_match_the_light_or_dark_scheme(browser, trained):
+def test_report_plots_match_the_light_or_dark_scheme(browser, trained):
     shares = {}
     for scheme in ("light", "dark"):
         browser.open(trained, *PHONE, scheme)
@@ -97,7 +97,7 @@ def test_plots_match_the_light_or_dark_scheme(browser, trained):
     assert shares["dark"][1] > 0.8 and shares["dark"][0] < 0.1, shares
 
 
-def test_sheet_columns_adapt_to_phone_and_desktop(browser, trained):
+def test_report_image_columns_adapt_to_phone_and_desktop(browser, trained):
     rows = {}
     for size in (PHONE, DESKTOP):
         browser.open(trained, *size)

@@ -103,7 +103,7 @@ def test_wandb_resends_rows_that_a_kill_may_have_lost(tmp_path, monkeypatch):
     assert tracker.last["step"] == 5 and tracker.open() and tracker.last == {"step": -1, "epoch": -1}
 
 
-def test_tensorboard_drops_repeated_steps_and_shows_pictures(tmp_path):
+def test_tensorboard_tracker_drops_repeated_steps_and_adds_pictures(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     Image.new("RGB", (30, 20)).save(tmp_path / "loss.png")

@@ -18,7 +18,7 @@ CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET that are read in file order
 WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET that read no files
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-MAX_WEIGHTS = 1e11  # maximum for all blocks: five times the largest Vision Transformer so far
+MAX_WEIGHTS = 1e11  # maximum for all blocks: five times as many as in the largest Vision Transformer so far
 Values = dict[str, Any]  # {full key: value}
 Rules = Iterator[tuple[bool, str, str]]  # whether the rule is broken, the setting to name, the problem
 
@@ -69,7 +69,8 @@ def _check_empty(values: Values, origins: dict[str, str]) -> None:
     """Refuse an empty value that probably comes from an unset shell variable, also in a generated file."""
     reason = "perhaps because a shell variable is not set"
     is_given = {key: origins[key] != "default" for key in ("SAVE", "NAME")}
-    is_given["DATA.DATA_PATH"] = origins["DATA.DATA_PATH"].startswith("flag ")  # a file may leave it empty for the flag
+    # In a file the path may be empty, because users give it with the flag.
+    is_given["DATA.DATA_PATH"] = origins["DATA.DATA_PATH"].startswith("flag ")
     for key in ("SAVE", "DATA.DATA_PATH"):
         if is_given[key] and not values[key].strip():
             raise ConfigError(f"{key} is empty ({origins[key]}), {reason}; name a folder, or leave it out")
@@ -164,7 +165,7 @@ def _vit_rules(values: Values, named: Callable[[str], str]) -> Rules:
     yield values[width] % values[heads] > 0, width, f"must be a multiple of {named(heads)}; change one of them"
     is_larger = values["MODEL.PATCH_SIZE"] > values["DATA.IMAGE_SIZE"]
     yield is_larger, "MODEL.PATCH_SIZE", f"must not be larger than {named('DATA.IMAGE_SIZE')}"
-    # The weights of queries, keys, values, projection and the MLP's two layers. If all together exceed the memory, each
+    # The weights of queries, keys, values, projection and the MLP's two layers. If together they exceed the memory, each
     # allocation may still succeed; the system then kills the program without a message.
     weights = values["MODEL.DEPTH"] * values[width] ** 2 * (4 + 2 * values["MODEL.MLP_RATIO"])
     problem = f"gives {weights:.3g} weights, more than {MAX_WEIGHTS:g}, with {named('MODEL.DEPTH')}; lower one of them"

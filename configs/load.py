@@ -48,12 +48,12 @@ class LoadedConfig:
         return replace(self, config=config, origins=self.origins | {key: origin})
 
     def with_batch_size(self, number: int, how: str) -> "LoadedConfig":
-        """Return a copy with a number in place of DATA.BATCH_SIZE auto. `how`: how the number was found, in words."""
+        """Return a copy with a number instead of DATA.BATCH_SIZE auto. `how`: how the number was found, in words."""
         key = "DATA.BATCH_SIZE"
         return self.with_value(key, number, f"auto ({self.origins[key]}): {how}")
 
     def with_default_batch_size(self) -> "LoadedConfig":
-        """Return a copy with the default in place of DATA.BATCH_SIZE auto, and a note. For programs that do not train."""
+        """Return a copy with the default batch size instead of auto, and a note. This is for programs that do not train."""
         if self.config.DATA.BATCH_SIZE != AUTO:
             return self
         default = SETTINGS["DATA.BATCH_SIZE"].default

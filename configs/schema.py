@@ -17,8 +17,8 @@ AUTO = "auto"  # a value that lets the program choose at the start
 MAX_INT = 2**63 - 1  # the largest integer of torch and numpy
 
 # Roles of settings. Each section has a role; a field with a different role has that role in its annotation. The role
-# decides whether a resumed run may change the setting, whether an evaluation takes its value from the weights, and whether
-# a comparison of runs ignores it.
+# decides whether a resumed run may change the setting, whether an evaluation takes its value from the weights, and
+# whether a comparison of runs ignores it.
 DATA = "data"  # the images and labels
 MODEL = "model"  # the architecture and the preparation of its images, needed for every use of the weights
 RECIPE = "recipe"  # how the weights are trained

@@ -1,8 +1,8 @@
 """The tables of losses, optimizers and data sets. Each row has a name and a description.
 
 Settings, checks and documentation follow these rows: `python scripts/maintenance/make_settings_page.py` writes the
-documentation, and tests/test_registered.py names each file in which an entry is missing. A row names its class or function
-as text, so that only runs that use it import it.
+documentation, and tests/test_registered.py names each file in which an entry is missing. A row names its class or
+function as text, so that only runs that use it import it.
 """
 
 import importlib
@@ -62,7 +62,7 @@ class SourceRow(NamedTuple):
     in_order: bool = False  # whether images are read in file order
 
 
-# {value of DATA.DATASET: its row}. A setting for only some data sets has Only("DATASET", ("name",)) in configs/schema.py.
+# {value of DATA.DATASET: its row}. A setting of some data sets has Only("DATASET", ("name",)) in configs/schema.py.
 SOURCES = {
     "imagenet2012": SourceRow("imagenet.read_imagenet", "ImageNet as lists or class folders", "its own"),
     "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "its own, or held out"),

@@ -8,8 +8,8 @@ from configs.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
 from configs.values import ALL_SETTINGS, SECTIONS, Text, describe_allowed, quoted
 
 # {setting, setting=value, or flag without a setting: its names in Hugging Face and other trainers}, in lower case and with
-# _ instead of - and . in names. The arguments of timm's train.py are in timm_arguments.py. Names that resemble the setting's
-# own name are not listed, because difflib finds them.
+# _ instead of - and . in names. The arguments of timm's train.py are in timm_arguments.py. Names that resemble the name of
+# the setting are not listed, because difflib finds them.
 ALIASES = {
     "-cfg": "c config config_file settings",
     "AMP": "mixed_precision use_amp native_amp half",

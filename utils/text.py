@@ -35,7 +35,7 @@ def natural(name: str) -> tuple[list[str | int], str]:
 
 
 def csv_cell(value: object) -> object:
-    """Return a cell that a spreadsheet does not compute: text that starts like a formula gets an apostrophe."""
+    """Return a cell that a spreadsheet does not evaluate: text that starts like a formula gets an apostrophe."""
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 
 
@@ -54,7 +54,7 @@ def cut(text: str, limit: int = 8_000) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Return a size such as 1.5 GiB or 12 MiB. Sizes below a GiB are rounded up."""
+    """Return a size such as 1.5 GiB or 12 MiB. Sizes below 1 GiB are rounded up to whole MiB."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{math.ceil(count / 2**20):,} MiB"
 
 
@@ -136,7 +136,7 @@ def is_url(path: str) -> bool:
 
 
 def problem_of(url: str) -> str | None:
-    """Return why a URL cannot be the place of data, without quoting it, or None if it can."""
+    """Return why data cannot be read from a URL, without quoting it, or None if they can."""
     try:
         parts = urlsplit(url)
         user, host = parts.username or parts.password, parts.hostname

@@ -44,7 +44,8 @@ def _check_url(values: Values, origins: dict[str, str]) -> None:
         raise ConfigError(f"{key} ({origins[key]}): the URL {problem}")
     if is_url(url) and values["DATA.DATASET"] != "shards":
         raise ConfigError(
-            f"{key}, {url} ({origins[key]}): only -dataset shards is read from a server, not {values['DATA.DATASET']}"
+            f"{key}, {url} ({origins[key]}): only -dataset shards can be read from a server, "
+            f"not {values['DATA.DATASET']}"
         )
 
 
@@ -55,7 +56,7 @@ def _check_typed(values: Values, origins: dict[str, str]) -> None:
     if origins[path].startswith(("flag ", "-opts")) and values[data_set] in WITHOUT_FILES:
         raise ConfigError(
             f"{path}, {values[path]} ({origins[path]}): {data_set} {values[data_set]} ({origins[data_set]}) reads no files; "
-            "add -dataset imagefolder (docs/data.md names the others)"
+            "add -dataset imagefolder (docs/data.md lists all data sets)"
         )
     name, kind = "MODEL.NAME", "MODEL.TYPE"
     if values[kind] == "vit" and origins[name] == "-opts" != origins[kind]:
@@ -66,7 +67,7 @@ def _check_typed(values: Values, origins: dict[str, str]) -> None:
 
 
 def _check_empty(values: Values, origins: dict[str, str]) -> None:
-    """Refuse an empty value that probably comes from an unset shell variable, also in a generated file."""
+    """Refuse an empty value that probably comes from an unset shell variable, even if a script wrote it to a file."""
     reason = "perhaps because a shell variable is not set"
     is_given = {key: origins[key] != "default" for key in ("SAVE", "NAME")}
     # In a file the path may be empty, because users give it with the flag.
@@ -91,7 +92,8 @@ def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
         yield bool(values[key] and values["TRAIN.BUDGET"]), key, problem
     key, strategy = "TRAIN.CLIP_MODE", "DIST.STRATEGY"
     problem = (
-        f"must be norm or value with {named(strategy)}: agc needs norms of whole vectors, but a process has only parts"
+        f"must be norm or value with {named(strategy)}: agc needs norms of whole vectors, but each process has only parts "
+        "of them"
     )
     yield values[key] == "agc" and values["TRAIN.GRAD_CLIP"] and values[strategy] == "fsdp2", key, problem
     key = "TRAIN.TEACHER_MODEL"

@@ -113,7 +113,7 @@ def _drop_vit_fields(found: Merged) -> Derived:
 
 
 def _unset_rates(found: Merged) -> Derived:
-    """With MODEL.TYPE vit, replace dropout rates of 0 by None, because both mean the same there."""
+    """With MODEL.TYPE vit, replace dropout rates of 0 by None, which means the same there."""
     keys = RATES if found.values["MODEL.TYPE"] == "vit" else ()
     return Derived({key: None for key in keys if found.values[key] == 0})
 

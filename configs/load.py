@@ -64,7 +64,7 @@ class LoadedConfig:
 def load(
     argv: list[str], needs_file: bool = True, beneath: Sequence[Layer] = (), weights: Layer | None = None
 ) -> LoadedConfig:
-    """Load the settings for a command line (without the program's name); `needs_file`: -cfg is required.
+    """Load the settings for a command line (without the program's name); `needs_file`: whether -cfg is required.
 
     `beneath`: layers that replace the -cfg file. `weights`: settings implied by the pretrained weights, the lowest layer.
     """
@@ -90,7 +90,7 @@ def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
     for layer in layers:
         texts, lines = replace_words(layer.texts, layer.origin)
         notes += lines
-        context |= texts  # a layer may have only some of the removed settings that belong together
+        context |= texts  # removed settings that belong together may be in different layers
         for key, text in _without_removed(texts, context, layer.origin).items():
             if section := next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), None):
                 values[section] = add_argument(values[section], section, key, text, layer.origin)

@@ -37,7 +37,7 @@ def translate_removed(
     `roles`: without a replacement, settings of these roles are refused, and settings of other roles are dropped.
     """
     translated: dict[str, Any] = {}
-    for key in filter(texts.__contains__, removed):  # always in the same order
+    for key in filter(texts.__contains__, removed):  # in the order of `removed`, whatever the order of the file
         replacement = _replacement(removed[key], key, context)
         if replacement is None and removed[key].role in roles:
             end = "leave it out" if origin.startswith(("-opts", "flag ")) else "remove this line"

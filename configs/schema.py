@@ -333,7 +333,7 @@ class Model:
     QKV_BIAS: bool = True
     """Use biases for queries, keys and values."""
     POS_EMBED: Literal["learn", "sincos2d", "none"] = "learn"
-    """Position embedding: learn, trained; sincos2d, fixed sines and cosines of row and column, as in big_vision's plain ViT; none, no embedding."""
+    """Position embedding: learn, a trained embedding; sincos2d, fixed sines and cosines of row and column, as in big_vision's plain ViT; none, no embedding."""
     DROPOUT: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
     """Dropout rate after position embedding, attention projection and MLP; for a timm model, before the classifier. Not set (also for ATTENTION_DROPOUT and DROPPATH): the timm model's default, or 0 with TYPE vit."""
     ATTENTION_DROPOUT: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
@@ -406,7 +406,7 @@ class Train:
     BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE, Extra("budget")] = None
     """Total time of the run over all its starts (8h, 90m), or the time of day at which it ends (07:00). The run measures its speed, chooses its number of updates (at most NUM_EPOCHS), and shortens the schedule in proportion, so that it ends on time at END_LR. Not set: NUM_EPOCHS."""
     SIZE_SCHEDULE: Annotated[tuple[str, ...], SIZES] = ()
-    """Sizes of training images as EPOCHS:PIXELS, each used after this many epochs: 0:128, 60:160, 80:224. Evaluation always uses DATA.IMAGE_SIZE. Empty: training uses it too."""
+    """Sizes of training images as EPOCHS:PIXELS, each used after this many epochs: 0:128, 60:160, 80:224. Evaluation always uses DATA.IMAGE_SIZE; with an empty list, training does too."""
     WARMUP_EPOCHS: Annotated[float, Bounds(0.0, 1e6)] = 32
     """Epochs over which the learning rate rises from WARMUP_START_LR to BASE_LR."""
     BASE_LR: Annotated[float, Bounds(0.0, 1_000.0)] = 3e-3
@@ -580,7 +580,7 @@ class Start:
     RESUME: Annotated[str | None, In("MODEL")] = None
     """Checkpoint or run (its folder, or latest for the newest run) to resume; auto: the newest valid checkpoint of run NAME, or of the run in SAVE that was saved last."""
     NAME: Annotated[str, FOLDER_NAME] = ""
-    """Name of the run's folder in SAVE, used without a date. The folder must not exist yet; with -resume auto, it is the run to continue."""
+    """Name of the run's folder in SAVE, used without a date. The folder must not exist yet, except with -resume auto, which continues the run in it."""
     CHECK: bool = False
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
     CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None

@@ -14,13 +14,13 @@ class LossRow(NamedTuple):
     """A row of LOSSES: one training loss."""
 
     where: str  # file and class in engine/train/
-    sentence: str
+    sentence: str  # the description in settings and documentation, without a full stop
     several_labels: bool = False  # whether an image can have any number of labels
 
 
 # {value of TRAIN.LOSS: its row}. A setting for only one loss has Only("LOSS", ("name",)) in configs/schema.py.
 LOSSES = {
-    "cross_entropy": LossRow("loss.CrossEntropy", "over all classes together"),
+    "cross_entropy": LossRow("loss.CrossEntropy", "softmax over all classes"),
     "bce": LossRow(
         "binary_loss.BinaryCrossEntropy",
         "binary cross entropy: a yes or no for each class (timm's `--bce-loss`)",
@@ -32,7 +32,7 @@ LOSSES = {
 class OptimizerRow(NamedTuple):
     """A row of TORCH_OPTIMIZERS: one optimizer."""
 
-    sentence: str
+    sentence: str  # the description in settings and documentation, without a full stop
     settings: tuple[str, ...]  # the settings in TRAIN.OPTIMIZER that it uses, besides KWARGS
     usual_rates: tuple[float, float]  # learning rates for 256 images per update: fine-tuning, from scratch
     defaults: Mapping[str, float] = {}  # our defaults where they differ from torch's
@@ -55,7 +55,7 @@ class SourceRow(NamedTuple):
     """A row of SOURCES: one data set or kind of data set."""
 
     where: str  # file and function in datasets/sources/; its __init__.py describes the return value
-    sentence: str
+    sentence: str  # the description in settings and documentation, without a full stop
     split: str  # where the validation images come from
     section: str = ""  # anchor of the section in docs/data.md, if it differs from the data set's name
     has_files: bool = True  # False: DATA.DATA_PATH is not used

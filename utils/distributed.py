@@ -1,6 +1,6 @@
-"""One process of a run: its rank, its device, and the collectives with which it communicates with the other processes.
+"""One process of a run: its rank, its device, and its collectives with the other processes.
 
-With one process every method returns its input, so that callers need not check the number of processes.
+With one process, the collectives return their input, so that callers need not check the number of processes.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def choose_device(setting: str, local_rank: int, launcher: str = "torchrun") -> 
 
 @dataclass
 class Process:
-    """One process of a run. With several processes, it also has the collectives between them."""
+    """One process of a run: its rank, its device, and its collectives with the other processes."""
 
     device: torch.device
     rank: int = 0

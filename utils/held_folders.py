@@ -22,7 +22,7 @@ class HeldFolder:
     """An open folder, recognised by its inode and the inode of its lock even if its path changes."""
 
     def __init__(self, path: Path, setting: str = "SAVE", user: str = "run"):
-        """Open the folder. For error messages, `setting` is the setting with its path and `user` writes to it."""
+        """Open the folder. Error messages name the setting with its path, and the `user` that writes to it."""
         self.path, self._setting, self._user = path, setting, user
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._folder, self._lock = os.fstat(self._descriptor), None

@@ -32,7 +32,7 @@ class LaunchOptions:
     url: str | None = None
     world_size: int | None = None
     rank: int | None = None
-    num_local: int | None = None  # number of processes to start here if no launcher has started any
+    num_local: int | None = None  # number of processes to start on this machine if no launcher started any
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def may_have_other_nodes(environment: Mapping[str, str]) -> bool:
 
 
 def rank_in_environment(environment: Mapping[str, str]) -> int:
-    """Return this process's rank, or 0 if the environment has none, so that only one process reports a mistake."""
+    """Return this process's rank, or 0 if the environment has none. Only rank 0 reports mistakes in the settings."""
     with contextlib.suppress(ConfigError):
         if ranks := _ranks_in_environment(environment):
             return ranks[0].rank
@@ -134,7 +134,7 @@ def _most_nodes(environment: Mapping[str, str]) -> int:
     It is read from torchrun's command line or PET_NNODES: torchrun passes only the current number to its processes.
     """
     nodes = environment.get("PET_NNODES", "")
-    with contextlib.suppress(OSError):  # not Linux
+    with contextlib.suppress(OSError):  # this is not Linux
         words = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
         if given := re.search(r"\0--nnodes[=\0]([^\0]*)\0", words):
             nodes = given[1]

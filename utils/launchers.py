@@ -103,7 +103,7 @@ def choose_rank(
     if options.num_local is not None and options.world_size != 1:
         return None
     known = {SLURM: "srun --ntasks N", OPEN_MPI: "mpirun -np N", MPI: "mpirun -np N"}
-    how = known.get(launched.launcher, "-world_size N and a -rank each")
+    how = known.get(launched.launcher, "-world_size N and a different -rank for each")
     raise ConfigError(
         f"-world_size: {launched.launcher} started only one process; to use several, start several ({how}) or let "
         "this one start them on its machine with -ngpus N; to use one, run main_single_gpu.py"

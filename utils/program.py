@@ -67,7 +67,7 @@ def start_ticks(pid: int) -> int | None:
 def when_started() -> float:
     """Return the time.monotonic() at which this process started, before its imports, which may take seconds."""
     ticks = start_ticks(os.getpid())
-    if ticks is None:  # not on Linux
+    if ticks is None:  # this is not Linux
         return time.monotonic() - time.process_time()
     return time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 

@@ -97,7 +97,7 @@ class Rendezvous:
 
     def unresponsive_ranks(self, seconds: float) -> list[int]:
         """Announce that a rank is lost, wait for all ranks to announce the same, and return the ranks that do not."""
-        silent = [0]  # the answer if the store is gone, because rank 0, or torchrun on its machine, serves it
+        silent = [0]  # if the store is gone, rank 0 is lost: it, or torchrun on its machine, serves the store
         # In a thread, because a request to a hanging store never returns.
         thread = threading.Thread(target=self._poll_ranks, args=(silent, seconds), daemon=True)
         thread.start()

@@ -68,7 +68,7 @@ def _time_of(folder: Path, text: Any) -> float:
 
 
 def newest_first(folders: Iterable[Path]) -> list[RunCopy]:
-    """Return the runs in these folders by their last save, newest first. At equal times, more updates come first.
+    """Return the runs in these folders by last save, newest first. At equal times, the run with more updates is first.
 
     All copies of a run are adjacent. The first of them is in the folder with the run's original name, because users who
     copy a run continue in the original.
@@ -89,7 +89,7 @@ def newest_first(folders: Iterable[Path]) -> list[RunCopy]:
 
 
 def _with_lost_identities(copies: Sequence[RunCopy]) -> list[RunCopy]:
-    """Return the copies. If a folder's status.json is unreadable but a copy's names the folder, it is the original."""
+    """Return the copies. A folder with an unreadable status.json is an original if a copy's status.json names it."""
     lost = {copy.folder: copy for copy in copies if not copy.name}
     for copy in copies:
         folder = copy.folder.with_name(copy.name) if copy.name else copy.folder

@@ -42,7 +42,7 @@ def csv_cell(value: object) -> object:
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Return the rows as CSV text. A cell of None is empty."""
     text = io.StringIO()
-    # With its default line end "\r\n", csv quotes cells that contain either character. The written line end is "\n".
+    # With its default line end "\r\n", csv quotes each cell that contains "\r" or "\n". Lines are written with "\n".
     lines = SimpleNamespace(write=lambda line: text.write(line.removesuffix("\r\n") + "\n"))
     csv.writer(lines).writerows(rows)
     return text.getvalue()
@@ -150,7 +150,7 @@ def problem_of(url: str) -> str | None:
         return f"contains a user or password, which would be written to the run's files; put them into the {remedy}"
     if parts.query or parts.fragment:
         return (
-            "contains a query (what follows ? or #), such as the signature of a signed URL, which would be written to the "
+            "contains a query (the part after ? or #), such as the signature of a signed URL, which would be written to the "
             f"run's files; leave it out, and put credentials into the {remedy}"
         )
     return None if host else "names no server or bucket"

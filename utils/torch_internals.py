@@ -19,7 +19,7 @@ from torch.utils import _python_dispatch, _pytree
 
 TORCH_VERSIONS, TIMM_VERSIONS = ("2.11", "2.15"), ("1.0.20", "1.0.31")  # supported: oldest and newest
 TorchDispatchMode = _python_dispatch.TorchDispatchMode  # unlike torch.overrides, it sees the result of autocast
-tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map  # torch has no public functions for nested tensors
+tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map  # torch has no public functions for such trees
 # These write uint8 pixels into the batch. functional.interpolate would allocate new memory for its result.
 RESIZE_KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
@@ -100,7 +100,7 @@ def scale_and_growth(scaler: GradScaler) -> tuple[Tensor, Tensor]:
 
 
 def found_infs(scaler: GradScaler) -> list[Tensor]:
-    """Return found_inf of every unscale_ since the last update. step() uses them too, but does not report them."""
+    """Return found_inf of every unscale_ since the last update. step() uses these values, but does not return them."""
     states = scaler._per_optimizer_states.values()
     return [each for state in states for each in state["found_inf_per_device"].values()]
 

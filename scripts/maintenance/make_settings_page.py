@@ -20,9 +20,9 @@ INTRODUCTION = """\
 
 Generated from `configs/schema.py` by `python scripts/maintenance/make_settings_page.py`; edit the descriptions there.
 
-A setting can come from several places; the last one in this list wins: the default below, the files that a file names
+A setting can come from several places. The last place in this list wins: the default below, the files that a file names
 under `BASE`, the file given with `-cfg`, a flag, `-opts KEY=VALUE ...`. The settings of a run are saved in its folder as
-`config.yaml`, each with its origin. With `-cfg`, that file repeats the run.
+`config.yaml`, each with its origin. That file, given with `-cfg`, repeats the run.
 
 ```yaml
 BASE: common.yaml        # or a list; relative to this file's folder; the settings below override it
@@ -40,13 +40,13 @@ The type below decides how a value is read: `3e-3` is a number, and `010` is 10.
 means "not set". Words such as `adamw` may be written in any case. A key that is unknown or written twice, and a value of
 another type or out of bounds, are errors. The message names the file and the nearest valid key.
 
-A setting of type "arguments" is a section of keyword arguments for a constructor of another library. Files, and
-`-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`, set its arguments one by one; `MODEL.KWARGS=null`
-(in a file `KWARGS: null`) first removes the arguments from earlier files. A value is a number, `true`, `false`, `null`, a
-text or a list of these; `"3"` in quotes is a text.
+A setting of type "arguments" is a section of keyword arguments for a constructor of another library. They are set one
+by one, in files or with `-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`. `MODEL.KWARGS=null` (in a
+file `KWARGS: null`) first removes the arguments from earlier files. The value of an argument is a number, `true`, `false`,
+`null`, a text or a list of these; `"3"` in quotes is a text.
 
-Each setting has a role: **data**, the images and labels; **model**, its architecture and the preparation of its images;
-**recipe**, the training of its weights; **machine**, the place and speed of the computation; **record**, the files and
+Each setting has a role: **data**, the images and labels; **model**, the architecture and the preparation of its images;
+**recipe**, the training of the weights; **machine**, the place and speed of the computation; **record**, the files and
 messages. A resumed run (`-resume`) may change settings that are marked with `*`. It may change others only if
 `RESUME.ALLOW_CHANGED` names them.
 """

@@ -230,7 +230,7 @@ class Data:
     WORKERS: Annotated[Literal["auto", "threads", "processes"], MACHINE] = "auto"
     """Kind of loader worker: threads share memory and cost less; processes are not limited by Python's interpreter lock. auto: on GPUs, processes for 5 or more workers (3 or more with TRAIN.AUTO_AUGMENT or COLOR_JITTER, any number for data sets in memory) if the shared memory suffices; else threads."""
     DROP_LAST: Annotated[bool, RECIPE] = True
-    """Drop an epoch's last images if they do not fill a whole update (never if that would leave no update)."""
+    """Drop an epoch's last images if they do not fill a whole update (unless no update would be left)."""
     SAMPLER: Annotated[Literal["shuffle", "balanced"], RECIPE] = "shuffle"
     """Images of an epoch: shuffle, each image once; balanced, the same total number of images, but equally many of each class: images of rare classes are repeated, common classes are subsampled."""
     VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9), Only("FOLD", (None,))] = 0.1
@@ -246,7 +246,7 @@ class Data:
     COLUMNS: Annotated[tuple[str, ...], COLUMN_NAMES, Only("DATASET", ("csv", "parquet"))] = ()
     """For csv and parquet: the column of paths (parquet: of images) and the column of classes; empty: image_path and target (parquet: image and label). For csv with several labels per image: the column of paths and one column per class, with 1 (or true) for images that have the label and 0 (or false) for others; * means all other columns."""
     EXIF: Literal["apply", "ignore"] | None = None
-    """apply: rotate photos as their EXIF orientation says; ignore: leave them as stored. Not set: apply for imagefolder, csv, shards and parquet, ignore for the data sets with published figures."""
+    """apply: rotate photos as their EXIF orientation says; ignore: leave them as stored. Not set: apply for imagefolder, csv, shards and parquet, ignore for the data sets with published results."""
     MAX_PIXELS: Annotated[int, Bounds(1, 2**40), MAY_CHANGE] = 200_000_000
     """Maximum number of pixels of an image. Larger images count as unreadable, because a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0), MAY_CHANGE] = 0.01
@@ -305,7 +305,7 @@ class Lora:
     ALPHA: Annotated[float, Bounds(1e-6, 1e6), Only("RANK")] = 16.0
     """The output of an adapter is multiplied by ALPHA / RANK."""
     TARGETS: Annotated[tuple[str, ...], Only("RANK")] = ("*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2")
-    """Patterns of the linear layers that get an adapter; all-linear: all except the classifier, which is trained in full."""
+    """Patterns of the linear layers that get an adapter; all-linear: all linear layers except the classifier, which is trained in full."""
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ class Model:
     role: ClassVar[str] = MODEL
 
     TYPE: Literal["vit", "timm"] = "vit"
-    """vit: a Vision Transformer built from the fields below; timm: the timm model NAME."""
+    """vit: a Vision Transformer built from the settings below; timm: the timm model NAME."""
     NAME: str = "vit"
     """With TYPE timm, the name of any timm model; with TYPE vit, a label that is saved with the weights."""
     NUM_CLASSES: Annotated[int | None, Bounds(1, 1_000_000), DATA] = None
@@ -339,7 +339,7 @@ class Model:
     ATTENTION_DROPOUT: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
     """Dropout rate of attention weights."""
     DROPPATH: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
-    """Drop path rate of the last block; it rises linearly from 0 at the first."""
+    """Drop path rate of the last block; the rate rises linearly from 0 at the first block."""
     PRETRAINED: Annotated[str | None, RECIPE, MAY_CHANGE] = None
     """Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), or a timm model name to download."""
     FREEZE: Annotated[tuple[str, ...], RECIPE] = ()
@@ -384,7 +384,7 @@ class LRScheduler:
     AFTER_WARMUP: Annotated[bool, Only("NAME", ("cosine", "paddlevit", "step"))] = True
     """For cosine and step: start the schedule at the end of the warm-up; false (the default of step): start it at epoch 0, where the warm-up replaces its beginning, as timm does by default."""
     COOLDOWN_EPOCHS: Annotated[int, Bounds(0, 1_000_000), Only("NAME", ("cosine", "paddlevit", "wsd"))] = 0
-    """For cosine and wsd: number of epochs at the end with END_LR; NUM_EPOCHS includes them."""
+    """For cosine and wsd: number of epochs at END_LR at the end of the run; NUM_EPOCHS includes them."""
     DECAY_FRACTION: Annotated[float, Bounds(0.0, 1.0), Only("NAME", ("wsd",))] = 0.2
     """For wsd: fraction of NUM_EPOCHS over which the rate falls to END_LR."""
     MILESTONES: Annotated[tuple[int, ...], Bounds(0, 1_000_000), Only("NAME", ("step",))] = ()
@@ -440,7 +440,7 @@ class Train:
     LOSS: Annotated[Literal[*LOSSES], Described(LOSSES)] = "cross_entropy"
     """Training loss"""
     BCE_TARGET_THRESH: Annotated[float | None, Bounds(0.0, 1.0), Only("LOSS", ("bce",))] = None
-    """For bce: targets above this, after smoothing and mixing, become 1, the others 0; not set: targets do not change."""
+    """For bce: targets above this value, after smoothing and mixing, become 1, the others 0; not set: targets do not change."""
     CLASS_WEIGHTS: str | None = None
     """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; not set: all weights are 1."""
     DISTILLATION_TYPE: Annotated[Literal["none", "soft", "hard"], Extra("distillation")] = "none"
@@ -477,7 +477,7 @@ class Train:
         Form(lambda number: number % 2 == 0, "an even number, because images are mixed in pairs, or None"),
         Only("MIXUP_MODE", ("batch",)),
     ] = 128
-    """For MIXUP_MODE batch: number of consecutive images of an update that share a draw, an even number. The split over processes and micro-batches does not change the groups. Not set: all images of an update."""
+    """For MIXUP_MODE batch: even number of consecutive images of an update that share a draw. The split over processes and micro-batches does not change the groups. Not set: all images of an update."""
     MIXUP_OFF_EPOCH: Annotated[int, Bounds(0, 1_000_000), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0
     """Number of epochs after which mixing stops; 0: never."""
     RANDOM_ERASE_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.0
@@ -489,7 +489,7 @@ class Train:
     REPEATED_AUG: Annotated[int, Bounds(1, 1_000)] = 1
     """Number of differently augmented copies of each image in an update; an epoch then uses 1 / REPEATED_AUG of the images. (DeiT: 3.)"""
     MODEL_EMA: bool = False
-    """Keep an exponential moving average (EMA) of the weights, and evaluate both."""
+    """Keep an exponential moving average (EMA) of the weights, and evaluate the weights and the average."""
     MODEL_EMA_DECAY: Annotated[float, Bounds(0.0, 1.0), Only("MODEL_EMA")] = 0.99996
     """Decay of the EMA per update."""
     MODEL_EMA_WARMUP: Annotated[bool, Only("MODEL_EMA")] = True
@@ -561,9 +561,9 @@ class Dist:
     role: ClassVar[str] = MACHINE
 
     TIMEOUT: Annotated[float, Bounds(1.0, 1e7)] = 1800.0
-    """Seconds to wait for a process that does not join or respond before the run ends and names it."""
+    """Seconds to wait for a process that does not join or respond; then the run ends and names the process."""
     STRATEGY: Literal["ddp", "fsdp2"] = "ddp"
-    """ddp: each process has the whole model; fsdp2: weights, gradients, optimizer and EMA are sharded, and a checkpoint has one file per process and an index. With one process both are the same. Any number of processes can load both kinds of checkpoints."""
+    """ddp: each process has the whole model; fsdp2: weights, gradients, optimizer and EMA are sharded, and a checkpoint has one file per process and an index. With one process, both strategies are the same. Any number of processes can load both kinds of checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -576,7 +576,7 @@ class Start:
 
     role: ClassVar[str] = START
     EVAL: bool = False
-    """Evaluate only."""
+    """Evaluate the weights without training."""
     RESUME: Annotated[str | None, In("MODEL")] = None
     """Checkpoint or run (its folder, or latest for the newest run) to resume; auto: the newest valid checkpoint of run NAME, or of the run in SAVE that was saved last."""
     NAME: Annotated[str, FOLDER_NAME] = ""
@@ -584,7 +584,7 @@ class Start:
     CHECK: bool = False
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
     CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
-    """With CHECK, read at most this many images of each set, spread evenly over it; not set: all."""
+    """With CHECK, read at most this many images of each set, spread evenly over the set; not set: all images."""
     EXPLAIN: Annotated[bool, In("PRECISION"), Extra("explain")] = False
     """Before training, report the type in which each module computes, and write precision.csv."""
     PROFILE: Annotated[int | None, Bounds(1, 10_000), Extra("profiler")] = None

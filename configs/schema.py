@@ -105,7 +105,7 @@ DURATION = Form(
 
 
 class Only(NamedTuple):
-    """The condition under which a setting has an effect: another setting must have one of these values."""
+    """The condition under which a setting has an effect: another setting must have one of `values`."""
 
     key: str  # name of the other setting in the same section, or its full key; | separates alternatives
     values: tuple = ()  # empty: any value of the other setting except false, 0, None and empty ones

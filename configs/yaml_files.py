@@ -141,7 +141,9 @@ def compose(source: str, name: str) -> yaml.Node | None:
         line = source.count("\n", 0, error.position) + 1
         raise ConfigError(f"{name}: line {line} is not valid YAML: {error.reason}") from None
     except (OverflowError, ValueError):
-        raise ConfigError(f"{name}: line {loader.line + 1} is not valid YAML: no character has this number") from None
+        raise ConfigError(
+            f"{name}: line {loader.line + 1} is not valid YAML: an escape sequence is not a valid character"
+        ) from None
 
 
 def read_node(node: yaml.Node) -> Text:

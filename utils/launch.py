@@ -84,7 +84,7 @@ def rank_in_environment(environment: Mapping[str, str]) -> int:
 
 
 def _ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """Return the rank from each launcher, the innermost launcher first."""
+    """Return the ranks that launchers gave this process, the innermost launcher's first."""
     if "TORCHELASTIC_RUN_ID" in environment:
         return [_rank_by_torchrun(environment)]  # a launcher that started torchrun numbers the processes differently
     if not LAUNCHER_VARIABLES & environment.keys():

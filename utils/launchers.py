@@ -21,7 +21,7 @@ SLURM, OPEN_MPI, MPI, VARIABLES = "Slurm (srun)", "Open MPI", "MPI (PMI)", "RANK
 
 
 def ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """Return the rank from each launcher, the innermost launcher first."""
+    """Return the ranks that launchers gave this process, the innermost launcher's first."""
     ranks = []
     if names := by_srun_or_mpirun(environment):
         if not has_extra("launchers"):
@@ -42,7 +42,7 @@ def by_srun_or_mpirun(environment: Mapping[str, str]) -> list[str]:
 
 
 def is_task_of_srun(environment: Mapping[str, str]) -> bool:
-    """Return whether srun started this process. An sbatch script has most of the same variables, but not the step's."""
+    """Return whether srun started this process. An sbatch script has most of the same variables, but none of a step."""
     has_step = any(name.startswith("SLURM_STEP_") for name in environment)
     return "SLURM_PROCID" in environment and (has_step or environment.get("ENVIRONMENT") != "BATCH")
 

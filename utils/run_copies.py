@@ -54,7 +54,7 @@ class RunCopy(NamedTuple):
 def _time_of(folder: Path, text: Any) -> float:
     """Return the time in a text, in seconds since 1970.
 
-    There is no text if status.json is missing or damaged. Then return the local time in the folder's name, else the date of
+    Without a valid text (status.json is missing or damaged), return the local time in the folder's name, else the date of
     config.yaml, else 0.
     """
     with contextlib.suppress(TypeError, ValueError, OverflowError):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from utils.distributed import Process
 
-BYTES_ON_DEVICE = 2**26  # of scores on the device; above this all of them move to the host
+BYTES_ON_DEVICE = 2**26  # of scores on the device; if there are more, all move to the host
 BYTES_AT_ONCE = 2**26  # of scores that processes exchange in one step
 
 
@@ -59,7 +59,7 @@ class AllScores:
 
 
 def average_precision(scores: np.ndarray, positives: np.ndarray) -> float:
-    """Return the average precision of a class: the mean, over the images that have it, of the precision at their scores.
+    """Return the average precision of a class: the mean of the precisions at the scores of the images that have it.
 
     Images with equal scores count together.
     """

@@ -1,4 +1,4 @@
-"""Sums over the images of an evaluation, the results of each image, and the scores. They stay on the device until needed."""
+"""Sums up the images of an evaluation on their device, collects the results of each image, and computes the scores."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ class Tally:
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self.sums = torch.zeros(5, dtype=dtype, device=device)  # loss, top-1, top-5, images, excluded
-        # For each class: its images, images predicted as it, and correct predictions. [3, classes] from the first batch on.
+        # Numbers of images, predictions and correct predictions of each class: [3, classes] from the first batch on.
         self.counts = torch.zeros(0, dtype=dtype, device=device)
         self.scores: AllScores | None = None
         self.per_image = PerImage()
@@ -56,7 +56,7 @@ class Tally:
         return functional.cross_entropy(logits, targets, reduction="none"), are_right
 
     def _add_labels(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Do the same for images with several labels. A probability above 0.5 predicts a class."""
+        """Do the same as `_add_classes` for images with several labels. A probability above 0.5 predicts a class."""
         if self.scores is None:
             from engine.evaluation.all_scores import AllScores
 
@@ -104,7 +104,7 @@ def micro_f1(actual: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> fl
     return 200 * float(right.sum() / max((actual + predicted).sum(), 1))
 
 
-# Classes kept per image with several labels, since an untrained model predicts half of all classes.
+# At most this many predicted classes are kept per image with several labels. An untrained model predicts half of all.
 MOST_PREDICTED = 100
 
 
@@ -117,7 +117,7 @@ class ImageResults:
     predictions: np.ndarray
     probabilities: np.ndarray  # float32, of the predictions
     label_probabilities: np.ndarray
-    counts: np.ndarray  # [3, classes]: images of each class, images predicted as it, and correct predictions
+    counts: np.ndarray  # [3, classes]: images, predictions and correct predictions of each class
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class PerImage:
     def __init__(self):
         self._rows: list[Tensor] = []  # float32 [B, 4]; float32 is exact for class numbers up to 16 million
         # Set at the end of the evaluation: the indices of these images, the counts of all processes, and with several
-        # labels per image the scores that replace rows.
+        # labels per image the scores that replace `_rows`.
         self.indices, self.counts = np.zeros(0, np.int64), np.zeros((3, 0), np.int64)
         self.scores: AllScores | None = None
 

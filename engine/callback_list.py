@@ -33,7 +33,7 @@ class Watchers(NamedTuple):
     bad_images: BadImages
 
     def refuse(self) -> None:
-        """Raise the `refusal` of a callback, if one stops the run because of an error that the user can fix."""
+        """Raise the `refusal` of the first callback that has one."""
         for callback in self.callbacks:
             if callback.refusal:
                 raise callback.refusal
@@ -64,7 +64,7 @@ def choose_callbacks(
 ) -> Watchers:
     """Return the callbacks of this process. Some exist only in process 0. To add a callback, add a line here.
 
-    If a callback uses another callback, it takes that as an argument. So it is always created and called after it.
+    A callback that uses another one gets it as an argument. So the other one is always created and called first.
     """
     config, process, log, callbacks = plan.config, session.process, session.log, []
 
@@ -84,7 +84,7 @@ def choose_callbacks(
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", log.say))
     add(Console(config, log, timing, forecast))
     if process.is_first:
-        # The recorder is added after the callbacks of the report, and so closed after them: curves are drawn last.
+        # Callbacks are closed in this order. The recorder follows those of the report, so the curves are drawn last.
         curves = report.curves if report else None
         recorder = add(Recorder(session.path, log, timing, trainer, trackers, curves))
         callbacks += advice_on_data(session, plan, trainer)

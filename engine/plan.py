@@ -127,14 +127,14 @@ class TrainPlan(Plan):
 
     @property
     def starts_from_its_classes(self) -> bool:
-        """Return whether the weights were trained on all classes. Only then it makes sense to evaluate them first."""
+        """Return whether the weights know all classes of the data, so that evaluating them before training makes sense."""
         both = self.classes, self.inputs.record.get("class_names", ())
         here, there = ({normalize("NFC", name) for name in each} for each in both)
         return here <= there
 
     @property
     def scores_start(self) -> bool:
-        """Return whether a new run evaluates its initial weights. A run with a budget always does, to time it."""
+        """Return whether a new run evaluates its initial weights. With a budget it always does, to measure the time."""
         return not self.inputs.checkpoint and (self.starts_from_its_classes or self.config.TRAIN.BUDGET is not None)
 
     @property
@@ -143,7 +143,7 @@ class TrainPlan(Plan):
 
 
 def refusals(config: Config) -> dict[str, Callable[[], object]]:
-    """Return the checks of settings that need neither data nor a checkpoint, by the titles of their rows in -check."""
+    """Return {title of its row in -check: check} for all checks of settings that need no data and no checkpoint."""
     if config.START.EVAL:
         return {}
     checks = {

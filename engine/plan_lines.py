@@ -32,7 +32,7 @@ def describe_training(plan: TrainPlan, model: str) -> list[str]:
 
 
 def notes_on(plan: TrainPlan) -> dict[str, list[str]]:
-    """Return lines about unusual facts of a training run, by the titles of their rows in -check."""
+    """Return {title of a row in -check: lines} about unusual facts of a training run."""
     return {
         "balance": _describe_balance(plan),
         "preprocessing": compare_with_weights(plan),
@@ -76,7 +76,7 @@ def with_origins(values: dict[str, str], origins: dict[str, str]) -> str:
 
 def _origin(key: str, origins: dict[str, str]) -> str:
     origin = origins[key].partition(": ")[0]  # without the explanation of how a batch size was found
-    return "checkpoint" if origin.startswith("checkpoint ") else origin  # another line shows its path
+    return "checkpoint" if origin.startswith("checkpoint ") else origin  # another line shows the checkpoint's path
 
 
 def describe_evaluation(plan: EvalPlan) -> list[str]:
@@ -221,7 +221,7 @@ def _compare_with_timm(plan: Plan) -> list[str]:
 
 
 def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
-    """Return lines on image and model settings taken over from the weights. Omit model settings at their default."""
+    """Return lines on image and model settings taken over from the weights. Omit model settings with default values."""
     here = flatten(loaded.config)
     followed = {key: text for key, text in weights.texts.items() if loaded.origins[key] == weights.origin}
     images = [f"{key} {to_text(here[key])}" for key in followed if key.startswith("DATA.")]

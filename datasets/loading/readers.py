@@ -30,7 +30,7 @@ NUM_REPLACEMENTS = 8  # replacements that are tried for an unreadable image: 8 o
 class Buffers(NamedTuple):
     """The memory that the images of a batch are read into."""
 
-    images: Tensor  # as in Batch
+    images: Tensor  # images and targets as in Batch
     targets: Tensor
     boxes: list[list[tuple[int, ...]]]  # the boxes to erase in each image
 
@@ -240,7 +240,7 @@ class EvalData:
         self.image_set, self.batch_size, self.rank, self.world_size = image_set, batch_size, rank, world_size
         self.is_padded = is_padded
         self.num_samples = len(image_set)  # over all processes
-        # The images of this process, in order. With both kinds of split, lower ranks may get one image more.
+        # The images of this process, in order. Lower ranks may get one image more.
         in_pieces = image_set.is_read_in_groups
         numbers = np.arange(self.num_samples)
         self.share = np.array_split(numbers, world_size)[rank] if in_pieces else numbers[rank::world_size]

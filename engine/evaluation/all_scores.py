@@ -39,7 +39,7 @@ class AllScores:
         return self._on_host[0]
 
     def mean_average_precision(self, process: Process) -> float:
-        """Return mAP in percent over the classes that some image has, or 0 if there are none.
+        """Return mAP in percent over the classes that at least one image has, or 0 if there are none.
 
         Each process computes some of the classes.
         """

@@ -32,9 +32,9 @@ def evaluate(
     process: Process,
     bad_images: BadImages,
 ) -> list[Evaluation]:
-    """Evaluate models in their training precision. All use the same pass over the images. Collective.
+    """Evaluate models in their training precision, all in one pass over the images. Collective.
 
-    With fewer than 5 classes, every image is correct in top-5.
+    With 5 classes or fewer, every image is correct in top-5.
     """
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]

@@ -21,7 +21,7 @@ FEW = 100  # with fewer images an accuracy says little: at 50% its 95% interval 
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of `num_images` images: the mean loss, and percentages. `num_excluded` more images were unreadable."""
+    """The scores of `num_images` images: mean loss, other metrics in percent. `num_excluded` images were unreadable."""
 
     loss: float
     top1: float

@@ -1,4 +1,4 @@
-"""Sums up the images of an evaluation on their device, collects the results of each image, and computes the scores."""
+"""Sums losses and counts over the images of an evaluation, keeps the results of each image, and computes the scores."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Tally:
     """An accumulator of scores that is exact for any number of processes.
 
-    It sums over images. With several labels per image it keeps the scores of all classes.
+    It keeps sums over the images, and with several labels per image also the scores of all classes for each image.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
@@ -110,7 +110,7 @@ MOST_PREDICTED = 100
 
 @dataclass(frozen=True)
 class ImageResults:
-    """The results of all readable images in the order of the set, with one label and one prediction each; arrays are [N]."""
+    """The results of all readable images with one label each: arrays [N] in the order of the image set."""
 
     indices: np.ndarray  # of the images in their set
     labels: np.ndarray  # class numbers
@@ -187,5 +187,5 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """Return float64, because sums over an epoch exceed the precision of float32. MPS has no float64 and gets float32."""
+    """Return float64, because float32 is not precise enough for sums over an epoch. MPS has only float32."""
     return torch.float32 if device.type == "mps" else torch.float64

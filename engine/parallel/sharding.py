@@ -155,7 +155,7 @@ class Sharded(Parallel):
         if not isinstance(value, Tensor | Parts):
             return None
         section, _, rest = place.partition("/")
-        if section == "optimizer":  # state/3/exp_avg
+        if section == "optimizer":  # `rest` is a path such as state/3/exp_avg
             return self._moved[int(rest.split("/")[1])] if len(value.shape) else None
         return self._lengths.get(rest)
 

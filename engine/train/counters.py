@@ -25,7 +25,7 @@ class Report:
     grad_norm: float
     mean_grad_norm: float
     loss_scale: float
-    num_updates: int = 0  # total of the run; a budget may change it
+    num_updates: int = 0  # total number of updates of the run; a budget may change it
     seconds: float = 0.0  # since the last report
     shares: dict[str, float | None] = field(default_factory=dict)  # {phase: percent of `seconds`, if known}
 
@@ -36,7 +36,7 @@ class EpochResult:
 
     report: Report
     scores: dict[str, Scores]  # key "": raw weights, "_ema": EMA weights; empty without evaluation
-    num_images: int  # trained images, without those from before a resume
+    num_images: int  # images used for training, without those from before a resume
     training_seconds: float
     evaluation_seconds: float
     images: ImageResults | LabelResults | None = None  # results of each image, if this epoch is the best so far

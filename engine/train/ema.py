@@ -15,7 +15,7 @@ WARM_UP = 9  # with warm-up the average covers about the last ninth of the updat
 
 
 def decay_at(step: int, settings: Train) -> float:
-    """Return the decay for update `step`. For update 0 it is 0, so the average starts as the weights after it, as in timm.
+    """Return the decay for update `step`. For update 0 it is 0: the average starts as the weights after it, as in timm.
 
     The warm-up is timm's, 1 - (1 + step / gamma) ** -power, with gamma 9 and power 1. With timm's powers below 1,
     the decay never reaches DeiT's 0.99996 in the 375,000 updates of 300 epochs. With power 1 it does after 225,000
@@ -81,7 +81,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:
-        """Add the weights after update `step` to the average. The device does nothing if the update was skipped."""
+        """Add the weights after update `step` to the average, unless it was skipped, which only the device knows."""
         self._lerp(1 - decay_at(step, self._settings), skipped.reshape(()))
         for mine, theirs in self._counts:
             mine.copy_(theirs)

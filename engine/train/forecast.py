@@ -14,7 +14,7 @@ from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
 from utils.text import counted, format_duration
 
-NOT_TYPICAL, MEASURED = 3, 10  # number of slow updates after a start; number of updates to measure
+NOT_TYPICAL, MEASURED = 3, 10  # number of slow updates at a start; updates needed to measure their time
 MARKS = 200  # about how many points in time are kept to measure updates
 END_BY_START = 1 / 3  # estimate of the work after the last evaluation, as a fraction of the time until the first update
 ENOUGH = 10.0  # seconds of training after which the log gets an estimate
@@ -120,7 +120,8 @@ class Forecast(Callback):
 
     def _begin(self) -> None:
         self._timer: UpdateTimer | None = None  # None: no epoch has begun
-        self._trained = self._paused = 0.0  # when the last update of an epoch ended; seconds of all evaluations
+        # The time of the last report (0 after an epoch without evaluation); the seconds of all evaluations.
+        self._trained = self._paused = 0.0
 
     @property
     def is_measured(self) -> bool:

@@ -90,7 +90,7 @@ def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parame
 
 
 def set_rates(groups: list[dict], rate: float) -> None:
-    """Set the learning rate of each group for the next update."""
+    """Set the learning rate of each group for the next update: `rate` times its `lr_scale`."""
     for group in groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
 
@@ -174,7 +174,7 @@ def changes_by_element(name: str) -> bool:
 
 
 def find_class(chosen: Optimizer) -> Callable:
-    """Return the class of this name. If it is not torch's, import timm, which takes seconds."""
+    """Return the class of the chosen optimizer. If it is not torch's, import timm, which takes seconds."""
     if chosen.NAME in OURS:
         return without_compiler(getattr(torch.optim, chosen.NAME))
     from extras.optimizers.of_timm import find_timms  # extra: optimizers
@@ -201,7 +201,7 @@ def check_arguments(chosen: Optimizer, cls: Callable) -> None:
 
 
 def set_arguments(chosen: Optimizer, *names: str) -> dict:
-    """Return {argument: value} for the settings that are set. For the others, the optimizer's own defaults apply."""
+    """Return {argument: value} for the settings that have a value. For the others, the optimizer's defaults apply."""
     values = {name: getattr(chosen, name) for name in names or ("EPS", "BETAS", "MOMENTUM")}
     return {name.lower(): value for name, value in values.items() if value not in (None, ())}
 

@@ -47,7 +47,7 @@ class Schedule:
         return min((epoch + 1) * self._steps_per_epoch, self.num_updates)
 
     def choose(self, step: int, num_updates: int) -> None:
-        """Change the total number of updates from this step on. Discard the choices that are not yet repeated."""
+        """Change the total number of updates from this step on. Discard choices in `to_repeat`."""
         ensure(num_updates > step, f"a run of {num_updates} updates cannot contain update {step}")
         self._anchor = step - 1, self._place(step - 1)
         self.choices.append([step, num_updates])

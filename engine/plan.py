@@ -127,7 +127,7 @@ class TrainPlan(Plan):
 
     @property
     def starts_from_its_classes(self) -> bool:
-        """Return whether the weights know all classes of the data, so that evaluating them before training makes sense."""
+        """Return whether the weights know all classes of the data, so that a score before training is meaningful."""
         both = self.classes, self.inputs.record.get("class_names", ())
         here, there = ({normalize("NFC", name) for name in each} for each in both)
         return here <= there

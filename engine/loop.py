@@ -35,10 +35,10 @@ from utils.text import format_duration
 class Outcome:
     """The outcome of a training run: its state, exit code and reason."""
 
-    state: str  # in status.json
+    state: str  # the final state in status.json
     code: int  # the exit code
     sentence: str  # for the log
-    reason: str | None = None  # in status.json
+    reason: str | None = None  # the reason in status.json, if any
     signal: int | None = None  # in status.json: the number of the signal that stopped the run
 
     @property

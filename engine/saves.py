@@ -36,7 +36,7 @@ class Saves:
     def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, watchers: Watchers):
         self.session, self.plan, self.trainer, self.saver, self.watchers = session, plan, trainer, saver, watchers
         self.process, self.log, self.folder = session.process, session.log, session.path
-        self.failure = ""  # why the last save failed; empty if it did not; the same in every process
+        self.failure = ""  # why the last save failed, or empty if it succeeded; the same in every process
         self.before: Scores | None = None  # the baseline: scores of the initial weights, if they were evaluated
         self.reload_best_from_disk()
         saver.newest = {"epoch": trainer.epoch, "step": trainer.step}

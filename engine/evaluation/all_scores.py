@@ -8,8 +8,8 @@ from torch import Tensor
 
 from utils.distributed import Process
 
-BYTES_ON_DEVICE = 2**26  # of scores on the device; if there are more, all move to the host
-BYTES_AT_ONCE = 2**26  # of scores that processes exchange in one step
+BYTES_ON_DEVICE = 2**26  # limit for the scores on the device; above it, all scores move to the host
+BYTES_AT_ONCE = 2**26  # limit for the scores that processes exchange in one step
 
 
 class AllScores:

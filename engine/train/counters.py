@@ -73,7 +73,7 @@ class Counters:
         self.skips_in_a_row.zero_()
 
     def read(self, process: Process) -> dict[str, float]:
-        """Return the fields of a Report over all processes. Synchronise host and device, once."""
+        """Return the fields of a Report, over all processes. This synchronises host and device once."""
         totals, last = (process.sum(each.clone()) for each in (self.totals, self.last))
         values = torch.cat((totals, last, self.skips_in_a_row.to(totals)[None])).tolist()
         loss, correct, samples, skipped, grad_norms, updates = values[:6]

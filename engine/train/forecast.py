@@ -22,7 +22,7 @@ ENOUGH = 10.0  # seconds of training after which the log gets an estimate
 
 @dataclass
 class RunTimes:
-    """The seconds that the parts of a run take (0: not measured yet), and their sum from any step to the end."""
+    """The seconds that each part of a run takes (0: not measured yet). `until_end` adds them up from any step."""
 
     order: Order
     validate_freq: int  # epochs between two evaluations

@@ -25,7 +25,7 @@ def choose_guard(config: Config, trainer: Trainer, log: Log) -> Guard:
 
 
 class RereadableBatches:
-    """Batches of an iterator, kept so that they can be iterated again."""
+    """Keeps the batches of an iterator, so that they can be read again."""
 
     def __init__(self, batches: Iterator[Batch]):
         self._batches, self._read = batches, []

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """A component whose state is saved in each checkpoint. In a resumed run, the code that creates it reads that state."""
+    """A component whose state is saved in each checkpoint. A resumed run creates it from that state."""
 
     def state(self) -> Any: ...
 

@@ -20,7 +20,8 @@ class BalancedOrder(EpochOrder):
     def __init__(self, targets: np.ndarray, counts: np.ndarray, seed: int, epoch: int):
         """`counts`: the number of images of each class."""
         self._targets, self._counts, self._seeds = targets, counts, (seed, epoch)
-        # All edges move by the same random number in [0, 1), so that each class gets its share on average, even below 1.
+        # The same random number in [0, 1) is added to all edges, so that each class gets its share of places on
+        # average, even a share below one place.
         # The last seed, 3 here and 4 below, makes these draws independent of each other and of FullShuffle's.
         start = (draws((seed, epoch, 3), 0, 1)[0] >> np.uint64(11)) / 2.0**53
         edges = np.floor(len(targets) * np.arange(1, len(counts) + 1) / len(counts) + start)

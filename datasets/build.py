@@ -126,7 +126,7 @@ def _empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
         group = f"; each value of DATA.GROUP_BY ({data.GROUP_BY}) stays whole" if data.GROUP_BY else ""
         return DataError(
             f"{name}: there are no {part} images in {data.DATA_PATH}; check the lists or folders there, and "
-            f"{held_out} if it has no validation part of its own{group}"
+            f"{held_out} if the data has no validation part of its own{group}"
         )
     return DataError(
         f"DATA.DATA_PATH: each class in {data.DATA_PATH} has only one image, so none can be held out for validation; "

@@ -1,4 +1,4 @@
-"""Process strings on their way into an index: encode them, number the distinct ones, and find equal rows."""
+"""Process strings on their way into an index: encode them, number distinct strings, and find equal rows."""
 
 import os
 from array import array

@@ -13,7 +13,7 @@ from datasets.types import ImageSet, count_classes
 from utils.errors import DataError, did_you_mean
 from utils.text import counted, first_of
 
-MAX_CLASSES = 1_000_000  # a label of this size is a mistake, and a list of so many class names would fill the memory
+MAX_CLASSES = 1_000_000  # labels from here on are mistakes, and a list of so many class names would fill the memory
 USUAL_CLASSES = 1000  # up to this number, there may be fewer images than classes, as in a trial with part of ImageNet
 LABELS_EXPECTED = (
     "DATA.LABEL_SEPARATOR must separate the names in the class column, or DATA.COLUMNS must name columns of 0 and 1"
@@ -44,7 +44,7 @@ def are_mostly_numbers(lists: list[Labels]) -> bool:
 
 def _is_number(label: str) -> bool:
     try:
-        float(label)  # this also accepts nan, which pandas writes
+        float(label)  # this also accepts nan, which pandas writes for missing numbers
     except ValueError:
         return False
     return True

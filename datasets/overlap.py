@@ -104,7 +104,7 @@ class Overlap:
 
 
 def shared_names(train: ImageSet, val: ImageSet) -> list[str]:
-    """Return a warning if validation images have class, name and size of training images, and some files are equal."""
+    """Return a warning if validation images have the class, name and size of training images and some are equal."""
     sample = _spread(range(len(val)), MOST_NAMES)
     if train.root is None or not sample or not os.path.isfile(val.name(sample[0])):
         return []

@@ -37,14 +37,14 @@ class ImageSet:
     root: Path | None = None  # the folder of its files, if it is known
     is_listing = False  # whether it consists of the class folders below `root`, so that folders are labels
     notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
-    label_sets: list[tuple[int, ...]] | None = None  # sets of class numbers, which images share
-    labels_are_numbers = False  # the data has class numbers; any names were added later
+    label_sets: list[tuple[int, ...]] | None = None  # the distinct sets of class numbers; images share them
+    labels_are_numbers = False  # the labels in the data are class numbers; any names were added later
     class_folders: Set[bytes] = frozenset()  # folders that are removed from the names of a part before they are hashed
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
     folder_names: Sequence[str] = ()  # if labels are numbers: for each class, the folder with all its images
     fingerprints: Any = None  # datasets.overlap.Fingerprints, while this set is compared with another set
     doubt = ""  # the error if its folders do not look like classes; ignored if the classes are listed
-    classes_are_names = False  # the data has class names, and their order gives the numbers
+    classes_are_names = False  # the labels in the data are class names; their order gives the class numbers
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = targets if isinstance(targets, np.ndarray) else np.array(targets, dtype=np.int64)

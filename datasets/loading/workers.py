@@ -31,7 +31,7 @@ MAX_ON_CPU = 8  # loader workers of a run on a CPU
 ENOUGH_CORES = 4  # with this many cores or more, one is reserved for the training thread
 AHEAD_OF_PROCESS = 2  # batches that each worker process prefetches
 MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # limits of prefetching by all threads: least and most batches, bytes
-MAX_FRACTION_AHEAD = 0.05  # part of the host's free memory for prefetched batches, of all training processes together
+MAX_FRACTION_AHEAD = 0.05  # part of the host's free memory for the prefetched batches of all training processes
 MAX_FRACTION_SHARED = 0.8  # part of the free shared memory that batches may fill
 # Fractions of the time for which a loader thread is assumed to hold Python's GIL; measured in BENCHMARKS.md.
 GIL_READING, GIL_AUGMENTING, GIL_IN_MEMORY = 0.12, 0.2, 0.6
@@ -96,7 +96,7 @@ def _count_on_cpu(data: Data, image_set: ImageSet, process: Process) -> int:
 
 
 def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: int) -> str:
-    """Return threads, which cost less, unless they saturate the GIL and shared memory is large enough for processes."""
+    """Return "threads", which cost less, unless they saturate the GIL and shared memory is enough for processes."""
     if sys.platform != "linux" or image_set.is_read_in_groups or not saturate_gil(count, config, image_set):
         return "threads"
     needed = shared_bytes(config.DATA, count * process.local_size)
@@ -136,7 +136,7 @@ def read_in_processes(
         collate_fn=_into_shared_memory,
         pin_memory=has_streams(device),
         multiprocessing_context=context,
-        generator=torch.Generator(),  # the loader draws a seed, but not from the run's generator
+        generator=torch.Generator(),  # for the loader's seed, so that the run's generator does not change
         worker_init_fn=_end_with_run,
     )
     # The workers' garbage collection must not touch objects from before the fork, because that would copy their pages.

@@ -39,7 +39,7 @@ def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, Im
     columns = Columns.of(config.DATA, files)
     settings = {"columns": columns.names, "group_by": columns.group}
     if config.DATA.has_several_labels:
-        # The stored split depends on the separator.
+        # The split that is stored next to the index depends on these.
         settings |= {"are_bits": columns.are_bits, "separator": config.DATA.LABEL_SEPARATOR}
     lists = Lists(
         files,
@@ -154,8 +154,8 @@ class _Values(NamedTuple):
         for row in itertools.islice(filter(None, rows), ROWS_AT_ONCE):
             if len(row) > self.width:
                 raise DataError(
-                    f"{self.file}, line {rows.line_num}: more values than the header has columns; put a value with a "
-                    "separator in quotes"
+                    f"{self.file}, line {rows.line_num}: more values than the header has columns; put values "
+                    "that contain the separator in quotes"
                 )
             for column, place, keep in targets:
                 value = row[place].strip() if place < len(row) else ""

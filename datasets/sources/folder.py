@@ -25,7 +25,7 @@ from utils.text import counted, first_of
 
 SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # folders of copies or thumbnails, in a Mac's zip files and on network disks
 RUNS = "folders of runs"
-DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # 2024, 2024-05-01, 20240501 birthday
+DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # matches 2024, 2024-05-01, 20240501 birthday
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")  # left out without a warning
 MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
 MOST_DATA_SETS = 100  # the most folders that are checked for being data sets; more folders are always classes
@@ -76,7 +76,7 @@ class Content(NamedTuple):
 
     @property
     def is_data_set(self) -> bool:
-        """Whether the folder has several subfolders and hardly any images. If all are named by date, it is a class."""
+        """Whether the folder has several subfolders and hardly any images. With dates as subfolders it is a class."""
         return not self.is_class and len(self.folders) > 1 and not all(map(DATE.match, self.folders))
 
     def describe(self) -> str:
@@ -163,7 +163,7 @@ def _check_classes(train_folder: Path, classes: list[str], val_folder: Path, val
         if train.exists() and (is_within(train, val) or is_within(val, train)):
             raise DataError(
                 f"{val} and {train} are the same folder, or one is inside the other, so validation would score images "
-                "that were trained on; give it images of its own"
+                "that were trained on; give validation its own images"
             )
 
 
@@ -205,7 +205,7 @@ def class_folders(folder: Path) -> list[str]:
 def read_class_folders(
     config: Config, folder: Path, names: list[str], classes: list[str], deep: bool = True
 ) -> FileImages:
-    """Read the images of the class folders `names`, numbered as in `classes`. `deep`: including their subfolders."""
+    """Read the images of the class folders `names`, numbered as in `classes`. `deep`: also read subfolders."""
     number = {normalize("NFC", name): index for index, name in enumerate(classes)}
     if twice := next((name for name in classes if classes[number[normalize("NFC", name)]] != name), None):
         raise DataError(
@@ -244,7 +244,7 @@ def _describe_runs(root: Path, beside: list[str], num_inside: int) -> list[str]:
 
 
 def _is_unchanged(index: Index, folder: Path) -> bool:
-    """Return whether no image was added, renamed or removed since the index was built, by the dates of the folders."""
+    """Return whether the dates of the folders show that no image was added, renamed or removed since the index."""
     folders = (os.fsdecode(each) for chunk in index.text("folder").chunks() for each in chunk)
     dated = zip(folders, index.column("date").tolist(), strict=True)
     try:

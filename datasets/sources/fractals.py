@@ -146,7 +146,7 @@ def rotations(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attractor(maps: np.ndarray) -> np.ndarray:
-    """Return float64 [2, points]: a point after each sequence of maps of one length. All are near the attractor."""
+    """Return float64 [2, points]: a point after each map sequence of the same length. All lie near the attractor."""
     points = np.zeros((2, 1))
     while points.shape[1] * len(maps) <= MAX_POINTS:
         points = applied(maps, points)

@@ -72,7 +72,7 @@ class FileImages(EncodedImages):
         *,
         confined: bool = False,
     ):
-        """`paths` are relative to `root`; `confined`: they come from a list, so no link may lead out of `root`."""
+        """`paths` are relative to `root`; `confined`: a list names them, so no link may lead out of `root`."""
         super().__init__(targets, classes)
         self.root, self.rules, self.confined = root, rules, confined
         # Not a list of strings, because every loader process would copy a million small objects as soon as their

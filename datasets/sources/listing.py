@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Lists:
-    """List files of one kind, and the function that reads them. The first of two is for training."""
+    """List files of one kind, and the function that reads them. If there are two, the first is for training."""
 
     files: list[Path]
     read: Callable[[Path, Callable[[Rows], None]], list[str]]  # passes all rows to a function, and returns log lines

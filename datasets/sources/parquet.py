@@ -49,7 +49,7 @@ OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})(?:[
 OF_COUNT = re.compile(r"(.*?)(\d+)-of-(\d+)(?:-\w+)?")  # some names end with a checksum
 SAFE_VERSION = 15  # up to pyarrow 14.0.0, types in a file could be pickles (CVE-2023-47248)
 DEPTH = 3  # levels of folders that are searched: data/, or default/train/
-USUAL_COLUMNS = ("image", "label")  # on Hugging Face
+USUAL_COLUMNS = ("image", "label")  # columns of image and label on Hugging Face
 NUM_THREADS = 16  # threads, which mostly wait for the disk
 INDEX_COLUMNS = {"label": "<i4", "name": TEXT, "group_file": "<i4", "group_number": "<i4", "group_rows": "<i8"}
 INDEX_COLUMNS |= {"group_bytes": "<i8", "file_rows": "<i8"}
@@ -215,7 +215,7 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
             for name, feature in features.items()
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names")
         }
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # not there, or not from Hugging Face
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # missing or invalid metadata
         return {}
 
 

@@ -47,7 +47,7 @@ VERSION = 2  # version of the content of the index
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
 TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
 SHAPE = Shape(SAMPLES | TARS, ["label offset size name", "tar tar.size tar.version tar.checksum", "tar.first"], {})
-NUM_PIECES, PIECE = 64, 8192  # number and bytes of the pieces of a tar in its checksum; they cover half a MiB
+NUM_PIECES, PIECE = 64, 8192  # number and bytes of the pieces of a tar that its checksum covers: half a MiB
 MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
 MAX_OPEN_TARS = 128  # in each process, whose limit for open files may be 256
 NUM_THREADS = 16  # threads, which mostly wait for the disk
@@ -250,7 +250,7 @@ class ShardTable:
         return {name: number for number, name in enumerate(self.tar_names.chunk(0, len(self.tar_names)))}
 
     def find(self, tar: ShardTar) -> int | None:
-        """Return the number of this tar, or None if it is unknown or the index points outside it. A server's may."""
+        """Return the number of this tar, or None if it is unknown or a server's index has samples outside of it."""
         number = self._numbers.get(os.fsencode(tar.name))
         if number is None or self.tar_sizes[number] != tar.size:
             return None

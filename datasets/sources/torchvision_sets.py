@@ -44,7 +44,7 @@ OWN_READERS = {"Caltech101": "caltech101", "Caltech256": "caltech256", "ImageNet
 
 
 def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet]:
-    """Return training and validation images of torchvision's class called DATA.DATASET. `say` reports a download."""
+    """Return training and validation images of the torchvision class in DATA.DATASET. `say` reports a download."""
     dataset = config.DATA.DATASET
     name = SHORT_NAMES.get(dataset, dataset.removeprefix(TORCHVISION))
     if name in OWN_READERS:

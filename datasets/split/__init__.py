@@ -51,7 +51,7 @@ def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int
 
 
 def _by_fraction(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """Return bool [N], the images that are held out: a fraction of each class, by position. Also return no log lines.
+    """Return bool [N], the images that are held out: a fraction of each class, by position. The list of notes is empty.
 
     Every class keeps an image for training. It also holds one out if it has at least two and the fraction is not 0.
     """
@@ -174,7 +174,7 @@ def describe_split(config: Config, val: ImageSet) -> str:
 
 
 def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
-    """Write split.csv, the part of each image, if the split was drawn and the images are files."""
+    """Write the part of each image to split.csv, if the split was drawn and the images are files."""
     if val.split.get("rule") not in DRAWN or val.root is None:
         return
     with replacing(file) as out:
@@ -193,7 +193,7 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
 
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
-    """Divide a set into training and validation images by a record, in its order. Store the split next to its index."""
+    """Divide a set into training and validation images by a record, in its order. The split of an index is stored."""
     class_folders = class_folders_of(image_set, record)
 
     def draw() -> tuple[dict[str, np.ndarray], list[str]]:
@@ -243,7 +243,7 @@ def hashes_names(record: dict) -> bool:
 def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
     """Return the names of folders that are left out of the keys of this record.
 
-    For all sources, these are folders with the name of a class. For labels that are numbers there are none, because
+    In every source, these are folders with the name of a class. For labels that are numbers there are none, because
     other folders may have numbers as names too.
     """
     if not hashes_names(record) or image_set.labels_are_numbers:

@@ -61,7 +61,7 @@ class TrainTransform:
         resize(image[top : top + height, left : left + width], self._interpolation(rng), out)
 
     def _crop_of_resized(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        """Resize the shorter side to the square, and cut a square at a random position.
+        """Resize the shorter side to the side of the square, and cut out a square at a random position.
 
         The square may reach a few pixels beyond the image, where pixels are reflected.
         """

@@ -37,7 +37,7 @@ KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff
 # The formats that Pillow may detect. EPS is excluded, because Pillow would start a program with code from the file.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", *(("AVIF",) if find_spec("PIL._avif") else ()))
 IMAGE_ENDINGS = tuple(each for each in KNOWN_ENDINGS if each not in READ_BY or find_spec(READ_BY[each]))
-# Conversions that libjpeg does itself, with the same result as in Pillow. CMYK needs Pillow, because Adobe inverts it.
+# Conversions that libjpeg does itself, with Pillow's result. CMYK needs Pillow, because Adobe's files invert it.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
 JPEG_START, JPEG_END, SCAN, APP1, START_OF_SCAN, EXIF = b"\xff\xd8", b"\xff\xd9", b"\xff\xda", 0xE1, 0xDA, b"Exif\0\0"
 SEQUENTIAL = (0xC0, 0xC1)  # markers of frames whose image is complete after one scan of all colours
@@ -220,7 +220,7 @@ def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _refuse_bomb(data: bytes, width: int, height: int, rules: PixelRules, cost: float = 1) -> None:
-    """Enforce the limits on decompressed pixels and scans. Pillow would only warn up to twice the limit on pixels."""
+    """Enforce the limits on decompressed pixels and scans. Pillow itself only warns below twice the pixel limit."""
     if max(width, LEAST_WIDTH) * height * cost > rules.max_pixels:
         each = f", and each pixel of a WebP counts as {cost}" if cost > 1 else ""
         raise Image.DecompressionBombError(f"{width} x {height} pixels{each}")

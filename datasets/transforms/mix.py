@@ -72,7 +72,7 @@ class Mixing:
         return rng.betavariate(settings.MIXUP_ALPHA, settings.MIXUP_ALPHA), 0.0, 0.0, 0.0, 0.0
 
     def _box(self, share: float, rng: random.Random) -> tuple[float, ...]:
-        """Draw a box with 1 - `share` of the area around a random centre, clipped. CUTMIX_MINMAX draws it inside."""
+        """Draw a box: 1 - `share` of the area around a random centre, clipped, or by CUTMIX_MINMAX inside the image."""
         side = self.side
         if self.settings.CUTMIX_MINMAX:
             low, high = self.settings.CUTMIX_MINMAX

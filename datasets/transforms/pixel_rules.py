@@ -8,7 +8,7 @@ from PIL import Image
 from configs.schema import Data
 from datasets.types import ImageReadError
 
-# Data sets of a user's own photos, to which EXIF is applied. Published scores on other data sets were reached without.
+# Data sets of a user's own photos, to which EXIF is applied. Published scores on other data sets do not use it.
 UPRIGHT = ("imagefolder", "csv", "shards", "parquet")
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
@@ -56,7 +56,7 @@ def has_32_bits(image: Image.Image) -> bool:
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Scale a grey image with 16 bits, or a TIFF with fewer such as 12, down to 8 bits."""
+    """Scale a grey image of 16 bits (a TIFF may have fewer, such as 12) down to 8 bits."""
     highest = 2 ** getattr(image, "tag_v2", {}).get(TIFF_BITS, (16,))[0] - 1
     pixels = np.asarray(image).astype(np.uint32)
     grey = Image.fromarray(((pixels * 255 + highest // 2) // highest).astype(np.uint8))

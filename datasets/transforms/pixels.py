@@ -1,4 +1,4 @@
-"""Drawn operations as plain data, and their application to pixels by timm's operations or by equal arithmetic.
+"""Drawn operations as plain data, and their application by timm's operations or by arithmetic with equal results.
 
 Pillow holds the GIL in all operations, so loader threads would wait for each other, and most of its operations are
 slower. The arithmetic here takes 0.3 of Pillow's time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each
@@ -95,7 +95,7 @@ def gaussian_blur(pixels: Tensor, radius: float) -> Tensor:
 
 
 def box_of(radius: float) -> tuple[int, int, int]:
-    """Return the box of Pillow's Gaussian blur: its radius, the weight of its pixels, and of the two beyond."""
+    """Return the box of Pillow's Gaussian blur: radius, weight of a pixel inside, weight of the two pixels outside."""
     one = np.float32(1)
     variance = np.float32(radius) * np.float32(radius) / np.float32(BLUR_PASSES)
     length = np.float32(math.sqrt(12.0 * float(variance) + 1.0))

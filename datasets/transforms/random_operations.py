@@ -39,7 +39,7 @@ class RandomOperation(NamedTuple):
         if self.probability < 1 and rng.random() > self.probability:
             return ()
         name, value_of = TIMM_OPERATIONS[self.name]
-        level = self._level(rng)  # as in timm, drawn even for an operation without a value
+        level = self._level(rng)  # drawn even for an operation without a value, as in timm
         value = value_of(level / MOST, rng) if value_of else 0.0
         if name not in GEOMETRIC:
             return (Operation(name, value),)
@@ -133,7 +133,8 @@ def trivial_augment(resamples: tuple[int, ...]) -> list[OneOfMany | Nothing]:
     def up_to(limit: float) -> list[float]:
         return torch.linspace(0.0, limit, 31).tolist()  # in float32, as in torchvision
 
-    shifts = [-int(value) for value in up_to(32.0)]  # torchvision's sign moves the image; ours moves the visible part
+    # Negative, because a positive value moves the image in torchvision, and the visible part here.
+    shifts = [-int(value) for value in up_to(32.0)]
     signed = {
         **dict.fromkeys(("shear_x", "shear_y"), up_to(0.99)),
         **dict.fromkeys(("translate_x", "translate_y"), shifts),

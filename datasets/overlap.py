@@ -18,7 +18,7 @@ FEW_FILES = 16  # pairs of files with equal names and sizes that are compared by
 # Validation images with equal fingerprints that are read again to be sure: usually, and if images are read in groups.
 MOST_READ, MOST_IN_GROUPS = 200, 50
 MOST_ALIKE = 4  # training images with which a validation image is compared
-# About how many bytes of the pixels a fingerprint hashes. It takes 5 us; reading a photo takes 3,000 us.
+# The approximate number of pixel bytes that a fingerprint hashes. This takes 5 us; reading a photo takes 3,000 us.
 NUM_BYTES = 256
 LOOK = "remove them from one of the two sets, because they distort the accuracy; -check names them"
 

@@ -76,7 +76,7 @@ class Content(NamedTuple):
 
     @property
     def is_data_set(self) -> bool:
-        """Whether the folder has several subfolders and hardly any images. With dates as subfolders it is a class."""
+        """Whether the folder has several subfolders and hardly any images. A folder with only dates is a class."""
         return not self.is_class and len(self.folders) > 1 and not all(map(DATE.match, self.folders))
 
     def describe(self) -> str:
@@ -244,7 +244,7 @@ def _describe_runs(root: Path, beside: list[str], num_inside: int) -> list[str]:
 
 
 def _is_unchanged(index: Index, folder: Path) -> bool:
-    """Return whether the dates of the folders show that no image was added, renamed or removed since the index."""
+    """Return whether the dates of the folders show that no image was added, renamed or removed after indexing."""
     folders = (os.fsdecode(each) for chunk in index.text("folder").chunks() for each in chunk)
     dated = zip(folders, index.column("date").tolist(), strict=True)
     try:

@@ -193,7 +193,7 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
 
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
-    """Divide a set into training and validation images by a record, in its order. The split of an index is stored."""
+    """Divide a set into training and validation images by a record, in its order. Store it if the set has an index."""
     class_folders = class_folders_of(image_set, record)
 
     def draw() -> tuple[dict[str, np.ndarray], list[str]]:

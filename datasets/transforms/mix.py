@@ -72,7 +72,10 @@ class Mixing:
         return rng.betavariate(settings.MIXUP_ALPHA, settings.MIXUP_ALPHA), 0.0, 0.0, 0.0, 0.0
 
     def _box(self, share: float, rng: random.Random) -> tuple[float, ...]:
-        """Draw a box: 1 - `share` of the area around a random centre, clipped, or by CUTMIX_MINMAX inside the image."""
+        """Draw a box with 1 - `share` of the area around a random centre, clipped to the image.
+
+        With CUTMIX_MINMAX, draw a box of random size inside the image instead.
+        """
         side = self.side
         if self.settings.CUTMIX_MINMAX:
             low, high = self.settings.CUTMIX_MINMAX

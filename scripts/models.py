@@ -1,8 +1,8 @@
 """Lists timm's models: parameters, image size and licence of their weights. Needs no network.
 
-    python scripts/models.py                         # six to choose from, with accuracy and speed
-    python scripts/models.py dinov3                  # with this word in their name
-    python scripts/models.py vit_small in21k         # with all of these words in their name
+    python scripts/models.py                         # six models to choose from, with accuracy and speed
+    python scripts/models.py dinov3                  # models with this word in their names
+    python scripts/models.py vit_small in21k         # models with all of these words in their names
     python scripts/models.py 'convnext*' -all        # a pattern for the whole name, and all models that match
 
 Architectures without weights are listed only if no weights match. The name says which images the weights were trained
@@ -24,7 +24,7 @@ from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 from utils.text import align
 
-LIMIT = 60  # rows without -all, which take a few seconds
+LIMIT = 60  # maximum number of rows without -all; they take a few seconds
 HEADER = ("name", "parameters", "image", "classes", "licence")
 # Models to begin with, all under apache-2.0: parameters, accuracy on ImageNet in percent (timm's
 # results/results-imagenet.csv), and images per second of a training step (timm's
@@ -38,7 +38,7 @@ FIRST = {
     "vit_large_patch16_224.augreg_in21k_ft_in1k": ("304.3 M", "85.9%", "120"),
 }
 MIDDLE = "vit_small_patch16_224.augreg_in21k_ft_in1k"  # accurate, and small enough to train on a CPU
-RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # besides licences with "nc" or "noncommercial" in their name
+RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # in addition to licences with "nc" or "noncommercial" in their name
 WITHOUT_OWN_TERMS = {"apache-2.0", "bsd-3-clause", "cc-by-4.0", "mit", "unknown", ""}
 
 
@@ -105,7 +105,7 @@ def matching(names: Iterable[str], words: Sequence[str]) -> list[str]:
 
 
 def describe_models(names: Sequence[str]) -> list[Model]:
-    """Return the rows of the table. Parameters are counted once for all weights of the same shapes."""
+    """Return a Model for each name. Parameters are counted once for all weights of the same shapes."""
     import timm
 
     models, counts = [], {}
@@ -121,7 +121,7 @@ def describe_models(names: Sequence[str]) -> list[Model]:
 
 
 def count_parameters(name: str) -> int:
-    """Count the parameters of a model on the meta device: no memory, no download, one second for billions."""
+    """Count the parameters of a model on the meta device, without memory or download. Billions take a second."""
     import timm  # local: importing timm and torch takes seconds
     import torch
     from torch.overrides import TorchFunctionMode
@@ -144,7 +144,7 @@ def count_parameters(name: str) -> int:
 
 
 def row_of(model: Model) -> tuple[str, ...]:
-    """Return the cells under HEADER."""
+    """Return the table cells of a model, in the order of HEADER."""
     mark = "  NON-COMMERCIAL" if model.is_non_commercial else ""
     return (
         model.name,

@@ -25,7 +25,7 @@ def wandb_records(path: Path) -> list:
 
 
 def wandb_rows(records: list) -> list[dict]:
-    """Return the logged values in order."""
+    """Return the logged values, one dict per call, in order."""
     return [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         for record in records

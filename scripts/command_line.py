@@ -67,7 +67,7 @@ def local_path(text: str) -> Path:
     if not text.strip():
         raise ConfigError(EMPTY_NAME)
     if is_url(text):
-        raise ConfigError(f"{text} is a URL; name a file or folder of this machine")
+        raise ConfigError(f"{text} is a URL; name a file or folder on this machine")
     return Path(text)
 
 

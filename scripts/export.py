@@ -78,7 +78,9 @@ def main(argv: list[str]) -> int:
         return 0
     to = format_of(arguments.output, arguments.to)
     if to == "checkpoint":
-        raise ConfigError(f"-output: {arguments.output}: a mean has no optimizer state to resume; name a .safetensors")
+        raise ConfigError(
+            f"-output: {arguments.output}: a mean has no optimizer state to resume; name a .safetensors file"
+        )
     parts = read_alike(sources, arguments.key)
     check_target(arguments.output, to, [part.path for part in parts])
     print(write_mean(parts, to, arguments.output))
@@ -166,7 +168,7 @@ def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
     with staged(target) as place, open(place, "wb") as file:
         torch.save(checkpoint, file)
     epoch = f", after epoch {checkpoint['epoch'] + 1}" if "epoch" in checkpoint else ""
-    return f"{target}: the whole of {path}{epoch}"
+    return f"{target}: all contents of {path}{epoch}"
 
 
 def convert(source: str | Path, target: Path, key: str | None) -> str:
@@ -203,7 +205,7 @@ def read_alike(sources: list, key: str | None) -> list[Part]:
             "architecture": [config.get(name) for name in ARCHITECTURE if name != "MODEL.NAME"],
             "weights": {name: tuple(tensor.shape) for name, tensor in part.weights.items()},
             "classes": list(part.facts["class_names"]),
-            "preparation of images": part.facts["data"],
+            "image preparation": part.facts["data"],
         }
 
     parts = [read_part(source, NEEDED, key) for source in sources]

@@ -123,7 +123,7 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
         samples = None
         while done < len(order):
             path = folder / f"{part}-{len(shards):06d}.tar"
-            shard = None  # None, or the complete shard of an earlier call
+            shard = None  # the complete shard of an earlier call, if there is one
             with contextlib.suppress(DataError):
                 shard = scan(Tar(path)) if path.exists() else None
             if shard is None:

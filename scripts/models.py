@@ -45,13 +45,13 @@ WITHOUT_OWN_TERMS = {"apache-2.0", "bsd-3-clause", "cc-by-4.0", "mit", "unknown"
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("words", nargs="*", metavar="word", help="part of the name, or a pattern with * or ?")
-    parser.add_argument("-all", action="store_true", help=f"list all matches, A to Z, even more than {LIMIT}")
+    parser.add_argument("-all", action="store_true", help=f"list all matches, even more than {LIMIT}")
     arguments = parser.parse_args(argv)
     if not (arguments.words or arguments.all):
         rows = [(name, *figures) for name, figures in FIRST.items()]
         print("\n".join(align([("name", "parameters", "ImageNet top-1", "images/s"), *rows])))
         print("\nfigures measured by timm; images/s: training in half precision on an RTX 3090, for comparison")
-        print(f"to find other models: words of their names, or -all; see -h\n{train(MIDDLE)}")
+        print(f"to find other models, give words of their names, or -all; see -h\n{train(MIDDLE)}")
         return 0
     names = find_names(arguments.words)
     models = describe_models(names if arguments.all else names[:LIMIT])
@@ -157,11 +157,11 @@ def row_of(model: Model) -> tuple[str, ...]:
 
 def notes(models: list[Model], num_more: int) -> list[str]:
     """Return the lines below the table: the number of models left out, licences, and the next command."""
-    lines = ["", f"{num_more:,} more; be more specific, or -all"] if num_more else [""]
+    lines = ["", f"{num_more:,} more; give more words, or -all for all"] if num_more else [""]
     forbidden = {each.licence for each in models if each.is_non_commercial}
     special = {each.licence for each in models} - forbidden - WITHOUT_OWN_TERMS
     if forbidden:
-        lines.append(f"NON-COMMERCIAL: these may not be used commercially ({', '.join(sorted(forbidden))})")
+        lines.append(f"NON-COMMERCIAL: these licences forbid commercial use ({', '.join(sorted(forbidden))})")
     if special:
         lines.append(f"licences with special terms; read them before commercial use: {', '.join(sorted(special))}")
     with_weights = [each for each in models if each.has_weights]

@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
 
 
 def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """Return the norm of the difference, relative to the norm of timm's weights."""
+    """Return the norm of the difference of the weights, relative to the norm of timm's."""
     one, other = (torch.cat([side[name].flatten().double() for name in theirs]) for side in (ours, theirs))
     return ((one - other).norm() / other.norm()).item()
 

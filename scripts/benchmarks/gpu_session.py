@@ -157,7 +157,7 @@ def run_session(folder: Path, parts: dict[str, tuple[float, list[str]]], kind: s
         record.add(f"\n## {name}")
         begin = time.monotonic()
         for command in commands:
-            record.add(f"\n`{command}`{' as above' if command in outcomes else ''}\n")
+            record.add(f"\n`{command}`{' (see above)' if command in outcomes else ''}\n")
             if command not in outcomes:
                 outcomes[command] = run_within(command, begin + limit - time.monotonic(), record)
             record.add(f"\n{name}: {outcomes[command]} after {time.monotonic() - begin:.1f} s")

@@ -107,7 +107,7 @@ def measure_cases(
     speeds = SpeedTable(heading(arguments, turns), products)
     speeds.add({}, reasons)
     for begin in range(0, max(len(others), 1), AT_ONCE - 1):
-        # The first case is measured together with all others, which are compared with it.
+        # Each group contains the first case, with which the others are compared.
         group = [first, *others[begin : begin + AT_ONCE - 1]] if workers else []
         speeds.measure({name: workers[name] for name in group}, turns)
     return speeds.ending
@@ -127,8 +127,8 @@ def seconds(arguments: argparse.Namespace) -> str:
     return table(title, ["AMP", "seconds per 100 iterations", "average", "speed-up"], rows)
 
 
-# {case: (option, batches per update)}. With accumulation, the loss is divided by the number of
-# batches, unlike in the tutorial.
+# {case: (option, batches per update)}. With accumulation, the loss is divided by the number of batches, unlike in the
+# tutorial.
 LINEAR = {"fp32": ("AMP=false", 1), "AMP": ("AMP=true", 1), "AMP, accumulation over 10": ("AMP=true", 10)}
 
 

@@ -72,7 +72,7 @@ def _folders(source: str) -> Iterator[tuple[Path, bool]]:
         patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
         inside = next((files for pattern in patterns if (files := sorted(each.glob(pattern)))), [])
         folders = [file.parent for file in inside] or [each] * (each == path)  # opening it reports what is missing
-        # The oldest run comes first, the baseline. A run precedes its copies, which have the same start time.
+        # The oldest run comes first, as the baseline. A run precedes its copies, which have the same start time.
         copies = sorted(newest_first(folders), key=lambda copy: (copy.began, not copy.is_original, copy.folder.name))
         yield from ((copy.folder, copy.folder == path) for copy in copies)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# The 97.5% quantiles of Student's t for 1 to 30 degrees of freedom. 95% of its values lie between -quantile and quantile.
+# The 97.5% quantiles of Student's t for 1 to 30 degrees of freedom. 95% of values lie between -quantile and quantile.
 STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -95,5 +95,5 @@ EQUAL, BETTER, WORSE = "not to be told apart", "better", "worse"
 
 
 def verdict(value: float, is_noise: bool | None, is_loss: bool) -> str:
-    """Return the verdict on the second of two groups from its difference from the first. `is_noise`: None if unknown."""
+    """Return the verdict on the second of two groups. `value`: its mean minus the first's; `is_noise`: None if unknown."""
     return EQUAL if is_noise in (True, None) else BETTER if (value < 0) == is_loss else WORSE

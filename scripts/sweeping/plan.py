@@ -48,7 +48,7 @@ def choices_of(key: str, text: str) -> list[str]:
     setting = SETTINGS.get(key)  # None: an argument of a constructor, or a mistake that loading the settings reports
     values = [value.strip() for value in SPLIT.findall(text)]
     if len(values) != len(SPLIT.sub("x", text).split(",")) or "" in values:
-        raise ConfigError(f"-over: {key}={text} has an empty value; write none for a setting that is not set")
+        raise ConfigError(f"-over: {key}={text} has an empty value; write none to leave the setting unset")
     if setting and setting.is_list and any(value[0] not in "[(" and value.lower() != "none" for value in values):
         raise ConfigError(f"-over: {key} is a list; write each of its values in brackets, as in {key}=[a,b],[c,d]")
     values = [value[1:-1] if value[0] in "\"'" else value for value in values]
@@ -223,7 +223,7 @@ def read_sweep(folder: Path) -> Sweep | None:
             raise ValueError("another version of halfstep wrote it")
         sweep = Sweep(**facts)
         if not sweep.is_whole():
-            raise ValueError("its values are not a sweep's")
+            raise ValueError("its values are not valid for a sweep")
         return sweep
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {folder / FILE} ({error}); give -output another folder") from error

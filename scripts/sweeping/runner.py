@@ -58,8 +58,8 @@ class Runner:
     def run(self) -> int:
         """Run the trials that are not finished. Return the exit code.
 
-        The code is 0 if every trial is done, 3 if gradients of some were not finite and the others are done, and
-        otherwise 1. For a stopped sweep it is 128 plus the signal's number.
+        The code is 0 if every trial is done, 3 if the gradients of some trials were not finite and all others are
+        done, and otherwise 1. For a stopped sweep it is 128 plus the signal's number.
         """
         of, place = f"{self.num_left} of {counted(self.sweep.num_trials, 'trial')}", self.folder / "trial-000.txt"
         print(f"{of} to run, one after another{self._time_left()}; their output: {place} ...", flush=True)

@@ -100,7 +100,7 @@ def run_to_the_end(
     program: str, arguments: Sequence[str], environment: dict[str, str], faults: dict[str, list]
 ) -> NoReturn:
     """Run the program in this process and exit with its code. Never return to the caller."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes programs with & ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background programs ignore it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup makes programs ignore it
     os.environ.clear()
     os.environ.update(environment)

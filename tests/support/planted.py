@@ -70,13 +70,13 @@ def jump(days: float) -> None:
 
 
 def set_time_zone(name: str) -> None:
-    """Set the local time zone, as TZ=NAME does. This is no fault."""
+    """Set the local time zone, as TZ=NAME does. This is not a fault."""
     os.environ["TZ"] = name
     time.tzset()
 
 
 def start_python_as_forks() -> None:
-    """Start child Python programs as forks, which need not import torch again. This is no fault."""
+    """Start child Python programs as forks, which need not import torch again. This is not a fault."""
     subprocess.Popen = ForkingPopen
 
 
@@ -314,7 +314,7 @@ def kill_at_choice(nth: int, later: int) -> None:
 
 
 def save_at_once() -> None:
-    """Let training wait until a save is on the disk, however busy the machine is. This is no fault."""
+    """Let training wait until a save is on the disk, however busy the machine is. This is not a fault."""
     for saver in (AsyncSaver, ShardedSaver):
 
         def save(self, state, also, save=saver.save):
@@ -492,7 +492,7 @@ def keep_statuses(path: str) -> None:
 
 
 def draw_each_update() -> None:
-    """Draw the progress bar at every step, however fast the machine is. This is no fault."""
+    """Draw the progress bar at every step, however fast the machine is. This is not a fault."""
     update = tqdm.update
 
     def drawn(bar, count: int = 1) -> None:
@@ -517,7 +517,7 @@ def die_when_shown(step: int, *patterns: str) -> None:
 
 
 def wait_long_for_trackers() -> None:
-    """Let the end of a run wait until its trackers have ended, however busy the machine is. This is no fault."""
+    """Let the end of a run wait until its trackers have ended, however busy the machine is. This is not a fault."""
     import extras.trackers
 
     extras.trackers.PATIENCE = extras.trackers.LONGEST_END = DEADLINE

@@ -30,9 +30,8 @@ class Operations:
         utils.files.open = self._open
 
     def _operate(self, name: str, do: Callable, *paths, **options):
-        temporary_is_cleared = name == "unlink" and os.path.basename(paths[0]).startswith(
-            "."
-        )  # there is not always such a file
+        # Whether a temporary file is left to delete varies, so its deletion is not counted.
+        temporary_is_cleared = name == "unlink" and os.path.basename(paths[0]).startswith(".")
         if not temporary_is_cleared:
             self._note(f"{name} {' '.join(map(name_of, paths))}")
         return do(*paths, **options)

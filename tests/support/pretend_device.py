@@ -123,7 +123,7 @@ def compute(func: torch._ops.OpOverload, args: tuple, kwargs: dict):
     goes_there = target is not None and torch.device(target).type == NAME
     if not (is_ours or goes_there):
         return func(*args, **kwargs)
-    if func is aten.record_stream.default:  # it only delays the reuse of memory
+    if func is aten.record_stream.default:  # it computes nothing; it only delays the reuse of memory
         return None
     if host_waits(func, args, kwargs, goes_there):
         name = func.overloadpacket.__name__
@@ -187,7 +187,7 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 
 
 def make_tensor(make: Callable, data, pin_memory: bool = False, **options) -> torch.Tensor:
-    """Replace torch.tensor, whose page-locked memory no dispatch mode sees."""
+    """Call torch.tensor, and record its page-locked memory, which no dispatch mode sees."""
     tensor = make(data, **options)
     return pinned(tensor) if pin_memory else tensor
 

@@ -28,8 +28,8 @@ def assert_names(message: str, *names: str | int) -> None:
 def refused(kind: type[Exception], *names: str | int, whole: bool = True, **named) -> Iterator[pytest.ExceptionInfo]:
     """Assert that the block raises an error whose message has these names: with refused(ConfigError, "AMP", "x.yaml").
 
-    `whole`: also compare the message with the page; False for messages of other libraries, or for very many. `named`: as in
-    printed.plain.
+    `whole`: also compare the message with the page; False for messages of other libraries, or for very many. For
+    `named` see printed.plain.
     """
     with pytest.raises(kind) as caught:
         yield caught

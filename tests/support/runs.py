@@ -47,7 +47,7 @@ class Ended:
         return self
 
     def refused(self, *names: str | int, **named) -> "Ended":
-        """Assert that the run was refused with an error that has these names, not a traceback. `named`: see printed.plain."""
+        """Assert that the run was refused with an error that has these names. `named`: see printed.plain."""
         assert self.returncode == 2 and "Traceback" not in self.printed, self.printed
         assert_names(self.stderr, *names)
         same_message(self.stderr[self.stderr.index("error: ") :].strip(), **named)
@@ -192,8 +192,8 @@ def alive(pid: int) -> bool:
     return stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
-# Not the ports that the system assigns to outgoing connections, because other tests may open some meanwhile. Each process that
-# runs tests starts its search at a different port.
+# Not the ports that the system assigns to outgoing connections, because other tests may open some meanwhile. Each process
+# that runs tests starts its search at a different port.
 _PORTS = itertools.cycle(range(10000, 30000))
 _PORTS = itertools.islice(_PORTS, os.getpid() * 101 % 20000, None)
 

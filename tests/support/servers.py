@@ -14,8 +14,8 @@ from urllib.parse import quote, unquote
 
 from tests.support.forks import DEADLINE
 
-# An HTTP status to answer with; "cut": half of the body; "stall": half, then nothing; "empty": no body; "drop": no answer;
-# "early": endless headers; "elsewhere": a redirect to a file on the disk.
+# An HTTP status to answer with; "cut": half of the body; "stall": half, then nothing; "empty": no body; "drop": no
+# answer; "early": endless headers; "elsewhere": a redirect to a file on the disk.
 Fault = int | str | None
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test", "AWS_DEFAULT_REGION": "us-east-1"}
 BUCKET = "photos"

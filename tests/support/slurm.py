@@ -42,7 +42,7 @@ NodeName=n[1-2] NodeAddr=10.78.0.[1-2] CPUs=8 Gres=gpu:4
 PartitionName=all Nodes=ALL Default=YES
 """
 
-# The first process. If slurmd ends, it is restarted once the file n1.off or n2.off is gone.
+# The script of the first process. If slurmd ends, it is restarted once the file n1.off or n2.off is gone.
 HEAD = """
 set -e
 hostname head

@@ -4,7 +4,7 @@ import json
 import struct
 from pathlib import Path
 
-BLOCK, HEADER = 32768, 7  # bytes; W&B writes LevelDB's log format after a file header as long as a record header
+BLOCK, HEADER = 32768, 7  # bytes; W&B's files are LevelDB logs; the file header is as long as a record header
 
 
 def wandb_records(path: Path) -> list:

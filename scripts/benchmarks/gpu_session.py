@@ -76,7 +76,7 @@ VALUES = {
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_output("FOLDER", "folder for the results; results of earlier calls stay")
+    parser.add_output("FOLDER", "folder for the results; results of earlier calls are kept")
     parser.add_argument("-parts", type=part_names, default=list(PARTS), metavar="NAMES", help=f"[{','.join(PARTS)}]")
     parser.add_argument("-limit_scale", type=at_least(1), metavar="N", help="factor for every time limit [1, dry: 20]")
     parser.add_argument("-dry", action="store_true", help="walk through all parts on the CPU, with tiny sizes")

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     command.add_argument("-rounds", type=at_least(1), default=5, metavar="N", help="turns [5]")
     command.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
     command.add_argument("-model", default="vit_tiny_patch16_224", help="name of a timm model [vit_tiny_patch16_224]")
-    command.add_argument("-batch_size", type=at_least(1), help=f"of both programs [{BATCH_SIZE} on a CPU, else 256]")
+    command.add_argument("-batch_size", type=at_least(1), help=f"batch size of both [{BATCH_SIZE} on a CPU, else 256]")
     command.add_argument("-num_workers", type=at_least(1), help="threads of halfstep, processes of timm [one per core]")
     command.add_argument("-compile", action="store_true", help="compile both models")
     arguments, arguments.flags = parser.parse_known_args(argv)

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
             command.add_argument("-iterations", type=at_least(1), default=100, metavar="N", help="per turn [100]")
         elif measure is linear:
             command.add_argument("-scale", type=float, metavar="X", help="factor of width 4096, batch 512 [1, CPU .25]")
-            command.add_argument("-epochs", type=at_least(1), metavar="N", help="of 50 batches each [GPU: 25, CPU: 5]")
+            command.add_argument("-epochs", type=at_least(1), metavar="N", help="epochs of 50 batches [GPU 25, CPU 5]")
         if measure is modes:
             command.add_argument("-modes", nargs="+", choices=CASES, metavar="MODE", help=" ".join(CASES))
     arguments = parser.parse_args(argv)

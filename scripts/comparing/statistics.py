@@ -95,5 +95,5 @@ EQUAL, BETTER, WORSE = "not to be told apart", "better", "worse"
 
 
 def verdict(value: float, is_noise: bool | None, is_loss: bool) -> str:
-    """Return the verdict on the second of two groups. `value`: its mean minus the first's; `is_noise`: None if unknown."""
+    """Return the verdict on the second of two groups, given its mean minus the first's. `is_noise`: None if unknown."""
     return EQUAL if is_noise in (True, None) else BETTER if (value < 0) == is_loss else WORSE

@@ -157,9 +157,9 @@ def _how_to_read(groups: Sequence[Group]) -> list[str]:
         )
     if any(_of_images(groups, group) for group in groups[1:]):
         notes.append(
-            "images, p: of the images that both scored, the number that only the first run of the group has right, and "
-            "the number that only the first run of group 1 has right; p is from McNemar's exact test. A small p says "
-            "that these two runs differ on images like these; it says nothing about other seeds"
+            "x : y images, p: of the images that both scored, x are right only in the first run of the group, and y only "
+            "in the first run of group 1; p is from McNemar's exact test. A small p says that these two runs differ on "
+            "images like these; it says nothing about other seeds"
         )
     return notes
 

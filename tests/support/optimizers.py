@@ -13,7 +13,7 @@ from tests.support.pretend_device import waits
 
 @functools.cache
 def one_of_each_class() -> list[str]:
-    """Return our optimizers, and one name for each optimizer class of timm. Its other names only preset arguments."""
+    """Return our optimizers, and one name for each supported class of timm. Its other names only preset arguments."""
     from timm.optim import get_optimizer_class, list_optimizers
 
     names = list_optimizers(exclude_filters=["bnb*", "fused*", "kron*", "adahessian"])

@@ -1,4 +1,4 @@
-"""Imports all modules that runs import, early or late, once in the server of forks.py. This only makes tests faster."""
+"""Imports modules that runs import, early or late, once in the server of forks.py. This only makes tests faster."""
 
 import atexit
 import contextlib

@@ -192,8 +192,8 @@ def alive(pid: int) -> bool:
     return stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
-# Not the ports that the system assigns to outgoing connections, because other tests may open some meanwhile. Each process
-# that runs tests starts its search at a different port.
+# Not the ports that the system assigns to outgoing connections, because other tests may open some meanwhile. Each
+# process that runs tests starts its search at a different port.
 _PORTS = itertools.cycle(range(10000, 30000))
 _PORTS = itertools.islice(_PORTS, os.getpid() * 101 % 20000, None)
 

@@ -78,7 +78,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add("-over", nargs="+", action="extend", default=[], metavar="KEY=VALUES", help="settings to vary: KEY=A,B")
     seeds_help = "seeds of the runs; each combination of the -over settings is trained once with each seed"
     add("-seeds", type=seeds, default=[], metavar="N,N", help=seeds_help)
-    folds_help = "cross-validation: each combination is trained once on each of K folds"
+    folds_help = "cross-validation: each combination is trained on each of K folds"
     add("-folds", type=at_least(2), metavar="K", help=folds_help)
     add("-table", action="store_true", help="print the table of the trials so far and start nothing")
     add("-trial", type=at_least(0), metavar="K", help="run only the trial with this number")

@@ -75,7 +75,7 @@ class LoaderWorker:
         self.num_images = self.data.global_batch
         if self.data.order.window_size(0) < self.num_images:
             raise ConfigError(
-                f"-batch_size: {self.num_images} images per update exceed the set's {len(train_set)}; lower it"
+                f"-batch_size: {self.num_images} exceeds the number of images, {len(train_set)}; lower it"
             )
         workers = choose_workers(config, train_set, self.process)
         per_batch = workers.count if workers.kind == "processes" else 1

@@ -1,4 +1,4 @@
-"""MODEL.FREEZE: frozen parameters, and frozen running statistics of norms whose parameters are all frozen."""
+"""MODEL.FREEZE freezes parameters, and the running statistics of norms whose parameters are all frozen."""
 
 from collections.abc import Sequence
 from types import MethodType

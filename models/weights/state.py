@@ -1,4 +1,4 @@
-"""Weights in a file under timm's names: their place in a checkpoint, checks, merged adapters, and averaging."""
+"""Weights from a file under timm's names: their key in a checkpoint, checks, merging of adapters, and averaging."""
 
 import re
 from argparse import Namespace
@@ -29,7 +29,7 @@ class Weights(NamedTuple):
     record: dict = {}  # metadata with the keys of RECORD
 
 
-# Metadata of halfstep's checkpoints and exports with their types. Other programs may store other things under these names.
+# Metadata of halfstep's checkpoints and exports with their types. Other programs may use these names differently.
 RECORD = {
     "arch": str,
     "class_names": list,
@@ -42,7 +42,7 @@ RECORD = {
     "args": dict,  # the command line of timm's and torchvision's training scripts
 }
 
-# All keys of a halfstep checkpoint with their types. Other programs may store other things under these names.
+# All keys of a halfstep checkpoint with their types. Other programs may use these names differently.
 CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args", "split")} | {
     "epoch": int,
     "step": int,
@@ -81,7 +81,7 @@ def check_kinds(content: dict, path: Path) -> None:
 
 
 def check_record(record: dict, path: Path) -> None:
-    """Raise ConfigError if the settings, data facts or split in a record are invalid."""
+    """Raise ConfigError if the settings, the facts about the data or the split in a record are invalid."""
     config, split = record.get("config", {}), record.get("split", {})
     with naming_damage(path):
         if wrong := wrong_in(config):
@@ -97,7 +97,7 @@ def check_record(record: dict, path: Path) -> None:
 
 
 def _num_weights(config: dict) -> float:
-    """Return approximately how many weights the blocks and the position embedding of a ViT have."""
+    """Return the approximate number of weights in the blocks and the position embedding of a ViT."""
     keys = ("MODEL.EMBED_DIM", "MODEL.DEPTH", "MODEL.MLP_RATIO", "DATA.IMAGE_SIZE", "MODEL.PATCH_SIZE")
     width, depth, ratio, side, patch = (config.get(key, SETTINGS[key].default) for key in keys)
     return width * (depth * width * (4 + 2 * ratio) + (side / patch) ** 2)
@@ -166,7 +166,7 @@ def rename(name: str, table: dict[str, str]) -> str:
 
 
 def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Join queries, keys and values into one tensor, as in timm. If one is missing, loading into the model fails later."""
+    """Join queries, keys and values into one tensor, as in timm. If one is missing, all are left out."""
     joined = {}
     for name, tensor in state.items():
         if ".attn.query." in name:
@@ -213,8 +213,8 @@ def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
 def average(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the mean of these weights, computed in float64 and rounded once to the type of the first state.
 
-    BatchNorm's running statistics are averaged too, as in timm's avg_checkpoints.py. For integers, such as its counters, the
-    largest value is used.
+    BatchNorm's running statistics are averaged too, as in timm's avg_checkpoints.py. For integers, such as BatchNorm's
+    counters, the largest value is used.
     """
     mean = {}
     for name, first in states[0].items():

@@ -212,9 +212,7 @@ def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | Non
         return None
     return Finding(
         "duplicates",
-        f"none among {of}; other images may be duplicates"
-        if is_sample
-        else "no validation image is also a training image",
+        f"none among {of}; others may be duplicates" if is_sample else "no validation image is also a training image",
     )
 
 

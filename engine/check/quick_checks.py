@@ -51,7 +51,7 @@ class Finding:
 
 
 def quick_checks(plan: TrainPlan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
-    """Yield all findings. In -check, `model` or `path` (the run's folder) is None after an error about it."""
+    """Yield the results of all quick checks. In -check, `model` or `path` (the run's folder) is None after an error."""
     config, order = plan.config, plan.order
     yield check_updates(order)
     yield check_rate(config.TRAIN, order.global_batch)

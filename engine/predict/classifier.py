@@ -63,8 +63,8 @@ def load_classifier(
     """Load a classifier from a run, a checkpoint or other weights.
 
     `source` is the folder of a run, a checkpoint, or anything that -pretrained accepts. `flags` are command-line flags
-    as for -eval. `raw` selects the raw weights of a checkpoint even if the EMA scored better. `names` is a file with one
-    class per line.
+    as for -eval. `raw` selects the raw weights of a checkpoint even if the EMA scored better. `names` is a file with
+    one class per line.
     """
     source = str(source)
     path = find_file(source)
@@ -92,7 +92,7 @@ def config_of(state: dict, path: str | Path = "the checkpoint") -> Config:
             "DATA.IMAGENET_STD": list(data["std"]),
         }
         if wrong_in(images) or not channels == len(data["mean"]) == len(data["std"]):
-            raise ValueError(f"its images: {data}"[:200])
+            raise ValueError(f"invalid preprocessing: {data}"[:200])
         return without_float8(unflatten(state["config"] | images))
 
 

@@ -21,7 +21,7 @@ class Lettering(NamedTuple):
     """A font with fallbacks. Text with letters that it lacks is drawn in the installed font that has most of them."""
 
     font: ImageFont.FreeTypeFont
-    height: int  # of a line in pixels
+    height: int  # height of a line in pixels
 
     def width(self, text: str) -> float:
         text = self._drawable(text)
@@ -146,14 +146,14 @@ def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, 
 
 
 def tiles_of(sheet: Image.Image) -> list[tuple[Image.Image, list[str]]]:
-    """Return each image of a sheet with its caption, so that a page can arrange them. Return [] if it is not a sheet.
+    """Return each image of a sheet with its caption, so that a page can arrange them. Return [] for other pictures.
 
-    Raise ValueError if the places in the file are not inside the picture.
+    Raise ValueError if the places in the file are outside the picture or too many.
     """
     found = []
     for left, top, right, bottom, caption in json.loads(sheet.info.get(PLACES, "[]")):
         if not (0 <= left < right <= sheet.width and 0 <= top < bottom <= sheet.height) or len(found) == MOST_TILES:
-            raise ValueError("not the places of tiles")
+            raise ValueError("the places of the tiles are invalid")
         found.append((sheet.crop((left, top, right, bottom)), [str(line) for line in caption]))
     return found
 

@@ -39,7 +39,7 @@ class Console(Callback):
         self._log.describe_bar(lambda: self._describe(trainer))
 
     def on_update(self, trainer: Trainer) -> None:
-        """Update the metrics in the progress bar of a terminal: at most once a second, because the host must wait.
+        """Update the metrics in the progress bar, at most once a second because the host must wait for the device.
 
         Until the next report, the metrics cover only this process's images, because no other process takes part.
         """
@@ -111,7 +111,7 @@ class EpochPrinter:
     def terminal_lines(
         self, row: Row, scores: Mapping[str, Scores], best: Best, seconds_left: float | None, num_epochs: int
     ) -> list[str]:
-        """Return an epoch's line, preceded by the header after every LINES_BELOW_A_HEAD lines and at the start.
+        """Return an epoch's line, with the header above it at the start and after every LINES_BELOW_A_HEAD lines.
 
         `row` is the epoch's row of metrics.csv, and `best` already includes this epoch.
         """

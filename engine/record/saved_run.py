@@ -136,7 +136,7 @@ class SavedRun:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return the facts in status.json: device, versions, numbers of images ... Return {} without that file."""
+        """Return the facts in status.json (device, versions, numbers of images), or {} without that file."""
         return self.status.get("about", {})
 
     @property
@@ -172,7 +172,7 @@ class SavedRun:
 
     @cached_property
     def best(self) -> Best:
-        """Return the scores of the epoch of best.pth or, if they are unknown, of the best epoch in the metrics.
+        """Return the evaluation of the epoch of best.pth or, if the metrics lack it, the best in the metrics.
 
         Epochs count from 1. Epoch 0 means that nothing was evaluated.
         """
@@ -186,7 +186,7 @@ class SavedRun:
 
     @property
     def seconds(self) -> float | None:
-        """Return the seconds of training and evaluation in all epochs, or None if a row of metrics.jsonl lacks them."""
+        """Return the total seconds of training and evaluation, or None if a row of metrics.jsonl lacks one of them."""
         parts = [row.get(f"{part}_seconds") for row in self.epochs for part in ("train", "eval")]
         return None if None in parts else sum(parts)
 
@@ -221,7 +221,7 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
                 values[section] = dict(add_argument(arguments, section, key, text, str(path)))
             else:
                 values[key] = plain(convert(SETTINGS[key], text, str(path))) if key in SETTINGS else text
-        except (ValueError, ConfigError) as error:  # the file was edited by hand
+        except (ValueError, ConfigError) as error:  # the file may have been edited by hand
             if key in SETTINGS and SETTINGS[key].kind is not str:
                 raise ConfigError(f"{error}; restore the file, which the run itself wrote") from None
             values[key] = node.value if isinstance(node, yaml.ScalarNode) else "?"

@@ -21,7 +21,7 @@ class Format(NamedTuple):
     """An export format."""
 
     suffix: str  # the suffix of its files; '' for a folder
-    loaded_by: str
+    loaded_by: str  # the function or package that loads the file, for messages
     write: Callable[[Subject, Path], None]
     load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # loads the written file as its users do
     refuse: Callable[[Subject], Any] = lambda subject: None  # raises ConfigError before anything is written

@@ -1,4 +1,4 @@
-"""Recognises plain models: the original paper's ViT and DeiT's distilled variant. transformers supports no others."""
+"""Recognises plain models, the only ones exported for transformers: the original ViT and DeiT's distilled variant."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""The subject of an export: a trained float32 model with its classes and preprocessing. Compares exported logits."""
+"""The subject of an export: a trained float32 model with its classes and preprocessing, and checks of an export."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -116,7 +116,7 @@ def largest_difference(subject: Subject, run: Callable[[Tensor], Tensor]) -> tup
         bound = max(bound, BOUND * expected.abs().max().item())
         if not difference <= bound:  # also for NaN
             raise WrongExport(
-                f"its logits for {len(images)} images differ by up to {difference:.1e}, above {bound:.1e}"
+                f"its logits for {len(images)} images differ by up to {difference:.1e} (at most {bound:.1e} is allowed)"
             )
         largest = max(largest, difference)
     return largest, bound

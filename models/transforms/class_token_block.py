@@ -22,7 +22,7 @@ KNOWN |= {nn.LayerNorm, nn.Linear, nn.Identity, nn.GELU, nn.Dropout}
 
 @dataclass(frozen=True)
 class ClassTokenBlock(ModelTransform):
-    """A shorter last block for models whose last block has only known modules. Other models stay unchanged."""
+    """A shorter last block for models whose last block consists of KNOWN modules. Other models stay unchanged."""
 
     bypasses_modules = True
 

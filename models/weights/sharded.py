@@ -62,7 +62,7 @@ def changed(value: Any, change: Callable[[str, Any], Any], place: str = "") -> A
 
 
 def is_plain(value: object) -> bool:
-    """Return whether this is a strided tensor of a usual type that stores all values. An expanded view could be huge."""
+    """Return whether this is a strided tensor of a usual type that stores all values. Expanded views could be huge."""
     is_usual = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
     return is_usual and value.dtype in NUMBERS and value.nbytes <= value.untyped_storage().nbytes()
 
@@ -78,7 +78,7 @@ def shard_names(index: dict, path: Path) -> list[str]:
 
 
 def join(index: dict, path: Path, read: Callable[[Path], dict[str, Tensor]], lazily: bool) -> dict:
-    """Join the index at `path` and the files listed in it to the saved state. With `lazily`, large tensors are Parts."""
+    """Join the index at `path` and the files listed in it to a state. With `lazily`, large tensors are Parts."""
     folder, files = path.parent, [path.parent / name for name in shard_names(index, path)]
     state = {name: value for name, value in index.items() if name != SHARDS}
     for file in files:

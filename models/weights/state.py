@@ -89,11 +89,11 @@ def check_record(record: dict, path: Path) -> None:
         if config.get("MODEL.TYPE") == "vit" and _num_weights(config) > MOST_UNPACKED * _size(path) + SMALL:
             raise ValueError(f"its settings describe a ViT with {_num_weights(config):.3g} weights")
         if wrong := [fact for fact, value in record.get("trained_on", {}).items() if not isinstance(value, int | str)]:
-            raise ValueError(f"its images: {wrong[0]}"[:200])
+            raise ValueError(f"trained_on.{wrong[0]} is neither an integer nor text"[:200])
         if split.get("rule") in ("hash", "position"):
             part = 0 < split.get("fold", 1) <= split.get("folds", 1)
             if not (0 <= split["fraction"] <= 1 and split["seed"] >= 0 and part):
-                raise ValueError(f"its split: {split}"[:200])
+                raise ValueError(f"invalid split: {split}"[:200])
 
 
 def _num_weights(config: dict) -> float:

@@ -15,7 +15,7 @@ def timm_name(source: str) -> str:
     if re.match(r"(hf-hub|hf_hub):(?!timm/)", source):
         repository = source.partition(":")[2]
         raise ConfigError(
-            f"{source}: only timm's own weights are fetched from the hub; download it (hf download {repository} "
+            f"{source}: only timm's own weights are fetched from the hub; download the repository (hf download {repository} "
             "--local-dir FOLDER) and name the folder: -pretrained FOLDER"
         )
     return re.sub(r"^((hf-hub|hf_hub):)?timm/", "", source)
@@ -66,7 +66,7 @@ def model_settings(name: str, arguments: Mapping[str, Any] | None = None) -> dic
 
 
 def is_imagenet_by_other_names(classes: Sequence[str]) -> bool:
-    """Return whether these are ImageNet's classes in order, named by numbers (lists) or descriptions (parquet files)."""
+    """Return whether these are ImageNet's classes in order, named by number (lists) or description (parquet files)."""
     from timm.data import ImageNetInfo
 
     if len(classes) != 1000:

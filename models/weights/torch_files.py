@@ -24,7 +24,7 @@ from models.weights.state import (
 from utils.errors import ConfigError, naming_damage, not_a_file
 from utils.torch_internals import ALLOWED_IN_WEIGHTS
 
-ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # a bytearray of 20 bytes in a file could fill all memory
+ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # 20 bytes in a file can call it and fill all memory
 
 
 def read_torch(path: Path, lazily: bool = False, verify: bool = True):
@@ -43,13 +43,13 @@ def _read_torch_file(path: Path, from_disk: bool, verify: bool = True):
     """Read one file. With `from_disk`, its tensors are read when they are used. With `verify`, verify checksums."""
     try:
         if kind := not_a_file(path):
-            raise ConfigError(f"{path}: damaged: it is {kind}")
+            raise ConfigError(f"{path}: damaged ({kind} instead of a file)")
         if verify and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 refuse_bomb(archive, path)
                 broken = archive.testzip()  # torch.load does not verify the checksums that torch.save wrote
             if broken:
-                raise ConfigError(f"{path}: damaged (checksum of {broken})")
+                raise ConfigError(f"{path}: damaged (wrong checksum of {broken})")
         # timm, DeiT and torchvision save their command line with the weights as a Namespace, which is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
             if from_disk:

@@ -36,7 +36,7 @@ class ScanResult:
 
     @property
     def readable(self) -> np.ndarray:
-        """Return which images were read, as bool [N]."""
+        """Return whether each image could be read, as bool [N]."""
         return self.sides[:, 0] > 0
 
     @property

@@ -38,7 +38,7 @@ class AsyncSaver:
         self.failure = ""  # why the last save failed, or empty if it succeeded
         self.seconds = 0.0  # total time for which saving blocked training
         self.longest = 0.0  # seconds that the slowest save took to reach the disk
-        self.newest: dict[str, int] = {}  # finished epochs and steps of the last.pth on disk
+        self.newest: dict[str, int] = {}  # numbers of finished epochs and steps in the last.pth on disk
         self.run: dict[str, str] | None = None  # the identity of the run in the last.pth on disk
         self.best = Best()  # the best epoch recorded in the best.pth on disk
         self.on_saved: Callable[[], None] = lambda: None  # called in the writing thread after every save

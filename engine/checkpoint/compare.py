@@ -82,7 +82,7 @@ def refuse_changes(
             + "\nrestore them, start a new run from its weights with -pretrained, or continue anyway with "
             + f"-opts RESUME.ALLOW_CHANGED=[{','.join(names)}]"
         )
-    key, adams = "TRAIN.OPTIMIZER.NAME", ("AdamW", "Adam")  # these have the same state for each weight
+    key, adams = "TRAIN.OPTIMIZER.NAME", ("AdamW", "Adam")  # both optimizers have the same state for each weight
     if key in different and not (saved[key] in adams and config.TRAIN.OPTIMIZER.NAME in adams):
         raise ConfigError(
             f"-resume: {key} is {config.TRAIN.OPTIMIZER.NAME}, which cannot use the optimizer state of {saved[key]}; "

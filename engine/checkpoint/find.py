@@ -37,7 +37,7 @@ def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], d
 
 
 def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """Return the newest valid checkpoint of a run. `read` raises ConfigError for an invalid file."""
+    """Return the newest valid checkpoint of a run. `read` reads a file, or raises ConfigError if it is invalid."""
 
     def is_whole(path: Path) -> bool:
         read(path)

@@ -20,7 +20,7 @@ class Clipping:
     """Gradient clipping by TRAIN.CLIP_MODE and TRAIN.GRAD_CLIP. It does nothing if GRAD_CLIP is not set."""
 
     def __init__(self, settings: Train, model: nn.Module, own: dict[str, nn.Parameter] | None = None):
-        """Set the limit and AGC's parameters. `own` is this process's part of each parameter if they are sharded."""
+        """Set the limit, and the parameters that AGC clips. `own`: this process's shards if parameters are sharded."""
         limit, own = settings.GRAD_CLIP, dict(model.named_parameters()) if own is None else own
         self.max_norm = limit if settings.CLIP_MODE == "norm" else None
         self.max_value = limit if settings.CLIP_MODE == "value" else None
@@ -35,7 +35,7 @@ class Clipping:
 
     @torch.no_grad()
     def __call__(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
-        """Clip the gradients of `parameters`. `norm` is their norm."""
+        """Clip the gradients of `parameters`. `norm` is the norm of all gradients together."""
         if self.max_norm:
             clip_grads_with_norm_(parameters, self.max_norm, norm)
         if self.max_value:

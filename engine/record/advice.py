@@ -25,7 +25,7 @@ class DataWaitAdvice(Callback):
         self._workers = choose_workers(config, image_set, process)
         self._process = process
         self._judged: int | None = None  # step of the last check; None before the first report
-        # Both since the last check: the time spent waiting for data, in percent times seconds, and all seconds.
+        # Sums since the last check: seconds times the percentage spent waiting for data, and seconds.
         self._waiting = self._seconds = 0.0
         self._is_given = False
 

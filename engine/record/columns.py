@@ -20,7 +20,7 @@ Row = dict[str, float | None]
 
 
 class Epoch(NamedTuple):
-    """The data of an epoch's metrics. Process 0 computes them more often than others, so none may be a collective."""
+    """The data of an epoch's metrics. Process 0 computes metrics more often, so no metric may call a collective."""
 
     trainer: Trainer
     result: EpochResult

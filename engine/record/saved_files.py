@@ -47,7 +47,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a JSON Lines file by epoch, or [] without a file. A cut-off last line is ignored."""
+    """Return the rows of a JSON Lines file sorted by epoch, or [] without a file. A cut-off last line is ignored."""
     lines = [line for line in read_text(path).split("\n") if line.strip()]
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):

@@ -25,7 +25,7 @@ class ModelTransform:
         unwrap(model, self)
 
     def subclass(self, cls: type, *variant: Hashable) -> type:
-        """Return the subclass of `cls` that wraps a module. `variant` is passed on by wrap()."""
+        """Return the subclass of `cls` that wraps a module. `variant` comes from the call of wrap()."""
         raise NotImplementedError
 
 

@@ -22,7 +22,8 @@ from utils.torch_internals import import_timm
 def differences(record: dict, settings: dict, keys: Sequence[str]) -> list[str]:
     """Return the settings that differ from the settings stored with the weights, as text with both values."""
     saved = record.get("config", {})
-    is_label = settings["MODEL.TYPE"] == saved.get("MODEL.TYPE") == "vit"  # MODEL.NAME
+    # With MODEL.TYPE vit, MODEL.NAME is only a label.
+    is_label = settings["MODEL.TYPE"] == saved.get("MODEL.TYPE") == "vit"
     return [
         f"{key}: {saved[key]} in the file, {settings[key]} here"
         for key in keys

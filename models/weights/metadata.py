@@ -16,7 +16,7 @@ from utils.errors import ConfigError, naming_damage
 from utils.files import content_of
 from utils.torch_internals import import_timm
 
-# The settings that an evaluation, or a run that starts from weights, takes from the weights.
+# The settings that an evaluation, or a run with pretrained weights, takes from the weights.
 ARCHITECTURE, PREPROCESSING = (
     tuple(key for key in of_role(MODEL) if key.startswith(section)) for section in ("MODEL.", "DATA.")
 )
@@ -180,7 +180,7 @@ def _crop_pct(side: int, resized: int) -> float:
     return fraction if math.floor(side / fraction) == resized else math.nextafter(fraction, 0)
 
 
-# --- the shapes in Google's .npz and PaddleViT's .pdparams: each program preprocesses images alike for all its ViTs
+# --- the shapes in Google's .npz and PaddleViT's .pdparams: each program has one preprocessing for all its ViTs
 
 # Width -> timm's name and the number of heads (which no shape shows), for all ViTs of Google, DeiT and PaddleViT.
 USUAL = {192: ("tiny", 3), 384: ("small", 6), 768: ("base", 12), 1024: ("large", 16), 1280: ("huge", 16)}

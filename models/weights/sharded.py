@@ -10,7 +10,7 @@ from torch import Tensor
 from utils.errors import ConfigError, naming_damage
 
 ROWS = "rows_in_shards"  # in the index, {ROWS: 12} replaces a tensor of 12 rows
-SHARDS = "shards"  # the key in the index for the list of files with the rows, in order
+SHARDS = "shards"  # the key in the index for the list of files, in the order of their rows
 FOLDER = "shards"  # the folder of these files, next to the index
 PIECES = "pieces"  # the key in a state to save for this process's rows, by the path of their tensor
 

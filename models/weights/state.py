@@ -57,7 +57,7 @@ CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args"
 # The keys that a run needs to continue, and the keys of its `progress`.
 OF_A_RUN = {"epoch", "step", "state_dict", "optimizer", "amp_scaler", "config", "validation", "trained_on"}
 PROGRESS = {"best": list, "not_better": int, "left_out": list, "skips_in_a_row": Tensor, "totals": Tensor}
-BEST = (float | int, int, float | int, str, int, str)  # engine.evaluation.scores.Best
+BEST = (float | int, int, float | int, str, int, str)  # types of the fields of engine.evaluation.scores.Best
 
 
 def check_kinds(content: dict, path: Path) -> None:

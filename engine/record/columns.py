@@ -93,7 +93,7 @@ COLUMNS = (
     ),
     Column(
         "eval_macro_recall, eval_macro_f1, eval_micro_f1, eval_map",
-        "further scores (the last two only with several labels per image); the EMA's scores end in `_ema`",
+        "further scores (the last two only with several labels per image); names of the EMA's scores end in `_ema`",
         Epoch.further_scores,
     ),
     Column("step", "total number of updates at the end of the epoch", lambda epoch: epoch.trainer.step),
@@ -164,7 +164,7 @@ STEP_COLUMNS = {
     "skipped": "updates skipped in the epoch so far",
     "num_updates": "with `TRAIN.BUDGET`: the currently planned number of updates of the whole run",
     "seconds": "time since the last report, in seconds",
-    **{f"{name}_pct": f"percentage of `seconds` spent in the {name} phase" for name in PHASES},
+    **{f"{name}_pct": f"percentage of `seconds` spent in the `{name}` phase" for name in PHASES},
 }
 
 

@@ -75,8 +75,8 @@ def choose_transforms(
         # This is after every transform that replaces a forward, because it must recompute the replaced forward.
         transforms.append(ActivationCheckpointing(config.MODEL.NAME))
     # A half-precision residual stream pays off only with -compile. Without -compile, memory traffic does not shrink,
-    # because autocast's layer norms compute in float32, and the gradient error of a deep model doubles. CPUs never use a
-    # half-precision stream, so that results stay equal to earlier runs. Accuracy: BENCHMARKS.md, "half precision".
+    # because autocast's layer norms compute in float32, and the gradient error of a deep model doubles. CPUs never use
+    # this stream, so that results stay equal to earlier runs. Accuracy: BENCHMARKS.md, "half precision".
     is_fused = settings.RESIDUAL == "bfloat16" or settings.RESIDUAL == AUTO and bool(config.COMPILE)
     pays = is_fused and half is torch.bfloat16 and device.type != "cpu"
     if is_autocast and (pays or settings.RESIDUAL == "half"):

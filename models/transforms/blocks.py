@@ -53,7 +53,7 @@ class ActivationCheckpointing(ModelTransform):
 
 @dataclass(frozen=True)
 class HalfResidual(ModelTransform):
-    """A half-precision residual stream: each block's input is cast. `is_required` refuses models without blocks."""
+    """A half-precision residual stream: blocks get inputs of the half type. `is_required` refuses models without blocks."""
 
     device_type: str
     half: torch.dtype

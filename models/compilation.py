@@ -65,7 +65,7 @@ def prepare_compiler(environment: MutableMapping[str, str], num_cores: int) -> l
 
 
 def _make_private(folder: Path) -> None:
-    """Create a folder that only this user can access, because its contents are executed. Raise OSError if that fails."""
+    """Create a folder that only this user can access, because its contents are executed. Raise OSError on failure."""
     for each in (folder.parent, folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = each.stat()

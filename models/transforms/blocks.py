@@ -53,7 +53,7 @@ class ActivationCheckpointing(ModelTransform):
 
 @dataclass(frozen=True)
 class HalfResidual(ModelTransform):
-    """A half-precision residual stream: blocks get inputs of the half type. `is_required` refuses models without blocks."""
+    """A residual stream in half precision between blocks. `is_required` refuses models without blocks."""
 
     device_type: str
     half: torch.dtype

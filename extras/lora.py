@@ -1,4 +1,4 @@
-"""MODEL.LORA: low-rank adapters, made by peft. Layers get a product of two small matrices; only these are trained."""
+"""MODEL.LORA: low-rank adapters, made by peft. Each adds a trained product of two small matrices to a frozen layer."""
 
 from collections.abc import Iterable
 from typing import NoReturn
@@ -16,7 +16,7 @@ ALL_LINEAR = "all-linear"
 
 
 def add_adapters(model: nn.Module, settings: Lora) -> nn.Module:
-    """Add adapters, whose output is zero at first, and return the model. Only they and the classifier are trained."""
+    """Add adapters, whose output is zero at first, and return the model. Only adapters and classifier are trained."""
     layers = _layers(model, settings)
     for name, layer in layers.items():
         narrow = min(layer.weight.shape)
@@ -67,7 +67,7 @@ def _refuse(patterns: str, linear: Iterable[str]) -> NoReturn:
 
 
 def merge_adapters(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
-    """Return the weights with the adapters merged into them. `settings`: the settings of their run."""
+    """Return the weights with the adapters merged into them. `settings`: the settings of the run that trained them."""
     alpha = settings.get("MODEL.LORA.ALPHA")
     if alpha is None:
         raise ConfigError("it has adapters (LoRA) without the settings of their run; use the run's checkpoint")

@@ -21,7 +21,7 @@ from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import content_of, write_text
 from utils.text import counted
 
-MIN_UPDATES = 13  # least number of updates after the first choice, for the rest of the warm-up and the decay
+MIN_UPDATES = 13  # minimum number of updates after the first choice, for the rest of the warm-up and the decay
 SPARE, SPARE_PART = 1.5, 0.5  # reserve for variations: seconds, plus a fraction of the time after the last update
 MAX_SPARE, MAX_SPARE_PART = 2.5, 0.025  # limit of the reserve: seconds or a fraction of the budget, whichever is larger
 CHECK_AGAIN, TOLERANCE = 0.05, 0.02  # fractions of the time left: pause between checks; tolerated error of the end

@@ -44,7 +44,7 @@ class Node:
     module: nn.Module | None = None
 
     def is_named_by(self, text: str) -> bool:
-        """Return whether an entry names this node. A path names only the outermost module; its submodules inherit."""
+        """Return whether an entry names this node. A path does not name the submodules of the module that it names."""
         if text in OPERATORS:
             return bool(OPERATORS[text] & self.names)
         inside = self.parent is not None and covers(text, self.parent.path)

@@ -142,7 +142,7 @@ def cache_image_sets(
         return image_sets
     short_side = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
     if (side := config.DATA.cache_side) and side < short_side:
-        progress.warn(f"DATA.CACHE is {side}; evaluation will enlarge these images to {short_side}")
+        progress.warn(f"DATA.CACHE is {side}; evaluation will enlarge the cached images to {short_side}")
     train, val = image_sets
     train = None if train is None else _cache_image_set(config, "training", train, progress)
     return train, _cache_image_set(config, "validation", val, progress)

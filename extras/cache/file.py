@@ -115,7 +115,7 @@ class CacheWriter:
     """Writes the images of a cache one after the other. The caller must hold `location.lock`."""
 
     def __init__(self, location: CacheLocation):
-        location.remove()  # not overwritten, because another run may have a damaged cache mapped
+        location.remove()  # not overwritten, because another run may have mapped the damaged cache
         self.location, self._data = location, open(location.data, "wb")  # noqa: SIM115
         self._entries = np.empty(location.num_images, ENTRY)
         self.num_done, self._end = 0, 0  # number of images so far, and of their bytes

@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Vanishing:
-    """A constant that becomes zero in the half type."""
+    """A parameter, buffer or number that becomes zero in the half type."""
 
     name: str
     value: float
@@ -139,7 +139,7 @@ class Diagnosis:
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Replay the update in float32 and in half precision. If it breaks, find settings with which a replay is finite."""
+    """Replay the update in float32 and in half precision. If it breaks, look for settings that make it finite."""
     half = case.precision.half or torch.float32
     found = Diagnosis(half, case.scale)
     exact = replay(case, in_half=False, scale=1.0)

@@ -26,7 +26,10 @@ from utils.seed import unchanged_random_state
 
 
 def doctor_callbacks(session: Session, plan: TrainPlan) -> tuple[list[Callback], Callable[[], str] | None]:
-    """Return the callbacks of this process, and a function that returns the doctor's advice, or None."""
+    """Return the callbacks of this process, and a function that returns the doctor's advice.
+
+    Processes without a doctor get None instead of the function.
+    """
     last_update = LastUpdate()
     callbacks = [last_update, KeepLastUpdate(session, plan, last_update)]
     # The doctor needs a copy of the whole model.

@@ -25,7 +25,8 @@ BLOCK = 16 << 20  # bytes per request; a broken connection loses at most this mu
 SECONDS_TO_CONNECT, SECONDS_OF_SILENCE = 10.0, 30.0
 PATIENCE = 120.0  # seconds for which a failing request is retried before the run ends
 SHORTEST_LIMIT = 60.0  # seconds; a request always gets at least this long in total
-MOST_OF_A_TAR, MOST_OF_ANOTHER = 2**32, 2**28  # most bytes of a response; some servers never stop sending
+# The largest responses in bytes, for tars and for other files, because some servers never stop sending.
+MOST_OF_A_TAR, MOST_OF_ANOTHER = 2**32, 2**28
 SECONDS_TO_FIND = 3.0  # timeout for a server that has never answered, usually because its name is mistyped
 FIRST_WAIT, LONGEST_WAIT = 0.05, 15.0  # seconds between retries; the wait doubles each time
 PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs"}

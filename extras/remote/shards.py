@@ -229,7 +229,10 @@ class ServerFolder(ShardFolder):
 
     @contextlib.contextmanager
     def _unless_absent(self, name: str) -> Iterator[None]:
-        """Ignore the error for a missing file. S3 denies access to it, so raise the error only for a listed file."""
+        """Ignore the error for a missing file.
+
+        S3 reports a missing file as "access denied", so this error is raised only if the server lists the file.
+        """
         try:
             yield
         except NotThereError:
@@ -239,7 +242,10 @@ class ServerFolder(ShardFolder):
     # --- the index ---
 
     def known_tables(self, paths: Sequence[Path], part: str) -> list[ShardTable]:
-        """Return the local indexes and the server's index, which knows only sizes, so `_pull` compares checksums."""
+        """Return the local indexes and the server's index.
+
+        The server's index identifies tars only by name and size, so `_pull` compares checksums.
+        """
         known, name = super().known_tables(paths, part), f"{part}{ENDING}"
         if self._names or name in self._listed:
             with self._unless_absent(name):

@@ -1,4 +1,4 @@
-"""Writes tables and pictures of an evaluation, with a record of the evaluated weights, and those of the best epoch."""
+"""Writes tables, pictures and a record of an evaluation, and keeps the results of the best epoch."""
 
 import json
 import math

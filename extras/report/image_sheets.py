@@ -54,7 +54,10 @@ def most_certain_errors(results: ImageResults, names: Names) -> tuple[int, list[
 
 
 def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """Return the same for images with several labels. Each missed label and each wrong prediction is a mistake."""
+    """Return the same as most_certain_errors for images with several labels.
+
+    Each missed label and each wrong prediction is a mistake.
+    """
     wrong = np.flatnonzero(results.are_labels != results.are_predicted)
     certainty = np.where(results.are_predicted, results.probabilities, 1 - results.probabilities)
     chosen = wrong[np.argsort(-certainty[wrong], kind="stable")][:NUM_SHOWN].tolist()
@@ -83,7 +86,7 @@ WHITE_TEXT = 0.85  # darkness above which white text is easier to read than blac
 
 
 def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
-    """Draw the confusion matrix: rows are labels, columns predictions. A darker cell is a larger share of its row."""
+    """Draw the confusion matrix: rows are labels, columns predictions. Darker means a larger share of the row."""
     letters, shown = lettering(11), names.shown(results)
     titles, has_numbers = [names[number] for number in shown.tolist()], len(shown) <= MOST_WITH_NUMBERS
     pitch = cell_size(len(shown), letters.width(str(results.counts[0].max(initial=0))))

@@ -15,14 +15,15 @@ PREDICTION_COLUMNS = ("image", "label", "prediction", "probability", "label_prob
 CLASS_COLUMNS = ("class", "precision", "recall", "f1", "count", "predicted", "taken_for", "times_taken_for")
 CELL_COLUMNS = ("label", "prediction", "count")
 CORNER = "label \\ prediction"  # the top left cell of the matrix
-MOST_CLASSES = 2000  # in the matrix (8 MB in confusion.csv); with more classes, the file lists the non-zero cells
+# The largest matrix in confusion.csv, which takes 8 MB. With more classes, the file lists the non-zero cells.
+MOST_CLASSES = 2000
 SEPARATOR = "|"  # between several labels of an image
 
 Results = ImageResults | LabelResults
 
 
 class Names:
-    """The names of classes. A model may have more outputs than its data set has classes; these get a number."""
+    """The names of classes. Outputs of the model that are no class of its data set are named by their numbers."""
 
     def __init__(self, classes: Sequence[str]):
         self._classes = classes

@@ -38,7 +38,10 @@ def escaped(value: object) -> Markup:
 
 
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
-    """Return an HTML element. `class_` sets class, `aria_label` aria-label. None is left out."""
+    """Return an HTML element. `class_` sets class, `aria_label` sets aria-label.
+
+    Attributes and children that are None are left out.
+    """
     given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     words = [f' {key}="{escaped(value)}"' for key, value in given.items()]
     inside = "".join(escaped(child) for child in children if child is not None)
@@ -67,7 +70,7 @@ def scrolling(content: Markup, label: str) -> Markup:
 
 
 def write_page(path: Path, title: str, body: Iterable[object]) -> None:
-    """Write the whole page. Its security policy allows only its own style sheet and pictures inside the file."""
+    """Write a page. Its security policy allows only its own style sheet and pictures inside the file."""
     style = STYLE.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"

@@ -36,7 +36,7 @@ CAPTIONS = {
     ),
 }
 SETTING = ("setting", "value", "from")
-FEW_CLASSES, MOST_ROWS = 12, 15  # tables show up to 12 classes all; of more classes, the 15 with the lowest F1
+FEW_CLASSES, MOST_ROWS = 12, 15  # the table shows up to 12 classes; of more classes, only the 15 with the lowest F1
 
 
 def write_report(run: SavedRun, path: Path) -> None:
@@ -237,7 +237,7 @@ def doctor(run: SavedRun) -> Iterator[Markup]:
         yield element("h3", "The doctor's finding")
         yield from (element("p", line) for line in dict.fromkeys(lines[-4:]))
     if written:
-        yield element("p", "doctor.yaml, for -cfg:")
+        yield element("p", "doctor.yaml, for use with -cfg:")
         yield element("pre", element("code", written))
 
 
@@ -255,7 +255,7 @@ def settings(run: SavedRun) -> Markup:
     everything = table(SETTING, rows.values(), "All settings")
     return section(
         "Settings",
-        *(parts if given else [element("p", f"As in {files}.")]),
+        *(parts if given else [element("p", f"Same as {files}.")]),
         element("details", element("summary", f"All {len(rows)} settings"), everything),
     )
 

@@ -29,7 +29,8 @@ PATIENCE = 10.0  # seconds without progress after which a run that ends stops wa
 LONGEST_END = 60.0  # most seconds that a run that ends waits for a tracker that is still opening or sending
 SILENT_WAIT = 2.0  # seconds of waiting after which the log mentions the wait
 ROWS_AT_ONCE = 50  # most rows that a tracker gets in one call
-STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")  # sent columns of steps.csv, besides *_pct
+# Columns of steps.csv that are sent to trackers. The columns *_pct are sent as well.
+STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")
 IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # matches names of environment variables that hold secrets
 SHORTEST_SECRET = 6  # characters; a shorter value may occur in any word
 

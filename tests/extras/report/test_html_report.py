@@ -131,7 +131,7 @@ def test_names_and_settings_are_escaped_as_text(tmp_path, text):
     folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
     plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
     assert page.elements == plain.elements, "no element or attribute may come from the data"
-    assert page.text.count(text) >= 8 and "doctor.yaml, for -cfg:" in page.text and "secret" not in page.text
+    assert page.text.count(text) >= 8 and "doctor.yaml, for use with -cfg:" in page.text and "secret" not in page.text
     assert '" onload' not in element("img", alt='x" onload="x'), "a quote must not end an attribute"
     same_message(element("p", text), "extras/report/texts_in_a_report", text)
 

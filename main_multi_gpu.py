@@ -23,12 +23,12 @@ from utils.launch import (
     rank_in_environment,
 )
 
-# Environment variable with the launcher's start time, by a clock that all processes of a machine share.
+# Environment variable with the launcher's start time, on a clock that all processes of a machine share.
 STARTED = "HALFSTEP_STARTED"
 
 
 def main(arguments: list[str]) -> int:
-    loaded = load_once(arguments)  # in the launcher too, so that a mistake is reported at once
+    loaded = load_once(arguments)  # also in the launcher, so that a mistake is reported at once
     config, start = loaded.config, loaded.config.START
     options = LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS)
     launched = find_launched_rank(os.environ, options)

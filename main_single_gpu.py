@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
         from engine.check.check import check
 
         return check(loaded)
-    from engine.run import run  # after the settings are checked, because importing torch takes seconds
+    from engine.run import run  # imported after the check of the settings, because importing torch takes seconds
     from utils.distributed import Process
 
     return run(loaded, Process.start(loaded.config.DEVICE))

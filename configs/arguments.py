@@ -1,4 +1,4 @@
-"""Open sections such as MODEL.KWARGS: arguments of other libraries' constructors, for which there is no schema."""
+"""Reads open sections such as MODEL.KWARGS: arguments of other libraries' constructors, which have no schema here."""
 
 import math
 import re
@@ -36,7 +36,7 @@ def _argument(text: Text, level: int = 0) -> Any:
         stripped = BRACKETS.sub(lambda found: found[1] or "[]"[found[0] == ")"], stripped)
     elif level and stripped.count("(") != stripped.count(")"):  # YAML has split a tuple at its commas
         raise ValueError("lists in a list are written [[1, 2], [3, 4]]")
-    if stripped[:1] in ("[", "{", "'", '"'):  # from -opts; in a file these are already lists and quoted texts
+    if stripped[:1] in ("[", "{", "'", '"'):  # only from -opts: in a file, YAML has already parsed lists and quotes
         return _argument(read_node(compose(stripped, "a value")), level + 1)
     return _plain(stripped)
 

@@ -18,7 +18,7 @@ CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET that are read in file order
 WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET that read no files
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-MAX_WEIGHTS = 1e11  # maximum for all blocks: five times the largest Vision Transformer so far
+MAX_WEIGHTS = 1e11  # maximum for all blocks: five times as many as in the largest Vision Transformer so far
 Values = dict[str, Any]  # {full key: value}
 Rules = Iterator[tuple[bool, str, str]]  # whether the rule is broken, the setting to name, the problem
 
@@ -44,7 +44,8 @@ def _check_url(values: Values, origins: dict[str, str]) -> None:
         raise ConfigError(f"{key} ({origins[key]}): the URL {problem}")
     if is_url(url) and values["DATA.DATASET"] != "shards":
         raise ConfigError(
-            f"{key}, {url} ({origins[key]}): only -dataset shards is read from a server, not {values['DATA.DATASET']}"
+            f"{key}, {url} ({origins[key]}): only -dataset shards can be read from a server, "
+            f"not {values['DATA.DATASET']}"
         )
 
 
@@ -55,7 +56,7 @@ def _check_typed(values: Values, origins: dict[str, str]) -> None:
     if origins[path].startswith(("flag ", "-opts")) and values[data_set] in WITHOUT_FILES:
         raise ConfigError(
             f"{path}, {values[path]} ({origins[path]}): {data_set} {values[data_set]} ({origins[data_set]}) reads no files; "
-            "add -dataset imagefolder (docs/data.md names the others)"
+            "add -dataset imagefolder (docs/data.md lists all data sets)"
         )
     name, kind = "MODEL.NAME", "MODEL.TYPE"
     if values[kind] == "vit" and origins[name] == "-opts" != origins[kind]:
@@ -66,10 +67,11 @@ def _check_typed(values: Values, origins: dict[str, str]) -> None:
 
 
 def _check_empty(values: Values, origins: dict[str, str]) -> None:
-    """Refuse an empty value that probably comes from an unset shell variable, also in a generated file."""
+    """Refuse an empty value that probably comes from an unset shell variable, even if a script wrote it to a file."""
     reason = "perhaps because a shell variable is not set"
     is_given = {key: origins[key] != "default" for key in ("SAVE", "NAME")}
-    is_given["DATA.DATA_PATH"] = origins["DATA.DATA_PATH"].startswith("flag ")  # a file may leave it empty for the flag
+    # In a file the path may be empty, because users give it with the flag.
+    is_given["DATA.DATA_PATH"] = origins["DATA.DATA_PATH"].startswith("flag ")
     for key in ("SAVE", "DATA.DATA_PATH"):
         if is_given[key] and not values[key].strip():
             raise ConfigError(f"{key} is empty ({origins[key]}), {reason}; name a folder, or leave it out")
@@ -90,7 +92,8 @@ def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
         yield bool(values[key] and values["TRAIN.BUDGET"]), key, problem
     key, strategy = "TRAIN.CLIP_MODE", "DIST.STRATEGY"
     problem = (
-        f"must be norm or value with {named(strategy)}: agc needs norms of whole vectors, but a process has only parts"
+        f"must be norm or value with {named(strategy)}: agc needs norms of whole vectors, but each process has only parts "
+        "of them"
     )
     yield values[key] == "agc" and values["TRAIN.GRAD_CLIP"] and values[strategy] == "fsdp2", key, problem
     key = "TRAIN.TEACHER_MODEL"
@@ -164,8 +167,8 @@ def _vit_rules(values: Values, named: Callable[[str], str]) -> Rules:
     yield values[width] % values[heads] > 0, width, f"must be a multiple of {named(heads)}; change one of them"
     is_larger = values["MODEL.PATCH_SIZE"] > values["DATA.IMAGE_SIZE"]
     yield is_larger, "MODEL.PATCH_SIZE", f"must not be larger than {named('DATA.IMAGE_SIZE')}"
-    # The weights of queries, keys, values, projection and the MLP's two layers. If all together exceed the memory, each
-    # allocation may still succeed; the system then kills the program without a message.
+    # The weights of queries, keys, values, projection and the MLP's two layers. If together they exceed the memory,
+    # each allocation may still succeed; the system then kills the program without a message.
     weights = values["MODEL.DEPTH"] * values[width] ** 2 * (4 + 2 * values["MODEL.MLP_RATIO"])
     problem = f"gives {weights:.3g} weights, more than {MAX_WEIGHTS:g}, with {named('MODEL.DEPTH')}; lower one of them"
     yield weights > MAX_WEIGHTS, width, problem

@@ -45,7 +45,7 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _name_newest_runs(found: Merged) -> Derived:
-    """Replace the word latest by the folder of the newest run."""
+    """Replace the value latest with the folder of the newest run."""
     newest = name_runs(found.values)
     if not newest:
         return Derived({})
@@ -97,7 +97,7 @@ def _count_steps_from_start(found: Merged) -> Derived:
 
 
 def _drop_vit_fields(found: Merged) -> Derived:
-    """Reset the ViT fields set in layers below MODEL.TYPE timm. In the same layer or above, they are errors."""
+    """Reset ViT fields from layers below the one that sets MODEL.TYPE timm. In that layer or above, they are errors."""
     values, origins, order = found
     earlier = order[: order.index(origins["MODEL.TYPE"])] if values["MODEL.TYPE"] == "timm" else []
     dropped = [key for name in VIT_FIELDS if origins[key := f"MODEL.{name}"] in earlier]
@@ -113,7 +113,7 @@ def _drop_vit_fields(found: Merged) -> Derived:
 
 
 def _unset_rates(found: Merged) -> Derived:
-    """Replace dropout rates of 0 by None with MODEL.TYPE vit, where both mean the same."""
+    """With MODEL.TYPE vit, replace dropout rates of 0 by None, which means the same there."""
     keys = RATES if found.values["MODEL.TYPE"] == "vit" else ()
     return Derived({key: None for key in keys if found.values[key] == 0})
 

@@ -53,7 +53,8 @@ FLAGS = {
     },
 }
 _SETTING_OF = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
-# {flag: its values} of flags that scripts often fill from shell variables. An empty value would start a different run.
+# {flag: description of its value}, for flags that scripts often fill from shell variables. An empty value would start a
+# different run.
 NEVER_EMPTY = {"-resume": "a run or auto", "-pretrained": "weights", "-budget": "a time such as 8h"}
 _HELP = ("-h", "--help", "-help")
 _VERSION = "-version"  # handled for all programs by utils/program.py
@@ -75,7 +76,7 @@ class CommandLine:
     """The file given with -cfg, the layers of the other flags, and notes for the user about repeated flags."""
 
     cfg: str | None
-    layers: list[Layer]  # a later one overrides an earlier one
+    layers: list[Layer]  # later layers override earlier ones
     notes: list[str]
 
 
@@ -101,7 +102,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser. All values stay text; the loader converts them like the values of a file."""
+    """Return the parser of the command line. All values stay text; the loader converts them like the values of a file."""
     parser = _Parser(
         usage="%(prog)s -cfg FILE [flag ...]",
         description="Train or evaluate a Vision Transformer. Flags override the settings file.\n"

@@ -38,22 +38,22 @@ class LoadedConfig:
     config: Config
     origins: dict[str, str]  # 'DATA.BATCH_SIZE': 'configs/x.yaml', 'flag -batch_size', '-opts' or 'default'
     notes: list[str]
-    arguments: list[str]  # the command line
+    arguments: list[str]  # the command line, without the program's name
     started: float = field(default_factory=when_started)  # start of the program, by time.monotonic()
     weights: Layer | None = None  # settings implied by the pretrained weights, below all other layers
 
     def with_value(self, key: str, value: Any, origin: str) -> "LoadedConfig":
-        """Replace one setting."""
+        """Return a copy in which one setting has another value."""
         config = replace(unflatten(flatten(self.config) | {key: value}), START=self.config.START)
         return replace(self, config=config, origins=self.origins | {key: origin})
 
     def with_batch_size(self, number: int, how: str) -> "LoadedConfig":
-        """Replace DATA.BATCH_SIZE auto by a number. `how`: a description of how it was found."""
+        """Return a copy with a number instead of DATA.BATCH_SIZE auto. `how`: how the number was found, in words."""
         key = "DATA.BATCH_SIZE"
         return self.with_value(key, number, f"auto ({self.origins[key]}): {how}")
 
     def with_default_batch_size(self) -> "LoadedConfig":
-        """Replace DATA.BATCH_SIZE auto by the default, with a note. This is for programs that do not train."""
+        """Return a copy with the default batch size instead of auto, and a note. This is for programs that do not train."""
         if self.config.DATA.BATCH_SIZE != AUTO:
             return self
         default = SETTINGS["DATA.BATCH_SIZE"].default
@@ -64,7 +64,7 @@ class LoadedConfig:
 def load(
     argv: list[str], needs_file: bool = True, beneath: Sequence[Layer] = (), weights: Layer | None = None
 ) -> LoadedConfig:
-    """Load the settings for a command line (without the program's name); `needs_file`: -cfg is required.
+    """Load the settings for a command line (without the program's name); `needs_file`: whether -cfg is required.
 
     `beneath`: layers that replace the -cfg file. `weights`: settings implied by the pretrained weights, the lowest layer.
     """
@@ -90,7 +90,7 @@ def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
     for layer in layers:
         texts, lines = replace_words(layer.texts, layer.origin)
         notes += lines
-        context |= texts  # a layer may have only some of the removed settings that belong together
+        context |= texts  # removed settings that belong together may be in different layers
         for key, text in _without_removed(texts, context, layer.origin).items():
             if section := next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), None):
                 values[section] = add_argument(values[section], section, key, text, layer.origin)
@@ -115,7 +115,7 @@ def _without_removed(texts: dict[str, Text], context: dict[str, Text], origin: s
 
 
 def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights: Layer | None) -> list[Layer]:
-    """Return the layers below the command line."""
+    """Return the layers below the command line: first the weights' settings, then those of the files."""
     files = list(beneath)
     if not beneath and (cfg or needs_file):
         files = read_layers(find_settings_file(cfg))
@@ -146,7 +146,7 @@ def to_yaml(config: Config, origins: dict[str, str], only: Collection[str] = SET
 
 
 def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
-    """Return a note for each missing extra that a default uses. Raise ConfigError if another value needs one."""
+    """Return a note for each missing extra that a default value needs. Raise ConfigError if another value needs one."""
     notes = []
     for key, setting in ALL_SETTINGS.items():
         extra = setting.extra
@@ -162,8 +162,8 @@ def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str
 def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
     """Return a note for each setting that has no effect because of other settings.
 
-    Raise ConfigError if the command line sets one that belongs to another NAME, such as another schedule, or a
-    precision without -amp. Files may have such settings: PaddleViT's files list all schedules' settings.
+    Raise ConfigError if the command line sets such a setting because it belongs to another NAME, for example to another
+    schedule, or because -amp is missing. Files may have such settings: PaddleViT's files list all schedules' settings.
     """
     notes = []
     for key, setting in SETTINGS.items():

@@ -1,4 +1,4 @@
-"""Translates values that other programs use into ours."""
+"""Translates values that are written for other programs into halfstep's values."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ OTHER_WORDS: Words = {
 
 
 def replace_words(texts: Mapping[str, Text], origin: str, words: Words = OTHER_WORDS) -> tuple[dict, list[str]]:
-    """Return the texts with these words replaced by our values, and a note for each replacement."""
+    """Return the texts with other programs' words replaced by our values, and a note for each replacement."""
     replaced, notes = dict(texts), []
     for key, text in texts.items():
         known = words.get(key, {})

@@ -1,4 +1,4 @@
-"""Recognises settings that occur only in PaddleViT's files. extras/paddlevit translates them into ours."""
+"""Recognises settings that occur only in PaddleViT's files. extras/paddlevit translates them into our settings."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from configs.yaml_files import Layer
 from utils.errors import ConfigError
 from utils.extras import has_extra, how_to_get_back
 
-SECTION = "MODEL.TRANS"  # the description of a ViT's layers in files of 2021
+SECTION = "MODEL.TRANS"  # the section that describes a ViT's layers in PaddleViT's files of 2021
 KEYS = {
     "LOCAL_RANK",
     "MODEL.ATTN_HEAD_SIZE",
@@ -29,7 +29,7 @@ VALUES = {
 
 
 class Translated(NamedTuple):
-    """The layers of files and command line, translated into our settings."""
+    """The layers of the files and the command line, translated into our settings."""
 
     layers: list[Layer]
     notes: list[str]  # one for each translated value
@@ -37,7 +37,7 @@ class Translated(NamedTuple):
 
 
 def translate_paddlevit(files: list[Layer], command_line: list[Layer]) -> Translated:
-    """Translate PaddleViT's settings in these layers, if there are any. Raise ConfigError if its extra is missing."""
+    """Translate PaddleViT's settings in these layers, if there are any. Raise ConfigError if the extra is missing."""
     layers = [*files, *command_line]
     found = next((f"{each.origin}: {key} is {quoted(each.texts[key])}" for each, key in _paddlevits(layers)), None)
     if found is None:

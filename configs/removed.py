@@ -17,7 +17,7 @@ class Removed(NamedTuple):
     """A setting that halfstep no longer has, or never had."""
 
     accepted: tuple[str, ...]  # values, as in YAML, that still load because every run now behaves that way
-    remedy: str  # what to do if it has another value: the end of a sentence
+    remedy: str  # what to do if it has any other value, as the end of a sentence
     role: str = "recipe"
     # Takes all settings of the file. Returns the equivalent current settings, or None if there are none.
     replace: Callable[[Texts], dict[str, Any] | None] | None = None
@@ -31,13 +31,13 @@ REMOVED_FLAGS: dict[str, str] = {}  # {flag of a script: what to do instead}
 def translate_removed(
     texts: Texts, context: Texts, origin: str, roles: tuple[str, ...] = ROLES, removed: Mapping[str, Removed] = REMOVED
 ) -> dict[str, Any]:
-    """Return the settings that replace the removed ones among `texts`. Raise ConfigError for one without a replacement.
+    """Return replacements of the removed settings in `texts`. Raise ConfigError for a setting without a replacement.
 
     `context`: these texts and those of earlier layers, because one setting may replace several.
-    `roles`: settings of these roles are refused if they have no replacement; others are dropped.
+    `roles`: without a replacement, settings of these roles are refused, and settings of other roles are dropped.
     """
     translated: dict[str, Any] = {}
-    for key in filter(texts.__contains__, removed):  # always in the same order
+    for key in filter(texts.__contains__, removed):  # in the order of `removed`, whatever the order of the file
         replacement = _replacement(removed[key], key, context)
         if replacement is None and removed[key].role in roles:
             end = "leave it out" if origin.startswith(("-opts", "flag ")) else "remove this line"

@@ -1,7 +1,7 @@
 """All settings with their types, bounds, defaults and descriptions. docs/settings.md is generated from this file.
 
-Settings that PaddleViT has too keep its names and defaults; the description says where a default differs. This file is
-long because it is the only table of all settings.
+Settings that PaddleViT also has keep PaddleViT's names and defaults; the descriptions say where a default differs. This
+file is long because it is the only table of all settings.
 """
 
 import re
@@ -13,18 +13,19 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from configs.tables import LOSSES, TORCH_OPTIMIZERS
 from utils.text import is_url
 
-AUTO = "auto"  # in place of a number: the program determines it at the start
+AUTO = "auto"  # a value that lets the program choose at the start
 MAX_INT = 2**63 - 1  # the largest integer of torch and numpy
 
-# Roles of settings. Each section has a role; a field with another role names it in its annotation. The role decides
-# whether a resumed run may change the setting, an evaluation takes it from the weights, or a comparison ignores it.
+# Roles of settings. Each section has a role; a field with a different role has that role in its annotation. The role
+# decides whether a resumed run may change the setting, whether an evaluation takes its value from the weights, and
+# whether a comparison of runs ignores it.
 DATA = "data"  # the images and labels
-MODEL = "model"  # the architecture and the preparation of its images, which any use of the weights needs
+MODEL = "model"  # the architecture and the preparation of its images, needed for every use of the weights
 RECIPE = "recipe"  # how the weights are trained
-MACHINE = "machine"  # where and how fast the run computes, with the same result
+MACHINE = "machine"  # where and how fast the run computes; does not affect the result
 RECORD = "record"  # what the run saves and shows
-START = "start"  # a command for one start of the program, never saved
-MAY_CHANGE = "may change"  # not a role: a resumed run may have another value, although the setting affects the result
+START = "start"  # a command that applies to one start of the program and is never saved
+MAY_CHANGE = "may change"  # not a role: marks a setting that a resumed run may change, although it affects the result
 
 
 class Bounds(NamedTuple):
@@ -45,7 +46,7 @@ class Form(NamedTuple):
 
 
 def to_seconds(text: str) -> float | None:
-    """Convert "3h30m", "90m", "1.5h", "5400" or Slurm's "03:30:00" and "1-12" to seconds; return None for other texts."""
+    """Convert "3h30m", "90m", "1.5h", "5400" or Slurm's "03:30:00" and "1-12" to seconds; return None for any other text."""
     text = text.strip().lower()
     number, units = r"(\d+(?:\.\d+)?)", {"d": 86400, "h": 3600, "m": 60, "s": 1}
     if re.fullmatch(number, text):
@@ -104,18 +105,18 @@ DURATION = Form(
 
 
 class Only(NamedTuple):
-    """The setting that another one depends on: its name in the same section, or its full key; | separates alternatives."""
+    """The condition under which a setting has an effect: another setting must have one of `values`."""
 
-    key: str
-    values: tuple = ()  # for which the dependent setting has an effect; empty: any that switches something on
+    key: str  # name of the other setting in the same section, or its full key; | separates alternatives
+    values: tuple = ()  # empty: any value of the other setting except false, 0, None and empty ones
 
     def keys(self, values: Mapping[str, Any], section: str) -> list[str]:
-        """Return the full keys of the settings that this depends on. `values`: {full key: value}."""
+        """Return the full keys of the settings in the condition. `values`: {full key: value} of all settings."""
         in_section = {name: f"{section}.{name}" for name in self.key.split("|")}
         return [key if key in values else name for name, key in in_section.items()]
 
     def applies(self, values: Mapping[str, Any], section: str) -> bool:
-        """Return whether the dependent setting has an effect. `values`: {full key: value}."""
+        """Return whether the condition holds. `values`: {full key: value} of all settings."""
         found = [values[key] for key in self.keys(values, section)]
         return any(value in self.values if self.values else bool(value) for value in found)
 
@@ -130,9 +131,10 @@ class Extra(NamedTuple):
     """The extra that a setting needs: a file or folder in extras/, which may have been deleted."""
 
     name: str
-    without: str = ""  # the features that are missing without it, if the setting's default needs it
-    values: tuple = ()  # values that need it; empty: all that switch something on
-    but: tuple = ()  # values that do not need it
+    without: str = ""  # if the setting's default needs the extra: the features that are missing without it
+    # Values that need the extra. Empty: all except those in `but`, false, 0, None, none, off and empty ones.
+    values: tuple = ()
+    but: tuple = ()  # values that do not need the extra
 
     def is_used_by(self, value: Any) -> bool:
         if self.values:
@@ -155,12 +157,12 @@ class In(NamedTuple):
 class Fold(NamedTuple):
     """A fold of a data set for cross-validation."""
 
-    number: int  # from 0
-    total: int
+    number: int  # counted from 0
+    total: int  # number of folds
 
 
 class Arguments(Mapping):
-    """Keyword arguments for a constructor of another library: the value of a setting that is itself a section.
+    """Keyword arguments for another library's constructor: the value of an open section such as MODEL.KWARGS.
 
     Immutable, hashable and picklable. Its values are None, booleans, numbers, texts and tuples of these.
     """
@@ -220,31 +222,31 @@ class Data:
     TRAIN_INTERPOLATION: Annotated[Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None, RECIPE] = None
     """Interpolation of training images, also in the rotations and shifts of AUTO_AUGMENT; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION."""
     IMAGENET_MEAN: Annotated[tuple[float, ...], Bounds(-1_000.0, 1_000.0), MODEL] = (0.5, 0.5, 0.5)
-    """Mean of each channel, in [0, 1], subtracted from every image."""
+    """Mean of each channel, for pixel values in [0, 1]; it is subtracted from every image."""
     IMAGENET_STD: Annotated[tuple[float, ...], Bounds(1e-6, 1_000.0), MODEL] = (0.5, 0.5, 0.5)
-    """Standard deviation of each channel, in [0, 1], by which every image is divided."""
+    """Standard deviation of each channel, for pixel values in [0, 1]; every image is divided by it."""
     NUM_WORKERS: Annotated[int | None, Bounds(0, 1_000), MACHINE] = None
-    """Loader threads or processes per training process; not set: on GPUs the process's share of the cores, minus one if it is 4 or more; on CPUs at most 8, and 0 for data sets in memory. (PaddleViT: 1, which starves a GPU.)"""
+    """Loader threads or processes per training process; not set: on GPUs the process's share of the cores, minus one if the share is 4 or more; on CPUs at most 8, and 0 for data sets in memory. (PaddleViT: 1, which starves a GPU.)"""
     WORKERS: Annotated[Literal["auto", "threads", "processes"], MACHINE] = "auto"
     """Kind of loader worker: threads share memory and cost less; processes are not limited by Python's interpreter lock. auto: on GPUs, processes for 5 or more workers (3 or more with TRAIN.AUTO_AUGMENT or COLOR_JITTER, any number for data sets in memory) if the shared memory suffices; else threads."""
     DROP_LAST: Annotated[bool, RECIPE] = True
-    """Drop an epoch's last images if they do not fill a whole update (never if that would leave no update)."""
+    """Drop an epoch's last images if they do not fill a whole update (unless no update would be left)."""
     SAMPLER: Annotated[Literal["shuffle", "balanced"], RECIPE] = "shuffle"
-    """Images of an epoch: shuffle, each image once; balanced, as many images in total, with the same number from each class: rare classes are repeated, common classes subsampled."""
+    """Images of an epoch: shuffle, each image once; balanced, the same total number of images, but equally many of each class: images of rare classes are repeated, common classes are subsampled."""
     VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9), Only("FOLD", (None,))] = 0.1
     """Fraction of the images held out for validation, for data sets without a split."""
     FOLD: Annotated[str | None, FOLD_OF] = None
     """Cross-validation, for data sets without a split: 0/5 divides the images into five folds and holds out the first (4/5: the last) instead of VAL_FRACTION."""
     GROUP_BY: Annotated[str | None, Only("DATASET", ("csv",))] = None
-    """For csv: a column; images with the same value in it, such as one person or one scene, are held out together."""
+    """For csv: a column that groups the images, for example by person or scene; the images of a group are either all held out or all used for training."""
     CLASSES: Annotated[str | None, MAY_CHANGE] = None
-    """Text file with one class name per line, which numbers the classes from 0. Not set: classes are numbered in the order of their names."""
+    """Text file with one class name per line; the classes are numbered from 0 in this order. Not set: they are numbered in the order of their names."""
     LABEL_SEPARATOR: str | None = None
     """For csv with several labels per image: the separator of labels in the column of classes, such as | in `cat|dog`; an empty cell means no labels. TRAIN.LOSS then defaults to bce, and TRAIN.BEST_METRIC to map."""
     COLUMNS: Annotated[tuple[str, ...], COLUMN_NAMES, Only("DATASET", ("csv", "parquet"))] = ()
     """For csv and parquet: the column of paths (parquet: of images) and the column of classes; empty: image_path and target (parquet: image and label). For csv with several labels per image: the column of paths and one column per class, with 1 (or true) for images that have the label and 0 (or false) for others; * means all other columns."""
     EXIF: Literal["apply", "ignore"] | None = None
-    """apply: rotate photos as their EXIF orientation says; ignore: leave them as stored. Not set: apply for imagefolder, csv, shards and parquet, ignore for the data sets with published figures."""
+    """apply: rotate photos as their EXIF orientation says; ignore: leave them as stored. Not set: apply for imagefolder, csv, shards and parquet, ignore for the data sets with published results."""
     MAX_PIXELS: Annotated[int, Bounds(1, 2**40), MAY_CHANGE] = 200_000_000
     """Maximum number of pixels of an image. Larger images count as unreadable, because a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0), MAY_CHANGE] = 0.01
@@ -256,7 +258,7 @@ class Data:
     CACHE_PATH: Annotated[str | None, LOCAL, MACHINE] = None
     """Folder for the disk cache, for shards from a server, and for indexes of data in read-only folders; not set: `cache` in SAVE."""
     SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31), RECIPE, Only("DATASET", ("shards", "parquet"))] = 8192
-    """Size of the shuffle buffer, in samples. Shards (and row groups of parquet) are read in random order, and each sample moves by fewer places than this; with the number of all images, any order is possible."""
+    """Size of the shuffle buffer, in samples. Shards (and row groups of parquet) are read in random order, and each sample moves by fewer places than this; a buffer for all images makes any order possible."""
     REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9), MACHINE, Extra("remote")] = None
     """For shards on a server: maximum size of their cache in CACHE_PATH, in 10^9 bytes; the least recently used tars are deleted. Not set: the size of all shards, but at most 80% of the disk's free space."""
     SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000), Only("DATASET", ("synthetic", "fractals"))] = 1280
@@ -274,7 +276,7 @@ class Data:
 
     @property
     def has_label_columns(self) -> bool:
-        """Whether each class has a column of 0 and 1."""
+        """Whether the csv file has one column of 0 and 1 for each class."""
         return len(self.COLUMNS) > 2 or self.COLUMNS[1:] == ("*",)
 
     @property
@@ -288,7 +290,7 @@ class Data:
         return self.TRAIN_INTERPOLATION or self.INTERPOLATION
 
 
-# These describe the model of TYPE vit. The name of a timm model implies them.
+# Settings that define a model of TYPE vit. The name of a timm model implies their values.
 VIT_FIELDS = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO", "QKV_BIAS", "POS_EMBED")
 
 
@@ -303,7 +305,7 @@ class Lora:
     ALPHA: Annotated[float, Bounds(1e-6, 1e6), Only("RANK")] = 16.0
     """The output of an adapter is multiplied by ALPHA / RANK."""
     TARGETS: Annotated[tuple[str, ...], Only("RANK")] = ("*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2")
-    """Patterns of the linear layers that get an adapter; all-linear: all except the classifier, which is trained in full."""
+    """Patterns of the linear layers that get an adapter; all-linear: all linear layers except the classifier, which is trained in full."""
 
 
 @dataclass(frozen=True)
@@ -313,15 +315,15 @@ class Model:
     role: ClassVar[str] = MODEL
 
     TYPE: Literal["vit", "timm"] = "vit"
-    """vit: a Vision Transformer built from the fields below; timm: the timm model NAME."""
+    """vit: a Vision Transformer built from the settings below; timm: the timm model NAME."""
     NAME: str = "vit"
-    """With TYPE timm, any timm model; with TYPE vit, a label that is saved with the weights."""
+    """With TYPE timm, the name of any timm model; with TYPE vit, a label that is saved with the weights."""
     NUM_CLASSES: Annotated[int | None, Bounds(1, 1_000_000), DATA] = None
-    """Outputs of the classifier; not set: the number of classes of the data. (PaddleViT: 1000.)"""
+    """Number of outputs of the classifier; not set: the number of classes of the data. (PaddleViT: 1000.)"""
     PATCH_SIZE: Annotated[int, Bounds(1, 8_192)] = 16
     """Side of a patch in pixels."""
     EMBED_DIM: Annotated[int, Bounds(1, 100_000)] = 768
-    """Width of the model."""
+    """Width of the model: the number of features of a token."""
     DEPTH: Annotated[int, Bounds(1, 1_000)] = 12
     """Number of transformer blocks."""
     NUM_HEADS: Annotated[int, Bounds(1, 1_000)] = 12
@@ -331,17 +333,17 @@ class Model:
     QKV_BIAS: bool = True
     """Use biases for queries, keys and values."""
     POS_EMBED: Literal["learn", "sincos2d", "none"] = "learn"
-    """Position embedding: learned; sincos2d, fixed sines and cosines of row and column, as in the plain ViT; or none."""
+    """Position embedding: learn, a trained embedding; sincos2d, fixed sines and cosines of row and column, as in big_vision's plain ViT; none, no embedding."""
     DROPOUT: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
-    """Dropout rate after position embedding, attention projection and MLP; for a timm model, before the classifier. Not set (also for ATTENTION_DROPOUT and DROPPATH): the timm model's default; with TYPE vit 0."""
+    """Dropout rate after position embedding, attention projection and MLP; for a timm model, before the classifier. Not set (also for ATTENTION_DROPOUT and DROPPATH): the timm model's default, or 0 with TYPE vit."""
     ATTENTION_DROPOUT: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
     """Dropout rate of attention weights."""
     DROPPATH: Annotated[float | None, Bounds(0.0, 0.99), RECIPE] = None
-    """Drop path rate of the last block; it rises linearly from 0 at the first."""
+    """Drop path rate of the last block; the rate rises linearly from 0 at the first block."""
     PRETRAINED: Annotated[str | None, RECIPE, MAY_CHANGE] = None
     """Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), or a timm model name to download."""
     FREEZE: Annotated[tuple[str, ...], RECIPE] = ()
-    """Patterns of parameters or modules that are not trained (blocks.0.*); a leading ! excludes from freezing; `classifier` matches the classifier of any model."""
+    """Patterns of parameters or modules that are not trained (blocks.0.*); a pattern with a leading ! excludes its matches from freezing; `classifier` matches the classifier of any model."""
     KWARGS: Arguments = Arguments()
     """Further arguments of timm's constructor, such as global_pool: avg or init_values: 1e-5; arguments that have their own setting are refused."""
     LORA: Lora = Lora()
@@ -349,7 +351,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The optimizer."""
+    """The optimizer and its arguments."""
 
     role: ClassVar[str] = RECIPE
 
@@ -376,17 +378,17 @@ class LRScheduler:
     role: ClassVar[str] = RECIPE
 
     NAME: Literal["cosine", "paddlevit", "constant", "step", "wsd"] = "cosine"
-    """cosine; paddlevit, PaddleViT's cosine, which moves once per epoch; constant; step; wsd, constant until it decays in the last DECAY_FRACTION of the run."""
+    """One of: cosine; paddlevit (PaddleViT's cosine, updated once per epoch); constant; step; wsd (constant, then decays in the last DECAY_FRACTION of the run)."""
     PER_EPOCH: Annotated[bool, Only("NAME", ("cosine", "constant", "step", "wsd"))] = False
     """Change the rate once per epoch, as timm does by default, instead of at every update."""
     AFTER_WARMUP: Annotated[bool, Only("NAME", ("cosine", "paddlevit", "step"))] = True
     """For cosine and step: start the schedule at the end of the warm-up; false (the default of step): start it at epoch 0, where the warm-up replaces its beginning, as timm does by default."""
     COOLDOWN_EPOCHS: Annotated[int, Bounds(0, 1_000_000), Only("NAME", ("cosine", "paddlevit", "wsd"))] = 0
-    """For cosine and wsd: number of epochs at the end with END_LR; NUM_EPOCHS includes them."""
+    """For cosine and wsd: number of epochs at END_LR at the end of the run; NUM_EPOCHS includes them."""
     DECAY_FRACTION: Annotated[float, Bounds(0.0, 1.0), Only("NAME", ("wsd",))] = 0.2
     """For wsd: fraction of NUM_EPOCHS over which the rate falls to END_LR."""
     MILESTONES: Annotated[tuple[int, ...], Bounds(0, 1_000_000), Only("NAME", ("step",))] = ()
-    """For step: epochs after which the rate is multiplied by DECAY_RATE; not set: every DECAY_EPOCHS."""
+    """For step: epochs after which the rate is multiplied by DECAY_RATE; not set: after every DECAY_EPOCHS epochs."""
     DECAY_EPOCHS: Annotated[float, Bounds(0.001, 1_000_000), Only("NAME", ("step",))] = 30.0
     """For step: epochs between two decays."""
     DECAY_RATE: Annotated[float, Bounds(0.0, 1.0), Only("NAME", ("step",))] = 0.1
@@ -400,11 +402,11 @@ class Train:
     role: ClassVar[str] = RECIPE
 
     NUM_EPOCHS: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 300
-    """Passes over the training images."""
+    """Number of passes over the training images."""
     BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE, Extra("budget")] = None
     """Total time of the run over all its starts (8h, 90m), or the time of day at which it ends (07:00). The run measures its speed, chooses its number of updates (at most NUM_EPOCHS), and shortens the schedule in proportion, so that it ends on time at END_LR. Not set: NUM_EPOCHS."""
     SIZE_SCHEDULE: Annotated[tuple[str, ...], SIZES] = ()
-    """Sizes of training images as EPOCHS:PIXELS, each used after this many epochs: 0:128, 60:160, 80:224. Evaluation always uses DATA.IMAGE_SIZE; empty: training too."""
+    """Sizes of training images as EPOCHS:PIXELS, each used after this many epochs: 0:128, 60:160, 80:224. Evaluation always uses DATA.IMAGE_SIZE; with an empty list, training does too."""
     WARMUP_EPOCHS: Annotated[float, Bounds(0.0, 1e6)] = 32
     """Epochs over which the learning rate rises from WARMUP_START_LR to BASE_LR."""
     BASE_LR: Annotated[float, Bounds(0.0, 1_000.0)] = 3e-3
@@ -418,7 +420,7 @@ class Train:
     LINEAR_SCALED_LR: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
     """Global batch size that BASE_LR, WARMUP_START_LR and END_LR were tuned for; they are multiplied by global batch / LINEAR_SCALED_LR (see LR_SCALING). Not set: no scaling."""
     LR_SCALING: Annotated[Literal["linear", "sqrt"], Only("LINEAR_SCALED_LR")] = "linear"
-    """Scaling with LINEAR_SCALED_LR: linear, by global batch / LINEAR_SCALED_LR; sqrt, by the square root of that, as timm does for Adam and similar optimizers."""
+    """Scaling with LINEAR_SCALED_LR: linear, by global batch / LINEAR_SCALED_LR; sqrt, by the square root of this factor, as timm does for Adam and similar optimizers."""
     LAYER_DECAY: Annotated[float | None, Bounds(0.0001, 1.0)] = None
     """Layer-wise learning rates: from the classifier down, each layer's rate is this factor times the rate of the layer above it, as with timm's --layer-decay; not set: one rate for all layers."""
     WEIGHT_DECAY: Annotated[float, Bounds(0.0, 1_000.0)] = 0.3
@@ -438,7 +440,7 @@ class Train:
     LOSS: Annotated[Literal[*LOSSES], Described(LOSSES)] = "cross_entropy"
     """Training loss"""
     BCE_TARGET_THRESH: Annotated[float | None, Bounds(0.0, 1.0), Only("LOSS", ("bce",))] = None
-    """For bce: targets above this, after smoothing and mixing, become 1, the others 0; not set: targets do not change."""
+    """For bce: targets above this value, after smoothing and mixing, become 1, the others 0; not set: targets do not change."""
     CLASS_WEIGHTS: str | None = None
     """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; not set: all weights are 1."""
     DISTILLATION_TYPE: Annotated[Literal["none", "soft", "hard"], Extra("distillation")] = "none"
@@ -448,7 +450,7 @@ class Train:
     DISTILLATION_TAU: Annotated[float, Bounds(0.01, 1_000.0), Only("DISTILLATION_TYPE", ("soft",))] = 1.0
     """For soft: temperature by which the logits of teacher and student are divided."""
     TEACHER_MODEL: Annotated[str | None, Only("DISTILLATION_TYPE", ("soft", "hard"))] = "regnety_160.deit_in1k"
-    """The teacher: a timm model, or the checkpoint of a run, with the classes of the data. (PaddleViT: a weights file of RegNetY-16GF.)"""
+    """The teacher: a timm model, or the checkpoint of a run; it must have the same classes as the data. (PaddleViT: a weights file of RegNetY-16GF.)"""
     TEACHER_PRETRAINED: Annotated[str | None, Only("DISTILLATION_TYPE", ("soft", "hard"))] = None
     """Weights of a timm teacher: a file or a timm model name; not set: timm's weights for TEACHER_MODEL."""
     COLOR_JITTER: Annotated[float, Bounds(0.0, 100.0)] = 0.0
@@ -464,7 +466,7 @@ class Train:
     ] = ()
     """Cutmix with boxes whose sides are random fractions of the image's sides, instead of CUTMIX_ALPHA: min, max."""
     MIXUP_PROB: Annotated[float, Bounds(0.0, 1.0), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 1.0
-    """Probability that a batch, pair or image is mixed."""
+    """Probability that a batch, pair or image (see MIXUP_MODE) is mixed."""
     MIXUP_SWITCH_PROB: Annotated[float, Bounds(0.0, 1.0), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0.5
     """Probability of cutmix instead of mixup if both are on."""
     MIXUP_MODE: Annotated[Literal["batch", "pair", "elem"], Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = "batch"
@@ -475,7 +477,7 @@ class Train:
         Form(lambda number: number % 2 == 0, "an even number, because images are mixed in pairs, or None"),
         Only("MIXUP_MODE", ("batch",)),
     ] = 128
-    """For MIXUP_MODE batch: number of consecutive images of an update that share a draw, an even number. The split over processes and micro-batches does not change the groups. Not set: all images of an update."""
+    """For MIXUP_MODE batch: even number of consecutive images of an update that share a draw. The split over processes and micro-batches does not change the groups. Not set: all images of an update."""
     MIXUP_OFF_EPOCH: Annotated[int, Bounds(0, 1_000_000), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0
     """Number of epochs after which mixing stops; 0: never."""
     RANDOM_ERASE_PROB: Annotated[float, Bounds(0.0, 1.0)] = 0.0
@@ -487,7 +489,7 @@ class Train:
     REPEATED_AUG: Annotated[int, Bounds(1, 1_000)] = 1
     """Number of differently augmented copies of each image in an update; an epoch then uses 1 / REPEATED_AUG of the images. (DeiT: 3.)"""
     MODEL_EMA: bool = False
-    """Keep an exponential moving average (EMA) of the weights, and evaluate both."""
+    """Keep an exponential moving average (EMA) of the weights, and evaluate the weights and the average."""
     MODEL_EMA_DECAY: Annotated[float, Bounds(0.0, 1.0), Only("MODEL_EMA")] = 0.99996
     """Decay of the EMA per update."""
     MODEL_EMA_WARMUP: Annotated[bool, Only("MODEL_EMA")] = True
@@ -559,9 +561,9 @@ class Dist:
     role: ClassVar[str] = MACHINE
 
     TIMEOUT: Annotated[float, Bounds(1.0, 1e7)] = 1800.0
-    """Seconds to wait for a process that does not join or respond before the run ends and names it."""
+    """Seconds to wait for a process that does not join or respond; then the run ends and names the process."""
     STRATEGY: Literal["ddp", "fsdp2"] = "ddp"
-    """ddp: each process has the whole model; fsdp2: weights, gradients, optimizer and EMA are sharded, and a checkpoint has one file per process and an index. With one process both are the same. Any number of processes can load both kinds of checkpoints."""
+    """ddp: each process has the whole model; fsdp2: weights, gradients, optimizer and EMA are sharded, and a checkpoint has one file per process and an index. With one process, both strategies are the same. Any number of processes can load both kinds of checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -574,15 +576,15 @@ class Start:
 
     role: ClassVar[str] = START
     EVAL: bool = False
-    """Evaluate only."""
+    """Evaluate the weights without training."""
     RESUME: Annotated[str | None, In("MODEL")] = None
     """Checkpoint or run (its folder, or latest for the newest run) to resume; auto: the newest valid checkpoint of run NAME, or of the run in SAVE that was saved last."""
     NAME: Annotated[str, FOLDER_NAME] = ""
-    """Name of the run's folder in SAVE, to which no date is added; it must be new, or with -resume auto the name of the run to continue."""
+    """Name of the run's folder in SAVE, used without a date. The folder must not exist yet, except with -resume auto, which continues the run in it."""
     CHECK: bool = False
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
     CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
-    """With CHECK, read at most this many images of each set, spread evenly over it; not set: all."""
+    """With CHECK, read at most this many images of each set, spread evenly over the set; not set: all images."""
     EXPLAIN: Annotated[bool, In("PRECISION"), Extra("explain")] = False
     """Before training, report the type in which each module computes, and write precision.csv."""
     PROFILE: Annotated[int | None, Bounds(1, 10_000), Extra("profiler")] = None
@@ -590,7 +592,7 @@ class Start:
     MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None
     """Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves and ends before it; not set: none."""
     ALLOW_CHANGED: Annotated[tuple[str, ...], In("RESUME")] = ()
-    """Names of settings that may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION."""
+    """Names of settings whose values may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION."""
     LAST_EPOCH: Annotated[int, Bounds(0, 1_000_000), In("TRAIN")] = 0
     """For weights from another system: the last finished epoch (1-based), after which training continues."""
     NGPUS: Annotated[int | None, Bounds(1, 1_000)] = None
@@ -622,13 +624,13 @@ class Config:
     AMP: bool = False
     """Mixed precision: autocast and a GradScaler, in training and evaluation."""
     SEED: Annotated[int, Bounds(0, MAX_INT)] = 0
-    """Seed of weights, order, augmentation and dropout."""
+    """Seed of the initial weights, the order of the images, augmentation and dropout."""
     SAVE: Annotated[str, LOCAL, RECORD] = "./output"
     """Folder in which every run creates its own folder."""
     SAVE_FREQ: Annotated[int, Bounds(1, 1_000_000), RECORD] = 10
     """Epochs between two numbered checkpoints; last.pth is written after every epoch."""
     SAVE_STEPS: Annotated[int | None, Bounds(1, 1_000_000_000), RECORD] = None
-    """Updates between two saves within an epoch; not set: none."""
+    """Updates between two saves within an epoch; not set: no saves within an epoch."""
     KEEP_CHECKPOINTS: Annotated[int, Bounds(0, 1_000_000), RECORD] = 3
     """Number of numbered checkpoints to keep besides last.pth, previous.pth and best.pth; 0: none are written."""
     REPORT_FREQ: Annotated[int, Bounds(1, 1_000_000_000), RECORD] = 20
@@ -652,7 +654,7 @@ class Config:
 
     @property
     def train_sizes(self) -> dict[int, int]:
-        """The sides of training images: {number of finished epochs: side from then on}."""
+        """The side of training images by epoch: {number of finished epochs: side from then on}."""
         pairs = (each.split(":") for each in self.TRAIN.SIZE_SCHEDULE)
         return {int(epochs): int(side) for epochs, side in pairs} or {0: self.DATA.IMAGE_SIZE}
 

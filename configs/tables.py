@@ -1,8 +1,8 @@
-"""The tables of losses, optimizers and data sets. Each row registers one of them with its name and its description.
+"""The tables of losses, optimizers and data sets. Each row has a name and a description.
 
 Settings, checks and documentation follow these rows: `python scripts/maintenance/make_settings_page.py` writes the
-documentation, and tests/test_registered.py names each file in which something is missing. A row names its class or function
-as text, so that only runs that use it import it.
+documentation, and tests/test_registered.py names each file in which an entry is missing. A row names its class or
+function as text, so that only runs that use it import it.
 """
 
 import importlib
@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 
 class LossRow(NamedTuple):
-    """A row of LOSSES."""
+    """A row of LOSSES: one training loss."""
 
     where: str  # file and class in engine/train/
-    sentence: str
+    sentence: str  # the description in settings and documentation, without a full stop
     several_labels: bool = False  # whether an image can have any number of labels
 
 
-# By the value of TRAIN.LOSS. A setting of one loss has Only("LOSS", ("name",)) in configs/schema.py.
+# {value of TRAIN.LOSS: its row}. A setting for only one loss has Only("LOSS", ("name",)) in configs/schema.py.
 LOSSES = {
-    "cross_entropy": LossRow("loss.CrossEntropy", "over all classes together"),
+    "cross_entropy": LossRow("loss.CrossEntropy", "softmax over all classes"),
     "bce": LossRow(
         "binary_loss.BinaryCrossEntropy",
         "binary cross entropy: a yes or no for each class (timm's `--bce-loss`)",
@@ -30,15 +30,15 @@ LOSSES = {
 
 
 class OptimizerRow(NamedTuple):
-    """A row of TORCH_OPTIMIZERS."""
+    """A row of TORCH_OPTIMIZERS: one optimizer."""
 
-    sentence: str
-    settings: tuple[str, ...]  # in TRAIN.OPTIMIZER, besides KWARGS
-    usual_rates: tuple[float, float]  # rules of thumb per 256 images: for fine-tuning, from scratch
+    sentence: str  # the description in settings and documentation, without a full stop
+    settings: tuple[str, ...]  # the settings in TRAIN.OPTIMIZER that it uses, besides KWARGS
+    usual_rates: tuple[float, float]  # learning rates for 256 images per update: fine-tuning, from scratch
     defaults: Mapping[str, float] = {}  # our defaults where they differ from torch's
 
 
-# By the value of TRAIN.OPTIMIZER.NAME: the classes of torch.optim that have fused kernels. Other names are timm's.
+# {value of TRAIN.OPTIMIZER.NAME: its row}: the classes of torch.optim with fused kernels. Other names are timm's.
 TORCH_OPTIMIZERS = {
     "AdamW": OptimizerRow("Adam with decoupled weight decay", ("EPS", "BETAS"), (1e-5, 1e-3)),
     "Adam": OptimizerRow("Adam, whose weight decay is part of the gradient", ("EPS", "BETAS"), (1e-5, 1e-3)),
@@ -52,17 +52,17 @@ TORCH_OPTIMIZERS = {
 
 
 class SourceRow(NamedTuple):
-    """A row of SOURCES."""
+    """A row of SOURCES: one data set or kind of data set."""
 
-    where: str  # file and function in datasets/sources/; its __init__.py describes what they return
-    sentence: str
-    split: str  # where its validation images come from
-    section: str = ""  # the anchor of its section in docs/data.md, if it differs from the name
+    where: str  # file and function in datasets/sources/; its __init__.py describes the return value
+    sentence: str  # the description in settings and documentation, without a full stop
+    split: str  # where the validation images come from
+    section: str = ""  # anchor of the section in docs/data.md, if it differs from the data set's name
     has_files: bool = True  # False: DATA.DATA_PATH is not used
     in_order: bool = False  # whether images are read in file order
 
 
-# By the value of DATA.DATASET. A setting of some data sets has Only("DATASET", ("name",)) in configs/schema.py.
+# {value of DATA.DATASET: its row}. A setting of some data sets has Only("DATASET", ("name",)) in configs/schema.py.
 SOURCES = {
     "imagenet2012": SourceRow("imagenet.read_imagenet", "ImageNet as lists or class folders", "its own"),
     "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "its own, or held out"),

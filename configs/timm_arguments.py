@@ -1,4 +1,4 @@
-"""The arguments of timm's train.py, each with the equivalent setting here, or the reason why there is none."""
+"""The arguments of timm's train.py, each with the equivalent setting of halfstep, or the reason why there is none."""
 
 from typing import Any, NamedTuple
 
@@ -8,11 +8,11 @@ OTHER_LOSSES = "TRAIN.LOSS lists the supported losses; TRAIN.CLASS_WEIGHTS gives
 class Argument(NamedTuple):
     """An argument of timm's train.py."""
 
-    name: str  # without dashes in front
+    name: str  # without leading dashes
     setting: str  # a key such as MODEL.DROPOUT, or key=value such as TRAIN.LOSS=bce; '' if there is none
-    kind: type  # type of the value, or of each value of a list: bool for a switch, int, float or str
-    default: Any = None  # timm's; a list: several values
-    short: str = ""  # another name without dashes; '' for none
+    kind: type  # type of the value, or of each value in a list; bool for a switch without a value
+    default: Any = None  # timm's default; a list means that the argument takes several values
+    short: str = ""  # another name, without leading dashes; '' if there is none
     reason: str = ""  # why there is no setting, or the closest alternative
 
     @property
@@ -125,7 +125,7 @@ SUPPORTED = (
     Argument("val-interval", "VALIDATE_FREQ", int, 1),
 )
 
-# {reason: arguments}
+# {why there is no setting, or the closest alternative: the arguments}
 UNSUPPORTED = {
     OTHER_LOSSES: (Argument("jsd-loss", "", bool, False),),
     "the folder names select training and validation images": (

@@ -1,4 +1,4 @@
-"""Suggests the setting that an unknown name most likely means: another trainer's name, a short or a misspelt name."""
+"""Suggests the setting that an unknown name most likely means: another trainer's name, a short form, or a typo."""
 
 import difflib
 import re
@@ -8,8 +8,8 @@ from configs.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
 from configs.values import ALL_SETTINGS, SECTIONS, Text, describe_allowed, quoted
 
 # {setting, setting=value, or flag without a setting: its names in Hugging Face and other trainers}, in lower case and with
-# _ for - and . The arguments of timm's train.py are in timm_arguments.py. Names similar to the setting's own are not listed,
-# because difflib finds them.
+# _ instead of - and . in names. The arguments of timm's train.py are in timm_arguments.py. Names that resemble the name of
+# the setting are not listed, because difflib finds them.
 ALIASES = {
     "-cfg": "c config config_file settings",
     "AMP": "mixed_precision use_amp native_amp half",
@@ -59,7 +59,7 @@ ALIASES = {
     "TRAIN.WEIGHT_DECAY": "wd decay l2",
     "VALIDATE_FREQ": "eval_steps check_val_every_n_epoch",
 }
-# {why there is no such setting, or the closest alternative: its names elsewhere}
+# {why there is no such setting, or the closest alternative: names in other trainers}
 NOT_HERE = {
     "set the length of a run with TRAIN.NUM_EPOCHS (-epochs), or a time limit with RUN.MAX_TIME": "max_steps num_steps iterations",
     OTHER_LOSSES: "focal_loss",
@@ -68,7 +68,7 @@ NOT_HERE = {
 
 
 def _by_name(table: dict[str, str], of_timm: dict[str, str]) -> dict[str, str]:
-    """Return {name: setting or reason} for the names of a table and for timm's names, with _ for -."""
+    """Return {name: setting or reason} for the names in a table and for timm's names, with _ instead of -."""
     others = {name: meaning for meaning, names in table.items() for name in names.split()}
     return others | {name.replace("-", "_"): meaning for name, meaning in of_timm.items() if meaning}
 
@@ -81,7 +81,7 @@ _CUTOFF = 0.75  # minimum similarity of spelling; guesses below it mislead
 
 
 def why_no_setting(key: str, text: Text) -> str:
-    """Return the message about a key in a file or -opts that is not a setting."""
+    """Return the error message for a key in a file or -opts that is not a setting."""
     if key == "BASE":
         return "BASE is for files only; name another file with -cfg"
     if key in SECTIONS:
@@ -97,7 +97,7 @@ def why_no_setting(key: str, text: Text) -> str:
 def suggest_key(key: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown key in a file or -opts. `known`: the keys to choose from."""
     parts = re.split(r"[.-]", key.lower())[-MOST_WORDS:]
-    for name in ("_".join(parts[start:]) for start in range(len(parts))):  # early_stop.patience, patience
+    for name in ("_".join(parts[start:]) for start in range(len(parts))):  # early_stop_patience, patience
         if name in _REASONS:
             return f"; {_REASONS[name]}"
         if name in _TARGETS:
@@ -115,7 +115,7 @@ def setting_meant(name: str) -> str:
 
 
 def suggest_flag(flag: str, settings: dict[str, str]) -> str:
-    """Return the end of a message about an unknown flag. `settings`: {flag: its setting, or the flag itself}."""
+    """Return the end of a message about an unknown flag. `settings`: {flag: its setting, or itself if it has none}."""
     name = flag.lstrip("-").lower().replace("-", "_").rpartition(".")[2]
     if f"-{name}" in settings:
         return f"; did you mean -{name}?"

@@ -54,7 +54,7 @@ def is_none(text: Text) -> bool:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of the schema, by its full name."""
+    """A setting of the schema: its full key, type, default, description and marks."""
 
     key: str
     kind: type  # int, float, bool, str or Arguments; for a list, the type of its members
@@ -76,7 +76,7 @@ class Setting:
 
     @property
     def alike(self) -> tuple:
-        """The values that give the same result."""
+        """The values between which a resumed run may switch, because they give the same result."""
         return next((mark.values for mark in self.marks if isinstance(mark, Alike)), ())
 
     @property
@@ -86,7 +86,7 @@ class Setting:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is a section that accepts arguments of any name."""
+        """Whether the setting is a section that accepts arguments of any name."""
         return self.kind is Arguments
 
 
@@ -121,7 +121,7 @@ def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
 
 
 def _sentences(marks: Iterable) -> str:
-    """Return the end of a setting's description if a table describes its values."""
+    """Return the descriptions of a setting's values from its table, or '' if it has no table."""
     return "".join(f": {sentences_of(mark.table)}." for mark in marks if isinstance(mark, Described))
 
 
@@ -187,11 +187,11 @@ def _frozen(value: Any) -> Any:
 # The dropout rates. A timm model may have its own defaults for them.
 RATES = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH")
 
-# {full key: the value that reproduces runs older than the setting}, where the default does not. No release has added a
-# setting so far.
+# {full key: the value that reproduces runs older than the setting}, for settings whose default does not. No release has
+# added a setting so far.
 IMPLIED: dict[str, Any] = {}
 
-# The defaults of torch's own optimizers. For these optimizers, they mean the same as no value.
+# The defaults of torch's own optimizers. For these optimizers, a setting with its default counts as not set.
 OPTIMIZER_VALUES = {
     "TRAIN.OPTIMIZER.EPS": 1e-8,
     "TRAIN.OPTIMIZER.BETAS": (0.9, 0.999),
@@ -202,7 +202,7 @@ OPTIMIZER_VALUES = {
 def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any]:
     """Convert saved settings to their current form: one spelling for equal values, and replacements for removed settings.
 
-    `refused`: roles of removed settings that raise ConfigError if they have no replacement.
+    `refused`: roles. A removed setting of one of these roles raises ConfigError if it has no replacement.
     """
     translated = translate_removed(saved, saved, "the checkpoint", refused)
     left = {key: value for key, value in saved.items() if key not in REMOVED} | not_translated(saved)
@@ -213,7 +213,7 @@ def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any
 
 
 def usual_optimizer_values(values: Mapping[str, Any]) -> list[str]:
-    """Return the keys of OPTIMIZER_VALUES that have exactly these values."""
+    """Return the keys of OPTIMIZER_VALUES whose given value equals the default there."""
     return [key for key, usual in OPTIMIZER_VALUES.items() if key in values and plain(values[key]) == plain(usual)]
 
 
@@ -231,7 +231,7 @@ def wrong_in(saved: dict[str, Any]) -> list[str]:
 def _fits(setting: Setting, value: Any) -> bool:
     if value is None or value in (*setting.choices, *setting.special):
         return value is not None or setting.optional
-    if setting.choices and setting.role == "model":  # in other roles, it may be a choice that was removed
+    if setting.choices and setting.role == "model":  # in other roles, the value may be a choice that was removed since
         return False
     low, high = setting.bounds or (value, value)
     kinds = {float: (float, int), Arguments: dict}.get(setting.kind, setting.kind)
@@ -286,10 +286,11 @@ def _half_meant(origin: str, half: str) -> str:
 
 def _hint(key: str, text: str, known: Iterable[str], origin: str) -> str:
     """Return the end of a message about a wrong value: the value that was probably meant."""
-    word, setting = text.strip().lower(), ALL_SETTINGS.get(key)  # None for a key of PaddleViT
+    word, setting = text.strip().lower(), ALL_SETTINGS.get(key)  # no setting for a key of PaddleViT
     if setting and setting.kind is int and FLOAT.fullmatch(word) and float(word).is_integer():
         number, (low, high) = int(float(word)), setting.bounds or (-math.inf, math.inf)
-        return f"; did you mean {number}?" if low <= number <= high and str(number) != word else ""  # 2e8, 64.0
+        # For example, 2e8 or 64.0.
+        return f"; did you mean {number}?" if low <= number <= high and str(number) != word else ""
     if key == "AMP" and word in HALF_TYPES:
         return f"; did you mean {_half_meant(origin, HALF_TYPES[word])}?"
     return "; did you mean cuda?" if (key, word) == ("DEVICE", "gpu") else did_you_mean(text, known)
@@ -305,7 +306,7 @@ def _split_list(text: Text) -> list:
     if text[0] + text[-1] in ("()", "[]"):
         text = text[1:-1]
     members = [member.strip().strip("'\"") for member in text.split(",")]
-    return members[:-1] if members[-1] == "" else members  # (0.9,) and ()
+    return members[:-1] if members[-1] == "" else members  # nothing follows the last comma of (0.9,)
 
 
 def _convert_one(setting: Setting, text: Text) -> Any:
@@ -333,7 +334,7 @@ def _convert_word(setting: Setting, text: str) -> Any:
         return BOOLS[word]
     if setting.kind is str:
         if "\0" in text:
-            raise ValueError("paths and names must not contain it")
+            raise ValueError("paths and names must not contain a null character")
         return str(text)  # not a subclass such as Quoted
     if not (INT if setting.kind is int else FLOAT).fullmatch(word):
         raise ValueError("not a number")
@@ -362,7 +363,7 @@ def to_text(value: Any) -> str:
 
 
 def describe_allowed(setting: Setting) -> str:
-    """Describe what a setting may be: the end of a sentence that starts with `it must be`."""
+    """Return a description of the allowed values: the end of a sentence that starts with `it must be`."""
     if setting.form:
         return setting.form.words + (f", each{describe_bounds(setting)}" if setting.bounds else "")
     if setting.choices:
@@ -388,5 +389,5 @@ def describe_bounds(setting: Setting) -> str:
 
 
 def quoted(text: Text) -> str:
-    """Return a text as error messages quote it."""
+    """Return a text, or a list of texts, in the quoted form for error messages."""
     return repr(text) if isinstance(text, str) else f"[{', '.join(quoted(member).strip(chr(39)) for member in text)}]"

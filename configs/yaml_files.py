@@ -1,4 +1,4 @@
-"""Reads YAML settings files and the files that they name under BASE, as text values by full key."""
+"""Reads YAML settings files, and the files that they include with BASE, as {full key: text}."""
 
 import difflib
 import os
@@ -15,7 +15,7 @@ from utils.files import content_of
 from utils.text import align, format_bytes
 
 SHIPPED = Path(__file__).resolve().parent
-MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16  # bytes per file; files through BASE; levels of nesting
+MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16  # bytes of a file; files with their BASE files; nesting
 
 
 class Quoted(str):
@@ -58,7 +58,7 @@ def _list_shipped_files() -> str:
 
 
 class Loader(yaml.BaseLoader):
-    """Composes nodes with text values. Refuses aliases and deep nesting, with which a small file could exhaust the memory."""
+    """Composes nodes with text values. Refuses aliases and deep nesting, because they let a small file exhaust the memory."""
 
     level = 0
 
@@ -81,7 +81,7 @@ class Loader(yaml.BaseLoader):
 def read_layers(path: str, chain: tuple[str, ...] = (), read: list[str] | None = None) -> list[Layer]:
     """Return the layers of a file: first the layers of its BASE files, then its own.
 
-    `chain`: the files that include this one; `read`: all files read so far.
+    `chain`: the files that include this one, the outermost first; `read`: all files read so far.
     """
     origin, read = os.path.normpath(path), [] if read is None else read
     read.append(origin)
@@ -106,11 +106,11 @@ def read_layers(path: str, chain: tuple[str, ...] = (), read: list[str] | None =
 
 
 def read_file(path: str) -> dict[str, Text]:
-    """Return {full key: text} of one YAML file."""
+    """Return {full key: text} from one YAML file. Its BASE files are not read."""
     origin = os.path.normpath(path)
     try:
         source = content_of(Path(path), MOST_BYTES).decode("utf-8-sig")
-    except OSError as error:  # no permission
+    except OSError as error:  # for example, no permission
         raise ConfigError(f"{origin}: cannot be read as a settings file: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(
@@ -126,7 +126,7 @@ def read_file(path: str) -> dict[str, Text]:
 
 
 def compose(source: str, name: str) -> yaml.Node | None:
-    """Return the root of a YAML text. `name`: the name of its file, for messages."""
+    """Return the root node of a YAML text, or None if it is empty. `name`: the file's name, for messages."""
     if len(source) > MOST_BYTES:
         raise ConfigError(f"{name}: not a settings file: it has more than {format_bytes(MOST_BYTES)}")
     try:
@@ -141,7 +141,9 @@ def compose(source: str, name: str) -> yaml.Node | None:
         line = source.count("\n", 0, error.position) + 1
         raise ConfigError(f"{name}: line {line} is not valid YAML: {error.reason}") from None
     except (OverflowError, ValueError):
-        raise ConfigError(f"{name}: line {loader.line + 1} is not valid YAML: no character has this number") from None
+        raise ConfigError(
+            f"{name}: line {loader.line + 1} is not valid YAML: an escape sequence is not a valid character"
+        ) from None
 
 
 def read_node(node: yaml.Node) -> Text:
@@ -196,6 +198,6 @@ def _nearest_files(path: str) -> str:
 
 
 def _relative_to_cwd(path: Path) -> str:
-    """Return the path, relative to the working directory where possible."""
+    """Return the path relative to the working directory if it is inside, else the absolute path."""
     path = path.absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,4 +1,4 @@
-"""Image sets, and batches for training and evaluation. Other packages import these names."""
+"""Image sets, and batches for training and evaluation. Other packages import the names listed here."""
 
 # ruff: noqa: F401
 

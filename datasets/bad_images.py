@@ -10,14 +10,14 @@ from utils.distributed import Process
 from utils.errors import DataError
 from utils.text import counted, one_line
 
-ALWAYS_ALLOWED = 3  # a single image can be more than 1% of a small set
+ALWAYS_ALLOWED = 3  # unreadable images, because in a small set a single image can be more than 1%
 NUM_SAMPLED = 128  # validation images that are read before training
-NUM_EXPLAINED = 10  # images reported with the reason, which costs a second read
-NUM_NAMED = 5
+NUM_EXPLAINED = 10  # images that are reported with a reason; finding it takes a second read
+NUM_NAMED = 5  # images that the error names
 
 
 def num_allowed(max_fraction: float, num_images: int) -> int:
-    """Return how many images may be unreadable: the fraction, at least ALWAYS_ALLOWED if it is not 0, and never all."""
+    """Return how many images may be unreadable: never all, but at least ALWAYS_ALLOWED unless the fraction is 0."""
     return min(max(int(max_fraction * num_images), ALWAYS_ALLOWED if max_fraction else 0), num_images - 1)
 
 
@@ -25,10 +25,10 @@ class BadImages:
     """Counts the distinct unreadable images of one set over all processes."""
 
     def __init__(self, image_set: ImageSet, max_fraction: float, say: Callable[[str], None], known: Iterable[int] = ()):
-        """`max_fraction`: DATA.MAX_BAD_FRACTION; `say` is called with a line for each image that is not yet `known`."""
+        """`max_fraction`: DATA.MAX_BAD_FRACTION. `known`: images that were reported before; `say` reports new ones."""
         self.image_set, self.max_fraction, self.say = image_set, max_fraction, say
         self.indices = dict.fromkeys(known)  # in the order in which they were reported
-        self._unshared: list[int] = []  # found by this process since the last check
+        self._unshared: list[int] = []  # bad images that this process found since the last check
 
     def note(self, indices: Iterable[int]) -> None:
         """Add the unreadable images of one batch of this process."""
@@ -55,7 +55,7 @@ class BadImages:
         sample = np.linspace(0, len(self.image_set) - 1, count, dtype=int)[process.rank :: process.world_size].tolist()
         self.note(self._unreadable(sample))
         self.check(process)
-        # A sample may exceed the fraction by chance, so only twice the allowed fraction ends the run.
+        # A sample may exceed the allowed fraction by chance, so it ends the run only above twice this fraction.
         if len(self.indices) > max(ALWAYS_ALLOWED, 2 * self.max_fraction * count):
             process.first(lambda: self._refuse(count))
 
@@ -74,7 +74,8 @@ class BadImages:
         more = ", ..." if len(self.indices) > NUM_NAMED else ""
         raise DataError(
             f"{len(self.indices)} of {counted(num_tried, 'image')} cannot be read, more than DATA.MAX_BAD_FRACTION "
-            f"({self.max_fraction:g}) allows: {', '.join(named)}{more}; repair or remove them, or raise DATA.MAX_BAD_FRACTION"
+            f"({self.max_fraction:g}) allows: {', '.join(named)}{more}; repair or remove them, "
+            "or raise DATA.MAX_BAD_FRACTION"
         )
 
     def _name(self, index: int) -> str:

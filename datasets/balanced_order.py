@@ -7,11 +7,11 @@ import numpy as np
 
 from datasets.shuffle import EpochOrder, FullShuffle, draws
 
-CLASS_BITS = 24  # upper bits of a 64-bit sort key, which hold the class; the lower bits are random
+CLASS_BITS = 24  # the number of upper bits of a 64-bit sort key that hold the class; the lower bits are random
 
 
 class BalancedOrder(EpochOrder):
-    """An epoch that is as long as the image set, and in which every class has the same number of places.
+    """An epoch as long as the image set, in which every class has the same number of places, or one more.
 
     A class with fewer images than places repeats all of them equally often, and fills the other places with a random
     subset. A class with more images than places uses a random subset. The order takes 4 bytes of memory per image.
@@ -20,7 +20,8 @@ class BalancedOrder(EpochOrder):
     def __init__(self, targets: np.ndarray, counts: np.ndarray, seed: int, epoch: int):
         """`counts`: the number of images of each class."""
         self._targets, self._counts, self._seeds = targets, counts, (seed, epoch)
-        # One random start in [0, 1) for all edges gives each class its share on average, even a share below one place.
+        # The same random number in [0, 1) is added to all edges, so that each class gets its share of places on
+        # average, even a share below one place.
         # The last seed, 3 here and 4 below, makes these draws independent of each other and of FullShuffle's.
         start = (draws((seed, epoch, 3), 0, 1)[0] >> np.uint64(11)) / 2.0**53
         edges = np.floor(len(targets) * np.arange(1, len(counts) + 1) / len(counts) + start)

@@ -1,8 +1,8 @@
 """Compute the images of each update and each process from seed, epoch and step, without any state.
 
 The order of an epoch is cut into windows, one per update, and each window into pieces, one per micro-batch and process.
-Order and steps depend only on the global batch. So the images of an update do not depend on the pieces, and a run can
-resume after any update, even with another number of processes.
+The windows depend on the global batch, but not on how it is cut into pieces. So a run can resume after any update, even
+with another number of processes.
 """
 
 import functools
@@ -20,7 +20,7 @@ from utils.seed import keyed_rng
 from utils.text import counted
 
 NUM_BLOCKS = 3  # blocks of the order in memory: the current, the previous and the next one
-COMPUTED_AHEAD = 1 << 17  # size of the smallest block that is computed ahead; smaller ones take a few milliseconds
+COMPUTED_AHEAD = 1 << 17  # images of the smallest block that is computed ahead; smaller blocks take a few milliseconds
 
 
 class Piece(NamedTuple):
@@ -28,11 +28,11 @@ class Piece(NamedTuple):
 
     epoch: int
     indices: np.ndarray  # at least one image
-    num_samples: int  # images that count: all, or 0 if the only image is there to keep the processes in step
-    # In training only:
+    num_samples: int  # how many images count: all, or 0 if the only image just keeps the processes in step
+    # The following fields are used only in training.
     step: int = 0
     first: int = 0  # position of the first image in the window
-    repeats: np.ndarray | None = None  # distinguishes the occurrences of an image in this epoch
+    repeats: np.ndarray | None = None  # for each image, a number that tells its occurrences in this epoch apart
 
     def part(self, start: int, end: int) -> "Piece":
         """Return part of a training piece, in which all images count."""
@@ -58,7 +58,7 @@ class Order:
     num_repeats: int = 1  # occurrences of each image in a window
     is_balanced: bool = False  # an image can occur several times in an epoch
     in_pairs: bool = False  # positions 2k and 2k + 1 of a window stay together; needs an even batch size
-    resumed_global_batch: int | None = None  # of a run that started with another number of processes
+    resumed_global_batch: int | None = None  # global batch of a run that started with another number of processes
 
     @property
     def global_batch(self) -> int:
@@ -101,7 +101,7 @@ class Order:
         updates = f"{counted(num_full, 'update')} of {counted(self.global_batch, 'image')}" + (
             f" ({self.describe_split()})" if is_split else ""
         )
-        if not rest or self.num_repeats > 1:  # an epoch with repeats shows only part of the images anyway
+        if not rest or self.num_repeats > 1:  # with repeats, an epoch has only part of the images anyway
             return updates
         rest = counted(rest, "image")
         return f"{updates}; {rest} left out (DATA.DROP_LAST)" if self.drop_last else f"{updates} and one of {rest}"
@@ -122,10 +122,10 @@ class Order:
         return epoch, index * math.ceil(self.global_batch / self.num_repeats)
 
     def window(self, step: int) -> np.ndarray:
-        """Return the images of this step, over all processes."""
+        """Return the indices of the images of this step, for all processes together."""
         epoch, start = self.place(step)
         images = self._epochs.part(epoch, slice(start, start + self._num_distinct(step)))
-        # Each round is rotated by one more, so that an image has a different neighbour each time.
+        # Each round is rotated by one more position, so that an image has a different neighbour in each round.
         rounds = [np.roll(images, -number) for number in range(self.num_repeats)]
         return np.concatenate(rounds)[: self.window_size(step)]
 
@@ -139,7 +139,7 @@ class Order:
     def pieces(self, step: int, rank: int) -> list[Piece]:
         """Return this process's micro-batches, whose sizes differ by at most one image or pair.
 
-        An empty piece gets one image that does not count.
+        A piece without images gets one image that does not count.
         """
         window, num_pieces = self.window(step), self.num_micro_batches(step) * self.world_size
         epoch, first = self.place(step)
@@ -157,11 +157,11 @@ class Order:
 
 
 class EpochOrders:
-    """The orders of all epochs. Only a few blocks are in memory, and large blocks are computed in advance."""
+    """The orders of all epochs. Only a few of their blocks are in memory. Large blocks are computed in advance."""
 
     def __init__(self, epoch_order: Callable[[int], EpochOrder]):
         self._order = functools.lru_cache(2)(epoch_order)
-        self._blocks: dict[tuple[int, int], Callable[[], np.ndarray]] = {}  # by epoch and number
+        self._blocks: dict[tuple[int, int], Callable[[], np.ndarray]] = {}  # by epoch and block number
         self._pool = ThreadPoolExecutor(1, "epoch order")  # starts its thread with the first large block
 
     def part(self, epoch: int, positions: slice) -> np.ndarray:
@@ -188,7 +188,7 @@ class EpochOrders:
     def _keep(self, key: tuple[int, int], block: Callable[[], np.ndarray]) -> None:
         self._blocks[key] = block
         while len(self._blocks) > NUM_BLOCKS:
-            del self._blocks[next(iter(self._blocks))]  # the oldest
+            del self._blocks[next(iter(self._blocks))]  # the oldest block
 
 
 def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation", repeat: int = 0) -> random.Random:

@@ -20,8 +20,9 @@ from utils.distributed import Process
 from utils.errors import ConfigError, DataError, ensure
 from utils.text import counted, is_url
 
-NUM_SMALLEST = 3  # classes that the log names
-# The most training images for which overlap.py compares the sets: 16 MB per process, and a second at the start.
+NUM_SMALLEST = 3  # the number of smallest classes that the log names
+# The largest training set that overlap.py compares with the validation set. This takes 16 MB per process, and a second
+# at the start.
 MOST_TRAINED = 2_000_000
 
 
@@ -30,7 +31,7 @@ def load_image_sets(
 ) -> tuple[ImageSet | None, ImageSet]:
     """Return the checked training set (None with EVAL) and validation set of DATA.DATASET. `say` reports a download.
 
-    `saved`: the data record of the resumed or evaluated checkpoint; both sets get its classes in its order.
+    `saved`: the data record of the resumed or evaluated checkpoint; both sets number their classes as it does.
     `output`: the folder that the run writes to.
     """
     data = config.DATA
@@ -70,7 +71,7 @@ def _read(config: Config, say: Callable[[str], None], output: str | None) -> tup
         raise (output and _output_in_data(data.DATA_PATH, output, error)) or error from None
     whole = train if val is None else val
     has_origin = bool(whole.split.get("training")) or config.START.EVAL
-    ensure(has_origin, f"{name}: `split` of its sets must say where they come from")
+    ensure(has_origin, f"{name}: the `split` of its image sets must name where the images come from")
     return train, val
 
 
@@ -117,7 +118,7 @@ def _are_listed(config: Config, saved: SavedData | None, classes: list[str]) -> 
 
 
 def _empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
-    """Return an error that explains why a part is empty. `whole`: the validation part, or all images."""
+    """Return an error that explains why a part is empty. `whole`: the validation images, or all images."""
     data, name = config.DATA, config.DATA.DATASET
     is_by_fraction = part == "validation" and data.VAL_FRACTION and not (data.FOLD or data.GROUP_BY)
     if not is_by_fraction or whole.count_classes().max(initial=0) != 1:
@@ -125,7 +126,7 @@ def _empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
         group = f"; each value of DATA.GROUP_BY ({data.GROUP_BY}) stays whole" if data.GROUP_BY else ""
         return DataError(
             f"{name}: there are no {part} images in {data.DATA_PATH}; check the lists or folders there, and "
-            f"{held_out} if it has no validation part of its own{group}"
+            f"{held_out} if the data has no validation part of its own{group}"
         )
     return DataError(
         f"DATA.DATA_PATH: each class in {data.DATA_PATH} has only one image, so none can be held out for validation; "
@@ -151,8 +152,8 @@ def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> 
         return
     if is_one if train is None else train.targets.min() == train.targets.max():
         raise DataError(
-            f"DATA.DATA_PATH: all images in {config.DATA.DATA_PATH} have the same class, {name!r}, so there is nothing to "
-            "learn; -data_path must name the folder that has a folder for each class, or a list of several classes"
+            f"DATA.DATA_PATH: all images in {config.DATA.DATA_PATH} have the same class, {name!r}, so there is nothing "
+            "to learn; -data_path must name the folder that has a folder for each class, or a list of several classes"
         )
 
 
@@ -165,13 +166,13 @@ def _check_num_classes(config: Config, image_set: ImageSet) -> None:
         target = image_set.targets[first]
         number = max(image_set.label_sets[target]) if image_set.label_sets else int(target)
         raise DataError(
-            f"{image_set.name(first)}: its class {names[number]!r} has number {number} (from 0), but MODEL.NUM_CLASSES is {num_classes}; set -num_classes {len(names)} "
-            "or leave it out"
+            f"{image_set.name(first)}: its class {names[number]!r} has number {number} (from 0), but "
+            f"MODEL.NUM_CLASSES is {num_classes}; set -num_classes {len(names)} or leave it out"
         )
 
 
 def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_global_batch: int | None = None) -> Order:
-    """Return the order of the training images. `resumed_global_batch`: images per update, instead of the settings'."""
+    """Return the order of the training images. `resumed_global_batch` replaces the settings' global batch."""
     data, train = config.DATA, config.TRAIN
     order = Order(
         num_images=len(image_set),
@@ -234,7 +235,8 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
 def watches(train: ImageSet, val: ImageSet, path: str) -> bool:
     """Return whether a run looks for validation images that are training images (overlap.py).
 
-    Images in memory come from published data sets. Remote or streamed images cannot be read in arbitrary order.
+    It does not if images are in memory, because these come from published data sets, or if they are remote or streamed,
+    because these cannot be read in arbitrary order.
     """
     is_of_files = not (train.in_memory or train.makes_batches or val.in_memory or is_url(path))
     return is_of_files and len(train) <= MOST_TRAINED

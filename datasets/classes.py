@@ -88,7 +88,7 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
 
 
 def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
-    """Leave out and count the images of classes that were added since the checkpoint.
+    """Leave out the images of classes that were added since the checkpoint. `left_out` of the result counts them.
 
     If a class of the checkpoint is missing, an added class may be that class under another name. Then all images stay,
     and number_classes refuses them.
@@ -111,21 +111,22 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
 
 
 def _warn_of_unused_classes(config: Config, parts: list[ImageSet]) -> list[str]:
-    """Warn of unused names in DATA.CLASSES. Raise DataError if images have several labels, which are often misspelt."""
+    """Warn of names in DATA.CLASSES that no image has. Raise DataError instead if images can have several labels,
+    because these are often misspelt."""
     counts, names = sum(part.count_classes() for part in parts), parts[0].classes
     unused = [] if config.START.EVAL else [names[number] for number in np.flatnonzero(counts == 0)]
     found = f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}"
     if unused and parts[0].label_sets and config.MODEL.NUM_CLASSES is None:
         used = [names[number] for number in np.flatnonzero(counts)]
         raise DataError(
-            f"DATA.CLASSES: {found}; take them out of the file, or set -num_classes {len(names)} to keep an output for each"
-            f"{did_you_mean(unused[0], used)}"
+            f"DATA.CLASSES: {found}; take them out of the file, or set -num_classes {len(names)} to keep an output "
+            f"for each{did_you_mean(unused[0], used)}"
         )
     return [f"warning: {found}"] if unused else []
 
 
 def _warn_of_similar_names(classes: list[str]) -> list[str]:
-    """Warn of names that probably mean the same class: cat and Cat, maine_coon and Maine Coon."""
+    """Warn of names that probably mean the same class, such as cat and Cat, or maine_coon and Maine Coon."""
     spellings: dict[str, list[str]] = {}
     for name in classes:
         plain = normalize("NFC", name).casefold().replace("_", " ").replace("-", " ")
@@ -137,7 +138,7 @@ def _warn_of_similar_names(classes: list[str]) -> list[str]:
 
 
 def _warn_of_joined_labels(classes: list[str]) -> list[str]:
-    """Warn of names in a table that look like several labels (cat|dog), if one of these also occurs elsewhere (cat)."""
+    """Warn of class names that look like several labels (cat|dog), if one of the labels also occurs elsewhere (cat)."""
     for separator in SEPARATORS:
         labels = {name: [label.strip() for label in name.split(separator)] for name in classes}
         times = Counter(itertools.chain.from_iterable(labels.values()))
@@ -169,7 +170,7 @@ def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], 
 
 
 def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
-    """Raise DataError if the parts have other classes. `may_lack`: ignore missing and unused classes."""
+    """Raise DataError if the parts have other classes. With `may_lack`, ignore classes that no image has."""
     names = parts[0].classes
     new, gone = _differences(parts, classes)
     if may_lack:
@@ -185,12 +186,12 @@ def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str,
 
 
 def renumber(parts: list[ImageSet], classes: list[str]) -> None:
-    """Give all parts these classes, which must include the classes of all images."""
+    """Number the classes of all parts as in `classes`, which must include the class of every image."""
     lookup = np.array(_numbers(parts[0], classes), dtype=np.int32)
     for part in parts:
         part.classes = list(classes)
         if np.array_equal(lookup, np.arange(len(lookup))):
-            continue  # no copy, because all processes share the targets of an index
+            continue  # avoid a copy, because all processes share the targets of an index
         if part.label_sets:
             part.label_sets = [tuple(lookup[list(each)].tolist()) for each in part.label_sets]
         else:
@@ -203,7 +204,7 @@ def _first_image(parts: list[ImageSet], target: int) -> str:
 
 
 def read_classes(name: str, title: str, errors: str = "strict", may_repeat: bool = True) -> list[str]:
-    """Read the names in a file of classes. `title`: the setting or flag that names the file."""
+    """Return the class names in a text file. `title`: the setting or flag that names the file."""
     try:
         text = read_names(Path(name).expanduser(), errors)
     except (OSError, UnicodeDecodeError) as error:
@@ -214,9 +215,9 @@ def read_classes(name: str, title: str, errors: str = "strict", may_repeat: bool
 
 
 def classes_in(text: str, where: str, may_repeat: bool = True) -> list[str]:
-    """Return the class names, one from each line, in order of their numbers. Raise ConfigError for an empty line."""
+    """Return the class name of each line. Raise ConfigError if one is empty or, unless `may_repeat`, repeated."""
     classes = [line.strip() for line in LINE_END.split(text.rstrip())]
-    first = {"": 0}  # the line of each name; an empty name is always wrong
+    first = {"": 0}  # the first line with each name; 0 makes every empty name a repetition
     lines = enumerate(classes, 1)
     if wrong := next((n for n, name in lines if first.setdefault(name, n) < n and not (may_repeat and name)), None):
         raise ConfigError(
@@ -227,6 +228,6 @@ def classes_in(text: str, where: str, may_repeat: bool = True) -> list[str]:
 
 
 def distinct(classes: list[str]) -> list[str]:
-    """Append its number to each repeated name: ImageNet has two classes called crane."""
+    """Append the class number to each repeated name. For example, ImageNet has two classes called crane."""
     counts = Counter(classes)
     return [f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(classes)]

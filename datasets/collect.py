@@ -1,4 +1,4 @@
-"""Process strings on their way into an index: encode them, number the distinct ones, and find equal rows."""
+"""Process strings on their way into an index: encode them, number distinct strings, and find equal rows."""
 
 import os
 from array import array
@@ -14,7 +14,7 @@ def encoded(values: list[str]) -> list[bytes]:
 
 
 class Distinct:
-    """Distinct strings, such as classes or folders, in order of first occurrence, with its row and line."""
+    """Distinct strings, such as classes or folders, each with row and line of its first occurrence, in that order."""
 
     def __init__(self):
         self.numbers: dict[str, int] = {}
@@ -44,13 +44,13 @@ class RowHashes:
         self._all.frombytes(np.fromiter(map(hash, values), np.int64, len(values)).tobytes())
 
     def take(self) -> np.ndarray:
-        """Return all hashes, and drop them."""
+        """Return all hashes, and release them here."""
         found, self._all = self._all, array("q")
         return np.frombuffer(found, np.int64)
 
 
 def equal_rows(hashes: np.ndarray, text: Callable[[int], Hashable]) -> Iterator[list[int]]:
-    """Yield the rows of each string that several rows have, in order. `text(row)` returns the hashed string."""
+    """Yield, for each string that occurs more than once, its rows in order. `text(row)` returns the string of a row."""
     in_order = np.sort(hashes)
     repeated = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
     del in_order

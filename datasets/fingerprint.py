@@ -13,16 +13,16 @@ from datasets.types import ImageSet
 from utils.facts import OF_A_PART, SIZES, changed_facts
 from utils.text import counted, first_of
 
-NUM_SIZES = 64  # files of each part whose sizes are compared; millions would take minutes on a network disk
-MOST_LISTED = 2_000_000  # lines of split.csv; a longer file is not compared
+NUM_SIZES = 64  # files of each part whose sizes are compared; all sizes would take minutes on a network disk
+MOST_LISTED = 2_000_000  # images; a longer split.csv is not compared
 CLASSES = "classes and their order"
 
 
 def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
-    """Return {fact in words: number or digest} of the training images, if there are any, and the validation images.
+    """Return {name of a fact: number or digest} for the training images, if there are any, and the validation images.
 
-    Paths are relative to the data folder. This takes milliseconds for a million images, because an index has
-    checksums of the names.
+    Paths are relative to the data folder. This takes milliseconds for a million images, because an index
+    stores checksums of the names.
     """
     facts: dict[str, int | str] = {
         CLASSES: _digest([name.encode(errors="surrogateescape") + b"\0" for name in val.classes])
@@ -31,7 +31,7 @@ def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
         if image_set is None or not len(image_set):
             continue
         places = np.linspace(0, len(image_set) - 1, NUM_SIZES).astype(int).tolist()
-        rows = sorted(set(places))  # np.unique would import numpy.ma, 20 ms
+        rows = sorted(set(places))  # np.unique would import numpy.ma, which takes 20 ms
         names, labels, sizes = (fact.format(part) for fact in OF_A_PART)
         facts |= {
             f"{part} images": len(image_set),

@@ -1,9 +1,9 @@
 """The index of a data set: the facts about each image, in one file that all processes of a machine map into memory.
 
 The file contains MAGIC, the length and checksum of a description, the description in JSON (columns and facts), then
-the columns of numbers and of byte strings, each with a checksum in the description. A start verifies all checksums,
-which takes 0.1 s for the names of a million images. Above COMPARED bytes it verifies only the checksum of the
-description: the columns are on the disk before the file gets its name, and an incomplete copy is too short.
+the columns of numbers and of byte strings, each with a checksum in the description. Each start verifies all checksums,
+which takes 0.1 s for the names of a million images. In a file of more than COMPARED bytes, only the checksum of the
+description is verified: the columns are on the disk before the file gets its name, and an incomplete copy is too short.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ from utils.files import locked, sync, sync_folder, without_waiting
 
 ENDING = ".index"
 MAGIC = b"halfstep index 3\n"  # the number is the version of the format
-NUMBERS = ("u1", "<i4", "<u4", "<i8", "<u8")
+NUMBERS = ("u1", "<i4", "<u4", "<i8", "<u8")  # the allowed types in a file
 TEXT = "text"  # the type of a column of byte strings; other types are numpy's, such as <i4
-SMALL = 4 << 20  # bytes of the largest index that stays in memory, about 60,000 images
-ALIGNMENT = 64
-COMPARED = 2**30  # bytes
-NUMBER = 8  # bytes of the length and of the checksum of the description
-COPIED_AT_ONCE = 16 << 20
+SMALL = 4 << 20  # bytes of the largest index that is kept only in memory (about 60,000 images)
+ALIGNMENT = 64  # each column starts at a multiple of this number of bytes
+COMPARED = 2**30  # bytes of the largest file whose columns are compared with their checksums
+NUMBER = 8  # bytes of each number before the description: its length and its checksum
+COPIED_AT_ONCE = 16 << 20  # bytes
 CHUNK = 1 << 16  # rows of a column that are loaded into memory at once
 
 
@@ -56,10 +56,10 @@ class MappedColumn(np.ndarray):
 
 
 class Texts(Sequence):
-    """A column of byte strings: `blob[starts[i]:starts[i + 1]]`."""
+    """A column of byte strings. String i is `blob[starts[i]:starts[i + 1]]`."""
 
     def __init__(self, starts: np.ndarray, blob: np.ndarray, checksums: tuple[int, int] | None = None):
-        """`starts`: uint64 [N + 1]; `blob`: uint8. `checksums`: of both, from the index file."""
+        """`starts`: uint64 [N + 1]; `blob`: uint8. `checksums`: the checksums of both, from the index file."""
         self.starts, self.blob, self._checksums = starts, blob, checksums
 
     @classmethod
@@ -69,7 +69,7 @@ class Texts(Sequence):
         return cls(starts, np.frombuffer(b"".join(values), np.uint8))
 
     def digest(self) -> bytes:
-        """Return bytes that identify these strings. An index file has their checksums, so that they are not read."""
+        """Return bytes that identify these strings. With the checksums of an index file, the strings are not read."""
         checksums = self._checksums or (zlib.crc32(self.starts), zlib.crc32(self.blob))
         return b"%d %d %d" % (*checksums, len(self.starts))
 
@@ -81,16 +81,16 @@ class Texts(Sequence):
         return self.blob[start:stop].tobytes()
 
     def chunk(self, start: int, stop: int) -> list[bytes]:
-        """Return the strings of a range, which is much faster than one by one."""
+        """Return the strings of a range of rows. This is much faster than getting them one by one."""
         starts = self.starts[start : stop + 1]
         return self._cut(starts[:-1], starts[1:])
 
     def select(self, rows: np.ndarray) -> list[bytes]:
-        """Return the strings of some rows. It is fastest for rows that lie close together."""
+        """Return the strings of some rows. This is fastest for rows that are close together."""
         return self._cut(self.starts[rows], self.starts[rows.astype(np.int64) + 1])
 
     def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (row, file name) of the paths with one of these file names, without creating all strings."""
+        """Yield (row, file name) for each path with one of these file names. Only likely paths are read as strings."""
         length = min(16, *map(len, names))
         tails = np.frombuffer(b"".join(name[-length:] for name in names), np.uint8).reshape(-1, length)
         wanted = np.zeros(1 << 16, bool)
@@ -133,11 +133,14 @@ class Shape(NamedTuple):
 
     columns: Mapping[str, str]  # the type of each column, as for IndexWriter
     even: Sequence[str]  # groups of columns with equal lengths
-    facts: Any  # see is_like
+    facts: Any  # the shape of the facts; see is_like
 
 
 def is_like(value: Any, shape: Any) -> bool:
-    """Return whether a value has a shape: a type, [each item], (first, second), {key: value} or {str: each value}."""
+    """Return whether a value has a shape.
+
+    A shape is a type, [shape of all items], (shapes of the items), {key: shape} or {str: shape of all values}.
+    """
     if isinstance(shape, list | tuple):
         shapes = shape if isinstance(shape, tuple) else shape * len(value) if isinstance(value, list) else ()
         return isinstance(value, list) and len(value) == len(shapes) and all(map(is_like, value, shapes))
@@ -153,7 +156,7 @@ def divides(starts: np.ndarray, length: int) -> bool:
 
 
 class Index:
-    """A complete index. `facts` are a few plain values; each index that is written has its own `id`.
+    """A complete index. `facts` are a few plain values. Every index file that is written gets its own `id`.
 
     `path` is None if the index is only in memory.
     """
@@ -169,7 +172,7 @@ class Index:
         self.path, self.facts, self.id, self._columns, self._checksums = path, facts, identity, columns, checksums
 
     def has(self, shape: "Shape") -> bool:
-        """Return whether columns and facts have this shape, because another program may have made the file."""
+        """Return whether the columns and facts have this shape. They may not if another program wrote the file."""
         if not is_like(self.facts, shape.facts):
             return False
         lengths = {name: self._length(name, kind) for name, kind in shape.columns.items()}
@@ -205,12 +208,12 @@ class Index:
 
 
 class Place:
-    """A place where an index is being built. Nothing is written there while the index is small."""
+    """A path at which an index is being built. Nothing is written there while the index is small."""
 
     def __init__(self, path: Path):
         self.path, self._stack = path, contextlib.ExitStack()
         self._before = index.id if (index := open_index(path)) else None
-        self.file: IO[bytes] | None = None  # becomes the index; locked against other processes
+        self.file: IO[bytes] | None = None  # the file that becomes the index, locked against other processes
 
     def __enter__(self) -> "Place":
         return self
@@ -223,12 +226,12 @@ class Place:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(f".{self.path.name}.part")
         self.file = self._stack.enter_context(locked(part, wait=lambda: None))
-        self._stack.callback(self._remove, part)  # while it is still locked
+        self._stack.callback(self._remove, part)  # runs while the file is still locked
         if (index := open_index(self.path)) and index.id != self._before:
             raise BuiltElsewhereError
 
     def finish(self) -> None:
-        """Rename the file to its final name once all of it is on the disk."""
+        """Write the whole file to the disk, and then rename it to its final name."""
         sync(self.file)
         os.replace(self.file.name, self.path)
         self.file = None
@@ -255,7 +258,7 @@ class IndexWriter:
             self._write(f"{name}.starts", np.zeros(1, "<u8"))
 
     def add(self, name: str, values: Sequence[bytes] | np.ndarray) -> None:
-        """Append to one column."""
+        """Append values to one column."""
         if self._types[name] != TEXT:
             self._write(name, np.ascontiguousarray(values, self._types[name]))
             return
@@ -266,7 +269,7 @@ class IndexWriter:
         self._ends[name] += len(content)
 
     def finish(self, facts: dict) -> Index:
-        """Return the opened index. Its file, if it needs one, appears atomically."""
+        """Complete the index and return it. Its file, if it needs one, appears atomically."""
         if self.in_memory:
             columns = {part: np.frombuffer(file.getvalue(), self._parts[part]) for part, file in self._files.items()}
             return Index(None, columns, facts, checksums=self._checksums)
@@ -288,7 +291,7 @@ class IndexWriter:
         return index
 
     def column(self, part: str) -> np.ndarray:
-        """Return the numbers of a column so far."""
+        """Return the numbers that a column has so far."""
         file = self._files[part]
         if self.in_memory:
             return np.frombuffer(file.getvalue(), self._parts[part])
@@ -298,7 +301,7 @@ class IndexWriter:
         return np.frombuffer(content, self._parts[part])
 
     def text(self, name: str) -> Texts:
-        """Return the byte strings of a column so far."""
+        """Return the byte strings that a column has so far."""
         return Texts(self.column(f"{name}.starts"), self.column(name))
 
     def _write(self, part: str, content: bytes | np.ndarray) -> None:
@@ -325,8 +328,8 @@ class IndexWriter:
 
 
 def open_index(path: Path, verify: bool = True) -> Index | None:
-    """Return the index in a file, or None if it is missing, damaged or of another version. `verify`: compare the
-    columns with their checksums."""
+    """Return the index in a file, or None if it is missing, damaged or of another version. `verify`: also
+    compare the columns with their checksums."""
     try:
         with open(path, "rb", opener=without_waiting) as file:
             size, magic = os.fstat(file.fileno()).st_size, file.read(len(MAGIC))
@@ -347,7 +350,7 @@ def open_index(path: Path, verify: bool = True) -> Index | None:
             columns[part].source = (path, described["id"], part)
             place += num_bytes + -num_bytes % ALIGNMENT
         return Index(path, columns, described["facts"] | {}, described["id"], checksums) if place == size else None
-    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # it may contain anything
+    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # the file may be damaged
         return None
 
 
@@ -374,9 +377,9 @@ def caches_folder(config: Config) -> Path:
 
 
 def index_paths(config: Config, beside: Path) -> list[Path]:
-    """Return the possible paths of an index: `beside`, next to the data, or in the cache folder for read-only data.
+    """Return the possible paths of an index: `beside`, which is next to the data, or else one in the cache folder.
 
-    A small index is not written, and no folder is made for it.
+    The second is for read-only data. A small index is not written, and no folder is made for it.
     """
     known_by = hashlib.sha256(os.fsencode(os.path.realpath(beside))).hexdigest()[:16]
     return [beside, caches_folder(config) / f"{beside.name.removesuffix(ENDING)}-{known_by}{ENDING}"]
@@ -387,7 +390,7 @@ def open_or_build(
 ) -> Index:
     """Return the first current index at these paths, or build one at the first path that can be written.
 
-    `build(place)` makes it with an IndexWriter for that place, or in memory if `place` is None. In a run, rank 0 calls
+    `build(place)` writes it with an IndexWriter for that place, or in memory if `place` is None. In a run, rank 0 calls
     this first (Process.after_first), so that the other ranks find the index that it built.
     """
     while True:

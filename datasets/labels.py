@@ -13,12 +13,12 @@ from datasets.types import ImageSet, count_classes
 from utils.errors import DataError, did_you_mean
 from utils.text import counted, first_of
 
-MAX_CLASSES = 1_000_000  # a higher label is a mistake, and a list of that many class names would fill the memory
-USUAL_CLASSES = 1000  # accepted for any number of images, such as a few of ImageNet in a trial
+MAX_CLASSES = 1_000_000  # labels from here on are mistakes, and a list of so many class names would fill the memory
+USUAL_CLASSES = 1000  # up to this number, there may be fewer images than classes, as in a trial with part of ImageNet
 LABELS_EXPECTED = (
     "DATA.LABEL_SEPARATOR must separate the names in the class column, or DATA.COLUMNS must name columns of 0 and 1"
 )
-MAX_DIGITS = 18  # digits of a label; int() itself refuses thousands of digits
+MAX_DIGITS = 18  # digits of the longest label that is read as a number; int() refuses thousands of digits
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Labels:
 
 
 def are_mostly_numbers(lists: list[Labels]) -> bool:
-    """Return whether more than half of the labels are numbers. Then the others are typos, not names of classes."""
+    """Return whether more than half of the images have a number as label. Then other labels are typos, not names."""
     numbers = sum(
         int(each.counts[index]) for each in lists for index, label in enumerate(each.written) if _is_number(label)
     )
@@ -44,15 +44,15 @@ def are_mostly_numbers(lists: list[Labels]) -> bool:
 
 def _is_number(label: str) -> bool:
     try:
-        float(label)  # also nan, which pandas writes
+        float(label)  # this also accepts nan, which pandas writes for missing numbers
     except ValueError:
         return False
     return True
 
 
 def class_numbers(config: Config, lists: list[Labels], are_numbers: bool) -> tuple[list[np.ndarray], list[str]]:
-    """Return for each list the class number of each label, and the classes. Of two lists, the first is for training and
-    must have all classes. Labels that are not numbers are names, which are numbered in sorted order."""
+    """Return for each list the class number of each label, and the classes. The first of two lists is for training and
+    must have all classes. Labels that are not numbers are class names, which are numbered in sorted order."""
     if are_numbers:
         targets = [_numbered_targets(config, labels) for labels in lists]
         num_images = sum(int(each.counts.sum()) for each in lists)
@@ -83,8 +83,8 @@ def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
         target = int(label)
         if num_classes is not None and target >= num_classes:
             raise DataError(
-                f"{labels.where(index)}: label {target} needs at least {counted(target + 1, 'class')}, but MODEL.NUM_CLASSES is "
-                f"{num_classes}; labels count from 0. Correct the label, or set -num_classes"
+                f"{labels.where(index)}: label {target} needs at least {counted(target + 1, 'class')}, but "
+                f"MODEL.NUM_CLASSES is {num_classes}; labels count from 0. Correct the label, or set -num_classes"
             )
         targets[index] = target
     return targets
@@ -93,9 +93,10 @@ def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
 def several_labels(
     config: Config, lists: list[Labels], columns: Sequence[str]
 ) -> tuple[list[list[tuple[int, ...]]], list[str]]:
-    """Return for each list the class numbers of each label, and the classes. Of two lists, the first is for training.
+    """Return for each list the class numbers of each label, and the classes. The first of two lists is for training.
 
-    `columns`: the label columns of DATA.COLUMNS, whose values are written as 0101. If empty, a separator splits labels.
+    `columns`: the label columns of DATA.COLUMNS; a label as written is then a string of their values, such as 0101. If
+    there are none, DATA.LABEL_SEPARATOR separates the class names in a label.
     """
     numbers, separator = {name: number for number, name in enumerate(columns)}, config.DATA.LABEL_SEPARATOR
 
@@ -116,8 +117,8 @@ def several_labels(
         number = min(unknown)
         place = next(place for place, found in enumerate(sets[-1]) if number in found)
         raise DataError(
-            f"{lists[-1].where(place)}: class {shortened(classes[number])} does not occur in {lists[0].file}, so it would "
-            f"never be trained; correct the label, or remove it"
+            f"{lists[-1].where(place)}: class {shortened(classes[number])} does not occur in {lists[0].file}, so it "
+            f"would never be trained; correct the label, or remove it"
             f"{did_you_mean(classes[number], [classes[each] for each in sorted(used[0])])}"
         )
     return sets, classes
@@ -127,7 +128,7 @@ def describe_labels(config: Config, train: ImageSet) -> str:
     """Describe the number of labels of the images, and warn if DATA.LABEL_SEPARATOR seems to be wrong."""
     sizes = np.array([len(each) for each in train.label_sets])[train.targets]
     empty = train.count_classes() == 0
-    lines = [f"labels of an image: {sizes.mean():.2f} on average, {sizes.min()} to {sizes.max()}"]
+    lines = [f"labels per image: {sizes.mean():.2f} on average, {sizes.min()} to {sizes.max()}"]
     if config.DATA.LABEL_SEPARATOR and sizes.max() == 1:
         lines.append(
             f"warning: DATA.LABEL_SEPARATOR {config.DATA.LABEL_SEPARATOR!r} does not occur: no image has two labels"
@@ -139,7 +140,7 @@ def describe_labels(config: Config, train: ImageSet) -> str:
 
 
 def shortened(label: str) -> str:
-    """Return the label for messages, cut after 40 characters."""
+    """Return a label for messages, cut after 40 characters."""
     return label if len(label) <= 40 else f"{label[:40]}... ({len(label):,} characters)"
 
 
@@ -149,8 +150,8 @@ def numbered_classes(
     """Return the classes of labels that are numbers: all numbers up to the highest label.
 
     Raise DataError if these are far more classes than images, because a typo would make the model huge. `targets`: the
-    labels of each part; `where`: for each part, the name of an image or line in messages; `num_images`: the number of
-    images, if it is not the number of targets.
+    labels of each part; `where`: for each part, a function that names an image or line; `num_images`: the number of
+    images, if it differs from the number of targets.
     """
     counts, num_images = [count_classes(each) for each in targets], num_images or sum(map(len, targets))
     used = np.zeros(max(map(len, counts), default=0), bool)
@@ -159,8 +160,8 @@ def numbered_classes(
     if config.MODEL.NUM_CLASSES is None and len(used) > max(USUAL_CLASSES, num_images, 2 * int(used.sum())):
         part = next(part for part, each in enumerate(counts) if len(each) == len(used))
         raise DataError(
-            f"{where[part](int(targets[part].argmax()))}: label {len(used) - 1} means {counted(len(used), 'class')}, but "
-            f"{counted(num_images, 'image')} use {int(used.sum()):,}; correct the label, or, if it is right, set "
+            f"{where[part](int(targets[part].argmax()))}: label {len(used) - 1} means {counted(len(used), 'class')}, "
+            f"but {counted(num_images, 'image')} use {int(used.sum()):,}; correct the label, or, if it is right, set "
             f"-num_classes {len(used)}"
         )
     return [str(number) for number in range(len(used))]

@@ -6,8 +6,8 @@ import numpy as np
 
 from datasets.shuffle import EpochOrder, FullShuffle, draws, shuffled
 
-FRACTION_BITS = 31  # bits of a sort key for a random number in [0, 1); the position takes the other 32
-NEARBY_BLOCK = 1 << 16
+FRACTION_BITS = 31  # bits of a sort key that hold a random number in [0, 1); the position takes the other 32
+NEARBY_BLOCK = 1 << 16  # the smallest number of positions in a block
 
 
 class NearbyShuffle(EpochOrder):
@@ -23,7 +23,7 @@ class NearbyShuffle(EpochOrder):
 
     def block(self, number: int) -> np.ndarray:
         start, stop = self.edges[number], self.edges[number + 1]
-        # At these positions there is no number below `first`, and none above `last`.
+        # The block has no number below `first` and none above `last`.
         first, last = max(start - self.reach + 1, 0), min(stop + self.reach - 2, self.count - 1)
         drawn = draws(self._seeds, first, last + 1 - first)
         fractions = (drawn >> np.uint64(64 - FRACTION_BITS)).astype(np.int64)
@@ -40,7 +40,7 @@ class GroupedShuffle(EpochOrder):
     """Shuffles groups, such as the tars of a set, and then moves each sample by less than `reach` positions."""
 
     def __init__(self, starts: np.ndarray, reach: int, seed: int, epoch: int):
-        """`starts` [groups + 1]: the first sample of each group of consecutive samples, and the total number."""
+        """`starts` [groups + 1]: the first sample of each group of neighbours, then the number of all samples."""
         # The last seeds, 1 here and 2 below, separate the two draws. numpy ignores trailing zeros, so neither is 0.
         groups = shuffled(len(starts) - 1, seed, epoch, 1)
         self.groups, self.reach = groups, reach

@@ -13,11 +13,13 @@ import numpy as np
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
 
-MOST_NAMES = 2_000  # validation images whose names are looked up; a few of their files are compared
-FEW_FILES = 16
-MOST_READ, MOST_IN_GROUPS = 200, 50  # validation images that are read again to be sure
-MOST_ALIKE = 4  # training images with which each of them is compared
-NUM_BYTES = 256  # bytes of pixels in a fingerprint, which takes 5 us; reading a photo takes 3,000 us
+MOST_NAMES = 2_000  # validation images whose names are looked up in the training set
+FEW_FILES = 16  # pairs of files with equal names and sizes that are compared byte by byte
+# Validation images with equal fingerprints that are read again to be sure: usually, and if images are read in groups.
+MOST_READ, MOST_IN_GROUPS = 200, 50
+MOST_ALIKE = 4  # training images with which a validation image is compared
+# The approximate number of pixel bytes that a fingerprint hashes. This takes 5 us; reading a photo takes 3,000 us.
+NUM_BYTES = 256
 LOOK = "remove them from one of the two sets, because they distort the accuracy; -check names them"
 
 
@@ -29,7 +31,7 @@ def fingerprint(pixels: np.ndarray) -> int:
 
 
 class Fingerprints:
-    """The fingerprints of the images that this process and its loader workers have read; 0 for the others.
+    """The fingerprints of the images that this process and its loader workers have read, and 0 for all other images.
 
     Workers are forks, so they write to the memory of their parent. A copy that is pickled for another start method
     records nothing.
@@ -46,7 +48,7 @@ class Fingerprints:
             self.values[index] = fingerprint(pixels)
 
     def rows(self, chosen: np.ndarray | None = None) -> np.ndarray:
-        """Return uint64 [N, 2]: index and fingerprint of the images that were read, or of the chosen ones."""
+        """Return uint64 [N, 2]: index and fingerprint of the images that were read, or of the chosen images."""
         indices = np.flatnonzero(self.values if chosen is None else chosen)
         return np.stack([indices.astype(np.uint64), self.values[indices]], axis=1)
 
@@ -60,7 +62,7 @@ class Overlap:
             each.fingerprints = Fingerprints(len(each))
 
     def compare(self, process: Process) -> list[str]:
-        """Return a line for the log in process 0 if images are in both sets, and stop recording. Collective."""
+        """Stop recording. In process 0, return a log line if images are in both sets. All processes must call this."""
         scored = np.concatenate(process.join([self.val.fingerprints.rows()]))
         trained = self.train.fingerprints
         alike = trained.values.astype(bool) & np.isin(trained.values, scored[:, 1])
@@ -74,7 +76,7 @@ class Overlap:
         return self._describe({index: by_print[value] for index, value in scored.tolist() if value in by_print})
 
     def _describe(self, alike: dict[int, list[int]]) -> list[str]:
-        """Read images with equal fingerprints again, and report equal ones. `alike`: training by validation image."""
+        """Return a warning if images with equal fingerprints are equal. `alike`: {validation: training images}."""
         most = MOST_IN_GROUPS if self.train.is_read_in_groups else MOST_READ
         sample = _spread(sorted(alike), most)
         with ThreadPoolExecutor() as pool:
@@ -93,7 +95,7 @@ class Overlap:
         ]
 
     def _find(self, index: int, others: list[int]) -> int | None:
-        """Return the first of these training images that has the pixels of a validation image."""
+        """Return the first of the training images `others` that equals validation image `index`, or None."""
         try:
             pixels = self.val.read(index)
             return next((i for i in others[:MOST_ALIKE] if np.array_equal(self.train.read(i), pixels)), None)
@@ -102,7 +104,7 @@ class Overlap:
 
 
 def shared_names(train: ImageSet, val: ImageSet) -> list[str]:
-    """Return a warning if validation images share class, name and size with training images, and some all bytes."""
+    """Return a warning if validation images have the class, name and size of training images and some are equal."""
     sample = _spread(range(len(val)), MOST_NAMES)
     if train.root is None or not sample or not os.path.isfile(val.name(sample[0])):
         return []
@@ -120,7 +122,7 @@ def shared_names(train: ImageSet, val: ImageSet) -> list[str]:
     of = f"{len(sample):,} validation images" + " that were compared" * (len(sample) < len(val))
     count = len({one for one, _ in same})
     return [
-        f"warning: {count:,} of {of} have class, name and size of a training image, such as {same[0][0]} and "
+        f"warning: {count:,} of {of} have the class, name and size of a training image, such as {same[0][0]} and "
         f"{same[0][1]}; {LOOK}"
     ]
 

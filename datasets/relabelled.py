@@ -11,8 +11,8 @@ from utils.text import first_of
 
 
 def trained_by_other_folders(val: ImageSet, former: Sequence[str], record: dict) -> np.ndarray:
-    """Return the indices of validation images that a run with the classes `former` and this record trained on,
-    because other folders are now named like classes."""
+    """Return the indices of validation images that were training images in a run with the classes `former` and this
+    record. Their part changes with the classes, because the hash of a name leaves out a folder named like a class."""
     if val.is_listing or not val.class_folders:
         return np.zeros(0, np.int64)
     seed = record["seed"]
@@ -22,7 +22,7 @@ def trained_by_other_folders(val: ImageSet, former: Sequence[str], record: dict)
 
 
 def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, weights: str) -> list[str]:
-    """Warn of validation images that the weights were trained on. `weights`: a setting and its value."""
+    """Warn of validation images that the weights were trained on. `weights`: setting and value, for the text."""
     found = trained_by_other_folders(val, former, record).tolist()
     if not found:
         return []

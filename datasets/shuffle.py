@@ -17,7 +17,7 @@ def shuffled(count: int, *seeds: int) -> np.ndarray:
 class EpochOrder:
     """An order of the numbers 0 .. count - 1 that is computed block by block.
 
-    `edges` are the positions where the blocks begin, and the end of the last one.
+    `edges` are the positions where the blocks begin, and the end of the last block.
     """
 
     edges: Sequence[int]
@@ -33,7 +33,7 @@ class EpochOrder:
         return self.part(positions, self.block)
 
     def part(self, positions: slice, block: Callable[[int], np.ndarray]) -> np.ndarray:
-        """Return the numbers at these positions as int64. `block` returns a block by its number."""
+        """Return the numbers at these positions as int64. `block(number)` returns a block."""
         start, stop, _ = positions.indices(len(self))
         numbers = range(np.searchsorted(self.edges, start, "right") - 1, np.searchsorted(self.edges, stop))
         parts = [block(each)[max(start - self.edges[each], 0) : stop - self.edges[each]] for each in numbers]
@@ -41,7 +41,7 @@ class EpochOrder:
 
 
 class FullShuffle(EpochOrder):
-    """The order of `shuffled`, as one block."""
+    """The order that `shuffled` returns, as one block."""
 
     def __init__(self, count: int, *seeds: int):
         self.edges, self._seeds = [0, count], seeds
@@ -51,5 +51,5 @@ class FullShuffle(EpochOrder):
 
 
 def draws(seeds: tuple[int, ...], first: int, count: int) -> np.ndarray:
-    """Return uint64 [count]: draws first .. first + count - 1 of these seeds. numpy ignores trailing zeros of seeds."""
+    """Return uint64 [count]: draws of a generator with these seeds, from `first` on. Trailing zeros have no effect."""
     return np.random.PCG64(np.random.SeedSequence(seeds)).advance(first).random_raw(count)

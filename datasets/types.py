@@ -29,28 +29,28 @@ class ImageSet:
 
     in_memory = False
     names_are_numbers = False  # the name of an image contains only its number
-    makes_batches: Callable | None = None  # its own loader, instead of reading images one by one
-    is_read_in_groups = False  # a process reads and keeps many images at once, so loader processes would repeat that
+    makes_batches: Callable | None = None  # the set's own loader, used instead of reading images one by one
+    is_read_in_groups = False  # a process reads and keeps many images at once, so each loader process would repeat this
     per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
     rows: np.ndarray | None = None  # the rows of a part in the columns that `take` does not cut; None: all rows
     index: "Index | None" = None  # the index with the columns of the set, if there is one
-    root: Path | None = None  # the folder of its files, if they are known
-    is_listing = False  # whether it consists of the class folders below `root`, so that a folder is a label
+    root: Path | None = None  # the folder of its files, if it is known
+    is_listing = False  # whether it consists of the class folders below `root`, so that folders are labels
     notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
-    label_sets: list[tuple[int, ...]] | None = None  # sets of class numbers, which images share
-    labels_are_numbers = False  # the data has class numbers; any names were added later
-    class_folders: Set[bytes] = frozenset()  # folders that are left out of the hashed names of a part
+    label_sets: list[tuple[int, ...]] | None = None  # the distinct sets of class numbers; images share them
+    labels_are_numbers = False  # the labels in the data are class numbers; any names were added later
+    class_folders: Set[bytes] = frozenset()  # folders that are removed from the names of a part before they are hashed
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
-    folder_names: Sequence[str] = ()  # for labels that are numbers: the folder with all images of each class
+    folder_names: Sequence[str] = ()  # if labels are numbers: for each class, the folder with all its images
     fingerprints: Any = None  # datasets.overlap.Fingerprints, while this set is compared with another set
-    doubt = ""  # why its folders do not look like classes: an error, unless the classes are listed
-    classes_are_names = False  # the data has class names, and their order gives the numbers
+    doubt = ""  # the error if its folders do not look like classes; ignored if the classes are listed
+    classes_are_names = False  # the labels in the data are class names; their order gives the class numbers
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = targets if isinstance(targets, np.ndarray) else np.array(targets, dtype=np.int64)
         self.classes = classes
-        # The origin of both parts, in plain values that checkpoints save: `own_split` of sources/root.py, or for a set
-        # without a validation part {"training": title}.
+        # The origin of both parts, in plain values that checkpoints save: the result of sources/root.py's own_split, or
+        # {"training": title} for a set without a validation part.
         self.split: dict = {}
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class ImageSet:
         raise NotImplementedError
 
     def place_of(self, folder: str) -> Path | None:
-        """Return the folder that contains this folder and whose new images would all join the set, or None."""
+        """Return the folder of this set that contains `folder`, if new images there would all join the set, or None."""
 
     def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
         """Return the order of an epoch, with each image once. It depends only on seed and epoch."""
@@ -99,7 +99,7 @@ class ImageSet:
         raise NotImplementedError
 
     def key(self, index: int) -> str:
-        """Return this image's name in its data set, the same after the data is moved. Its hash decides the split.
+        """Return this image's name in its data set, which stays the same if the data moves. Its hash decides the split.
 
         By default it is the name in messages, which must therefore not change.
         """
@@ -114,7 +114,7 @@ class ImageSet:
             yield [self.key(index).encode(errors="surrogateescape") for index in numbers]
 
     def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, file name) of the images with one of these file names. Sets with a `root` implement this."""
+        """Yield (index, file name) for the images with one of these file names. Sets with a `root` implement this."""
         raise NotImplementedError
 
     def split_keys(self) -> Iterable[list[bytes]]:
@@ -132,7 +132,7 @@ class ImageSet:
         return () if self.rows is None else (np.ascontiguousarray(self.rows),)
 
     def file_sizes(self, indices: Sequence[int]) -> list[int]:
-        """Return the file sizes of some images, quickly; [] if they have no files. -1: a file is missing."""
+        """Return the file sizes of some images quickly, -1 for a missing file. Return [] if they have no files."""
         return []
 
     def take(self, indices: np.ndarray) -> "ImageSet":
@@ -197,7 +197,7 @@ class Batch(NamedTuple):
     num_samples: int  # B, or 0 for an image that only keeps the processes in step
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # in training; mixing depends on it
-    # int64 [B, RANDOM_ERASE_COUNT, 6], on the host: the boxes to erase, rows of Boxes in erasing.py. None if the loader drew none.
+    # int64 [B, RANDOM_ERASE_COUNT, 6], on the host: the boxes to erase (Boxes.rows in erasing.py). None: not drawn yet.
     boxes: np.ndarray | None = None
 
     def parts(self, size: int) -> list["Batch"]:

@@ -9,11 +9,11 @@ from utils.errors import ConfigError, did_you_mean
 from utils.files import read_names
 from utils.text import counted, first_of
 
-LIGHTEST, HEAVIEST = 1e-6, 1e6  # limits of a weight; in float32 1e-46 is 0, and 1e39 infinite
+LIGHTEST, HEAVIEST = 1e-6, 1e6  # limits of a weight; in float32, 1e-46 would be 0 and 1e39 infinite
 
 
 def read_weights(file: Path, classes: list[str]) -> list[float]:
-    """Return the weights in a file that has each class once, by name or number."""
+    """Return the class weights from a file that lists each class once, by name or number."""
     setting = f"TRAIN.CLASS_WEIGHTS: {file}"
     numbers = {str(number): number for number in range(len(classes))}
     numbers |= {normalize("NFC", name): number for number, name in enumerate(classes)}
@@ -30,7 +30,8 @@ def read_weights(file: Path, classes: list[str]) -> list[float]:
             weights[number] = math.nan
         if not LIGHTEST <= weights[number] <= HEAVIEST:
             raise ConfigError(
-                f"{setting}: the weight of class {name!r} is {text!r}; it must be a number from {LIGHTEST:g} to {HEAVIEST:g}"
+                f"{setting}: the weight of class {name!r} is {text!r}; it must be a number from {LIGHTEST:g} "
+                f"to {HEAVIEST:g}"
             )
     missing = [name for number, name in enumerate(classes) if number not in weights]
     if missing:

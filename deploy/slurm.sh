@@ -19,7 +19,7 @@ gpus=${SLURM_GPUS_ON_NODE:?no GPUs were given; see --gpus-per-node in this scrip
 cpus=${SLURM_CPUS_PER_TASK:-$gpus}
 [ ! -e .venv/bin/activate ] || source .venv/bin/activate
 flags=(-cfg configs/vit_base_patch16_224.yaml ${DATA:+-data_path "$DATA"} -name "job$SLURM_JOB_ID" -resume auto -amp "$@")
-# The run's folder by these flags. A mistake in them, or a Python without the packages, ends the job here.
+# The run's folder according to these flags. A mistake in them, or a Python without the packages, ends the job here.
 folder=$(python -c '
 import sys
 from configs.load import load

@@ -1,1 +1,1 @@
-"""A run, from its settings to its result. Start reading at run.py, then trainer.py."""
+"""Runs a training or an evaluation, from its settings to its result. Start reading at run.py."""

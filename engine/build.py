@@ -88,7 +88,7 @@ def make_model(plan: Plan, log: Log) -> nn.Module:
     torch.manual_seed(config.SEED)
     model = build_model(config, plan.num_classes)
     log.say(*process.after_first(lambda: plan.load_weights(model)))
-    add_adapters(model, config)  # MODEL.LORA
+    add_adapters(model, config)  # MODEL.LORA; changes the model in place
     # In training, FSDP moves the model to the device block by block (Parallel.place).
     return model if is_sharded(config, process) and not config.START.EVAL else model.to(process.device)
 
@@ -116,7 +116,7 @@ def build_trainer(
     log: Log,
     wrappers: Sequence[StepWrapper] = (),
 ) -> Trainer:
-    """Build a trainer at step 0. The model is already on its device, except with fsdp2, where `place` moves it there.
+    """Build a trainer at step 0. The model is already on its device, except with fsdp2, where Parallel.place moves it.
 
     `loss_weights` are the weights of the classes in the loss, or None if all classes count the same.
     """

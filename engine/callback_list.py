@@ -26,21 +26,21 @@ T = TypeVar("T", bound=Callback)
 
 
 class Watchers(NamedTuple):
-    """The callbacks of a run in calling order, and the report and unreadable images, which other code uses directly."""
+    """The callbacks of a run in calling order. Other code uses `report` and `bad_images` directly."""
 
     callbacks: list[Callback]
     report: "RunReport | None"  # None: the extra is missing
     bad_images: BadImages
 
     def refuse(self) -> None:
-        """Raise the error of a callback that stops the run because of a user error."""
+        """Raise the `refusal` of the first callback that has one."""
         for callback in self.callbacks:
             if callback.refusal:
                 raise callback.refusal
 
 
 def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunReport | None":
-    """Return the writer of tables, pictures and report.html. If that extra is missing, log it and return None."""
+    """Return the writer of tables, pictures and report.html. If extras/report is missing, log that and return None."""
     if not has_extra("report"):
         say_that_tables_are_missing(plan.config, session.log)
         return None
@@ -50,7 +50,7 @@ def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunRepo
 
 
 def advice_on_data(session: Session, plan: TrainPlan, trainer: Trainer) -> list[Callback]:
-    """Return the callback that gives advice if updates wait for data, or [] for images in memory."""
+    """Return a list with the callback that gives advice if updates wait for data, or [] for images in memory."""
     image_set = trainer.data.image_set
     if image_set.in_memory:
         return []
@@ -64,7 +64,7 @@ def choose_callbacks(
 ) -> Watchers:
     """Return the callbacks of this process. Some exist only in process 0. To add a callback, add a line here.
 
-    A callback that uses another one takes it as an argument, so it is always created and called after the other one.
+    A callback that uses another one gets it as an argument. So the other one is always created and called first.
     """
     config, process, log, callbacks = plan.config, session.process, session.log, []
 
@@ -84,7 +84,7 @@ def choose_callbacks(
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", log.say))
     add(Console(config, log, timing, forecast))
     if process.is_first:
-        # The recorder is closed after the callbacks of the report, so a run draws its curves last.
+        # Callbacks are closed in this order. The recorder follows those of the report, so the curves are drawn last.
         curves = report.curves if report else None
         recorder = add(Recorder(session.path, log, timing, trainer, trackers, curves))
         callbacks += advice_on_data(session, plan, trainer)

@@ -100,7 +100,7 @@ def refuse_outputs(
 def weights_to_score(plan: EvalPlan, make_model: Callable[[], nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """Yield (prefix of the scores, model) for each set of weights to evaluate.
 
-    `make_model` builds the model with another program's weights.
+    `make_model` builds the model with the weights of a file that is not a run's checkpoint.
     """
     state = plan.inputs.saved
     if not is_run(state):

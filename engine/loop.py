@@ -33,12 +33,12 @@ from utils.text import format_duration
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a training: its state, exit code and reason."""
+    """The outcome of a training run: its state, exit code and reason."""
 
-    state: str  # in status.json
+    state: str  # the final state in status.json
     code: int  # the exit code
     sentence: str  # for the log
-    reason: str | None = None  # in status.json
+    reason: str | None = None  # the reason in status.json, if any
     signal: int | None = None  # in status.json: the number of the signal that stopped the run
 
     @property
@@ -143,7 +143,7 @@ class Loop:
     def one_epoch(self, windows: Iterator[Window]) -> None:
         """Train, evaluate and save one epoch, or the rest of an epoch after a resume.
 
-        The evaluation is due every VALIDATE_FREQ epochs and after the last one. Every epoch is saved.
+        Evaluate every VALIDATE_FREQ epochs and after the last one. Save every epoch.
         """
         trainer, saves, config = self.trainer, self.saves, self.plan.config
         number, start = trainer.epoch + 1, time.perf_counter()
@@ -183,7 +183,7 @@ class Loop:
         return Outcome("stopped", ExitCode.DONE, f"RUN.MAX_TIME, {limit}, is nearly up {done}", "time limit")
 
     def wait_for_disk(self) -> None:
-        """Wait for the last save, return to the previous best if best.pth failed, and note how long saves blocked."""
+        """Wait for the last save, return to the previous best if best.pth failed, and log how long saves blocked."""
         saves, session = self.saves, self.session
         saves.wait_and_sync_best()
         if session.process.is_first:
@@ -231,7 +231,7 @@ class Loop:
             log.warn(f"no epoch was better than the start; before training: {before.describe_short()}")
 
     def close_after_error(self) -> None:
-        """Close the callbacks after an error. Their own errors go only to log.txt, so the user sees the first one."""
+        """Close the callbacks after an error. Their own errors go only to log.txt, so the user sees the first error."""
         for callback in self.trainer.callbacks:
             try:
                 callback.close()
@@ -272,9 +272,10 @@ def train_epoch(
 
 
 def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
-    """Raise Stopped, or change the total number of updates, if a signal or a callback of any process requests it.
+    """Raise Stopped if a signal or a callback of any process asks for it, or else apply a new number of updates.
 
     With several processes a vote takes effect one update later (Process.delayed_max), at the same step in all of them.
+    A resumed run repeats the changes of this number that an earlier start made after the checkpoint.
     """
     asks_to_stop = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
     num_updates = max([each.choose(trainer) for each in trainer.callbacks], default=0)

@@ -52,7 +52,7 @@ class Inputs:
     precision: Precision  # one object for the whole run, because it holds the loss scale
     checkpoint: Path | None = None  # the file of -resume, to continue or to evaluate
     saved: dict = field(default_factory=dict)  # the content of the checkpoint
-    record: dict = field(default_factory=dict)  # metadata of the weights that the run starts from
+    record: dict = field(default_factory=dict)  # metadata that halfstep stored in the weights or the checkpoint
     kept: SavedData | None = None  # classes and split of the run that is resumed or evaluated
 
     @property
@@ -99,7 +99,7 @@ class Plan:
         return self.config.MODEL.NUM_CLASSES or len(self.classes)
 
     def load_weights(self, model: nn.Module) -> list[str]:
-        """Load the pretrained weights, if any, and return lines for the log. The state of a run is loaded later."""
+        """Load the pretrained weights, if any, and return lines for the log. `restore` loads the state of a run."""
         setting, source = self.inputs.source
         if is_run(self.inputs.saved) or not source:
             return []
@@ -117,7 +117,7 @@ class EvalPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPlan(Plan):
-    """The plan of a training."""
+    """The plan of a training run."""
 
     train_set: ImageSet
     order: Order  # which training images each update sees
@@ -127,14 +127,14 @@ class TrainPlan(Plan):
 
     @property
     def starts_from_its_classes(self) -> bool:
-        """Return whether the weights know all classes, so that an evaluation before training is meaningful."""
+        """Return whether the weights know all classes of the data, so that a score before training is meaningful."""
         both = self.classes, self.inputs.record.get("class_names", ())
         here, there = ({normalize("NFC", name) for name in each} for each in both)
         return here <= there
 
     @property
     def scores_start(self) -> bool:
-        """Return whether a new run evaluates its initial weights. A run with a budget always does, to time it."""
+        """Return whether a new run evaluates its initial weights. With a budget it always does, to measure the time."""
         return not self.inputs.checkpoint and (self.starts_from_its_classes or self.config.TRAIN.BUDGET is not None)
 
     @property
@@ -143,7 +143,7 @@ class TrainPlan(Plan):
 
 
 def refusals(config: Config) -> dict[str, Callable[[], object]]:
-    """Return the checks of settings that need neither data nor a checkpoint, by the titles of their rows in -check."""
+    """Return {title of its row in -check: check} for all checks of settings that need no data and no checkpoint."""
     if config.START.EVAL:
         return {}
     checks = {
@@ -175,7 +175,7 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
 
 
 def plan_training(inputs: Inputs, load_data: LoadData, stop: StopSignal | None = None) -> TrainPlan:
-    """Read the data and make the plan of a training. Collective. A signal ends the search for a batch size."""
+    """Read the data and make the plan of a training run. Collective. A signal ends the search for a batch size."""
     process = inputs.process
     train, val = load_data(inputs.config, inputs.kept)
     facts = data_facts(train, val)
@@ -185,8 +185,8 @@ def plan_training(inputs: Inputs, load_data: LoadData, stop: StopSignal | None =
         inputs = replace(inputs, loaded=_with_batch_size(inputs, len(train), num_classes, stop))
     config = inputs.config
     # The global batch is the number of images per update. TRAIN.LINEAR_SCALED_LR scales the learning rate with it. An
-    # elastic run always uses the global batch of its largest size, and a resumed run keeps its own, so the number of
-    # processes does not change the result.
+    # elastic run always uses the global batch of its largest size. A resumed run keeps its global batch if BATCH_SIZE
+    # and ACCUM_ITER are unchanged. So the number of processes does not change the result of these runs.
     full_batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.max_world_size)
     global_batch = global_batch_to_keep(config, inputs.saved) or full_batch
     return TrainPlan(
@@ -240,7 +240,7 @@ def _classes_of_weights(inputs: Inputs) -> list[str]:
 
     try:
         return classes_of_weights(source)
-    except ConfigError:  # load_weights reports why they cannot be read
+    except ConfigError:  # load_weights reports why the file cannot be read
         return []
 
 

@@ -1,4 +1,4 @@
-"""Describes a plan for the log, -check and status.json, and how it differs from its weights or checkpoint."""
+"""Describes a plan, and its differences from the weights or the checkpoint, for the log, -check and status.json."""
 
 import itertools
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def describe_training(plan: TrainPlan, model: str) -> list[str]:
 
 
 def notes_on(plan: TrainPlan) -> dict[str, list[str]]:
-    """Return lines about unusual facts of a training, by the titles of their rows in -check."""
+    """Return {title of a row in -check: lines} about unusual facts of a training run."""
     return {
         "balance": _describe_balance(plan),
         "preprocessing": compare_with_weights(plan),
@@ -76,7 +76,7 @@ def with_origins(values: dict[str, str], origins: dict[str, str]) -> str:
 
 def _origin(key: str, origins: dict[str, str]) -> str:
     origin = origins[key].partition(": ")[0]  # without the explanation of how a batch size was found
-    return "checkpoint" if origin.startswith("checkpoint ") else origin  # another line shows its path
+    return "checkpoint" if origin.startswith("checkpoint ") else origin  # another line shows the checkpoint's path
 
 
 def describe_evaluation(plan: EvalPlan) -> list[str]:
@@ -179,7 +179,7 @@ def describe_other_validation(plan: TrainPlan) -> list[str]:
 
 
 def compare_with_weights(plan: Plan) -> list[str]:
-    """Return lines about settings that follow the weights, and a warning about settings that contradict them."""
+    """Return lines about settings taken over from the weights, and a warning about settings that contradict them."""
     loaded, weights = plan.inputs.loaded, plan.inputs.loaded.weights
     if weights is None and not (plan.inputs.checkpoint or plan.config.MODEL.PRETRAINED):
         return _compare_with_timm(plan)
@@ -190,7 +190,7 @@ def compare_with_weights(plan: Plan) -> list[str]:
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
     theirs = {key: plain(convert(SETTINGS[key], text, weights.origin)) for key, text in texts.items()}
     lines = _describe_followed(loaded, weights)
-    # A different size is deliberate. The code that resizes the weights logs it.
+    # A different image size is deliberate. The code that resizes the weights logs it.
     chosen = () if plan.config.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
     different = [key for key in theirs if key not in chosen and theirs[key] != here[key]]
     if different:
@@ -204,7 +204,7 @@ def compare_with_weights(plan: Plan) -> list[str]:
 
 
 def _compare_with_timm(plan: Plan) -> list[str]:
-    """Return a line if defaults prepare the images of a timm model differently than timm does."""
+    """Return a line if the default settings prepare images for a timm model differently than timm does."""
     if plan.config.MODEL.TYPE != "timm":
         return []
     from models.weights.timm_tags import usual_images
@@ -221,7 +221,7 @@ def _compare_with_timm(plan: Plan) -> list[str]:
 
 
 def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
-    """Return a line about image settings and one about model settings. Omit model settings that have their defaults."""
+    """Return lines on image and model settings taken over from the weights. Omit model settings with default values."""
     here = flatten(loaded.config)
     followed = {key: text for key, text in weights.texts.items() if loaded.origins[key] == weights.origin}
     images = [f"{key} {to_text(here[key])}" for key in followed if key.startswith("DATA.")]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE_FOLDERS = ("configs", "datasets", "engine", "models", "utils")
 # Settings with paths, which may differ between machines. The images, labels and classes are compared instead.
 PATHS = "DATA.DATA_PATH", "DATA.CLASSES"
-# Settings that name a file or a timm model. The file's name without its folder and its content are compared.
+# Settings that name a file or a timm model. Of a file, the content and the name without its folder are compared.
 FILES = "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED", "TRAIN.CLASS_WEIGHTS"
 # Settings of other roles that decide when processes wait for each other.
 IN_STEP = ("DIST.STRATEGY", "REPORT_FREQ", "SAVE_FREQ", "SAVE_STEPS", "KEEP_CHECKPOINTS")
@@ -37,7 +37,7 @@ def _describe_file(source: str) -> str:
     from models.weights.files import find_file
 
     name, path = Path(source).name, None
-    with contextlib.suppress(ConfigError, OSError):  # the code that loads it reports the error
+    with contextlib.suppress(ConfigError, OSError):  # the code that loads the file reports the error
         path = find_file(source)
     if path is None:
         return name
@@ -46,7 +46,7 @@ def _describe_file(source: str) -> str:
 
 
 def source_facts() -> dict[str, str]:
-    """Return {source file: digest} of the halfstep files that a training may run."""
+    """Return {source file: digest} of the halfstep files that a training run may use."""
     files = [*ROOT.glob("main_*.py"), *(file for each in SOURCE_FOLDERS for file in (ROOT / each).rglob("*.py"))]
     found = {file.relative_to(ROOT).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}
     return dict(sorted(found.items()))
@@ -55,8 +55,8 @@ def source_facts() -> dict[str, str]:
 def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
     """Raise ConfigError if these facts differ between ranks. Collective.
 
-    Each machine may start its ranks with its own command line, files and copy of the data. With different facts, the
-    ranks would average gradients of different trainings, unnoticed.
+    Each machine may start its ranks with its own command line, files and copy of the data. If the facts differed, the
+    ranks would silently average gradients of different runs.
     """
     if process.rendezvous is None:
         return
@@ -79,6 +79,6 @@ def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
 
 
 def _with_missing(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return the differences between two records of the same version, including facts that only one of them has."""
+    """Return the differences between the facts of two processes, including facts that only one of them has."""
     lacking = dict.fromkeys({*then} ^ {*now}, "missing")
     return changed_facts(lacking | then, lacking | now)

@@ -27,11 +27,7 @@ from engine.provenance import refuse_other_ranks, setting_facts, source_facts
 from engine.record.next_steps import after_failure, after_training
 from engine.saves import Saves, describe_progress
 from engine.session import Session
-from engine.train.stop_conditions import (
-    DONE,
-    EARLY_STOP,
-    why_finished,
-)
+from engine.train.stop_conditions import DONE, EARLY_STOP, why_finished
 from engine.train.trainer import Trainer
 from engine.trained import evaluate_saved
 from models import describe
@@ -77,8 +73,8 @@ def run(loaded: LoadedConfig, process: Process) -> int:
 def run_training(session: Session, loaded: LoadedConfig) -> int:
     process, log, stop = session.process, session.log, StopSignal()
 
-    # Plan. An error in the settings or the checkpoint ends the run before it has a folder. If a check between here and
-    # session.begin below fails, a new folder is removed, and the folder of a resumed run keeps its state.
+    # Plan. An error in the settings or the checkpoint ends the run before its folder is created. From then until
+    # session.begin, an error removes a new folder, and leaves the status.json of a resumed run unchanged.
     for refuse in refusals(loaded.config).values():
         refuse()
     inputs = read_inputs(loaded, process, log)
@@ -86,7 +82,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     # DATA.DATASET names the source of the images. configs/tables.py has a row for each source.
     load_data = partial(load_data_sets, session=session, signal=lambda: stop.number)
     plan = plan_training(inputs, load_data, stop)
-    config = plan.config  # final, but after an out-of-memory error a batch may be cut into smaller micro-batches
+    config = plan.config  # these settings are final; only the micro-batches may become smaller if memory runs out
     log.say(*plan.eval_set.notes)
     if watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
         from datasets.overlap import shared_names
@@ -149,8 +145,10 @@ def leave_finished(session: Session, plan: TrainPlan, trainer: Trainer, eval_dat
     Write its last status.json and report again, because the run may have been killed before it wrote them.
     """
     is_early = why != DONE
-    early = f", {why}; to continue, raise the limit or remove it (-opts TRAIN.EARLY_STOP=none)" if is_early else ""
-    session.log.say(f"this run is already finished, after {counted(trainer.epoch, 'epoch')}: nothing to do{early}")
+    early = f"{why}; to continue, raise the limit or remove it (-opts TRAIN.EARLY_STOP=none)"
+    reason = early if is_early else "nothing to do"
+    session.log.say(f"this run is already finished, after {counted(trainer.epoch, 'epoch')}: {reason}")
+    # Only last.pth has the final state, and only if NUM_EPOCHS was not lowered below the number of trained epochs.
     if trainer.epoch <= trainer.schedule.num_epochs and plan.inputs.checkpoint == session.path / "last.pth":
         report = make_report(session, plan, trainer)
         bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)

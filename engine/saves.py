@@ -23,18 +23,20 @@ class Saves:
     """Saves a run while it trains, and reports it in status.json. All methods are collective.
 
     last.pth is written after each epoch, every SAVE_STEPS updates, after a rollback, and when a signal or a time limit
-    stops the run. The old last.pth becomes previous.pth, unless previous.pth is the last checkpoint before a streak of
-    skipped updates. The save after an epoch is also written as best.pth if its evaluation is the best so far, and as
-    checkpoint-N.pth every SAVE_FREQ epochs and after the last one.
+    stops the run. The old last.pth becomes previous.pth. During a streak of skipped updates, previous.pth stays the
+    last checkpoint from before the streak. The save after an epoch is also written as best.pth if its evaluation is the
+    best so far, and as checkpoint-N.pth every SAVE_FREQ epochs and after the last one. The newest KEEP_CHECKPOINTS of
+    these numbered files stay on disk (0: none are written). A failed save is a warning, and training continues.
 
-    Only this class decides which epoch is the best. `compare_with_best` compares each evaluation with the best so far,
-    and `wait_and_sync_best` returns to the previous best if best.pth could not be written.
+    Only this class decides which epoch is the best: the epoch with the best TRAIN.BEST_METRIC, and at equal values the
+    smaller loss, of the raw or the EMA weights. `compare_with_best` compares each evaluation with the best so far, and
+    `wait_and_sync_best` returns to the previous best if best.pth could not be written.
     """
 
     def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, watchers: Watchers):
         self.session, self.plan, self.trainer, self.saver, self.watchers = session, plan, trainer, saver, watchers
         self.process, self.log, self.folder = session.process, session.log, session.path
-        self.failure = ""  # why the last save failed; empty if it did not; the same in every process
+        self.failure = ""  # why the last save failed, or empty if it succeeded; the same in every process
         self.before: Scores | None = None  # the baseline: scores of the initial weights, if they were evaluated
         self.reload_best_from_disk()
         saver.newest = {"epoch": trainer.epoch, "step": trainer.step}
@@ -69,7 +71,7 @@ class Saves:
         if is_best:
             trainer.best = Best.of(chosen, epoch, suffix)
         trainer.preferred = f"state_dict{suffix}"
-        # Do not test is_best: after a resume from an earlier state, best.pth may already be from this epoch.
+        # Compare epochs, not is_best: a resumed run may repeat the epoch of best.pth and only equal its scores.
         trainer.not_better = 0 if trainer.best.epoch == epoch else trainer.not_better + 1
         return suffix, is_best
 
@@ -79,14 +81,15 @@ class Saves:
         self.trainer.best, self.failure = self.process.first(lambda: (self.saver.best, self.saver.failure))
 
     def reload_best_from_disk(self) -> None:
-        """Use the best epoch of the best.pth on disk, which may differ from the best epoch in a loaded state."""
+        """Take the best epoch from the best.pth on disk. A loaded state may have another best epoch."""
         known = self.trainer.best
         self.saver.reload_from_disk()
+        # No best epoch: the state is older than best.pth, or `restore` reset it (other validation images or metric).
         if not known.epoch:
-            self.saver.best = Best()  # best.pth on disk is newer than this state, or from other validation images
+            self.saver.best = Best()
         self.wait_and_sync_best()
         if self.trainer.best != known:
-            self.log.say(f"the best epoch was {known.epoch}, but {self.folder / BEST} counts: {self.describe_best()}")
+            self.log.say(f"the best epoch was {known.epoch}; now {self.folder / BEST} decides: {self.describe_best()}")
 
     def roll_back(self, error: NonFinite) -> bool:
         """Return to the newest checkpoint before a streak of skipped updates.

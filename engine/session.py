@@ -42,7 +42,7 @@ class Session:
         self._held: HeldFolder | None = None  # the same folder, opened in every process
         self._status: Status | None = None
         self._is_new = True
-        self._made: list[Path] = []  # SAVE and its parents, if this start has created them, innermost first
+        self._made: list[Path] = []  # SAVE and its parents, as far as this start creates them, innermost first
         self._has_begun = False
         self._revision = ""
         self.log.say(*loaded.notes)
@@ -100,7 +100,7 @@ class Session:
             self._status.add(about=about | facts)
 
     def status(self, state: str, **facts) -> None:
-        """Write status.json. Facts stay from one state to the next. A value of None removes the key."""
+        """Write status.json. Each fact keeps its value until a new one is given. A value of None removes the key."""
         if self._status:
             self._status.set(state, **facts)
 
@@ -153,7 +153,7 @@ class RunFolder:
     """A run folder, locked by this process until it ends."""
 
     def __init__(self, path: Path, is_new: bool = False):
-        """`is_new`: the folder was created for this run."""
+        """`is_new`: whether the folder was created for this run."""
         self.path, self.is_new, self.has_lock = path, is_new, True
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, config: Config, kind: str, existing: Path | None) -> "RunFolder":
-        """Return the folder of the resumed run, or a new folder: SAVE/NAME, or a name with the date.
+        """Return the folder of the resumed run, or a new folder: SAVE/NAME, or without a NAME a folder with the date.
 
         Runs that start in the same second get a number after the date. If two runs start with the same NAME, only one
         gets the folder.
@@ -197,7 +197,7 @@ class RunFolder:
 
 
 def new_folder(config: Config, kind: str) -> Path:
-    """Return the path for a new run: SAVE/NAME, or SAVE/train-YYYYmmdd-HH-MM-SS."""
+    """Return the path for a new run: SAVE/NAME, or SAVE/train-YYYYmmdd-HH-MM-SS (eval- for an evaluation)."""
     if config.START.NAME and not _names_a_run_to_evaluate(config):
         return Path(config.SAVE, config.START.NAME)
     return Path(config.SAVE, "-".join(filter(None, (kind, time.strftime("%Y%m%d-%H-%M-%S"), config.START.NAME))))
@@ -247,7 +247,7 @@ def _names_a_run_to_evaluate(config: Config) -> bool:
 
 
 class Status:
-    """Writes status.json. A key keeps its value from one state to the next. A failed write is only a warning."""
+    """Writes status.json. A key keeps its value until a new one is given. A failed write only causes a warning."""
 
     SECONDS_BETWEEN_BEATS = 10.0
 

@@ -1,4 +1,4 @@
-"""Settings that follow from the weights on the command line: from their run, their model and their images."""
+"""Finds the settings that follow from the weights on the command line: from their run, model and preprocessing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from utils.errors import ConfigError
 OWN = {*of_role(MACHINE), "SAVE", "MODEL.PRETRAINED", "DATA.CACHE"}
 ADAPTED = {"MODEL.NUM_CLASSES", "MODEL.FREEZE", *(key for key in SETTINGS if key.startswith("MODEL.LORA."))}
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
-# If one of these is given, the command line defines the model instead of the weights.
+# If one of these settings is given, the command line defines the model, not the weights.
 MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))
 
 
@@ -38,7 +38,7 @@ def checkpoint_of(given: dict[str, Text]) -> Path | None:
 
 
 def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:
-    """Return the file of the weights and the layers of their run, or no layers for weights of another program."""
+    """Return the file of the weights and the settings layers of their run. Other programs' weights have no layers."""
     path, recorded = _recorded_settings(given, checkpoint)
     if "MODEL.TYPE" in recorded:
         return path, _settings_of_run(recorded, given, f"checkpoint {path}")
@@ -79,7 +79,7 @@ def _refuse_without_settings(given: dict[str, Text], path: Path | None) -> None:
 def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: str) -> list[Layer]:
     """Return the settings of a run to take over: all to resume it, fewer to evaluate it or to start from its weights.
 
-    If -data_path names a folder, but the weights are from a computed data set, like the ones that come with halfstep,
+    If -data_path names a folder, but the weights were trained on a data set that reads no files, such as digits,
     DATA.DATASET is imagefolder.
     """
     is_evaluated = is_on(given, "EVAL")
@@ -97,7 +97,7 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
 
 
 def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
-    """Return the settings that follow from the weights of a run. A resumed run keeps the settings it started with."""
+    """Return the image and model settings that follow from the weights. A resumed run keeps its first settings."""
     from models.weights.files import read_record
     from models.weights.metadata import ARCHITECTURE, PREPROCESSING, metadata_of
 
@@ -112,7 +112,7 @@ def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer |
         metadata = metadata_of(str(source)) if source else None
     except ConfigError as error:
         if checkpoint or (names_model and is_on(given, "CHECK")):
-            return None  # the run, or a row of -check, reports why they cannot be read
+            return None  # the run, or a row of -check, reports why the file cannot be read
         raise ConfigError(f"MODEL.PRETRAINED: {error}") from None
     if metadata is None:
         return None
@@ -130,7 +130,7 @@ def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer |
 
 
 def layer_for_evaluation(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
-    """Return `layer_of_weights` for an evaluation without a settings file. Errors also suggest a settings file."""
+    """Return the result of `layer_of_weights` for -eval without -cfg. Error messages also suggest -cfg."""
     try:
         return layer_of_weights(given, checkpoint)
     except ConfigError as error:
@@ -138,7 +138,7 @@ def layer_for_evaluation(given: dict[str, Text], checkpoint: Path | None) -> Lay
 
 
 def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return the origin, the image settings and the model settings. Image settings may be timm's defaults."""
+    """Return origin, image settings and model settings. If a timm model has no image settings, use timm's defaults."""
     from models.weights.timm_tags import usual_images
 
     origin, images = f"weights {metadata.by}", metadata.images
@@ -146,7 +146,7 @@ def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tup
     kind, name = (str((given if names_model else model | given).get(f"MODEL.{each}", "")) for each in ("TYPE", "NAME"))
     if kind.lower() == "timm" and not images and (images := usual_images(name)):
         origin += f" (timm's {name})"
-    if names_model:  # for the same timm model, the arguments of the weights still apply
+    if names_model:  # for the same timm model, the MODEL.KWARGS of the weights still apply
         theirs = model.get("MODEL.NAME", "").partition(".")[0]
         is_same = kind.lower() == "timm" and name.partition(".")[0] == theirs
         model = {key: model[key] for key in ("MODEL.KWARGS",) if key in model and is_same}
@@ -154,7 +154,7 @@ def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tup
 
 
 def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, Any]:
-    """Return image settings whose mean and deviation fit a DATA.IMAGE_CHANNELS that differs from the weights'."""
+    """Return the image settings, with mean and deviation averaged if DATA.IMAGE_CHANNELS differs from the weights'."""
     key, theirs = "DATA.IMAGE_CHANNELS", images.get("DATA.IMAGE_CHANNELS")
     number = convert(SETTINGS[key], given[key], key) if key in given else theirs
     if number == theirs:
@@ -175,7 +175,7 @@ def layer_from(origin: str, settings: dict[str, Any]) -> Layer:
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, Text]]:
-    """Yield name and text of a setting as in a settings file. An open section yields a pair for each argument."""
+    """Yield (name, text) of a setting as in a settings file. A dict (MODEL.KWARGS) yields a pair for each key."""
     if not isinstance(value, dict):
         yield key, _to_text(value)
         return

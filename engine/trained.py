@@ -1,4 +1,4 @@
-"""Evaluations of a run in training: after an epoch, and of best.pth at the end."""
+"""Evaluates the weights of a training run: after an epoch, and best.pth at the end."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from engine.train.trainer import Trainer
 
 
 def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> dict[str, Evaluation]:
-    """Evaluate the raw weights, and the EMA weights if any. Before the first update both are the same."""
+    """Evaluate the raw weights and the EMA weights, if any. Before the first update both are equal: skip the EMA."""
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
     normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
     found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)

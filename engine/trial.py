@@ -1,4 +1,4 @@
-"""Builds a trainer from settings alone, for trials of a batch size and for benchmarks."""
+"""Builds a trainer from settings only, for trials of a batch size and for benchmarks."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Parts that the scripts share: the parser of their command lines, and types and checks of its arguments."""
+"""Command lines of the scripts: the parser that they share, and types and checks of its arguments."""
 
 import argparse
 import difflib
@@ -15,12 +15,12 @@ from utils.runs import EMPTY_NAME
 from utils.text import is_url
 
 RUN_HELP = "a run's folder (its best weights), a checkpoint in it, or latest, the newest run in output"
-CHECKPOINT_HELP = f"{RUN_HELP}; or a .safetensors of scripts/export.py"
+CHECKPOINT_HELP = f"{RUN_HELP}; or a .safetensors file from scripts/export.py"
 MAX_NUMBER = 10**12
 
 
 class _LastValue(argparse.Action):
-    """Stores the value of a flag. If a flag is repeated, its last value counts, and a line says so."""
+    """Stores the value of a flag. If a flag is repeated, its last value counts, and a note is printed."""
 
     def __call__(self, parser, namespace, value, flag=None):
         former = getattr(namespace, self.dest, None)
@@ -55,19 +55,19 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {meant[0]}?" if meant else ""
 
     def add_output(self, metavar: str, help: str) -> None:
-        """Add the required path that the script writes to. -o and -out are short names of the flag."""
+        """Add the required flag -output, also called -o and -out: the path that the script writes to."""
         self.add_argument("-output", "-o", "-out", required=True, type=Path, metavar=metavar, help=help)
 
 
 def local_path(text: str) -> Path:
-    """Return the path; the argparse type of every path.
+    """Convert a text to a path. This is the argparse type of every path.
 
     Path would turn a URL into a folder called `s3:`, and an empty text into the current folder. Both are refused.
     """
     if not text.strip():
         raise ConfigError(EMPTY_NAME)
     if is_url(text):
-        raise ConfigError(f"{text} is a URL; name a file or folder of this machine")
+        raise ConfigError(f"{text} is a URL; name a file or folder on this machine")
     return Path(text)
 
 
@@ -87,7 +87,7 @@ def at_least(low: int) -> Callable[[str], int]:
 
 
 def check_writable(flag: str, path: Path) -> None:
-    """Raise ConfigError if the file's folder is missing or not writable. Called before any work is done for the file."""
+    """Raise ConfigError if the file's folder is missing or not writable. Call this before the work for the file."""
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise ConfigError(f"{flag}: cannot write to the folder {path.parent}; create it or choose another")
     if path.is_dir():

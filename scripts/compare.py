@@ -5,15 +5,15 @@
     python scripts/compare.py 'output/lr-*' > lr.md
     python scripts/compare.py output -metric macro_f1
 
-Runs that differ only in their seed (or fold) are one group, with mean, standard deviation and number. Every group is
-compared with the first: the difference and its standard error, paired by seed where the seeds are the same. Repeat runs
-with -seed 1, -seed 2 ... to see how much of a difference is noise; single runs cannot show it. In a folder of runs the
-oldest run comes first, and copies of a run are left out.
+Runs that differ only in their seed (or fold) form a group; the table has its mean, standard deviation and number of
+runs. For every other group it has the difference from the first group with its standard error, paired by seed if the
+seeds are the same. Repeat runs with -seed 1, -seed 2 ... to see how much of a difference is noise; single runs cannot
+show it. In a folder of runs the oldest run comes first, and copies of a run are left out.
 
 The comparison is printed as Markdown. Runs on different data are compared by top-1 on the validation images that all of
-them scored, and refused if there are none; -any_data compares their own figures, with a warning. -json prints, for a
-script, the verdict on the second run against the first. The exit code is then 0 for better, 4 for worse, 5 for no clear
-difference.
+them scored, and refused if there are no such images; -any_data compares each run's own figures, with a warning. -json
+prints, for scripts, whether the second run is better than the first. The exit code is then 0 for better, 4 for worse, 5
+for no clear difference.
 """
 
 import argparse
@@ -40,7 +40,7 @@ EXIT_CODES = {BETTER: 0, WORSE: 4, EQUAL: 5}  # with -json
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="run", help=f"{RUN_HELP}; a folder of runs; or a pattern")
-    metric_help = f"compare by {', '.join(TITLES)} [as the runs did]"
+    metric_help = f"compare by {', '.join(TITLES)} [the metric of the runs]"
     parser.add_argument("-metric", choices=TITLES, metavar="NAME", help=metric_help)
     parser.add_argument("-any_data", action="store_true", help="compare runs on different data, with a warning")
     json_help = "compare the second run (or pattern) with the first, print JSON, and end with the verdict's exit code"
@@ -64,7 +64,7 @@ def print_verdict(arguments: argparse.Namespace) -> int:
     for runs, source in zip(sides, arguments.runs, strict=True):
         if len(group_runs(runs, arguments.metric, common)) > 1:
             raise ConfigError(
-                f"-json: the runs of {source} differ in {first_of(differing(runs))}; give repetitions of one"
+                f"-json: the runs of {source} differ in {first_of(differing(runs))}; give repetitions of one run"
             )
     metric = group_runs([*sides[0], *sides[1]], arguments.metric, common)[0].metric
     one, two = (Group(number, {}, runs, metric, common) for number, runs in enumerate(sides, start=1))

@@ -5,7 +5,7 @@
 Replays the batch on which the run stopped (overflow-batch.pth in its folder, with its weights), or otherwise the run's
 next batch. Given a checkpoint instead of the folder, it uses the weights of that checkpoint. Prints a table of all
 modules and the first one that overflows, and writes settings that avoid the overflow to doctor.yaml in the run's folder,
-for -cfg. Exit codes: 0 with any finding, 2 for a mistake on the command line.
+for -cfg. The exit code is 0 whatever is found, and 2 for a mistake on the command line.
 """
 
 import sys
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("source", metavar="run", help=RUN_HELP)
     parser.add_argument("-cfg", metavar="FILE", help="settings to use in place of the run's own")
-    parser.add_argument("-batch", metavar="FILE", type=Path, help="the batch to replay, as in overflow-batch.pth")
+    parser.add_argument("-batch", metavar="FILE", type=Path, help="the batch to replay, a file like overflow-batch.pth")
     half_help = "the half type to examine, in place of the run's"
     parser.add_argument("-amp_dtype", choices=("float16", "bfloat16"), help=half_help)
     arguments = parser.parse_args(argv)

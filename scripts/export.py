@@ -59,7 +59,7 @@ class Part(NamedTuple):
 
     path: Path
     facts: dict  # its metadata; epochs count from 1 here, from 0 in a checkpoint
-    key: str  # of the chosen weights
+    key: str  # key of the chosen weights in the checkpoint
     weights: dict
 
 
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=CHECKPOINT_HELP)
     parser.add_output("FILE", "the file to write")
-    parser.add_argument("-to", choices=FORMATS, metavar="FORMAT", help="one of the above")
+    parser.add_argument("-to", choices=FORMATS, metavar="FORMAT", help="one of the formats above")
     kind = parser.add_mutually_exclusive_group()
     for flag, key, name in (("-ema", "state_dict_ema", "EMA"), ("-raw", "state_dict", "raw")):
         kind.add_argument(flag, dest="key", action="store_const", const=key, help=f"write the {name} weights")
@@ -78,7 +78,9 @@ def main(argv: list[str]) -> int:
         return 0
     to = format_of(arguments.output, arguments.to)
     if to == "checkpoint":
-        raise ConfigError(f"-output: {arguments.output}: a mean has no optimizer state to resume; name a .safetensors")
+        raise ConfigError(
+            f"-output: {arguments.output}: a mean has no optimizer state to resume; name a .safetensors file"
+        )
     parts = read_alike(sources, arguments.key)
     check_target(arguments.output, to, [part.path for part in parts])
     print(write_mean(parts, to, arguments.output))
@@ -104,11 +106,11 @@ def check_target(target: Path, to: str, sources: list[Path]) -> None:
 
 
 def export(source: str | Path, target: Path, key: str | None = None, to: str | None = None) -> str:
-    """Write the model of one checkpoint, or the weights of another program. Return a line for the summary."""
+    """Write the model of one checkpoint, or the weights of another program. Return a summary line."""
     from models.weights.files import find_file, read_record
 
     to, path = format_of(target, to), find_file(source)
-    if path and "config" not in read_record(path):  # not from a run of halfstep
+    if path and "config" not in read_record(path):  # it is not from a run of halfstep
         return convert(source, target, key)
     if to == "checkpoint":
         return write_checkpoint(source, target, key)
@@ -130,7 +132,7 @@ def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
 
 
 def write(part: Part, to: str, target: Path) -> str:
-    """Write the weights in a format. Return how the file was checked, for the summary."""
+    """Write the weights in the format `to`. Return a text that says how the file was checked."""
     import torch  # local: importing torch takes seconds
 
     from engine.predict.classifier import config_of
@@ -153,7 +155,7 @@ def write(part: Part, to: str, target: Path) -> str:
 
 
 def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
-    """Write a whole checkpoint into one file."""
+    """Write a whole checkpoint into one file. Return a summary line."""
     import torch
 
     from models.export.formats import staged
@@ -166,11 +168,11 @@ def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
     with staged(target) as place, open(place, "wb") as file:
         torch.save(checkpoint, file)
     epoch = f", after epoch {checkpoint['epoch'] + 1}" if "epoch" in checkpoint else ""
-    return f"{target}: the whole of {path}{epoch}"
+    return f"{target}: all contents of {path}{epoch}"
 
 
 def convert(source: str | Path, target: Path, key: str | None) -> str:
-    """Write the weights of another program under timm's names."""
+    """Write the weights of another program under timm's names. Return a summary line."""
     import torch
 
     from models.export.formats import staged
@@ -194,7 +196,7 @@ def convert(source: str | Path, target: Path, key: str | None) -> str:
 
 
 def read_alike(sources: list, key: str | None) -> list[Part]:
-    """Read the checkpoints. Raise ConfigError if architecture, classes or preparation of images differ."""
+    """Read the checkpoints. Raise ConfigError if their architectures, classes or image preparation differ."""
     from models.weights.metadata import ARCHITECTURE
 
     def compared(part: Part) -> dict:
@@ -203,7 +205,7 @@ def read_alike(sources: list, key: str | None) -> list[Part]:
             "architecture": [config.get(name) for name in ARCHITECTURE if name != "MODEL.NAME"],
             "weights": {name: tuple(tensor.shape) for name, tensor in part.weights.items()},
             "classes": list(part.facts["class_names"]),
-            "preparation of images": part.facts["data"],
+            "image preparation": part.facts["data"],
         }
 
     parts = [read_part(source, NEEDED, key) for source in sources]
@@ -217,7 +219,7 @@ def read_alike(sources: list, key: str | None) -> list[Part]:
 
 
 def write_mean(parts: list[Part], to: str, target: Path) -> str:
-    """Write the mean with the facts of the latest epoch, except its score, which the mean does not have."""
+    """Write the mean of the weights, with the metadata of the latest epoch except its score. Return a summary line."""
     from models.weights.state import average
 
     last = max(parts, key=lambda part: part.facts.get("epoch", 0))

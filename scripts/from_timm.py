@@ -1,12 +1,12 @@
-"""Writes a settings file that trains like timm's train.py with these arguments.
+"""Writes a settings file that trains like timm's train.py with the given arguments.
 
     python scripts/from_timm.py --model resnet50 -b 256 --opt lamb --lr 5e-3 > my.yaml
     python scripts/from_timm.py torchrun --nproc_per_node 4 train.py --model resnet50 > my.yaml      a whole command line
     python scripts/from_timm.py output/train/20260102-030405-resnet50-224/args.yaml > my.yaml        train.py's own file
 
 A comment after each setting names the argument that it comes from. Stderr lists arguments that are not needed or work
-slightly differently, and the command that trains. An argument with which halfstep cannot train is an error: exit code 2,
-and no file. docs/from-timm.md has a row for each argument.
+slightly differently, and the command to train with. An argument with which halfstep cannot train is an error: exit code
+2, and no file. docs/from-timm.md has a row for each argument.
 """
 
 import sys

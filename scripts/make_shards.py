@@ -4,9 +4,9 @@
     python scripts/make_shards.py -dataset imagefolder -data_path photos -output photo-shards -samples_per_shard 500 -shuffle_seed 1
     python main_single_gpu.py -cfg configs/vit_base_patch16_224.yaml -dataset shards -data_path /fast/imagenet-shards
 
-A sample is the unchanged image file and KEY.cls, its class number; classes.txt has the class names. Images that are not
-files are written as PNG. Training images are shuffled once; validation images keep their order. If the script was killed,
-the same command continues after the last complete shard.
+A sample consists of the unchanged image file and KEY.cls with its class number; classes.txt has the class names. Images
+that are not files are written as PNG. Training images are shuffled once; validation images keep their order. If the
+script was killed, the same command continues after the last complete shard.
 """
 
 import argparse
@@ -43,13 +43,13 @@ from utils.files import content_of, replacing, write_text
 
 NUM_READERS = 8
 FILES_AHEAD = 64
-MANIFEST = "shards.json"  # the source of the shards, so that shards of other data are not added to the folder
+MANIFEST = "shards.json"  # describes the source of the shards, so that shards of other data are not added
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("-dataset", required=True, metavar="NAME", help="any data set of docs/data.md with images")
-    parser.add_argument("-data_path", metavar="PATH", help="its folder")
+    parser.add_argument("-data_path", metavar="PATH", help="folder of the data set")
     parser.add_output("FOLDER", "folder of the shards")
     number_help = "images per shard [1000]"
     parser.add_argument("-samples_per_shard", type=at_least(1), default=1000, metavar="N", help=number_help)
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def make_shards(arguments: argparse.Namespace) -> None:
-    """Write the shards of both parts, except those that an earlier call completed."""
+    """Write the training and validation shards, except shards that an earlier call completed."""
     words = ["-dataset", arguments.dataset]
     words += ["-data_path", arguments.data_path] if arguments.data_path else []
     words += ["-opts", *arguments.opts] if arguments.opts else []
@@ -117,13 +117,13 @@ def claim(folder: Path, manifest: str) -> None:
 
 
 def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, size: int) -> tuple[int, int]:
-    """Write the missing shards of one part, and its index. Return the number of all shards, and of kept ones."""
+    """Write the missing shards of `part`, train or val, and its index. Return the numbers of all and of kept shards."""
     done, num_kept, shards = 0, 0, []
     with ThreadPoolExecutor(NUM_READERS, "files") as pool, tqdm(total=len(order), desc=part, disable=None) as bar:
         samples = None
         while done < len(order):
             path = folder / f"{part}-{len(shards):06d}.tar"
-            shard = None  # or the shard of an earlier call, if it is complete
+            shard = None  # the complete shard of an earlier call, if there is one
             with contextlib.suppress(DataError):
                 shard = scan(Tar(path)) if path.exists() else None
             if shard is None:
@@ -132,7 +132,7 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
                     write_shard(file, done, itertools.islice(samples, size))
                 shard = scan(Tar(path))
             else:
-                samples = None  # the next shard starts after this one
+                samples = None  # the next shard needs a new iterator, which starts after this shard
                 num_kept += 1
             stat = path.stat()
             shards.append((ShardTar(path.name, stat.st_size, stat.st_mtime_ns), shard))

@@ -1,8 +1,8 @@
 """Lists timm's models: parameters, image size and licence of their weights. Needs no network.
 
-    python scripts/models.py                         # six to choose from, with accuracy and speed
-    python scripts/models.py dinov3                  # with this word in their name
-    python scripts/models.py vit_small in21k         # with all of these words in their name
+    python scripts/models.py                         # six models to choose from, with accuracy and speed
+    python scripts/models.py dinov3                  # models with this word in their names
+    python scripts/models.py vit_small in21k         # models with all of these words in their names
     python scripts/models.py 'convnext*' -all        # a pattern for the whole name, and all models that match
 
 Architectures without weights are listed only if no weights match. The name says which images the weights were trained
@@ -24,7 +24,7 @@ from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 from utils.text import align
 
-LIMIT = 60  # rows without -all, which take a few seconds
+LIMIT = 60  # maximum number of rows without -all; they take a few seconds
 HEADER = ("name", "parameters", "image", "classes", "licence")
 # Models to begin with, all under apache-2.0: parameters, accuracy on ImageNet in percent (timm's
 # results/results-imagenet.csv), and images per second of a training step (timm's
@@ -38,20 +38,20 @@ FIRST = {
     "vit_large_patch16_224.augreg_in21k_ft_in1k": ("304.3 M", "85.9%", "120"),
 }
 MIDDLE = "vit_small_patch16_224.augreg_in21k_ft_in1k"  # accurate, and small enough to train on a CPU
-RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # besides licences with "nc" or "noncommercial" in their name
+RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # in addition to licences with "nc" or "noncommercial" in their name
 WITHOUT_OWN_TERMS = {"apache-2.0", "bsd-3-clause", "cc-by-4.0", "mit", "unknown", ""}
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("words", nargs="*", metavar="word", help="part of the name, or a pattern with * or ?")
-    parser.add_argument("-all", action="store_true", help=f"list all matches, A to Z, even more than {LIMIT}")
+    parser.add_argument("-all", action="store_true", help=f"list all matches, even more than {LIMIT}")
     arguments = parser.parse_args(argv)
     if not (arguments.words or arguments.all):
         rows = [(name, *figures) for name, figures in FIRST.items()]
         print("\n".join(align([("name", "parameters", "ImageNet top-1", "images/s"), *rows])))
         print("\nfigures measured by timm; images/s: training in half precision on an RTX 3090, for comparison")
-        print(f"to find other models: words of their names, or -all; see -h\n{train(MIDDLE)}")
+        print(f"to find other models, give words of their names, or -all; see -h\n{train(MIDDLE)}")
         return 0
     names = find_names(arguments.words)
     models = describe_models(names if arguments.all else names[:LIMIT])
@@ -105,7 +105,7 @@ def matching(names: Iterable[str], words: Sequence[str]) -> list[str]:
 
 
 def describe_models(names: Sequence[str]) -> list[Model]:
-    """Return the rows of the table. Parameters are counted once for all weights of the same shapes."""
+    """Return a Model for each name. Parameters are counted once for all weights of the same shapes."""
     import timm
 
     models, counts = [], {}
@@ -121,7 +121,7 @@ def describe_models(names: Sequence[str]) -> list[Model]:
 
 
 def count_parameters(name: str) -> int:
-    """Count the parameters of a model on the meta device: no memory, no download, one second for billions."""
+    """Count the parameters of a model on the meta device, without memory or download. Billions take a second."""
     import timm  # local: importing timm and torch takes seconds
     import torch
     from torch.overrides import TorchFunctionMode
@@ -144,7 +144,7 @@ def count_parameters(name: str) -> int:
 
 
 def row_of(model: Model) -> tuple[str, ...]:
-    """Return the cells under HEADER."""
+    """Return the table cells of a model, in the order of HEADER."""
     mark = "  NON-COMMERCIAL" if model.is_non_commercial else ""
     return (
         model.name,
@@ -157,11 +157,11 @@ def row_of(model: Model) -> tuple[str, ...]:
 
 def notes(models: list[Model], num_more: int) -> list[str]:
     """Return the lines below the table: the number of models left out, licences, and the next command."""
-    lines = ["", f"{num_more:,} more; be more specific, or -all"] if num_more else [""]
+    lines = ["", f"{num_more:,} more; give more words, or -all for all"] if num_more else [""]
     forbidden = {each.licence for each in models if each.is_non_commercial}
     special = {each.licence for each in models} - forbidden - WITHOUT_OWN_TERMS
     if forbidden:
-        lines.append(f"NON-COMMERCIAL: these may not be used commercially ({', '.join(sorted(forbidden))})")
+        lines.append(f"NON-COMMERCIAL: these licences forbid commercial use ({', '.join(sorted(forbidden))})")
     if special:
         lines.append(f"licences with special terms; read them before commercial use: {', '.join(sorted(special))}")
     with_weights = [each for each in models if each.has_weights]

@@ -7,8 +7,8 @@
 
 Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by
 tabs. If an image can have several labels, it prints all labels with a probability above 0.5, or -top of them. A folder
-means all images in it and below it, @FILE the images that a file lists. Unreadable images are reported on stderr; the
-others are classified, and the exit code is 2.
+means all images in it and below it, @FILE means the images that a file lists. Unreadable images are reported on stderr;
+the others are classified, and the exit code is 2.
 """
 
 import argparse
@@ -36,7 +36,7 @@ MODEL_HELP = (
     f"{CHECKPOINT_HELP}, weights of timm, PaddleViT, Google or torchvision, a folder of the Hugging Face hub, or the "
     "name of a timm model"
 )
-IMAGES_A_PROCESS = 500  # one process classifies fewer images before another one has started
+IMAGES_A_PROCESS = 500  # classifying fewer images takes less time than starting another process
 STDIN = "-"
 
 
@@ -100,7 +100,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-amp", nargs="?", const="true", metavar="false", help="half precision [as the run was trained]")
     add("-batch_size", type=at_least(1), metavar="N", help="images per batch [as in the run's evaluation]")
     add("-device", default="auto", choices=["auto", "cuda", "xpu", "mps", "cpu"], help="[auto]")
-    ngpus_help = f"processes [one per GPU, where there are {IMAGES_A_PROCESS} images for each]"
+    ngpus_help = f"number of processes [one per GPU, if there are {IMAGES_A_PROCESS} images for each]"
     add("-ngpus", type=at_least(1), metavar="N", help=ngpus_help)
     arguments = parser.parse_args(argv)
     if arguments.unsure is not None and not 0 <= arguments.unsure <= 1:
@@ -116,7 +116,7 @@ def settings_flags(arguments: argparse.Namespace) -> list[str]:
 
 
 class Outputs(NamedTuple):
-    """The places where this command writes pictures. A folder with images may also have pictures of an earlier call."""
+    """The places where this command writes pictures. Input folders may contain pictures of an earlier call."""
 
     into: Path | None = None
     attention: Path | None = None
@@ -146,7 +146,7 @@ class Outputs(NamedTuple):
 
 
 def _start_below(root: str, folder: Path | None) -> str:
-    """Return the prefix of paths in `folder` as listed from `root`, or NUL, which matches none, if it is outside."""
+    """Return the prefix of paths in `folder` that are listed from `root`; NUL, which matches none, if it is outside."""
     place = os.path.relpath(os.path.realpath(folder), os.path.realpath(root)) if folder else os.pardir
     return "\0" if place.startswith(os.pardir) else os.path.join(os.path.abspath(os.path.join(root, place)), "")
 
@@ -180,14 +180,14 @@ def expand(given: str, outputs: Outputs) -> list[str]:
         for line in describe_left_out(Path(given), scan.left_out):
             report(line)
         return outputs.without([os.path.normpath(os.path.join(given, each)) for each in images], given)
-    if os.path.exists(given):  # also a file whose name looks like a pattern
+    if os.path.exists(given):  # also if the file's name looks like a pattern
         return [given]
     if not glob.has_magic(given):
         raise ConfigError(f"{given}: no such image or folder; quote a name that has spaces")
     matches = sorted(glob.glob(given, recursive=True), key=natural)
     if not matches:
         raise ConfigError(f"{given}: no file matches this pattern; check the folder and the ending in it")
-    if "**" in given:  # it matches folders as well as the files in them
+    if "**" in given:  # this pattern matches folders as well as the files in them
         matches = [each for each in matches if not os.path.isdir(each)]
     start = os.path.dirname(given[: re.search(r"[*?[]", given).start()])
     matches = outputs.without(matches, start or os.curdir, "**" in given)
@@ -215,7 +215,7 @@ def read_list(name: str, outputs: Outputs) -> list[str]:
 
 
 def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
-    """Raise ConfigError if an output cannot be written or would overwrite an image. Called before the computation."""
+    """Raise ConfigError if an output cannot be written or would overwrite an image. Call this before computing."""
     from engine.predict.output import DOCUMENT, PICTURE, TABLE
 
     outputs = files_to_write(arguments, len(paths)) | maps_to_write(arguments, paths)

@@ -7,8 +7,8 @@
 
 Each trial is a run in its own folder below the sweep's folder, which also has trials.csv. Finished trials are not
 repeated, and an interrupted trial continues from its last checkpoint. A sweep ends with exit code 0 if every trial is
-done, 3 if gradients of some were not finite, 2 if a setting is wrong, otherwise 1. -trial K runs one trial, as a task of
-a Slurm array.
+done, 3 if the gradients of some trials were not finite, 2 if a setting is wrong, otherwise 1. -trial K runs only trial
+K, for a task of a Slurm array.
 """
 
 import argparse
@@ -76,15 +76,17 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add = parser.add_argument
     add("-output", type=Path, metavar="FOLDER", help="folder of the sweep; every trial has its own below it")
     add("-over", nargs="+", action="extend", default=[], metavar="KEY=VALUES", help="settings to vary: KEY=A,B")
-    add("-seeds", type=seeds, default=[], metavar="N,N", help="seeds of the runs; each point is trained with each")
-    add("-folds", type=at_least(2), metavar="K", help="cross-validation: each point is trained on each of K folds")
+    seeds_help = "seeds of the runs; each combination of the -over settings is trained once with each seed"
+    add("-seeds", type=seeds, default=[], metavar="N,N", help=seeds_help)
+    folds_help = "cross-validation: each combination is trained on each of K folds"
+    add("-folds", type=at_least(2), metavar="K", help=folds_help)
     add("-table", action="store_true", help="print the table of the trials so far and start nothing")
     add("-trial", type=at_least(0), metavar="K", help="run only the trial with this number")
     return parser.parse_args(ours), theirs
 
 
 def seeds(text: str) -> list[int]:
-    """Return the seeds in a text; the type of -seeds."""
+    """Parse the value of -seeds: seeds separated by commas."""
     values = [at_least(0)(each.strip()) for each in text.split(",")]
     if len(set(values)) < len(values):
         raise argparse.ArgumentTypeError(f"{text} names a seed twice")
@@ -106,7 +108,7 @@ def find_sweep(arguments: argparse.Namespace, flags: list[str], folder: Path) ->
 
 
 def run_trial(sweep: Sweep, folder: Path, index: int) -> int:
-    """Replace this process with the run of a trial, so that signals reach it. Return 0 if it is done already."""
+    """Replace this process with the run of a trial, so that signals reach it. Return 0 if the trial is done already."""
     if index >= len(sweep.trials):
         raise ConfigError(f"-trial: {folder} has trials 0 to {len(sweep.trials) - 1}, not {index}")
     make_folder(folder)
@@ -122,7 +124,7 @@ def run_trial(sweep: Sweep, folder: Path, index: int) -> int:
 
 
 def report(sweep: Sweep, folder: Path) -> str:
-    """Return the table so far, and rewrite trials.csv, which includes the trials of array tasks."""
+    """Return the table so far, and rewrite trials.csv. Both include trials that array tasks have run."""
     results = [read_result(folder / trial.name) for trial in sweep.trials]
     write_trials(sweep, folder, results)
     return table(sweep, results)

@@ -38,7 +38,7 @@ def temporary_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_yaml(tmp_path_factory) -> Path:
-    """Return a file with the small settings."""
+    """Write the small settings to a file and return it."""
     path = tmp_path_factory.mktemp("settings") / "small.yaml"
     path.write_text(SMALL)
     return path
@@ -75,11 +75,11 @@ def pytest_sessionfinish(session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node) -> None:
-    """Take the number from a worker: all workers collect and deselect the same tests."""
+    """Copy the number of deselected tests from a worker. It is the same in all workers."""
     _left_out[:] = [getattr(node, "workeroutput", {}).get("left_out", 0)]
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
     if terminalreporter.config.option.markexpr and _left_out:
-        left_out = f"left out: {sum(_left_out)} tests that are not '{terminalreporter.config.option.markexpr}'"
+        left_out = f"left out by -m '{terminalreporter.config.option.markexpr}': {sum(_left_out)} tests"
         terminalreporter.write_line(left_out)

@@ -1,7 +1,7 @@
-"""Utilities for every package: processes, errors, log, files, seeds, units; halfstep's version and requirements.
+"""Utilities for all packages (processes, errors, log, files, seeds, text), and halfstep's version and requirements.
 
-Each program imports this package first, because a Python that is too old could not even parse the others. The start of a
-program and this file can therefore be parsed by Python 3.8.
+Each program imports this package first, because a Python that is too old could not even parse the other packages.
+Therefore Python 3.8 can parse this file and the first lines of each program.
 """
 
 import importlib.util
@@ -9,13 +9,13 @@ import os
 import shlex
 import sys
 
-VERSION = "1.0.0"  # the next version while CHANGELOG.md opens with "Unreleased"
+VERSION = "1.0.0"  # the upcoming version if CHANGELOG.md starts with "Unreleased"
 PYTHON = (3, 11)
 PACKAGES = ("numpy", "PIL", "yaml", "torch", "torchvision", "timm", "tqdm", "matplotlib")
 
 
 def find_lack():
-    """Return what this Python is missing to run halfstep, and a command that fixes it, or None."""
+    """Return a message if Python is too old or packages are missing, with a command that fixes it, or None."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if sys.version_info < PYTHON:
         lack = f"Python {PYTHON[0]}.{PYTHON[1]} or newer is needed, but this is"
@@ -36,7 +36,7 @@ def find_lack():
 
 
 def report_error(kind, error, trace):
-    """Print no traceback (as sys.excepthook) if Ctrl-C ends a program during its imports."""
+    """Print the traceback of an error, but not of Ctrl-C during the imports of a program (used as sys.excepthook)."""
     if kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
 

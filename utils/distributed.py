@@ -1,6 +1,6 @@
-"""This process among the run's processes: its rank, its device, and the collectives that the program uses.
+"""One process of a run: its rank, its device, and its collectives with the other processes.
 
-With one process every method returns its input, so that callers need not check the number of processes.
+With one process, the collectives return their input, so that callers need not check the number of processes.
 """
 
 import contextlib
@@ -60,19 +60,19 @@ def choose_device(setting: str, local_rank: int, launcher: str = "torchrun") -> 
 
 @dataclass
 class Process:
-    """One process of a run."""
+    """One process of a run: its rank, its device, and its collectives with the other processes."""
 
     device: torch.device
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
-    local_size: int = 1  # processes on this machine
+    local_size: int = 1  # number of the run's processes on this machine
     launcher: str = "none"
     rendezvous: "Rendezvous | None" = None
     num_cores: int = field(default_factory=lambda: count_cores())  # this process's share of the machine's cores
-    max_world_size: int = 0  # the largest number of processes of an elastic run
+    max_world_size: int = 0  # the largest number of processes of an elastic run; 0: not elastic
     _host_group: Any = None  # a gloo group, because host-side collectives must not wait for a device
-    _vote: tuple[dist.Work, torch.Tensor] | None = None  # the vote in progress and its numbers
+    _vote: tuple[dist.Work, torch.Tensor] | None = None  # the all-reduce that delayed_max started, and its numbers
 
     @classmethod
     def start(cls, device_setting: str, launched: "LaunchedRank | None" = None, timeout: float = 1800.0) -> "Process":
@@ -121,7 +121,7 @@ class Process:
             torch.set_num_threads(min(torch.get_num_threads(), self.num_cores))
 
     def describe(self) -> str:
-        """Return a line with the number of processes, their machines and their launcher."""
+        """Return a log line with the number of processes, their machines and their launcher."""
         hosts = list(dict.fromkeys(self.rendezvous.hosts))
         return (
             f"{counted(self.world_size, 'process')} on {counted(len(hosts), 'machine')}, started by {self.launcher}; "
@@ -139,7 +139,7 @@ class Process:
             isinstance(error, RuntimeError) and re.search("gloo|pair closure", str(error))
         )
         if self.rendezvous is None or not is_lost:
-            return error  # an error of this process, not of another one
+            return error  # an error of this process, not caused by another one
         timed_out = re.search("timed ?out|timeout", str(error), re.IGNORECASE)
         silent = self.rendezvous.unresponsive_ranks(self.rendezvous.grace_period if timed_out else 1.0)
         if not silent:
@@ -164,7 +164,7 @@ class Process:
                 result = task() if self.is_first else None
             except Exception as caught:
                 error = caught
-        if self._host_group is not None:  # None if -check simulates one of several processes
+        if self._host_group is not None:  # None for a single process, or a process that -check simulates
             message = str(error) if isinstance(error, UserError) else "process 0 failed"
             outcome = [result, (message, exit_code_and_message(error)[0]) if error else None]
             dist.broadcast_object_list(outcome, src=0, group=self._host_group)
@@ -175,7 +175,7 @@ class Process:
         return result
 
     def after_first(self, task: Callable[[], Any]) -> Any:
-        """Run the task on all ranks: rank 0 first, then one rank per machine, because parallel downloads corrupt a file."""
+        """Run the task on rank 0, then on one rank per machine, then on the rest: parallel downloads corrupt a file."""
         results = []
         self.first(lambda: results.append(task()))
         with self._keep_alive():
@@ -187,7 +187,7 @@ class Process:
     def _keep_alive(self) -> Iterator[None]:
         """Let ranks spend hours in this block. All ranks leave it when the last one is done.
 
-        Meanwhile they exchange heartbeats, because a collective that waits longer than DIST.TIMEOUT fails.
+        Until then they exchange heartbeats, because a collective that waits longer than DIST.TIMEOUT fails.
         """
         if self._host_group is None:
             yield
@@ -227,7 +227,7 @@ class Process:
                 dist.broadcast(tensor, src=0)
 
     def gather(self, rows: torch.Tensor, length: int) -> torch.Tensor | None:
-        """Gather all `length` rows on the host of rank 0. Each rank has a shard, and the last shards may be shorter."""
+        """Return all `length` rows on rank 0's host, else None. Each rank has a shard; the last may be shorter."""
         padded = rows.new_zeros(-(-length // self.world_size), *rows.shape[1:])
         padded[: len(rows)] = rows
         sent = padded.view(-1).view(torch.uint8)  # sent as bytes, because gloo does not support every type
@@ -268,7 +268,7 @@ class Process:
         return largest
 
     def _wait_for_vote(self) -> list[int]:
-        """Return the result of the vote in progress, or [] if there is none."""
+        """Return the result of the all-reduce in progress, or [] if there is none."""
         if self._vote is None:
             return []
         work, numbers = self._vote

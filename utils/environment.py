@@ -1,4 +1,4 @@
-"""The text of -version: versions, devices and speeds."""
+"""Builds the text of -version: versions, hardware, and the speed of half precision."""
 
 import platform
 
@@ -7,7 +7,7 @@ from utils.program import revision
 
 def describe_environment() -> str:
     """Return versions and hardware as text for a bug report."""
-    import torch  # imported here because torch, like timm, takes seconds
+    import torch  # imported here, because importing torch or timm takes seconds
 
     from utils.distributed import find_devices
     from utils.host import count_cores, half_speedup, name_of

@@ -9,9 +9,9 @@ import stat
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-# CUDA and XPU have an exception class for this. Libraries, MPS and the CPU's allocator only have these texts.
+# Texts of out-of-memory errors. Only CUDA and XPU also have an exception class for them.
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator")
-# Messages of torch.compile on CPUs and of triton on GPUs.
+# Messages of torch.compile (on CPUs) and triton (on GPUs) if no compiler is installed.
 NO_COMPILER = ("No working C++ compiler found", "Failed to find C compiler")
 
 KINDS = {
@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
     FAILED = 1  # an error of the program or of the machine, or the last save failed
     REFUSED = 2  # an error that the user can fix
     NON_FINITE = 3  # too many updates with non-finite gradients
-    NO_PROGRESS = 4  # RUN.MAX_TIME was up before the first update, so that another start would end in the same way
+    NO_PROGRESS = 4  # RUN.MAX_TIME was over before the first update; another start would end the same way
 
 
 AFTER_SIGNAL = 128
@@ -43,11 +43,11 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """An error about a setting, flag or file name. The message has the name, the value and the remedy."""
+    """An error about a setting, flag or file name. The message contains the name, the value and the remedy."""
 
 
 class DataError(UserError):
-    """An error about data that cannot be used. The message has the file and the remedy."""
+    """An error about data that cannot be used. The message contains the file and the remedy."""
 
 
 class AlreadyReportedError(UserError):
@@ -59,7 +59,7 @@ class AlreadyReportedError(UserError):
 
 
 class StoppedBySignal(UserError):
-    """A signal that arrived before there was anything to save. The program exits with 128 + the signal."""
+    """An error for a signal that arrived before there was anything to save. The exit code is 128 + its number."""
 
     def __init__(self, number: int, when: str):
         super().__init__(f"stopped by signal {number} {when}; the next start continues from there")
@@ -71,7 +71,7 @@ class LostProcess(Exception):
 
 
 def ensure(holds: bool, message: str) -> None:
-    """Raise AssertionError if a guarantee of our own code does not hold. Unlike `assert`, it runs with PYTHONOPTIMIZE=1 too."""
+    """Raise AssertionError if our own code breaks a guarantee. Unlike `assert`, it also runs with PYTHONOPTIMIZE=1."""
     if not holds:
         raise AssertionError(message)
 
@@ -84,7 +84,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def cause_of(error: BaseException | None) -> str:
-    """Return the reason for a failed write in words, from an OSError or from the OSError behind an error of torch.save."""
+    """Return the reason for a failed write, from an OSError or the OSError that caused an error of torch.save."""
     beneath = error
     while beneath is not None and not isinstance(beneath, OSError):
         beneath = beneath.__context__
@@ -95,7 +95,7 @@ def cause_of(error: BaseException | None) -> str:
 
 @contextlib.contextmanager
 def needing(package: str, what: str) -> Iterator[None]:
-    """Raise ConfigError with the remedy if a package that is imported inside is missing. `what` is the setting that needs it."""
+    """Raise ConfigError with the remedy if an import in the block fails. `what`: the setting that needs the package."""
     try:
         yield
     except ImportError as error:
@@ -104,7 +104,7 @@ def needing(package: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_damage(path: object, *also: type[Exception]) -> Iterator[None]:
-    """Turn errors about invalid values in a file into ConfigError. Errors about a lack of memory pass unchanged."""
+    """Turn errors that a damaged file causes inside the block into ConfigError. Out-of-memory errors pass unchanged."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, *also) as error:
@@ -117,7 +117,7 @@ def naming_damage(path: object, *also: type[Exception]) -> Iterator[None]:
 
 
 def not_a_file(path: str | os.PathLike | int) -> str | None:
-    """Return the kind of a path that is not a regular file, such as `a pipe`, or None. `path` may be an open descriptor.
+    """Return the kind of a special file, such as `a pipe`; None for a regular file. `path` may be an open descriptor.
 
     Call this before reading a file that the user names, because reading a pipe may block forever and a device may be endless.
     """
@@ -128,6 +128,6 @@ def not_a_file(path: str | os.PathLike | int) -> str | None:
 
 @functools.cache
 def _kernel_devices() -> set[int]:
-    """Return the devices of /proc and /sys. Some files there block forever although they look like regular files."""
+    """Return the device numbers of /proc and /sys. Some files there look regular, but block forever."""
     folders = ("/proc", "/sys", "/sys/kernel/debug", "/sys/kernel/tracing")
     return {os.stat(each).st_dev for each in folders if os.path.ismount(each)}

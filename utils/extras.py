@@ -1,4 +1,4 @@
-"""The search for extras: the files and folders of extras/, which a user may delete (extras/__init__.py)."""
+"""Finds extras: the files and folders in extras/, which a user may delete (extras/__init__.py)."""
 
 import ast
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ def has_extra(name: str) -> bool:
 
 
 def find_missing(name: str) -> str | None:
-    """Return the name of this extra, or of an extra that it needs, if it is missing. None means that it can be used."""
+    """Return the name of the extra if it is missing, or of a missing extra that it needs, or None if it can be used."""
     path = first_file(name)
     if path is None:
         return name
@@ -20,13 +20,13 @@ def find_missing(name: str) -> str | None:
 
 
 def first_file(name: str) -> Path | None:
-    """Return the file of an extra, or its folder's __init__.py, or None if it is missing."""
+    """Return the file of an extra, or its folder's __init__.py, or None if the extra is missing."""
     files = FOLDER / f"{name}.py", FOLDER / name / "__init__.py"
     return next((path for path in files if path.is_file()), None)
 
 
 def needs_of(path: Path) -> Sequence[str]:
-    """Return the extras that an extra names in NEEDS. Its file is parsed and not imported."""
+    """Return the extras that an extra lists in NEEDS. Its file is parsed, not imported."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NEEDS":
             return ast.literal_eval(node.value)

@@ -1,20 +1,20 @@
-"""Facts about a run's training data, as {name: value}, and the comparison of two records of them."""
+"""Names of the facts that a run records about its images, and the comparison of two records {fact: value}."""
 
 import itertools
 from collections.abc import Mapping
 from typing import Any
 
-SIZES = "sizes of the "  # prefix of facts that are file sizes, separated by spaces
+SIZES = "sizes of the "  # prefix of facts whose value is a list of file sizes, separated by spaces
 OF_A_PART = "names of the {} images", "labels of the {} images", f"{SIZES}{{}} files"
 NUMBERS = {f"{part} images": [fact.format(part) for fact in OF_A_PART] for part in ("training", "validation")}
 FACTS_OF_IMAGES = [fact for facts in NUMBERS.values() for fact in facts]
 
 
 def changed_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return {fact: both values in words} of the facts that differ between two records.
+    """Return {fact: both values in words} for the facts that differ between two records.
 
-    A fact in only one of the records is not compared. If the number of images of a part differs, only the number is
-    returned, because it changes all digests of the part.
+    A fact in only one of the records is not compared. If the number of training images differs, only the number is
+    returned, because it changes all their digests. The same holds for validation images.
     """
     found = {key: _describe(key, then[key], now[key]) for key in now if key in then and then[key] != now[key]}
     follow = {fact for number in NUMBERS.keys() & found.keys() for fact in NUMBERS[number]}
@@ -24,7 +24,7 @@ def changed_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
 def _describe(key: str, then: Any, now: Any) -> str:
     """Return two values in words, or '' for sizes that are mostly equal.
 
-    A few files may have been repaired or replaced. If most sizes differ, it is different data with the same names.
+    A few files may have been repaired or replaced. If most sizes differ, the data are different under the same names.
     """
     if not key.startswith(SIZES):
         return f"{then} -> {now}"

@@ -1,4 +1,4 @@
-"""Safe access to files. A replaced file is always the old or the new version, even if the machine stops."""
+"""Safe access to files. A file that is replaced is always the whole old or new version, even if the machine stops."""
 
 import contextlib
 import errno
@@ -16,24 +16,24 @@ from typing import IO, NamedTuple
 from utils.errors import ConfigError, not_a_file
 from utils.held_folders import check_in_place, is_in_place
 
-MOST_NAMES = 2**28  # bytes of a file with one name per line
-BYTES_THAT_TELL = 4096  # first bytes of a file, which show its kind
+MOST_NAMES = 2**28  # maximum bytes of a file with one name per line
+BYTES_THAT_TELL = 4096  # number of bytes at the start of a file that show its kind
 SECONDS_BETWEEN_ATTEMPTS = 0.2  # between attempts to lock a file that another process has locked
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
-    """Yield a temporary file that replaces `path` once it is completely on disk, or not at all.
+    """Yield a temporary file that replaces `path` when it is completely on disk. After an error, `path` is unchanged.
 
     With `shared`, several processes may do this at once, so each temporary file has its own name. Otherwise the name is
-    fixed, so that the next attempt replaces the file that a killed process left.
+    fixed, so that the next attempt replaces the temporary file of a killed process.
     """
     check_in_place(path)
     if not shared:  # shared files are indexes; no user chose their path, so they may replace anything there
         refuse_special(path)
     temporary = path.with_name(f".{path.name}{'.' + secrets.token_hex(4) if shared else ''}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # it may be a link to another file
+        temporary.unlink(missing_ok=True)  # a file that is left there may be a link to another file
         with open(temporary, "xb") as file:
             yield file
             sync(file)
@@ -71,7 +71,7 @@ def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[IO[by
                     yield file
                     return
             finally:
-                # Without this a process that was forked meanwhile would keep the lock.
+                # Otherwise a process that was forked in the meantime would keep the lock.
                 with contextlib.suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_UN)
 
@@ -100,7 +100,7 @@ def refuse_special(path: Path) -> None:
 class Kind(NamedTuple):
     """A kind of file that a script writes. The script overwrites files of this kind only."""
 
-    name: str  # "a report of a run"
+    name: str  # such as "a report of a run"
     starts: tuple[bytes, ...]  # the file starts with one of these
     has: bytes = b""  # the first bytes of the file contain this
 
@@ -130,9 +130,9 @@ def has_other_names(file: int | Path) -> bool:
 
 
 class LineFile:
-    """A text file to which a run appends lines. A hard link to it keeps the content from the moment when it was made.
+    """A text file to which a run appends lines. A hard link to it keeps the lines that it had when the link was made.
 
-    Each write checks whether the file has further hard links. If so, a copy replaces the file under its own name and gets the
+    Each write checks whether the file has further hard links. If so, a copy replaces the file at its path and gets the
     new lines. Lines that cannot be written, for example on a full disk, are kept for the next write.
     """
 
@@ -158,7 +158,7 @@ class LineFile:
             self._unwritten = self._unwritten[count:]
 
     def _separate(self) -> None:
-        """Replace the file under this name by a copy, and continue to write to the copy."""
+        """Replace the file at its path by a copy, and continue to write to the copy."""
         copied = None
         try:
             with open(self.path, "rb") as source, replacing(self.path) as copy:
@@ -184,7 +184,7 @@ class LineFile:
 def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (None,)) -> bytes:
     """Return the bytes of a file. Raise OSError if it has more than `most` bytes, or if it is not a regular file.
 
-    `takes` lists the accepted kinds of files. Kinds other than regular files may be endless.
+    `takes`: the accepted kinds, as `not_a_file` returns them. A file of another kind may be endless.
     """
     if (kind := not_a_file(path)) not in takes:
         raise OSError(errno.EINVAL, f"it is {kind}; name a file", str(path))
@@ -204,7 +204,7 @@ def read_names(path: Path, errors: str = "strict") -> str:
 
 
 def names_in(content: bytes, errors: str, path: str) -> str:
-    """Return the text in the bytes of a file of names. Raise ConfigError if they are not text."""
+    """Return the text of a file of names from its bytes. Raise ConfigError if they are not text."""
     if b"\0" in content:
         raise ConfigError(f"{path}: not a text file (it has a zero byte), or UTF-16; save it as UTF-8")
     return content.decode("utf-8-sig", errors)

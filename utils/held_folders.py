@@ -1,4 +1,4 @@
-"""Folders that this process writes to. If a folder is moved, nothing is written to another folder at its path."""
+"""Folders that this process writes to. If one is moved, nothing is written to a new folder at its old path."""
 
 import contextlib
 import fcntl
@@ -22,11 +22,11 @@ class HeldFolder:
     """An open folder, recognised by its inode and the inode of its lock even if its path changes."""
 
     def __init__(self, path: Path, setting: str = "SAVE", user: str = "run"):
-        """Open the folder. `setting` names it and `user` writes to it; both appear in error messages."""
+        """Open the folder. Error messages name the setting with its path, and the `user` that writes to it."""
         self.path, self._setting, self._user = path, setting, user
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._folder, self._lock = os.fstat(self._descriptor), None
-        with contextlib.suppress(OSError):  # another machine with the same shared disk may see the lock later
+        with contextlib.suppress(OSError):  # on a shared disk, another machine may see the lock later
             self._lock = os.stat(path / LOCK)
         _held.append(self)
 
@@ -47,7 +47,7 @@ class HeldFolder:
         return True
 
     def error(self) -> FolderMoved:
-        """Return the error with the folder's current place."""
+        """Return the error for a moved folder, with the folder's current path."""
         place, ends = self._place(), f"while this {self._user} wrote to it, so this {self._user} ends"
         start = f"{self._setting}: {self.path}"
         if place is None:

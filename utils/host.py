@@ -13,15 +13,16 @@ from pathlib import Path
 
 import torch
 
-# Control groups of versions 2 and 1: their folder, the controller in the lines of /proc/self/cgroup, and the names of the
-# limit, the usage, and the part of the usage that can be reclaimed (file cache).
+# Control groups of versions 2 and 1: their folder, the name of the controller in /proc/self/cgroup, the files with the
+# memory limit and usage, and the row of memory.stat with the part of the usage that can be reclaimed (file cache).
 CGROUPS = (
     (".", "", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
-MAX_SECONDS = 0.1  # of CPU time to measure the speed of half precision
-# Tokens and width of a ViT-Base's Linear layer. With fewer rows, a GPU would only show the time to start a kernel.
+MAX_SECONDS = 0.1  # maximum CPU time for the measurement of the speed of half precision
+# Tokens (on a CPU, on other devices) and width of a ViT-Base's Linear layer. With fewer tokens, a measurement on a GPU
+# would show only the time to launch a kernel.
 ROWS, ROWS_ON_DEVICE, WIDTH = 128, 8192, 768
 
 SHARED_MEMORY = Path("/dev/shm")  # on Linux
@@ -64,7 +65,7 @@ def free_host_memory(
     cgroup: Path = Path("/sys/fs/cgroup"),
     membership: Path = Path("/proc/self/cgroup"),
 ) -> int:
-    """Return the free memory in bytes of the machine, or of the container or job if it has less; on macOS all memory."""
+    """Return the free memory of the machine in bytes, or of its container or job if less; on macOS, all memory."""
     if not meminfo.exists():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
@@ -96,7 +97,7 @@ def has_streams(device: torch.device) -> bool:
 
 
 class LateValue:
-    """A number on the device that the host reads later. Reading waits only for work that was queued before its creation."""
+    """A number on the device that the host reads later. Reading waits only for work queued before its creation."""
 
     def __init__(self, value: torch.Tensor):
         self._value, self._event = value, None
@@ -113,7 +114,7 @@ class LateValue:
 def _own_groups(cgroup: Path, membership: Path, base: str, controller: str) -> list[Path]:
     """Return the folders of this process's control group and of its parents."""
     lines = [line.split(":", 2)[1:] for line in membership.read_text().splitlines()] if membership.exists() else []
-    # In a container, its own group is the base. A job of Slurm or systemd is in a group below the base.
+    # In a container, the group of the process is the base. A job of Slurm or systemd is in a group below the base.
     own = next((Path(path.lstrip("/")) for names, path in lines if controller in names.split(",")), Path())
     return [cgroup / base / each for each in (own, *own.parents)]
 
@@ -121,13 +122,14 @@ def _own_groups(cgroup: Path, membership: Path, base: str, controller: str) -> l
 def keep_freed_memory(device: torch.device) -> None:
     """Let this process keep freed host memory for its next step, if the C library is glibc.
 
-    Otherwise glibc returns large blocks, and the system fills new ones with zeros, which takes 7% of a ViT-Tiny step.
+    Otherwise glibc returns large blocks to the system, which fills new ones with zeros; this takes 7% of a ViT-Tiny
+    step.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     if device.type != "cpu" or not hasattr(library, "mallopt"):  # torch keeps the memory of other devices itself
         return
     trim, mmap = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-    # Older versions accept at most 32 MiB. Setting mmap also fixes the trim threshold, so both must be set.
+    # Older versions of glibc accept at most 32 MiB. Setting mmap also fixes the trim threshold, so both must be set.
     if library.mallopt(mmap, 2**30) or library.mallopt(mmap, 2**25):
         library.mallopt(trim, 2**31 - 1)
 
@@ -143,7 +145,7 @@ def half_speedup(device: torch.device, half: torch.dtype) -> float:
         x, weight = (torch.randn(size, WIDTH, device=device) for size in (rows, WIDTH))
     pairs = [(x.to(dtype), weight.to(dtype)) for dtype in (torch.float32, half)]
     start, ratios = time.thread_time(), []
-    # The types alternate, so that both are affected by other load. The first round is slower, because it prepares kernels.
+    # The types alternate, so that other load affects both. The first round is slower, because it prepares the kernels.
     while len(ratios) < 2 or (len(ratios) < 8 and time.thread_time() - start < MAX_SECONDS):
         whole, halved = (time_products(device, *pair) for pair in pairs)
         ratios.append(whole / halved)
@@ -151,7 +153,7 @@ def half_speedup(device: torch.device, half: torch.dtype) -> float:
 
 
 def time_products(device: torch.device, x: torch.Tensor, weight: torch.Tensor) -> float:
-    """Return the seconds that the device takes. On a CPU this is the thread's CPU time, without other programs."""
+    """Return the seconds that the device takes for `_multiply`; on a CPU, the CPU time of the thread."""
     if device.type in ("cuda", "xpu"):
         start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
         start.record()
@@ -173,7 +175,7 @@ def _multiply(x: torch.Tensor, weight: torch.Tensor) -> None:
     The gradients are computed for a quarter of the rows, because they take up to a second on a CPU without half precision.
     """
     torch.nn.functional.linear(x, weight)
-    gradient = x[: len(x) // 4]  # used as the output's gradient, which has the shape of the input
+    gradient = x[: len(x) // 4]  # used as the gradient of the output, which has the same shape as the input
     torch.mm(gradient, weight)  # the gradient of the input
     torch.mm(gradient.t(), gradient)  # the gradient of the weights
 

@@ -1,4 +1,4 @@
-"""Finds out which process of a run this one is, and starts the processes of this machine through torchrun.
+"""Finds this process's rank in a run, and starts the processes of this machine through torchrun.
 
 utils/launchers.py handles launchers other than torchrun. extras/launchers/ reads the variables of srun and mpirun, and
 starts runs on several nodes.
@@ -21,32 +21,32 @@ from utils.program import hangup_is_ignored
 
 # If none of these is set, no launcher other than torchrun gave this process a rank.
 LAUNCHER_VARIABLES = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"}
-# Variables in which engines and Slurm give the number of nodes.
+# Variables in which engines (docs/engines.md) and Slurm pass the number of nodes.
 NODE_COUNTS = ("PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SLURM_NNODES")
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Settings of a run's processes. None means the launcher's value."""
+    """Settings that tell a process its rank and its peers. None means the launcher's value."""
 
     url: str | None = None
     world_size: int | None = None
     rank: int | None = None
-    num_local: int | None = None  # processes to start on this machine when no launcher did
+    num_local: int | None = None  # number of processes to start on this machine if no launcher started any
 
 
 @dataclass(frozen=True)
 class LaunchedRank:
     """The rank that a launcher gave this process, and the address where the processes meet."""
 
-    launcher: str  # as messages name it
+    launcher: str  # its name in messages
     rank: int
     world_size: int
-    local_rank: int | None = None  # None: unknown; it is counted when the processes meet
-    host: str = ""  # where process 0 listens; "": torch finds the store through torchrun's variables
+    local_rank: int | None = None  # None: unknown; it is determined when the processes meet
+    host: str = ""  # the host on which process 0 listens; "": torch finds the store through torchrun's variables
     port: int = 0
-    local_size: int | None = None  # processes on this machine; None: unknown
-    restart_count: int = 0  # torchrun's
+    local_size: int | None = None  # number of processes on this machine; None: unknown
+    restart_count: int = 0  # number of restarts by torchrun
     max_world_size: int = 0  # the largest number of processes of an elastic run; 0: not elastic
 
     @property
@@ -56,7 +56,7 @@ class LaunchedRank:
 
 
 def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions = LaunchOptions()) -> LaunchedRank | None:
-    """Return this process's rank, or None if nothing started it as one of several processes."""
+    """Return this process's rank, or None if neither a launcher nor a flag gives it one."""
     ranks = _ranks_in_environment(environment)
     has_flags = (options.url, options.world_size, options.rank) != (None, None, None)
     if not ranks and not has_flags:
@@ -76,7 +76,7 @@ def may_have_other_nodes(environment: Mapping[str, str]) -> bool:
 
 
 def rank_in_environment(environment: Mapping[str, str]) -> int:
-    """Return this process's rank, or 0 if the environment has none, so that only one process reports a mistake."""
+    """Return this process's rank, or 0 if the environment has none. Only rank 0 reports mistakes in the settings."""
     with contextlib.suppress(ConfigError):
         if ranks := _ranks_in_environment(environment):
             return ranks[0].rank
@@ -84,7 +84,7 @@ def rank_in_environment(environment: Mapping[str, str]) -> int:
 
 
 def _ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """Return the rank from each launcher, the innermost launcher first."""
+    """Return the ranks that launchers gave this process, the innermost launcher's first."""
     if "TORCHELASTIC_RUN_ID" in environment:
         return [_rank_by_torchrun(environment)]  # a launcher that started torchrun numbers the processes differently
     if not LAUNCHER_VARIABLES & environment.keys():
@@ -108,8 +108,8 @@ def _rank_by_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
 def read_rank(
     environment: Mapping[str, str], launcher: str, rank: str, world_size: str, local_rank: str, local_size: str
 ) -> LaunchedRank:
-    """Return the rank from these variables of a launcher. The last two may be missing."""
-    num_here = re.match("[0-9]*", environment.get(local_size, ""))[0]  # 8 of Slurm's 8(x2),4
+    """Return the rank from a launcher's variables with these names. The last two variables may be missing."""
+    num_here = re.match("[0-9]*", environment.get(local_size, ""))[0]  # 8 if Slurm sets 8(x2),4
     return LaunchedRank(
         launcher,
         number_of(environment, rank),
@@ -129,12 +129,12 @@ def number_of(environment: Mapping[str, str], name: str) -> int:
 
 
 def _most_nodes(environment: Mapping[str, str]) -> int:
-    """Return the 4 of `torchrun --nnodes 1:4`, or of PET_NNODES. Return 0 if the run is not elastic.
+    """Return the maximum number of nodes of an elastic run (4 for `torchrun --nnodes 1:4`), or 0 if it is not elastic.
 
-    torchrun passes only the current number of nodes to its processes.
+    It is read from torchrun's command line or PET_NNODES: torchrun passes only the current number to its processes.
     """
     nodes = environment.get("PET_NNODES", "")
-    with contextlib.suppress(OSError):  # not Linux
+    with contextlib.suppress(OSError):  # this is not Linux
         words = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
         if given := re.search(r"\0--nnodes[=\0]([^\0]*)\0", words):
             nodes = given[1]
@@ -150,7 +150,7 @@ def launch(script: str, arguments: list[str], num_processes: int, **several_node
     # The workers report the error; torchrun's own report would bury it.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     if num_processes > 1:
-        # If it is unset, every process uses all cores. torchrun itself would set it to 1.
+        # Without this variable, every process would use all cores. torchrun itself would set it to 1.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_processes)))
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

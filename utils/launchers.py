@@ -21,7 +21,7 @@ SLURM, OPEN_MPI, MPI, VARIABLES = "Slurm (srun)", "Open MPI", "MPI (PMI)", "RANK
 
 
 def ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """Return the rank from each launcher, the innermost launcher first."""
+    """Return the ranks that launchers gave this process, the innermost launcher's first."""
     ranks = []
     if names := by_srun_or_mpirun(environment):
         if not has_extra("launchers"):
@@ -36,19 +36,19 @@ def ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
 
 
 def by_srun_or_mpirun(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that only srun and mpirun set."""
+    """Return the names of the variables in the environment that only srun or mpirun sets."""
     names = [name for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in environment]
     return [*names, *(["SLURM_PROCID"] if is_task_of_srun(environment) else [])]
 
 
 def is_task_of_srun(environment: Mapping[str, str]) -> bool:
-    """Return whether srun started this process. An sbatch script has most of the same variables, but not the step's."""
+    """Return whether srun started this process. An sbatch script has most of the same variables, but none of a step."""
     has_step = any(name.startswith("SLURM_STEP_") for name in environment)
     return "SLURM_PROCID" in environment and (has_step or environment.get("ENVIRONMENT") != "BATCH")
 
 
 def variables(environment: Mapping[str, str]) -> LaunchedRank | None:
-    """Return the rank from RANK and WORLD_SIZE, which torch reads too and Kubernetes' PyTorchJob sets.
+    """Return the rank from RANK and WORLD_SIZE, which torch also reads and Kubernetes' PyTorchJob sets.
 
     RANK without WORLD_SIZE belongs to another program, and Kubeflow's RANK may be the rank of a node.
     """
@@ -59,7 +59,7 @@ def variables(environment: Mapping[str, str]) -> LaunchedRank | None:
 
 
 def rank_by_flags(options: LaunchOptions, launched: LaunchedRank | None) -> LaunchedRank:
-    """Return the rank from the flags. Missing values come from the launcher."""
+    """Return the rank that the flags give. Values without a flag come from the launcher."""
     rank, world_size, url = options.rank, options.world_size, options.url
     if launched:
         rank = launched.rank if rank is None else rank
@@ -99,11 +99,11 @@ def choose_rank(
         return launched  # torchrun provides the store
     if launched.world_size > 1:
         host, port = _find_address(environment, launched, options.url)
-        return replace(launched, host=host, port=port, restart_count=0)  # the store is new
+        return replace(launched, host=host, port=port, restart_count=0)  # every start has a new store
     if options.num_local is not None and options.world_size != 1:
         return None
     known = {SLURM: "srun --ntasks N", OPEN_MPI: "mpirun -np N", MPI: "mpirun -np N"}
-    how = known.get(launched.launcher, "-world_size N and a -rank each")
+    how = known.get(launched.launcher, "-world_size N and a different -rank for each")
     raise ConfigError(
         f"-world_size: {launched.launcher} started only one process; to use several, start several ({how}) or let "
         "this one start them on its machine with -ngpus N; to use one, run main_single_gpu.py"
@@ -128,7 +128,7 @@ def _parse_url(url: str) -> tuple[str, int]:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
-    except ValueError:  # not a port number
+    except ValueError:  # the port is not a number from 0 to 65535
         host = port = None
     if not host or not port or parts.scheme != "tcp":
         raise ConfigError(
@@ -155,14 +155,14 @@ def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str
 
 
 def _default_port(environment: Mapping[str, str], launched: LaunchedRank) -> int:
-    """Return a port derived from the job, the same for all its processes, below the range of automatic ports."""
+    """Return a port derived from the job, the same for all its processes, below the range of ephemeral ports."""
     job = environment.get("PMIX_NAMESPACE") if launched.launcher == OPEN_MPI else None
     job = job or f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
     return 10000 + zlib.crc32(job.encode()) % 20000
 
 
 def open_store(host: str, port: int, is_host: bool, timeout: float) -> "TCPStore":
-    """Return the store of the first process or node. It may start later than this one."""
+    """Return the key-value store that process 0, or the first node, serves. It may start later than this process."""
     from torch.distributed import TCPStore
 
     deadline = time.monotonic() + timeout

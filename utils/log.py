@@ -1,6 +1,6 @@
-"""The log of a run: console, log.txt, log_{rank}.txt for each of several processes, and a progress bar.
+"""The log of a run: the console, log.txt, log_{rank}.txt for each of several processes, and a progress bar.
 
-A terminal shows one line per epoch and the bar. Files and pipes get every line in PaddleViT's format.
+A terminal shows one line per epoch and the progress bar. Files and pipes get every line in PaddleViT's format.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class Log:
         self._lock = threading.RLock()  # the thread that saves checkpoints also logs
 
     def open(self, folder: Path) -> None:
-        """Write to files in this folder from now on, starting with the lines so far."""
+        """Write the lines logged so far to files in this folder, and all further lines too."""
         names = [f"log_{self._rank}.txt"] * (self._world_size > 1) + ["log.txt"] * (self._rank == 0)
         self._files = [LineFile(folder / name) for name in names]
         for text in self._early:
@@ -50,7 +50,7 @@ class Log:
                 self.note(line)
 
     def _print(self, line: str) -> None:
-        with tqdm.external_write_mode() if self.on_terminal else contextlib.nullcontext():  # above the bar
+        with tqdm.external_write_mode() if self.on_terminal else contextlib.nullcontext():  # print above the bar
             try:
                 print_anywhere(printable(line))
             except OSError:  # `| head` has ended or the terminal is closed; the run continues
@@ -61,7 +61,7 @@ class Log:
         (self.note if self.on_terminal else self.say)(line)
 
     def show(self, line: str) -> None:
-        """Print a short line on a terminal. The files have the details."""
+        """Print a short line if the console is a terminal. `detail` writes the full line to the files."""
         if self.on_terminal:
             self._print(line)
 
@@ -74,7 +74,7 @@ class Log:
             self.note(f"warning: {line}")
 
     def note(self, line: str) -> None:
-        """Write to this rank's files only, with date and time before each line, as in PaddleViT's logs."""
+        """Write text to this rank's files only, with date and time before each line, as in PaddleViT's logs."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S ")
         self._write_stamped("".join(f"{stamp}{each}\n" for each in printable(line).split("\n")))
 
@@ -96,7 +96,7 @@ class Log:
             self._has_failed = True
 
     def start_bar(self, total: int, initial: int, title: str) -> None:
-        """Show a progress bar, counted in images, if this is a terminal."""
+        """Show a progress bar that counts images, if the console is a terminal."""
         if self.on_terminal:
             self._bar = progress_bar(title, total, initial=initial, bar_format=BAR)
 
@@ -123,6 +123,6 @@ class Log:
 
 
 def print_anywhere(line: str) -> None:
-    """Print to stdout. Characters that its encoding lacks, on a terminal without UTF-8, are escaped."""
+    """Print to stdout. Escape characters that its encoding lacks, for example on a terminal without UTF-8."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)

@@ -32,7 +32,7 @@ from utils.errors import (
 from utils.extras import find_missing, how_to_get_back
 from utils.text import cut, printable
 
-MOST_READ = 100_000  # characters of an error message that are processed; only the first of them are shown
+MOST_READ = 100_000  # maximum characters of an error message that are processed; fewer are shown
 
 # Errors about file names, which a user can fix, and errors of a disk or its server.
 OF_A_NAME = {
@@ -45,7 +45,7 @@ OF_THE_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE,
 
 
 def relax_gc() -> None:
-    """Stop garbage collection during imports: they create a million permanent objects, and scanning them takes a second."""
+    """Stop garbage collection during imports, because scanning the million permanent objects from them takes 1 s."""
     gc.disable()
 
 
@@ -65,20 +65,20 @@ def start_ticks(pid: int) -> int | None:
 
 
 def when_started() -> float:
-    """Return the time.monotonic() at which this process started. On a busy machine imports take seconds."""
+    """Return the time.monotonic() at which this process started, before its imports, which may take seconds."""
     ticks = start_ticks(os.getpid())
-    if ticks is None:  # not on Linux
+    if ticks is None:  # this is not Linux
         return time.monotonic() - time.process_time()
     return time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def revision(folder: Path = Path(__file__).parent.parent) -> str:
-    """Return the version of halfstep. For a git checkout add the commit, with `dirty` if files were changed."""
+    """Return the version of halfstep. In a git checkout, add the commit, with `dirty` if files were changed."""
     if not (folder / ".git").exists():
         return VERSION
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        # Without git's lock, so that no git command of the user fails meanwhile.
+        # git takes no lock here, so that no git command of the user fails in the meantime.
         options = {"env": os.environ | {"GIT_OPTIONAL_LOCKS": "0"}, "timeout": 10, "check": True}
         commit = subprocess.run(command, capture_output=True, text=True, **options).stdout.strip()
     except (OSError, subprocess.SubprocessError):  # git is missing, or refuses a folder of another user
@@ -131,7 +131,7 @@ def open_closed_streams() -> None:
             if descriptor != number:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
-            os.set_inheritable(number, True)  # for processes that this one starts
+            os.set_inheritable(number, True)  # also for processes that this one starts
         setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
@@ -219,7 +219,7 @@ def _remedy_for(error: BaseException) -> str | None:
             f"out of memory ({how}); lower DATA.BATCH_SIZE, DATA.IMAGE_SIZE or the size of the model (MODEL.EMBED_DIM, "
             "MODEL.DEPTH), or stop other programs that use memory"
         )
-    if os.strerror(errno.EMFILE) in text:  # an OSError, or torch's error about it
+    if os.strerror(errno.EMFILE) in text:  # an OSError, or an error of torch with its text
         return "too many open files for the limit of this shell; raise it, for example with ulimit -n 4096, or lower -num_workers"
     if any(each in text for each in NO_COMPILER):
         return (

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def is_terminal() -> bool:
-    """Return whether stdout and stderr are a terminal that can go back to the start of a line."""
+    """Return whether stdout and stderr are terminals that can overwrite the current line."""
     return sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -23,9 +23,9 @@ def progress_bar(title: str, total: int, unit: str = "images", **options) -> tqd
 def shown(
     items: Iterable[T], title: str, total: int, size: Callable[[T], int] = lambda item: 1, unit: str = "images"
 ) -> Iterator[T]:
-    """Yield the items, with a bar on a terminal if that takes more than two seconds.
+    """Yield the items. On a terminal, show a progress bar after two seconds.
 
-    `size` returns the part of the total that an item counts.
+    `size` returns how much an item adds to the progress, in the unit of `total`.
     """
     if not is_terminal():
         yield from items

@@ -1,4 +1,4 @@
-"""Lets the processes of a run meet, and lets survivors find the process that does not respond."""
+"""Lets the processes of a run find each other, and later find a process that no longer responds."""
 
 import contextlib
 import os
@@ -96,8 +96,8 @@ class Rendezvous:
         )
 
     def unresponsive_ranks(self, seconds: float) -> list[int]:
-        """Announce that this process lost the others, wait for the same announcement, and return the silent ranks."""
-        silent = [0]  # the answer if the store is gone, because rank 0, or torchrun on its machine, serves it
+        """Announce that a rank is lost, wait for all ranks to announce the same, and return the ranks that do not."""
+        silent = [0]  # if the store is gone, rank 0 is lost: it, or torchrun on its machine, serves the store
         # In a thread, because a request to a hanging store never returns.
         thread = threading.Thread(target=self._poll_ranks, args=(silent, seconds), daemon=True)
         thread.start()
@@ -116,9 +116,9 @@ class Rendezvous:
                 time.sleep(0.05)
 
     def kill_local(self, ranks: list[int]) -> None:
-        """Kill the given ranks that this launcher started here. It would let a hanging process live for 30 s."""
+        """Kill the given ranks that this process's launcher started. It would let a hanging process live for 30 s."""
         for rank in ranks:
-            with contextlib.suppress(OSError):  # gone already, or not Linux
+            with contextlib.suppress(OSError):  # the process has already ended, or this is not Linux
                 status = Path(f"/proc/{self._pids[rank]}/status").read_text()
                 if self.hosts[rank] == self.hosts[self.launched.rank] and f"\nPPid:\t{os.getppid()}\n" in status:
                     os.kill(self._pids[rank], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Copies of runs in several folders, sorted by their last save."""
+"""Finds the copies of a run in several folders, and sorts runs by their last save."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from utils.files import content_of
 from utils.runs import DATED, Identity, weights_in
 
-LARGEST = 2**26  # bytes of a status.json
+LARGEST = 2**26  # maximum bytes of a status.json
 
 
 class RunCopy(NamedTuple):
@@ -46,7 +46,7 @@ class RunCopy(NamedTuple):
         )
 
     def describe(self) -> str:
-        """Return a log line for a run that continues in another copy."""
+        """Return a log line about this folder for a run that continues in another folder."""
         saved = datetime.fromtimestamp(self.saved, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         return f"{self.folder} is another copy of this run: step {self.step}, saved {saved}; name that folder to use it"
 
@@ -54,7 +54,7 @@ class RunCopy(NamedTuple):
 def _time_of(folder: Path, text: Any) -> float:
     """Return the time in a text, in seconds since 1970.
 
-    There is no text if status.json is missing or damaged. Then return the local time in the folder's name, else the date of
+    Without a valid text (status.json is missing or damaged), return the local time in the folder's name, else the date of
     config.yaml, else 0.
     """
     with contextlib.suppress(TypeError, ValueError, OverflowError):
@@ -68,7 +68,7 @@ def _time_of(folder: Path, text: Any) -> float:
 
 
 def newest_first(folders: Iterable[Path]) -> list[RunCopy]:
-    """Return the runs in these folders by their last save, newest first. At equal times more updates come first.
+    """Return the runs in these folders by last save, newest first. At equal times, the run with more updates is first.
 
     All copies of a run are adjacent. The first of them is in the folder with the run's original name, because users who
     copy a run continue in the original.
@@ -89,7 +89,7 @@ def newest_first(folders: Iterable[Path]) -> list[RunCopy]:
 
 
 def _with_lost_identities(copies: Sequence[RunCopy]) -> list[RunCopy]:
-    """Return the copies. A folder without a readable status.json counts as the original of a copy that names it."""
+    """Return the copies. A folder with an unreadable status.json is an original if a copy's status.json names it."""
     lost = {copy.folder: copy for copy in copies if not copy.name}
     for copy in copies:
         folder = copy.folder.with_name(copy.name) if copy.name else copy.folder

@@ -1,4 +1,4 @@
-"""Runs: their identity and their names (a folder, a checkpoint in it, or the word latest)."""
+"""The identity of runs, and how users name them: by a folder, by a checkpoint in it, or by the word latest."""
 
 import os
 import re
@@ -23,7 +23,7 @@ class Identity(NamedTuple):
     """The identity of a run since its first start, stored in status.json and in its checkpoints under the key `run`."""
 
     id: str
-    name: str  # of the folder in which the run started
+    name: str  # name of the folder in which the run started
     began: str  # the time of the first start, in UTC
 
     @classmethod
@@ -38,7 +38,7 @@ class Identity(NamedTuple):
         return cls(*found) if all(isinstance(each, str) for each in found) else None
 
     def saved_now(self) -> dict[str, str]:
-        """Return the identity as a dict for a checkpoint that is written now."""
+        """Return the identity with the current time, for a checkpoint that is written now."""
         return {**self._asdict(), "saved": utc_now()}
 
 
@@ -48,7 +48,7 @@ def utc_now() -> str:
 
 def is_run_folder(folder: str | Path) -> bool:
     """Return whether this is the folder of a run."""
-    # Folders of classes have neither file, so that thousands of them cost only two checks each.
+    # A folder of a class has neither file, so each of thousands of such folders costs only two checks.
     found = [name for name in FILES_OF_A_RUN[:2] if os.path.exists(os.path.join(folder, name))]
     return bool(found) and has_files_of_run([*found, *os.listdir(folder)])
 
@@ -88,6 +88,6 @@ def is_checkpoint_of_run(path: Path) -> bool:
 
 
 def folder_of(source: str | Path) -> Path:
-    """Return the folder of a run that is named by `latest`, its folder or its checkpoint."""
+    """Return the folder of the run that `source` names: by `latest`, its folder or one of its checkpoints."""
     path = Path(without_latest(source)).expanduser()
     return path.parent if path.suffix == ".pth" and (path.parent / "config.yaml").exists() else path

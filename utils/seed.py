@@ -17,7 +17,7 @@ def mix(*numbers: int) -> int:
 def keyed_rng(purpose: str, *key: int) -> random.Random:
     """Return a generator that depends only on its purpose and some numbers.
 
-    Its hash differs from `mix`. Both must stay as they are, because results depend on them.
+    It hashes differently from `mix`. Both hashes must not change, because results depend on them.
     """
     digest = hashlib.blake2b(" ".join(map(str, (purpose, *key))).encode(), digest_size=16).digest()
     return random.Random(int.from_bytes(digest, "big"))
@@ -30,18 +30,18 @@ def seed_update(seed: int, step: int, rank: int) -> None:
 
 @contextlib.contextmanager
 def unchanged_random_state(device: torch.device) -> Iterator[None]:
-    """Restore the random state afterwards, as if no numbers had been drawn inside."""
+    """Restore the random state at the end of the block, as if no numbers had been drawn inside."""
     devices = [device] if device.type not in ("cpu", "mps") else []  # fork_rng cannot read the state of mps
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
         yield
 
 
 def make_deterministic() -> None:
-    """Make results on a GPU bit-identical, at some cost in speed."""
+    """Make repeated runs on a GPU bit-identical, at some cost in speed."""
     import os
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
     torch.use_deterministic_algorithms(True)
-    # Filling costs time, and uninitialized memory is never read.
+    # Filling uninitialized memory takes time, and it is never read.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False

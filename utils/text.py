@@ -35,14 +35,14 @@ def natural(name: str) -> tuple[list[str | int], str]:
 
 
 def csv_cell(value: object) -> object:
-    """Return a cell that a spreadsheet does not compute: text that starts like a formula gets an apostrophe."""
+    """Return a cell that a spreadsheet does not evaluate: text that starts like a formula gets an apostrophe."""
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Return the rows as CSV text. A cell of None is empty."""
     text = io.StringIO()
-    # With its default line end "\r\n", csv quotes cells that contain either character. The written line end is "\n".
+    # With its default line end "\r\n", csv quotes each cell that contains "\r" or "\n". Lines are written with "\n".
     lines = SimpleNamespace(write=lambda line: text.write(line.removesuffix("\r\n") + "\n"))
     csv.writer(lines).writerows(rows)
     return text.getvalue()
@@ -54,7 +54,7 @@ def cut(text: str, limit: int = 8_000) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Return a size such as 1.5 GiB or 12 MiB. Sizes below a GiB are rounded up."""
+    """Return a size such as 1.5 GiB or 12 MiB. Sizes below 1 GiB are rounded up to whole MiB."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{math.ceil(count / 2**20):,} MiB"
 
 
@@ -136,7 +136,7 @@ def is_url(path: str) -> bool:
 
 
 def problem_of(url: str) -> str | None:
-    """Return why a URL cannot be the place of data, without quoting it, or None if it can."""
+    """Return why data cannot be read from a URL, without quoting it, or None if they can."""
     try:
         parts = urlsplit(url)
         user, host = parts.username or parts.password, parts.hostname
@@ -150,7 +150,7 @@ def problem_of(url: str) -> str | None:
         return f"contains a user or password, which would be written to the run's files; put them into the {remedy}"
     if parts.query or parts.fragment:
         return (
-            "contains a query (what follows ? or #), such as the signature of a signed URL, which would be written to the "
+            "contains a query (the part after ? or #), such as the signature of a signed URL, which would be written to the "
             f"run's files; leave it out, and put credentials into the {remedy}"
         )
     return None if host else "names no server or bucket"

@@ -1,4 +1,4 @@
-"""All private names of torch, torchvision and timm that halfstep uses, each with the reason. No other file uses any.
+"""All private names of torch, torchvision and timm that halfstep uses, with the reason for each. No other file uses any.
 
 They exist in torch 2.11 to 2.15 and timm 1.0.20 to 1.0.31. Before requirements.txt allows another version, run
 tests/utils/test_torch_internals.py with that version.
@@ -18,9 +18,9 @@ from torch.amp.grad_scaler import OptState
 from torch.utils import _python_dispatch, _pytree
 
 TORCH_VERSIONS, TIMM_VERSIONS = ("2.11", "2.15"), ("1.0.20", "1.0.31")  # supported: oldest and newest
-TorchDispatchMode = _python_dispatch.TorchDispatchMode  # it sees the result of autocast, which torch.overrides does not
-tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map  # torch has no public functions for nested tensors
-# These write uint8 pixels into the batch, while functional.interpolate would allocate its result.
+TorchDispatchMode = _python_dispatch.TorchDispatchMode  # unlike torch.overrides, it sees the result of autocast
+tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map  # torch has no public functions for such trees
+# These write uint8 pixels into the batch. functional.interpolate would allocate new memory for its result.
 RESIZE_KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
@@ -41,8 +41,8 @@ def foreach_put_back_(tensors: list[Tensor], former: list[Tensor], skipped: Tens
     torch._fused_sgd_(former, former, tensors, momentum=1.0, found_inf=1 - skipped, **rates, **flags)
 
 
-ALLOWED_IN_WEIGHTS = _weights_only_unpickler._get_allowed_globals()  # {name: function} that files of weights may call
-# Attributes with the labels of torchvision's data sets; they make it unnecessary to read all images.
+ALLOWED_IN_WEIGHTS = _weights_only_unpickler._get_allowed_globals()  # {name: function that weights files may call}
+# Attributes with the labels of torchvision's data sets, so that not all images must be read for their labels.
 LABELS = ("targets", "labels", "_labels")
 
 
@@ -95,12 +95,12 @@ def without_compiler(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optim
 
 
 def scale_and_growth(scaler: GradScaler) -> tuple[Tensor, Tensor]:
-    """Return the loss scale and the count of good updates on the device. get_scale() would wait for the device."""
+    """Return loss scale and count of finite updates, both on the device, while get_scale() would wait for it."""
     return scaler._check_scale_growth_tracker("update")
 
 
 def found_infs(scaler: GradScaler) -> list[Tensor]:
-    """Return found_inf of every unscale_ since the last update. step() uses them too, but does not report them."""
+    """Return found_inf of every unscale_ since the last update. step() uses these values, but does not return them."""
     states = scaler._per_optimizer_states.values()
     return [each for state in states for each in state["found_inf_per_device"].values()]
 
@@ -118,12 +118,12 @@ def set_found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer, found: T
 
 
 def call_after_backward(function: Callable[[], None]) -> None:
-    """Call a function at the end of the current backward. Hooks of parameters would run before DDP's own callback."""
+    """Call a function at the end of the current backward pass. Parameter hooks would run before DDP's own callback."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 def allow_graphs(number: int) -> None:
-    """Set how many graphs torch.compile makes of one function before it stops compiling it. The default is 8."""
+    """Set the number of graphs after which torch.compile stops compiling a function. The default is 8."""
     torch._dynamo.config.recompile_limit = number
 
 
@@ -133,7 +133,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def own_parameter(module: nn.Module, name: str) -> nn.Parameter:
-    """Return the stored weight, even if the module's class has a property of this name, which get_parameter would call."""
+    """Return a stored parameter. get_parameter would call a property with this name in the module's class instead."""
     return module._parameters[name]
 
 

@@ -1,1 +1,1 @@
-"""Data loading from the order of an epoch to batches: readers, worker threads and processes, training and evaluation data."""
+"""Data loading, from the order of an epoch to batches: readers, worker threads and processes, copies to the device."""

@@ -1,7 +1,8 @@
 """Reads images into batches. Each piece (a micro-batch of one process) becomes a batch, filled image by image.
 
 A loader worker decodes an image (ImageSet.read), augments it, and writes it into its place in a uint8 batch. TrainData
-groups the batches of an update into a window. Trainer.update moves them to the device and normalises them there.
+groups the batches of an update into a window. With a GPU, to_device.py copies the batches ahead of time.
+Trainer.update normalises them on the device.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ NUM_REPLACEMENTS = 8  # replacements that are tried for an unreadable image: 8 o
 class Buffers(NamedTuple):
     """The memory that the images of a batch are read into."""
 
-    images: Tensor  # as in Batch
+    images: Tensor  # images and targets as in Batch
     targets: Tensor
     boxes: list[list[tuple[int, ...]]]  # the boxes to erase in each image
 
@@ -42,7 +43,7 @@ class Reader:
         self.num_classes = config.MODEL.NUM_CLASSES or len(image_set.classes)
 
     def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
-        """Allocate uninitialized images, in the memory layout of decoded pixels, and targets.
+        """Allocate the memory of a batch. Its images have the memory layout of decoded pixels, channels last.
 
         Pinning memory takes milliseconds, but only at first: torch reuses the memory when the copies from it are done.
         """
@@ -53,7 +54,7 @@ class Reader:
         return Buffers(images.permute(0, 3, 1, 2), targets, [[]] * count)
 
     def put_target(self, index: int, target: Tensor) -> None:
-        """Write the class number of an image, or a 0 or 1 for each of several labels."""
+        """Write the target of an image: its class number, or with several labels per image a 0 or 1 for each class."""
         number, sets = int(self.image_set.targets[index]), self.image_set.label_sets
         if sets is None:
             target.fill_(number)
@@ -79,7 +80,7 @@ class Reader:
 
 
 class TrainReader(Reader):
-    """A reader that augments images, by random numbers from seed, epoch and image, and replaces unreadable ones."""
+    """Augments images with random numbers keyed by seed, epoch and image, and replaces unreadable images."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
@@ -183,7 +184,7 @@ class Window(NamedTuple):
 
 
 class TrainData:
-    """The training images of one process. `load` (make_loader in workers.py) reads them, on GPUs ahead of time.
+    """The training images of one process. `load` (make_loader in workers.py) reads them, with a GPU ahead of time.
 
     `order` computes the images of each update from seed and step only. It cuts them into one piece for each micro-batch
     of each process. So an update has the same images with 1 and with 8 processes if the global batch is the same.
@@ -221,9 +222,9 @@ class TrainData:
 class EvalData:
     """The validation images of one process, in the order of the set. Each image belongs to exactly one process.
 
-    A set that is read in groups (shards, row groups) is split into one contiguous part per process, so that not every
-    process reads every group. All processes get the same number of batches. A process that has no images left gets a
-    batch that does not count.
+    A set that is read in groups (shards, row groups) is split into one contiguous part per process, so that each
+    process reads only some groups. All processes get the same number of batches. A process that has no images left gets
+    a batch that does not count.
     """
 
     def __init__(
@@ -239,7 +240,7 @@ class EvalData:
         self.image_set, self.batch_size, self.rank, self.world_size = image_set, batch_size, rank, world_size
         self.is_padded = is_padded
         self.num_samples = len(image_set)  # over all processes
-        # The images of this process, in order. With both kinds of split, lower ranks may get one image more.
+        # The images of this process, in order. Lower ranks may get one image more.
         in_pieces = image_set.is_read_in_groups
         numbers = np.arange(self.num_samples)
         self.share = np.array_split(numbers, world_size)[rank] if in_pieces else numbers[rank::world_size]
@@ -249,6 +250,7 @@ class EvalData:
         share = self.share
         largest = math.ceil(self.num_samples / self.world_size)  # the largest share of any process
         chunks = [share[start : start + self.batch_size] for start in range(0, largest, self.batch_size)]
+        # A process that has no images left reads image 0, which num_samples 0 excludes from the scores.
         pieces = [Piece(0, chunk if len(chunk) else np.zeros(1, int), len(chunk)) for chunk in chunks]
         with contextlib.closing(self._load(pieces)) as batches:
             if self.rank:

@@ -27,23 +27,24 @@ from utils.errors import DataError, LostProcess
 from utils.host import SHARED_MEMORY, free_host_memory, has_streams
 from utils.program import STOPPING, die_with_parent
 
-MAX_ON_CPU = 8
+MAX_ON_CPU = 8  # loader workers of a run on a CPU
 ENOUGH_CORES = 4  # with this many cores or more, one is reserved for the training thread
 AHEAD_OF_PROCESS = 2  # batches that each worker process prefetches
-MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # batches that all threads prefetch: at least, at most, bytes
-MAX_FRACTION_AHEAD = 0.05  # of the free memory of the host, for all training processes together
-MAX_FRACTION_SHARED = 0.8  # of the free shared memory
+MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # limits of prefetching by all threads: least and most batches, bytes
+MAX_FRACTION_AHEAD = 0.05  # part of the host's free memory for the prefetched batches of all training processes
+MAX_FRACTION_SHARED = 0.8  # part of the free shared memory that batches may fill
 # Fractions of the time for which a loader thread is assumed to hold Python's GIL; measured in BENCHMARKS.md.
 GIL_READING, GIL_AUGMENTING, GIL_IN_MEMORY = 0.12, 0.2, 0.6
-MAX_GIL = 0.5  # for all loader threads together, because the training thread needs the GIL to start each operation
+MAX_GIL = 0.5  # limit for all loader threads together; the training thread needs the GIL to start each operation
 
 
 class Workers(NamedTuple):
-    """The loader workers of one training process. With 0 workers it reads each batch itself when it needs it."""
+    """The loader workers of one training process. With 0 workers, the process reads each batch itself when needed."""
 
     kind: str  # threads or processes
     count: int
-    ahead: int  # prefetched batches besides the one in use, of all threads together or of each process
+    # Prefetched batches in addition to the batch in use: of all threads together, or of each process.
+    ahead: int
 
 
 def choose_workers(config: Config, image_set: ImageSet, process: Process) -> Workers:
@@ -54,8 +55,8 @@ def choose_workers(config: Config, image_set: ImageSet, process: Process) -> Wor
         count = _count_on_cpu(data, image_set, process) if on_cpu else cores_to_read(process)
     if kind == "auto":
         kind = "threads" if on_cpu else _kind_on_gpu(config, image_set, process, count)
-    # Nothing is prefetched on a CPU, because all cores share each operation and would wait for a core that loads. A ViT-Tiny
-    # run is 6 to 14% faster when all cores load a batch and then all compute.
+    # Nothing is prefetched on a CPU, because all cores share each operation and would wait for a core that loads. A
+    # ViT-Tiny run is 6 to 14% faster when all cores load a batch and then all compute.
     ahead = 0 if on_cpu else AHEAD_OF_PROCESS if kind == "processes" else _ahead_of_threads(data, process)
     return Workers(kind, count, ahead)
 
@@ -75,7 +76,7 @@ def saturate_gil(num_threads: int, config: Config, image_set: ImageSet) -> bool:
 def shared_bytes(data: Data, num_processes: int) -> int:
     """Return the bytes of shared memory that the batches of this number of loader processes need.
 
-    Training batches stay in memory during evaluation.
+    Training batches stay in memory during evaluation, so both kinds of batches need memory.
     """
     num_images = data.BATCH_SIZE + (data.BATCH_SIZE_EVAL or data.BATCH_SIZE)
     return num_processes * AHEAD_OF_PROCESS * num_images * _image_bytes(data)
@@ -95,7 +96,7 @@ def _count_on_cpu(data: Data, image_set: ImageSet, process: Process) -> int:
 
 
 def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: int) -> str:
-    """Return threads, which cost less, unless they saturate the GIL and shared memory is large enough for processes."""
+    """Return "threads", which cost less, unless they saturate the GIL and shared memory is enough for processes."""
     if sys.platform != "linux" or image_set.is_read_in_groups or not saturate_gil(count, config, image_set):
         return "threads"
     needed = shared_bytes(config.DATA, count * process.local_size)
@@ -104,7 +105,7 @@ def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: i
 
 
 def _ahead_of_threads(data: Data, process: Process) -> int:
-    """Return the number of batches to prefetch, as far as memory allows.
+    """Return the number of batches that all threads together prefetch, as far as memory allows.
 
     16 batches of 256 images cover a file system that hangs for 0.8 s, at 5,000 images/s.
     """
@@ -113,7 +114,7 @@ def _ahead_of_threads(data: Data, process: Process) -> int:
     return min(max(int(room / pinned), MIN_AHEAD), MAX_AHEAD)
 
 
-SECONDS_TO_DIE = 1.0  # between the first error that a dying worker causes and its end
+SECONDS_TO_DIE = 1.0  # the longest time between the first error that a dying worker causes and the worker's end
 REMEDY = "lower DATA.NUM_WORKERS, or set DATA.WORKERS=threads, which needs no shared memory"
 
 
@@ -135,7 +136,7 @@ def read_in_processes(
         collate_fn=_into_shared_memory,
         pin_memory=has_streams(device),
         multiprocessing_context=context,
-        generator=torch.Generator(),  # the loader draws a seed from it, which must not change the run's generator
+        generator=torch.Generator(),  # for the loader's seed, so that the run's generator does not change
         worker_init_fn=_end_with_run,
     )
     # The workers' garbage collection must not touch objects from before the fork, because that would copy their pages.
@@ -202,8 +203,8 @@ def _raise_if_dead(workers: list[BaseProcess], seconds: float) -> None:
 def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
     """Move a worker's batch to shared memory, through which it is sent.
 
-    torch would do that in a thread of the worker. When shared memory is full, that thread only prints an error, and the run
-    would wait for the batch forever.
+    torch would do that in a thread of the worker. When shared memory is full, that thread only prints an error, and the
+    run would wait for the batch forever.
     """
     if get_worker_info() is None or isinstance(batch, DataError):
         return batch
@@ -221,7 +222,7 @@ def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
 
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Block the STOPPING signals in the processes started inside. The parent gets them a little later.
+    """Block the STOPPING signals in processes that are started inside. The parent receives its signals a little later.
 
     Ctrl-C, Slurm's warnings and a closed terminal reach every process of a run. The parent needs its workers while it
     saves, and then ends them itself.

@@ -1,4 +1,4 @@
-"""Images in memory."""
+"""The image set of data sets that are held in memory."""
 
 import numpy as np
 from PIL import Image

@@ -15,7 +15,7 @@ CALTECH256 = ("256_ObjectCategories", ("", "caltech256"), "257.clutter")
 
 
 def read_caltech(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
-    """Read 101_ObjectCategories/NAME/image_0001.jpg, or 256_ObjectCategories/001.NAME/001_0001.jpg."""
+    """Return images of 101_ObjectCategories/NAME/image_0001.jpg, or of 256_ObjectCategories/001.NAME/001_0001.jpg."""
     folder, parents, background = CALTECH256 if "256" in config.DATA.DATASET else CALTECH101
     expects = f"the folder {folder}/ with a folder per class"
     root = data_root(config.DATA, expects)
@@ -23,7 +23,7 @@ def read_caltech(config: Config, say: Callable = print) -> tuple[ImageSet, Image
     found = next((each for each in candidates if each.is_dir()), None)
     if found is None:
         raise DataError(f"DATA.DATA_PATH: {root} has no {folder}/; {expected_layout(config.DATA, expects)}")
-    # Without subfolders, because the dog folder of Caltech256 contains a stray folder with other images.
+    # Subfolders are not read, because the dog folder of Caltech256 contains a stray folder with other images.
     classes = [name for name in class_folders(found) if name != background]
     image_set = read_class_folders(config, found, classes, classes, deep=False)
     return hold_out(image_set, config.DATA.VAL_FRACTION, str(found), config.DATA.fold)

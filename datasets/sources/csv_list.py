@@ -39,7 +39,7 @@ def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, Im
     columns = Columns.of(config.DATA, files)
     settings = {"columns": columns.names, "group_by": columns.group}
     if config.DATA.has_several_labels:
-        # The stored split depends on the separator.
+        # The split that is stored next to the index depends on these.
         settings |= {"are_bits": columns.are_bits, "separator": config.DATA.LABEL_SEPARATOR}
     lists = Lists(
         files,
@@ -62,7 +62,7 @@ class Columns(NamedTuple):
     path: str
     of_labels: tuple[str, ...]  # one column of classes, or any number of columns of 0 and 1
     are_bits: bool  # the labels are columns of 0 and 1
-    may_be_empty: bool  # the column of classes may be empty: the image has no label
+    may_be_empty: bool  # the column of classes may be empty, for images without a label
     group: str | None
 
     @classmethod
@@ -115,7 +115,8 @@ def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
             yield rows, [f"{file}: read with {' and '.join(found)}"] * bool(found)
         except csv.Error as error:
             raise DataError(
-                f"{file}, line {rows.line_num if rows else 1}: {error}; look for an unclosed quote there, or correct the line"
+                f"{file}, line {rows.line_num if rows else 1}: {error}; look for an unclosed quote there, or "
+                "correct the line"
             ) from error
         except UnicodeError as error:
             raise DataError(f"{file}: this is not text ({error}); save it as UTF-8") from error
@@ -146,15 +147,15 @@ class _Values(NamedTuple):
 
     def take(self, rows: Any) -> Rows | None:
         """Return paths, labels and groups of the next rows of a csv.reader, or None after the last row."""
-        # One list of strings per column: a tuple for each row would trigger Python's garbage collector again and again.
+        # One list of strings per column, because a tuple per row would trigger Python's garbage collector many times.
         columns, lines = [[] for _ in self.places], array("Q")
         targets = [(column, place, values.append) for (column, place), values in zip(self.places, columns, strict=True)]
         optional = self.columns.of_labels if self.columns.may_be_empty else ()
         for row in itertools.islice(filter(None, rows), ROWS_AT_ONCE):
             if len(row) > self.width:
                 raise DataError(
-                    f"{self.file}, line {rows.line_num}: more values than the header has columns; put a value with a "
-                    "separator in quotes"
+                    f"{self.file}, line {rows.line_num}: more values than the header has columns; put values "
+                    "that contain the separator in quotes"
                 )
             for column, place, keep in targets:
                 value = row[place].strip() if place < len(row) else ""
@@ -180,8 +181,9 @@ class _Values(NamedTuple):
         wrong = [(found.index(""), place) for place, found in enumerate(bits) if "" in found]
         for row, place in sorted(wrong)[:1]:
             raise DataError(
-                f"{self.file}, line {lines[row]}: {self.columns.of_labels[place]} is {shortened(columns[place][row])!r}; a column "
-                "of labels (DATA.COLUMNS) has 1 for images with this label and 0 for the others (or true and false)"
+                f"{self.file}, line {lines[row]}: {self.columns.of_labels[place]} is "
+                f"{shortened(columns[place][row])!r}; a column of labels (DATA.COLUMNS) has 1 for images with this "
+                "label and 0 for the others (or true and false)"
             )
         return ["".join(each) for each in zip(*bits, strict=True)]
 

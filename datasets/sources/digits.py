@@ -13,11 +13,11 @@ from datasets.types import ImageSet
 
 FILE = Path(__file__).with_name("digits.npz")
 VAL_FRACTION = 0.2  # fixed, so that accuracies are comparable
-BRIGHTEST = 16
+BRIGHTEST = 16  # the highest pixel value in the file
 
 
 def read_digits(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
-    """Return 80% of every class for training and 20% for validation, or a fold. DATA_PATH is not used."""
+    """Return 80% of every class for training and 20% for validation, or the parts of a fold. DATA_PATH is not used."""
     with np.load(FILE, allow_pickle=False) as content:
         images, targets = content["images"], content["targets"]
     images = np.round(images * (255 / BRIGHTEST)).astype(np.uint8)

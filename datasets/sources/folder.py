@@ -23,10 +23,10 @@ from utils.errors import DataError, did_you_mean
 from utils.runs import has_files_of_run, is_run_folder
 from utils.text import counted, first_of
 
-SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # copies and thumbnails, in zip files made on a Mac and on network disks
+SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # folders of copies or thumbnails, in a Mac's zip files and on network disks
 RUNS = "folders of runs"
-DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # 2024, 2024-05-01, 20240501 birthday
-NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
+DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # matches 2024, 2024-05-01, 20240501 birthday
+NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")  # left out without a warning
 MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
 MOST_DATA_SETS = 100  # the most folders that are checked for being data sets; more folders are always classes
 THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
@@ -76,7 +76,7 @@ class Content(NamedTuple):
 
     @property
     def is_data_set(self) -> bool:
-        """Whether the folder has several subfolders, not all named by date as in a class, and hardly any images."""
+        """Whether the folder has several subfolders and hardly any images. A folder with only dates is a class."""
         return not self.is_class and len(self.folders) > 1 and not all(map(DATE.match, self.folders))
 
     def describe(self) -> str:
@@ -96,8 +96,8 @@ def _why_no_classes(root: Path, names: list[str]) -> str:
         return ""
     first = root / several[0]
     return (
-        f"DATA.DATA_PATH: {first} holds {inside[several[0]].describe()}, and the other folders of {root} are like it: is "
-        f"-data_path one folder too high? Name the folder that contains the class folders, as in -data_path "
+        f"DATA.DATA_PATH: {first} holds {inside[several[0]].describe()}, and the other folders of {root} are like it: "
+        f"is -data_path one folder too high? Name the folder that contains the class folders, as in -data_path "
         f"{shlex.quote(str(first))}; if {first_of(names, limit=4)} are the classes, list them in a file: "
         "-opts DATA.CLASSES=classes.txt"
     )
@@ -163,7 +163,7 @@ def _check_classes(train_folder: Path, classes: list[str], val_folder: Path, val
         if train.exists() and (is_within(train, val) or is_within(val, train)):
             raise DataError(
                 f"{val} and {train} are the same folder, or one is inside the other, so validation would score images "
-                "that were trained on; give it images of its own"
+                "that were trained on; give validation its own images"
             )
 
 
@@ -205,7 +205,7 @@ def class_folders(folder: Path) -> list[str]:
 def read_class_folders(
     config: Config, folder: Path, names: list[str], classes: list[str], deep: bool = True
 ) -> FileImages:
-    """Read the images of the class folders `names`, numbered as in `classes`. `deep`: including their subfolders."""
+    """Read the images of the class folders `names`, numbered as in `classes`. `deep`: also read subfolders."""
     number = {normalize("NFC", name): index for index, name in enumerate(classes)}
     if twice := next((name for name in classes if classes[number[normalize("NFC", name)]] != name), None):
         raise DataError(
@@ -236,7 +236,7 @@ def read_class_folders(
 
 
 def _describe_runs(root: Path, beside: list[str], num_inside: int) -> list[str]:
-    """Describe the run folders, whose pictures are not read: next to the class folders, and inside them."""
+    """Describe the run folders next to the class folders and inside them. Their pictures are not read."""
     found = [f"next to the classes: {first_of(beside)}"] * bool(beside)
     found += [f"inside them: {num_inside}"] * bool(num_inside)
     total = len(beside) + num_inside
@@ -244,7 +244,7 @@ def _describe_runs(root: Path, beside: list[str], num_inside: int) -> list[str]:
 
 
 def _is_unchanged(index: Index, folder: Path) -> bool:
-    """Return whether no image was added, renamed or removed since the index was built, by the dates of the folders."""
+    """Return whether the dates of the folders show that no image was added, renamed or removed after indexing."""
     folders = (os.fsdecode(each) for chunk in index.text("folder").chunks() for each in chunk)
     dated = zip(folders, index.column("date").tolist(), strict=True)
     try:
@@ -310,7 +310,7 @@ class FolderScan:
             folders = [each for each in folders if self.deep and self._is_read(os.path.join(self.root, inside, each))]
             if inside == name:
                 self._refuse_repeated(name, folders)
-            below = f"{inside}/" if inside else ""  # os.path.join would take most of the time
+            below = f"{inside}/" if inside else ""  # os.path.join would take most of the scan's time
             waiting += [f"{below}{each}" for each in reversed(folders)]
             for file in files:
                 if _is_image(file):
@@ -325,7 +325,8 @@ class FolderScan:
         if not paths:
             found = f", only files that are not read ({first_of(sorted(others))})" if others else ""
             raise DataError(
-                f"{self.root / name}: no images in this folder{found}; add some ({' '.join(IMAGE_ENDINGS)}) or remove it"
+                f"{self.root / name}: no images in this folder{found}; add some ({' '.join(IMAGE_ENDINGS)}) or "
+                "remove it"
             )
         self.left_out += others
         return sorted(paths)

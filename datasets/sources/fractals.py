@@ -1,12 +1,12 @@
 """`fractals`: images of iterated function systems, which are computed when they are read, without files.
 
 A class is a system of contracting affine maps, and its images show the attractor of the system. Two of every three
-classes draw lines: a fractal curve along each side of a polyline, open or closed. The third is a cloud of points.
+classes show lines: a fractal curve along each side of a polyline, open or closed. The third shows a cloud of points.
 Images of a class differ slightly in all numbers of the system, and in place, size, slant, thickness and colours.
 Pretraining on such classes: FractalDB (arXiv:2101.08515); bounds on the singular values: arXiv:2110.03091.
 
-An image depends only on its class and number, and is the same on every machine: the draws are numpy's raw bits, and the
-rest is sums, products and square roots of single numbers, which IEEE 754 rounds in the same way everywhere.
+An image depends only on its class and number, and is the same on every machine: it is computed from numpy's raw bits by
+sums, products and square roots of single numbers, which IEEE 754 rounds in the same way everywhere.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ from datasets.types import ImageSet
 SIDE = 32  # pixels
 DEFAULT_CLASSES = 200
 SEED = 20260  # the same for all classes
-MAX_POINTS = 600  # points of an attractor
-FILLED = (0.08, 0.45)  # fraction of the pixels that a class may draw
-ATTEMPTS = 100  # random systems that are tried for each class
-NUMBERS = 32  # numbers of a system
-STYLE = 17  # numbers of an image: place, size, slant, thickness and colours
-CHANGE = 0.1  # how much a system's numbers change from image to image
+MAX_POINTS = 600  # the most points of an attractor
+FILLED = (0.08, 0.45)  # smallest and largest fraction of the pixels that a class may draw
+ATTEMPTS = 100  # the most random systems that are tried for each class
+NUMBERS = 32  # random numbers of a system
+STYLE = 17  # random numbers of an image for place, size, slant, thickness and colours
+CHANGE = 0.1  # how much a system's numbers may change from image to image
 
 
 class System(NamedTuple):
@@ -120,7 +120,7 @@ def cloud_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
     """Return float64 [maps, 6]: maps (rotation, scaling, rotation), scaled so that the result just fills an image."""
     draws = numbers[: 8 * num_maps].reshape(num_maps, 8)
     first, second = rotations(draws[:, 0:2]), rotations(draws[:, 2:4])
-    # arXiv:2110.03091: the sum over the maps of (larger + 2 x smaller value) is from (5 + maps) / 2 to (6 + maps) / 2.
+    # arXiv:2110.03091: larger + 2 x smaller singular value, summed over the maps, is (5 + maps) / 2 to (6 + maps) / 2.
     larger = 0.6 + 0.25 * draws[:, 4]
     smaller = larger * (0.55 + 0.45 * draws[:, 5])
     factor = ((5.5 + num_maps) / 2) / sum(larger + 2 * smaller)
@@ -146,7 +146,7 @@ def rotations(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attractor(maps: np.ndarray) -> np.ndarray:
-    """Return float64 [2, points]: a point after each map sequence of one length. All are near the attractor."""
+    """Return float64 [2, points]: a point after each map sequence of the same length. All lie near the attractor."""
     points = np.zeros((2, 1))
     while points.shape[1] * len(maps) <= MAX_POINTS:
         points = applied(maps, points)
@@ -184,7 +184,7 @@ def picture(system: System, draws: np.ndarray) -> np.ndarray:
     for _ in range(int((style[7] + 1) * 2)):
         ink = np.minimum(2 * smoothed(ink), 255)
     paper, pen = 40 + 40 * style[8:11], 215 + 40 * style[11:14]
-    if style[14] > 0:  # grey
+    if style[14] > 0:  # a grey image
         paper, pen = np.full(3, paper[0] - 40 if style[15] > 0 else paper[0]), np.full(3, pen[0])
     if style[16] > 0.5:
         paper, pen = pen, paper

@@ -34,8 +34,8 @@ def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | Non
             _refuse_kaggle(root)
             if (folders := subfolders(root) if root.is_dir() else []) and not config.START.EVAL:
                 raise DataError(
-                    f"DATA.DATA_PATH: {root} has no train/ and val/, but {first_of(sorted(folders), limit=3)}; if each is a "
-                    "class: -dataset imagefolder"
+                    f"DATA.DATA_PATH: {root} has no train/ and val/, but {first_of(sorted(folders), limit=3)}; if each "
+                    "is a class: -dataset imagefolder"
                 )
         return read_split_folders(config, root, EXPECTS)
     # Evaluation needs the training list only for its classes.
@@ -81,7 +81,7 @@ def read_list_file(file: Path, add: Callable[[Rows], None]) -> list[str]:
             numbers = np.arange(start, start + len(text))
             if "" in text:
                 numbers, text = numbers[[bool(line) for line in text]], list(filter(None, text))
-            # One flat list: a list for each line would trigger Python's garbage collector again and again.
+            # One flat list, because a list for each line would trigger Python's garbage collector many times.
             parts = list(itertools.chain.from_iterable(line.rsplit(maxsplit=1) for line in text))
             if len(parts) < 2 * len(text):
                 place, line = next((place, line) for place, line in enumerate(text) if len(line.split(maxsplit=1)) < 2)

@@ -18,7 +18,7 @@ from utils.text import format_bytes_apart
 
 MOST_BYTES_PER_PIXEL = 8  # an uncompressed file with four channels of 16 bits
 LONGEST = 4096  # characters of the longest path that a system opens
-RETRY_AFTER = (0.5, 2.0)  # seconds; a network file system or a disk may recover
+RETRY_AFTER = (0.5, 2.0)  # seconds before each retry; a network file system or a disk may recover
 # Errors that a retry cannot help: no such file, no permission, a folder or socket instead of a file.
 LASTING = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ELOOP}
 LASTING |= {errno.ENAMETOOLONG}
@@ -72,11 +72,11 @@ class FileImages(EncodedImages):
         *,
         confined: bool = False,
     ):
-        """`paths` are relative to `root`; `confined`: they come from a list, so no link may lead out of `root`."""
+        """`paths` are relative to `root`; `confined`: a list names them, so no link may lead out of `root`."""
         super().__init__(targets, classes)
         self.root, self.rules, self.confined = root, rules, confined
-        # Not a list of strings: every loader process would copy a million small objects as soon as their reference
-        # counts change.
+        # Not a list of strings, because every loader process would copy a million small objects as soon as their
+        # reference counts change.
         self.paths = paths if isinstance(paths, Texts) else Texts.of([os.fsencode(path) for path in paths])
 
     def name(self, index: int) -> str:
@@ -93,7 +93,7 @@ class FileImages(EncodedImages):
         if not self.is_listing:
             return None
         links = [Path(entry.path) for entry in os.scandir(self.root) if entry.is_symlink() and entry.is_dir()]
-        # Without parts, new images in `root` itself do not join the set: runs next to the class folders are left out.
+        # Without train/ and val/, runs in `root` itself do not join the set: run folders next to classes are left out.
         is_beside = self.split.keys() == {"training"} and os.path.realpath(folder) == os.path.realpath(self.root)
         return None if is_beside else next((each for each in (self.root, *links) if is_within(each, folder)), None)
 

@@ -22,8 +22,8 @@ from datasets.types import count_classes
 from utils.errors import DataError, not_a_file
 from utils.text import first_of
 
-NUM_CHECKED = 10  # files of each list that must exist at the start; checking all of ImageNet would take minutes
-NUM_NAMED = 10  # repeated paths that the log names
+NUM_CHECKED = 10  # files of each list that are looked up at the start; looking up all of ImageNet would take minutes
+NUM_NAMED = 10  # repeated or shared paths that the log names
 ROWS_AT_ONCE = 1 << 16
 OF_ROWS = {"path": TEXT, "target": "<i4", "group": TEXT}
 OF_LABELS = {"label": TEXT, "label_line": "<u8", "label_count": "<u8"}  # columns of the distinct labels
@@ -42,13 +42,13 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Lists:
-    """List files of one kind, and the function that reads them. Of two, the first is for training."""
+    """List files of one kind, and the function that reads them. If there are two, the first is for training."""
 
     files: list[Path]
-    read: Callable[[Path, Callable[[Rows], None]], list[str]]  # passes all rows on, and returns lines for the log
+    read: Callable[[Path, Callable[[Rows], None]], list[str]]  # passes all rows to a function, and returns log lines
     allow_names: bool  # labels may be names of classes
     has_several_labels: bool = False
-    label_columns: tuple[str, ...] = ()  # for several labels with a column each
+    label_columns: tuple[str, ...] = ()  # the columns of 0 and 1, if each label has a column
     settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
 
 
@@ -124,8 +124,8 @@ class _Builder:
         self.config, self.lists = config, lists
         self.writer = IndexWriter(place, _shape(len(lists.files)).columns)
         self.hashes = RowHashes()
-        self.first_lines: list[list[int]] = []  # for each list: the lines of the files that must exist
-        self.folder_names: list[list[str]] = []  # for each list: see _folder_names
+        self.first_lines: list[list[int]] = []  # for each list: the line numbers of the files that are looked up
+        self.folder_names: list[list[str]] = []  # for each list: the result of _folder_names
 
     def build(self, facts: dict) -> Index:
         notes, labels, numbers = [], [], []
@@ -145,7 +145,7 @@ class _Builder:
         return self.writer.finish(facts | self._compare(numbers))
 
     def _read(self, number: int, file: Path) -> tuple[list[str], np.ndarray]:
-        """Read a list. Return lines for the log, and the number of each row's label."""
+        """Read a list. Return lines for the log, and the label number of each row."""
         labels, folders, of_rows, pairs = Distinct(), Distinct(), array("I"), set()
         self.first_lines.append([])
 
@@ -174,7 +174,7 @@ class _Builder:
         return notes, numbers
 
     def _compare(self, labels: list[np.ndarray]) -> dict:
-        """Return number and examples of repeated paths in each list, and of paths and groups that are in both lists."""
+        """Return count and examples of repeated paths in each list, and of paths and groups that are in both lists."""
         num_first = len(labels[0])  # rows of the first list
         texts = [self.writer.text(f"{number}.path") for number in range(len(labels))]
         repeated: list[list[int]] = [[] for _ in labels]
@@ -268,7 +268,7 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
 
 
 def _check_paths(index: Index, file: Path, number: int) -> None:
-    """Raise DataError if a path leads out of the folder of the list, or if one of the first files does not exist."""
+    """Raise DataError if a path leads out of the folder of the list, or if one of its first files does not exist."""
     root, inside, paths = file.parent, Inside(file.parent), index.text(f"{number}.path")
     folders = (os.fsdecode(each) for chunk in index.text(f"{number}.folder").chunks() for each in chunk)
     outside = next((place for place, folder in enumerate(folders) if folder not in inside), None)
@@ -282,6 +282,6 @@ def _check_paths(index: Index, file: Path, number: int) -> None:
             )
     if outside is not None:
         raise DataError(
-            f"{file}, line {index.column(f'{number}.folder_line')[outside]}: {os.fsdecode(paths[row])!r} leads out of {root}; "
-            "paths are relative to that folder and must stay in it, also through links"
+            f"{file}, line {index.column(f'{number}.folder_line')[outside]}: {os.fsdecode(paths[row])!r} leads out "
+            f"of {root}; paths are relative to that folder and must stay in it, also through links"
         )

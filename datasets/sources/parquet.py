@@ -44,13 +44,13 @@ from utils.text import counted, first_of
 
 ENDING = ".parquet"
 EXPECTS = "train-00000-of-00002.parquet ... and validation-*.parquet, also in data/, or train/*.parquet"
-# train-00000-of-00294.parquet, train.parquet, imagenet-train-0.parquet
+# Names of files of a part: train-00000-of-00294.parquet, train.parquet, imagenet-train-0.parquet.
 OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})(?:[-_.\d].*)?", re.IGNORECASE)
 OF_COUNT = re.compile(r"(.*?)(\d+)-of-(\d+)(?:-\w+)?")  # some names end with a checksum
-SAFE_VERSION = 15  # up to 14.0.0 types in a file could be pickles (CVE-2023-47248)
+SAFE_VERSION = 15  # up to pyarrow 14.0.0, types in a file could be pickles (CVE-2023-47248)
 DEPTH = 3  # levels of folders that are searched: data/, or default/train/
-USUAL_COLUMNS = ("image", "label")  # on Hugging Face
-NUM_THREADS = 16  # which mostly wait for the disk
+USUAL_COLUMNS = ("image", "label")  # columns of image and label on Hugging Face
+NUM_THREADS = 16  # threads, which mostly wait for the disk
 INDEX_COLUMNS = {"label": "<i4", "name": TEXT, "group_file": "<i4", "group_number": "<i4", "group_rows": "<i8"}
 INDEX_COLUMNS |= {"group_bytes": "<i8", "file_rows": "<i8"}
 SHAPE = Shape(
@@ -58,9 +58,11 @@ SHAPE = Shape(
     ["label name", "group_file group_number group_rows group_bytes", "file_rows"],
     {"image": str, "are_names": bool, "has_keys": bool},
 )
-CACHE_BYTES = 192 << 20  # bytes of cached row groups in each process
-WRITING_BYTES = 2 << 30  # bytes of cached row groups when one process writes all images in another format
-MIN_GROUPS = 4  # cached even if they are larger: where one ends, an epoch and its prefetched batches read from two
+CACHE_BYTES = 192 << 20  # limit for the cached row groups of each process
+WRITING_BYTES = 2 << 30  # the same limit while one process writes all images in another format
+# Row groups that are cached even if they exceed CACHE_BYTES, because near the end of a group the current batch and the
+# prefetched batches read from two groups.
+MIN_GROUPS = 4
 MAX_FOOTERS = 128  # footers that a process keeps
 NAME_COLUMNS = "name both columns with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
 
@@ -146,14 +148,14 @@ def _missing_files(paths: list[Path]) -> list[str]:
 
 
 def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
-    """Warn of rows in an order that mixes badly."""
-    # In random order of n equal classes, only one row in n has the label of the row before.
+    """Warn if the rows are sorted by class and an epoch mixes them badly."""
+    # In a random order of n equally large classes, only one row in n has the label of the previous row.
     is_sorted = np.count_nonzero(train.targets[1:] == train.targets[:-1]) > len(train) / 2
     if not is_sorted or train.reach >= len(train) or len(train.classes) <= 2:
         return []
     return [
-        f"warning: the rows are sorted by class, and an epoch moves them by at most {train.reach:,} places within shuffled "
-        "row groups, so a batch has few classes; scripts/make_shards.py makes shards that are better mixed"
+        f"warning: the rows are sorted by class, and an epoch moves them by at most {train.reach:,} places within "
+        "shuffled row groups, so a batch has few classes; scripts/make_shards.py makes shards that are better mixed"
     ]
 
 
@@ -167,7 +169,7 @@ class Columns(NamedTuple):
     path: str | None  # the file name that is stored with an image
     label: str
     are_names: bool  # whether labels are names; else they are numbers
-    classes: tuple[str, ...] | None  # by number, if the file has them
+    classes: tuple[str, ...] | None  # class names by number, if the file has them
 
 
 def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
@@ -185,8 +187,8 @@ def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
     is_text = _is_text(_value_type(label.type))
     if not (is_whole or is_text) or str(content) not in ("binary", "large_binary", "binary_view"):
         raise DataError(
-            f"{file}: {image.name} has the type {image.type} and {label.name} {label.type}; images are stored as binary "
-            f"or as a struct with bytes, labels are whole numbers or names, so {NAME_COLUMNS}"
+            f"{file}: {image.name} has the type {image.type} and {label.name} {label.type}; images are stored as "
+            f"binary or as a struct with bytes, labels are whole numbers or names, so {NAME_COLUMNS}"
         )
     classes = None if is_text else _class_names(schema).get(label.name)
     path = f"{image.name}.path" if "path" in inside and _is_text(inside["path"].type) else None
@@ -194,7 +196,7 @@ def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
 
 
 def _value_type(kind: Any) -> Any:
-    """Return the type of the values, also if they are stored as a dictionary of distinct values."""
+    """Return the type of the values, even if they are stored as a dictionary of distinct values."""
     import pyarrow.types as types
 
     return kind.value_type if types.is_dictionary(kind) else kind
@@ -213,7 +215,7 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
             for name, feature in features.items()
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names")
         }
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # absent, or written by another program
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # missing or invalid metadata
         return {}
 
 
@@ -221,7 +223,7 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _open_index(config: Config, root: Path, files: Sequence[Path]) -> Index:
-    """Return the index of these files, and build it if there is no current one."""
+    """Return the index of these files. Build it if there is none, or if the files have changed."""
     made_of = {"files": stamps_of(files), "columns": list(config.DATA.COLUMNS)}
     beside = root / "parquet.index" if root.is_dir() else root.with_suffix(".index")
 
@@ -270,7 +272,7 @@ def _build(place: Place | None, files: Sequence[Path], data: Data, made_of: dict
                 writer.add(column, values)
             writer.add("file_rows", [len(labels)])
     in_order = np.sort(hashes.take())
-    # Whether each image has a unique name. A row without a name has an empty name.
+    # Names are keys if each image has its own name. A row without a name has an empty name.
     has_keys = not (in_order[1:] == in_order[:-1]).any() and hash(b"") not in in_order
     facts = {"image": columns.image, "classes": columns.classes, "are_names": columns.are_names, "has_keys": has_keys}
     return writer.finish({"made_of": made_of, **facts})
@@ -348,8 +350,8 @@ def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]]
         row = int(wrong.argmax())
         raise DataError(
             f"{file}, row {row}: {columns.label} is {numbers[row]}, which is not a class number from 0 to "
-            f"{limit - 1:,}, as in {counted(int(wrong.sum()), 'row')} of {len(numbers):,}; test images of a competition have "
-            f"negative labels: move such files elsewhere, or {NAME_COLUMNS}"
+            f"{limit - 1:,}, as in {counted(int(wrong.sum()), 'row')} of {len(numbers):,}; test images of a "
+            f"competition have negative labels: move such files elsewhere, or {NAME_COLUMNS}"
         )
     if columns.path:
         texts = read_columns(file, [columns.path]).column(0).flatten()[0]
@@ -361,7 +363,7 @@ def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]]
 
 
 def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
-    """Return number, rows and bytes of images of each row group that has rows, from the footer."""
+    """Return (number, rows, bytes of the images) of each row group that has rows, as the footer states them."""
     with opened(file) as content:
         metadata, groups = content.metadata, []
     for number in range(metadata.num_row_groups):
@@ -376,9 +378,9 @@ def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
         if chunk.statistics is not None and chunk.statistics.null_count:
             first = sum(rows for _, rows, _ in groups)
             raise DataError(
-                f"{file}: {counted(chunk.statistics.null_count, 'row')} from row {first} on have no image, or only the path "
-                "of one; remove them, or write the file again with embedded images (in Hugging Face's library: map "
-                "with embed_table_storage)"
+                f"{file}: {counted(chunk.statistics.null_count, 'row')} from row {first} on have no image, or only the "
+                "path of one; remove them, or write the file again with embedded images (in Hugging Face's library: "
+                "map with embed_table_storage)"
             )
         if group.num_rows:
             groups.append((number, group.num_rows, chunk.total_uncompressed_size))
@@ -490,7 +492,10 @@ class ParquetImages(EncodedImages):
         return self._order(self.reach, seed, epoch)
 
     def order_to_write(self, seed: int) -> GroupedShuffle:
-        """Return the order of an epoch, but mixed more widely, because only one process keeps row groups."""
+        """Return an order that is mixed more widely than in training.
+
+        Only one process reads, so it may cache up to WRITING_BYTES of row groups.
+        """
         self.limit = max(self.limit, WRITING_BYTES)
         return self._order(self._within(self.limit), seed, 0)
 
@@ -500,7 +505,7 @@ class ParquetImages(EncodedImages):
         return GroupedShuffle(starts, reach, seed, epoch)
 
     def _within(self, num_bytes: int) -> int:
-        """Return how far an image may move before its row group is dropped. Prefetching gets a quarter of the bytes."""
+        """Return how far an image may move while its row group is cached. A quarter of the bytes is for prefetching."""
         mean = max(self.num_bytes // max(int(self.group_starts[-1]), 1), 1)
         return max(num_bytes * 3 // 4 // mean, 1)
 

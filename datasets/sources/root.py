@@ -8,7 +8,8 @@ from configs.schema import Config, Data
 from utils.errors import DataError, not_a_file
 from utils.text import first_of
 
-# In any letter case; the first that exists is read. Test images are for a final evaluation, not to choose a model.
+# Names in any letter case; the first name that exists is read. Test images are for a final evaluation, not to choose a
+# model, so their name is the last.
 TRAIN_NAMES, TEST_NAME = ("train", "training"), "test"
 VAL_NAMES = ("val", "valid", "validation", "eval", "dev", TEST_NAME)
 
@@ -60,5 +61,5 @@ def data_root(data: Data, expects: str) -> Path:
 
 
 def expected_layout(data: Data, expects: str) -> str:
-    """Return the end of every message about a wrong layout."""
+    """Return the end of messages about a wrong layout: the layout that the data set expects."""
     return f"{data.DATASET} expects {expects} there; set -data_path or -dataset (layouts: docs/data.md)"

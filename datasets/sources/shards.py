@@ -1,4 +1,4 @@
-"""`shards`: samples in tar files of WebDataset, read by position, nearly in the order of the tars."""
+"""`shards`: samples in WebDataset's tar files, read at their positions, nearly in the order of the tars."""
 
 import functools
 import hashlib
@@ -47,14 +47,14 @@ VERSION = 2  # version of the content of the index
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
 TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
 SHAPE = Shape(SAMPLES | TARS, ["label offset size name", "tar tar.size tar.version tar.checksum", "tar.first"], {})
-NUM_PIECES, PIECE = 64, 8192  # number and bytes of the pieces of a tar in its checksum; they cover half a MiB
+NUM_PIECES, PIECE = 64, 8192  # number and bytes of the pieces of a tar that its checksum covers: half a MiB
 MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
 MAX_OPEN_TARS = 128  # in each process, whose limit for open files may be 256
-NUM_THREADS = 16  # which mostly wait for the disk
+NUM_THREADS = 16  # threads, which mostly wait for the disk
 CLASSES_FILE = "classes.txt"
 EXPECTS = "train-000000.tar ... and val-000000.tar ..., or train/*.tar and val/*.tar"
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-# train-000000.tar, train-00000-of-00002.tar, imagenet-train-0.tar
+# Names of tars of a part: train-000000.tar, train-00000-of-00002.tar, imagenet-train-0.tar.
 OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})[-_.\d]*(?:of[-_\d]+)?\.tar", re.IGNORECASE)
 
 
@@ -77,7 +77,7 @@ class Shard(NamedTuple):
 
 
 class ShardFolder:
-    """A folder of shards on a disk. A subclass for a server overrides all of this, and keeps copies in `root`."""
+    """A folder of shards on a disk. A subclass for a server overrides the methods, and keeps copies in `root`."""
 
     notes: Sequence[str] = ()  # lines for the log
     drops_tars = False  # whether it deletes copies of tars to make room for others
@@ -112,7 +112,7 @@ class ShardFolder:
         return read_names(file, "surrogateescape") if os.path.lexists(file) else None
 
     def load(self, tar: ShardTar, known: Sequence["ShardTable"]) -> Shard:
-        """Return the samples of a tar from an older index, even if the tar has another date, or else read the tar."""
+        """Return the samples of a tar: from an older index if at most its date has changed, or by reading it."""
         for table in known:
             number = table.find(tar)
             if number is not None and (
@@ -160,7 +160,7 @@ def scan(tar: Tar) -> Shard:
         folder, slash, file = member.name.rpartition("/")
         stem, _, ending = file.partition(".")
         key, ending = folder + slash + stem, ending.lower()
-        if not stem:  # hidden files, such as macOS adds
+        if not stem:  # a hidden file, such as macOS adds
             continue
         if f".{ending}" in KNOWN_ENDINGS:
             if key in images:
@@ -197,7 +197,7 @@ def _label_in(data: bytes, ending: str) -> int | str | None:
     except (ValueError, RecursionError):
         return None
     label = content.get("label", content.get("cls")) if isinstance(content, dict) else None
-    return label if type(label) is int else None  # True is an int too
+    return label if type(label) is int else None  # not isinstance, because True is an int too
 
 
 def checksum_of(tar: Tar) -> bytes:
@@ -250,7 +250,7 @@ class ShardTable:
         return {name: number for number, name in enumerate(self.tar_names.chunk(0, len(self.tar_names)))}
 
     def find(self, tar: ShardTar) -> int | None:
-        """Return the number of this tar, or None if it is unknown or the index points outside it (a server's may)."""
+        """Return the number of this tar, or None if it is unknown or a server's index has samples outside of it."""
         number = self._numbers.get(os.fsencode(tar.name))
         if number is None or self.tar_sizes[number] != tar.size:
             return None
@@ -376,7 +376,7 @@ class ShardImages(EncodedImages):
 def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
     """Return an open tar. A tar that leaves the cache is closed when the last thread has finished reading from it."""
     if folder.drops_tars:
-        _opened.cache_clear()  # a tar that is dropped for this one would stay on the disk while it is open
+        _opened.cache_clear()  # an open tar would stay on the disk even after it is deleted to make room for this one
     return folder.open(table.tar(number), table.checksum(number))
 
 

@@ -15,7 +15,7 @@ DEFAULT_CLASSES = 1000
 
 
 class SyntheticImages(ImageSet):
-    """Targets without images. SyntheticBatches generates the images on the device."""
+    """Targets without images. SyntheticBatches makes the images."""
 
     in_memory = names_are_numbers = labels_are_numbers = True
 
@@ -27,7 +27,7 @@ class SyntheticImages(ImageSet):
 
 
 class SyntheticBatches:
-    """One batch of random images on the device. Each batch is a slice of it: no copy, no waiting."""
+    """Random images for one batch, kept on the device. Every batch is a slice of them, without a copy or waiting."""
 
     def __init__(self, config: Config, image_set: ImageSet, batch_size: int, rank: int, device: torch.device):
         rng = np.random.default_rng([config.SEED, rank])
@@ -44,7 +44,7 @@ class SyntheticBatches:
 
 
 def read_synthetic(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
-    """Return SYNTHETIC_SIZE targets, the same for training and validation."""
+    """Return a training and a validation set with the same SYNTHETIC_SIZE random targets."""
     num_classes = config.MODEL.NUM_CLASSES or DEFAULT_CLASSES
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
     image_set = SyntheticImages(targets, [str(number) for number in range(num_classes)])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from utils.errors import DataError, not_a_file
 
 MOST_EXTENDED = 1 << 16  # bytes of an extended header, such as a long name
-TOO_MANY_DIGITS = re.compile(rb"\d{256}")  # more than a file name has
+TOO_MANY_DIGITS = re.compile(rb"\d{256}")  # more digits than a file name has
 BLOCK = 512  # bytes; a block of zeros ends a tar
 
 
@@ -26,7 +26,7 @@ class Tar:
     """An open tar. It keeps no position, so threads and forked processes can read from it concurrently."""
 
     def __init__(self, path: Path, title: str = ""):
-        """`title`: its name in messages, if not its path. Raise DataError if the path is not a file."""
+        """`title`: the name in messages, by default the path. Raise DataError if the path is not a file."""
         self.path, self.title = path, title or str(path)
         kind = not_a_file(path)
         if kind:
@@ -58,27 +58,27 @@ class Tar:
                     if member.isreg():
                         last = member.name
                         yield self._checked(member)
-        # Extended headers of impossible sizes or lengths, or too many in a row, raise the other errors.
+        # The errors besides TarError come from extended headers of impossible sizes, or from too many of them in a row.
         except (tarfile.TarError, ValueError, OverflowError, MemoryError, RecursionError) as error:
             problem = error
         # tarfile ends silently at a damaged header, so the files after it would be missing from the data.
         if problem or end > self.size or self.read(end, BLOCK) != bytes(BLOCK):
             raise DataError(
-                f"{self.title}: no tar header at byte {end}, after {last}; the file is truncated, damaged or compressed: "
-                "restore or unpack it"
+                f"{self.title}: no tar header at byte {end}, after {last}; the file is truncated, damaged or "
+                "compressed: restore or unpack it"
             ) from problem
 
     def _checked(self, member: tarfile.TarInfo) -> Member:
         if member.issparse() or member.name.startswith("/") or ".." in member.name.split("/"):
             raise DataError(
-                f"{self.title}: the member {member.name!r} leads out of the tar or is sparse; make the tar with relative "
-                "names, without '..' and without --sparse"
+                f"{self.title}: the member {member.name!r} leads out of the tar or is sparse; make the tar with "
+                "relative names, without '..' and without --sparse"
             )
         return Member(member.name, member.offset_data, member.size)
 
 
 class _Headers:
-    """The headers of a tar as a file for `tarfile`. It refuses headers that stall older versions or fill the memory."""
+    """A tar as a file of headers for `tarfile`. It refuses headers that stall older Pythons or fill the memory."""
 
     def __init__(self, tar: Tar):
         self.tar, self.position = tar, 0

@@ -44,7 +44,7 @@ OWN_READERS = {"Caltech101": "caltech101", "Caltech256": "caltech256", "ImageNet
 
 
 def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet]:
-    """Return training and validation images of torchvision's class in DATA.DATASET. `say` reports a download."""
+    """Return training and validation images of the torchvision class in DATA.DATASET. `say` reports a download."""
     dataset = config.DATA.DATASET
     name = SHORT_NAMES.get(dataset, dataset.removeprefix(TORCHVISION))
     if name in OWN_READERS:
@@ -69,7 +69,8 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
     val = read_part("validation", val_arguments)
     val.split = own_split(f"{dataset} training", f"{dataset} validation")
     if train is not None:
-        if train.classes[: len(val.classes)] != val.classes:  # numbers as classes end at the highest label
+        # Classes that are numbers end at the highest label of each part.
+        if train.classes[: len(val.classes)] != val.classes:
             raise DataError(
                 f"DATA.DATA_PATH: the training and validation images of {name} in {config.DATA.DATA_PATH} have "
                 "different classes; remove the folder to download it again"
@@ -113,7 +114,7 @@ def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
         targets = _targets(dataset)
         return ArrayImages(np.ascontiguousarray(images), targets, _classes(dataset, targets), rules, title)
     if getattr(dataset, "loader", None) is os.fspath:
-        # Sorted, because some are listed in the order of the file system, which differs between machines.
+        # Sorted, because torchvision lists some sets in the order of the file system, which differs between machines.
         rows = sorted(dataset[index] for index in range(len(dataset)))
         targets = np.array([target for _, target in rows], dtype=np.int64)
         root = Path(config.DATA.DATA_PATH).expanduser()

@@ -17,7 +17,7 @@ from utils.text import counted, csv_text, first_of
 
 SEED = 0  # decides which images are held out
 DRAWN = ("hash", "position")  # rules that draw a split; the other rules are "folders" and "none"
-# The key in a record by hash for the folders that are left out of image keys, if they differ from the classes.
+# Key in the record of a split by hash: the folders that are left out of image keys, if they differ from the classes.
 CLASS_FOLDERS = "class_folders"
 PARTS = ("train", "val")
 ROW, TARGET = "<u4", "<i4"  # types of the columns of a part, in memory and in the index in which a split is stored
@@ -51,7 +51,7 @@ def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int
 
 
 def _by_fraction(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """Return bool [N]: the images held out by a fraction of each class and by position; and no lines for the log.
+    """Return bool [N], the images that are held out: a fraction of each class, by position. The list of notes is empty.
 
     Every class keeps an image for training. It also holds one out if it has at least two and the fraction is not 0.
     """
@@ -63,9 +63,9 @@ def _by_fraction(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -
 
 
 def _by_fold(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """Return bool [N]: the images of this fold; and lines for the log. A class may lack images in one part.
+    """Return bool [N], the images that this fold holds out, and lines for the log. A class may lack images in one part.
 
-    Fold 0 holds out the same images as a fraction of 1 / folds, except in classes of a few images.
+    Fold 0 holds out the same images as a fraction of 1 / folds, except in classes with few images.
     """
     number, total, seed = record["fold"], record["folds"], record["seed"]
     if record["rule"] == "hash":
@@ -174,7 +174,7 @@ def describe_split(config: Config, val: ImageSet) -> str:
 
 
 def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
-    """Write split.csv, the part of each image, if the split was drawn and the images are files."""
+    """Write the part of each image to split.csv, if the split was drawn and the images are files."""
     if val.split.get("rule") not in DRAWN or val.root is None:
         return
     with replacing(file) as out:
@@ -193,7 +193,7 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
 
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
-    """Divide a set by a record into training and validation images, in its order. Store the split of an indexed set."""
+    """Divide a set into training and validation images by a record, in its order. Store it if the set has an index."""
     class_folders = class_folders_of(image_set, record)
 
     def draw() -> tuple[dict[str, np.ndarray], list[str]]:
@@ -243,7 +243,7 @@ def hashes_names(record: dict) -> bool:
 def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
     """Return the names of folders that are left out of the keys of this record.
 
-    For all sources, these are folders with the name of a class. For labels that are numbers there are none, because
+    In every source, these are folders with the name of a class. For labels that are numbers there are none, because
     other folders may have numbers as names too.
     """
     if not hashes_names(record) or image_set.labels_are_numbers:
@@ -257,7 +257,7 @@ def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
 def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
     """Return the record of a resumed or evaluated run, with its class folders if they differ from the classes.
 
-    In a list, the label of an image can change while its folder stays. A renamed class has two names.
+    In a list, the label of an image can change while its folder stays. For a renamed class, both of its names count.
     """
     if not hashes_names(record) or image_set.is_listing:
         return record

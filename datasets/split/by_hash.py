@@ -18,10 +18,11 @@ NUM_NAMED = 10  # images that the log names because their class decided their pa
 def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
     """Return bool [N]: the images whose key has a hash below the fraction, and each class's image with the lowest hash.
 
-    So a training image stays in training if images are added: a new image with a lower hash only sends the previous
-    lowest back to training. If all images of a class would be held out, the image with the highest hash stays in
-    training. Images with the same name, or of one group of DATA.GROUP_BY, are always in the same part. Also return
-    lines for the log, which name the images whose class decided their part.
+    So a training image stays in training if images are added: a new image with a lower hash only sends the image that
+    had the lowest hash back to training. If all images of a class would be held out, the image with the highest hash
+    stays in training. Images with the same name, or of one group of DATA.GROUP_BY, are always in the same part.
+
+    Also return lines for the log, which name the images whose class decided their part.
     """
     notes, fraction, seed = [], record["fraction"], record["seed"]
     hashes = hashes_of(image_set.split_keys(), seed, class_folders)
@@ -50,7 +51,7 @@ def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tup
 
 
 def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
-    """Return bool [N]: the hashes that are held out, regardless of classes."""
+    """Return bool [N]: whether each hash is held out, regardless of classes."""
     if "folds" not in record:
         return hashes < int(record["fraction"] * 2 ** (8 * HASH_BYTES))
     total = record["folds"]
@@ -59,7 +60,7 @@ def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
 
 
 def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] = frozenset()) -> np.ndarray:
-    """Return a uint64 hash of each key: a name without the first of its folders that is in `class_folders`.
+    """Return a uint64 hash of each key, without the first of its folders that is in `class_folders`.
 
     Names are normalized first, because a Mac writes umlauts as two characters.
     """
@@ -99,9 +100,9 @@ def _lowest_of_each_class(
     held_out: np.ndarray,
     kept_whole: Sequence[int] = (),
 ) -> np.ndarray:
-    """Return bool [N]: the image with the lowest hash of each class that has none held out, unless a class would lose
-    all its training images. A class of `kept_whole` holds out as many images as this allows. `together` is equal for
-    images that must be in the same part; it also orders images with equal hashes."""
+    """Return bool [N]: the image with the lowest hash of each class that has no image held out, unless a class would
+    lose all its training images. A class in `kept_whole` holds out as many images as this allows. `together` is equal
+    for images that must be in the same part; it also orders images with equal hashes."""
     counts, num_held_out = image_set.count_classes(), image_set.count_classes(held_out)
     lacking = np.flatnonzero((counts > 1) & (num_held_out == 0))
     if not len(lacking):
@@ -110,7 +111,7 @@ def _lowest_of_each_class(
     if sets := image_set.label_sets:
         images = np.repeat(images, np.array([len(each) for each in sets])[labels])
         labels = np.array([number for target in labels.tolist() for number in sets[target]], np.int32)
-    # Each group is tried once: if a class cannot lose it now, it cannot lose it later.
+    # Each group is tried only once: a class that cannot spare it now cannot spare it later.
     in_order = np.lexsort((together, hashes))
     of_image = np.empty(len(hashes), np.int64)
     of_image[in_order] = np.cumsum(np.diff(together[in_order], prepend=together[in_order[:1]]) != 0)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from datasets.transforms.augment import Augmentation
     from datasets.transforms.erasing import Boxes
 
-REVISION = 2  # increases whenever augmentation changes for the same settings; a resumed run compares it
+REVISION = 2  # increases whenever augmentation changes for the same settings; a resumed run compares the saved value
 
 
 def build_augmentation(config: Config) -> "Augmentation | None":

@@ -1,4 +1,4 @@
-"""Random operations of augmentation policies, with the distributions of timm's policies and torchvision's TrivialAugment.
+"""Random operations of augmentation policies, distributed as in timm's policies and torchvision's TrivialAugment.
 
 All random numbers come from the caller's generator, and only from methods with equal results in every Python version.
 """
@@ -24,22 +24,23 @@ POLICIES: dict[str, dict[str, float]] = {
     "augmix": {"m": 3, "w": 3, "d": 0, "a": 1.0, "mstd": math.inf},
     "ta_wide": {},
 }
-# {name in papers: our name}
+# {name of a policy in papers, without underscores: our name}
 PAPERS = {
     "autoaugment": "original",
     "randaugment": "rand",
     "trivialaugment": "ta_wide",
     "trivialaugmentwide": "ta_wide",
 }
-# {set of operations, written after rand's t: the largest n}. With weights, each operation occurs at most once.
+# {set of operations, as in rand-m9-t3a: the largest n}. Weighted operations are drawn without replacement, so n cannot
+# exceed their number.
 CHOICES = {"weights": 15, "3a": 100, "3aw": 14}
 # Minimum and maximum of each parameter. Far larger values would take too long per image.
 LIMITS = {
     "rand": {"m": (0, 1000), "n": (1, 100), "p": (0, 1), "mmax": (0, 1000), "inc": (0, 1)},
     "augmix": {"m": (0, 1000), "w": (1, 100), "d": (0, 100), "a": (0.01, 1000)},
 }
-WHOLE = ("n", "w", "d", "inc")
-SHIFT, SHIFT_AUGMIX = 0.45, 0.3  # fractions of the side at magnitude 10
+WHOLE = ("n", "w", "d", "inc")  # parameters that are whole numbers
+SHIFT, SHIFT_AUGMIX = 0.45, 0.3  # largest shifts at magnitude 10, as fractions of the side
 RESAMPLE = {  # Pillow's interpolation numbers for rotations and shifts, which do not support lanczos
     "nearest": (int(Image.Resampling.NEAREST),),
     "bilinear": (int(Image.Resampling.BILINEAR),),
@@ -58,7 +59,7 @@ class Policy(NamedTuple):
 
 
 def parse_policy(train: Train) -> Policy | None:
-    """Return the policy in the settings, or None. For example, rand-m9-n3 is rand with {"m": 9, "n": 3, "p": 0.5, ...}."""
+    """Return the policy in the settings, or None. For example, rand-m9-n3 is rand with {"m": 9, "n": 3, ...}."""
     if not train.AUTO_AUGMENT:
         return None
     name, *parts = train.AUTO_AUGMENT.lower().split("-")
@@ -186,7 +187,7 @@ def _choose_weighted(weights: list[float], rng: Random) -> int:
 def _dirichlet(alpha: float, count: int, rng: Random) -> list[float]:
     shares = [rng.gammavariate(alpha, 1.0) for _ in range(count)]
     total = sum(shares)
-    if total == 0:  # with a small alpha all shares can underflow; the exact value of one is almost 1
+    if total == 0:  # with a small alpha all shares can underflow; one of them would be almost 1
         return [1.0] + [0.0] * (count - 1)
     return [share / total for share in shares]
 
@@ -208,7 +209,7 @@ class Augmentation:
         return drawn._replace(operations=(*drawn.operations, *self._draw_jitter(rng)))
 
     def apply(self, drawn: DrawnOperations, pixels: np.ndarray) -> np.ndarray:
-        """Return the image, uint8 [H, W, C], after these operations. It may be the same array. Nothing random is drawn."""
+        """Return the image, uint8 [H, W, C], after these operations. It may be the same array. No numbers are drawn."""
         return apply_operations(drawn, pixels, self.fill)
 
     def __call__(self, image: Tensor, rng: Random) -> None:

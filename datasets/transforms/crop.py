@@ -22,7 +22,7 @@ class BySize(Generic[T]):
     """One object for each size of training images."""
 
     def __init__(self, config: Config, make: Callable[[Config], T]):
-        """Make the objects by calling `make` with the settings, where IMAGE_SIZE is the size."""
+        """Call `make` for each size, with settings in which IMAGE_SIZE is that size."""
         self._starts = config.train_sizes
         sides = set(self._starts.values())
         self._made = {side: make(replace(config, DATA=replace(config.DATA, IMAGE_SIZE=side))) for side in sides}
@@ -61,7 +61,7 @@ class TrainTransform:
         resize(image[top : top + height, left : left + width], self._interpolation(rng), out)
 
     def _crop_of_resized(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        """Resize the shorter side to the square, and cut a square at a random position.
+        """Resize the shorter side to the side of the square, and cut out a square at a random position.
 
         The square may reach a few pixels beyond the image, where pixels are reflected.
         """
@@ -88,13 +88,13 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """A resize to IMAGE_SIZE / CROP_PCT and a centre crop, as CROP_MODE says. Its pixels equal torchvision's and timm's."""
+    """A resize to IMAGE_SIZE / CROP_PCT and a centre crop, by CROP_MODE. Its pixels equal torchvision's and timm's."""
 
     def __init__(self, data: Data):
         self.side, self.mode = data.IMAGE_SIZE, data.CROP_MODE
         self.resized_side = math.floor(data.IMAGE_SIZE / data.CROP_PCT)
         self.interpolation, self.max_pixels = data.INTERPOLATION, data.MAX_PIXELS
-        # The padding outside of a resized image: black in torchvision, the mean in timm's border mode.
+        # The padding around a resized image that is smaller than the crop is black, or the mean in timm's border mode.
         mean = data.IMAGENET_MEAN if self.mode == "border" else (0.0,)
         self.padding = torch.tensor([min(max(round(255 * each), 0), 255) for each in mean], dtype=torch.uint8)
 

@@ -37,14 +37,14 @@ KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff
 # The formats that Pillow may detect. EPS is excluded, because Pillow would start a program with code from the file.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", *(("AVIF",) if find_spec("PIL._avif") else ()))
 IMAGE_ENDINGS = tuple(each for each in KNOWN_ENDINGS if each not in READ_BY or find_spec(READ_BY[each]))
-# Conversions that libjpeg does itself, exactly as when Pillow calls it. CMYK needs Pillow, which handles Adobe's inversion.
+# Conversions that libjpeg does itself, with Pillow's result. CMYK needs Pillow, because Adobe's files invert it.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
 JPEG_START, JPEG_END, SCAN, APP1, START_OF_SCAN, EXIF = b"\xff\xd8", b"\xff\xd9", b"\xff\xda", 0xE1, 0xDA, b"Exif\0\0"
 SEQUENTIAL = (0xC0, 0xC1)  # markers of frames whose image is complete after one scan of all colours
 SEGMENTS = {*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}  # other markers that are followed by a length
 # Each scan of a progressive JPEG updates the whole image, so a small file could take minutes. Encoders write about 10.
-# The first limit holds for images of any size. Small images may have more scans, up to the second limit, as long as scans
-# times pixels stay below MOST_OF_SCANS.
+# The first limit holds for images of any size. Small images may have more scans, up to the second limit, as long as
+# scans x pixels stay below MOST_OF_SCANS.
 MOST_SCANS, MOST_OF_SCANS = (64, 500), 10**10
 MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # markers that are followed by a length, and the end of the image
 # Pillow's parsers take microseconds per read, and copy the rest of the file for each piece of EXIF data or comment.
@@ -67,11 +67,11 @@ TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
     8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
 }
-OPPOSITE = {6: 8, 8: 6}  # {orientation: the one whose change undoes it}; every other orientation undoes itself
+OPPOSITE = {6: 8, 8: 6}  # {orientation: the orientation whose change undoes it}; all others undo themselves
 
 
 def decode(data: bytes, rules: PixelRules) -> np.ndarray:
-    """Return the pixels of an image file as uint8 [H, W, rules.num_channels]. Raise ImageReadError if it cannot be read."""
+    """Return the pixels of an image file as uint8 [H, W, channels]. Raise ImageReadError if it cannot be read."""
     try:
         pixels = _decode_jpeg(data, rules) if simplejpeg and data[:2] == JPEG_START else None
         return _decode_any(data, rules) if pixels is None else pixels
@@ -98,7 +98,7 @@ def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
 
 
 def _decode_jpeg(data: bytes, rules: PixelRules) -> np.ndarray | None:
-    """Decode a JPEG with libjpeg. Return None if only Pillow can read it: with other colour spaces, or with errors."""
+    """Decode a JPEG with libjpeg. Return None if Pillow must read it, because of its colour space or of errors."""
     with contextlib.suppress(ValueError):
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
         _refuse_bomb(data, width, height, rules)
@@ -157,7 +157,7 @@ def _open_heif(data: bytes, rules: PixelRules) -> Image.Image:
 def _orientation(data: bytes, image: Image.Image | None = None) -> int:
     """Return the orientation in EXIF or else XMP data, as Pillow's exif_transpose does, or 1 if there is none.
 
-    `image` is needed unless this is a JPEG. For a HEIF file the result is 1, because pillow-heif has applied it.
+    `image` is needed unless this is a JPEG. For a HEIF file it is 1, because pillow-heif has applied the orientation.
     """
     with contextlib.suppress(Exception):  # EXIF data is often damaged, which does not harm the pixels
         if image is None or data[:2] == JPEG_START:
@@ -169,7 +169,7 @@ def _orientation(data: bytes, image: Image.Image | None = None) -> int:
 
 
 def _jpeg_exif(data: bytes) -> Image.Exif:
-    """Read the EXIF data from the segments before the image. This is cheap, while Pillow would read the header again."""
+    """Return the EXIF data from the segments before the image. This is cheap; Pillow would read the header again."""
     exif, parts, xmp = Image.Exif(), [], b""
     for marker, start, end in _segments(data):
         if marker == APP1 and data.startswith(EXIF, start):
@@ -195,7 +195,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 def _refuse_scans(data: bytes, num_pixels: int) -> None:
     """Enforce the limit on scans. They are counted only if the header does not show that there is a single scan."""
     num_colours = None
-    with contextlib.suppress(IndexError):  # a header that ends early
+    with contextlib.suppress(IndexError):  # the header is incomplete
         for marker, start, _ in _segments(data):
             if marker in SEQUENTIAL:
                 num_colours = data[start + 5]
@@ -220,7 +220,7 @@ def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _refuse_bomb(data: bytes, width: int, height: int, rules: PixelRules, cost: float = 1) -> None:
-    """Enforce the limits on decompressed pixels and on scans. Up to twice the limit on pixels, Pillow would only warn."""
+    """Enforce the limits on decompressed pixels and scans. Pillow itself only warns below twice the pixel limit."""
     if max(width, LEAST_WIDTH) * height * cost > rules.max_pixels:
         each = f", and each pixel of a WebP counts as {cost}" if cost > 1 else ""
         raise Image.DecompressionBombError(f"{width} x {height} pixels{each}")

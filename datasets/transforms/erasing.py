@@ -9,8 +9,8 @@ from configs.schema import Config
 from datasets.batch_order import Piece, sample_rng
 from datasets.transforms.crop import crop_box, inside_box
 
-ERASED_AREA = (0.02, 1 / 3)  # fraction of the image
-ERASED_RATIO = (0.3, 1 / 0.3)  # width over height
+ERASED_AREA = (0.02, 1 / 3)  # smallest and largest fraction of the image
+ERASED_RATIO = (0.3, 1 / 0.3)  # smallest and largest width / height of a box
 NO_BOX = (0,) * 6
 
 
@@ -21,11 +21,11 @@ class Boxes:
         self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
 
     def rows(self, piece: Piece) -> list[list[tuple[int, ...]]]:
-        """Return the row of each image of a piece."""
+        """Return the boxes of each image of a piece; see `row`."""
         return [self.row(piece, position) for position in range(len(piece.indices))]
 
     def row(self, piece: Piece, position: int) -> list[tuple[int, ...]]:
-        """Return RANDOM_ERASE_COUNT boxes of one image: left, top, width, height, then left and top of the noise to use."""
+        """Return RANDOM_ERASE_COUNT boxes of one image: left, top, width, height, and left and top of their noise."""
         index, repeat = int(piece.indices[position]), int(piece.repeats[position])
         rng = sample_rng(self.seed, piece.epoch, index, "erasing", repeat)
         settings, row = self.settings, []
@@ -47,13 +47,13 @@ class Erasing(Boxes):
 
     def __init__(self, config: Config, device: torch.device):
         super().__init__(config)
-        # Noise is cut from one large tensor at random positions, because noise drawn on the device would depend on how the
-        # window is split.
+        # Noise is cut from one large tensor at random positions, because noise drawn on the device would depend on how
+        # the window is split.
         shape = (config.DATA.IMAGE_CHANNELS, 2 * self.side, 2 * self.side)
         self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.SEED)).to(device)
 
     def __call__(self, images: Tensor, table: Tensor) -> Tensor:
-        """Return the images with the boxes of a table [B, RANDOM_ERASE_COUNT, 6] erased. Later boxes cover earlier ones."""
+        """Erase the boxes of a table [B, RANDOM_ERASE_COUNT, 6] in place. Later boxes cover earlier ones."""
         for image, boxes in zip(images, table.numpy().tolist(), strict=True):
             for left, top, width, height, *noise_at in boxes:
                 if width:
@@ -70,7 +70,7 @@ class Erasing(Boxes):
 
 
 class BatchedErasing(Erasing):
-    """Random erasing of a whole batch with equal pixels, for GPUs, where an operation for each box would take longer."""
+    """Random erasing of a whole batch at once, with the same pixels. GPUs need longer for one operation per box."""
 
     def __call__(self, images: Tensor, table: Tensor) -> Tensor:
         noise = self.noise.to(images.dtype)
@@ -85,7 +85,7 @@ class BatchedErasing(Erasing):
     ) -> Tensor | float:
         """Return the filling of each image's box: [B, C, H, W], or [B, C, 1, 1] for one colour.
 
-        Values outside of the box are arbitrary.
+        Its values outside of the box are arbitrary.
         """
         mode = self.settings.RANDOM_ERASE_MODE
         if mode == "const":
@@ -100,5 +100,5 @@ class BatchedErasing(Erasing):
 
 
 def build_erasing(config: Config, device: torch.device) -> Erasing:
-    """Return the implementation that is faster on this device."""
+    """Return the implementation of random erasing that is faster on this device."""
     return Erasing(config, device) if device.type == "cpu" else BatchedErasing(config, device)

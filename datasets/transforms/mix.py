@@ -13,7 +13,7 @@ from datasets.transforms.crop import inside_box
 from datasets.transforms.mixed import Mixed
 from utils.seed import keyed_rng
 
-UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)  # factor and box for an image that is not mixed
+UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)  # weight and box of an image that is not mixed
 
 
 class Mixing:
@@ -29,7 +29,7 @@ class Mixing:
         return not self.settings.MIXUP_OFF_EPOCH or piece.epoch < self.settings.MIXUP_OFF_EPOCH
 
     def rows(self, piece: Piece) -> list[tuple[float, ...]]:
-        """Return for each image its partner's position, its own factor outside the partner's box, and the box."""
+        """Return for each image: its partner's position, its own weight outside of the partner's box, and that box."""
         count = len(piece.indices)
         positions = range(piece.first, piece.first + count)
         group = self.settings.MIXUP_GROUP or sys.maxsize
@@ -46,7 +46,7 @@ class Mixing:
         return rows
 
     def __call__(self, images: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
-        """Mix images [B, C, H, W] by a table [B, 6] of `rows`, and round the result to `dtype`."""
+        """Mix images [B, C, H, W] as the table [B, 6] from `rows` says, and round the result to `dtype`."""
         _, factor, *box = table.unbind(1)
         weight = torch.where(inside_box(*box, self.side), 0.0, factor[:, None, None, None]).to(images.dtype)
         mixed, paired = torch.empty_like(images, dtype=dtype), len(images) // 2 * 2
@@ -57,12 +57,12 @@ class Mixing:
         return mixed
 
     def targets(self, targets: Tensor, table: Tensor) -> Mixed:
-        """Return the targets of both parts."""
+        """Return the targets of each image and of its partner, and the weight of its own target."""
         partners, factor, _, _, width, height = table.unbind(1)
         return Mixed(targets, targets[partners.long()], factor * (1 - width * height / self.side**2))
 
     def _draw(self, step: int, unit: int) -> tuple[float, ...]:
-        """Draw the factor and the box: left, top, width, height."""
+        """Draw the weight outside of the box, and the box: left, top, width, height."""
         settings, rng = self.settings, keyed_rng("mixing", self.seed, step, unit)
         cutmix_alpha = 1.0 if settings.CUTMIX_MINMAX else settings.CUTMIX_ALPHA
         if rng.random() >= settings.MIXUP_PROB:
@@ -72,7 +72,10 @@ class Mixing:
         return rng.betavariate(settings.MIXUP_ALPHA, settings.MIXUP_ALPHA), 0.0, 0.0, 0.0, 0.0
 
     def _box(self, share: float, rng: random.Random) -> tuple[float, ...]:
-        """Draw a box with 1 - `share` of the area around a random centre, clipped; with CUTMIX_MINMAX fully inside."""
+        """Draw a box with 1 - `share` of the area around a random centre, clipped to the image.
+
+        With CUTMIX_MINMAX, draw a box of random size inside the image instead.
+        """
         side = self.side
         if self.settings.CUTMIX_MINMAX:
             low, high = self.settings.CUTMIX_MINMAX
@@ -87,7 +90,7 @@ class Mixing:
 
 def lerp_into(out: Tensor, start: Tensor, end: Tensor, weight: Tensor) -> None:
     if out.dtype == start.dtype and not torch.compiler.is_compiling():
-        # This avoids a copy. It is not possible for a different type, or for a slice in a graph.
+        # `out=` avoids a copy, but cannot change the type or write to a slice in a compiled graph.
         torch.lerp(start, end, weight, out=out)
     else:
         out.copy_(torch.lerp(start, end, weight))

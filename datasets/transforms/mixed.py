@@ -15,7 +15,7 @@ class Mixed(NamedTuple):
 
 
 def dominant_class(targets: Tensor | Mixed) -> Tensor:
-    """Return one target for each image, for training accuracy: the class or labels of the part with the larger weight."""
+    """Return for each image the target with the larger weight, to measure the training accuracy."""
     if not isinstance(targets, Mixed):
         return targets
     is_first = targets.share >= 0.5

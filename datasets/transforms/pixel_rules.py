@@ -8,16 +8,16 @@ from PIL import Image
 from configs.schema import Data
 from datasets.types import ImageReadError
 
-# Data sets of a user's own photos, for which EXIF is applied. Published scores on other data sets were reached without it.
+# Data sets of a user's own photos, to which EXIF is applied. Published scores on other data sets do not use it.
 UPRIGHT = ("imagefolder", "csv", "shards", "parquet")
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
-GREY_16_BIT = ("PNG", "PPM")  # formats whose images of Pillow's mode I, 32-bit integers, have 16 bits
-TIFF_BITS = 258  # the tag of the bits per channel
+GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
+TIFF_BITS = 258  # the TIFF tag of the bits per channel
 
 
 @dataclass(frozen=True)
 class PixelRules:
-    """The rules by which image files of a data set become pixels. A cache of pixels is only valid for the same rules."""
+    """The rules by which image files become pixels. A cache of pixels is only valid for the same rules."""
 
     num_channels: int
     applies_exif: bool = False
@@ -56,10 +56,10 @@ def has_32_bits(image: Image.Image) -> bool:
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Scale a grey image with 16 bits, or with a TIFF's 12, down to 8 bits."""
+    """Scale a grey image of 16 bits (a TIFF may have fewer, such as 12) down to 8 bits."""
     highest = 2 ** getattr(image, "tag_v2", {}).get(TIFF_BITS, (16,))[0] - 1
     pixels = np.asarray(image).astype(np.uint32)
     grey = Image.fromarray(((pixels * 255 + highest // 2) // highest).astype(np.uint8))
-    if "transparency" in image.info:  # a single shade that is transparent
+    if "transparency" in image.info:  # a single transparent shade
         grey.putalpha(Image.fromarray(np.where(pixels == image.info["transparency"], 0, 255).astype(np.uint8)))
     return grey

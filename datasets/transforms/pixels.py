@@ -1,8 +1,8 @@
-"""Drawn operations as plain data, and their application to pixels by timm's operations or by equal arithmetic.
+"""Drawn operations as plain data, and their application by timm's operations or by arithmetic with equal results.
 
-Pillow keeps Python's lock in all operations, so loader threads would wait for each other, and it is slower in most. The
-arithmetic here takes 0.3 of Pillow's time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each function gets and
-returns pixels as float32 [H, W, C] with whole numbers from 0 to 255. It may change its input.
+Pillow holds the GIL in all operations, so loader threads would wait for each other, and most of its operations are
+slower. The arithmetic here takes 0.3 of Pillow's time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each
+function gets and returns pixels as float32 [H, W, C] with whole numbers from 0 to 255, and may change its input.
 """
 
 import functools
@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-# Every operation, with the meaning of its value.
+# {name of an operation: the meaning of its value}
 OPERATIONS = {
     "autocontrast": "none",
     "equalize": "none",
@@ -54,8 +54,8 @@ class DrawnOperations(NamedTuple):
     blend: float = 0.0  # the weight of the chains' sum when it is blended with the image
 
 
-GREY = (19595, 38470, 7471)  # parts of red, green and blue out of 65536; their sums are exact in float32
-BLUR_PASSES = 3
+GREY = (19595, 38470, 7471)  # weights of red, green and blue, in 1/65536; their sums are exact in float32
+BLUR_PASSES = 3  # box blurs that Pillow applies along each side
 BLUR_BITS = 24  # fixed-point bits of the weights of a box
 BLUR_UNIT = 2**BLUR_BITS
 
@@ -95,7 +95,7 @@ def gaussian_blur(pixels: Tensor, radius: float) -> Tensor:
 
 
 def box_of(radius: float) -> tuple[int, int, int]:
-    """Return the box of Pillow's Gaussian blur: its radius, the weight of its pixels, and the weight of the two beyond it."""
+    """Return the box of Pillow's Gaussian blur: radius, weight of a pixel inside, weight of the two pixels outside."""
     one = np.float32(1)
     variance = np.float32(radius) * np.float32(radius) / np.float32(BLUR_PASSES)
     length = np.float32(math.sqrt(12.0 * float(variance) + 1.0))
@@ -134,7 +134,7 @@ def _grey(pixels: Tensor) -> Tensor:
     return torch.mv(pixels.view(-1, 3), torch.tensor(GREY, dtype=torch.float32)).add_(0x8000).mul_(1 / 0x10000).floor_()
 
 
-Fill = int | tuple[int, ...]  # the colour for pixels that a rotation or shift uncovers
+Fill = int | tuple[int, ...]  # the colour of pixels that a rotation or shift uncovers
 
 ARITHMETIC = {each.__name__: each for each in (brightness, contrast, color, solarize, gaussian_blur)}
 

@@ -1,6 +1,6 @@
 """Transforms of a micro-batch on its device: normalization, random erasing, mixup and cutmix of pairs.
 
-They depend on seed, epoch, step, image and position in the window, but never on how the window is split.
+The results depend on seed, epoch, step, image and position in the window, but never on how the window is split.
 """
 
 import functools
@@ -21,7 +21,7 @@ class Preparation:
     """Turns a loader's batch into the inputs of model and loss, on the device of `normalize`."""
 
     def __init__(self, config: Config, normalize: Normalize, is_compiled: bool = False):
-        """Build the transforms. With `is_compiled` they are one kernel, with a graph for each batch size."""
+        """Build the transforms. With `is_compiled`, they are compiled to one kernel per batch size."""
         self.normalize = normalize
         self.device = normalize.scale.device
         self.copy = functools.partial(copied, device=self.device)
@@ -77,10 +77,10 @@ class SizedPreparation:
 def build_preparation(
     config: Config, normalize: Normalize, is_compiled: bool = False
 ) -> Preparation | SizedPreparation:
-    """Return the preparation for these settings. With `is_compiled` it is one kernel, with a graph for each batch size."""
+    """Return the preparation for these settings. With `is_compiled`, it is compiled to one kernel per batch size."""
     return (SizedPreparation if config.TRAIN.SIZE_SCHEDULE else Preparation)(config, normalize, is_compiled)
 
 
 def copied(rows: Sequence | np.ndarray, device: torch.device) -> Tensor:
-    """Return all numbers of a batch on the device, with a single copy for which the host does not wait."""
+    """Return the rows of all images of a batch on the device, with a single copy for which the host does not wait."""
     return torch.tensor(rows, pin_memory=has_streams(device)).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Operations with a probability and a random magnitude as in timm, and the operations of torchvision's TrivialAugment."""
+"""Operations with a probability and a random magnitude, as in timm, and torchvision's TrivialAugment operations."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ class Options(NamedTuple):
 
     resamples: tuple[int, ...]  # Pillow's interpolation numbers; one is drawn for each rotation or shift
     shift: float  # pixels of a translation with magnitude 10
-    deviation: float  # standard deviation of a magnitude; infinite to draw it uniformly from 0 to the magnitude
+    deviation: float  # standard deviation of a magnitude; infinite: uniform from 0 to the magnitude
     highest: float = MOST  # the upper limit of magnitudes
 
 
@@ -35,11 +35,11 @@ class RandomOperation(NamedTuple):
     options: Options
 
     def draw(self, rng: Random) -> tuple[Operation, ...]:
-        """Draw one operation, or none."""
+        """Return the operation with a random value, or none with probability 1 - `probability`."""
         if self.probability < 1 and rng.random() > self.probability:
             return ()
         name, value_of = TIMM_OPERATIONS[self.name]
-        level = self._level(rng)  # as in timm, drawn even for an operation without a value
+        level = self._level(rng)  # drawn even for an operation without a value, as in timm
         value = value_of(level / MOST, rng) if value_of else 0.0
         if name not in GEOMETRIC:
             return (Operation(name, value),)
@@ -73,7 +73,7 @@ def _up_to(limit: float) -> Callable[[float, Random], float]:
     return lambda share, rng: negate(share * limit, rng)
 
 
-# {timm's name: (our name, function from magnitude / 10 and generator to the value, or None without a value)}
+# {timm's name: (our name, function that returns the value for magnitude / 10, or None if there is no value)}
 TIMM_OPERATIONS: dict[str, tuple[str, Callable[[float, Random], float] | None]] = {
     "AutoContrast": ("autocontrast", None),
     "Equalize": ("equalize", None),
@@ -133,7 +133,8 @@ def trivial_augment(resamples: tuple[int, ...]) -> list[OneOfMany | Nothing]:
     def up_to(limit: float) -> list[float]:
         return torch.linspace(0.0, limit, 31).tolist()  # in float32, as in torchvision
 
-    shifts = [-int(value) for value in up_to(32.0)]  # torchvision's sign moves the image; ours moves the visible part
+    # Negative, because a positive value moves the image in torchvision, and the visible part here.
+    shifts = [-int(value) for value in up_to(32.0)]
     signed = {
         **dict.fromkeys(("shear_x", "shear_y"), up_to(0.99)),
         **dict.fromkeys(("translate_x", "translate_y"), shifts),

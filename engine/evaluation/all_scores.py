@@ -8,8 +8,8 @@ from torch import Tensor
 
 from utils.distributed import Process
 
-BYTES_ON_DEVICE = 2**26  # of scores on the device; above this all of them move to the host
-BYTES_AT_ONCE = 2**26  # of scores that processes exchange in one step
+BYTES_ON_DEVICE = 2**26  # limit for the scores on the device; above it, all scores move to the host
+BYTES_AT_ONCE = 2**26  # limit for the scores that processes exchange in one step
 
 
 class AllScores:
@@ -39,7 +39,7 @@ class AllScores:
         return self._on_host[0]
 
     def mean_average_precision(self, process: Process) -> float:
-        """Return mAP in percent over the classes that some image has, or 0 if there are none.
+        """Return mAP in percent over the classes that at least one image has, or 0 if there are none.
 
         Each process computes some of the classes.
         """
@@ -59,7 +59,7 @@ class AllScores:
 
 
 def average_precision(scores: np.ndarray, positives: np.ndarray) -> float:
-    """Return the average precision of a class: the mean, over the images that have it, of the precision at their scores.
+    """Return the average precision of a class: the mean of the precisions at the scores of the images that have it.
 
     Images with equal scores count together.
     """

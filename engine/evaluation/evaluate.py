@@ -32,28 +32,29 @@ def evaluate(
     process: Process,
     bad_images: BadImages,
 ) -> list[Evaluation]:
-    """Evaluate models in their training precision, in one pass, because reading images takes long. Collective.
+    """Evaluate models in their training precision, all in one pass over the images. Collective.
 
-    With fewer than 5 classes, every image is correct in top-5.
+    With 5 classes or fewer, every image is correct in top-5.
     """
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]
     for model in models:
         model.eval()
-        # In training, each rank collected its own statistics; those of rank 0 are saved.
+        # In training, each rank collects its own BatchNorm statistics. Checkpoints contain the statistics of rank 0.
         process.broadcast(statistics_of(model))
     tallies = [Tally(process.device, sum_dtype(process.device)) for _ in models]
     input_dtype, bad = precision.input_dtype(models[0]), []
-    num_rows = 1  # a rank without images runs a forward pass too, because FSDP's all-gather needs every rank
+    # Pad batches to this size. At least 1, because FSDP's all-gather needs the forward pass of every rank.
+    min_size = 1
     for batch in data:
         bad_images.note(batch.bad)
         bad += batch.bad
         pixels = batch.images.to(process.device, non_blocking=True)
-        missing = num_rows - len(pixels)
+        missing = min_size - len(pixels)
         # Pad on the device: a batch padded on the host would not be pinned, and its copy would make the host wait.
         if missing > 0:
             pixels = torch.cat((pixels, pixels.new_zeros(missing, *pixels.shape[1:])))
-        num_rows = len(pixels) if data.is_padded else 1
+        min_size = len(pixels) if data.is_padded else 1  # a compiled model gets all batches in the same size
         images = normalize(pixels, input_dtype)
         targets = batch.targets.to(process.device, non_blocking=True)[: batch.num_samples]
         for model, tally in zip(models, tallies, strict=True):

@@ -1,4 +1,4 @@
-"""Refuse weights whose outputs are not finite."""
+"""Refuses weights with which the model's outputs are not finite."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -24,6 +24,6 @@ def refuse_not_finite(
         place = first_not_finite(model, transforms, forward)
         where = f", first in {place}" if place else ""
     raise ConfigError(
-        f"{source}: the model's outputs are not finite{where}; the weights are damaged, from a training that diverged, or "
+        f"{source}: the model's outputs are not finite{where}; the weights are damaged, from a run that diverged, or "
         "too large for half precision: leave out -amp, or add -amp_dtype bfloat16"
     )

@@ -21,7 +21,7 @@ FEW = 100  # with fewer images an accuracy says little: at 50% its 95% interval 
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of `num_images` images: the mean loss, and other metrics in percent. `num_excluded` more were unreadable."""
+    """The scores of `num_images` images: mean loss, other metrics in percent. `num_excluded` images were unreadable."""
 
     loss: float
     top1: float
@@ -46,7 +46,7 @@ class Scores:
         return f"{TITLES[self.metric]} {format_value(self.metric, self.value)}{loss}"
 
     def more(self) -> dict[str, float]:
-        """Return the metrics that were measured besides loss, top-1 and top-5."""
+        """Return the measured metrics other than loss, top-1 and top-5."""
         found = {name: getattr(self, name) for name in ("macro_recall", "macro_f1", "micro_f1", "map")}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -124,7 +124,7 @@ def interval_of(top1: float, num_images: int) -> str:
 def describe_scores(scores: Scores, name: str, classes: str) -> str:
     """Return the line that -eval prints about one evaluation.
 
-    `name` of the weights precedes their scores. `classes` is the number of classes that have images, as text.
+    `name`: the name of the weights, printed before their scores. `classes`: the number of classes with images, as text.
     """
     excluded = f"; {counted(scores.num_excluded, 'unreadable one')} left out" if scores.num_excluded else ""
     interval = confidence(scores.top1, scores.num_images)

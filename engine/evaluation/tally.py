@@ -1,4 +1,4 @@
-"""Sums over the images of an evaluation, the results of each image, and the scores. They stay on the device until needed."""
+"""Sums losses and counts over the images of an evaluation, keeps the results of each image, and computes the scores."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class Tally:
     """An accumulator of scores that is exact for any number of processes.
 
-    It sums over images. With several labels per image it keeps the scores of all classes.
+    It keeps sums over the images, and with several labels per image also the scores of all classes for each image.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self.sums = torch.zeros(5, dtype=dtype, device=device)  # loss, top-1, top-5, images, excluded
-        # For each class: its images, images predicted as it, and correct predictions. [3, classes] from the first batch on.
+        # Numbers of images, predictions and correct predictions of each class: [3, classes] from the first batch on.
         self.counts = torch.zeros(0, dtype=dtype, device=device)
         self.scores: AllScores | None = None
         self.per_image = PerImage()
@@ -56,7 +56,7 @@ class Tally:
         return functional.cross_entropy(logits, targets, reduction="none"), are_right
 
     def _add_labels(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Do the same for images with several labels. A probability above 0.5 predicts a class."""
+        """Do the same as `_add_classes` for images with several labels. A probability above 0.5 predicts a class."""
         if self.scores is None:
             from engine.evaluation.all_scores import AllScores
 
@@ -104,20 +104,20 @@ def micro_f1(actual: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> fl
     return 200 * float(right.sum() / max((actual + predicted).sum(), 1))
 
 
-# Classes kept per image with several labels, since an untrained model predicts half of all classes.
+# At most this many predicted classes are kept per image with several labels. An untrained model predicts half of all.
 MOST_PREDICTED = 100
 
 
 @dataclass(frozen=True)
 class ImageResults:
-    """The results of all readable images in the order of the set, with one label and one prediction each; arrays are [N]."""
+    """The results of all readable images with one label each: arrays [N] in the order of the image set."""
 
     indices: np.ndarray  # of the images in their set
     labels: np.ndarray  # class numbers
     predictions: np.ndarray
     probabilities: np.ndarray  # float32, of the predictions
     label_probabilities: np.ndarray
-    counts: np.ndarray  # [3, classes]: images of each class, images predicted as it, and correct predictions
+    counts: np.ndarray  # [3, classes]: images, predictions and correct predictions of each class
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class PerImage:
     def __init__(self):
         self._rows: list[Tensor] = []  # float32 [B, 4]; float32 is exact for class numbers up to 16 million
         # Set at the end of the evaluation: the indices of these images, the counts of all processes, and with several
-        # labels per image the scores that replace rows.
+        # labels per image the scores that replace `_rows`.
         self.indices, self.counts = np.zeros(0, np.int64), np.zeros((3, 0), np.int64)
         self.scores: AllScores | None = None
 
@@ -187,5 +187,5 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """Return float64, because sums over an epoch exceed the precision of float32. MPS has no float64 and gets float32."""
+    """Return float64, because float32 is not precise enough for sums over an epoch. MPS has only float32."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -31,14 +31,14 @@ class Parallel:
         return {}
 
     def place(self, *models: nn.Module) -> None:
-        """Move the weights of a model and of its copy to their device. Unsharded models are already there."""
+        """Move the weights of a model and of its EMA copy to their device. Unsharded models are already there."""
 
     def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
         """Return the model, wrapped to average gradients over the processes."""
         return model
 
     def sync_gradients(self, replica: nn.Module, now: bool) -> contextlib.AbstractContextManager:
-        """Return the context for forward and backward. It averages the gradients if `now`, or else accumulates them."""
+        """Return the context of forward and backward. It averages the gradients if `now`, or else accumulates them."""
         return contextlib.nullcontext()
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:

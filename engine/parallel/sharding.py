@@ -32,7 +32,7 @@ class Sharded(Parallel):
         torch.set_autocast_cache_enabled(False)
 
     def share_memory(self, model: nn.Module) -> dict[int, Tensor]:
-        """Return the tensors of the blocks, so that the host never has two copies of the model in memory."""
+        """Return a memo of the blocks' tensors, so that the host never has two copies of the model in memory."""
         memory: dict[int, Tensor] = {}
         for block in gathered_blocks(model):
             memory |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in block.parameters()}
@@ -72,7 +72,7 @@ class Sharded(Parallel):
             return policy
         from models.transforms.gpu_kernels import PatchConv2d  # imported here, because importing timm takes seconds
 
-        # Compare types exactly: a layer in an operator list has a subclass, which casts as the list says.
+        # Compare types exactly: a layer in PRECISION.CUSTOM_*_LIST has a subclass, which casts as the list says.
         layers = [each for each in module.modules() if type(each) in (nn.Linear, nn.Conv2d, PatchConv2d)]
         matrices = {id(parameter) for layer in layers for parameter in layer.parameters()}
         return MixedPrecisionPolicy(
@@ -155,7 +155,7 @@ class Sharded(Parallel):
         if not isinstance(value, Tensor | Parts):
             return None
         section, _, rest = place.partition("/")
-        if section == "optimizer":  # state/3/exp_avg
+        if section == "optimizer":  # `rest` is a path such as state/3/exp_avg
             return self._moved[int(rest.split("/")[1])] if len(value.shape) else None
         return self._lengths.get(rest)
 

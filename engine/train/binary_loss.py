@@ -1,4 +1,4 @@
-"""Binary cross entropy: each class is a separate yes or no."""
+"""Binary cross entropy: each class is a separate yes-or-no decision."""
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class BinaryCrossEntropy:
         return losses.mean(1).mean()
 
     def _soft(self, targets: Tensor, logits: Tensor) -> Tensor:
-        """Return targets [B, classes], given class numbers int64 [B] or labels [B, classes] of 0 and 1."""
+        """Return smoothed targets [B, classes] for class numbers int64 [B] or for labels [B, classes] of 0 and 1."""
         smoothing = self._settings.SMOOTHING
         if targets.ndim == 2:
             return targets.to(logits.dtype) * (1 - smoothing) + 0.5 * smoothing

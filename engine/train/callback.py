@@ -1,4 +1,4 @@
-"""The base class of callbacks, which watch the training."""
+"""The base class of callbacks, which observe the training."""
 
 from typing import TYPE_CHECKING
 
@@ -19,47 +19,47 @@ PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer", "
 
 
 class Callback:
-    """Watches the training. It changes no weights, but may end the run. The base class ignores every event.
+    """Observes the training. A callback changes no weights but may end the run. The base class ignores every event.
 
     The trainer calls its callbacks in list order. Each process has its own list. Most callbacks exist only in process 0
     (callback_list.py), so they must not call collectives. Read values of tensors only in `on_report`, because reading
     them in every update would synchronise host and device.
     """
 
-    refusal: ConfigError | None = None  # the error with which it stops the run, if the user can fix it
+    refusal: ConfigError | None = None  # set by a callback that stops the run because of an error that the user can fix
 
     def on_start_scored(self, trainer: "Trainer", scores: Scores, seconds: float) -> None:
-        """The initial weights were evaluated, which took this many seconds. No update has been made yet."""
+        """Called after the evaluation of the initial weights, which took `seconds`. No update has been made yet."""
 
     def on_epoch_start(self, trainer: "Trainer") -> None:
-        """Epoch `trainer.epoch` begins, or continues after a resume."""
+        """Called when epoch `trainer.epoch` begins, or continues after a resume."""
 
     def on_window(self, trainer: "Trainer") -> None:
-        """An update begins, or is repeated with smaller micro-batches."""
+        """Called at the start of an update, and again for each further attempt (guards.py)."""
 
     def on_phase(self, trainer: "Trainer", name: str) -> None:
-        """A phase of the update begins and lasts until the next one."""
+        """Called when a phase of the update begins. It lasts until the next phase begins."""
 
     def on_loss(self, trainer: "Trainer", loss: Tensor, is_last: bool) -> None:
-        """The backward pass of a micro-batch is next. If `is_last`, it synchronises the gradients."""
+        """Called before the backward pass of a micro-batch. If `is_last`, that pass synchronises the gradients."""
 
     def on_micro_batch(self, trainer: "Trainer", batch: Batch, share: float) -> None:
-        """Forward and backward of a micro-batch are done. `share` is its weight in the loss of the update."""
+        """Called after the backward pass of a micro-batch. `share` is the factor by which its loss was multiplied."""
 
     def on_update(self, trainer: "Trainer") -> None:
-        """An update is done or skipped. `trainer.step` already includes it."""
+        """Called after each update, done or skipped. `trainer.step` already includes it."""
 
     def on_report(self, trainer: "Trainer", report: Report) -> None:
-        """The counters were read: after the first update of an epoch, every REPORT_FREQ updates, and after the last."""
+        """Called after the first and the last update of an epoch, and every REPORT_FREQ updates between them."""
 
     def on_epoch_end(self, trainer: "Trainer", result: EpochResult) -> None:
-        """The epoch is trained, and evaluated if due. `trainer.epoch` does not include it yet."""
+        """Called after an epoch and its evaluation, if due. `trainer.epoch` does not include the epoch yet."""
 
     def on_rollback(self, trainer: "Trainer") -> None:
-        """The trainer returned to an earlier state."""
+        """Called after the trainer has returned to an earlier state."""
 
     def on_non_finite(self, trainer: "Trainer") -> str:
-        """Non-finite gradients end the run. Return advice for its last message. Collective."""
+        """Return advice for the last message of a run that non-finite gradients end. Collective."""
         return ""
 
     def should_stop(self, trainer: "Trainer", updates_left: int) -> bool:
@@ -71,7 +71,7 @@ class Callback:
         return 0
 
     def on_choice(self, trainer: "Trainer") -> None:
-        """The total number of updates has changed. No update has used the new schedule yet."""
+        """Called after the total number of updates has changed. No update has used the new schedule yet."""
 
     def close(self) -> None:
-        """The training has ended, also after an error, but not if a signal ends the process at once."""
+        """Called when the training has ended, also after an error, but not if a signal kills the process."""

@@ -1,4 +1,4 @@
-"""Sums of loss and accuracy on the device, so that the host waits for it only when a report is due."""
+"""Sums up loss and accuracy on the device, so that the host waits for the device only when a report is due."""
 
 from dataclasses import dataclass, field
 
@@ -25,9 +25,9 @@ class Report:
     grad_norm: float
     mean_grad_norm: float
     loss_scale: float
-    num_updates: int = 0  # of the whole run, which a budget may change
+    num_updates: int = 0  # total number of updates of the run; a budget may change it
     seconds: float = 0.0  # since the last report
-    shares: dict[str, float | None] = field(default_factory=dict)  # percent of these seconds in each phase, if known
+    shares: dict[str, float | None] = field(default_factory=dict)  # {phase: percent of `seconds`, if known}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class EpochResult:
 
     report: Report
     scores: dict[str, Scores]  # key "": raw weights, "_ema": EMA weights; empty without evaluation
-    num_images: int  # not counting images from before a resume
+    num_images: int  # images used for training, without those from before a resume
     training_seconds: float
     evaluation_seconds: float
     images: ImageResults | LabelResults | None = None  # results of each image, if this epoch is the best so far
@@ -73,7 +73,7 @@ class Counters:
         self.skips_in_a_row.zero_()
 
     def read(self, process: Process) -> dict[str, float]:
-        """Return the fields of a Report over all processes. Synchronise host and device, once."""
+        """Return the fields of a Report, over all processes. This synchronises host and device once."""
         totals, last = (process.sum(each.clone()) for each in (self.totals, self.last))
         values = torch.cat((totals, last, self.skips_in_a_row.to(totals)[None])).tolist()
         loss, correct, samples, skipped, grad_norms, updates = values[:6]

@@ -11,11 +11,11 @@ from engine.parallel import Parallel
 from utils.errors import ensure
 from utils.torch_internals import foreach_add_, foreach_mul_, foreach_sub, without_compiler
 
-WARM_UP = 9  # with warm-up the average covers about the last ninth of all updates, until the decay is reached
+WARM_UP = 9  # with warm-up the average covers about the last ninth of the updates so far, until the decay is reached
 
 
 def decay_at(step: int, settings: Train) -> float:
-    """Return the decay for update `step`. It is 0 for update 0, so the average starts from its weights, as in timm.
+    """Return the decay for update `step`. For update 0 it is 0: the average starts as the weights after it, as in timm.
 
     The warm-up is timm's, 1 - (1 + step / gamma) ** -power, with gamma 9 and power 1. With timm's powers below 1,
     the decay never reaches DeiT's 0.99996 in the 375,000 updates of 300 epochs. With power 1 it does after 225,000
@@ -29,7 +29,7 @@ def decay_at(step: int, settings: Train) -> float:
 class ForeachLerp:
     """Moves `means` towards `values` by a fraction of the difference, unless `skipped` is 1.
 
-    The results of CPU runs depend on its rounding, so it must not change.
+    The results of CPU runs depend on the rounding here, so this arithmetic must not change.
     """
 
     def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):
@@ -65,12 +65,12 @@ class Ema:
     """A copy of the model whose weights are the moving average of the model's weights."""
 
     def __init__(self, model: torch.nn.Module, settings: Train, parallel: Parallel | None = None):
-        """`parallel` may copy some of the tensors later, block by block."""
+        """With a sharded model, `parallel.place` copies the tensors of the blocks later."""
         self.model = copy.deepcopy(model, parallel.share_memory(model) if parallel else {}).eval()
         self._settings = settings
 
     def follow(self, model: torch.nn.Module, parallel: Parallel) -> None:
-        """Choose the weights that `update` averages. Frozen weights keep their first copy."""
+        """Choose the weights that `update` averages. Frozen weights are copied only once."""
         mine = parallel.local_state(self.model)
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         pairs = [(mine[name], theirs) for name, theirs in parallel.local_state(model).items() if name not in frozen]
@@ -81,7 +81,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:
-        """Add the weights after update `step` to the average, unless it was skipped. The device decides this."""
+        """Add the weights after update `step` to the average, unless it was skipped, which only the device knows."""
         self._lerp(1 - decay_at(step, self._settings), skipped.reshape(()))
         for mine, theirs in self._counts:
             mine.copy_(theirs)

@@ -14,19 +14,19 @@ from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
 from utils.text import counted, format_duration
 
-NOT_TYPICAL, MEASURED = 3, 10  # the first updates of a start, which are slower; updates needed for a measurement
-MARKS = 200  # about this many points in time are kept for the timing of updates
+NOT_TYPICAL, MEASURED = 3, 10  # number of slow updates at a start; updates needed to measure their time
+MARKS = 200  # about how many points in time are kept to measure updates
 END_BY_START = 1 / 3  # estimate of the work after the last evaluation, as a fraction of the time until the first update
 ENOUGH = 10.0  # seconds of training after which the log gets an estimate
 
 
 @dataclass
 class RunTimes:
-    """The seconds that the parts of a run take (0: not measured yet), and their sum from any step to the end."""
+    """The seconds that each part of a run takes (0: not measured yet). `until_end` adds them up from any step."""
 
     order: Order
-    validate_freq: int  # epochs
-    most_updates: int  # the number in the settings; a budget can only lower it
+    validate_freq: int  # epochs between two evaluations
+    most_updates: int  # total number of updates in the settings; a budget can only lower it
     evaluation_in_updates: float  # an estimate, used until an evaluation is measured
     longest_save: Callable[[], float]
     before_first_update: float = 0.0  # only set by -check, for a run that has not started
@@ -53,11 +53,11 @@ class RunTimes:
     def until_end(self, step: int, num_updates: int, num_done: int | None = None) -> float:
         """Return the seconds from this step to the end of a run of `num_updates`.
 
-        `num_done` is the number of epochs that are evaluated; None means all epochs before this step.
+        `num_done` is the number of epochs whose evaluation is done; None means all epochs before this step.
         """
         per_epoch, every = self.order.steps_per_epoch, self.validate_freq
         num_done = step // per_epoch if num_done is None else num_done
-        before_last = math.ceil(num_updates / per_epoch) - 1  # epochs
+        before_last = math.ceil(num_updates / per_epoch) - 1  # number of epochs before the last one
         num_evaluations = before_last // every - num_done // every if num_done <= before_last else -1
         training = self.before_first_update + (num_updates - step) * self.update
         return training + num_evaluations * self.one_evaluation() + self.after_last_update()
@@ -66,7 +66,7 @@ class RunTimes:
         return self.evaluation or self.evaluation_in_updates * self.update
 
     def after_last_update(self) -> float:
-        # Assume half of the slowdown of updates: its cause may be the processor, or only the device or the disk.
+        # If updates became slower, assume half of that slowdown, because its cause may be only the device or the disk.
         slower = max(1.0, self.update / self.then) if self.then else 1.0
         return self.one_evaluation() + self.longest_save() + self.end_work * (1 + slower) / 2
 
@@ -83,7 +83,7 @@ class UpdateTimer:
         self._marks = deque([(now, step)])  # (seconds of training, step)
 
     def measure(self, now: float, step: int, left: float) -> float:
-        """Return the seconds of an update. `step` includes the update just done. `left` is the seconds to the end."""
+        """Return the seconds of an update. `step` includes the update just done. `left`: seconds until the run ends."""
         marks = self._marks
         while len(marks) > 1 and step - marks[1][1] >= MEASURED and now - marks[1][0] > left:
             marks.popleft()
@@ -120,7 +120,8 @@ class Forecast(Callback):
 
     def _begin(self) -> None:
         self._timer: UpdateTimer | None = None  # None: no epoch has begun
-        self._trained = self._paused = 0.0  # when the last update of an epoch ended; seconds of all evaluations
+        # The time of the last report (0 after an epoch without evaluation); the seconds of all evaluations.
+        self._trained = self._paused = 0.0
 
     @property
     def is_measured(self) -> bool:
@@ -171,7 +172,7 @@ class Forecast(Callback):
         return self.times.until_end(trainer.step, trainer.schedule.num_updates, num_done)
 
     def describe(self, step: int, left: float) -> str:
-        """Return the remaining time, when the run ends, and how far it gets if RUN.MAX_TIME ends it before that."""
+        """Return as text: remaining time, end time, and the epoch reached if RUN.MAX_TIME ends this start earlier."""
         short = f"{math.ceil(left)} s" if left < 100 else f"{left / 60:.0f} min"
         text = f"about {short if left < 3600 else format_duration(left)}, until {time_in(left)}"
         allowed = self._start + to_seconds(self._max_time) - self._clock() if self._max_time else math.inf

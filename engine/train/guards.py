@@ -15,7 +15,7 @@ from utils.log import Log
 
 
 def choose_guard(config: Config, trainer: Trainer, log: Log) -> Guard:
-    """Return the guard of a run. It handles out-of-memory errors unless that extra is missing."""
+    """Return the guard of a run. It handles out-of-memory errors unless extras/memory is missing."""
     if has_extra("memory"):
         from extras.memory.guard import MemoryGuard  # extra: memory
 
@@ -25,11 +25,11 @@ def choose_guard(config: Config, trainer: Trainer, log: Log) -> Guard:
 
 
 class RereadableBatches:
-    """Batches of an iterator, kept so that they can be iterated again."""
+    """Keeps the batches of an iterator, so that they can be read again."""
 
     def __init__(self, batches: Iterator[Batch]):
         self._batches, self._read = batches, []
-        self.is_reading = False  # if True, an error comes from the loader, not from the batch size
+        self.is_reading = False  # while True, an error comes from the loader, not from the computation
 
     def __iter__(self) -> Iterator[Batch]:
         yield from self._read
@@ -44,10 +44,10 @@ class RereadableBatches:
 
 
 class RehearsingGuard(Guard):
-    """Computes the first update three times if there are more than two processes. Only the last time counts.
+    """Computes the first update three times if there are more than two processes. Only the last computation counts.
 
-    DDP rearranges the gradients in its buckets after its second pass. With more than two processes, their place changes
-    the last bit of an average, so the updates after a resume would differ from those of an uninterrupted run.
+    DDP rearranges the gradients in its buckets after its second pass. With more than two processes, the place of
+    a gradient changes the last bit of its average, so a resumed run would differ from an uninterrupted run.
     """
 
     def __init__(self, config: Config, trainer: Trainer):

@@ -1,7 +1,7 @@
 """The training loss, with label smoothing, mixed targets and class weights, and the interface of its wrappers.
 
-The sum is divided by the number of images, never by the sum of their weights, so the loss of an update does not depend
-on its split into micro-batches.
+The sum of the losses is divided by the number of images, never by the sum of the class weights, so the loss of an
+update does not depend on its split into micro-batches.
 """
 
 from collections.abc import Callable, Sequence

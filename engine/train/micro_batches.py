@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from datasets import Batch, Window
 
-MicroBatches = Iterator[tuple[Batch, bool]]  # bool: it is the last one of this process in the window
+MicroBatches = Iterator[tuple[Batch, bool]]  # bool: whether it is the last micro-batch of this process in the window
 
 
 class Guard:

@@ -31,8 +31,8 @@ def build_optimizer(
 ) -> AnyOptimizer:
     """Build the optimizer of all trainable parameters. It can skip an update on the device.
 
-    `own` has this process's part of each parameter if they are sharded. `peak` is the highest learning rate of the run,
-    by which some optimizers scale the weight decay. The default is TRAIN.BASE_LR.
+    `own` has this process's part of each parameter if the model is sharded. `peak` is the highest learning rate of the
+    run, by which some optimizers scale the weight decay. The default is TRAIN.BASE_LR.
     """
     own = dict(model.named_parameters()) if own is None else own
     groups = parameter_groups(settings, model, own)
@@ -59,7 +59,7 @@ def _build_ours(settings: Train, groups: list[dict], is_fused: bool) -> torch.op
         optimizer = find_class(chosen)(groups, **row.defaults | set_arguments(chosen, *row.settings) | arguments)
     if optimizer.defaults.get("momentum"):
         for parameter in [each for group in groups for each in group["params"]]:
-            # torch would allocate it in the first update, and leave it uninitialised if that update is skipped.
+            # torch would allocate the momentum in the first update, uninitialised if that update is skipped.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
@@ -78,7 +78,7 @@ def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parame
         mine = {id(parameter): own[name] for name, parameter in model.named_parameters()}
         return [group | {"params": [mine[id(each)] for each in group["params"]]} for group in groups]
     # Biases, norms, class token and position embedding have no weight decay: pulling them to zero changes the function
-    # without simplifying it. Saved optimizers depend on the order. Unlike in timm, the decayed group is first.
+    # without simplifying it. Saved states depend on the order of the groups. Unlike in timm, the decayed one is first.
     decayed, kept = [], []
     for name, parameter in own.items():
         if parameter.requires_grad:
@@ -90,7 +90,7 @@ def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parame
 
 
 def set_rates(groups: list[dict], rate: float) -> None:
-    """Set the learning rate of each group for the next update."""
+    """Set the learning rate of each group for the next update: `rate` times its `lr_scale`."""
     for group in groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
 
@@ -100,7 +100,7 @@ def numbers_per_weight(settings: Train) -> float:
     weight = nn.Parameter(torch.zeros(64, 64))  # zeros, because drawing random numbers would change the run
     weight.grad = torch.zeros_like(weight)
     optimizer = build_optimizer(replace(settings, LAYER_DECAY=None), nn.ParameterList([weight]))
-    with refusing_arguments(settings):  # timm's constructors check few values
+    with refusing_arguments(settings):  # timm's constructors check few arguments, so errors occur in the step
         if isinstance(optimizer, torch.optim.Optimizer):
             optimizer.step()
         else:
@@ -132,7 +132,7 @@ def check_state(optimizer: AnyOptimizer, state: dict) -> None:
 
 
 def load_state(optimizer: AnyOptimizer, state: dict, name: str) -> None:
-    """Load a saved optimizer of this name. Raise ValueError if its state of a weight has the wrong shape."""
+    """Load the saved state of an optimizer of this name. Raise ValueError if a tensor has the wrong shape."""
     check_state(optimizer, state)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
@@ -140,14 +140,14 @@ def load_state(optimizer: AnyOptimizer, state: dict, name: str) -> None:
         for what, kept in state["state"].get(number, {}).items():
             if isinstance(kept, torch.Tensor) and not (is_plain(kept) and kept.shape in (parameter.shape, ())):
                 raise ValueError(f"the optimizer's {what} of weight {number}")
-    # torch loads the arguments of the saved groups, but the settings count, because a resume may change some.
+    # torch replaces the arguments by the saved ones. Restore those from the settings, which a resume may change.
     taken = inspect.signature(type(getattr(optimizer, "inner", optimizer))).parameters.keys()
     arguments = taken - {"params", "lr"} | {"lr_scale"}
     own = [{name: group[name] for name in arguments & group.keys()} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, mine in zip(optimizer.param_groups, own, strict=True):
         group.update(mine)
-    for values in optimizer.state.values():  # torch does not copy host tensors, which are in a mapped file here
+    for values in optimizer.state.values():  # torch does not copy host tensors; here they are in a mapped file
         values.update({name: each.clone() for name, each in values.items() if isinstance(each, torch.Tensor)})
 
 
@@ -174,7 +174,7 @@ def changes_by_element(name: str) -> bool:
 
 
 def find_class(chosen: Optimizer) -> Callable:
-    """Return the class of this name. If it is not torch's, import timm, which takes seconds."""
+    """Return the class of the chosen optimizer. If it is not torch's, import timm, which takes seconds."""
     if chosen.NAME in OURS:
         return without_compiler(getattr(torch.optim, chosen.NAME))
     from extras.optimizers.of_timm import find_timms  # extra: optimizers
@@ -201,7 +201,7 @@ def check_arguments(chosen: Optimizer, cls: Callable) -> None:
 
 
 def set_arguments(chosen: Optimizer, *names: str) -> dict:
-    """Return {argument: value} for the settings that are set. For the others, the optimizer's own defaults apply."""
+    """Return {argument: value} for the settings that have a value. For the others, the optimizer's defaults apply."""
     values = {name: getattr(chosen, name) for name in names or ("EPS", "BETAS", "MOMENTUM")}
     return {name.lower(): value for name, value in values.items() if value not in (None, ())}
 

@@ -7,7 +7,7 @@ from utils.errors import ensure
 
 
 def batch_factor(settings: Train, global_batch: int) -> float:
-    """Return the factor by which the batch size scales BASE_LR, WARMUP_START_LR and END_LR (LINEAR_SCALED_LR)."""
+    """Return the factor by which the global batch scales BASE_LR, WARMUP_START_LR and END_LR (LINEAR_SCALED_LR)."""
     if not settings.LINEAR_SCALED_LR:
         return 1.0
     ratio = global_batch / settings.LINEAR_SCALED_LR
@@ -15,7 +15,7 @@ def batch_factor(settings: Train, global_batch: int) -> float:
 
 
 def planned_updates(settings: Train, steps_per_epoch: int, choices: list[list[int]]) -> int:
-    """Return the updates of a run: the budget's last choice, or the number of updates in NUM_EPOCHS."""
+    """Return the total number of updates: the budget's last choice, or the updates of NUM_EPOCHS epochs."""
     return choices[-1][1] if choices else settings.NUM_EPOCHS * steps_per_epoch
 
 
@@ -47,7 +47,7 @@ class Schedule:
         return min((epoch + 1) * self._steps_per_epoch, self.num_updates)
 
     def choose(self, step: int, num_updates: int) -> None:
-        """Change the total number of updates from this step on. Discard the choices that were not repeated yet."""
+        """Change the total number of updates from this step on. Discard choices in `to_repeat`."""
         ensure(num_updates > step, f"a run of {num_updates} updates cannot contain update {step}")
         self._anchor = step - 1, self._place(step - 1)
         self.choices.append([step, num_updates])
@@ -73,7 +73,7 @@ class Schedule:
             self.choose(step, num_updates)
 
     def _place(self, step: int) -> float:
-        """Return the place of a step in the schedule of NUM_EPOCHS. Without a choice it is the step itself."""
+        """Map a step to a place in the schedule of NUM_EPOCHS. If the total never changed, that is the step itself."""
         if not self.choices:
             return step
         (first, place), last = self._anchor, planned_updates(self._settings, self._steps_per_epoch, []) - 1
@@ -100,7 +100,7 @@ class Schedule:
         first = settings.WARMUP_EPOCHS if chosen.AFTER_WARMUP else 0
         if chosen.NAME == "step":
             since = time - first * per_epoch
-            drops = int(since // (chosen.DECAY_EPOCHS * per_epoch))  # rounded as in timm, which uses these units
+            drops = int(since // (chosen.DECAY_EPOCHS * per_epoch))  # in timm's units, so it is rounded as in timm
             if chosen.MILESTONES:
                 drops = sum(since >= milestone * per_epoch for milestone in chosen.MILESTONES)
             return self.base * chosen.DECAY_RATE**drops

@@ -11,7 +11,7 @@ from engine.train.trainer import Trainer
 from utils.text import counted
 
 DONE = "done"  # the reason of a run that ends after its last epoch
-EARLY_STOP = "early stop"  # the reason in status.json
+EARLY_STOP = "early stop"  # the reason of a run that TRAIN.EARLY_STOP ends, also in status.json
 ADVICE = "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
 
 
@@ -20,7 +20,7 @@ class NonFinite(Exception):
 
     def __init__(self, message: str, streak: range):
         super().__init__(message)
-        self.streak = streak  # the skipped updates
+        self.streak = streak  # the steps of the skipped updates
 
 
 def refuse_if_nothing_counted(trainer: Trainer) -> None:
@@ -96,13 +96,13 @@ class TimeLimit(Callback):
     ):
         """`start`: the program's start time on `clock`. `longest_save` returns the longest save in seconds."""
         self._end, self._longest_save, self._clock = start + seconds, longest_save, clock
-        self._update = self._turn = 0.0  # longest so far: one update; the time between two epochs
+        self._update = self._turn = 0.0  # longest so far: an update; the pause between two epochs
         self._before: tuple[float, int] | None = None  # time and updates_left of the last call
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
         """Return whether there is too little time for two updates, two saves, and an evaluation if it is due.
 
-        Two updates, because several processes stop one update later. Two saves, because one may wait for another.
+        Two updates, because several processes stop one update later. Two saves, because this one may wait for another.
         """
         now = self._clock()
         if self._before:

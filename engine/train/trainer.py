@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """A component whose state is saved in each checkpoint. In a resumed run, its builder reads that state."""
+    """A component whose state is saved in each checkpoint. A resumed run creates it from that state."""
 
     def state(self) -> Any: ...
 
@@ -39,17 +39,17 @@ class Trainer:
     """Model, optimizer, precision, EMA and counters of one process; `update` is one training step.
 
     build.py creates it. CONTRIBUTING.md, "Adding", says which files to edit for a new loss, optimizer or callback.
-    Callbacks observe an update. The guard (guards.py) may repeat its forward and backward passes: `on_window` is called
-    for each attempt.
+    Callbacks observe the updates. The guard (guards.py) may let an update compute its forward and backward passes in
+    several attempts. Each attempt calls `on_window`.
     """
 
     config: Config
     process: Process
     data: TrainData
     model: nn.Module  # the weights that are trained and saved
-    computing: ComputingModel  # the model that computes: the same, or a copy in half precision
-    replica: nn.Module  # the computing model, wrapped to average gradients (ddp; fsdp2 shards in Parallel.place)
-    transforms: ModelTransforms  # how the model computes; reverted where the unmodified modules are needed
+    computing: ComputingModel  # the model that computes: `model` itself, or a copy in half precision
+    replica: nn.Module  # the computing model, with ddp in a wrapper that averages gradients (Parallel.wrap)
+    transforms: ModelTransforms  # changes to how the model computes; reverted where the original modules are needed
     precision: Precision
     parallel: Parallel
     optimizer: AnyOptimizer  # from TORCH_OPTIMIZERS (configs/tables.py) or from timm
@@ -67,7 +67,7 @@ class Trainer:
     best: Best = Best()
     not_better: int = 0  # evaluations since the best one
     preferred: str | None = None  # checkpoint key of the weights that scored better in the newest evaluation
-    parts: dict[str, Part] = field(default_factory=dict)  # by their checkpoint keys
+    parts: dict[str, Part] = field(default_factory=dict)  # {checkpoint key: component}
     left_out: list[range] = field(default_factory=list)  # updates that are left out after a rollback
 
     def update(self, window: Window) -> None:
@@ -76,9 +76,10 @@ class Trainer:
         If a gradient is not finite in any process, all processes skip the update: weights, optimizer state and EMA stay
         unchanged, and in float16 the loss scale is lowered. SkipLimit (stop_conditions.py) acts on many skips in a row.
         """
-        # The rate of this step, times the `lr_scale` of each group of weights (TRAIN.LAYER_DECAY).
+        # Each parameter group gets the rate of this step times its `lr_scale` (TRAIN.LAYER_DECAY).
         set_rates(self.optimizer.param_groups, self.schedule(self.step))
-        # Several attempts if memory runs out, or for the first update of 3 or more processes. Only the last one counts.
+        # Several attempts if memory runs out, and in the first update of 3 or more processes, because DDP rearranges
+        # its buckets after the second pass (RehearsingGuard). Only the last attempt counts.
         for attempt in self.guard.attempts(window):
             with attempt as micro_batches:
                 seed_update(self.config.SEED, self.step, self.process.rank)  # dropout differs between processes
@@ -116,7 +117,7 @@ class Trainer:
             with self.precision.autocast():
                 logits = self.replica(images)
             loss = self.loss(logits, targets)
-            # Weight each micro-batch by its images, so the gradient is the mean over all images of the update, with
+            # Weight each micro-batch by its size, so the gradient is the mean over all images of the update, with
             # any number of micro-batches and processes. The factor world_size undoes the averaging of DDP and FSDP.
             share = batch.num_samples * self.process.world_size / num_samples
             self.notify("on_phase", "backward")

@@ -1,10 +1,10 @@
-"""Trains the same recipes with halfstep and with timm's train.py, on the same batches from the same weights, and compares.
+"""Trains each recipe with halfstep and with timm's train.py, on the same batches from the same weights; compares them.
 
     python scripts/benchmarks/beside_timm.py -train_py pytorch-image-models/train.py [-- ARGUMENT ...]
 
-from_timm.py makes the settings. A row has the largest relative difference in loss and in learning rate over all updates,
-and the relative norm of the difference in the final weights and their EMA. The exit code is 1 if a loss differs by more
-than 1e-5. It runs on the CPU and takes minutes. Further arguments of train.py are passed to both programs.
+The settings are translated as by from_timm.py. Each row has the largest relative differences in loss and learning rate
+over all updates, and the relative norm of the difference in the final weights and in their EMA. The exit code is 1 if a
+loss differs by more than 1e-5. The script runs on the CPU and takes minutes. Both programs get the ARGUMENTs.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ RECIPES = {  # 6 updates per epoch and 5 epochs, unless a recipe says otherwise
     "NAdamW, step per update, prefix": "--model test_vit --opt nadamw --sched step --decay-epochs 1.5 --warmup-prefix --epochs 4 --warmup-epochs 1 --sched-on-updates --lr 1e-3",
     "Lion with AdamW's betas, wsd": "--model test_vit2 --opt lion --opt-betas .9 .999 --sched wsd --decay-epochs 2 --warmup-epochs 1 --lr 1e-5",
     "LAMB with eps 1e-8, cool-down": "--model test_vit --opt lamb --opt-eps 1e-8 --epochs 4 --cooldown-epochs 1 --warmup-epochs 1 --sched-on-updates --lr 2e-3 --min-lr 1e-5",
-    "accumulation with a batch left, EMA": "--model test_vit3 --opt adamw --grad-accum-steps 4 --epochs 15 --model-ema --model-ema-decay .9 --lr 1e-3",
+    "accumulation with remaining batches, EMA": "--model test_vit3 --opt adamw --grad-accum-steps 4 --epochs 15 --model-ema --model-ema-decay .9 --lr 1e-3",
     "plain momentum, constant": "--model test_resnet --opt momentum --momentum .8 --sched constant --warmup-epochs 0 --lr .01 --weight-decay 0",
     "AdaBelief, scaled rate": "--model test_convnext --opt adabelief --lr-base .01 --lr-base-size 64 --warmup-epochs 0",
     "BCE without smoothing or mixing": "--model test_vit --opt adamw --bce-loss --smoothing 0 --lr 1e-3 --warmup-epochs 2",
@@ -41,15 +41,15 @@ RECIPES = {  # 6 updates per epoch and 5 epochs, unless a recipe says otherwise
     "Muon, layer decay": "--model test_vit --opt muon --layer-decay .7 --lr 3e-4 --warmup-epochs 1",
     "LARS, BCE with threshold and smoothing": "--model test_convnext --opt lars --bce-loss --bce-target-thresh .3 --smoothing .1 --lr .1",
     "Adan, AGC, EMA": "--model test_convnext2 --opt adan --clip-grad .05 --clip-mode agc --model-ema --model-ema-decay .95 --lr 1e-3",
-    "plain Adam, weight decay, drop of BatchNorm's momentum": "--model test_efficientnet --opt adam --weight-decay .1 --bn-momentum .05 --lr 1e-4",
+    "plain Adam, weight decay, BatchNorm momentum of 0.05": "--model test_efficientnet --opt adam --weight-decay .1 --bn-momentum .05 --lr 1e-4",
 }
 
 
 class Trained(NamedTuple):
-    """The losses and learning rates of one program, and its final weights."""
+    """The losses and learning rates of one program's run, its final weights and their EMA."""
 
     losses: list[float]
-    rates: list[list[float]]  # for each update the rates of the groups in ascending order
+    rates: list[list[float]]  # for each update, the learning rates of the parameter groups in ascending order
     weights: dict[str, Tensor]
     ema: dict[str, Tensor]
 
@@ -81,13 +81,13 @@ def main(argv: list[str]) -> int:
 
 
 def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """Return the norm of the difference, relative to the norm of timm's."""
+    """Return the norm of the difference of the weights, relative to the norm of timm's."""
     one, other = (torch.cat([side[name].flatten().double() for name in theirs]) for side in (ours, theirs))
     return ((one - other).norm() / other.norm()).item()
 
 
 def train_ours(words: list[str]) -> tuple[dict[str, Tensor], list[list[tuple[Tensor, Tensor]]], Trained]:
-    """Train with halfstep. Return the initial weights, the batches of each epoch, and the training."""
+    """Train with halfstep. Return the initial weights, the batches of each epoch, and the result."""
     from extras.timm_arguments.command import read_arguments  # extra: timm_arguments
     from extras.timm_arguments.translation import Translation
 
@@ -117,7 +117,7 @@ def train_ours(words: list[str]) -> tuple[dict[str, Tensor], list[list[tuple[Ten
 
 
 class Loader(list):
-    """A loader that gives train.py the batches of each epoch in turn."""
+    """A loader that gives train.py the recorded batches, epoch by epoch."""
 
     dataset = sampler = batch_sampler = None
 
@@ -130,7 +130,7 @@ class Loader(list):
 
 
 def train_theirs(path: Path, words: list[str], start: dict[str, Tensor], batches: list) -> Trained:
-    """Run train.py's main with its own model, loss, optimizer, schedule and EMA, on the same weights and batches."""
+    """Run train.py's main with its own model, loss, optimizer, schedule and EMA, from weights `start` on `batches`."""
     spec = importlib.util.spec_from_file_location("timms_train", path)
     script: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

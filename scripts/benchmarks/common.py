@@ -1,4 +1,4 @@
-"""Processes that train in turn (A B A B), so that a slow phase of the machine slows all of them, and their table."""
+"""Times processes that train in turn (A B A B), so that a slow phase of the machine affects all; prints their table."""
 
 import contextlib
 import json
@@ -25,8 +25,8 @@ GIB = 2**30
 class Mode:
     """A precision that can be measured."""
 
-    options: tuple[str, ...]  # for -opts
-    product: str  # the type of the matrix products that bound it
+    options: tuple[str, ...]  # settings for -opts
+    product: str  # number type of the matrix products that limit its speed
     kinds: tuple[str, ...] = ("cuda", "xpu", "mps", "cpu")  # kinds of devices that support it
 
 
@@ -42,13 +42,13 @@ MODES = {
     "naive-bf16": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=naive"), "bfloat16"),
     "float8": Mode(("AMP=true", "PRECISION.DTYPE=bfloat16", "PRECISION.MODE=float8"), "bfloat16", kinds=("cuda",)),
 }
-# Other features of an update, each in bfloat16. The teacher has random weights.
+# Other features of an update, each measured in bfloat16. The teacher of the distillation has random weights.
 FEATURES = {name: f"TRAIN.OPTIMIZER.NAME={name}" for name in ("lamb", "lion", "laprop")} | {
     **{"EMA": "TRAIN.MODEL_EMA=true", "LoRA": "MODEL.LORA.RANK=8", "sizes": "TRAIN.SIZE_SCHEDULE=[0:128,1:224]"},
     "distillation": "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=deit_base_patch16_224",
 }
 CASES = MODES | {name: Mode((*MODES["bf16"].options, *each.split()), "bfloat16") for name, each in FEATURES.items()}
-SLOW_ON_CPUS = ("fp16", "naive-fp16")  # about a two-hundredth of float32's speed: minutes for one update
+SLOW_ON_CPUS = ("fp16", "naive-fp16")  # one update takes minutes, at about 1/200 of float32's speed
 
 
 def fast_modes(kind: str) -> list[str]:
@@ -64,32 +64,32 @@ class StepWorker:
     """A separate process (worker.py) that trains on request, so that each case has its own memory peak."""
 
     def __init__(self, arguments: Iterable, role: str = "step"):
-        """Prepare the command. `role`: step; timm, the same model in timm's own step; loader, only loading images."""
+        """Prepare the command. `role`: step, timm (the same model in timm's step) or loader (only loads images)."""
         self._command = [sys.executable, ROOT / "scripts/benchmarks/worker.py", role, *arguments]
         self._process: subprocess.Popen | None = None
         self._facts: dict | None = None
         self._warm = False
 
     def start(self) -> None:
-        """Start the process without waiting until it is set up. Otherwise the first question starts it."""
+        """Start the process without waiting for its setup. Without this call, the first question starts it."""
         if self._process is None:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self._process = subprocess.Popen(list(map(str, self._command)), **pipes)
 
     def facts(self) -> dict:
-        """Return the number of images of an update. Wait until the worker is set up."""
+        """Wait until the worker is set up. Return its facts: {"images": number of images per update}."""
         self.start()
         if self._facts is None:
             self._facts = self._read()
         return self._facts
 
     def iterate(self, steps: int) -> float:
-        """Return the seconds per iteration (one update), after one untimed iteration, or three in the first call."""
+        """Return the seconds per iteration (one update), after one warm-up iteration (three in the first call)."""
         warm_up, self._warm = (1 if self._warm else 3), True
         return self._ask(steps=steps, warm_up=warm_up)["seconds"] / steps
 
     def peak_memory(self) -> int:
-        """Return the peak so far, in bytes."""
+        """Return the peak memory use so far, in bytes."""
         return self._ask(memory=True)["bytes"]
 
     def peak(self, product: str) -> tuple[float, int]:
@@ -103,11 +103,11 @@ class StepWorker:
             self._process.stdin.close()
         self._process.stdout.close()
         self._process.wait()
-        self._process, self._facts, self._warm = None, None, False  # it may start again
+        self._process, self._facts, self._warm = None, None, False  # so that start() works again
 
     def _ask(self, **question) -> dict:
         self.facts()
-        with contextlib.suppress(BrokenPipeError):  # the process has ended; reading reports how
+        with contextlib.suppress(BrokenPipeError):  # the process has ended; _read() reports its exit code
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
         return self._read()
@@ -124,13 +124,13 @@ class StepWorker:
 
 @dataclass
 class Measured:
-    """The figures of one case, with a value for each of its turns."""
+    """The figures of one case. The lists have one value per turn."""
 
     images: int  # per update
     seconds: list[float] = field(default_factory=list)  # per iteration
-    base: list[float] = field(default_factory=list)  # seconds of the first case in the same rounds
-    memory: int = 0  # bytes
-    peak: float = 0.0  # FLOP/s of matrix products, if they were timed
+    base: list[float] = field(default_factory=list)  # seconds per iteration of the first case in the same rounds
+    memory: int = 0  # peak memory in bytes
+    peak: float = 0.0  # FLOP/s of matrix products; 0 if they were not timed
     forward_flops: int = 0  # FLOPs of the forward pass of one image; 0 if not counted
 
     @property
@@ -145,11 +145,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Turns:
-    """The number of turns, and the length of each."""
+    """The number of turns of each case, and the length of a turn."""
 
     rounds: int
     steps: int  # minimum per turn
-    min_seconds: float = 0.0  # minimum per turn: five steps take a GPU 0.1 s, too little for a good timing
+    min_seconds: float = 0.0  # minimum per turn; on a GPU five steps take 0.1 s, too short for a good timing
 
     def __str__(self) -> str:
         seconds = f" and {self.min_seconds:g} s" if self.min_seconds else ""
@@ -162,9 +162,9 @@ class Turns:
 def take_turns(
     workers: dict[str, StepWorker], turns: Turns, products: dict[str, str] | None = None
 ) -> tuple[dict[str, Measured], dict[str, str]]:
-    """Return {case: its figures} and {case without figures: the reason}.
+    """Measure all cases. Return {case: its figures} and {case that cannot be measured: the reason}.
 
-    `products`: for some cases the type of matrix products to time, after the memory peak was read.
+    `products`: {case: type of the matrix products to time}. They are timed after the memory peak was read.
     """
     rounds = Rounds(workers, turns, products or {})
     for worker in workers.values():
@@ -183,7 +183,7 @@ class Rounds:
 
     def __init__(self, workers: dict[str, StepWorker], turns: Turns, products: dict[str, str]):
         self.workers, self.turns, self.products = workers, turns, products
-        self.first = next(iter(workers), None)  # the others are compared with it
+        self.first = next(iter(workers), None)  # the case that all others are compared with
         self.measured: dict[str, Measured] = {}
         self.reasons: dict[str, str] = {}  # why a case has no figures
         self.steps: dict[str, int] = {}
@@ -217,7 +217,7 @@ class Rounds:
 
 
 def compare(workers: dict[str, StepWorker], turns: Turns) -> dict[str, Measured]:
-    """Return the figures of all cases. Raise ConfigError if one has none."""
+    """Measure all cases and return their figures. Raise ConfigError if a case cannot be measured."""
     measured, reasons = take_turns(workers, turns)
     if reasons:
         raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in reasons.items()))
@@ -225,7 +225,7 @@ def compare(workers: dict[str, StepWorker], turns: Turns) -> dict[str, Measured]
 
 
 def machine(kind: str | None = None) -> str:
-    """Return a description of this machine. `kind`: the kind of device; None: name the GPU if there is one."""
+    """Return a description of this machine. `kind`: the kind of the measured device; None: the GPU if there is one."""
     import torch
 
     from utils.host import name_of
@@ -242,19 +242,19 @@ def machine(kind: str | None = None) -> str:
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Return the median, and the smallest and largest value of all rounds."""
+    """Return the median with the smallest and the largest value, as text."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown for BENCHMARKS.md."""
+    """Return a title with a Markdown table for BENCHMARKS.md."""
     return f"{title}\n\n{markdown_table(columns, rows)}\n"
 
 
 class SpeedTable:
-    """Prints the speed and memory of cases as soon as they are known, and their share of the peak of matrix products.
+    """Prints each case's speed, memory and share of the peak of matrix products as soon as it is measured.
 
-    `products`: for each case the type of the matrix products that bound it. All cases are compared with the first.
+    `products`: {case: type of the matrix products that limit its speed}. All cases are compared with the first.
     """
 
     def __init__(self, title: str, products: dict[str, str]):
@@ -270,7 +270,7 @@ class SpeedTable:
 
     def add(self, measured: dict[str, Measured], reasons: dict[str, str]) -> None:
         """Print the rows of cases that have no row yet."""
-        self.flops = max([self.flops, *(3 * each.forward_flops for each in measured.values())])  # of a training image
+        self.flops = max([self.flops, *(3 * each.forward_flops for each in measured.values())])  # per training image
         self.peaks |= {self.products[name]: each.peak for name, each in measured.items() if each.peak}
         rows = [[name, reason, *["-"] * (len(self.columns) - 2)] for name, reason in reasons.items()]
         for name, each in measured.items():
@@ -288,5 +288,5 @@ class SpeedTable:
     @property
     def ending(self) -> str:
         speeds = ", ".join(f"{product} {peak / 1e9:.4g}" for product, peak in self.peaks.items())
-        text = f"\nUtilisation: {self.flops / 1e9:.4g} GFLOP for a training image (3 x forward) against matrix products, GFLOP/s: {speeds}.\n"
+        text = f"\nUtilisation: {self.flops / 1e9:.4g} GFLOP per training image (3 x forward), relative to matrix products, GFLOP/s: {speeds}.\n"
         return text if speeds else ""

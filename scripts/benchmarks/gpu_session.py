@@ -5,8 +5,9 @@
     python scripts/benchmarks/gpu_session.py -output FOLDER -parts loader,whole_run,recovery,float8
     python scripts/benchmarks/gpu_session.py -output FOLDER -dry    all parts with tiny sizes, without a GPU, in a minute
 
-A part is a few commands. session.md in FOLDER gets the commands and each line that they print; session.json gets the same,
-with table rows by column. All other files are in a temporary folder. A part that exceeds its time limit is killed.
+A part runs a few commands. session.md in FOLDER gets the commands and their output. session.json gets the same lines; a
+table row is an object with the columns as keys. All other files are temporary. A part that exceeds its time limit is
+killed.
 """
 
 import argparse
@@ -62,7 +63,7 @@ PARTS = {
     "float8": (120, [f"{STEPS} {BASE} {{compile}} -modes {{float8}} {NO_DROPOUT}"]),
 }  # fmt: skip
 TINY = "MODEL.EMBED_DIM=48 MODEL.DEPTH=2 MODEL.NUM_HEADS=2 DATA.IMAGE_SIZE=32 DEVICE=cpu"
-# {placeholder: (value on a GPU, value with -dry)}. -dry compiles nothing, since that takes a CPU a minute each time.
+# {placeholder: (value on a GPU, value with -dry)}. -dry does not compile: each compilation takes a minute on a CPU.
 VALUES = {
     **{"rounds": ("3", "1"), "seconds": ("1", "0"), "batch": ("256", "8"), "auto": ("auto", "8"), "alive": ("25", "6")},
     **{"train": ("16384", "64"), "val": ("512", "8"), "drawn": ("160", "10"), "tiny": ("REPORT_FREQ=10", TINY)},
@@ -75,14 +76,14 @@ VALUES = {
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_output("FOLDER", "folder for the results; results of earlier calls stay")
+    parser.add_output("FOLDER", "folder for the results; results of earlier calls are kept")
     parser.add_argument("-parts", type=part_names, default=list(PARTS), metavar="NAMES", help=f"[{','.join(PARTS)}]")
     parser.add_argument("-limit_scale", type=at_least(1), metavar="N", help="factor for every time limit [1, dry: 20]")
     parser.add_argument("-dry", action="store_true", help="walk through all parts on the CPU, with tiny sizes")
     arguments = parser.parse_args(argv)
     import torch  # local: importing torch takes seconds
 
-    if arguments.dry:  # processes that it starts need not import torch and timm again
+    if arguments.dry:  # forked processes inherit these modules and need not import them
         for module in ("engine.run", "timm", "tests.support.forked_children"):
             importlib.import_module(module)
         subprocess.Popen = sys.modules["tests.support.forked_children"].ForkingPopen
@@ -90,7 +91,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError("gpu_session.py: torch finds no CUDA device here; -dry walks through all parts on the CPU")
     # -dry has higher limits, so that no part is killed on a small computer.
     scale, kind = (20, "dry, nothing here was measured on a GPU") if arguments.dry else (1, "on a GPU")
-    scratch = tempfile.mkdtemp(prefix="halfstep-session-")  # a TemporaryDirectory would be removed when a fork exits
+    scratch = tempfile.mkdtemp(prefix="halfstep-session-")  # forks would remove a TemporaryDirectory when they exit
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{scratch}/compiled")
     values = {name: each[arguments.dry] for name, each in VALUES.items()} | {"scratch": shlex.quote(scratch)}
     parts = {
@@ -107,7 +108,7 @@ def main(argv: list[str]) -> int:
 
 
 def part_names(text: str) -> list[str]:
-    """Return the names of parts in a text; the type of -parts."""
+    """Parse the value of -parts: names of parts, separated by commas."""
     for name in text.split(","):
         if name not in PARTS:
             raise argparse.ArgumentTypeError(f"no part {name!r}{did_you_mean(name, PARTS)}")
@@ -115,7 +116,10 @@ def part_names(text: str) -> list[str]:
 
 
 class Record:
-    """Appends lines to session.md, and to session.json: a table row by its columns, any other line as `text`."""
+    """Appends lines to session.md and session.json.
+
+    In session.json a table row is an object with the columns as keys; any other line is {"text": line}.
+    """
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / "session.json"
@@ -142,18 +146,18 @@ class Record:
 
 def run_session(folder: Path, parts: dict[str, tuple[float, list[str]]], kind: str) -> int:
     """Run the parts (limit, commands) in turn. Return 1 if a part was killed or failed, otherwise 0."""
-    if sys.platform == "linux":  # processes that a part leaves behind become children of this one, from any session
+    if sys.platform == "linux":  # orphaned processes of a part become children of this process, even after setsid
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # this also kills the running part
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # run_within then kills the running part
     record, now = Record(folder), time.strftime("%Y-%m-%dT%H:%M:%S")
     record.add(f"\n# Session of {now}: halfstep {revision(ROOT)}, {kind}\n{describe_missing()}")
-    outcomes: dict[str, str] = {}  # of each command
+    outcomes: dict[str, str] = {}  # {command: how it ended}
     for name, (limit, commands) in parts.items():
         record.facts = {"session": now, "part": name}
         record.add(f"\n## {name}")
         begin = time.monotonic()
         for command in commands:
-            record.add(f"\n`{command}`{' as above' if command in outcomes else ''}\n")
+            record.add(f"\n`{command}`{' (see above)' if command in outcomes else ''}\n")
             if command not in outcomes:
                 outcomes[command] = run_within(command, begin + limit - time.monotonic(), record)
             record.add(f"\n{name}: {outcomes[command]} after {time.monotonic() - begin:.1f} s")
@@ -161,7 +165,7 @@ def run_session(folder: Path, parts: dict[str, tuple[float, list[str]]], kind: s
 
 
 def describe_missing() -> str:
-    """Return the missing packages that parts need, and the commands that install them."""
+    """Return a line with the packages that are missing here and the commands that install them, or an empty text."""
     packages = "timm pytest simplejpeg torchao tensorboard peft accelerate transformers tokenizers regex psutil".split()
     if not (names := " ".join(name for name in packages if importlib.util.find_spec(name) is None)):
         return ""
@@ -196,7 +200,7 @@ def kill_children() -> None:
     with contextlib.suppress(ChildProcessError):  # no child is left
         while True:
             for path in Path("/proc").glob("[0-9]*/stat"):
-                with contextlib.suppress(OSError):  # it has ended
+                with contextlib.suppress(OSError):  # the process has ended
                     if int(path.read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
                         os.kill(int(path.parent.name), signal.SIGKILL)
             os.wait()

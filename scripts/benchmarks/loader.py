@@ -1,10 +1,9 @@
 """Measures how fast images are read, and what limits a run. Prints the Markdown tables of BENCHMARKS.md.
 
 python scripts/benchmarks/loader.py limits -cfg FILE [...]   the loader alone, the step alone, both together, and the limit
-python scripts/benchmarks/loader.py run -timm FOLDER         a whole run against timm's train.py, whose source is in FOLDER
+python scripts/benchmarks/loader.py run -timm FOLDER         a whole run, compared with timm's train.py in FOLDER
 
-Without -photos, a folder of JPEGs is made, of about 500 x 375 pixels and 100 kB (photos.py). The compared programs take
-turns.
+Without -photos, `run` makes JPEGs of 500 x 375 pixels and about 100 kB (photos.py). The compared programs take turns.
 """
 
 import argparse
@@ -29,7 +28,7 @@ from utils.distributed import find_devices
 from utils.host import available_cores
 from utils.text import counted
 
-BATCH_SIZE = 32  # on a CPU
+BATCH_SIZE = 32  # default on a CPU
 
 
 def main(argv: list[str]) -> int:
@@ -41,13 +40,13 @@ def main(argv: list[str]) -> int:
     command.add_argument("-seconds", type=float, default=3.0)
     command = commands.add_parser("run")
     command.set_defaults(measure=compare_runs)
-    folder_help = "a folder with train/ and val/, as photos.py makes [a new one]"
+    folder_help = "a folder with train/ and val/ as written by photos.py [a new one]"
     command.add_argument("-photos", type=Path, metavar="FOLDER", help=folder_help)
     command.add_argument("-rounds", type=at_least(1), default=5, metavar="N", help="turns [5]")
     command.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
     command.add_argument("-model", default="vit_tiny_patch16_224", help="name of a timm model [vit_tiny_patch16_224]")
-    command.add_argument("-batch_size", type=at_least(1), help=f"for both [{BATCH_SIZE} on CPUs, 256 on others]")
-    command.add_argument("-num_workers", type=at_least(1), help="threads of halfstep, processes of timm [the cores]")
+    command.add_argument("-batch_size", type=at_least(1), help=f"batch size of both [{BATCH_SIZE} on a CPU, else 256]")
+    command.add_argument("-num_workers", type=at_least(1), help="threads of halfstep, processes of timm [one per core]")
     command.add_argument("-compile", action="store_true", help="compile both models")
     arguments, arguments.flags = parser.parse_known_args(argv)
     if arguments.flags and arguments.command != "limits":
@@ -62,12 +61,12 @@ def main(argv: list[str]) -> int:
 
 
 def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
-    """Print the rates of the loader, the step and both together, in turn, on this run's device with its settings."""
+    """Measure the loader, the step and both together in turn, with a run's device and settings; print the rates."""
     from engine.settings import load_settings
 
     flags = arguments.flags
     where = flags.index("-opts") if "-opts" in flags else len(flags)
-    # A separate cache: a folder keeps only the newest cache of a data set.
+    # Use a separate cache folder, because a folder keeps only the newest cache of a data set.
     flags, options = flags[:where], [*flags[where + 1 :], f"DATA.CACHE_PATH={scratch / 'cache'}", "DATA.DROP_LAST=true"]
     config = load_settings([*flags, "-opts", *options]).with_default_batch_size().config
     classes, size = config.MODEL.NUM_CLASSES or 1000, 20 * config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
@@ -88,18 +87,18 @@ def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
 
 
 def name_limit(loader: float, step: float, both: float) -> str:
-    """Return the part that limits a run, by the images/s of the loader alone, the step alone and both together."""
+    """Return a text on what limits a run, given the images/s of the loader alone, the step alone and both together."""
     if both < 0.9 * min(loader, step):
         share = both / min(loader, step)
-        return f"both share cores, and together reach {share:.2f} of the slower rate; DATA.CACHE needs fewer cores"
+        return f"both share cores: together they reach {share:.2f} of the slower rate; DATA.CACHE needs fewer cores"
     if loader < 1.1 * step:
         return f"the loader limits: alone it reaches {loader / step:.2f} of the step's rate; raise -num_workers, or set DATA.CACHE"
-    return f"the step limits: the loader reaches {loader / step:.1f} times its rate"
+    return f"the step limits: the loader alone reaches {loader / step:.1f} times the step's rate"
 
 
 # --- a whole run ---
 
-# The same recipe for both: one epoch, bfloat16, AdamW, crops and flips.
+# The same recipe for both programs: one epoch, bfloat16, AdamW, crops and flips.
 TIMM = """--num-classes 10 --epochs 1 --warmup-epochs 0 --sched step --decay-epochs 9 --opt adamw --lr 1e-3
 --weight-decay 0.05 --amp --amp-dtype bfloat16 --color-jitter 0"""
 OURS = """TRAIN.WARMUP_EPOCHS=0 TRAIN.LR_SCHEDULER.NAME=constant TRAIN.BASE_LR=1e-3 TRAIN.LINEAR_SCALED_LR=null
@@ -109,21 +108,21 @@ MODEL.ATTENTION_DROPOUT=0 DATA.CROP_PCT=0.9"""
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings of both sides."""
+    """The settings of both programs."""
 
     model: str
-    kind: str  # of device
+    kind: str  # kind of device
     workers: int
     batch_size: int
     is_compiled: bool
 
     @property
     def report_every(self) -> int:
-        """Return the updates between two lines of the log. Stopping a GPU after each update would distort the timing."""
+        """Return the number of updates per log line. On a GPU, a line after each update would distort the timing."""
         return 1 if self.kind == "cpu" else 10
 
     def timm(self, folder: Path, photos: Path, output: Path) -> list[str]:
-        """Return the command with timm's own flags for this device."""
+        """Return the command of timm's train.py, with its own flags for this device."""
         words = [sys.executable, folder / "train.py", "--data-dir", photos, "--output", output, *TIMM.split()]
         words += ["--model", self.model, "-b", self.batch_size, "--device", self.kind, "--workers", self.workers]
         words += ["--log-interval", self.report_every]
@@ -147,13 +146,13 @@ class Run:
     """The figures of one run of halfstep or of timm's train.py."""
 
     seconds: float
-    first_step: float  # seconds from the command until the line of the first update
-    images_per_second: float  # from the first update to the last
-    top1: float  # of the validation images, per cent
+    first_step: float  # seconds from the start of the command to the log line of the first update
+    images_per_second: float  # between the first and the last update
+    top1: float  # validation accuracy in percent
 
 
 def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
-    """Print the figures of one epoch with validation in bfloat16, with both commands as people type them."""
+    """Time one epoch with validation in bfloat16, with both commands as users type them, and print the figures."""
     kind, _ = find_devices("auto")
     workers = arguments.num_workers or len(available_cores())
     batch_size = arguments.batch_size or (BATCH_SIZE if kind == "cpu" else 256)
@@ -169,7 +168,7 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
     }
     runs: dict[str, list[Run]] = {name: [] for name in commands}
     for seed, (name, (command, flag, step, top1)) in itertools.product(range(arguments.rounds), commands.items()):
-        words = [*command[:2], flag, str(seed), *command[2:]]  # before -opts, which takes everything that follows
+        words = [*command[:2], flag, str(seed), *command[2:]]  # the seed precedes -opts, which takes all words after it
         runs[name].append(time_run(words, step, top1, batch_size))
         print(f"{name}: {runs[name][-1]}", file=sys.stderr, flush=True)
     first = runs["timm's train.py"]
@@ -189,7 +188,7 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
 
 
 def time_run(command: list[str], step: str, top1: str, batch_size: int) -> Run:
-    """Run a command and return its figures, read from the lines that it prints on its updates and its accuracy."""
+    """Run a command. Return its figures, read from its output with the patterns `step` and `top1`."""
     begin = time.perf_counter()
     times, lines = {}, []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)

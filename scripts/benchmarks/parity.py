@@ -3,12 +3,12 @@
 python scripts/benchmarks/parity.py                                    the digits, in the fast precisions of this device
 python scripts/benchmarks/parity.py -cfg configs/vit_cifar10.yaml -modes fp32 bf16 naive-bf16 fp16 -seeds 3
 
-A mode is worse if its mean accuracy is below fp32's by more than two standard errors of the difference. Each seed is
-assumed to vary like fp32's seeds: 2 x s x sqrt(1/n + 1/n), where s is the standard deviation of fp32's n accuracies. The
-mode's own deviation does not count, since one collapsed seed would widen the margin. A run that stops without an
-accuracy is always worse. The exit code is 1 if a mode is worse. A mode that the settings refuse here is listed, not
-judged. The table also has training loss and gradient norm of the last epoch, each seed's relative to fp32's: they show
-more than the accuracy on a few images.
+A mode is worse if its mean accuracy is below fp32's by more than two standard errors of the difference. That is
+2 x s x sqrt(1/n + 1/n), where s is the standard deviation of fp32's n accuracies. The mode's own deviation does not
+count, since one collapsed seed would widen the margin. A mode with a run that stops early is always worse. The exit
+code is 1 if a mode is worse. A mode that the settings refuse here is listed but not judged. The table also has the
+training loss and the gradient norm of the last epoch, compared with fp32's for each seed. They show smaller differences
+than the accuracy on a few images.
 """
 
 import argparse
@@ -30,20 +30,20 @@ from utils.distributed import find_devices
 from utils.errors import ConfigError
 
 USER_ERROR = 2  # the exit code of the entry script for a setting that it refuses
-Verdict = tuple[bool, str]  # whether a mode is worse than fp32, and the cell for the table
+Verdict = tuple[bool, str]  # whether a mode is worse than fp32, and the text for the table
 
 
 @dataclass(frozen=True)
 class Run:
-    """The last epoch of one run. NaN if it stopped (exit code 3)."""
+    """The figures of the last epoch of one run. They are NaN if the run failed, for example with exit code 3."""
 
-    top1: float = math.nan  # of the validation images, per cent
+    top1: float = math.nan  # validation accuracy in percent
     train_loss: float = math.nan
     grad_norm: float = math.nan
 
 
 def judge(values: list[float], fp32: list[float]) -> Verdict:
-    """Compare the accuracies of a mode with fp32's, in percent for each seed. NaN is a run that stopped."""
+    """Compare a mode's accuracies (one per seed, in percent) with fp32's. NaN means that the run stopped."""
     if any(math.isnan(value) for value in values):
         return True, "WORSE: a run stopped"
     allowed = 2 * statistics.stdev(fp32) * math.sqrt(1 / len(values) + 1 / len(fp32))
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     modes_help = f"choose from {' '.join(MODES)}; fp32 is always measured"
     parser.add_argument("-modes", nargs="+", choices=MODES, metavar="MODE", help=modes_help)
     parser.add_argument(
-        "-seeds", type=at_least(2), default=5, metavar="N", help="number of seeds, from 0; at least 2 [5]"
+        "-seeds", type=at_least(2), default=5, metavar="N", help="number of seeds, counted from 0; at least 2 [5]"
     )
     parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of every run")
     arguments = parser.parse_args(argv)
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
 
 
 def train(arguments: argparse.Namespace, name: str, seed: int) -> Run:
-    """Train one run with main_single_gpu.py."""
+    """Train one mode with one seed by main_single_gpu.py. Raise ConfigError if it refuses the settings."""
     with tempfile.TemporaryDirectory() as output:
         command = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", arguments.cfg, "-seed", seed, "-output", output]
         command += ["-opts", "TRACK=none", *arguments.opts, *MODES[name].options]

@@ -42,9 +42,9 @@ def main(argv: list[str]) -> int:
 def make_photos(folder: Path, num_train: int, num_val: int, num_drawn: int | None = None) -> None:
     """Write train/ and val/ with class folders, keeping existing files. Classes differ in colour.
 
-    Drawing is slow, so only `num_drawn` images of each part are drawn, and the others are links to them.
+    Drawing is slow, so only `num_drawn` images of each split are drawn, and the others are links to them.
     """
-    num_drawn = num_drawn and max(num_drawn // NUM_CLASSES, 1) * NUM_CLASSES  # links stay within a class
+    num_drawn = num_drawn and max(num_drawn // NUM_CLASSES, 1) * NUM_CLASSES  # so that links stay within a class
     for part, count in (("train", num_train), ("val", num_val)):
         for number in range(count):
             target = number % NUM_CLASSES
@@ -72,13 +72,13 @@ def draw(rng: np.random.Generator, target: int) -> Image.Image:
         side = (x - WIDTH / 2) * math.cos(angle) + (y - HEIGHT / 2) * math.sin(angle) > offset
         pixels += side[:, :, None] * rng.normal(size=3) * 0.4
     colour = np.random.default_rng(target).uniform(60, 190, size=3)
-    grain = rng.normal(size=(HEIGHT, WIDTH, 1)) * 7  # noise of a sensor
+    grain = rng.normal(size=(HEIGHT, WIDTH, 1)) * 7  # sensor noise
     pixels = (pixels - pixels.mean()) / pixels.std() * 45 + colour + grain
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
 def encode(image: Image.Image) -> bytes:
-    """Encode at the quality whose file is closest to KILOBYTES."""
+    """Encode as JPEG at the quality whose file size is closest to KILOBYTES."""
     files = []
     for quality in range(72, 99, 2):
         buffer = io.BytesIO()

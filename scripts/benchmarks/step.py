@@ -25,8 +25,8 @@ from scripts.command_line import Parser, at_least
 from utils.distributed import find_devices
 
 NO_DROPOUT = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # the defaults of timm's models
-KINDS = (("", "COMPILE=false"), (" compiled", "COMPILE=true"))  # (ending of the name of a case, its option)
-AT_ONCE = 4  # processes: a waiting process keeps its weights and its context on the device
+KINDS = (("", "COMPILE=false"), (" compiled", "COMPILE=true"))  # (suffix of the case's name, its option)
+AT_ONCE = 4  # number of processes; a waiting process keeps its weights and its context on the device
 
 
 def main(argv: list[str]) -> int:
@@ -45,15 +45,15 @@ def main(argv: list[str]) -> int:
             command.add_argument("-seconds", type=float, default=2.0, metavar="S", help="minimum seconds per turn [2]")
             command.add_argument("-compile", action="store_true", help="also measure each case compiled")
         elif measure is seconds:
-            command.add_argument("-iterations", type=at_least(1), default=100, metavar="N", help="in a turn [100]")
+            command.add_argument("-iterations", type=at_least(1), default=100, metavar="N", help="per turn [100]")
         elif measure is linear:
-            command.add_argument("-scale", type=float, metavar="X", help="scales width 4096, batch 512 [1, CPU: 0.25]")
-            command.add_argument("-epochs", type=at_least(1), metavar="N", help="each has 50 batches [GPU: 25, CPU: 5]")
+            command.add_argument("-scale", type=float, metavar="X", help="factor of width 4096, batch 512 [1, CPU .25]")
+            command.add_argument("-epochs", type=at_least(1), metavar="N", help="epochs of 50 batches [GPU 25, CPU 5]")
         if measure is modes:
             command.add_argument("-modes", nargs="+", choices=CASES, metavar="MODE", help=" ".join(CASES))
     arguments = parser.parse_args(argv)
     options = ["-opts", *arguments.opts] if arguments.opts else []
-    # This creates no CUDA context, which would take memory from the measured cases.
+    # find_devices creates no CUDA context, which would take memory from the measured cases.
     arguments.kind, _ = find_devices(load_settings(["-cfg", "vit_tiny_patch16_224", *options]).config.DEVICE)
     size, batch_size = ("tiny", 32) if arguments.kind == "cpu" else ("base", 128)
     arguments.cfg = arguments.cfg or f"vit_{size}_patch16_224"
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def worker(arguments: argparse.Namespace, *options: str, role: str = "step") -> StepWorker:
-    """Return a worker on synthetic data. `options` override the user's."""
+    """Return a worker on synthetic data. `options` override the user's -opts."""
     flags = ["-cfg", arguments.cfg, "-dataset", "synthetic", "-batch_size", arguments.batch_size]
     size = f"DATA.SYNTHETIC_SIZE={20 * arguments.batch_size}"
     return StepWorker([*flags, "-opts", size, *arguments.opts, *options], role)
@@ -88,7 +88,7 @@ def modes(arguments: argparse.Namespace) -> str:
 
 
 def peer(arguments: argparse.Namespace) -> str:
-    """Compare timm's model in timm's own step with ours, both in bfloat16 without dropout, for BENCHMARKS.md."""
+    """Compare halfstep with timm's model in timm's own step, both in bfloat16 without dropout, for BENCHMARKS.md."""
     options = ["AMP=true", "PRECISION.DTYPE=bfloat16", *NO_DROPOUT]
     workers = {}
     for ending, option in KINDS[: 1 + arguments.compile]:
@@ -107,7 +107,7 @@ def measure_cases(
     speeds = SpeedTable(heading(arguments, turns), products)
     speeds.add({}, reasons)
     for begin in range(0, max(len(others), 1), AT_ONCE - 1):
-        # The first case is measured together with all others, which are compared with it.
+        # Each group contains the first case, with which the others are compared.
         group = [first, *others[begin : begin + AT_ONCE - 1]] if workers else []
         speeds.measure({name: workers[name] for name in group}, turns)
     return speeds.ending
@@ -127,7 +127,8 @@ def seconds(arguments: argparse.Namespace) -> str:
     return table(title, ["AMP", "seconds per 100 iterations", "average", "speed-up"], rows)
 
 
-# {case: (option, batches per update)}. Accumulation divides the loss by the batches, which the tutorial does not.
+# {case: (option, batches per update)}. With accumulation, the loss is divided by the number of batches, unlike in the
+# tutorial.
 LINEAR = {"fp32": ("AMP=false", 1), "AMP": ("AMP=true", 1), "AMP, accumulation over 10": ("AMP=true", 10)}
 
 
@@ -135,7 +136,7 @@ def linear(arguments: argparse.Namespace) -> str:
     """Measure three Linear layers in fp32, with AMP, and with AMP and accumulation over 10 batches."""
     is_slow = arguments.kind == "cpu"
     scale = arguments.scale or (0.25 if is_slow else 1.0)
-    epochs = arguments.epochs or (5 if is_slow else 25)  # the tutorial's 5 take a fast GPU 0.2 s
+    epochs = arguments.epochs or (5 if is_slow else 25)  # the tutorial's 5 epochs take 0.2 s on a fast GPU
     width, batch = (max(8, round(size * scale / 8) * 8) for size in (4096, 512))  # multiples of 8, for Tensor Cores
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in LINEAR}
     for round_number in range(-1, arguments.rounds):  # the first round only warms up
@@ -154,7 +155,7 @@ def linear(arguments: argparse.Namespace) -> str:
 
 
 def train_linear(config, kind: str, sizes: tuple[int, int], steps: int, accumulate: int) -> tuple[float, float]:
-    """Train on the same weights and data in every case. Return the seconds of the training and the last loss."""
+    """Train from the same initial weights on the same data in every case. Return the seconds and the last loss."""
     import torch
     from torch import nn
 
@@ -168,7 +169,7 @@ def train_linear(config, kind: str, sizes: tuple[int, int], steps: int, accumula
     net = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
     net.to(device)
     batches = [torch.randn(2, batch, width).to(device) for _ in range(10)]  # used in turn
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, fused=True)  # else the scaler waits for the device
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, fused=True)  # without fused, the scaler waits for the device
     torch.ones((), device=device).item()  # waits for the device
     begin = time.perf_counter()
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""Trains on request of common.StepWorker. Questions and answers are lines of JSON.
+"""Trains at the request of common.StepWorker. Each question and each answer is a line of JSON.
 
 The first argument is the role (step, timm or loader); the others are the command line of a training program.
 """
@@ -56,9 +56,9 @@ def reason_of(error: Exception) -> str:
 
 
 class LoaderWorker:
-    """A worker whose updates only load batches onto the device, as a step would get them. The data is endless."""
+    """A worker whose updates only load batches onto the device, as for a training step. The data never ends."""
 
-    num_ahead = 0  # updates whose images may be loaded already when a turn begins, so they are not timed
+    num_ahead = 0  # updates that may already be loaded when a turn begins; they are not timed
 
     def __init__(self, argv: list[str]):
         from datasets import build_train_data, choose_workers, load_image_sets
@@ -74,7 +74,7 @@ class LoaderWorker:
         self.windows = self.data.windows(0, sys.maxsize)
         self.num_images = self.data.global_batch
         if self.data.order.window_size(0) < self.num_images:
-            raise ConfigError(f"-batch_size: an update takes {self.num_images} images; the set has {len(train_set)}")
+            raise ConfigError(f"-batch_size: an update of {self.num_images} exceeds {len(train_set)} images; lower it")
         workers = choose_workers(config, train_set, self.process)
         per_batch = workers.count if workers.kind == "processes" else 1
         self.num_ahead = 2 + per_batch * workers.ahead if workers.count else 0
@@ -91,7 +91,7 @@ class LoaderWorker:
         return {"images": self.num_images}
 
     def update(self, steps: int) -> None:
-        """Do this number of updates, and wait until the device has finished them."""
+        """Run `steps` updates, and wait until the device has finished them."""
         for _ in range(steps):
             for _ in next(self.windows).batches:
                 pass
@@ -103,12 +103,12 @@ class LoaderWorker:
         self.update(steps)
         seconds = time.perf_counter() - start
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # the next turn belongs to another process on the same device
+            torch.cuda.empty_cache()  # another process on the same device takes the next turn
         return seconds
 
 
 class TrainerWorker(LoaderWorker):
-    """A worker with a Trainer and its data."""
+    """A worker whose updates train with halfstep's Trainer."""
 
     def __init__(self, argv: list[str]):
         from engine.build import make_wrappers
@@ -130,10 +130,10 @@ class TrainerWorker(LoaderWorker):
 
 
 class TimmWorker(LoaderWorker):
-    """The same model trained as by timm's train.py: its plain loop, its optimizer, the loss read every step.
+    """A worker that trains the same model like timm's train.py: plain loop, timm's optimizer, the loss read every step.
 
-    It uses that script's settings of torch, and is compiled if ours is. Images are on the device already, as normalised
-    float32, so loading and normalising are not timed.
+    It uses that script's settings of torch, and compiles the model with COMPILE=true. The images are already on the
+    device as normalised float32, so loading and normalising are not timed.
     """
 
     def __init__(self, argv: list[str]):
@@ -167,7 +167,7 @@ ROLES = {"step": TrainerWorker, "timm": TimmWorker, "loader": LoaderWorker}
 
 
 def forward_flops(config: Config, num_classes: int) -> int:
-    """Count the floating-point operations of the published model for one image. A multiply-add counts as 2.
+    """Count the floating-point operations of the model's forward pass for one image. A multiply-add counts as 2.
 
     The model is on the meta device, where nothing is computed. Call this only after the memory peak was read, since the
     new model and torch's counter need memory too.
@@ -188,7 +188,7 @@ def forward_flops(config: Config, num_classes: int) -> int:
 
 
 def matmul_peak(device: torch.device, product: str) -> float:
-    """Return the FLOP/s of the best square matrix product. Sizes double until one takes long enough to time it."""
+    """Return the highest FLOP/s of a square matrix product. Sizes double until a product takes long enough to time."""
     from torch.utils.benchmark import Timer
 
     from engine.precision.policy import check_matmul, set_matmul

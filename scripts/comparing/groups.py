@@ -21,15 +21,15 @@ LONGEST_NAME = 48  # maximum characters of settings in a group's name
 class Group:
     """Runs that differ only in seed and fold."""
 
-    number: int  # from 1
-    settings: dict[str, str]  # the settings that differ between groups, as written
+    number: int  # counted from 1
+    settings: dict[str, str]  # the settings that differ between groups, with their values in this group
     runs: list[SavedRun]
     metric: str
-    common: Set[tuple[str, str]] | None = None  # the images that are compared; None: all
+    common: Set[tuple[str, str]] | None = None  # (image, label) pairs to compare; None: all images
 
     @cached_property
     def name(self) -> str:
-        """Return its settings if they are few and short, otherwise the folder of its first run."""
+        """Return the group's number, and its settings if they are short, otherwise the folder of its first run."""
         words = one_line(", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items()))
         name = words if words and len(words) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
         return f"{self.number}: {name}"
@@ -50,7 +50,7 @@ class Group:
         return {key: value for key, value in values if value is not None}
 
     def best_of(self, run: SavedRun) -> float | None:
-        """Return the value of the metric in the run's best epoch, or None if it was never measured."""
+        """Return the run's best value of the metric, or None if it was never measured."""
         if self.common is not None:
             return 100 * float(np.mean([scored(run.folder)[image] for image in self.common]))
         if run.metric == self.metric:
@@ -67,7 +67,7 @@ class Group:
 def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Set[tuple[str, str]] | None = None) -> list[Group]:
     """Return the groups in the order of their first runs.
 
-    Without `metric`, the metric of all runs is used, or top-1 if they differ. On `common` images only top-1 is known.
+    Without `metric`, the metric of the runs is used, or top-1 if theirs differ. On `common` images only top-1 is known.
     """
     chosen = {run.metric for run in runs} if common is None else {"top1"}
     compared = metric or (chosen.pop() if len(chosen) == 1 else "top1")

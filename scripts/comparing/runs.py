@@ -35,10 +35,10 @@ DATA_SETTINGS = [key for key in of_role(DATA) if key not in (*WITHOUT_EFFECT, "D
 
 
 def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], list[str]]:
-    """Return the runs in these folders, folders of runs and patterns, and the reasons for leaving out others.
+    """Return the runs of the sources, and the reasons why others are left out.
 
-    A folder that is named itself must be a run. In a folder of runs, copies, evaluations, and runs without a finished
-    epoch are left out.
+    A source is a run's folder, a folder of runs, or a pattern. A folder that is named itself must be a run. In a folder
+    of runs, copies, evaluations, and runs without a finished epoch are left out.
     """
     runs, left_out, originals = {}, [], {}
     for source in sources:
@@ -63,7 +63,7 @@ def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], 
 
 
 def _folders(source: str) -> Iterator[tuple[Path, bool]]:
-    """Yield folders of runs and whether each was named itself. A sweep's trials are one level deeper."""
+    """Yield the folder of each run, and whether it is `source` itself. A sweep's trials are one level deeper."""
     path = folder_of(source)
     found = [path] if path.exists() else sorted(map(Path, glob.glob(str(path))))
     if not found:
@@ -72,7 +72,7 @@ def _folders(source: str) -> Iterator[tuple[Path, bool]]:
         patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
         inside = next((files for pattern in patterns if (files := sorted(each.glob(pattern)))), [])
         folders = [file.parent for file in inside] or [each] * (each == path)  # opening it reports what is missing
-        # Other runs are compared with the first. A run and its copies began at the same time.
+        # The oldest run comes first, as the baseline. A run precedes its copies, which have the same start time.
         copies = sorted(newest_first(folders), key=lambda copy: (copy.began, not copy.is_original, copy.folder.name))
         yield from ((copy.folder, copy.folder == path) for copy in copies)
 
@@ -80,7 +80,7 @@ def _folders(source: str) -> Iterator[tuple[Path, bool]]:
 def other_data(runs: Sequence[SavedRun]) -> list[str]:
     """Return the differences in the data of the runs. Each fact is reported for the first two runs that differ in it.
 
-    Folds of one data set have different images in each part, and are compared fold by fold.
+    Folds of a data set have different images, so facts about images are compared only between runs of the same fold.
     """
     noted = _noted(runs)
     found: dict[str, str] = {}  # {fact: its two values}
@@ -106,7 +106,7 @@ def _noted(runs: Sequence[SavedRun]) -> dict[str, str]:
 
 
 def _facts_of(run: SavedRun) -> dict[str, Any]:
-    """Return the digests of the images, their labels and files. {} without status.json."""
+    """Return the recorded digests of the images, their labels and files; {} without status.json."""
     facts = run.about.get("data", {})
     return {fact: facts[fact] for fact in FACTS_OF_IMAGES if isinstance(facts.get(fact), str)}
 
@@ -121,13 +121,13 @@ def _data_of(run: SavedRun, noted: Mapping[str, str]) -> Iterator[tuple[str, Any
     if run.about.get("validation_digest") is None:
         for key in DATA_SETTINGS:
             yield key, settings[key]
-        # A data set may be moved; its folder keeps its name.
+        # A data set may have been moved, but its folder keeps its name.
         yield "the name of DATA.DATA_PATH", Path(str(settings["DATA.DATA_PATH"])).name
 
 
 @functools.cache
 def scored(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return {(image, label): whether the best weights are right}; {} without a complete table of single labels."""
+    """Return {(image, label): whether the best weights are right}; {} without a complete table with one label each."""
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
@@ -142,9 +142,9 @@ def common_images(runs: Sequence[SavedRun]) -> set[tuple[str, str]]:
 
 
 def have_same_files(run: SavedRun, other: SavedRun) -> bool:
-    """Return whether images of the same name are the same file: in one data folder, or in a copy of it.
+    """Return whether images of the same name are the same file, because the data folder is the same or a copy.
 
-    A copy has the same validation images. Without status.json this is not known, and they count as the same.
+    A copy has the same validation images. Without status.json this is not known, and the files count as the same.
     """
     here, there = _facts_of(run), _facts_of(other)
     paths = {each.about.get("data_path") for each in (run, other)}
@@ -154,7 +154,7 @@ def have_same_files(run: SavedRun, other: SavedRun) -> bool:
 
 
 def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
-    """Return how the second run differs from the first on the images that both scored, or None if there are none."""
+    """Return the test of the second run against the first on the images that both scored; None if there are none."""
     common, one, two = common_images([run, other]), scored(run.folder), scored(other.folder)
     pairs = (one, two), (two, one)
     only_first, only_second = (sum(mine[each] > theirs[each] for each in common) for mine, theirs in pairs)
@@ -162,7 +162,7 @@ def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
 
 
 def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, set[tuple[str, str]] | None]:
-    """Return a warning about different data, and the images to compare the runs on (None: each on all its own)."""
+    """Return a warning about different data, and the images to compare the runs on (None: all images of each run)."""
     found = first_of(other_data(runs), "; ", limit=4)
     if not found or is_allowed:
         return found and f"different data, so the figures are not directly comparable: {found}", None
@@ -178,7 +178,7 @@ def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, set[tup
 
 
 def differing(runs: Sequence[SavedRun]) -> list[str]:
-    """Return the settings that influence the result and the facts of the data, if their values differ."""
+    """Return the names of settings that influence the result, and of facts about the data, if their values differ."""
     settings = dict.fromkeys(key for run in runs for key in run.settings if key not in WITHOUT_EFFECT and key != "SEED")
     facts = [] if any(run.settings["DATA.FOLD"] for run in runs) else [*_noted(runs), *FACTS_OF_IMAGES]
     keys, known, found = [*settings, *OF_A_START, *facts], {}, {}
@@ -191,12 +191,12 @@ def differing(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def value_of(run: SavedRun, key: str) -> str:
-    """Return the value as in config.yaml, without credentials; '-' if the run has none. DATA.FOLD: number of folds."""
+    """Return a setting or fact as text, without credentials; '-' if the run has none. DATA.FOLD: number of folds."""
     value = run.settings.get(key, run.about.get(key, _facts_of(run).get(key, MISSING)))
     if key == PATH:
         value = run.about.get("data_path", value)
     if key in FACTS_OF_IMAGES:
-        is_long = key.startswith(SIZES) and value != MISSING  # 64 numbers
+        is_long = key.startswith(SIZES) and value != MISSING  # this fact has 64 numbers
         return hashlib.sha256(value.encode()).hexdigest()[:12] if is_long else value
     if key == "DATA.FOLD" and value:
         value = value.rpartition("/")[2]

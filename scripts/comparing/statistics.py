@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# The 97.5% quantiles of Student's t for 1 to 30 degrees of freedom. 95% of the values lie between minus and plus this.
+# The 97.5% quantiles of Student's t for 1 to 30 degrees of freedom. 95% of values lie between -quantile and quantile.
 STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -14,7 +14,7 @@ STUDENT = (
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Return 98.50 ± 0.25, the mean and the standard deviation of a sample; '-' without values."""
+    """Return the mean and standard deviation of a sample, such as 98.50 ± 0.25; '-' without values."""
     if not values:
         return "-"
     width = f" ± {np.std(values, ddof=1):,.{digits}f}" if len(values) > 1 else ""
@@ -22,7 +22,7 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def student(degrees: float) -> float:
-    """Return the quantile for these degrees of freedom."""
+    """Return the 97.5% quantile of Student's t for these degrees of freedom."""
     return STUDENT[max(int(degrees), 1) - 1] if degrees < len(STUDENT) + 1 else 1.96 + 2.4 / int(degrees)
 
 
@@ -31,8 +31,8 @@ class Difference:
     """The difference of the means of two groups."""
 
     value: float
-    error: float | None  # its standard error; None if a group has one value, from which no noise can be estimated
-    half_width: float | None  # of its 95% interval
+    error: float | None  # its standard error; None if a group has only one value, which says nothing about noise
+    half_width: float | None  # half the width of its 95% interval; None if `error` is None
     is_paired: bool
 
     @property
@@ -42,7 +42,7 @@ class Difference:
 
 
 def difference(values: Mapping, others: Mapping) -> Difference:
-    """Return values - others. The keys of both identify a repetition (its seed and fold).
+    """Return the difference of the means, values - others. The keys identify repetitions (seed and fold).
 
     If both groups have the same two or more repetitions, the differences are taken pair by pair. This removes the noise
     that the pairs share. Otherwise the groups are independent samples of unequal variance (Welch).
@@ -66,7 +66,7 @@ class ImageTest:
     """McNemar's exact test of two runs on the images that both scored. Only images on which they disagree count."""
 
     num_images: int
-    only_first: int  # right in the first run only
+    only_first: int  # number of images that only the first run classifies correctly
     only_second: int
 
     @property
@@ -95,5 +95,5 @@ EQUAL, BETTER, WORSE = "not to be told apart", "better", "worse"
 
 
 def verdict(value: float, is_noise: bool | None, is_loss: bool) -> str:
-    """Return the meaning of a difference for the second of two groups. `is_noise`: None if that is not known."""
+    """Return the verdict on the second of two groups, given its mean minus the first's. `is_noise`: None if unknown."""
     return EQUAL if is_noise in (True, None) else BETTER if (value < 0) == is_loss else WORSE

@@ -15,7 +15,7 @@ ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was sto
 
 
 def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str]) -> str:
-    """Return the page. `warning`: about different data; `left_out`: the reasons why other runs are left out."""
+    """Return the comparison as a Markdown page. `warning` is about different data, `left_out` about runs left out."""
     runs = [run for group in groups for run in group.runs]
     notes = [*_notes(groups), *_how_to_read(groups), *left_out]
     parts = [f"# {counted(len(runs), 'run')} in {counted(len(groups), 'group')}"]
@@ -94,7 +94,7 @@ def _mean(group: Group, figure: str, to_text: Callable[[float], str]) -> str:
 
 
 def _of_images(groups: Sequence[Group], group: Group) -> str:
-    """Return the result of the image test, for single runs, which show nothing about the noise of seeds."""
+    """Return the result of the image test if a group has a single run, which says nothing about the noise of seeds."""
     if groups[0].metric != "top1" or min(len(groups[0].best), len(group.best)) > 1:
         return ""
     test = image_test(groups[0].runs[0], group.runs[0])
@@ -141,7 +141,7 @@ def _notes(groups: Sequence[Group]) -> list[str]:
                 f"group {group.number}: {counted(again, 'run')} with the seed of another run: this shows nothing about "
                 "the noise of seeds, and makes the deviation too small"
             )
-    if len(devices := {run.about.get("device_name") or "an unknown one" for run in runs}) > 1:
+    if len(devices := {run.about.get("device_name") or "an unknown device" for run in runs}) > 1:
         notes.append(f"speed, time and memory come from different devices: {', '.join(sorted(devices))}")
     return notes
 
@@ -157,15 +157,15 @@ def _how_to_read(groups: Sequence[Group]) -> list[str]:
         )
     if any(_of_images(groups, group) for group in groups[1:]):
         notes.append(
-            "images, p: of the images that both scored, the number that only the first run of the group has right, and "
-            "the number that only the first run of group 1 has right; p is from McNemar's exact test. A small p says "
-            "that these two runs differ on images like these; it says nothing about other seeds"
+            "x : y images, p: of the images that both scored, x are right only in the first run of the group, and y only "
+            "in the first run of group 1; p is from McNemar's exact test. A small p says that these two runs differ on "
+            "images like these; it says nothing about other seeds"
         )
     return notes
 
 
 def _shortened(value: str) -> str:
-    """Return the first digits of a SHA-256, which are enough to distinguish it; any other value unchanged."""
+    """Shorten a SHA-256 to its first digits, which are enough to distinguish it. Return other values unchanged."""
     return value.strip('"')[:8] if re.fullmatch('"?[0-9a-f]{64}"?', value) else value
 
 

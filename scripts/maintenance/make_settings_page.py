@@ -1,4 +1,4 @@
-"""Writes the documentation's tables from the program's tables:  python scripts/maintenance/make_settings_page.py"""
+"""Writes the generated tables of the documentation:  python scripts/maintenance/make_settings_page.py"""
 
 import argparse
 import re
@@ -20,9 +20,9 @@ INTRODUCTION = """\
 
 Generated from `configs/schema.py` by `python scripts/maintenance/make_settings_page.py`; edit the descriptions there.
 
-A setting can come from several places; the last one in this list wins: the default below, the files that a file names
+A setting can come from several places. The last place in this list wins: the default below, the files that a file names
 under `BASE`, the file given with `-cfg`, a flag, `-opts KEY=VALUE ...`. The settings of a run are saved in its folder as
-`config.yaml`, each with its origin. With `-cfg`, that file repeats the run.
+`config.yaml`, each with its origin. That file, given with `-cfg`, repeats the run.
 
 ```yaml
 BASE: common.yaml        # or a list; relative to this file's folder; the settings below override it
@@ -36,26 +36,26 @@ TRAIN:
 python main_single_gpu.py -cfg ./configs/vit_digits.yaml -epochs 5 -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.BETAS=0.9,0.95
 ```
 
-A value is read as its type below says, so `3e-3` is a number and `010` is 10. `None`, `null`, `~` or an empty value means
-"not set". Words such as `adamw` may be written in any case. A key that is unknown, written twice, of another type or out of
-bounds is an error. The message names the file and the nearest valid key.
+The type below decides how a value is read: `3e-3` is a number, and `010` is 10. `None`, `null`, `~` or an empty value
+means "not set". Words such as `adamw` may be written in any case. A key that is unknown or written twice, and a value of
+another type or out of bounds, are errors. The message names the file and the nearest valid key.
 
-A setting of type "arguments" is a section of keyword arguments for a constructor of another library. Files, and
-`-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`, set its arguments one by one; `MODEL.KWARGS=null`
-(in a file `KWARGS: null`) first removes the arguments from earlier files. A value is a number, `true`, `false`, `null`, a
-text or a list of these; `"3"` in quotes is a text.
+A setting of type "arguments" is a section of keyword arguments for a constructor of another library. They are set one
+by one, in files or with `-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`. `MODEL.KWARGS=null` (in a
+file `KWARGS: null`) first removes the arguments from earlier files. The value of an argument is a number, `true`, `false`,
+`null`, a text or a list of these; `"3"` in quotes is a text.
 
-Each setting has a role: **data**, the images and labels; **model**, its architecture and the preparation of its images;
-**recipe**, the training of its weights; **machine**, the place and speed of the computation; **record**, the files and
-messages. With `*` a resumed run (`-resume`) may use another value; any other change is refused, unless
-`RESUME.ALLOW_CHANGED` names the setting.
+Each setting has a role: **data**, the images and labels; **model**, the architecture and the preparation of its images;
+**recipe**, the training of the weights; **machine**, the place and speed of the computation; **record**, the files and
+messages. A resumed run (`-resume`) may change settings that are marked with `*`. It may change others only if
+`RESUME.ALLOW_CHANGED` names them.
 """
 
 START_INTRODUCTION = """
 ## One start of the program
 
-These control one start of the program. They are written like settings, with the section in front, but are not saved with
-the run.
+These settings control one start of the program. They are written like the others, with the section in front, but are
+not saved with the run.
 
 """
 
@@ -74,11 +74,11 @@ def page() -> str:
 
 
 def with_tables(path: str, *tables: tuple[Sequence[str], Iterable[str]]) -> str:
-    """Return a page of docs/ with new rows in the tables that have these heads. `tables`: (head, rows)."""
+    """Return the page at `path` with new rows in the tables with these headers. `tables`: (header, rows) of each."""
     text = (ROOT / path).read_text(encoding="utf-8")
     for titles, rows in tables:
         columns = f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n"
-        assert columns in text, f"{path}: add a table with the head {columns}"
+        assert columns in text, f"{path}: add a table with the header {columns}"
         lines = "".join(f"{row}\n" for row in rows)
         text = re.sub(re.escape(columns) + r"(\|.*\n)*", lambda found, new=columns + lines: new, text)
     return text
@@ -93,7 +93,7 @@ def step_rows() -> list[str]:
 
 
 def source_rows() -> Iterator[str]:
-    """Yield the rows of the data sets, each with the settings that only this data set has."""
+    """Yield a table row for each data set, with the settings that have an effect only for this data set."""
     headings = re.findall(r"^## (.*)$", (ROOT / "docs/data.md").read_text(encoding="utf-8"), re.M)
     sections = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
     for name, row in SOURCES.items():

@@ -1,11 +1,11 @@
-"""Prints the run hash of 14 variants of a short training on the digits.
+"""Prints the run hash of 14 variants of a short training run on the data set digits.
 
-    python scripts/maintenance/run_hashes.py                     # of this checkout
-    python scripts/maintenance/run_hashes.py -tree ../before     # of another checkout
-    python scripts/maintenance/run_hashes.py ema lamb            # of these variants only
+    python scripts/maintenance/run_hashes.py                     # all variants, in this checkout
+    python scripts/maintenance/run_hashes.py -tree ../before     # all variants, in another checkout
+    python scripts/maintenance/run_hashes.py ema lamb            # only these variants
 
-A change that is not meant to alter training leaves every hash unchanged. Compare only hashes of one machine with the same
-packages. All variants together take about four minutes on two cores.
+A change that is not meant to alter training must leave every hash unchanged. Compare only hashes from the same machine
+with the same packages. All variants together take about four minutes on two cores.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from tests.support.run_hash import run_hash  # noqa: E402
 DIGITS = ("-cfg", "configs/vit_digits.yaml", "-epochs", "2")
 LORA = ("-cfg", "configs/lora.yaml", "-pretrained", "weights/vit_fractals.safetensors", "-dataset", "digits")
 COMMON = ("TRACK=[]", "REPORT=false", "DATA.NUM_WORKERS=0")
-TEACHER = "float32"  # its best.pth is the teacher of the distillation
-# Flags, -opts, number of processes.
+TEACHER = "float32"  # the variant whose best.pth is the teacher for distillation
+# {variant: (flags, settings after -opts, number of processes)}
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
     TEACHER: (DIGITS, (), 1),
     "amp": ((*DIGITS, "-amp"), ("PRECISION.DTYPE=bfloat16",), 1),
@@ -67,7 +67,7 @@ def train(tree: Path, output: Path, name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"variants to train: {', '.join(VARIANTS)}")
-    parser.add_argument("-tree", type=Path, default=ROOT, help="the checkout whose programs train (default: this one)")
+    parser.add_argument("-tree", type=Path, default=ROOT, help="checkout whose programs are used (default: this one)")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in VARIANTS]:
         parser.error(f"unknown variant {', '.join(unknown)}; choose from {', '.join(VARIANTS)}")

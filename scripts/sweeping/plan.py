@@ -24,7 +24,8 @@ from utils.files import creating, write_text
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 2
 MOST_TRIALS = 100_000
-SPLIT = re.compile(r"""(?:\[[^\]]*\]|\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""")  # at commas outside of brackets and quotes
+# Matches one of several values; commas in brackets and quotes do not separate values.
+SPLIT = re.compile(r"""(?:\[[^\]]*\]|\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""")
 # {setting that the sweep itself sets: the flag for it}
 DECIDED = {"SEED": "-seeds", "DATA.FOLD": "-folds", "SAVE": "-output", "NAME": "-output"}
 
@@ -43,11 +44,11 @@ def read_over(words: Sequence[str]) -> dict[str, str]:
 
 
 def choices_of(key: str, text: str) -> list[str]:
-    """Return the values of a setting as -opts takes them."""
+    """Split the text of a setting's values into one text per value. Raise ConfigError if a value is wrong."""
     setting = SETTINGS.get(key)  # None: an argument of a constructor, or a mistake that loading the settings reports
     values = [value.strip() for value in SPLIT.findall(text)]
     if len(values) != len(SPLIT.sub("x", text).split(",")) or "" in values:
-        raise ConfigError(f"-over: {key}={text} has an empty value; write none for a setting that is not set")
+        raise ConfigError(f"-over: {key}={text} has an empty value; write none to leave the setting unset")
     if setting and setting.is_list and any(value[0] not in "[(" and value.lower() != "none" for value in values):
         raise ConfigError(f"-over: {key} is a list; write each of its values in brackets, as in {key}=[a,b],[c,d]")
     values = [value[1:-1] if value[0] in "\"'" else value for value in values]
@@ -58,7 +59,7 @@ def choices_of(key: str, text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep. `point`: the index of its settings; trials with other seeds and folds share it."""
+    """One run of a sweep. `point`: the index of its settings, which trials with other seeds and folds share."""
 
     index: int
     point: int
@@ -68,7 +69,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Return the name of its folder."""
+        """Return the name of the trial's folder."""
         return f"trial-{self.index:03d}"
 
     def __str__(self) -> str:
@@ -78,7 +79,7 @@ class Trial:
 
 
 def describe(settings: Mapping[str, str]) -> str:
-    """Return the settings of a trial in one line, without their sections."""
+    """Return the settings of a trial as one line, without their sections: BASE_LR=0.001 DEPTH=4."""
     return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())
 
 
@@ -86,7 +87,7 @@ def describe(settings: Mapping[str, str]) -> str:
 class Sweep:
     """The flags of the runs, and the settings (`points`), seeds and folds over which they vary."""
 
-    flags: list[str]  # of the runs, as typed
+    flags: list[str]  # flags of the runs, as typed
     over: dict[str, str]
     seeds: list[int]
     folds: int | None = None
@@ -95,7 +96,7 @@ class Sweep:
 
     @classmethod
     def new(cls, flags: list[str], over: dict[str, str], **options: Any) -> "Sweep":
-        """Return a checked sweep. A mistake in the settings of any point raises ConfigError now."""
+        """Return a new sweep. Raise ConfigError if the settings of any point are wrong."""
         choices = [choices_of(key, text) for key, text in over.items()]
         points = [dict(zip(over, values, strict=True)) for values in itertools.product(*choices)]
         sweep = cls(flags, over, points=points, **options)
@@ -162,7 +163,7 @@ class Sweep:
 
     @cached_property
     def program(self) -> str:
-        """Return the program that the runs start."""
+        """Return the name of the program that runs the trials."""
         return "main_multi_gpu.py" if (self.load_point({}).config.START.NGPUS or 1) > 1 else "main_single_gpu.py"
 
     def command(self, trial: Trial, folder: Path) -> list[str]:
@@ -179,9 +180,9 @@ class Sweep:
             write_text(folder / FILE, json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
 
     def or_saved(self, former: "Sweep", folder: Path) -> "Sweep":
-        """Return the sweep saved in the folder, `former`, which must be the same as this one.
+        """Return `former`, the sweep saved in the folder. Raise ConfigError if it differs from this one.
 
-        It is replaced if none of its trials has started, as after a wrong setting.
+        If none of its trials has started, as after a wrong setting, return this sweep, which replaces it.
         """
         if not any((folder / trial.name).exists() for trial in former.trials):
             return self
@@ -208,7 +209,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / FILE).exists() and any(each.name[0] != "." for each in folder.iterdir()):
             raise ConfigError(f"-output: {folder} is not empty and has no sweep; give a new folder")
-        with open(folder / LOCK, "r+b", opener=creating):  # fails for a link or a pipe that somebody put there
+        with open(folder / LOCK, "r+b", opener=creating):  # fails if somebody put a link or a pipe there
             pass
 
 
@@ -222,7 +223,7 @@ def read_sweep(folder: Path) -> Sweep | None:
             raise ValueError("another version of halfstep wrote it")
         sweep = Sweep(**facts)
         if not sweep.is_whole():
-            raise ValueError("its values are not a sweep's")
+            raise ValueError("its values are not valid for a sweep")
         return sweep
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {folder / FILE} ({error}); give -output another folder") from error

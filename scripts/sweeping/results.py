@@ -1,4 +1,4 @@
-"""The results of the trials, read from their folders: trials.csv, and the table of the points."""
+"""Reads the results of the trials from their folders, writes trials.csv and formats the table of the points."""
 
 import contextlib
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped
 
 @dataclass(frozen=True)
 class Result:
-    """The state of a trial. `best`: the best value of `metric`, which decides which epoch is best."""
+    """The state and result of a trial. `metric` decides which epoch is best; `best` is its value in that epoch."""
 
     state: str
     reason: str = ""
     exit_code: int | None = None
     metric: str | None = None
     best: float | None = None
-    epoch: int | None = None  # the best one
+    epoch: int | None = None  # number of the best epoch
     seconds: float | None = None
 
     @property
     def is_final(self) -> bool:
-        """Return whether another start would change nothing: the run is done, or would fail again at the same place."""
+        """Return whether another start would change nothing: the trial is done, or would fail again in the same way."""
         return self.state == DONE or (self.state == FAILED and self.exit_code == ExitCode.NON_FINITE)
 
 
@@ -45,7 +45,7 @@ def read_result(folder: Path) -> Result:
         return Result(WAITING)
     metric, best = status.get("best_metric"), status.get("best", {})
     if metric not in TITLES or metric not in best:
-        metric, best = None, {}  # no epoch yet, or a file that was changed by hand
+        metric, best = None, {}  # no epoch has ended, or status.json was changed by hand
     code = status.get("exit_code")
     state = DONE if status["state"] == DONE else RUNNING if is_locked(folder) else FAILED
     if state == FAILED and (code in (None, 0) or status.get("signal")):
@@ -58,7 +58,7 @@ def read_result(folder: Path) -> Result:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a run is using the folder. A missing lock file is not created: no run was there."""
+    """Return whether a run is using the folder. A missing lock file means that no run has used it."""
     if not (folder / ".lock").exists():
         return False
     with contextlib.suppress(OSError), locked(folder / ".lock") as file:
@@ -67,7 +67,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def write_trials(sweep: Sweep, folder: Path, results: Sequence[Result]) -> None:
-    """Write trials.csv. If that fails, print a warning, since no trial depends on it."""
+    """Write trials.csv. If that fails, only print a warning, since no trial depends on the file."""
     rows = [["index", *sweep.over, "seed", "fold", "state", "metric", "best", "epoch", "seconds", "folder"]]
     for trial, result in zip(sweep.trials, results, strict=True):
         seconds = None if result.seconds is None else round(result.seconds, 1)
@@ -80,7 +80,7 @@ def write_trials(sweep: Sweep, folder: Path, results: Sequence[Result]) -> None:
 
 
 def table(sweep: Sweep, results: Sequence[Result]) -> str:
-    """Return the table of the points in Markdown and the command of the best one.
+    """Return a Markdown table with one row per point, and the command of the best point.
 
     The best mean comes first; points with missing trials come last.
     """

@@ -24,7 +24,7 @@ SECONDS_BETWEEN_LOOKS = 0.1
 
 
 def start(arguments: list[str], output: Path, cwd: str) -> subprocess.Popen:
-    """Start a run."""
+    """Start a run that appends its output to a file."""
     with open(output, "ab", opener=creating) as file:
         return subprocess.Popen(
             arguments,
@@ -44,22 +44,22 @@ class Runner:
         self.sweep, self.folder = sweep, folder
         self.results = {trial.index: read_result(folder / trial.name) for trial in sweep.trials}
         self.stop = StopSignal()
-        self.seconds = [each.seconds for each in self.results.values() if each.seconds]  # of each trial that ended
+        self.seconds = [each.seconds for each in self.results.values() if each.seconds]  # durations of ended trials
 
     @property
     def num_left(self) -> int:
         return self.sweep.num_trials - sum(each.is_final for each in self.results.values())
 
     def _time_left(self, of_running: float | None = None) -> str:
-        """Return the estimated time left, once a trial has ended or the running one has an estimate."""
+        """Return the estimated time left as text, or '' if neither a finished trial nor `of_running` tells it."""
         each = statistics.fmean(self.seconds) if self.seconds else of_running
         return f", about {format_time(each * self.num_left)} left" if each and self.num_left else ""
 
     def run(self) -> int:
         """Run the trials that are not finished. Return the exit code.
 
-        The code is 0 if every trial is done, 3 if gradients of some were not finite and the others are done, and
-        otherwise 1. For a stopped sweep it is 128 plus the signal's number.
+        The code is 0 if every trial is done, 3 if the gradients of some trials were not finite and all others are
+        done, and otherwise 1. For a stopped sweep it is 128 plus the signal's number.
         """
         of, place = f"{self.num_left} of {counted(self.sweep.num_trials, 'trial')}", self.folder / "trial-000.txt"
         print(f"{of} to run, one after another{self._time_left()}; their output: {place} ...", flush=True)
@@ -77,7 +77,7 @@ class Runner:
         return max(codes) if codes <= {0, ExitCode.NON_FINITE} else 1
 
     def _run(self, trial: Trial) -> int:
-        """Run the trial and return its exit code. After a signal, make it save and end."""
+        """Run the trial and return its exit code. After a signal to the sweep, make the trial save and end."""
         try:
             command = [sys.executable, *self.sweep.command(trial, self.folder)]
             program = start(command, self._output(trial), self.sweep.cwd)
@@ -97,7 +97,7 @@ class Runner:
         return code
 
     def _eta(self, trial: Trial) -> float | None:
-        """Return the seconds left by the run's own estimate."""
+        """Return the run's own estimate of its remaining seconds, or None."""
         with contextlib.suppress(ConfigError):
             return read_status(self.folder / trial.name).get("eta_seconds")
         return None
@@ -121,7 +121,7 @@ class Runner:
         if result.state == DONE and result.best is not None:
             outcome = f"{TITLES[result.metric]} {format_value(result.metric, result.best)} in epoch {result.epoch}"
         print(f"[{number}/{self.sweep.num_trials}] {trial}: {outcome}{self._time_left()}", flush=True)
-        if is_refused:  # it could not start to train, and neither could the other trials
+        if is_refused:  # it could not start to train; the other trials would fail in the same way
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
 
 

@@ -21,7 +21,7 @@ from PIL import Image
 from tests.support.forks import DEADLINE
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# No sandbox, because tests in a container run as root. No requests of its own, because the tests need no network.
+# No sandbox, because tests in a container run as root. No background requests, because the tests run without a network.
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --remote-debugging-pipe"
@@ -70,7 +70,7 @@ class Browser:
         command |= {"sessionId": self._session} if self._session else {}
         os.write(self._commands, json.dumps(command).encode() + b"\0")
         while (answer := self._next_message()).get("id") != self._number:
-            pass  # an event
+            pass  # this message is an event
         assert "error" not in answer, (method, answer)
         return answer["result"]
 
@@ -90,7 +90,7 @@ class Browser:
         return answer["result"].get("value")
 
     def picture(self, whole: bool = False) -> bytes:
-        """Return a screenshot of the window as a PNG, or of the whole page however long it is."""
+        """Return a PNG screenshot of the window, or of the whole page even if it is longer than the window."""
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(answer["data"])
 
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-width", type=int, default=1280)
     parser.add_argument("-height", type=int, default=860)
     parser.add_argument("-scheme", choices=("light", "dark"), default="light")
-    parser.add_argument("-whole", action="store_true", help="the page down to its end")
+    parser.add_argument("-whole", action="store_true", help="show the page down to its end")
     given = parser.parse_args(argv)
     with Browser(find_browser() or sys.exit("no Chromium on this machine: apt-get install chromium")) as browser:
         browser.open(given.page, given.width, given.height, given.scheme)

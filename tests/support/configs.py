@@ -43,7 +43,7 @@ def load_text(text: str, *words: str) -> LoadedConfig:
 
 
 def yaml_of(values: dict[str, str | list]) -> str:
-    """Return the text of a settings file with these values by full key."""
+    """Return the text of a settings file with these values, {full key: value}."""
     sections: dict = {}
     for key, value in values.items():
         *path, name = key.split(".")

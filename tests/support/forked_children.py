@@ -1,4 +1,4 @@
-"""Replaces Python programs that a program starts by forks, which need not import torch again (three seconds)."""
+"""Starts the Python programs of another program as forks, which need not import torch again (three seconds)."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from tests.support.forks import run_to_the_end
 
 
 class ForkingPopen(subprocess.Popen):
-    """A Popen that forks for `python FILE.py ...` and `python -m MODULE ...`, with the given pipes, group, folder."""
+    """A Popen that runs `python FILE.py ...` and `python -m MODULE ...` in a fork of this process."""
 
     def __init__(self, args: Sequence[str], *rest, env: Mapping[str, str] | None = None, **options):
         if args[0] == sys.executable and (args[1] == "-m" or args[1].endswith(".py")):
@@ -19,16 +19,17 @@ class ForkingPopen(subprocess.Popen):
             environment = dict(os.environ if env is None else env)
             before = options.get("preexec_fn", lambda: None)
             options["preexec_fn"] = lambda: (before(), become_child(words[0], words[1:], environment))
-            sys.stdout.flush()  # otherwise the fork writes it again
+            sys.stdout.flush()  # otherwise the fork would write buffered text again
             sys.stderr.flush()
         super().__init__(args, *rest, env=env, **options)
 
 
 def become_child(program: str, arguments: Sequence[str], environment: dict[str, str]) -> NoReturn:
-    """Run in the fork in place of a new interpreter: set up its own pipes, process group and folder, keep the rest."""
+    """Run the program in the fork, as a new interpreter would. Popen has already set its pipes, group and folder."""
     nothing = os.open(os.devnull, os.O_RDWR)
+    # Redirect the parent's files. If they were closed, the parent's objects could later close new files of that number.
     for number in map(int, os.listdir("/dev/fd")):
-        if number > 2 and number != nothing:  # not closed: objects of the parent would close new files with that number
+        if number > 2 and number != nothing:
             os.dup2(nothing, number, inheritable=False)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if callable(signal.getsignal(number)):

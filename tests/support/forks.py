@@ -28,9 +28,9 @@ def start_fork(
     cwd: Path = ROOT,
     faults: dict[str, list] | None = None,
 ) -> BaseProcess:
-    """Start a program, a file or a module, in its own process and session.
+    """Start a program (a file or a module) in its own process and session.
 
-    `outputs`: the files for stdout and stderr; `faults`: functions of tests.support.planted, called first.
+    `outputs`: the files for stdout and stderr; `faults`: {function of tests.support.planted: arguments} to call first.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.preloaded"])
@@ -52,7 +52,7 @@ def find_processes(output: Path) -> dict[int, list[str]]:
 
 
 def variables_of(pid: int, output: Path) -> list[str]:
-    """Return the environment of a live process of such a run, or an empty list for any other process."""
+    """Return the environment of a live process of a run that writes to `output`; [] for any other process."""
     with contextlib.suppress(OSError):  # another user's process, or it has just ended
         variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         if any(f"{text}/".startswith(f"{MARK}={output}/") for text in variables):
@@ -88,7 +88,7 @@ def become(
     cwd: Path,
     faults: dict[str, list],
 ) -> NoReturn:
-    """Turn this process into the program until it ends."""
+    """Run the program in this process, in its own session, and exit with its code."""
     os.setsid()
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
@@ -99,9 +99,9 @@ def become(
 def run_to_the_end(
     program: str, arguments: Sequence[str], environment: dict[str, str], faults: dict[str, list]
 ) -> NoReturn:
-    """Turn this process into the program. It never returns to the caller."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in programs that it starts with &
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup ignores it
+    """Run the program in this process and exit with its code. Never return to the caller."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background programs ignore it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup makes programs ignore it
     os.environ.clear()
     os.environ.update(environment)
     code = 1

@@ -68,7 +68,7 @@ def write_tar(path: Path, files: dict[str, bytes]) -> Path:
 
 
 def samples(first: int, count: int, num_classes: int = 3) -> dict[str, bytes]:
-    """Return samples whose shade is their number."""
+    """Return the files of `count` samples. The shade of each image is the number of its sample."""
     files = {}
     for number in range(first, first + count):
         files |= {f"{number:04d}.cls": str(number % num_classes).encode(), f"{number:04d}.png": png(number)}

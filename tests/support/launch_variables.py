@@ -11,7 +11,7 @@ def environment_of(words: str) -> dict[str, str]:
 
 
 def launched_rank_of(words: str) -> LaunchedRank | None:
-    """Return the rank from the variables of a launcher, after checks that hold for every launcher."""
+    """Return the rank in the variables of a launcher, after assertions that hold for every launcher."""
     environment = environment_of(words)
     launched = find_launched_rank(environment)
     if launched:

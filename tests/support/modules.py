@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def imported(path: Path, also_names: bool = False) -> set[str]:
-    """Return the full names of all modules that a file imports. `also_names`: and of the names imported from them."""
+    """Return the full names of all modules that a file imports. `also_names`: also return names imported from them."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -13,7 +13,7 @@ from tests.support.pretend_device import waits
 
 @functools.cache
 def one_of_each_class() -> list[str]:
-    """Return our optimizers, and one name for each supported class of timm. Other names only set their arguments."""
+    """Return our optimizers, and one name for each supported class of timm. Its other names only preset arguments."""
     from timm.optim import get_optimizer_class, list_optimizers
 
     names = list_optimizers(exclude_filters=["bnb*", "fused*", "kron*", "adahessian"])
@@ -22,7 +22,7 @@ def one_of_each_class() -> list[str]:
 
 
 class Learner:
-    """A model with an optimizer."""
+    """A tiny model with an optimizer."""
 
     def __init__(self, name: str, device: str | torch.device = "cpu", width: int = 16, **settings):
         torch.manual_seed(0)
@@ -30,7 +30,7 @@ class Learner:
         self.model = nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(width, 3)).to(self.device)
         train = Train(OPTIMIZER=Optimizer(NAME=name), BASE_LR=1e-2, WEIGHT_DECAY=0.1)
         self.optimizer = build_optimizer(dataclasses.replace(train, **settings), self.model)
-        self.waits: dict[str, int] = {}  # the waits of the last step, for the pretend device
+        self.waits: dict[str, int] = {}  # waits of the host in the last step, with the pretend device
 
     def step(self, number: int, overflows: bool = False) -> "Learner":
         draws = torch.Generator().manual_seed(number)
@@ -45,7 +45,7 @@ class Learner:
                 self.optimizer.step(skipped)
             else:
                 if self.optimizer.defaults.get("fused"):
-                    self.optimizer.found_inf = skipped.reshape(())  # as a GradScaler does
+                    self.optimizer.found_inf = skipped.reshape(())  # as a GradScaler sets it
                 self.optimizer.step()
         return self
 

@@ -10,7 +10,7 @@ from tests.support.image_sets import png
 
 
 def rows(numbers: range, num_classes: int = 3) -> dict[str, list]:
-    """Return the columns of rows whose shade is their number."""
+    """Return the columns of the rows with these numbers. The shade of each image is its row's number."""
     images = [{"bytes": png(number), "path": f"{number:04d}.png"} for number in numbers]
     return {"image": images, "label": [number % num_classes for number in numbers]}
 

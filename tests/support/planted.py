@@ -1,4 +1,4 @@
-"""Faults to plant in a run before it starts, each as a function; see tests/support/forks.py."""
+"""Functions that plant faults in a run before it starts. tests/support/forks.py calls them."""
 
 import ctypes
 import dataclasses
@@ -70,13 +70,13 @@ def jump(days: float) -> None:
 
 
 def set_time_zone(name: str) -> None:
-    """Set the local time zone, as TZ=NAME does. This is no fault."""
+    """Set the local time zone, as TZ=NAME does. This is not a fault."""
     os.environ["TZ"] = name
     time.tzset()
 
 
 def start_python_as_forks() -> None:
-    """Start child Python programs as forks, which need not import torch again. This is no fault."""
+    """Start child Python programs as forks, which need not import torch again. This is not a fault."""
     subprocess.Popen = ForkingPopen
 
 
@@ -91,12 +91,12 @@ def forget_our_modules() -> None:
 
 
 def limit_files(size: int) -> None:
-    """Make the disk full after this many bytes of a file."""
+    """Make writes after this many bytes of a file fail, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def limit_open_files(step: int) -> None:
-    """Let no more files be opened from this update on."""
+    """Make it impossible to open more files from this update on."""
     update = Trainer.update
 
     def limited(trainer, window):
@@ -132,7 +132,7 @@ def ignore(*numbers: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-# {moment of a signal: the function whose nth call sends it}. An update has two micro-batches.
+# {moment: (owner, function, n)}. The nth call of the function sends the signal. An update has two micro-batches.
 MOMENTS = {
     "before the settings are read": (engine.settings, "load_settings", 1),
     "batch size": ("extras.memory.batch_size", "calculate", 1),
@@ -160,7 +160,7 @@ def tell(rank: int, moment: str, *numbers: int) -> None:
         setattr(owner, name, told)
 
 
-# {moment at which the run's folder is moved: the function before whose nth call this happens}
+# {moment: (owner, function, n)}. The run's folder is moved before the nth call of the function.
 MOVES = {
     "the start": (engine.run, "quick_checks", 1),
     "a save": (engine.saves.Saves, "save", 1),
@@ -178,7 +178,7 @@ OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-
 
 
 def move_folder(output: str, before: str, rank: int = 0, is_replaced: bool = True) -> None:
-    """Rename the run's folder to `moved` before this call, and let another run start in a folder of the same name."""
+    """Rename the run's folder to `moved` at this moment. `is_replaced`: put files of another run in its place."""
     owner, name, nth = MOVES[before]
     owner = pydoc.locate(owner) if isinstance(owner, str) else owner  # part of an extra, which may be missing
     do, calls = getattr(owner, name), [0]
@@ -247,7 +247,7 @@ def run_out(trainer: Trainer, fits: int, step: int) -> None:
 
 
 def run_out_of_memory(fits: int, step: int, rank: int) -> None:
-    """Run out of memory in the process of this rank."""
+    """Make the process of this rank run out of memory, as `run_out` does."""
     choose = engine.run.choose_callbacks
 
     def choose_and_limit(session, plan, trainer, *others):
@@ -298,7 +298,7 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
 
 
 def kill_at_choice(nth: int, later: int) -> None:
-    """Kill every process with SIGKILL at an update, `later` updates after the first use of this start's nth choice."""
+    """Kill every process with SIGKILL, `later` updates after a new number of updates took effect for the nth time."""
     notify, update, steps = Trainer.notify, Trainer.update, []
 
     def noting(trainer, event, *facts):
@@ -314,7 +314,7 @@ def kill_at_choice(nth: int, later: int) -> None:
 
 
 def save_at_once() -> None:
-    """Let training wait until a save is on the disk, however busy the machine is. This is no fault."""
+    """Let training wait until a save is on the disk, however busy the machine is. This is not a fault."""
     for saver in (AsyncSaver, ShardedSaver):
 
         def save(self, state, also, save=saver.save):
@@ -407,7 +407,7 @@ def limit_shared_memory(size: str) -> None:
     """Give this process its own /dev/shm of this size."""
     new_mounts = 0x00020000  # CLONE_NEWNS
     assert ctypes.CDLL(None).unshare(new_mounts) == 0
-    # Otherwise this mount would be visible everywhere.
+    # Otherwise this mount would be visible to all processes.
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", "/dev/shm"], check=True)
 
@@ -468,7 +468,7 @@ def set_variables(variables: dict[str, str]) -> None:
 
 
 def break_update(step: int) -> None:
-    """Raise an error from our code in this update."""
+    """Raise an AssertionError in this update, as after a mistake in the program."""
     update = Trainer.update
 
     def broken(trainer, window):
@@ -479,7 +479,7 @@ def break_update(step: int) -> None:
 
 
 def keep_statuses(path: str) -> None:
-    """Record every version of status.json, one per line. Always write the report."""
+    """Record every version of status.json, one per line. Write it at each heartbeat, without a minimum interval."""
     write = engine.session.write_text
 
     def keep(file: Path, text: str) -> None:
@@ -492,7 +492,7 @@ def keep_statuses(path: str) -> None:
 
 
 def draw_each_update() -> None:
-    """Draw the progress bar at every step, however fast the machine is. This is no fault."""
+    """Draw the progress bar at every step, however fast the machine is. This is not a fault."""
     update = tqdm.update
 
     def drawn(bar, count: int = 1) -> None:
@@ -517,7 +517,7 @@ def die_when_shown(step: int, *patterns: str) -> None:
 
 
 def wait_long_for_trackers() -> None:
-    """Let the end of a run wait until its trackers have ended, however busy the machine is. This is no fault."""
+    """Let the end of a run wait until its trackers have ended, however busy the machine is. This is not a fault."""
     import extras.trackers
 
     extras.trackers.PATIENCE = extras.trackers.LONGEST_END = DEADLINE

@@ -30,7 +30,8 @@ class Operations:
         utils.files.open = self._open
 
     def _operate(self, name: str, do: Callable, *paths, **options):
-        temporary_is_cleared = name == "unlink" and os.path.basename(paths[0]).startswith(".")  # usually there is none
+        # Whether a temporary file is left to delete varies, so its deletion is not counted.
+        temporary_is_cleared = name == "unlink" and os.path.basename(paths[0]).startswith(".")
         if not temporary_is_cleared:
             self._note(f"{name} {' '.join(map(name_of, paths))}")
         return do(*paths, **options)
@@ -60,7 +61,7 @@ class Operations:
 
 
 def name_of(path: str | os.PathLike | int) -> str:
-    """Return the name of a file, also of an open one, or `folder` for the run's folder, because its name varies."""
+    """Return the name of a file, given by path or descriptor; `folder` for a folder, because its name varies."""
     path = f"/proc/self/fd/{path}" if isinstance(path, int) else path
     return "folder" if os.path.isdir(path) else os.path.basename(os.path.realpath(path))
 
@@ -149,5 +150,5 @@ def find_no_room(what: str | list[str], nth: int, lasts: bool) -> None:
 
 def list_operations(path: str) -> None:
     """Write [save, number, operation] for each operation to a file, one per line."""
-    listing = open(path, "a", buffering=1)  # noqa: SIM115  (one per process)
+    listing = open(path, "a", buffering=1)  # noqa: SIM115  (several processes append to it)
     Operations(lambda *place: print(json.dumps(place), file=listing))

@@ -1,4 +1,4 @@
-"""Imports the modules that runs import, some of them late, once in the server of forks.py. It only makes tests faster."""
+"""Imports modules that runs import, early or late, once in the server of forks.py. This only makes tests faster."""
 
 import atexit
 import contextlib
@@ -24,6 +24,6 @@ SERVER = os.getpid()
 
 @atexit.register
 def end_at_once() -> None:
-    """Exit without taking down the imported modules, which takes half a second and prints leaks."""
+    """Exit without cleaning up the imported modules, which would take half a second and print leak warnings."""
     if os.getpid() == SERVER:
         os._exit(0)

@@ -42,7 +42,7 @@ IN_FLOAT32 = "layer_norm softmax.int log_softmax.int cross_entropy_loss nll_loss
 
 
 def on_pretend_device(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test in a process that has the device. Its arguments must support pickle."""
+    """Run a test in a process that has the device. The test's arguments must be picklable."""
 
     @functools.wraps(test)
     def start(**arguments) -> None:
@@ -106,7 +106,7 @@ class Elsewhere(torch.Tensor):
 
 
 class Operations(TorchDispatchMode):
-    """Every operation below autograd, including those that create a tensor or copy one to the host."""
+    """Intercepts every operation below autograd, including operations that create a tensor or copy one to the host."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return compute(func, args, kwargs or {})
@@ -123,7 +123,7 @@ def compute(func: torch._ops.OpOverload, args: tuple, kwargs: dict):
     goes_there = target is not None and torch.device(target).type == NAME
     if not (is_ours or goes_there):
         return func(*args, **kwargs)
-    if func is aten.record_stream.default:  # do not reuse host memory too early
+    if func is aten.record_stream.default:  # it computes nothing; it only delays the reuse of memory
         return None
     if host_waits(func, args, kwargs, goes_there):
         name = func.overloadpacket.__name__
@@ -145,11 +145,11 @@ def to_device(value):
 
 
 def to_host(value, name: str, may_mix: bool):
-    """Return the host operation's version of an argument."""
+    """Convert an argument for the host operation: device tensors become host tensors, the device becomes the CPU."""
     if isinstance(value, Elsewhere):
         return value.values
     if isinstance(value, torch.Tensor) and value.dim() and not may_mix:  # GPUs also accept host scalars
-        raise RuntimeError(f"{name}: a tensor of the host {tuple(value.shape)} among those of another device")
+        raise RuntimeError(f"{name}: a host tensor {tuple(value.shape)} among tensors of another device")
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == NAME else value
 
 
@@ -187,7 +187,7 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 
 
 def make_tensor(make: Callable, data, pin_memory: bool = False, **options) -> torch.Tensor:
-    """torch.tensor, whose allocation no dispatch mode sees."""
+    """Call torch.tensor, and record its page-locked memory, which no dispatch mode sees."""
     tensor = make(data, **options)
     return pinned(tensor) if pin_memory else tensor
 

@@ -26,10 +26,10 @@ def assert_names(message: str, *names: str | int) -> None:
 
 @contextlib.contextmanager
 def refused(kind: type[Exception], *names: str | int, whole: bool = True, **named) -> Iterator[pytest.ExceptionInfo]:
-    """Assert that the block raises this error and names these: with refused(ConfigError, "TRAIN.BASE_LR", "x.yaml").
+    """Assert that the block raises an error whose message has these names: with refused(ConfigError, "AMP", "x.yaml").
 
-    `whole`: also compare the message with the page; False for messages of other libraries, or very many. `named`: as in
-    printed.plain.
+    `whole`: also compare the message with the page; False for messages of other libraries, or for very many. For
+    `named` see printed.plain.
     """
     with pytest.raises(kind) as caught:
         yield caught

@@ -47,7 +47,7 @@ class Ended:
         return self
 
     def refused(self, *names: str | int, **named) -> "Ended":
-        """Assert that the run was refused with an error that names these, not a traceback. `named`: see printed.plain."""
+        """Assert that the run was refused with an error that has these names. `named`: see printed.plain."""
         assert self.returncode == 2 and "Traceback" not in self.printed, self.printed
         assert_names(self.stderr, *names)
         same_message(self.stderr[self.stderr.index("error: ") :].strip(), **named)
@@ -55,7 +55,7 @@ class Ended:
 
 
 class Run:
-    """A program in one process, or the ranks of one run; each is a fork."""
+    """A started program: one process or several ranks, each a fork."""
 
     def __init__(self, script: str, *arguments: str, processes: int = 1, environment: dict | None = None, **options):
         """`script`: a file, or a module by its dotted name. For the options see start_fork."""
@@ -68,7 +68,7 @@ class Run:
         ]
 
     def printed(self) -> str:
-        """Return its output so far and the exit codes of its processes."""
+        """Return the output so far and the exit codes of the processes."""
         texts = [Path(each.name).read_text() for each in (self._stdout, self._stderr)]
         return "\n".join([*texts, f"exit codes: {[process.exitcode for process in self.processes]}"])
 
@@ -120,7 +120,7 @@ def ending(said: str) -> str:
 
 
 def run_folder(output: Path) -> Path:
-    """Return the only folder that a run made."""
+    """Return the folder of the run, the only one in `output`."""
     (folder,) = output.iterdir()
     return folder
 
@@ -172,7 +172,7 @@ def fp64_weights(folder: Path, cases: dict[Hashable, tuple[int, str]]) -> dict[H
 
 
 def stat(pid: int) -> list[str]:
-    """Return state, parent and so on of a process, or an empty list if it has ended."""
+    """Return the fields of /proc/PID/stat from the state on, or an empty list if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
@@ -192,8 +192,8 @@ def alive(pid: int) -> bool:
     return stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
-# Not the ports that the system assigns to outgoing connections, which other tests may open meanwhile. Each process that
-# runs tests starts its search at a different port.
+# Not the ports that the system assigns to outgoing connections, because other tests may open some meanwhile. Each
+# process that runs tests starts its search at a different port.
 _PORTS = itertools.cycle(range(10000, 30000))
 _PORTS = itertools.islice(_PORTS, os.getpid() * 101 % 20000, None)
 

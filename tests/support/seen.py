@@ -33,13 +33,13 @@ def write_folder(root: Path) -> Path:
 
 
 def files_of(root: Path, part: str) -> dict[Path, int]:
-    """Write a folder, and return the images of a part with their classes."""
+    """Write a folder, and return {image file: class} of train or val."""
     files = sorted((write_folder(root / "folder") / part).rglob("*.png"), key=lambda path: path.name)
     return {path: "ab".index(path.parent.name) for path in files}
 
 
 def write_lines(name: str, header: str, separator: str) -> Callable[[Path], None]:
-    """Return a function that writes a file with one line per image of a part."""
+    """Return a function that writes a file for train and one for val, with one line per image."""
 
     def write(root: Path) -> None:
         for part in ("train", "val"):

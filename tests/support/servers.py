@@ -14,8 +14,8 @@ from urllib.parse import quote, unquote
 
 from tests.support.forks import DEADLINE
 
-# A status to answer with; "cut": half of the body; "stall": half, then nothing; "empty": no body; "drop": no answer;
-# "early": endless headers; "elsewhere": a redirect to a file on the disk.
+# An HTTP status to answer with; "cut": half of the body; "stall": half, then nothing; "empty": no body; "drop": no
+# answer; "early": endless headers; "elsewhere": a redirect to a file on the disk.
 Fault = int | str | None
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test", "AWS_DEFAULT_REGION": "us-east-1"}
 BUCKET = "photos"
@@ -140,7 +140,7 @@ def s3_folder(root: Path, monkeypatch) -> Iterator[str]:
     host, port = server.get_host_and_port()
     for name, value in (AWS | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}).items():
         monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()  # cached file systems of another test know another server
+    s3fs.S3FileSystem.clear_instance_cache()  # cached file systems of another test use another server
     try:
         client = boto3.client("s3")
         client.create_bucket(Bucket=BUCKET)

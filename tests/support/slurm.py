@@ -42,7 +42,7 @@ NodeName=n[1-2] NodeAddr=10.78.0.[1-2] CPUs=8 Gres=gpu:4
 PartitionName=all Nodes=ALL Default=YES
 """
 
-# The first process. If slurmd ends, it is restarted once the file n1.off or n2.off is gone.
+# The script of the first process. If slurmd ends, it is restarted once the file n1.off or n2.off is gone.
 HEAD = """
 set -e
 hostname head
@@ -95,7 +95,7 @@ class Slurm:
             os.mknod(room / f"gpu{number}", 0o020666, os.makedev(1, 3))  # like /dev/null
         self.environment = os.environ | {"SLURM_CONF": str(room / "slurm.conf"), "OMP_NUM_THREADS": "1"}
         spaces = "unshare --pid --fork --kill-child --mount-proc --mount --net --uts".split()
-        # So that nothing is left behind if pytest is killed.
+        # --pdeathsig: no process is left behind if pytest is killed.
         words = ["setpriv", "--pdeathsig", "KILL", *spaces, "bash", "-c", HEAD]
         with open(room / "head.log", "w") as log:
             self.process = subprocess.Popen(words, stdout=log, stderr=log, cwd=room, env=self.environment)
@@ -107,11 +107,11 @@ class Slurm:
             return self.run("sinfo", "-h", "-N", "-o", "%t").split() == ["idle", "idle"]
 
     def _first(self) -> str:
-        """Return the process id of the first process, as seen from here."""
+        """Return the process id of the first process, as seen from outside the cluster."""
         return Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0]
 
     def run(self, *words: str, cwd: Path | None = None, **environment: str) -> str:
-        """Run a command on no particular node and return its output."""
+        """Run a command in the cluster, but on no node, and return its output."""
         inside = ["nsenter", "--target", self._first(), "--all", "bash", "-c", 'cd "$0" && exec "$@"']
         options = {"env": self.environment | environment, "capture_output": True, "text": True, "timeout": 60}
         done = subprocess.run([*inside, str(cwd or self.room), *words], **options)

@@ -11,7 +11,7 @@ from tests.support.forks import DEADLINE, ROOT, start_fork
 
 
 def run_on_terminal(script: str, *arguments: str, columns: int = 80, **options) -> tuple[int, str]:
-    """Return the exit code and everything that was written. For the options see start_fork."""
+    """Run a program. Return its exit code and everything that it wrote. For the options see start_fork."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     options.setdefault("environment", {"TERM": "xterm"})

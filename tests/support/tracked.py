@@ -4,7 +4,7 @@ import json
 import struct
 from pathlib import Path
 
-BLOCK, HEADER = 32768, 7  # bytes; W&B writes LevelDB's log format after a file header as long as a record header
+BLOCK, HEADER = 32768, 7  # bytes; W&B's files are LevelDB logs; the file header is as long as a record header
 
 
 def wandb_records(path: Path) -> list:
@@ -25,7 +25,7 @@ def wandb_records(path: Path) -> list:
 
 
 def wandb_rows(records: list) -> list[dict]:
-    """Return the logged values in order."""
+    """Return the logged values, one dict per call, in order."""
     return [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         for record in records

@@ -48,7 +48,7 @@ class Lines(Log):
 def make_trainer(
     config: Config, double: bool = False, callbacks: list[Callback] = (), device: torch.device = CPU
 ) -> Trainer:
-    """Return a trainer like a run's, with weights that are the same each time."""
+    """Return a trainer as a run builds it. Its initial weights are the same in each call."""
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
     model = add_adapters(build_model(config, 10), config)
@@ -61,7 +61,7 @@ def make_trainer(
 
 
 def update(trainer: Trainer, times: int = 1) -> Trainer:
-    """Run the next updates."""
+    """Run the next `times` updates."""
     for window in trainer.data.windows(trainer.step, trainer.step + times):
         trainer.update(window)
     return trainer

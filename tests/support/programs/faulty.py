@@ -1,4 +1,4 @@
-"""A program with planted faults, different ones for each start by torchrun.
+"""Runs a program with planted faults, which are different for each start by torchrun.
 
 torchrun ... -m tests.support.programs.faulty '[{"signal_at": [5, 9, [1]]}, {}]' FILE ARGUMENTS
 """

@@ -40,7 +40,7 @@ UPDATES, SAVED_AFTER = 4, 2
 
 
 def train(settings: str, options: list[str], process: Process) -> dict:
-    """Return losses, gradient norms and skips of the updates, the weights, and the bytes that this process held."""
+    """Return losses, gradient norms and skips of the updates, the weights, and the bytes of state in this process."""
     words: dict[str, str] = {name: value for name, _, value in (each.partition("=") for each in options) if name in OWN}
     config = load(["-cfg", settings, "-opts", *(each for each in options if each.split("=")[0] not in OWN)]).config
     train_set, eval_set = load_image_sets(config)
@@ -94,7 +94,7 @@ def as_on_gpus(model: torch.nn.Module) -> Iterator[None]:
 
 
 def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, tuple[float, ...]]:
-    """Evaluate weights and EMA weights: loss, accuracy, macro recall, F1. The last process gets one batch less."""
+    """Evaluate weights and EMA weights. Return loss, top-1, recall and F1. The last process gets one batch less."""
     few = eval_set.take(np.arange(5 * process.world_size - 1))
     data = build_eval_data(trainer.config, few, process)
     bad, found = BadImages(few, 1.0, lambda line: None), {}
@@ -137,7 +137,7 @@ def held(trainer: Trainer) -> int:
 
 
 def save(folder: Path, trainer: Trainer, process: Process) -> None:
-    """Save a sharded checkpoint. At first the last process's disk is full, so that no process has saved."""
+    """Save a sharded checkpoint. A first save must fail in all processes, because the last one's disk is full."""
     process.first(lambda: folder.mkdir(parents=True))
     if not trainer.parallel.is_sharded:
         state = trainer.state_dict()

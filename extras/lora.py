@@ -60,9 +60,9 @@ def _layers(model: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
 
 
 def _refuse(patterns: str, linear: Iterable[str]) -> NoReturn:
-    there_are = f"it has {first_of(list(linear), limit=3)}; or {ALL_LINEAR}" if linear else "it has none"
+    remedy = f"choose from {first_of(list(linear), limit=3)}, or use {ALL_LINEAR}" if linear else "it has no others"
     raise ConfigError(
-        f"MODEL.LORA.TARGETS: {patterns} matches no linear layer of this model except its classifier; {there_are}"
+        f"MODEL.LORA.TARGETS: {patterns} matches no linear layer of this model except its classifier; {remedy}"
     )
 
 

@@ -101,8 +101,8 @@ class OpOverrides(ModelTransform):
                 classes = frozenset().union(*(node.names for node in nodes))
                 known = [*others, LOSS, *sorted(classes), *(node.path for node in nodes if node.path)]
                 raise ConfigError(
-                    f"{setting}: {text} names no module (blocks.0.attn, blocks.0.*) and no class (LayerNorm) of this "
-                    f"model, and no operator that it computes ({', '.join(others)})"
+                    f"{setting}: {text} names no module (such as blocks.0.attn or blocks.0.*) and no class (such as "
+                    f"LayerNorm) of this model, and no operator that it computes ({', '.join(others)})"
                     f"{did_you_mean(text.strip('*.'), known)}"
                 )
             if setting not in {settings[node] for node in its_nodes}:

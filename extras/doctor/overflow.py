@@ -114,7 +114,7 @@ def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
 
 def advice(found: Diagnosis, path: str | None) -> str:
     """Return one sentence with the finding and the remedies. `path`: the file with the settings that help."""
-    finding = f"first non-finite: {found.finding()}" if found.first else found.finding()
+    finding = f"the update breaks at {found.finding()}" if found.first else found.finding()
     if found.breaks_in_float32:
         return finding
     remedies = [f"-cfg {path}"] if path else []

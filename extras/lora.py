@@ -23,7 +23,7 @@ def add_adapters(model: nn.Module, settings: Lora) -> nn.Module:
         if settings.RANK > narrow:
             raise ConfigError(
                 f"MODEL.LORA.RANK: {settings.RANK} is more than {narrow}, the smaller side of {name} "
-                f"({layer.in_features} x {layer.out_features}); an adapter saves weights only well below that"
+                f"({layer.in_features} x {layer.out_features}); an adapter saves weights only at a much lower rank"
             )
     with needing("peft", f"MODEL.LORA.RANK is {settings.RANK}, which"):
         from peft import LoraConfig, inject_adapter_in_model  # local: importing peft takes seconds

@@ -32,7 +32,7 @@ IS_REASON = 0  # the height that marks an unreadable image; its content is the e
 NUM_SAMPLED = 64  # number of images from which the total size is estimated
 IMAGES_AHEAD_PER_THREAD = 2  # number of images decoded ahead of the writer
 FILES_PER_TASK = 4096
-REMEDY = "Set DATA.CACHE_PATH to a writable folder with enough space; DATA.CACHE=256 needs less"
+REMEDY = "Set DATA.CACHE_PATH to a writable folder with enough space; DATA.CACHE=256 needs less space"
 
 
 class CacheError(Exception):

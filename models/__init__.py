@@ -37,7 +37,7 @@ def add_adapters(model: nn.Module, config: Config) -> nn.Module:
 def describe(model: nn.Module, trained: Model | None = None) -> str:
     """Return the size as text, such as '86,567,656 parameters, all trainable'.
 
-    `trained` has the settings of a model that is trained; then its dropout rates are included.
+    `trained` are the settings of a model that will be trained. With them, the text includes its dropout rates.
     """
     total = sum(parameter.numel() for parameter in model.parameters())
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

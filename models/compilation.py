@@ -27,7 +27,7 @@ def compile_model(model: nn.Module, config: Config) -> None:
     second size, and that graph is slower for the first size too.
     """
     allow_graphs(MAX_GRAPHS)
-    # torch 2.11 recommends its own function for this; here PRECISION.MATMUL decides.
+    # torch 2.11 warns that TF32 is not used. PRECISION.MATMUL decides whether it is.
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     mode = config.COMPILE if config.COMPILE not in (True, BLOCKS) else None
     for part in parts_to_compile(model, config):
@@ -46,7 +46,7 @@ MAX_WORKERS = 32  # torch has the same limit
 def prepare_compiler(environment: MutableMapping[str, str], num_cores: int) -> list[str]:
     """Set the environment variables that the user has not set, before torch's compiler is imported. Return log lines.
 
-    `num_cores` is this process's share. By default each process of a run would start a worker for every core.
+    `num_cores` is this process's share of the cores. By default each process of a run starts a worker for every core.
     """
     environment.setdefault(NUM_WORKERS, str(min(num_cores, MAX_WORKERS)))
     if FOLDER in environment:
@@ -65,7 +65,7 @@ def prepare_compiler(environment: MutableMapping[str, str], num_cores: int) -> l
 
 
 def _make_private(folder: Path) -> None:
-    """Create a folder that only this user can access, because its contents are executed. Raise OSError if that fails."""
+    """Create a folder that only this user can access, because its contents are executed. Raise OSError on failure."""
     for each in (folder.parent, folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = each.stat()

@@ -1,4 +1,4 @@
-"""MODEL.FREEZE: frozen parameters, and frozen running statistics of norms whose parameters are all frozen."""
+"""MODEL.FREEZE freezes parameters, and the running statistics of norms whose parameters are all frozen."""
 
 from collections.abc import Sequence
 from types import MethodType
@@ -37,8 +37,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         parameters[name].requires_grad_(False)
     for path, module in model.named_modules():
         if has_running_statistics(module) and _all_frozen(path, module, frozen):
-            # A method of the object survives copy.deepcopy, DDP and torch.compile. Rejected: resetting these modules after
-            # each model.train(), which new callers would forget.
+            # A method of the object survives copy.deepcopy, DDP and torch.compile. Rejected: resetting these modules
+            # after each model.train(), which new callers would forget.
             module.train = MethodType(_stay_in_evaluation, module)
             module.train()
 

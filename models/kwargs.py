@@ -1,4 +1,4 @@
-"""MODEL.KWARGS: checks of the arguments for timm's constructors, and errors when timm refuses them."""
+"""MODEL.KWARGS: checks of the arguments for timm's constructors, and error messages if timm refuses them."""
 
 import contextlib
 import inspect
@@ -30,13 +30,13 @@ SETTING_BY_TYPE = {
 OF_A_MODEL = _OF_ALL | SETTING_BY_TYPE["timm"]  # arguments whose value comes from a setting
 # These arguments do not result in a classifier, or control how timm finds or scripts the model.
 NOT_TAKEN = "features_only out_indices feature_cfg feature_cls scriptable exportable no_jit cache_dir".split()
-MOST_TENSORS = 5_000  # in a model; timm's models have far fewer
+MOST_TENSORS = 5_000  # the largest accepted number in a model; timm's models have far fewer
 # Arguments for the number of layers of a model or a stage, and their limit, which is also MODEL.DEPTH's.
 LAYERS, MOST_LAYERS = ("depth", "depths", "layers", "num_layers"), 1_000
 
 
 def check_kwargs(model: Model) -> None:
-    """Raise ConfigError for arguments that have their own setting, or that do not result in a classifier."""
+    """Raise ConfigError for arguments that have their own setting, give too many layers, or give no classifier."""
     settings = SETTING_OF | SETTING_BY_TYPE[model.TYPE]
     for name, value in model.KWARGS.items():
         if name in settings:
@@ -63,7 +63,7 @@ def refusing_values(model: Model) -> Iterator[None]:
 
     A file of weights may contain MODEL.KWARGS too, so the constructor is stopped before huge weights fill the memory.
     """
-    counts, most = [0, 0], free_host_memory() // 2  # of tensors and of bytes
+    counts, most = [0, 0], free_host_memory() // 2  # [tensors, bytes] so far, and the largest number of bytes
 
     def count(module: nn.Module, name: str, weight: nn.Parameter) -> None:  # called before the weight is initialised
         counts[:] = counts[0] + 1, counts[1] + (0 if weight.is_meta else weight.nbytes)
@@ -77,7 +77,7 @@ def refusing_values(model: Model) -> Iterator[None]:
             yield
     except ConfigError:
         raise
-    except Exception as error:  # timm checks few arguments, so a wrong value fails where it is first used
+    except Exception as error:  # of any type: timm checks few arguments, so a wrong value fails where it is first used
         if not model.KWARGS:
             raise
         values = ", ".join(f"{name} {value!r}" for name, value in model.KWARGS.items())

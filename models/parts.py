@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def covers(pattern: str, path: str) -> bool:
-    """Return whether the pattern matches this module or tensor, or a module that contains it. The model never matches."""
+    """Return whether the pattern matches this module or tensor, or a module around it, but not the whole model."""
     parts = path.split(".")
     return bool(path) and any(fnmatchcase(".".join(parts[:length]), pattern) for length in range(1, len(parts) + 1))
 
@@ -45,7 +45,7 @@ def unchanged_buffers(model: nn.Module) -> Iterator[None]:
 
 def starts_with_convolution(model: nn.Module) -> bool:
     """Return whether images go into a single convolution, according to timm's `first_conv`."""
-    # A ViT built from our settings has no such entry. For a model whose images go into several layers it is a tuple.
+    # A ViT built from our settings has no such entry. If images go into several layers, the entry is a tuple.
     path = getattr(model, "pretrained_cfg", {}).get("first_conv", "patch_embed.proj")
     with contextlib.suppress(AttributeError):
         return isinstance(path, str) and isinstance(model.get_submodule(path), nn.Conv2d)

@@ -1,4 +1,4 @@
-"""Models of timm by name, and the refusal of settings that such a model would ignore."""
+"""Builds timm's models by name, and refuses settings that these models would ignore."""
 
 from dataclasses import fields
 from typing import Any
@@ -40,7 +40,7 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
 
 @torch.no_grad()
 def _check_sides(config: Config, model: nn.Module) -> None:
-    """Raise ConfigError for image sizes that the model cannot compute, for example because downsampling leaves no pixels."""
+    """Raise ConfigError for image sizes that the model cannot process, such as sizes that downsampling reduces to 0."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     shapes = {name: torch.empty_like(each, device="meta") for name, each in tensors.items()}
     sides = {side: "TRAIN.SIZE_SCHEDULE" for side in config.train_sizes.values()}
@@ -75,7 +75,7 @@ def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.
                     f"TRAIN.SIZE_SCHEDULE: {name} accepts images of one size only; remove the schedule, or choose a ViT or "
                     "a convolutional network"
                 ) from None
-            if refused in arguments and arguments[refused] == 0:  # a model without this feature has a rate of 0 anyway
+            if refused in arguments and arguments[refused] == 0:  # a model without this argument has a rate of 0 anyway
                 rest = {argument: value for argument, value in arguments.items() if argument != refused}
                 return _create(settings, num_classes, rest)
             if refused in arguments:
@@ -104,7 +104,7 @@ def _arguments(config: Config, takes_size: bool) -> dict[str, Any]:
 
 
 def describe_own_rates(model: nn.Module, settings: Model) -> str:
-    """Return a timm model's own rates where MODEL.DROPPATH or MODEL.DROPOUT are not set.
+    """Return a timm model's own drop path and dropout rates if MODEL.DROPPATH or MODEL.DROPOUT is not set.
 
     The text is like ', drop path 0.1 (the model's own)', or empty.
     """

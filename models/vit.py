@@ -1,4 +1,4 @@
-"""A ViT from our settings as timm's VisionTransformer, so that every weight has timm's name and shape."""
+"""Builds a ViT from our settings with timm's VisionTransformer, so that weights have timm's names and shapes."""
 
 import inspect
 
@@ -11,8 +11,8 @@ from utils.errors import ConfigError
 
 
 def build_vit(config: Config, num_classes: int) -> nn.Module:
-    """Return timm's VisionTransformer with these settings. Its LayerNorm eps (1e-6) and exact GELU are PaddleViT's too."""
-    # timm is imported after these checks, because the import takes seconds and an error in the settings should not wait.
+    """Return timm's VisionTransformer with these settings. LayerNorm eps (1e-6) and exact GELU are as in PaddleViT."""
+    # timm is imported after these checks, because the import takes seconds and an error should be reported at once.
     data, model = config.DATA, config.MODEL
     check_patches(config, model.PATCH_SIZE)
     check_kwargs(model)
@@ -60,7 +60,7 @@ def _sincos2d(grid: tuple[int, int], width: int) -> Tensor:
 
 
 def check_patches(config: Config, patch_size: int) -> None:
-    """Raise ConfigError if patches do not fill the image, because timm would silently cut off its right and lower edge."""
+    """Raise ConfigError if patches do not fill the image, because timm would silently cut off two of its edges."""
     sizes = [("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE)]
     for setting, image_size in [*sizes, *(("TRAIN.SIZE_SCHEDULE", side) for side in config.train_sizes.values())]:
         if image_size % patch_size:
@@ -72,7 +72,7 @@ def check_patches(config: Config, patch_size: int) -> None:
 
 
 def dynamic_size(config: Config) -> dict[str, bool]:
-    """Return the argument that lets a ViT accept images of any size by resizing its position embedding in each forward."""
+    """Return the argument that lets a ViT accept images of any size by resizing its position embedding, or {}."""
     given = config.MODEL.KWARGS.get("dynamic_img_size")
     if config.TRAIN.SIZE_SCHEDULE and given is False:
         raise ConfigError("MODEL.KWARGS.dynamic_img_size: False, but TRAIN.SIZE_SCHEDULE needs it; remove one of them")

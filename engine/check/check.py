@@ -54,9 +54,10 @@ from utils.log import Log
 from utils.program import restore_gc
 from utils.text import counted, format_bytes
 
-# Fractions of the free memory: a need above the first is WARN, above the second WRONG, because the need is only an estimate.
+# The verdict on memory is WARN if the estimate exceeds the first fraction of the free memory, and WRONG if it exceeds
+# the second, which is above 1 because the estimate may be too high.
 WARN_FRACTION, WRONG_FRACTION = 0.9, 1.5
-SECONDS, MOST_UPDATES = 3.0, 20  # limits of the timed updates; at least two updates are timed
+SECONDS, MOST_UPDATES = 3.0, 20  # the limits for timing updates; at least two updates are timed
 
 
 class Table(Log):
@@ -98,7 +99,7 @@ class Table(Log):
             self._lines = outer
 
     def conclude(self) -> int:
-        """Print the last line. Return the exit code."""
+        """Print a last line with the numbers of errors and warnings. Return the exit code."""
         wrong, warnings = self.verdicts.count(WRONG), self.verdicts.count(WARN)
         skipped = "checks that depend on these were skipped; " * bool(wrong)
         self.say(f"check: {wrong} wrong, {counted(warnings, 'warning')}; {skipped}nothing was saved")
@@ -108,8 +109,8 @@ class Table(Log):
 def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | None = None) -> int:
     """Check a run of `world_size` processes (None: one per device), `local_size` of them on this machine (None: all).
 
-    An error ends its step and skips the steps that need its result. All other steps still run, so that independent errors
-    are found at once. Return the exit code.
+    An error ends its step and skips the steps that need its result. All other steps still run, so that independent
+    errors are found at once. Return the exit code.
     """
     restore_gc()
     steps = Check(loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded)
@@ -196,12 +197,12 @@ def simulated_process(setting: str, world_size: int | None, local_size: int | No
 
 
 def alone(inputs: Inputs) -> Inputs:
-    """Return the inputs for process 0 as if it were the only one. It still computes only its share of each update."""
+    """Return the inputs for process 0 without other processes. It still computes only its share of each update."""
     return replace(inputs, process=replace(inputs.process, world_size=1, local_size=1))
 
 
 def check_evaluation(table: Table, plan: EvalPlan) -> None:
-    """Load all weights that -eval would evaluate."""
+    """Add the rows about an evaluation, and load all weights that -eval would evaluate."""
     table.add(check_shared_memory(plan.config, loader_processes(plan.config, plan.eval_set, plan.process)))
     with table.section("precision"):
         table.say(plan.precision.describe())
@@ -213,7 +214,7 @@ def check_evaluation(table: Table, plan: EvalPlan) -> None:
 
 
 def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: float) -> None:
-    """Build everything that a run builds and try it. `startup` is the time from program start to the plan, in seconds."""
+    """Build everything that a run builds and try some updates. `startup`: seconds from program start to the plan."""
     config, start, trainer, finished = plan.config, time.monotonic(), None, ""
     single = replace(plan, inputs=alone(plan.inputs))
     free = free_memory(plan.process.device)

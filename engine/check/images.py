@@ -25,7 +25,7 @@ UNEVEN = 10  # the ratio of largest to smallest class above which classes are re
 
 
 class ScanResult:
-    """The size and digest, or the error, of each image of a set or of a sample spread evenly over it."""
+    """The size and pixel digest, or the error, of each image in a set or in a sample spread evenly over the set."""
 
     def __init__(self, image_set: ImageSet, most: int | None = None):
         self.image_set, total = image_set, len(image_set)
@@ -36,7 +36,7 @@ class ScanResult:
 
     @property
     def readable(self) -> np.ndarray:
-        """Return which images were read, as bool [N]."""
+        """Return whether each image could be read, as bool [N]."""
         return self.sides[:, 0] > 0
 
     @property
@@ -44,7 +44,7 @@ class ScanResult:
         return self.count < len(self.image_set)
 
     def index(self, number: int) -> int:
-        """Return the index in the set of the image with this number in the sample."""
+        """Return the index in the image set of the image with this number in the sample."""
         return number * len(self.image_set) // self.count
 
     def class_name(self, number: int) -> str:
@@ -62,7 +62,7 @@ class ScanResult:
         return f"{self.count:,}" + f" of {len(self.image_set):,}" * self.is_sample
 
     def scan(self, numbers: range) -> Counter[str]:
-        """Read these images. Return the unusual kinds of their files and how many have each."""
+        """Read the images with these numbers in the sample. Return how many files of each unusual kind there are."""
         kinds: Counter[str] = Counter()
         for number in numbers:
             index = self.index(number)
@@ -95,10 +95,10 @@ def scan_images(scan: ScanResult, title: str) -> Counter[str]:
 
 
 def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Iterator[Finding]:
-    """Yield all checks of a data set whose lists and folders are valid. `train` is None in evaluation."""
+    """Yield all findings about a data set whose lists and folders are valid. `train` is None in evaluation."""
     counts = counted(len(val), "validation image")
     yield check_counts(counts if train is None else f"{len(train):,} training and {counts}", val)
-    if val.makes_batches:  # generated on the device, with random classes
+    if val.makes_batches:  # its images are generated on the device, with random classes
         return
     yield check_classes(config, train, val)
     scans, kinds = [], Counter()
@@ -179,7 +179,7 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
 
 
 def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | None:
-    """Report validation images with the pixels of a training image, and equal images of different classes.
+    """Report validation images with the same pixels as a training image, and equal images in different classes.
 
     `train` is None in evaluation. Then the result is None unless equal images have different classes.
     """
@@ -212,12 +212,12 @@ def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | Non
         return None
     return Finding(
         "duplicates",
-        f"none among {of}; unread images may be" if is_sample else "no validation image is also a training image",
+        f"none among {of}; others may be duplicates" if is_sample else "no validation image is also a training image",
     )
 
 
 def same_pixels(scans: list[ScanResult]) -> Iterable[list[tuple[ScanResult, int]]]:
-    """Return groups of images with the same pixels. An image is a pair of its scan and its number there."""
+    """Return groups of images with the same pixels. Each image is given as its scan and its number in that scan."""
     digests, counts = np.unique(np.concatenate([scan.digests[scan.readable] for scan in scans]), return_counts=True)
     repeated = digests[counts > 1]
     groups: dict[int, list[tuple[ScanResult, int]]] = {digest: [] for digest in repeated.tolist()}

@@ -22,15 +22,15 @@ from models.transforms.base import has_blocks
 from utils.distributed import Process
 from utils.host import free_host_memory
 
-FEW, MORE = 2, 3  # images of the two batches; BatchNorm refuses a single image
-WORKING = 1.2  # peak of a backward relative to the saved tensors (ViT-Tiny on a CPU: 1.1 to 1.3)
+FEW, MORE = 2, 3  # images in the two batches; BatchNorm refuses a batch of one image
+WORKING = 1.2  # peak memory of a backward pass relative to the saved tensors (ViT-Tiny on a CPU: 1.1 to 1.3)
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
     """The estimated memory of one process's training step, in bytes."""
 
-    fixed: float  # independent of the batch
+    fixed: float  # the part that does not depend on the batch size
     per_image: float
 
     def fitting(self, limit: float) -> int:
@@ -39,7 +39,7 @@ class MemoryEstimate:
 
 
 def estimate(config: Config, num_classes: int, precision: Precision, process: Process) -> MemoryEstimate:
-    """Estimate the step of one process from forward passes of two and three images with random weights."""
+    """Estimate one process's memory from forward passes of two and of three images with random weights."""
     model = add_adapters(build_model(config, num_classes), config)
     choose_transforms(config, process.device, precision.half).apply(model)
     fixed = fixed_bytes(config, model, precision)
@@ -59,18 +59,18 @@ def estimate(config: Config, num_classes: int, precision: Precision, process: Pr
 def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
     """Return the bytes that do not depend on the batch: weights, gradients, optimizer, EMA, naive mode's half copy."""
     weights, trained = sum(tensor.nbytes for tensor in model.state_dict().values()), trained_bytes(model)
-    # The EMA update on CPUs keeps the differences of all trained weights at once. Other devices need one copy less.
+    # On CPUs the EMA update also keeps the differences of all trained weights. Other devices need one copy less.
     ema = weights + trained if config.TRAIN.MODEL_EMA else 0
     halves = (weights + trained) // 2 if precision.is_naive else 0
     kept = trained + optimizer_bytes(config.TRAIN, model)
-    # Some optimizers can skip an update only by restoring copies, which are new tensors in each update. Activations hardly
-    # ever fit into the memory blocks that the copies leave free.
+    # Some optimizers can skip an update only by restoring copies, which are new tensors in each update. Activations
+    # hardly ever fit into the memory blocks that the copies leave free.
     copies = kept if precision.device.type != "cpu" and config.TRAIN.OPTIMIZER.NAME not in OURS else 0
     return weights + kept + copies + ema + halves + teacher_bytes(config, precision)
 
 
 def teacher_bytes(config: Config, precision: Precision) -> int:
-    """Return the size of the teacher's weights, or 0 without one. Its activations are freed before the student starts."""
+    """Return the bytes of the teacher's weights, or 0 without one. Its activations are freed before the student's."""
     if config.TRAIN.DISTILLATION_TYPE == "none":
         return 0
     from extras.distillation.sources import random_teacher  # extra: distillation
@@ -108,7 +108,8 @@ def record_forward(config: Config, model: nn.Module, precision: Precision, count
             torch.zeros_like(logits, dtype=torch.float32) if several else logits.new_zeros(count, dtype=torch.int64)
         )
         loss = build_loss(config)(logits, targets)
-    del loss  # kept until now, because a storage that is freed earlier could be counted again at another address
+    # Not deleted earlier: new tensors at the addresses of freed tensors would not be counted.
+    del loss
     return kept
 
 

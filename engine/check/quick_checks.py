@@ -1,4 +1,4 @@
-"""Checks that cost almost nothing. -check prints each of them as a row, and a run logs the ones that fail."""
+"""Checks that cost almost nothing. -check prints each result as a row, and a run logs only failed checks."""
 
 import math
 import shutil
@@ -24,14 +24,14 @@ from utils.text import counted, format_bytes, format_bytes_apart
 
 OK, WARN, WRONG = "ok", "WARN", "WRONG"
 CUSTOMARY = {name: row.usual_rates for name, row in TORCH_OPTIMIZERS.items()}
-RATE_FACTOR = 10  # a rate outside the usual range by more than this factor is reported
-# The highest rates for trained weights, as fractions of the highest rate from scratch. With layer decay the limit is higher,
-# because layers near the image get only a small part of it.
+RATE_FACTOR = 10  # a learning rate outside the usual range by more than this factor is reported
+# The highest learning rates for fine-tuning, relative to the highest usual rate from scratch. With layer decay the
+# limit is higher, because layers near the image get only a small part of the rate.
 OF_TRAINED, WITH_LAYER_DECAY = 0.5, 2.5
 USUAL_LAYER_DECAY = 0.75
 MAX_INITIAL = 0.01  # the largest accepted share of initial weights in the final EMA
-OTHER_FILES = 2**20  # bytes of a run's logs, tables and curves
-WARN_FRACTION = 0.8  # the fraction of free space from which the verdict is WARN
+OTHER_FILES = 2**20  # assumed size of a run's logs, tables and curves in bytes
+WARN_FRACTION = 0.8  # the fraction of the free space above which the verdict is WARN
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Finding:
 
 
 def quick_checks(plan: TrainPlan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
-    """Yield all quick checks of a training. In -check, `model` or `path` (the run's folder) is None after an error about it."""
+    """Yield the results of all quick checks. In -check, `model` or `path` (the run's folder) is None after an error."""
     config, order = plan.config, plan.order
     yield check_updates(order)
     yield check_rate(config.TRAIN, order.global_batch)
@@ -95,8 +95,8 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
 def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
     """Compare the highest learning rate with the limit that keeps trained weights useful.
 
-    Return [] if only a few weights are trained further. The limit grows with the square root of the batch size, as is usual
-    for Adam and similar optimizers.
+    Return [] if only a few weights are trained. The limit grows with the square root of the batch size, as is usual for
+    Adam and similar optimizers.
     """
     settings, model = config.TRAIN, config.MODEL
     has_decay = settings.LAYER_DECAY is not None and settings.LAYER_DECAY < 1
@@ -127,7 +127,7 @@ def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
 
 
 def check_warm_up(settings: Train) -> Finding:
-    """Check that warm-up ends before training or its cool-down."""
+    """Check that warm-up ends before the end of training or the start of its cool-down."""
     text = f"{settings.WARMUP_EPOCHS:g} of {counted(settings.NUM_EPOCHS, 'epoch')}"
     chosen, key = settings.LR_SCHEDULER, "COOLDOWN_EPOCHS"
     cooldown = chosen.COOLDOWN_EPOCHS if chosen.NAME not in ("constant", "step") else 0
@@ -142,14 +142,14 @@ def check_warm_up(settings: Train) -> Finding:
 
 
 def check_ema(settings: Train, num_updates: int) -> Finding:
-    """Check that the average forgets the initial weights."""
+    """Check that the initial weights have almost no share in the final EMA."""
     updates, decay = counted(num_updates, "update"), settings.MODEL_EMA_DECAY
     if settings.MODEL_EMA_WARMUP:
         from engine.train.ema import decay_at
 
         return Finding("EMA", f"its decay warms up to {decay_at(num_updates - 1, settings):.6g} in {updates}")
     share = decay**num_updates
-    text = f"after {updates} with decay {decay:g}, {share:.2%} of it is still initial weights"
+    text = f"after {updates} with decay {decay:g}, the initial weights still have a share of {share:.2%}"
     if share <= MAX_INITIAL:
         return Finding("EMA", text)
     return Finding("EMA", text, WARN, "set TRAIN.MODEL_EMA_WARMUP=true, or lower TRAIN.MODEL_EMA_DECAY")

@@ -27,7 +27,7 @@ CHUNK = 2**26  # bytes; page-locked memory is allocated in powers of two, so lar
 class AsyncSaver:
     """Writes last.pth and its hard links. It runs one save at a time: a second save waits until the first is on disk.
 
-    Rejected: dropping the first save, which could lose a best.pth or checkpoint-N.pth and would need memory for two copies.
+    Rejected: dropping the first save. It could lose a best.pth or checkpoint-N.pth and needs memory for two copies.
     """
 
     def __init__(self, folder: Path, keep: int, device: torch.device, warn: Callable[[str], None]):
@@ -38,7 +38,7 @@ class AsyncSaver:
         self.failure = ""  # why the last save failed, or empty if it succeeded
         self.seconds = 0.0  # total time for which saving blocked training
         self.longest = 0.0  # seconds that the slowest save took to reach the disk
-        self.newest: dict[str, int] = {}  # finished epochs and steps of the last.pth on disk
+        self.newest: dict[str, int] = {}  # numbers of finished epochs and steps in the last.pth on disk
         self.run: dict[str, str] | None = None  # the identity of the run in the last.pth on disk
         self.best = Best()  # the best epoch recorded in the best.pth on disk
         self.on_saved: Callable[[], None] = lambda: None  # called in the writing thread after every save
@@ -86,11 +86,11 @@ class AsyncSaver:
         self.best = Best(*best.get("best", ()))
 
     def _put(self, state: dict, extra_names: list[str], keep_previous: bool) -> None:
-        """Write a state under all of its names."""
+        """Write a state to disk under all of its names."""
         save_checkpoint(self._path, state, extra_names, keep_previous)
 
     def _tidy(self) -> None:
-        """Remove old checkpoints."""
+        """Remove old checkpoints, and shards that no checkpoint uses."""
         remove_old(self._path.parent, self._keep)
         remove_unused_parts(self._path.parent)
 
@@ -117,7 +117,7 @@ class AsyncSaver:
 
 
 class HostCopy:
-    """Host memory for one copy of the state. Each copy reuses it and overwrites the previous copy."""
+    """Host memory for one copy of the state. Each copy reuses the memory of the previous copy."""
 
     def __init__(self, device: torch.device):
         self._device, self._has_streams = device, has_streams(device)
@@ -145,7 +145,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        # value.copy() would lose _metadata, the module versions that a state_dict has as an attribute.
+        # value.copy() would lose a state_dict's attribute _metadata, which has the versions of the modules.
         new = copy(value)
         new.update((key, map_tensors(each, change)) for key, each in value.items())
         return new
@@ -155,7 +155,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def allocate(tensors: Iterable[Tensor], pinned: bool) -> list[Tensor]:
-    """Return host tensors of the same types, shapes and strides. Each has its own storage, as torch.save needs."""
+    """Return host tensors of the same types, shapes and strides, each with its own storage, as torch.save requires."""
     copies, start, chunk = [], 0, torch.empty(0, dtype=torch.uint8)
     for tensor in tensors:
         like = torch.empty_like(tensor, device="meta")  # dense, even if the tensor is a view

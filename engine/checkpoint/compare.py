@@ -1,4 +1,4 @@
-"""Refuse to resume a run with settings or images that would change its result."""
+"""Refuses to resume a run with settings or images that would change its result."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +39,7 @@ def changed_images(state: dict, path: Path, facts: Mapping[str, Any], train: Ima
     images is known to differ.
     """
     found = changed_facts(state.get(TRAINED_ON, {}), facts)
-    if not found or CLASSES in found:  # the user allowed renamed classes, whose images have new paths
+    if not found or CLASSES in found:  # the user has allowed renamed classes, and their images have new paths
         return {}
     words, is_only_added = describe_changed_images(path.with_name("split.csv"), train, val)
     if words:
@@ -82,7 +82,7 @@ def refuse_changes(
             + "\nrestore them, start a new run from its weights with -pretrained, or continue anyway with "
             + f"-opts RESUME.ALLOW_CHANGED=[{','.join(names)}]"
         )
-    key, adams = "TRAIN.OPTIMIZER.NAME", ("AdamW", "Adam")  # these have the same state for each weight
+    key, adams = "TRAIN.OPTIMIZER.NAME", ("AdamW", "Adam")  # both optimizers have the same state for each weight
     if key in different and not (saved[key] in adams and config.TRAIN.OPTIMIZER.NAME in adams):
         raise ConfigError(
             f"-resume: {key} is {config.TRAIN.OPTIMIZER.NAME}, which cannot use the optimizer state of {saved[key]}; "

@@ -1,4 +1,4 @@
-"""Read checkpoints, and find the newest valid checkpoint of a run."""
+"""Reads checkpoints and finds the newest valid checkpoint of a run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +23,12 @@ def read_checkpoint(path: Path, lazily: bool = False, verify: bool = True) -> di
 
 
 def read_lazily(path: Path) -> dict:
-    """Verify the checksums of a checkpoint and read its tensors only when they are used."""
+    """Return a checkpoint. Its checksums are verified now, and its tensors are read when they are used."""
     return read_checkpoint(path, lazily=True)
 
 
 def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """Return the newest valid checkpoint of the newest run without -name, for `-resume auto`. `read` is as in newest_in."""
+    """Return the newest valid checkpoint of the newest run without -name (-resume auto). `read` is as in newest_in."""
     runs = newest_first(path for path in Path(save).glob("train-*") if DATED.fullmatch(path.name))
     found = next((found for run in runs if (found := newest_in(run.folder, warn, read))), None)
     for copy in other_copies(found.parent) if found else ():
@@ -37,7 +37,7 @@ def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], d
 
 
 def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """Return the newest valid checkpoint of a run. `read` raises ConfigError for an invalid file."""
+    """Return the newest valid checkpoint of a run. `read` reads a file, or raises ConfigError if it is invalid."""
 
     def is_whole(path: Path) -> bool:
         read(path)
@@ -53,7 +53,7 @@ def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | 
 
 
 def _first(paths: list[Path], is_wanted: Callable[[Path], bool], warn: Callable[[str], None]) -> Path | None:
-    """Return the first wanted file, and warn about each file that cannot be read."""
+    """Return the first file for which `is_wanted` is true, or None. Warn about each file that cannot be read."""
     for path in filter(Path.is_file, paths):
         try:
             with naming_damage(path):
@@ -76,7 +76,7 @@ def checkpoint_at(
     warn: Callable[[str], None],
     read: Callable[[Path], dict] = read_lazily,
 ) -> Path | None:
-    """Return the checkpoint for a -resume of `auto`, of a run's folder, or of a file. `read` is as in newest_in.
+    """Return the checkpoint that -resume names by `auto`, a run's folder or a file. `read` is as in newest_in.
 
     A run continues from its newest checkpoint. An evaluation uses its best weights.
     """

@@ -1,4 +1,4 @@
-"""Checkpoint files: safe writing, reading, and the search for the newest valid one."""
+"""Checkpoint files: safe writing, reading of their progress, and removal of old files."""
 
 import json
 import os
@@ -26,11 +26,11 @@ PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # the name of a folder in shards/
 
 
 def save_checkpoint(path: Path, state: dict, extra_names: Iterable[str] = (), keep_previous: bool = True) -> None:
-    """Write a checkpoint and rename the existing `path` to previous.pth. One of the two is always complete.
+    """Write a checkpoint and rename the existing `path` to previous.pth. At any time, one of the two is complete.
 
     If `keep_previous` is false, the existing `path` is dropped and previous.pth stays as it is.
-    `extra_names` lists further names for the file. They are created before `path`: a run killed in between resumes from the
-    old `path` and creates them again. In the opposite order, a missing name would never be created.
+    `extra_names` lists further names for the file. They are created before `path`: a run killed in between resumes from
+    the old `path` and creates them again. In the opposite order, a missing name would never be created.
     """
     with replacing(path) as file:
         torch.save(state, file)
@@ -48,7 +48,7 @@ def checkpoint_bytes(settings: Train, model: nn.Module) -> int:
 
 
 def start_of_streak(state: dict) -> int:
-    """Return the first of the consecutive updates skipped before this state, or the next update if none was skipped."""
+    """Return the first step of the skipped updates right before this state, or the next step if there are none."""
     return state["step"] - int(state["progress"]["skips_in_a_row"]) if "progress" in state else state["step"]
 
 
@@ -65,7 +65,7 @@ def progress_in(path: Path) -> dict[str, Any]:
 
 
 def keep_as(path: Path, other: Path) -> None:
-    """Give a finished file a second name, replacing an older file of that name. A hard link costs no space and no time."""
+    """Give a finished file a second name, replacing an older file of that name. A hard link costs no space or time."""
     check_in_place(other)
     temporary = other.with_name(f".{other.name}.tmp")
     temporary.unlink(missing_ok=True)
@@ -78,7 +78,7 @@ def keep_as(path: Path, other: Path) -> None:
     try:
         os.replace(temporary, other)
     finally:
-        # It still exists after an error, or if both names already led to the same file.
+        # The temporary link still exists after an error, or if both names already referred to the same file.
         temporary.unlink(missing_ok=True)
 
 
@@ -108,7 +108,7 @@ def remove_unused_parts(folder: Path) -> None:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Return all checkpoint-N.pth, newest first. They are sorted by number because clocks can jump."""
+    """Return all checkpoint-N.pth, newest first. They are sorted by number and not by date, because clocks can jump."""
     found = [
         (int(match[1]), path)
         for path in folder.iterdir()
@@ -118,7 +118,7 @@ def numbered(folder: Path) -> list[Path]:
 
 
 def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) -> None:
-    """Write bad_batches.jsonl: the images of all updates that are left out, one line per update and process.
+    """Write bad_batches.jsonl: the images of all updates that rollbacks left out, one line per update and process.
 
     The file is always rewritten, because a run that is killed now and rolls back again must not list images twice.
     """

@@ -14,7 +14,7 @@ from datasets.transforms import REVISION
 from utils.facts import changed_facts
 from utils.log import Log
 
-TRAINED_ON = "trained_on"  # the key of the data facts in a checkpoint
+TRAINED_ON = "trained_on"  # the key of the facts about the data in a checkpoint
 WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that contain only weights
 
 
@@ -34,7 +34,7 @@ def find_checkpoint(config: Config, log: Log) -> Path | None:
 
 
 def run_folder_of(checkpoint: Path | None) -> Path | None:
-    """Return the folder of the checkpoint's run, or None for a checkpoint outside of a run folder, which starts a new run."""
+    """Return the folder of the checkpoint's run, or None if the file is in no run's folder; then a new run starts."""
     return checkpoint.parent if checkpoint and (checkpoint.parent / "config.yaml").exists() else None
 
 
@@ -58,7 +58,7 @@ def drop_tensors(saved: dict) -> None:
 
 
 def is_run(saved: dict) -> bool:
-    """Return whether this is a complete state saved by halfstep. Files of other programs have weights and at most an epoch."""
+    """Return whether this is the complete state of a run. Files of other programs have weights and at most an epoch."""
     return "progress" in saved
 
 
@@ -68,7 +68,7 @@ def batch_size_of(saved: dict) -> int | None:
 
 
 def bad_images_of(saved: dict, num_images: int, facts: Mapping[str, Any] = MappingProxyType({})) -> list[int]:
-    """Return the unreadable training images that the run has found, or [] if it continues with different images.
+    """Return the indices of the unreadable training images that the run has found, or [] if its images have changed.
 
     `facts` are the facts of the current data.
     """

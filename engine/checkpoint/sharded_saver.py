@@ -1,4 +1,4 @@
-"""Save one file per process (DIST.STRATEGY fsdp2), so that no process ever has the whole state in memory.
+"""Saves one file per process (DIST.STRATEGY fsdp2), so that no process ever has the whole state in memory.
 
 Each process writes its rows of all large tensors into a folder below `shards/`, a new folder for every save. Once all
 files are on disk, process 0 writes the rest of the state and the names of these files as last.pth.
@@ -23,11 +23,11 @@ from utils.held_folders import FolderMoved, check_in_place
 
 
 class Channel:
-    """A separate process group, so that its messages never mix with the messages of training. Creating it is a collective."""
+    """A separate process group, whose messages never mix with the messages of training. Creating it is a collective."""
 
     def __init__(self, process: Process):
         self._rank, self._world_size = process.rank, process.world_size
-        # The timeout is long because a slow disk may take longer than DIST.TIMEOUT. A dead process is noticed at once anyway.
+        # The timeout is long because a slow disk may exceed DIST.TIMEOUT. A dead process is noticed at once anyway.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(days=1)) if self._world_size > 1 else None
 
     def each(self, task: Callable[[], Any]) -> list:
@@ -44,7 +44,7 @@ class Channel:
         return [result for result, _ in answers]
 
     def first(self, task: Callable[[], Any]) -> Any:
-        """Run the task in process 0 and return its result in every process. Raise OSError if it failed."""
+        """Run the task in process 0 and return its result in every process. Errors are raised as in `each`."""
         return self.each(lambda: task() if self._rank == 0 else None)[0]
 
     def _attempt(self, task: Callable[[], Any]) -> tuple[Any, Exception | None]:
@@ -57,7 +57,7 @@ class Channel:
 
 
 class ShardedSaver(AsyncSaver):
-    """An AsyncSaver in every process. All its methods are collectives."""
+    """An AsyncSaver that writes a shard in every process. All its methods are collectives."""
 
     def __init__(self, folder: Path, keep: int, process: Process, warn: Callable[[str], None]):
         super().__init__(folder, keep, process.device, warn)
@@ -82,7 +82,7 @@ class ShardedSaver(AsyncSaver):
         self._channel.first(lambda: save_checkpoint(self._path, index, extra_names, keep_previous))
 
     def _new_folder(self, step: int) -> str:
-        """Create an unused folder, so that existing checkpoints stay complete until the new one is complete."""
+        """Create a new folder, so that existing checkpoints stay complete. Return its path within the run folder."""
         check_in_place(self._path)
         shards = self._path.parent / FOLDER
         shards.mkdir(exist_ok=True)
@@ -95,7 +95,7 @@ class ShardedSaver(AsyncSaver):
         return f"{FOLDER}/{name}"
 
     def _put_pieces(self, folder: str, pieces: dict[str, torch.Tensor]) -> str:
-        """Write this process's rows. Return the file's name relative to the run folder."""
+        """Write this process's rows to a file. Return its path within the run folder."""
         name = f"{folder}/{self._process.rank + 1}-of-{self._process.world_size}.pth"
         with replacing(self._path.parent / name) as file:
             torch.save(pieces, file)

@@ -4,13 +4,13 @@ from torch import nn
 
 
 class ComputingModel:
-    """The trained model itself as the computing model. Nothing is copied."""
+    """The trained model itself as the computing model. A subclass that computes with a copy overrides the methods."""
 
     def __init__(self, model: nn.Module):
         self.model = model
 
     def gradients_to_master(self) -> None:
-        """Copy the gradients of the computing model, still scaled, to the trained model."""
+        """Copy the gradients, still scaled, from the computing model to the trained model. Here both are the same."""
 
     def refresh(self) -> None:
-        """Copy the trained model's weights to the computing model."""
+        """Copy the weights from the trained model to the computing model. Here both are the same."""

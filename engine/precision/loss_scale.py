@@ -1,4 +1,4 @@
-"""Unscaling, checking and clipping of gradients before an update, and a loss scale: torch's GradScaler with Paddle's rule."""
+"""Unscaling, checking and clipping of gradients, and the loss scale: torch's GradScaler with Paddle's rule."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ class Clipping:
     """Gradient clipping by TRAIN.CLIP_MODE and TRAIN.GRAD_CLIP. It does nothing if GRAD_CLIP is not set."""
 
     def __init__(self, settings: Train, model: nn.Module, own: dict[str, nn.Parameter] | None = None):
-        """Choose the limit and the units of AGC. `own` has this process's part of each parameter if they are sharded."""
+        """Set the limit, and the parameters that AGC clips. `own`: this process's shards if parameters are sharded."""
         limit, own = settings.GRAD_CLIP, dict(model.named_parameters()) if own is None else own
         self.max_norm = limit if settings.CLIP_MODE == "norm" else None
         self.max_value = limit if settings.CLIP_MODE == "value" else None
@@ -30,12 +30,12 @@ class Clipping:
 
     @property
     def is_by_norm(self) -> bool:
-        """Return whether clipping uses only the norm of all gradients. A fused optimizer can then clip while it updates."""
+        """Return whether clipping needs only the norm of all gradients, so that a fused optimizer can do it."""
         return not (self.max_value or self._factor)
 
     @torch.no_grad()
     def __call__(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
-        """Clip the gradients of `parameters`. `norm` is their norm."""
+        """Clip the gradients of `parameters`. `norm` is the norm of all gradients together."""
         if self.max_norm:
             clip_grads_with_norm_(parameters, self.max_norm, norm)
         if self.max_value:
@@ -60,7 +60,7 @@ def _clip_units(parameter: Tensor, factor: float) -> None:
 
 
 class LossScaler(GradScaler):
-    """A loss scale that shrinks after several overflows and grows after several good updates, within bounds, or is constant.
+    """A loss scale that is constant, or shrinks after several overflows and grows after several good updates.
 
     torch's own rule neither counts overflows nor has a minimum: after 166 consecutive overflows its scale is exactly 0
     and every gradient is NaN. Everything is computed on the device, without synchronisation.
@@ -102,7 +102,7 @@ class LossScaler(GradScaler):
     def unscale_and_clip(
         self, optimizer: Optimizer, parameters: Sequence[Tensor], parallel: Parallel, clipping: Clipping
     ) -> Tensor:
-        """Prepare step(). Return the norm of the unscaled gradient before clipping, on the device."""
+        """Unscale, check and clip the gradients before step(). Return their norm before clipping, on the device."""
         self.unscale_(optimizer)
         parallel.sync_found_inf(self.found_inf(optimizer))
         norm = parallel.norm(_local_norm(parameters))
@@ -130,11 +130,11 @@ class LossScaler(GradScaler):
 
 
 class FusedLossScaler(LossScaler):
-    """A loss scaler that leaves unscaling and clipping to the optimizer's fused kernel, which reads all gradients anyway.
+    """A loss scaler that leaves unscaling and clipping to the fused optimizer, which reads all gradients anyway.
 
     On GPUs an update spends its time on memory traffic, and unscaling, checking and clipping each read all gradients.
     Here only the norm reads them, and it also shows whether all gradients are finite. So an update is also skipped when
-    the squares of finite scaled gradients overflow float32, which happens from a norm of 1.8e19 on.
+    the squares of finite scaled gradients overflow float32, which happens if their norm exceeds 1.8e19.
     """
 
     def unscale_and_clip(
@@ -147,7 +147,7 @@ class FusedLossScaler(LossScaler):
         limit = clipping.max_norm
         kept = (limit / (norm + 1e-6)).clamp(max=1) if limit else torch.ones_like(norm)
         set_found_inf(self, optimizer, (~norm.isfinite()).to(scale))
-        optimizer.grad_scale = (scale / kept).to(scale)  # the kernel divides by it; step() removes it
+        optimizer.grad_scale = (scale / kept).to(scale)  # the kernel divides gradients by it; step() deletes it
         return norm
 
 

@@ -1,4 +1,4 @@
-"""The half-precision copy that computes in naive mode, and the float32 weights behind it."""
+"""The half-precision copy of the model that computes in naive mode, while the optimizer updates float32 weights."""
 
 import copy
 
@@ -12,7 +12,7 @@ from utils.torch_internals import foreach_copy_
 
 
 class HalfCopy(ComputingModel):
-    """A half-precision copy as the computing model. The optimizer updates the float32 weights with its gradients."""
+    """A half-precision computing model. The optimizer updates the float32 weights with the gradients of this copy."""
 
     def __init__(self, model: nn.Module, half: torch.dtype):
         super().__init__(half_copy(model, half))

@@ -82,7 +82,7 @@ class Precision:
         return f"{mode} {str(self.half).removeprefix('torch.')}"
 
     def describe(self, origin: str = "") -> str:
-        """Return one line: the precision, where it was set, the reason, and advice from a measurement of this device."""
+        """Return a line with the precision, the setting's origin, the reason, and advice from measuring the device."""
         speedup = half_speedup(self.device, self.half or torch.bfloat16)
         advice = speed_advice(self.device, self.half, speedup)
         if self.half is None:
@@ -99,7 +99,7 @@ class Precision:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)
 
     def computing_model(self, model: torch.nn.Module) -> ComputingModel:
-        """Return the model that computes the forward passes when this model is trained."""
+        """Return the model that computes forward passes in training: the model itself, or a half copy in naive mode."""
         if not self.is_naive:
             return ComputingModel(model)
         from engine.precision.master_weights import HalfCopy
@@ -109,8 +109,8 @@ class Precision:
     def computing(self, model: torch.nn.Module, in_training: bool = False) -> torch.nn.Module:
         """Return the model to evaluate: the model itself under autocast, or a half-precision copy in naive mode.
 
-        `in_training` is true between epochs. Then the copy of a compiled model is compiled too, and reuses the graphs of
-        the previous copy.
+        `in_training` is true between epochs. Then the copy of a compiled model is compiled too, and reuses the graphs
+        of the previous copy.
         """
         if not self.is_naive:
             return model
@@ -126,8 +126,8 @@ class Precision:
     def input_dtype(self, model: torch.nn.Module) -> torch.dtype:
         """Return the data type of a model's input images: its weights' type, or half if autocast would cast the images.
 
-        CPUs never use half here, so that their results stay equal to earlier runs. With a black list the type is float32,
-        because the list may name the first layer.
+        CPUs never use half here, so that their results stay equal to earlier runs. Half is not used with
+        PRECISION.CUSTOM_BLACK_LIST either, because the list may name the first layer.
         """
         weights = next((each.dtype for each in model.parameters()), torch.float32)
         autocasts = self.half is not None and weights is torch.float32 and not self._config.PRECISION.CUSTOM_BLACK_LIST
@@ -161,7 +161,7 @@ def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float)
 
 
 def amp_hint(amp: bool, device: torch.device) -> str:
-    """Return advice to use -amp, for a message about too little memory, unless half precision would make the run slower."""
+    """Return advice to use -amp, for messages about too little memory, or "" if half precision would be slower."""
     return "" if amp or half_speedup(device, torch.bfloat16) < 1 else ", or use -amp"
 
 

@@ -43,7 +43,7 @@ class Classifier:
         return f"{self.source}{kind}: {self.config.MODEL.NAME}{epoch}, {counted(len(self.classes), 'class')}"
 
     def facts(self) -> dict[str, Any]:
-        """Return the model and its preprocessing as plain values."""
+        """Return facts about the model and its preprocessing as plain values, for a JSON file."""
         return {
             "model": {
                 "weights": self.source,
@@ -60,10 +60,11 @@ class Classifier:
 def load_classifier(
     source: str | Path, flags: Sequence[str] = (), raw: bool = False, names: Path | None = None
 ) -> Classifier:
-    """Load a classifier.
+    """Load a classifier from a run, a checkpoint or other weights.
 
-    `source` is the folder of a run, a checkpoint, or any weights that -pretrained reads. `flags` are settings as for -eval.
-    `raw` selects the raw weights of a checkpoint even if the EMA scored better. `names` is a file with one class per line.
+    `source` is the folder of a run, a checkpoint, or anything that -pretrained accepts. `flags` are command-line flags
+    as for -eval. `raw` selects the raw weights of a checkpoint even if the EMA scored better. `names` is a file with
+    one class per line.
     """
     source = str(source)
     path = find_file(source)
@@ -91,12 +92,12 @@ def config_of(state: dict, path: str | Path = "the checkpoint") -> Config:
             "DATA.IMAGENET_STD": list(data["std"]),
         }
         if wrong_in(images) or not channels == len(data["mean"]) == len(data["std"]):
-            raise ValueError(f"its images: {data}"[:200])
+            raise ValueError(f"invalid preprocessing: {data}"[:200])
         return without_float8(unflatten(state["config"] | images))
 
 
 def without_float8(config: Config) -> Config:
-    """Return the settings with bfloat16 in place of float8, because machines for inference often do not support float8."""
+    """Return the settings with bfloat16 in place of float8, because many machines for inference lack float8."""
     if config.PRECISION.MODE != "float8":
         return config
     return replace(config, PRECISION=replace(config.PRECISION, MODE="autocast", DTYPE="bfloat16"))
@@ -118,12 +119,12 @@ def _settings_of_other(source: str, flags: Sequence[str]) -> Config:
         config = load_settings(["-eval", "-pretrained", source, *flags]).with_default_batch_size().config
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("MODEL.PRETRAINED: ")) from None
-    # EXIF orientation is applied to a user's own photos, as in data sets of such photos.
+    # Users' own photos need their EXIF orientation applied, as in data sets that consist of photos.
     return without_float8(replace(config, DATA=replace(config.DATA, EXIF=config.DATA.EXIF or "apply")))
 
 
 def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool) -> Classifier:
-    """Load weights of timm, PaddleViT, torchvision and others."""
+    """Load a classifier from weights of timm, PaddleViT, torchvision or another program."""
     if raw:
         raise ConfigError(
             f"-raw: {source} is not a checkpoint of a run, and only checkpoints have raw and EMA weights; leave -raw out"

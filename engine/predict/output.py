@@ -28,7 +28,7 @@ from utils.program import nobody_reads
 from utils.text import csv_cell, csv_text, one_line
 
 UNSURE = "unsure"
-PER_CLASS = ("class", "probability")  # the table's columns for each predicted class
+PER_CLASS = ("class", "probability")  # the columns of the CSV table for each predicted class
 SHEET_ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 MARK = "halfstep, scripts/predict.py"  # metadata of our pictures, so that a user's own picture is never overwritten
 TABLE = Kind("a table of scripts/predict.py", (b"\xef\xbb\xbfimage_path,",))
@@ -43,8 +43,9 @@ class Output:
     def __init__(self, paths: Sequence[str], given: Namespace, classes: Sequence[str], is_first: bool, may_stop: bool):
         """Prepare the output.
 
-        `given` has the paths csv, json, sheet and `into` (None if not wanted), and the probability below which an image
-        is `unsure`. `may_stop` allows BrokenPipeError once nobody reads stdout, as in `| head`, unless a file is wanted.
+        `given` has the paths `csv`, `json`, `sheet` and `into` (None if not wanted), and `unsure`: images with a lower
+        probability are marked as unsure. `may_stop` allows BrokenPipeError once nobody reads stdout, as in `| head`,
+        unless a file is wanted.
         """
         self.paths, self.is_first, self._given = paths, is_first, given
         self._folders = ClassFolders(given.into, classes) if given.into else None
@@ -112,13 +113,13 @@ class Output:
 
 
 class ClassFolders:
-    """Copies of images, in a folder for each class. Existing files are never replaced, and links are never followed."""
+    """Copies images into a folder for each class. Existing files are never replaced, and links are never followed."""
 
     def __init__(self, folder: Path, classes: Sequence[str]):
         self._folder, self._names, self._numbers = folder, folder_names([*classes, UNSURE]), Counter()
 
     def add(self, path: str, name: str) -> None:
-        """Copy an image, unless the folder already has its copy."""
+        """Copy an image to the folder of class `name`, unless the folder already has a copy of it."""
         # Encode as UTF-8 even if Python's encoding of file names is ASCII.
         folder, source = self._folder / os.fsdecode(self._names[name].encode()), Path(path)
         self._numbers[folder / source.name] += 1
@@ -141,7 +142,7 @@ def is_taken(copy: Path, source: Path) -> bool:
 
 
 def folder_names(classes: Sequence[str]) -> dict[str, str]:
-    """Return {class: folder name} without special characters. Names differ even on case-insensitive file systems."""
+    """Return {class: folder name} without special characters. They differ even on case-insensitive file systems."""
     names, taken = {}, set()
     for each in dict.fromkeys(classes):
         stem = re.sub(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]', "_", each)[:80].strip(" .") or "_"
@@ -151,7 +152,7 @@ def folder_names(classes: Sequence[str]) -> dict[str, str]:
 
 
 def numbered(stem: str, suffix: str = "", first: int = 1) -> Iterator[str]:
-    """Return the names photo.png, photo-2.png, photo-3.png ... without end."""
+    """Return an endless iterator of names: photo.png, photo-2.png, photo-3.png ..."""
     return (f"{stem}{suffix}" if number == 1 else f"{stem}-{number}{suffix}" for number in itertools.count(first))
 
 

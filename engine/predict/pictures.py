@@ -1,4 +1,4 @@
-"""Pictures drawn with Pillow: sheets of small images with captions, and their text."""
+"""Pictures drawn with Pillow: sheets of small images with captions, and the drawing of text."""
 
 import bisect
 import contextlib
@@ -18,19 +18,19 @@ from utils.text import first_of
 
 
 class Lettering(NamedTuple):
-    """A font with fallbacks. A text with missing letters is drawn in the font of this machine that has most of them."""
+    """A font with fallbacks. Text with letters that it lacks is drawn in the installed font that has most of them."""
 
     font: ImageFont.FreeTypeFont
-    height: int  # of a line in pixels
+    height: int  # height of a line in pixels
 
     def width(self, text: str) -> float:
         text = self._drawable(text)
         return self._font_of(text).getlength(text)
 
     def fit(self, text: str, width: float) -> str:
-        """Return the text, or its beginning and end if it is too wide.
+        """Return the text, shortened to its beginning and end if it is wider than `width` pixels.
 
-        Most of the remaining text is the end, because it distinguishes paths and names that begin alike.
+        Two thirds of the kept text are the end, because it distinguishes paths and names that begin alike.
         """
         text = self._drawable(text)
         font = self._font_of(text)
@@ -42,12 +42,12 @@ class Lettering(NamedTuple):
     def draw(
         self, draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, color="black", anchor="la"
     ) -> None:
-        """Draw the text. `anchor` is as in Pillow."""
+        """Draw the text at `place`. `anchor` is as in Pillow."""
         text = self._drawable(text)
         draw.text(place, text, fill=color, font=self._font_of(text), anchor=anchor)
 
     def _drawable(self, text: str) -> str:
-        """Return the text on one line, without bytes of file names that are not valid text."""
+        """Return the text on one line. Bytes of file names that are not valid text become question marks."""
         return " ".join(text.split()).encode("utf-8", "replace").decode()
 
     def _font_of(self, text: str) -> ImageFont.FreeTypeFont:
@@ -60,16 +60,16 @@ class Lettering(NamedTuple):
 
 
 def shortened(text: str, kept: int) -> str:
-    """Return the text cut to this many characters, a third of them from its beginning."""
+    """Return the text cut to `kept` characters, a third from its beginning and the rest from its end."""
     first = kept // 3
     return f"{text[:first]}…{text[len(text) - (kept - first) :]}"
 
 
 @functools.cache
 def lettering(size: int) -> Lettering:
-    """Return matplotlib's copy of DejaVu Sans, which has most alphabets.
+    """Return matplotlib's copy of DejaVu Sans, which covers most alphabets.
 
-    Its file is opened directly, because importing matplotlib would take longer than drawing a sheet.
+    The font file is opened directly, because importing matplotlib would take longer than drawing a sheet.
     """
     folder = Path(find_spec("matplotlib").submodule_search_locations[0])
     path = folder / "mpl-data/fonts/ttf/DejaVuSans.ttf"
@@ -78,12 +78,12 @@ def lettering(size: int) -> Lettering:
 
 @functools.cache
 def other_fonts(size: int) -> list[ImageFont.FreeTypeFont]:
-    """Return the fonts of this machine, regular ones first, for letters that DejaVu does not have, such as Chinese."""
+    """Return the installed fonts, regular ones first, for letters that DejaVu does not have, such as Chinese ones."""
     from matplotlib.font_manager import findSystemFonts
 
     found = []
     for path in sorted(findSystemFonts(), key=lambda each: ("regular" not in each.lower(), each)):
-        with contextlib.suppress(OSError):  # a bitmap font with fixed sizes
+        with contextlib.suppress(OSError):  # bitmap fonts exist only in fixed sizes
             found.append(ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC))
     # LastResort is Apple's font that draws a box for every letter.
     return [font for font in found if "LastResort" not in str(font.getname()[0])]
@@ -114,12 +114,12 @@ class Tile(NamedTuple):
     """One image of a sheet."""
 
     pixels: np.ndarray | None  # uint8 [H, W] or [H, W, 1 or 3] of any size; None for an empty place
-    caption: Sequence[str] = ()  # lines, each cut to the width of the tile
-    frame: str | tuple[int, int, int] | None = None  # a colour
+    caption: Sequence[str] = ()  # lines of text, each cut to the width of the tile
+    frame: str | tuple[int, int, int] | None = None  # the colour of the frame; None for no frame
 
 
 def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, title: str = "") -> Image.Image:
-    """Return a picture of tiles in rows, with images fitted into squares of `side` pixels and an optional title on top."""
+    """Return a picture of rows of tiles, with an optional title above. Each image fits into a square of this side."""
     letters, width = lettering(FONT_SIZE), side + 2 * FRAME
     full_width, num_columns = GAP + num_columns * (width + GAP), min(num_columns, len(tiles))
     height = width + letters.height * max((len(each.caption) for each in tiles), default=0)
@@ -146,20 +146,20 @@ def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, 
 
 
 def tiles_of(sheet: Image.Image) -> list[tuple[Image.Image, list[str]]]:
-    """Return each image of a sheet with its caption, so that a page can arrange them; [] if the picture is not a sheet.
+    """Return each image of a sheet with its caption, so that a page can arrange them. Return [] for other pictures.
 
-    Raise ValueError if the places in the file are not inside the picture.
+    Raise ValueError if the places in the file are outside the picture or too many.
     """
     found = []
     for left, top, right, bottom, caption in json.loads(sheet.info.get(PLACES, "[]")):
         if not (0 <= left < right <= sheet.width and 0 <= top < bottom <= sheet.height) or len(found) == MOST_TILES:
-            raise ValueError("not the places of tiles")
+            raise ValueError("the places of the tiles are invalid")
         found.append((sheet.crop((left, top, right, bottom)), [str(line) for line in caption]))
     return found
 
 
 def _placed(pixels: np.ndarray | None, side: int, left: int, top: int) -> tuple[Image.Image, tuple[int, int]]:
-    """Return the image in the displayed size, and its place in the middle of a square."""
+    """Return the image in the displayed size, and its upper left corner, so that it is centred in its square."""
     if pixels is None:
         return Image.new("RGB", (side, side), NO_IMAGE), (left, top)
     image = fitted(pixels, side)
@@ -167,7 +167,7 @@ def _placed(pixels: np.ndarray | None, side: int, left: int, top: int) -> tuple[
 
 
 def fitted(pixels: np.ndarray, side: int) -> Image.Image:
-    """Return the image resized to fit into a square.
+    """Return the image resized to fit into a square of `side` pixels.
 
     Tiny images are enlarged without smoothing, because a blurred digit of 8 x 8 pixels is unrecognisable.
     """
@@ -180,7 +180,7 @@ def fitted(pixels: np.ndarray, side: int) -> Image.Image:
 
 
 def write_picture(image: Image.Image, path: Path) -> None:
-    """Write a PNG. An older file is replaced once all of the new one is on disk. Raise OSError if the disk is full."""
+    """Write a PNG. An older file is replaced once the new one is complete. Raise OSError if the disk is full."""
     png, texts = io.BytesIO(), PngImagePlugin.PngInfo()
     if PLACES in image.info:
         texts.add_text(PLACES, image.info[PLACES], zip=True)

@@ -32,17 +32,17 @@ class Guess(NamedTuple):
 class Prediction(NamedTuple):
     """The classes of a readable image."""
 
-    index: int  # of the path in the list of paths
+    index: int  # index of the image's path in the list of paths
     path: str
     guesses: list[Guess]  # the most probable first
     picture: Any = None  # the item that `draw` returned for this image
-    mark: str = ""  # "unsure" if the probability is too low
+    mark: str = ""  # "unsure" if the highest probability is too low
 
 
 class PredictedBatch(NamedTuple):
     """A batch with its predictions, from which pictures are drawn."""
 
-    indices: list[int]  # of the images in the list of paths
+    indices: list[int]  # indices of the images' paths in the list of paths
     pixels: Tensor  # uint8 [B, channels, side, side] on the host, before normalization
     inputs: Tensor  # float32 [B, channels, side, side] on the device, normalized
     guesses: list[list[Guess]]
@@ -57,7 +57,7 @@ class Predictor:
     ):
         """Move the model to the device.
 
-        `flip` averages the logits of each image and its mirror image. `say` is called with messages about unreadable images.
+        `flip` averages the logits of each image and its mirror image. `say` logs a message about unreadable images.
         """
         self.classifier, self.process, self.flip, self.say = classifier, process, flip, say
         config = classifier.config
@@ -73,9 +73,9 @@ class Predictor:
     ) -> Iterator[Prediction]:
         """Yield the `top` classes of each readable image, in the order of the paths, in every process.
 
-        Without `top` there is only the most probable class, or with several labels per image all classes with a
-        probability above one half. `draw` returns a picture or other item for each image of a batch, and is called in the
-        process that computed the batch.
+        Without `top`, yield only the most probable class, or with several labels per image all classes with a
+        probability above one half. `draw` returns a picture or other item for each image of a batch. It is called in
+        the process that computed the batch.
         """
         config = self.classifier.config
         if len(paths) <= FEW:
@@ -96,7 +96,7 @@ class Predictor:
                     inputs = normalize(pixels, torch.float32)
                     pictures = draw(PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1)))
                 found = list(zip(indices, guesses, pictures, strict=True))
-            # All processes have the same number of batches, and together their n-th batches have consecutive images.
+            # All processes have the same number of batches. Their n-th batches together contain consecutive images.
             for index, guesses, picture in sorted(self.process.join(found), key=lambda each: each[0]):
                 yield Prediction(index, paths[index], guesses, picture)
 

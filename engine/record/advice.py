@@ -13,8 +13,8 @@ from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.text import counted
 
-LIMIT = 20.0  # percent of the time
-ENOUGH_UPDATES = 10  # updates between two checks; the first report includes start-up and is ignored
+LIMIT = 20.0  # percentage of the time spent waiting for data, above which the advice is logged
+ENOUGH_UPDATES = 10  # minimum number of updates between two checks; the first report includes start-up and is ignored
 
 
 class DataWaitAdvice(Callback):
@@ -25,7 +25,8 @@ class DataWaitAdvice(Callback):
         self._workers = choose_workers(config, image_set, process)
         self._process = process
         self._judged: int | None = None  # step of the last check; None before the first report
-        self._waiting = self._seconds = 0.0  # since the last check
+        # Sums since the last check: seconds times the percentage spent waiting for data, and seconds.
+        self._waiting = self._seconds = 0.0
         self._is_given = False
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
@@ -43,9 +44,9 @@ class DataWaitAdvice(Callback):
             self._is_given = True
 
     def _remedy(self, fraction: float) -> str | None:
-        """Return the first remedy that applies.
+        """Return the first remedy that applies, or None. `fraction` is the share of the time spent waiting for data.
 
-        There is none for images in memory, because only their first batches take time.
+        Images in memory need no remedy, because only their first batches take time.
         """
         data = self._config.DATA
         if self._image_set.in_memory:
@@ -69,7 +70,7 @@ class DataWaitAdvice(Callback):
 class TrainedOnAdvice(Callback):
     """A callback that warns once, after the first evaluated epoch, of validation images that are also training images.
 
-    Every process needs it, because the comparison is a collective.
+    Every process needs this callback, because the comparison is a collective.
     """
 
     def __init__(self, overlap: Overlap, process: Process, say: Callable[[str], None]):

@@ -1,6 +1,6 @@
 """The columns of metrics.csv and steps.csv, each with its meaning and its value.
 
-A metric of an epoch is one row of COLUMNS. Tables, trackers, the terminal, log.txt and docs/tracking.md use it.
+Each metric of an epoch is a row of COLUMNS. Tables, trackers, the terminal, log.txt and docs/tracking.md use them.
 """
 
 import math
@@ -20,14 +20,14 @@ Row = dict[str, float | None]
 
 
 class Epoch(NamedTuple):
-    """The source of an epoch's metrics. Process 0 reads more of them than the others, so no metric may call a collective."""
+    """The data of an epoch's metrics. Process 0 computes metrics more often, so no metric may call a collective."""
 
     trainer: Trainer
     result: EpochResult
     times: dict[str, float | None]  # percentage of the training time in each phase
 
     def score(self, name: str, digits: int = 4) -> float | None:
-        """Return a score of the raw weights, or None in an epoch without evaluation."""
+        """Return a score of the raw weights, or None if the epoch was not evaluated or the score is not finite."""
         scores = self.result.scores.get("")
         return finite(getattr(scores, name), digits) if scores else None
 
@@ -54,23 +54,23 @@ class Column(NamedTuple):
 
     name: str
     meaning: str
-    value: Callable[[Epoch], float | Row | None]  # returns a row to fill several columns at once
-    # A column with a title is also shown on the epoch's line on a terminal.
+    value: Callable[[Epoch], float | Row | None]  # may return a row, which fills several columns
+    # A column with a title is also shown in the epoch's line on a terminal.
     title: str = ""
     text: Callable[[float], str] = "{:.4f}".format
     width: int = 8
-    # A column with `words` is also printed in log.txt, unless they are empty.
+    # Returns the text for log.txt. The column is left out there if `words` is None or the text is empty.
     words: Callable[[float], str] | None = None
     line: str = TRAINING
     is_repeatable: bool = True  # false for measurements that differ between identical runs, such as times
 
 
-OF_LAYERS = "; with `TRAIN.LAYER_DECAY` the classifier's, and earlier layers have a fraction of it"
+OF_LAYERS = "; with `TRAIN.LAYER_DECAY`: of the classifier (earlier layers have a fraction of this rate)"
 # The first six columns are the columns of timm's summary.csv. Scores are in percent unless the meaning says otherwise.
 COLUMNS = (
     Column(
         "epoch",
-        "number of the epoch, from 0; -1: the weights that the run started from, before training",
+        "number of the epoch, from 0; -1: evaluation of the initial weights, before training",
         lambda epoch: epoch.trainer.epoch,
     ),
     Column(
@@ -93,10 +93,10 @@ COLUMNS = (
     ),
     Column(
         "eval_macro_recall, eval_macro_f1, eval_micro_f1, eval_map",
-        "further scores, the last two with several labels per image; with EMA every score again, as in `eval_top1_ema`",
+        "further scores (the last two only with several labels per image); names of the EMA's scores end in `_ema`",
         Epoch.further_scores,
     ),
-    Column("step", "number of updates until the end of the epoch", lambda epoch: epoch.trainer.step),
+    Column("step", "total number of updates at the end of the epoch", lambda epoch: epoch.trainer.step),
     Column(
         "images_per_s",
         "training images per second",
@@ -109,13 +109,13 @@ COLUMNS = (
     ),
     Column(
         "data_wait_pct",
-        "share of the training time spent waiting for data",
+        "percentage of the training time spent waiting for data",
         lambda epoch: epoch.times["data"],
         is_repeatable=False,
     ),
     Column(
         "memory_mb",
-        "peak memory in MiB of the device, or on CPUs of process 0",
+        "peak memory of the device in MiB (on CPUs: of process 0)",
         lambda epoch: round(peak_memory(epoch.trainer.process.device) / 2**20),
         words="{:.0f} MB".format,
         line=MACHINE,
@@ -152,7 +152,7 @@ COLUMNS = (
         is_repeatable=False,
     ),
 )
-# The columns of steps.csv, one row per report. They are fields of `Report`.
+# The columns of steps.csv, which has one row per report. Their values are fields of `Report`.
 STEP_COLUMNS = {
     "step": "number of the update, from 0",
     "epoch": "number of the epoch, from 0",
@@ -162,9 +162,9 @@ STEP_COLUMNS = {
     "grad_norm": "norm of the gradient",
     "loss_scale": "loss scale in half precision",
     "skipped": "updates skipped in the epoch so far",
-    "num_updates": "with `TRAIN.BUDGET`: the current plan for the number of updates of the whole run",
-    "seconds": "time since the last report",
-    **{f"{name}_pct": f"percentage of these seconds in phase {name}" for name in PHASES},
+    "num_updates": "with `TRAIN.BUDGET`: the currently planned number of updates of the whole run",
+    "seconds": "time since the last report, in seconds",
+    **{f"{name}_pct": f"percentage of `seconds` spent in the `{name}` phase" for name in PHASES},
 }
 
 
@@ -178,7 +178,7 @@ def epoch_row(epoch: Epoch) -> Row:
 
 
 def start_row(trainer: Trainer, scores: Scores, seconds: float) -> Row:
-    """Return the row of metrics.csv before the first epoch, with empty columns for metrics that only training has."""
+    """Return the row of metrics.csv for the evaluation of the initial weights. Metrics of training are empty."""
     nothing = Report(*[math.nan] * 11)
     row = epoch_row(Epoch(trainer, EpochResult(nothing, {"": scores}, 0, 0.0, seconds), {"data": None}))
     measured = {key: value for key, value in row.items() if value is not None and math.isfinite(value)}

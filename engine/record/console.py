@@ -1,4 +1,4 @@
-"""Training output: PaddleViT's log lines, a progress bar, one line per epoch on a terminal, and advice when data loading is slow."""
+"""Training output: log lines in PaddleViT's format, a progress bar, and one line per epoch on a terminal."""
 
 import math
 import time
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     pass
 
 LINES_BELOW_A_HEAD = 40
-SECONDS = 1.0  # the shortest time between two updates of the bar's metrics
+SECONDS = 1.0  # the shortest time between two updates of the metrics in the progress bar
 
 
 class Console(Callback):
@@ -32,16 +32,16 @@ class Console(Callback):
         self._config, self._log, self._timing, self._forecast, self._clock = config, log, timing, forecast, clock
         self._printer = EpochPrinter(config, config.TRAIN.MODEL_EMA)
         self._report: Report | None = None  # the last report of this epoch
-        self._read = 0.0  # the time at which its metrics were read
+        self._read = 0.0  # the time at which the metrics in the bar were last read from the device
 
     def on_epoch_start(self, trainer: Trainer) -> None:
         self._report = None
         self._log.describe_bar(lambda: self._describe(trainer))
 
     def on_update(self, trainer: Trainer) -> None:
-        """Update the metrics on the bar of a terminal, at most once a second because the host has to wait for the device.
+        """Update the metrics in the progress bar, at most once a second because the host must wait for the device.
 
-        Until the next report they cover only the images of this process, because the other processes do not take part.
+        Until the next report, the metrics cover only this process's images, because no other process takes part.
         """
         if not self._log.on_terminal or self._clock() < self._read + SECONDS:
             return
@@ -61,7 +61,7 @@ class Console(Callback):
         )
 
     def _describe(self, trainer: Trainer) -> str:
-        """Return the text at the end of the bar."""
+        """Return the text at the end of the progress bar."""
         left, report = self._forecast.left(trainer, trainer.epoch), self._report
         parts = [f"{format_time(left)} left"] if left is not None else []
         if report:
@@ -81,24 +81,24 @@ class Console(Callback):
 
 
 def describe_times(times: Mapping[str, float | None]) -> str:
-    """Return the share of each phase as text, without phases below 0.05%."""
+    """Return the percentage of the time in each phase as text, without phases below 0.05%."""
     names = {"data": "waiting for data"}
     shown = {names.get(name, name): share for name, share in times.items() if share and share >= 0.05}
     return ", ".join(f"{share:.1f}% {name}" for name, share in shown.items())
 
 
 class EpochPrinter:
-    """Formats an epoch's COLUMNS: as PaddleViT's lines for log.txt, and as a row of a table for a terminal."""
+    """Formats an epoch's metrics: as lines in PaddleViT's format for log.txt, and as a table row for a terminal."""
 
     def __init__(self, config: Config, has_ema: bool):
         self._has_ema = has_ema
-        # The metric that decides which epoch is best. The loss already has its own column.
+        # The metric shown in place of top-1: BEST_METRIC, unless that is the loss, which already has its own column.
         instead_of_loss = "map" if config.DATA.has_several_labels else "top1"
         self._metric = instead_of_loss if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
         self._num_rows = 0
 
     def log_lines(self, row: Row, epoch: Epoch, num_epochs: int) -> list[str]:
-        """Return the lines for log.txt. `row` is a row of metrics.csv. Only process 0 logs speed and memory."""
+        """Return an epoch's log lines. `row` is its row of metrics.csv. Only process 0 logs speed and memory."""
         head = f"----- Epoch[{epoch.trainer.epoch + 1:03d}/{num_epochs:03d}], "
         lines = [f"{head}{', '.join(_words(row, TRAINING))}"]
         for suffix, scores in epoch.result.scores.items():
@@ -111,7 +111,7 @@ class EpochPrinter:
     def terminal_lines(
         self, row: Row, scores: Mapping[str, Scores], best: Best, seconds_left: float | None, num_epochs: int
     ) -> list[str]:
-        """Return an epoch's line, below a header at the start and whenever the last header has left the screen.
+        """Return an epoch's line, with the header above it at the start and after every LINES_BELOW_A_HEAD lines.
 
         `row` is the epoch's row of metrics.csv, and `best` already includes this epoch.
         """
@@ -126,7 +126,7 @@ class EpochPrinter:
     def _columns(
         self, row: Row, scores: Mapping[str, Scores], best: Best, num_epochs: int
     ) -> Iterator[tuple[str, int, str]]:
-        """Yield (title, width, text) of each column with a title. The deciding metric replaces top-1."""
+        """Yield (title, width, text) of each column on a terminal. The metric in self._metric replaces top-1."""
         for column in COLUMNS:
             if column.name == "epoch":
                 yield "epoch", 2 * len(str(num_epochs)) + 3, f"{row['epoch'] + 1}/{num_epochs}"
@@ -146,7 +146,7 @@ class EpochPrinter:
 
 
 def _words(row: Row, line: str) -> Iterator[str]:
-    """Yield the words for the values on this line of log.txt, with nan for unknown values."""
+    """Yield the texts of the values in this kind of line of log.txt. An unknown value is printed as nan."""
     for column in COLUMNS:
         if column.words and column.line == line:
             value = row[column.name]

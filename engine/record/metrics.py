@@ -1,4 +1,4 @@
-"""The files with a run's metrics: metrics.csv, metrics.jsonl and steps.csv, with the columns of columns.py."""
+"""Writes a run's metrics to metrics.csv, metrics.jsonl and steps.csv. columns.py defines their columns."""
 
 import contextlib
 import json
@@ -20,10 +20,10 @@ from utils.text import csv_text
 
 
 class EpochRows:
-    """Writes metrics.csv and metrics.jsonl with one row per epoch. Metrics that were not measured in an epoch are empty."""
+    """Writes metrics.csv and metrics.jsonl with one row per epoch. Metrics that an epoch did not measure are empty."""
 
     def __init__(self, folder: Path, first_epoch: int):
-        """Keep the rows before `first_epoch` from an earlier start of this run."""
+        """Keep the rows of epochs before `first_epoch`, which an earlier start of this run wrote."""
         self._folder = folder
         self.rows: list[Row] = [row for row in read_rows(folder / "metrics.jsonl") if row["epoch"] < first_epoch]
         self.is_written = True
@@ -46,7 +46,7 @@ class StepRows:
     """Writes steps.csv: metrics of single updates, one row every REPORT_FREQ updates."""
 
     def __init__(self, folder: Path, first_step: int, has_budget: bool = False):
-        """Keep the rows before `first_step`, without a last line that a kill cut off."""
+        """Keep the rows of steps before `first_step`. A last line that a kill cut off is dropped."""
         path = folder / "steps.csv"
         self._columns = [name for name in STEP_COLUMNS if has_budget or name != "num_updates"]
         with naming_damage(path):
@@ -63,7 +63,7 @@ class StepRows:
         self._file.write(f"{self._line(row)}\n")
 
     def _line(self, row: Row) -> str:
-        """Return a row as a line of the file, with unknown values empty."""
+        """Return a row as a line of the file. Unknown values are empty."""
         return ",".join("" if row.get(name) is None else f"{row[name]:.10g}" for name in self._columns)
 
     def close(self) -> None:
@@ -79,13 +79,13 @@ class RowReader(Protocol):
 
 
 class Curves(Protocol):
-    """Draws curves of the rows so far. extras/report implements it."""
+    """Draws curves of the metrics in the rows so far. extras/report implements this class."""
 
     def draw(self, epochs: Sequence[Mapping], steps: Sequence[Mapping], now: bool) -> None: ...
 
 
 class Recorder(Callback):
-    """Writes the metrics of a run in process 0. A full disk does not end a run, because rows are kept for the next write."""
+    """Writes the metrics of a run in process 0. If the disk is full, the rows are kept for the next write."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Recorder(Callback):
                 self._curves.draw(self._epochs.rows, self._steps.rows, now=False)
 
     def close(self) -> None:
-        """Write the rows and curves that are not written yet."""
+        """Write the rows and curves that are not on disk yet."""
         if not self._epochs.is_written:
             with self._warn_on_os_error():
                 self._epochs.write()
@@ -142,7 +142,7 @@ class Recorder(Callback):
             self._steps.close()
 
     def draw(self) -> None:
-        """Write the curves of the rows so far."""
+        """Draw and write the curves of the metrics in the rows so far."""
         if self._curves:
             with self._warn_on_os_error():
                 self._curves.draw(self._epochs.rows, self._steps.rows, now=True)

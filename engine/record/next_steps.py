@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def after_training(config: Config, process: Process, folder: Path, eval_set: ImageSet, state: str) -> list[str]:
-    """Return the next steps after training. Leave out commands that would only end in the same way again.
+    """Return the next steps after training, without a command to continue if that would only end in the same way again.
 
     `state` is the state in status.json, or "early stop".
     """
@@ -41,7 +41,7 @@ def after_failure(process: Process, folder: Path) -> list[str]:
 
 
 def after_evaluation(weights: Path | None, folder: Path, eval_set: ImageSet) -> list[str]:
-    """Return the next steps after an evaluation. `weights` are the evaluated weights if a halfstep run made them."""
+    """Return the next steps after an evaluation. `weights`: the evaluated file, or None if no halfstep run wrote it."""
     rows = _files(folder, "mistakes.png") or _files(folder, "status.json")
     return _lines(rows + (_use_of(weights, eval_set) if weights else []))
 
@@ -54,7 +54,7 @@ def _use_of(weights: Path, eval_set: ImageSet) -> list[tuple[str, str]]:
     target = weights.with_suffix(".safetensors")
     rows = [("export", _command("scripts/export.py", weights, "-output", target))] if target != weights else []
     has_files = eval_set.root is not None and Path(image := eval_set.name(0)).is_file()
-    if has_files and image.isprintable():  # users copy the command
+    if has_files and image.isprintable():  # so that users can copy the command
         rows.insert(0, ("predict", _command("scripts/predict.py", weights, Path(image))))
     return rows
 
@@ -77,13 +77,13 @@ def _command(script: str, *words: str | int | Path) -> str:
 
 
 def _python() -> str:
-    """Return the name under which the shell finds this interpreter, or its path."""
+    """Return the name under which the shell finds this interpreter, or its path if there is no such name."""
     names = (name for name in ("python", "python3") if shutil.which(name) == sys.executable)
     return next(names, _short(sys.executable))
 
 
 def _short(path: str) -> str:
-    """Return the path relative to the working directory if it is inside it."""
+    """Return the path, relative to the working directory if it lies inside that directory."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
 

@@ -1,4 +1,4 @@
-"""Readers of the files in a run's folder, which a kill may have cut off, and the best epoch in their rows."""
+"""Reads the files in a run's folder, even if a kill cut off their last line, and finds the best epoch in their rows."""
 
 import csv
 import io
@@ -13,20 +13,18 @@ from engine.evaluation.scores import Best, rank_of
 from utils.errors import ConfigError, cause_of
 from utils.files import content_of
 
-LARGEST = 1e39  # above the largest float32
-SUFFIXES = ("", "_ema")  # of the columns for raw and EMA weights
+LARGEST = 1e39  # numbers from here on are ignored as invalid; the largest float32 is 3.4e38
+SUFFIXES = ("", "_ema")  # endings of the names of columns with scores of the raw and of the EMA weights
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, or "" if there is no file. Bytes that are not UTF-8 (a damaged disk) become question marks."""
+    """Return the text of a file, or "" if there is no file. Bytes that are not UTF-8 (a damaged disk) become U+FFFD."""
     if not path.exists():
         return ""
     try:
         return content_of(path).decode("utf-8", errors="replace")
     except (MemoryError, OSError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({cause_of(error)}); check that it exists and its permissions"
-        ) from None
+        raise ConfigError(f"{path}: cannot be read ({cause_of(error)}); check its permissions and the disk") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -36,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path}: is damaged: not a JSON object; delete it to continue without its contents")
+        raise ConfigError(f"{path}: damaged (not a JSON object); delete it to continue without its contents")
     return found
 
 
@@ -49,7 +47,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON lines file by epoch, without a last line that a kill cut off; [] if there is no file."""
+    """Return the rows of a JSON Lines file sorted by epoch, or [] without a file. A cut-off last line is ignored."""
     lines = [line for line in read_text(path).split("\n") if line.strip()]
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
@@ -61,24 +59,24 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         if not isinstance(epoch, int) or not -1 <= epoch < 2**31:
             if number == len(lines):
                 break
-            raise ConfigError(f"{path}: line {number} is damaged: not a JSON object with an epoch; delete that line")
+            raise ConfigError(f"{path}: line {number} is damaged (not a JSON object with an epoch); delete that line")
         rows[epoch] = {key: value for key, value in row.items() if value is None or is_figure(value)}
     return [rows[epoch] for epoch in sorted(rows)]
 
 
 def is_figure(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < LARGEST  # false for NaN too
+    return isinstance(value, int | float) and abs(value) < LARGEST  # also false for NaN
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file as {column: text}, without lines that a kill cut off; [] if there is no file."""
-    limit = csv.field_size_limit(2**27)  # a limit of the whole process; a cell may contain all labels of an image
+    """Return the rows of a CSV file as {column: text}, or [] without a file. Lines that a kill cut off are ignored."""
+    limit = csv.field_size_limit(2**27)  # affects the whole process; a cell may contain all labels of an image
     rows = csv.reader(io.StringIO(read_text(path), newline=""))
     try:
         header = next(rows, [])
         return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
     except csv.Error as error:
-        raise ConfigError(f"{path}: is damaged ({error}); delete it to continue without its contents") from None
+        raise ConfigError(f"{path}: damaged ({error}); delete it to continue without its contents") from None
     finally:
         csv.field_size_limit(limit)
 
@@ -93,14 +91,14 @@ def to_number(text: str) -> float | None:
 
 
 def title_of(settings: dict[str, Any]) -> str:
-    """Return the title of a run: its model and its data set, or the name of the folder for `imagefolder`."""
+    """Return the title of a run: its model and its data set (for `imagefolder`, the name of the folder)."""
     data = settings["DATA.DATASET"]
     folder = Path(settings.get("DATA.DATA_PATH") or "").name if data == "imagefolder" else ""
     return f"{settings['MODEL.NAME']} on {folder or data}"
 
 
 def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
-    """Return the best evaluation in these rows of metrics.jsonl, or the first of a tie. Its epoch is 0 if there is none."""
+    """Return the best evaluation in these rows of metrics.jsonl (the first in a tie), or Best() without one."""
     found = []
     for row, suffix in itertools.product(epochs, SUFFIXES):
         value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")

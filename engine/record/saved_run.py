@@ -1,4 +1,4 @@
-"""The reader of a run's folder: settings with their origins, state, and metrics, even if a kill cut off the tables."""
+"""Reads a run's folder: settings with their origins, state and metrics. A last row that a kill cut off is ignored."""
 
 import os
 import socket
@@ -45,7 +45,7 @@ KINDS = {
 }
 ENDS = ("done", "stopped", "save_failed", "failed")
 SILENT_SECONDS = 15 * 60  # a run on another host is considered dead if its status.json is older than this
-PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")  # of images and classes, drawn by extras/report
+PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")  # the files that extras/report draws
 
 
 def written(value: object) -> str:
@@ -67,7 +67,8 @@ class SavedRun:
     origins: dict[str, str]  # {full key: 'flag -epochs', 'configs/x.yaml', 'default' ...}
     status: dict[str, Any]  # status.json; {} without that file
     epochs: list[dict[str, Any]]  # rows of metrics.jsonl; `epoch` counts from 0, accuracies are in percent
-    before: dict[str, Any] = field(default_factory=dict)  # the row of the initial weights, if they were scored
+    # The row of metrics.jsonl for the initial weights; {} if they were not evaluated.
+    before: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: str | os.PathLike) -> "SavedRun":
@@ -109,7 +110,7 @@ class SavedRun:
 
     @property
     def speed(self) -> float | None:
-        """Return images per second as the median over epochs, because the first is slower and others may be disturbed."""
+        """Return the median images per second of the epochs. The first epoch is slower, and others may be disturbed."""
         found = [row["images_per_s"] for row in self.epochs if (row.get("images_per_s") or 0) > 0]
         return statistics.median(found) if found else None
 
@@ -126,21 +127,21 @@ class SavedRun:
 
     @property
     def num_skipped(self) -> int:
-        """Return the number of skipped updates, including the unfinished last epoch."""
+        """Return the number of skipped updates, including those of an unfinished last epoch."""
         of_epochs: dict[int, int] = {}
-        for row in [*self.steps, *self.epochs]:  # the number grows within an epoch
+        for row in [*self.steps, *self.epochs]:  # each row counts from the start of its epoch
             epoch = int(row.get("epoch") or 0)
             of_epochs[epoch] = max(of_epochs.get(epoch, 0), int(row.get("skipped") or 0))
         return sum(of_epochs.values())
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return the facts in status.json: device, versions, numbers of images. {} without that file."""
+        """Return the facts in status.json (device, versions, numbers of images), or {} without that file."""
         return self.status.get("about", {})
 
     @property
     def state(self) -> str:
-        """Return one of ENDS, `running`, `killed` (it ended without writing a state), or `unknown` without status.json."""
+        """Return one of ENDS, `running`, `killed` (it ended without writing a state), or `unknown` (no status.json)."""
         state = self.status.get("state")
         if not state:
             return "unknown"
@@ -171,9 +172,9 @@ class SavedRun:
 
     @cached_property
     def best(self) -> Best:
-        """Return the best epoch, counted from 1: the epoch of best.pth, else the best in the metrics.
+        """Return the evaluation of the epoch of best.pth or, if the metrics lack it, the best in the metrics.
 
-        Its number is 0 if nothing was evaluated.
+        Epochs count from 1. Epoch 0 means that nothing was evaluated.
         """
         number = self.status.get("best", {}).get("epoch")
         on_disk = best_of([row for row in self.epochs if row["epoch"] + 1 == number], self.metric)
@@ -185,13 +186,13 @@ class SavedRun:
 
     @property
     def seconds(self) -> float | None:
-        """Return the total duration of all epochs over all starts, or None if a row of metrics.jsonl lacks it."""
+        """Return the total seconds of training and evaluation, or None if a row of metrics.jsonl lacks one of them."""
         parts = [row.get(f"{part}_seconds") for row in self.epochs for part in ("train", "eval")]
         return None if None in parts else sum(parts)
 
     @property
     def left_out(self) -> list[tuple[int, int]]:
-        """Return the first and last update of each range that a rollback left out."""
+        """Return the first and last update of each range of updates that a rollback left out."""
         pairs = [each for each in self.status.get("left_out", []) if isinstance(each, list) and len(each) == 2]
         return [(first, last) for first, last in pairs if isinstance(first, int) and isinstance(last, int)]
 
@@ -220,7 +221,7 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
                 values[section] = dict(add_argument(arguments, section, key, text, str(path)))
             else:
                 values[key] = plain(convert(SETTINGS[key], text, str(path))) if key in SETTINGS else text
-        except (ValueError, ConfigError) as error:  # the file was edited by hand
+        except (ValueError, ConfigError) as error:  # the file may have been edited by hand
             if key in SETTINGS and SETTINGS[key].kind is not str:
                 raise ConfigError(f"{error}; restore the file, which the run itself wrote") from None
             values[key] = node.value if isinstance(node, yaml.ScalarNode) else "?"

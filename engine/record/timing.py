@@ -12,7 +12,7 @@ from engine.train.counters import Report
 from engine.train.trainer import Trainer
 from utils.torch_internals import call_after_backward
 
-MAX_MARKS = 10_000  # between two reports; enough for about 1200 updates of one micro-batch, a few MB
+MAX_MARKS = 10_000  # limit between two reports: a few MB, enough for about 1200 updates of one micro-batch
 
 
 class HostClock:
@@ -50,7 +50,7 @@ class Timing(Callback):
     def __init__(self, clock: HostClock | DeviceClock):
         self._clock = clock
         self._marks: list[tuple[str, Any]] = []
-        self.epoch_seconds: Counter[str] = Counter()  # by phase, without the part of an epoch before a resume
+        self.epoch_seconds: Counter[str] = Counter()  # by phase; a resumed epoch counts from the resume
 
     @classmethod
     def on(cls, device: torch.device) -> "Timing":
@@ -66,9 +66,9 @@ class Timing(Callback):
     def on_loss(self, trainer: Trainer, loss: torch.Tensor, is_last: bool) -> None:
         """Measure the communication that does not overlap with the backward pass.
 
-        DDP waits for its all-reduces in a callback at the end of backward. Callbacks run in the order in which they were
-        queued. This one is queued by the gradient of the loss, so it runs first. Rejected: a communication hook, which would
-        change DDP's code path.
+        DDP waits for its all-reduces in a callback at the end of backward. Callbacks run in the order in which they
+        were queued. The callback here is queued by the gradient of the loss, so it runs first. Rejected: a
+        communication hook, which would change DDP's code path.
         """
         if is_last and trainer.process.world_size > 1:
             loss.register_hook(lambda gradient: call_after_backward(lambda: self._mark("communication")))
@@ -83,7 +83,7 @@ class Timing(Callback):
             self._marks.append((name, self._clock.now()))
 
     def restart(self) -> None:
-        """Discard the marks since the last lap and start a new one."""
+        """Discard the marks since the last lap and start a new lap."""
         self._marks = []
         self._mark("other")
 
@@ -98,7 +98,7 @@ class Timing(Callback):
 
 
 def shares(seconds: Mapping[str, float], device: torch.device) -> dict[str, float | None]:
-    """Return the percentage of the time in each phase. MPS has no timed events, so only the waiting time is known there."""
+    """Return the percentage of the time in each phase. MPS has no timed events and gives only the data phase."""
     total = max(sum(seconds.values()), 1e-9)
     known = PHASES[:1] if device.type == "mps" else PHASES
     return {name: round(100 * seconds[name] / total, 2) if name in known else None for name in PHASES}

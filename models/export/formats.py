@@ -20,8 +20,8 @@ from utils.files import refuse_special, sync_folder
 class Format(NamedTuple):
     """An export format."""
 
-    suffix: str  # of its files; '' for a folder
-    loaded_by: str
+    suffix: str  # the suffix of its files; '' for a folder
+    loaded_by: str  # the function or package that loads the file, for messages
     write: Callable[[Subject, Path], None]
     load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # loads the written file as its users do
     refuse: Callable[[Subject], Any] = lambda subject: None  # raises ConfigError before anything is written
@@ -75,7 +75,7 @@ FORMATS = {
 
 
 def export(subject: Subject, name: str, target: Path) -> str:
-    """Write the model in the format of this name and compare it. Return the result of the comparison as text."""
+    """Write the model in the named format, load the file again, and compare its logits. Return the result as text."""
     chosen = FORMATS[name]
     check_target(name, target)
     chosen.refuse(subject)
@@ -111,10 +111,10 @@ def check_target(name: str, target: Path) -> None:
 
 @contextlib.contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to. On success all files next to it are moved to their places, `target` last.
+    """Yield a temporary path to write to. On success all files in its folder are moved to their places, `target` last.
 
-    The temporary path is in its own folder and keeps the file name, because the graph of a large model names the file of
-    its weights.
+    The temporary path is in its own folder and keeps the file name, because the graph of a large model names its
+    weights file.
     """
     target = target.absolute()
     folder = target.with_name(f".{target.name}.tmp")

@@ -16,7 +16,7 @@ from models.weights.names import TRANSFORMERS_KINDS, to_transformers
 from models.weights.torch_files import to_safetensors
 from utils.errors import ConfigError
 
-FOR_TRANSFORMERS = "transformers.safetensors"  # named in config.json; model.safetensors is timm's
+FOR_TRANSFORMERS = "transformers.safetensors"  # config.json names this file; timm reads model.safetensors
 CARD = """---
 library_name: timm
 pipeline_tag: image-classification
@@ -120,7 +120,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
 
 
 def transformers_config(subject: Subject) -> dict[str, Any]:
-    """Return the part of config.json for transformers. Versions before 4.53 ignore its name of the weights file."""
+    """Return the part of config.json for transformers. Versions before 4.53 ignore `transformers_weights`."""
     model, distilled = subject.model, is_distilled(subject)
     channels, side, _ = subject.data["input_size"]
     has_several_labels = subject.config.DATA.has_several_labels

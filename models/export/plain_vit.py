@@ -1,4 +1,4 @@
-"""Plain models, the only models that transformers has: the ViT of the original paper, and DeiT's distilled variant."""
+"""Recognises plain models, the only ones exported for transformers: the original ViT and DeiT's distilled variant."""
 
 import re
 from functools import partial
@@ -19,7 +19,8 @@ def is_plain(subject: Subject) -> bool:
     if is_distilled(subject):
         return not subject.config.MODEL.KWARGS and subject.name.startswith("deit_")
     try:
-        largest_difference(subject, _plain_model(subject.model, subject.state))  # finds differences that no name shows
+        # This finds differences that do not show in the names.
+        largest_difference(subject, _plain_model(subject.model, subject.state))
     except (RuntimeError, ValueError, WrongExport):
         return False
     return True
@@ -30,7 +31,7 @@ def is_distilled(subject: Subject) -> bool:
 
 
 def _plain_model(model: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
-    """Return timm's ViT without any options, with these weights."""
+    """Return timm's ViT with these weights and sizes, and with the default of every other option."""
     from timm.models.vision_transformer import VisionTransformer
 
     (eps,) = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}

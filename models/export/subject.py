@@ -1,4 +1,4 @@
-"""The subject of an export: a trained float32 model, its classes and preprocessing, and the comparison of its logits."""
+"""The subject of an export: a trained float32 model with its classes and preprocessing, and checks of an export."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from utils.errors import UserError
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained model to export. `record` is the metadata of its checkpoint, written into formats that support metadata."""
+    """A trained model to export. `record` is its checkpoint's metadata, written into formats that support metadata."""
 
     weights: dict[str, Tensor]
     config: Config
@@ -58,7 +58,7 @@ class Subject:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Return the facts for users of a graph file as JSON: class names, preprocessing, meaning of the logits."""
+        """Return the metadata of a graph file as JSON texts: class names, preprocessing, meaning of the logits ..."""
         facts = {key: self.record[key] for key in ("arch", "epoch", "halfstep_version") if key in self.record}
         facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.activation}
         return {key: json.dumps(value) for key, value in facts.items()}
@@ -106,7 +106,7 @@ def batches(subject: Subject) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def largest_difference(subject: Subject, run: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-    """Return the largest difference between the logits of export and model, and the bound. Raise WrongExport above it."""
+    """Return the largest difference of the export's logits, and the bound. Raise WrongExport if it is exceeded."""
     largest, bound = 0.0, BOUND
     for images in batches(subject):
         expected, found = subject.model(images), run(images)
@@ -116,7 +116,7 @@ def largest_difference(subject: Subject, run: Callable[[Tensor], Tensor]) -> tup
         bound = max(bound, BOUND * expected.abs().max().item())
         if not difference <= bound:  # also for NaN
             raise WrongExport(
-                f"its logits for {len(images)} images differ by up to {difference:.1e}, above {bound:.1e}"
+                f"its logits for {len(images)} images differ by up to {difference:.1e} (at most {bound:.1e} is allowed)"
             )
         largest = max(largest, difference)
     return largest, bound

@@ -1,4 +1,4 @@
-"""Model transforms change how a model computes but not its results. They are applied and reverted as an ordered list."""
+"""Model transforms change how a model computes but not its results. An ordered list of them is applied and reverted."""
 
 from dataclasses import dataclass
 
@@ -26,14 +26,14 @@ class ModelTransforms:
             each.revert(model)
 
     def bypassing_modules(self) -> "ModelTransforms":
-        """Return the transforms that compute without calling some modules, so that hooks on these modules do not run."""
+        """Return the transforms that do not call some of the modules, so that hooks on these modules do not run."""
         return ModelTransforms(tuple(each for each in self.transforms if each.bypasses_modules))
 
 
 def choose_transforms(
     config: Config, device: torch.device, half: torch.dtype | None, training: bool = False
 ) -> ModelTransforms:
-    """Return the transforms for these settings and this device, in order. `half` is the type of -amp, None without it."""
+    """Return the transforms for these settings and this device, in order. `half` is the type of -amp, or None."""
     # Imported here because importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenBlock
 
@@ -47,11 +47,11 @@ def choose_transforms(
                 "PRECISION.CUSTOM_BLACK_LIST and CUSTOM_WHITE_LIST change autocast, but PRECISION.MODE is naive, where "
                 "everything is computed in half precision; use PRECISION.MODE autocast or remove the lists"
             )
-        # This is first, because entries name modules by their original classes.
+        # This is first, because the entries of the lists name modules by their original classes.
         transforms.append(OpOverrides(settings.CUSTOM_BLACK_LIST, settings.CUSTOM_WHITE_LIST, device.type, half))
     # This is after the overrides: it would bypass overrides in the last block, so it leaves such a block unchanged.
     transforms.append(ClassTokenBlock())
-    # Kernels come after both: they replace only layers of timm's own classes, and ClassTokenBlock needs timm's attention.
+    # Kernels come after both: they replace only layers of timm's classes, and ClassTokenBlock needs timm's attention.
     if device.type == "cpu":
         from models.transforms.kernels import CpuKernels
 
@@ -63,7 +63,7 @@ def choose_transforms(
     if half is not None and settings.MODE == "float8":
         from extras.float8 import Float8
 
-        # This is after overrides and ClassTokenBlock, because it converts neither overridden layers nor layers with few rows.
+        # This is after both of them, because it converts neither overridden layers nor layers with few rows.
         transforms.append(Float8(device))
     if training and config.COMPILE == "blocks":
         from models.transforms.blocks import SharedDropPath
@@ -74,9 +74,9 @@ def choose_transforms(
 
         # This is after every transform that replaces a forward, because it must recompute the replaced forward.
         transforms.append(ActivationCheckpointing(config.MODEL.NAME))
-    # A half-precision residual stream pays off only with -compile. Without it memory traffic does not shrink, because
-    # autocast's layer norms compute in float32, and the gradient error of a deep model doubles. CPUs never use it, so that
-    # their results stay equal to earlier runs. Accuracy: BENCHMARKS.md, "half precision".
+    # A half-precision residual stream pays off only with -compile. Without -compile, memory traffic does not shrink,
+    # because autocast's layer norms compute in float32, and the gradient error of a deep model doubles. CPUs never use
+    # this stream, so that results stay equal to earlier runs. Accuracy: BENCHMARKS.md, "half precision".
     is_fused = settings.RESIDUAL == "bfloat16" or settings.RESIDUAL == AUTO and bool(config.COMPILE)
     pays = is_fused and half is torch.bfloat16 and device.type != "cpu"
     if is_autocast and (pays or settings.RESIDUAL == "half"):

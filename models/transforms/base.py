@@ -11,7 +11,7 @@ from utils.errors import ConfigError
 class ModelTransform:
     """A reversible change to how a model computes. Names of weights stay the same.
 
-    Transforms are frozen dataclasses. Equal transforms do the same, so one can revert a change that an equal one applied.
+    Transforms are frozen dataclasses. Equal transforms make the same change, so one can revert what another applied.
     """
 
     bypasses_modules = False  # true if some modules are not called, so that hooks on them do not run
@@ -25,15 +25,15 @@ class ModelTransform:
         unwrap(model, self)
 
     def subclass(self, cls: type, *variant: Hashable) -> type:
-        """Return the subclass of `cls` that wraps a module. `variant` is passed on by wrap()."""
+        """Return the subclass of `cls` that wraps a module. `variant` comes from the call of wrap()."""
         raise NotImplementedError
 
 
 def wrap(module: nn.Module, transform: ModelTransform, *variant: Hashable) -> None:
     """Give the module the transform's subclass of its class.
 
-    This works with copy.deepcopy, DDP, FSDP2 and torch.compile. Rejected: hooks, which leak an autocast context if forward
-    raises, and module.forward = ..., which deepcopy binds to the old module.
+    This works with copy.deepcopy, DDP, FSDP2 and torch.compile. Rejected: hooks, which leak an autocast context if
+    forward raises, and module.forward = ..., which deepcopy binds to the old module.
     """
     module.__class__ = _wrapped(type(module), transform, variant)
 
@@ -69,7 +69,7 @@ def has_blocks(model: nn.Module) -> bool:
 
 
 def blocks_of(model: nn.Module, setting: str, instead: str) -> nn.Sequential | nn.ModuleList:
-    """Return the model's blocks. Raise ConfigError about `setting` if there are none, with `instead` as the alternative."""
+    """Return the model's blocks. Without blocks, raise ConfigError about `setting` that recommends `instead`."""
     if not has_blocks(model):
         raise ConfigError(
             f"{setting}, but this model is not a plain sequence of transformer blocks (it has no .blocks); use {instead}"

@@ -1,4 +1,4 @@
-"""Transforms of transformer blocks: recomputation, half-precision inputs, one graph for DropPath, resizing by matrices."""
+"""Transforms for blocks: activation checkpointing, half-precision inputs, one graph for DropPath, resizing."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from utils.errors import ConfigError
 
 @dataclass(frozen=True)
 class ActivationCheckpointing(ModelTransform):
-    """Activation checkpointing: each transformer block saves only its input. Models without blocks use timm's version."""
+    """Activation checkpointing: each block saves only its input. Models without blocks use timm's implementation."""
 
     model_name: str
 
@@ -53,7 +53,7 @@ class ActivationCheckpointing(ModelTransform):
 
 @dataclass(frozen=True)
 class HalfResidual(ModelTransform):
-    """A half-precision residual stream: it casts the input of each block. `is_required` refuses models without blocks."""
+    """A residual stream in half precision between blocks. `is_required` refuses models without blocks."""
 
     device_type: str
     half: torch.dtype
@@ -62,7 +62,7 @@ class HalfResidual(ModelTransform):
     def apply(self, model: nn.Module) -> list[str]:
         if not self.is_required and not has_blocks(model):
             return []
-        # The last block is left out: its input already comes from the others, and ClassTokenBlock needs its original class.
+        # The last block is left out: its input has the half type anyway, and ClassTokenBlock needs its original class.
         for block in blocks_of(model, "PRECISION.RESIDUAL is half", "PRECISION.RESIDUAL float32")[:-1]:
             wrap(block, self)
         name = str(self.half).removeprefix("torch.")
@@ -84,7 +84,7 @@ class HalfResidual(ModelTransform):
 class SharedDropPath(ModelTransform):
     """A DropPath whose rate is a tensor, so that all blocks share one graph.
 
-    With the rate as a constant, 24 blocks of different rates have 24 graphs, and torch.compile gives up after 8.
+    If the rate were a constant, 24 blocks of different rates would need 24 graphs, and torch.compile gives up after 8.
     """
 
     def apply(self, model: nn.Module) -> list[str]:
@@ -112,7 +112,7 @@ class SharedDropPath(ModelTransform):
 
 @dataclass(frozen=True)
 class ResizeByMatrices(ModelTransform):
-    """Resizing of position embeddings by matrix products, because torch's resizing has no deterministic gradient on GPUs."""
+    """Resizing of position embeddings by matrix products. torch's resizing has no deterministic gradient on GPUs."""
 
     def apply(self, model: nn.Module) -> list[str]:
         wrap(model, self)
@@ -132,7 +132,7 @@ class ByMatrices(TorchFunctionMode):
 
 
 def resized(images: Tensor, size: tuple[int, int], **how) -> Tensor:
-    """Resize [B, C, H, W] to [B, C, *size] as functional.interpolate does, by matrix products for rows and for columns."""
+    """Resize [B, C, H, W] to [B, C, *size] as functional.interpolate does, by matrix products for rows and columns."""
     with torch.autocast(images.device.type, enabled=False):
         of_rows, of_columns = (
             functional.interpolate(

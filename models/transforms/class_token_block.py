@@ -22,7 +22,7 @@ KNOWN |= {nn.LayerNorm, nn.Linear, nn.Identity, nn.GELU, nn.Dropout}
 
 @dataclass(frozen=True)
 class ClassTokenBlock(ModelTransform):
-    """A shorter last block for models whose last block has only known modules. Other models stay unchanged."""
+    """A shorter last block for models whose last block consists of KNOWN modules. Other models stay unchanged."""
 
     bypasses_modules = True
 
@@ -36,7 +36,7 @@ class ClassTokenBlock(ModelTransform):
 
 
 def reads_only_class_token(model: nn.Module) -> bool:
-    """Return whether this is timm's unmodified model whose head reads only the class token."""
+    """Return whether this is timm's unmodified VisionTransformer with a head that reads only the class token."""
     if type(model) is not VisionTransformer or model.global_pool != "token" or not len(model.blocks):
         return False
     block = model.blocks[-1]
@@ -49,7 +49,7 @@ def reads_only_class_token(model: nn.Module) -> bool:
 
 
 class ClassTokenVisionTransformer(VisionTransformer):
-    """timm's VisionTransformer with a shorter `forward`. Its other methods, such as forward_features, return all tokens."""
+    """timm's VisionTransformer with a shorter `forward`. Other methods, such as forward_features, return all tokens."""
 
     def forward(self, x: Tensor, *masks, **named_masks) -> Tensor:
         if masks or named_masks or self.grad_checkpointing:

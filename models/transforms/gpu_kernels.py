@@ -46,7 +46,7 @@ class PatchConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """Return [B, D, h, w] for [B, C, H, W].
 
-        In memory it is [B, h, w, D], the order of tokens, so that timm's flatten copies nothing.
+        In memory the result is [B, h, w, D], the order of tokens, so that timm's flatten copies nothing.
         """
         height, width = self.kernel_size
         if input.shape[-2] % height or input.shape[-1] % width:  # the convolution ignores the remaining pixels
@@ -60,9 +60,9 @@ class PatchConv2d(nn.Conv2d):
 class ChannelsLast(ModelTransform):
     """Input images with channels last in memory. Every convolution keeps the layout of its input.
 
-    Weights, gradients and optimizer keep the usual layout, so that checkpoints load everywhere. Rejected: channels last for
-    weights too. It would save cuDNN a copy of the weights, which are small compared with the activations, but an
-    optimizer state in the other layout would be misread, and safetensors refuses such weights.
+    Weights, gradients and optimizer keep the usual layout, so that checkpoints load everywhere. Rejected: channels last
+    for weights too. It would save cuDNN a copy of the weights, which are small compared with the activations, but an
+    optimizer state in channels-last layout would be misread, and safetensors refuses such weights.
     """
 
     def apply(self, model: nn.Module) -> list[str]:
@@ -71,7 +71,7 @@ class ChannelsLast(ModelTransform):
         if not any(each.kernel_size > each.stride for each in convolutions):
             return []
         wrap(model, self)
-        # cuDNN times its kernels for each new size and takes the fastest, which may differ from start to start.
+        # cuDNN times its kernels for each new size and takes the fastest, which may differ from run to run.
         torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
         return ["convolutions: channels last in memory"]
 

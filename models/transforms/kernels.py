@@ -14,8 +14,8 @@ def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute attention: queries [B, heads, n, D / heads], keys and values [B, heads, N, D / heads] -> [B, n, D]."""
     B, _, n, _ = q.shape
     q, k = attention.q_norm(q), attention.k_norm(k)
-    # A single query needs no fused kernel, since it costs little either way. On CUDA the fused kernel may be cuDNN's, whose
-    # gradients were NaN on an H200: https://github.com/NVIDIA/cudnn-frontend/issues/1072
+    # A single query needs no fused kernel, since it costs little either way. On CUDA the fused kernel may be cuDNN's,
+    # whose gradients were NaN on an H200: https://github.com/NVIDIA/cudnn-frontend/issues/1072
     if n == 1 and q.device.type != "cpu":
         x = attention.attn_drop(_weights_of_one(attention, q, k)) @ v
     elif attention.fused_attn:

@@ -32,7 +32,7 @@ def read_google(path: Path) -> Weights:
 
 
 def read_paddle(path: Path) -> Weights:
-    """Return the weights in PaddleViT's .pdparams file. Raise ConfigError for other files, or if the extra is missing."""
+    """Return the weights in a .pdparams file of PaddleViT. Raise ConfigError for other files, or without the extra."""
     if not has_extra("paddlevit"):
         with open(path, "rb") as file:
             is_pickle = file.read(1) == b"\x80"
@@ -51,15 +51,15 @@ READERS = {
     "paddle": read_paddle,
 }
 GRAPHS = (".onnx", ".pt2")
-IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")  # the names of weights on the Hugging Face hub
+IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")  # the names of weights files on the Hugging Face hub
 
 
 def find_file(source: str | Path) -> Path | None:
     """Return the file of this name, or None if there is no file.
 
-    The suffix may be missing, because PaddleViT once forbade the suffix and later required it. For a run, named by `latest`
-    or its folder, return its best weights. For a folder in the Hugging Face hub's format, return the weights next to its
-    config.json.
+    The suffix may be missing, because PaddleViT once forbade the suffix and later required it. For a run, named by
+    `latest` or its folder, return its best weights. For a folder in the Hugging Face hub's format, return the weights
+    next to its config.json.
     """
     path = Path(without_latest(source).removeprefix("local-dir:")).expanduser()
     names = IN_A_FOLDER if (path / "config.json").is_file() else ()
@@ -158,7 +158,7 @@ def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
 
 
 def chosen_weights(state: dict, path: Path, key: str | None = None) -> tuple[str, dict]:
-    """Return the key and the weights of a checkpoint, with adapters merged. Without `key` the better-scoring weights."""
+    """Return the key and the weights of a checkpoint, with merged adapters. Without `key`, choose the better ones."""
     key = key or weights_of(state, path)[1]
     if not state.get(key):
         is_ema = key == "state_dict_ema"

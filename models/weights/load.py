@@ -1,4 +1,4 @@
-"""Loading of pretrained weights from a file or timm's hub. They are adapted to the model, or refused."""
+"""Loads pretrained weights from a file or timm's hub. The weights are adapted to the model, or refused."""
 
 import os
 import sys
@@ -22,7 +22,8 @@ from utils.torch_internals import import_timm
 def differences(record: dict, settings: dict, keys: Sequence[str]) -> list[str]:
     """Return the settings that differ from the settings stored with the weights, as text with both values."""
     saved = record.get("config", {})
-    is_label = settings["MODEL.TYPE"] == saved.get("MODEL.TYPE") == "vit"  # MODEL.NAME
+    # With MODEL.TYPE vit, MODEL.NAME is only a label.
+    is_label = settings["MODEL.TYPE"] == saved.get("MODEL.TYPE") == "vit"
     return [
         f"{key}: {saved[key]} in the file, {settings[key]} here"
         for key in keys
@@ -38,9 +39,9 @@ def load_pretrained(
     classes: Sequence[str] = (),
     settings: dict | None = None,
 ) -> list[str]:
-    """Load a file, or else the timm weights of this name. Return lines for the user.
+    """Load the weights in a file, or the timm weights of this name if there is no such file. Return lines for the user.
 
-    With `needs_head`, weights whose classifier does not fit are refused, because they are useless without further training.
+    With `needs_head`, weights whose classifier does not fit are refused, because they are useless without training.
     `classes` are the classes of the model's outputs, which are matched by name if the file names its classes.
     `settings` are the model's settings by full names, for the error message about another architecture.
     """
@@ -51,7 +52,7 @@ def load_pretrained(
         theirs = weights.record.get("class_names")
         if theirs is None and not is_imagenet_by_other_names(classes):
             theirs = classes_of_weights(source)
-        # Convert before resizing: resizing in the half precision of a file would round values that the model keeps in fp32.
+        # Convert before resizing: resizing in the file's half precision would round values that the model has in fp32.
         half = (torch.float16, torch.bfloat16)
         state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in weights.state.items()}
         with naming_damage(path or source):
@@ -69,13 +70,13 @@ def load_pretrained(
 def _fit_heads(
     model: nn.Module, state: dict[str, Tensor], theirs: list[str], mine: Sequence[str], needs_head: bool
 ) -> list[str]:
-    """Order the rows of the classifiers by class names, and remove classifiers that do not fit. Return lines for the user."""
+    """Order the classifiers' rows by class names, and remove classifiers that do not fit. Return lines for the user."""
     heads, own = classifier_names(model), model.state_dict()
     named = [head for head in heads if f"{head}.weight" in state and len(state[f"{head}.weight"]) >= len(theirs)]
     by_name = []
     if theirs and mine and named and not needs_head:
         by_name = [_match_classes(own, state, tuple(f"{head}." for head in named), theirs, mine)]
-    # Old ViTs have a hidden layer before the classifier and timm's have none. Neither is useful without the other.
+    # Old ViTs have a hidden layer before the classifier, timm's have none. The two layers are only useful together.
     dropped = [name for name in state if name.startswith("pre_logits.") and name not in own]
     lines = []
     for head in heads:
@@ -105,12 +106,12 @@ def _fit_heads(
 def _match_classes(
     own: dict[str, Tensor], state: dict[str, Tensor], heads: tuple[str, ...], theirs: list[str], mine: Sequence[str]
 ) -> str:
-    """Put the rows of these classifiers in the order of `mine`. Return a line for the user.
+    """Put the rows of the classifiers `heads` in the order of `mine`. Return a line for the user.
 
-    A new class gets the mean of the known rows. Its logit is then never the largest, so at the start the model classifies
-    images of the known classes as before. Without a known class the classifiers are removed.
+    A new class gets the mean of the known rows. Its logit is then never the largest, so at the start the model
+    classifies images of the known classes as before. If no class is known, the classifiers are removed.
     """
-    # A Mac writes ä as two characters, so normalize the names.
+    # Normalize the names, because file names on a Mac have two characters for ä.
     theirs, mine = ([normalize("NFC", name) for name in names] for names in (theirs, mine))
     number = {name: row for row, name in enumerate(theirs)}
     known, new = [name for name in mine if name in number], [name for name in mine if name not in number]
@@ -132,8 +133,8 @@ def _match_classes(
 def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> dict[str, Tensor]:
     """Resize the weights that depend on the number or size of patches, as timm does for its own pretrained weights.
 
-    For a ViT these are the position embedding (bicubic, antialiased, class token unchanged) and the patch kernel, for a Swin
-    its position biases.
+    For a ViT these are the position embedding (bicubic, antialiased, class token unchanged) and the patch kernel, and
+    for a Swin its position biases.
     """
     own = model.state_dict()
     resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
@@ -151,7 +152,7 @@ def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]
 
 
 def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> None:
-    """Adapt the first convolution from RGB to this model's channels. For grey images sum its weights over RGB."""
+    """Adapt the first convolution from RGB to this model's channels. For grey images, sum its weights over RGB."""
     from timm.models import adapt_input_conv
 
     first = next(((name, each) for name, each in model.named_modules() if isinstance(each, nn.Conv2d)), None)
@@ -167,7 +168,7 @@ def _check_same_architecture(
 ) -> None:
     """Raise ConfigError if names or shapes of the weights differ from the model's.
 
-    `heads` are modules that the state may lack. `changed` are settings that differ from the file's.
+    `heads` are modules that the state may lack. `changed` lists the settings that differ from the settings in the file.
     """
     own = model.state_dict()
     # num_batches_tracked may be missing too: files from before torch 0.4.1 lack it, and nothing reads it here.
@@ -198,14 +199,14 @@ def _check_same_architecture(
 
 
 def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Load weights that fit exactly. Nothing is resized, dropped or left random."""
+    """Load weights that fit the model exactly. Nothing is resized, dropped or left random."""
     check_exactly(model, state, path)
     with naming_damage(path):
         model.load_state_dict(state)
 
 
 def check_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Raise ConfigError for weights that do not fit exactly."""
+    """Raise ConfigError for weights that do not fit the model exactly."""
     try:
         with naming_damage("the weights"):
             _check_same_architecture(model, state)
@@ -227,7 +228,7 @@ def fetch(source: str) -> Weights:
     try:
         if repository:
             _check_network(repository)
-        # The copy is on the CPU, not on the model's device, and the random state of the run is restored.
+        # timm builds a second model: on the CPU, to save device memory, and without changing the run's random state.
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             return Weights(timm.create_model(name, pretrained=True).state_dict())
     except Exception as error:  # the type depends on the library that downloads
@@ -239,7 +240,7 @@ def fetch(source: str) -> Weights:
 
 
 def _check_network(repository: str) -> None:
-    """Raise the error of an unreachable server, unless the weights are cached. The hub would retry for a minute."""
+    """Raise an error if the server is unreachable and the weights are not cached. The hub would retry for a minute."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils import get_session
 

@@ -16,7 +16,7 @@ from utils.errors import ConfigError, naming_damage
 from utils.files import content_of
 from utils.torch_internals import import_timm
 
-# The settings that an evaluation, or a run that starts from weights, takes from the weights.
+# The settings that an evaluation, or a run with pretrained weights, takes from the weights.
 ARCHITECTURE, PREPROCESSING = (
     tuple(key for key in of_role(MODEL) if key.startswith(section)) for section in ("MODEL.", "DATA.")
 )
@@ -27,8 +27,8 @@ class WeightsMetadata(NamedTuple):
     """The settings that are derived from weights."""
 
     by: str  # the name of timm weights, or a file
-    images: Settings = {}  # some of PREPROCESSING
-    model: Settings = {}  # some of ARCHITECTURE; empty if the weights do not name their model
+    images: Settings = {}  # some settings of PREPROCESSING
+    model: Settings = {}  # some settings of ARCHITECTURE; empty if the weights do not name their model
 
 
 def metadata_of(source: str) -> WeightsMetadata:
@@ -47,8 +47,8 @@ def metadata_of(source: str) -> WeightsMetadata:
         return WeightsMetadata(str(path), *(_from_folder(path) or _from_training(record) or _from_shapes(path) or ()))
     except (ArithmeticError, AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"{path}: its config.json or `args` describe images and model in a form that timm and transformers do not "
-            f"write ({type(error).__name__}: {error}); save only the weights"
+            f"{path}: its config.json or `args` are not as timm or transformers writes them ({type(error).__name__}: "
+            f"{error}); save only the weights"
         ) from None
 
 
@@ -70,7 +70,7 @@ def classes_of_weights(source: str) -> list[str]:
 # --- the config.json in a folder as on the Hugging Face hub
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-LARGEST_EPS = 1e-5  # timm's ViTs have 1e-6; values up to this limit give the same scores in fp32 and half types
+LARGEST_EPS = 1e-5  # timm's ViTs have 1e-6; all values up to this limit give the same scores in fp32 and half types
 
 
 def _from_folder(path: Path) -> tuple[Settings, Settings] | None:
@@ -100,8 +100,8 @@ def _read_json(path: Path) -> dict:
 def _from_timms_config(config: dict) -> tuple[Settings, Settings]:
     """Return the settings in timm's config.json.
 
-    Among the model's arguments, size and channels become settings of the images. Other arguments that have their own setting
-    are left out, because they only concern training.
+    Of the model's arguments, size and channels become settings of the images. Other arguments that have their own
+    setting are left out, because they only concern training.
     """
     # Early versions of timm wrote pretrained_cfg's values at the top level.
     facts, arguments = config.get("pretrained_cfg", config), dict(config.get("model_args") or {})
@@ -113,9 +113,9 @@ def _from_timms_config(config: dict) -> tuple[Settings, Settings]:
 
 
 def _transformers_images(path: Path, config: dict) -> Settings:
-    """Return the settings of images for transformers' image processors.
+    """Return the settings of images from the configuration of a transformers image processor.
 
-    They resize every image to exactly `size`, and may then cut out the centre.
+    An image processor resizes every image to exactly `size`, and may then cut out the centre.
     """
     known = _read_json(path.with_name("preprocessor_config.json"))
     side = config["image_size"]
@@ -131,7 +131,7 @@ def _transformers_images(path: Path, config: dict) -> Settings:
 
 
 def _side(size: int | dict) -> int:
-    """Return 18 for 18, {height: 18, width: 18} and {shortest_edge: 18}."""
+    """Return the side of a square size: 18 for 18, {height: 18, width: 18} and {shortest_edge: 18}."""
     sides = set(size.values()) if isinstance(size, dict) else {size}
     if len(sides) != 1:
         raise ValueError(f"images that are not square: {size}")
@@ -150,8 +150,8 @@ def _transformers_model(config: dict) -> Settings:
 
 # --- the command line that timm's training script saves
 
-# Arguments of timm's train.py that decide the preprocessing for evaluation. OF_THE_MODEL has the arguments for the model
-# besides --model-kwargs, with the names that its constructor uses.
+# Arguments of timm's train.py that decide the preprocessing for evaluation. OF_THE_MODEL has the arguments for the
+# model that are not in --model-kwargs, with their names in its constructor.
 TIMM_ARGUMENTS = ("in_chans", "input_size", "img_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 OF_THE_MODEL = {"gp": "global_pool", "bn_eps": "bn_eps", "bn_momentum": "bn_momentum"}
 
@@ -175,22 +175,22 @@ def _from_training(record: dict) -> tuple[Settings, Settings] | None:
 
 
 def _crop_pct(side: int, resized: int) -> float:
-    """Return the crop_pct from which timm and halfstep compute exactly `resized`, since they round side / crop_pct down."""
+    """Return the crop_pct from which timm and halfstep, which round side / crop_pct down, compute exactly `resized`."""
     fraction = side / resized
     return fraction if math.floor(side / fraction) == resized else math.nextafter(fraction, 0)
 
 
-# --- the shapes in Google's .npz and PaddleViT's .pdparams: each program prepares images in the same way for all its ViTs
+# --- the shapes in Google's .npz and PaddleViT's .pdparams: each program has one preprocessing for all its ViTs
 
-# Width -> timm's name and the number of heads, for all ViTs of Google, DeiT and PaddleViT. No shape shows the heads.
+# Width -> timm's name and the number of heads (which no shape shows), for all ViTs of Google, DeiT and PaddleViT.
 USUAL = {192: ("tiny", 3), 384: ("small", 6), 768: ("base", 12), 1024: ("large", 16), 1280: ("huge", 16)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 
 def _from_shapes(path: Path) -> tuple[Settings, Settings] | None:
-    """Return the settings of images and of the model, or None for other formats and models.
+    """Return the settings of images and of the model from the shapes, or None for other formats and models.
 
-    PaddleViT's DeiTs use ImageNet's mean.
+    PaddleViT's DeiTs use ImageNet's mean and standard deviation. Its other ViTs and Google's use 0.5.
     """
     kind = format_of(path)
     state = read_state_dict(path) if kind in ("google", "paddle") else {}

@@ -1,4 +1,4 @@
-"""Conversion of the weight names of a ViT from Google, torchvision and transformers to timm's, and back to transformers."""
+"""Converts weight names of ViTs of Google, torchvision and transformers to timm's names, and back to transformers."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Sharded checkpoints: the rows of each tensor that each process saves, and joining the files again."""
+"""Sharded checkpoints: which rows of a tensor each process saves, and joining of the files."""
 
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -10,9 +10,9 @@ from torch import Tensor
 from utils.errors import ConfigError, naming_damage
 
 ROWS = "rows_in_shards"  # in the index, {ROWS: 12} replaces a tensor of 12 rows
-SHARDS = "shards"  # the key in the index for the list of files with the rows, in order
+SHARDS = "shards"  # the key in the index for the list of files, in the order of their rows
 FOLDER = "shards"  # the folder of these files, next to the index
-PIECES = "pieces"  # key of a state to be saved: this process's rows, by the path of their tensor
+PIECES = "pieces"  # the key in a state to save for this process's rows, by the path of their tensor
 
 NUMBERS = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -53,7 +53,7 @@ def span(length: int, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def changed(value: Any, change: Callable[[str, Any], Any], place: str = "") -> Any:
-    """Map `change` over the leaves of nested dicts and lists. It is called with the path (a/0/b) and value of each leaf."""
+    """Return nested dicts and lists with each leaf replaced by `change` of its path (such as a/0/b) and value."""
     if isinstance(value, dict) and ROWS not in value:
         return {key: changed(each, change, f"{place}/{key}" if place else str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -62,13 +62,13 @@ def changed(value: Any, change: Callable[[str, Any], Any], place: str = "") -> A
 
 
 def is_plain(value: object) -> bool:
-    """Return whether this is a strided tensor of a usual type with all values stored. An expanded view could be huge."""
+    """Return whether this is a strided tensor of a usual type that stores all values. Expanded views could be huge."""
     is_usual = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
     return is_usual and value.dtype in NUMBERS and value.nbytes <= value.untyped_storage().nbytes()
 
 
 def shard_names(index: dict, path: Path) -> list[str]:
-    """Return the files that the index at `path` lists, or [] for a single file. All must be below shards/ next to it."""
+    """Return the files listed in the index at `path`, or [] for a single file. All must be below shards/ next to it."""
     names = index.get(SHARDS, [])
     for name in names if isinstance(names, list) else [names]:
         parts = PurePosixPath(name).parts if isinstance(name, str) else ()
@@ -78,7 +78,7 @@ def shard_names(index: dict, path: Path) -> list[str]:
 
 
 def join(index: dict, path: Path, read: Callable[[Path], dict[str, Tensor]], lazily: bool) -> dict:
-    """Join the index at `path` and the files that it lists to the saved state. With `lazily`, large tensors are Parts."""
+    """Join the index at `path` and the files listed in it to a state. With `lazily`, large tensors are Parts."""
     folder, files = path.parent, [path.parent / name for name in shard_names(index, path)]
     state = {name: value for name, value in index.items() if name != SHARDS}
     for file in files:

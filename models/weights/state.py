@@ -1,4 +1,4 @@
-"""Weights in a file under timm's names: their place in a checkpoint, checks, merged adapters, and averaging."""
+"""Weights from a file under timm's names: their key in a checkpoint, checks, merging of adapters, and averaging."""
 
 import re
 from argparse import Namespace
@@ -29,7 +29,7 @@ class Weights(NamedTuple):
     record: dict = {}  # metadata with the keys of RECORD
 
 
-# Metadata of halfstep's checkpoints and exports with their types. Other programs may store other things under these names.
+# Metadata of halfstep's checkpoints and exports with their types. Other programs may use these names differently.
 RECORD = {
     "arch": str,
     "class_names": list,
@@ -42,7 +42,7 @@ RECORD = {
     "args": dict,  # the command line of timm's and torchvision's training scripts
 }
 
-# All keys of a halfstep checkpoint with their types. Other programs may store other things under these names.
+# All keys of a halfstep checkpoint with their types. Other programs may use these names differently.
 CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args", "split")} | {
     "epoch": int,
     "step": int,
@@ -57,7 +57,7 @@ CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args"
 # The keys that a run needs to continue, and the keys of its `progress`.
 OF_A_RUN = {"epoch", "step", "state_dict", "optimizer", "amp_scaler", "config", "validation", "trained_on"}
 PROGRESS = {"best": list, "not_better": int, "left_out": list, "skips_in_a_row": Tensor, "totals": Tensor}
-BEST = (float | int, int, float | int, str, int, str)  # engine.evaluation.scores.Best
+BEST = (float | int, int, float | int, str, int, str)  # types of the fields of engine.evaluation.scores.Best
 
 
 def check_kinds(content: dict, path: Path) -> None:
@@ -81,7 +81,7 @@ def check_kinds(content: dict, path: Path) -> None:
 
 
 def check_record(record: dict, path: Path) -> None:
-    """Raise ConfigError if the settings, data facts or split in a record are invalid."""
+    """Raise ConfigError if the settings, the facts about the data or the split in a record are invalid."""
     config, split = record.get("config", {}), record.get("split", {})
     with naming_damage(path):
         if wrong := wrong_in(config):
@@ -89,15 +89,15 @@ def check_record(record: dict, path: Path) -> None:
         if config.get("MODEL.TYPE") == "vit" and _num_weights(config) > MOST_UNPACKED * _size(path) + SMALL:
             raise ValueError(f"its settings describe a ViT with {_num_weights(config):.3g} weights")
         if wrong := [fact for fact, value in record.get("trained_on", {}).items() if not isinstance(value, int | str)]:
-            raise ValueError(f"its images: {wrong[0]}"[:200])
+            raise ValueError(f"trained_on.{wrong[0]} is neither an integer nor text"[:200])
         if split.get("rule") in ("hash", "position"):
             part = 0 < split.get("fold", 1) <= split.get("folds", 1)
             if not (0 <= split["fraction"] <= 1 and split["seed"] >= 0 and part):
-                raise ValueError(f"its split: {split}"[:200])
+                raise ValueError(f"invalid split: {split}"[:200])
 
 
 def _num_weights(config: dict) -> float:
-    """Return approximately how many weights the blocks and the position embedding of a ViT have."""
+    """Return the approximate number of weights in the blocks and the position embedding of a ViT."""
     keys = ("MODEL.EMBED_DIM", "MODEL.DEPTH", "MODEL.MLP_RATIO", "DATA.IMAGE_SIZE", "MODEL.PATCH_SIZE")
     width, depth, ratio, side, patch = (config.get(key, SETTINGS[key].default) for key in keys)
     return width * (depth * width * (4 + 2 * ratio) + (side / patch) ** 2)
@@ -166,7 +166,7 @@ def rename(name: str, table: dict[str, str]) -> str:
 
 
 def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Join queries, keys and values into one tensor, as in timm. If one is missing, loading into the model fails later."""
+    """Join queries, keys and values into one tensor, as in timm. If one is missing, all are left out."""
     joined = {}
     for name, tensor in state.items():
         if ".attn.query." in name:
@@ -213,8 +213,8 @@ def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
 def average(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the mean of these weights, computed in float64 and rounded once to the type of the first state.
 
-    BatchNorm's running statistics are averaged too, as in timm's avg_checkpoints.py. For integers, such as its counters, the
-    largest value is used.
+    BatchNorm's running statistics are averaged too, as in timm's avg_checkpoints.py. For integers, such as BatchNorm's
+    counters, the largest value is used.
     """
     mean = {}
     for name, first in states[0].items():

@@ -15,14 +15,14 @@ def timm_name(source: str) -> str:
     if re.match(r"(hf-hub|hf_hub):(?!timm/)", source):
         repository = source.partition(":")[2]
         raise ConfigError(
-            f"{source}: only timm's own weights are fetched from the hub; download it (hf download {repository} "
+            f"{source}: only timm's own weights are fetched from the hub; download the repository (hf download {repository} "
             "--local-dir FOLDER) and name the folder: -pretrained FOLDER"
         )
     return re.sub(r"^((hf-hub|hf_hub):)?timm/", "", source)
 
 
 def pretrained_cfg(source: str) -> dict[str, Any]:
-    """Return timm's metadata of its pretrained weights of this name. Raise ConfigError if there are none."""
+    """Return timm's metadata of the pretrained weights of this name. Raise ConfigError if there are none."""
     timm = import_timm()
     name = timm_name(source)
     if timm.models.is_model_pretrained(name):
@@ -35,7 +35,7 @@ def pretrained_cfg(source: str) -> dict[str, Any]:
 
 
 def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the preprocessing settings from timm's pretrained_cfg and the arguments of its train.py, which override it."""
+    """Return the preprocessing settings from timm's pretrained_cfg. Arguments of timm's train.py override it."""
     from timm.data import resolve_data_config
 
     facts = resolve_data_config(dict(trained_with or {}), pretrained_cfg=dict(known))
@@ -54,7 +54,7 @@ def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | N
 def usual_images(name: str) -> dict[str, Any]:
     """Return the preprocessing of this model's timm weights, or {} if timm has none."""
     timm = import_timm()
-    with contextlib.suppress(RuntimeError):  # an unknown tag; building the model reports it
+    with contextlib.suppress(RuntimeError):  # the tag is unknown, which building the model reports
         known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
         return image_settings(known.to_dict()) if known else {}
     return {}
@@ -66,7 +66,7 @@ def model_settings(name: str, arguments: Mapping[str, Any] | None = None) -> dic
 
 
 def is_imagenet_by_other_names(classes: Sequence[str]) -> bool:
-    """Return whether these are ImageNet's classes in its order, named by numbers (lists) or descriptions (parquet files)."""
+    """Return whether these are ImageNet's classes in order, named by number (lists) or description (parquet files)."""
     from timm.data import ImageNetInfo
 
     if len(classes) != 1000:

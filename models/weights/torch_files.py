@@ -24,14 +24,14 @@ from models.weights.state import (
 from utils.errors import ConfigError, naming_damage, not_a_file
 from utils.torch_internals import ALLOWED_IN_WEIGHTS
 
-ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # 20 bytes in a file could make it fill all memory
+ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # 20 bytes in a file can call it and fill all memory
 
 
 def read_torch(path: Path, lazily: bool = False, verify: bool = True):
     """Read tensors and plain values from a file of torch.save, without executing its contents.
 
-    With `lazily`, tensors are read when they are used. A sharded checkpoint is joined, and with `lazily` its large tensors
-    are Parts. With `verify`, the file's checksums are verified, which reads the whole file.
+    With `lazily`, tensors are read when they are used. A sharded checkpoint is joined, and with `lazily` its large
+    tensors are Parts. With `verify`, the file's checksums are verified, which reads the whole file.
     """
     content = _read_torch_file(path, lazily, verify)
     if isinstance(content, dict) and isinstance(content.get(SHARDS), list):
@@ -40,16 +40,16 @@ def read_torch(path: Path, lazily: bool = False, verify: bool = True):
 
 
 def _read_torch_file(path: Path, from_disk: bool, verify: bool = True):
-    """Read one file. With `from_disk`, map it so that tensors are read when they are used; with `verify`, verify checksums."""
+    """Read one file. With `from_disk`, its tensors are read when they are used. With `verify`, verify checksums."""
     try:
         if kind := not_a_file(path):
-            raise ConfigError(f"{path}: damaged: it is {kind}")
+            raise ConfigError(f"{path}: damaged ({kind} instead of a file)")
         if verify and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 refuse_bomb(archive, path)
                 broken = archive.testzip()  # torch.load does not verify the checksums that torch.save wrote
             if broken:
-                raise ConfigError(f"{path}: damaged (checksum of {broken})")
+                raise ConfigError(f"{path}: damaged (wrong checksum of {broken})")
         # timm, DeiT and torchvision save their command line with the weights as a Namespace, which is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
             if from_disk:
@@ -88,9 +88,9 @@ def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def record_in_torch_file(path: Path) -> dict:
-    """Return a checkpoint's metadata without reading its weights, or {} for a file in the format before 2020."""
+    """Return a checkpoint's metadata without reading its weights, or {} for a file in torch's format before 2020."""
     content = read_index(path) if zipfile.is_zipfile(path) else {}
-    with contextlib.suppress(ConfigError):  # the function that reads weights reports a file without weights
+    with contextlib.suppress(ConfigError):  # a file without weights is reported when its weights are read
         content = content | {"weights": weights_of(content, path)[1]}
     return record_of(content)
 

@@ -18,12 +18,12 @@ from engine.predict.pictures import Tile, contact_sheet, fitted
 from engine.predict.predictor import PredictedBatch
 from utils.errors import ConfigError
 
-MAP_SIDE = 320  # pixels of each photo and map
+MAP_SIDE = 320  # pixels per side of each photo and map
 MAP_SHARE = 0.5  # opacity of the map over the photo
 
 
 class Maps(NamedTuple):
-    """The kind of heat maps for a model, the folder for them, and a file name for each image."""
+    """The source of a model's heat maps, the folder to write them to, and a file name for each image."""
 
     source: "Rollout | GradientMaps"
     folder: Path
@@ -31,7 +31,10 @@ class Maps(NamedTuple):
 
     @classmethod
     def of(cls, classifier: Classifier, device: torch.device, folder: Path, paths: Sequence[str]) -> "Maps":
-        """Choose attention rollout for plain Vision Transformers, else Grad-CAM. Call this before any transform."""
+        """Choose attention rollout for plain Vision Transformers, otherwise Grad-CAM.
+
+        Call this before any transform changes the model.
+        """
         model, data = copy.deepcopy(classifier.model).float().to(device), classifier.config.DATA
         blank = torch.zeros(1, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE, device=device)
         source = Rollout.of(model, blank) or GradientMaps.of(model, blank)
@@ -43,7 +46,7 @@ class Maps(NamedTuple):
         return cls(source, folder, map_names(paths))
 
     def write(self, batch: PredictedBatch) -> None:
-        """Write a picture for each image of a batch: the image that the model saw, the map over it, and the classes."""
+        """Write a picture for each image of a batch: the model's input, the map over it, and the predicted classes."""
         maps = self.source(batch.inputs, batch.best).cpu().numpy()
         for number, pixels in enumerate(as_pictures(batch.pixels)):
             photo = fitted(pixels, MAP_SIDE)
@@ -56,7 +59,7 @@ class Maps(NamedTuple):
 
 
 def map_names(paths: Sequence[str]) -> list[str]:
-    """Return a file name for each path: photo.png for photo.*, photo-2.png for the second photo.*."""
+    """Return a unique file name for each path: photo.png for the first photo.*, photo-2.png for the second."""
     names: dict[str, None] = {}
     for path in paths:
         names[next(name for name in numbered(Path(path).stem, ".png") if name not in names)] = None
@@ -64,7 +67,7 @@ def map_names(paths: Sequence[str]) -> list[str]:
 
 
 def overlaid(photo: Image.Image, values: np.ndarray) -> Image.Image:
-    """Return the photo under a map of any size: blue where the value is lowest, red where it is highest."""
+    """Return the photo with a map of any size drawn over it: blue at the lowest value, red at the highest."""
     import matplotlib
 
     span = float(values.max() - values.min())
@@ -75,7 +78,7 @@ def overlaid(photo: Image.Image, values: np.ndarray) -> Image.Image:
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
-    """Return timm's attention layers, from first to last, that pass their weights to a dropout when not fused."""
+    """Return timm's attention layers, from first to last, that apply dropout to attention weights when not fused."""
     return [
         module
         for module in model.modules()
@@ -85,17 +88,17 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
 
 @contextlib.contextmanager
 def watching_attention(model: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call `see` with the attention weights [B, heads, N, N] of each layer when it computes them."""
+    """Inside the `with` block, call `see` with the attention weights [B, heads, N, N] of each layer."""
     with contextlib.ExitStack() as stack:
         for layer in attention_layers(model):
             stack.enter_context(layer.attn_drop.register_forward_pre_hook(lambda _, given: see(given[0])))
             stack.callback(setattr, layer, "fused_attn", layer.fused_attn)
-            layer.fused_attn = False  # the fused kernel does not return the weights
+            layer.fused_attn = False  # the fused kernel does not return attention weights
         yield
 
 
 class Rollout:
-    """Attention rollout for a model whose tokens stay the same from block to block."""
+    """Attention rollout, for a model whose blocks all work on the same tokens."""
 
     title = "attention rollout"
 
@@ -104,9 +107,9 @@ class Rollout:
 
     @classmethod
     def of(cls, model: nn.Module, image: Tensor) -> "Rollout | None":
-        """Return None unless the model is a plain sequence of blocks that ends in a class token or a mean (not Swin).
+        """Return a Rollout if the model is a plain sequence of blocks that ends in a class token or a mean, else None.
 
-        `image`: any image of the right size.
+        Swin, for example, is not such a sequence. `image`: any image of the right size.
         """
         shapes: list[torch.Size] = []
         with torch.no_grad(), watching_attention(model, lambda weights: shapes.append(weights.shape)):
@@ -121,7 +124,7 @@ class Rollout:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Return [B, rows, columns]: the share of each patch in the input of the head. `classes` has no effect."""
+        """Return [B, rows, columns]: the share of each patch in the head's input. `classes` has no effect."""
         mixed: Tensor | None = None
 
         def see(weights: Tensor) -> None:
@@ -139,7 +142,7 @@ class Rollout:
         return read[:, -self.grid[0] * self.grid[1] :].unflatten(1, self.grid)
 
 
-FINE_ENOUGH = 7  # positions per side; most models end with 7 for images of 224
+FINE_ENOUGH = 7  # positions per side; the last stage of most models has 7 for images of 224 x 224
 
 
 class GradientMaps:
@@ -152,9 +155,9 @@ class GradientMaps:
 
     @classmethod
     def of(cls, model: nn.Module, image: Tensor) -> "GradientMaps | None":
-        """Use the last of timm's stages with FINE_ENOUGH positions per side, else the finest. None if all are 1 x 1.
+        """Return the maps of timm's last stage with at least FINE_ENOUGH positions per side, or else its finest stage.
 
-        For images of 32 the last stage of most models is 1 x 1.
+        Return None if all stages are 1 x 1. For images of 32 x 32 pixels, the last stage of most models is 1 x 1.
         """
         known = getattr(model, "feature_info", ())
         stages = {stage["module"]: stage["num_chs"] for stage in known if "module" in stage}
@@ -172,7 +175,7 @@ class GradientMaps:
         return max(reversed(found), key=lambda each: min(each[0], FINE_ENOUGH), default=(0, None))[1]
 
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Return [B, rows, columns]: the evidence at each position for the class of its image, at least 0."""
+        """Return [B, rows, columns]: the evidence (at least 0) at each position for the class of the image."""
         with torch.enable_grad(), self._watching(outputs := []):
             logits = self.model(images.detach().clone().requires_grad_())
             (features,) = outputs
@@ -185,7 +188,7 @@ class GradientMaps:
         return self.module.register_forward_hook(lambda module, inputs, output: outputs.append(output))
 
     def _as_grid(self, features: Tensor) -> Tensor | None:
-        """Return [B, rows, columns, channels] from [B, channels, rows, columns] or square tokens; otherwise None."""
+        """Return [B, rows, columns, channels] from [B, channels, rows, columns] or a square of tokens, else None."""
         if not isinstance(features, Tensor) or self.channels not in (shape := features.shape):
             return None
         if features.ndim == 4:

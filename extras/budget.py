@@ -21,11 +21,11 @@ from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import content_of, write_text
 from utils.text import counted
 
-MIN_UPDATES = 13  # minimum after the first choice, for the rest of the warm-up and the decay
-SPARE, SPARE_PART = 1.5, 0.5  # reserve for variations: seconds, plus a part of the work after the last update
-MAX_SPARE, MAX_SPARE_PART = 2.5, 0.025  # limit of the reserve: seconds or a part of the budget, whichever is larger
-CHECK_AGAIN, TOLERANCE = 0.05, 0.02  # parts of the time left: until the next check; accepted error of the end time
-COSTS = ("update", "evaluation", "end_work", "then")  # fields of the forecast that a checkpoint holds
+MIN_UPDATES = 13  # minimum number of updates after the first choice, for the rest of the warm-up and the decay
+SPARE, SPARE_PART = 1.5, 0.5  # reserve for variations: seconds, plus a fraction of the time after the last update
+MAX_SPARE, MAX_SPARE_PART = 2.5, 0.025  # limit of the reserve: seconds or a fraction of the budget, whichever is larger
+CHECK_AGAIN, TOLERANCE = 0.05, 0.02  # fractions of the time left: pause between checks; tolerated error of the end
+COSTS = ("update", "evaluation", "end_work", "then")  # fields of the forecast's times that a checkpoint holds
 CHOICES_FILE = "budget.json"  # in the run's folder
 MAX_BYTES = 2**20  # largest size of that file
 
@@ -45,7 +45,7 @@ def budget_callbacks(
 
 
 class Allowance:
-    """The time that a run may take: "8h" over all starts by a monotonic clock, or until "07:00" by the wall clock."""
+    """The time that a run may take: "8h" in all its starts by a monotonic clock, or until "07:00" by the wall clock."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class Allowance:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ):
-        """Read `text`. `started`: the start of the program, by `clock`; `saved`: the state in a checkpoint."""
+        """Parse `text`. `started`: the time on `clock` when the program started; `saved`: the state in a checkpoint."""
         self.text, self._started, self.clock, self._wall = text, started, clock, wall
         self._seconds, self._before = to_seconds(text), saved.get("used", 0.0)
-        is_same = text == saved.get("text")  # if so, the run keeps its original 07:00, even if that has passed
+        is_same = text == saved.get("text")  # if so, the run keeps its original end time, even if it has passed
         self._end = saved.get("end") if is_same else next_time(text, wall()) if self._seconds is None else None
 
     def used(self) -> float:
-        """Return the seconds that the run was alive. Earlier starts count up to their last save."""
+        """Return the seconds that the run has used. Earlier starts of the program count up to their last save."""
         return self._before + self.clock() - self._started
 
     def left(self) -> float:
@@ -81,7 +81,7 @@ def next_time(text: str, now: float) -> float:
 
 
 class Budget(Callback):
-    """Chooses the number of updates from the run's forecast, in process 0. The forecast must run before it."""
+    """Chooses the number of updates from the run's forecast, in process 0. The forecast must be an earlier callback."""
 
     def __init__(
         self,
@@ -95,8 +95,9 @@ class Budget(Callback):
     ):
         """Restore the forecast from `saved`.
 
-        `finish`: does the work after the last evaluation of a run, and returns its seconds; `say`, `note`: methods of
-        the log; `longest_write`: returns the seconds of the longest write of a choice.
+        `finish`: a function that does the work after the last evaluation of a run and returns its duration in seconds;
+        `say`, `note`: methods of the log; `longest_write`: a function that returns the seconds that the slowest write
+        of a choice took.
         """
         self._longest_write = longest_write
         self.forecast, self.times, self.allowance = forecast, forecast.times, allowance
@@ -114,7 +115,7 @@ class Budget(Callback):
         self._began = self._began or self._clock()
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        """Do the work at the end of a run once, to measure how long it takes."""
+        """After the first evaluation, do the work at the end of a run once, to measure how long it takes."""
         if result.images is not None and not self.times.then:
             start, self.times.then = self._clock(), self.times.update
             self.times.end_work = self._finish()
@@ -131,7 +132,7 @@ class Budget(Callback):
         can_wait = not self.forecast.is_measured and left > until_measured + times.after_last_update() + self._spare()
         if now < self._next_check or can_wait or not times.update:
             return 0
-        step = trainer.step + (trainer.process.world_size > 1)  # several processes adopt it one update later
+        step = trainer.step + (trainer.process.world_size > 1)  # several processes adopt the choice one update later
         if not has_choice:
             try:
                 self.refuse_too_short(step, trainer.step > NOT_TYPICAL)
@@ -149,8 +150,8 @@ class Budget(Callback):
     def _stays(self, schedule: Schedule, step: int, fitting: int, left: float) -> bool:
         """Return whether the run keeps its number of updates, although it has time for `fitting` updates."""
         if schedule.to_repeat:
-            # The run repeats its recorded choices, on a faster machine too. If this machine is so slow that less than
-            # half of the updates after a choice would fit, it chooses anew: repeating might leave no time for decay.
+            # The run repeats its recorded choices, even on a faster machine. If this machine is so slow that less than
+            # half of the updates after a choice fit, it chooses anew, because repeating might leave no time for decay.
             chosen_at, chosen = schedule.to_repeat[0]
             return fitting >= (chosen_at + chosen) / 2
         if not schedule.choices:
@@ -175,7 +176,7 @@ class Budget(Callback):
         return self.times.until_end(step, min(chosen + MIN_UPDATES, self.times.most_updates)) + self._spare()
 
     def refuse_too_short(self, step: int, is_typical: bool = True) -> None:
-        """Raise ConfigError if warm-up and decay do not fit. `is_typical`: whether the measured time is typical."""
+        """Raise ConfigError if warm-up and decay do not fit. `is_typical`: whether measured times are typical."""
         if self.allowance.left() < self._need(step, step):
             chosen = max(step, NOT_TYPICAL + MEASURED) if is_typical else step
             shortest = math.ceil(self.allowance.used() + self._need(step, chosen))
@@ -186,7 +187,7 @@ class Budget(Callback):
             )
 
     def describe(self, step: int, num_updates: int) -> str:
-        """Describe a run with this number of updates, and say when it ends."""
+        """Return a description of a run with this number of updates, and when it ends."""
         times, per_epoch, every = self.times, self.times.order.steps_per_epoch, self.times.validate_freq
         number = num_updates / per_epoch
         how_many = f"about {number:.{0 if number >= 10 else 1}f} epochs"
@@ -198,10 +199,10 @@ class Budget(Callback):
 
 
 class ChoiceRecord(Callback):
-    """Writes each choice of a run to its folder before an update uses it, so that a resumed run repeats it.
+    """Writes each chosen number of updates to the run's folder before it takes effect. A resumed run repeats it.
 
     It works in process 0. A checkpoint has only the choices made before it; this file also has the later ones.
-    Rejected: saving a checkpoint for each choice, because training waits for the save of a large model.
+    Rejected: saving a checkpoint for each choice, because training would wait until a large model is saved.
     """
 
     def __init__(self, path: Path, forecast: Forecast, clock: Callable[[], float], warn: Callable[[str], None]):
@@ -212,9 +213,9 @@ class ChoiceRecord(Callback):
         self._forecast.leave_out(self.write(trainer))
 
     def write(self, trainer: Trainer) -> float:
-        """Replace the file. Return the seconds that it took.
+        """Write all choices to the file. Return the seconds that this took.
 
-        If that fails, the run uses the choice anyway: without it the run would end too late.
+        If writing fails, the run uses the choice anyway, because otherwise it would end too late.
         """
         start = self._clock()
         self._attempt(trainer)
@@ -249,16 +250,16 @@ def basis_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def repeat_choices(path: Path, trainer: Trainer) -> list[str]:
-    """Make a resumed run repeat the choices that `path` records after its checkpoint. Return lines for the log.
+    """Make a resumed run repeat the choices that it made after its checkpoint, from `path`. Return lines for the log.
 
-    Collective. Each process then repeats them by itself at the same step; a vote would come one update late.
+    Collective. Each process then repeats them at the same step on its own; a vote would come one update late.
     """
     trainer.schedule.to_repeat, lines = trainer.process.first(lambda: later_choices(path, trainer))
     return lines
 
 
 def later_choices(path: Path, trainer: Trainer) -> tuple[list[list[int]], list[str]]:
-    """Return the choices in the file from this step on, if they belong to this run, and lines for the log."""
+    """Return the choices in the file from the current step on, if they belong to this run, and lines for the log."""
     otherwise = "the budget chooses anew"
     try:
         with naming_damage(path):
@@ -286,7 +287,7 @@ def later_choices(path: Path, trainer: Trainer) -> tuple[list[list[int]], list[s
 
 
 def check_choices(choices: list[list[int]], of_settings: int) -> None:
-    """Raise ValueError if no run can have made these choices. `of_settings`: its number of updates without a budget."""
+    """Raise ValueError if no run can have made these choices. `of_settings`: the number of updates without a budget."""
     last, num_updates = -1, of_settings
     for step, chosen in choices:
         is_possible = last < step < num_updates and step < chosen <= of_settings

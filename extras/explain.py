@@ -1,4 +1,4 @@
-"""Reports the type in which each module computes, as observed in one forward pass."""
+"""Reports the data type in which each module computes, as observed in one forward pass."""
 
 import contextlib
 import copy
@@ -30,7 +30,7 @@ COLUMNS = ("module", "class", "computes_in", "takes", "returns", "weights", "ope
 
 @dataclass
 class ModuleTypes:
-    """The types of one module, without its submodules."""
+    """The data types of one module, not counting its submodules."""
 
     path: str
     kind: str
@@ -76,7 +76,7 @@ class TypeRecorder(TorchDispatchMode):
 
 @torch.no_grad()
 def record_types(model: nn.Module, images: Tensor, autocast: torch.autocast) -> list[ModuleTypes]:
-    """Return the types seen in one forward in training mode. Random state and BatchNorm statistics are restored."""
+    """Return the types in one forward pass in training mode. Random state and BatchNorm statistics are restored."""
     found = TypeRecorder(model)
     with (
         unchanged_random_state(images.device),
@@ -91,7 +91,7 @@ def record_types(model: nn.Module, images: Tensor, autocast: torch.autocast) -> 
 
 
 def explain(trainer: Trainer, log: Log, folder: Path) -> None:
-    """Print a table, with similar modules in one row, and write precision.csv with one row per module."""
+    """Print the types as a table with similar modules in one row. Write precision.csv with one row per module."""
     windows = trainer.data.windows(trainer.step, trainer.step + 1)
     with contextlib.closing(windows):
         batch = next(iter(next(windows).batches))
@@ -107,7 +107,7 @@ def explain(trainer: Trainer, log: Log, folder: Path) -> None:
 
 
 def collapse(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Merge rows that differ only in one number of their name: blocks.0-11.attn.qkv."""
+    """Merge rows whose names differ only in one number, for example into blocks.0-11.attn.qkv."""
     for position in range(max((row[0].count(".") for row in rows), default=0), -1, -1):
         groups: dict[tuple, list[int]] = {}
         for path, *cells in rows:

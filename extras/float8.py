@@ -10,13 +10,14 @@ from models.parts import classifier_names
 from models.transforms.base import ModelTransform
 from utils.errors import ConfigError, needing
 
-# torchao's automatic filter for scaling by tensor (torchao.float8._auto_filter_for_recipe), from its timings on H100s:
-# a smaller layer loses more time by converting its inputs than its products gain. The hardware needs multiples of 16.
+# Limits of torchao's automatic filter for tensorwise scaling (torchao.float8._auto_filter_for_recipe), from timings on
+# H100s: converting the inputs of a smaller layer takes more time than its matrix products save. The hardware needs
+# multiples of 16.
 OUTPUTS, INPUTS, MULTIPLE = 1024, 4096, 16
 
 
 def check_float8(device: torch.device) -> None:
-    """Refuse a device that has no float8 arithmetic, and an environment without torchao."""
+    """Raise ConfigError if the device has no float8 arithmetic or torchao is not installed."""
     if not has_float8(device):
         raise ConfigError(
             "PRECISION.MODE is float8, which needs a CUDA device of compute capability 8.9 or newer; this one is "
@@ -32,7 +33,7 @@ def has_float8(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Float8(ModelTransform):
-    """Converts the large Linear layers. Weights stay float32 parameters with the same names."""
+    """Makes large Linear layers compute in float8. Weights stay float32 parameters with the same names."""
 
     device: torch.device
 
@@ -48,8 +49,8 @@ class Float8(ModelTransform):
                 f"more than {OUTPUTS} outputs or {INPUTS} inputs, both multiples of {MULTIPLE} (layers on operator "
                 "lists, and layers that see only one token of an image, do not count); use PRECISION.MODE autocast"
             )
-        # Devices without float8 emulate it, which happens only in tests. Padding is on, since the gradient of a weight
-        # sums over the rows of the batch, and their number is rarely a multiple of 16.
+        # Devices without float8 emulate it, which happens only in tests. Padding is on, because a weight's gradient is
+        # a sum over the rows of the batch, and the number of rows is rarely a multiple of 16.
         config = Float8LinearConfig(emulate=not has_float8(self.device), pad_inner_dim=True)
         convert_to_float8_training(model, module_filter_fn=lambda module, name: module in chosen, config=config)
         return [f"{len(chosen)} of {len(linears)} Linear layers compute in float8"]
@@ -59,7 +60,7 @@ class Float8(ModelTransform):
 
         for module in model.modules():
             if type(module) is Float8Linear:
-                module.__class__ = nn.Linear  # Float8Linear differs only in its forward
+                module.__class__ = nn.Linear  # a Float8Linear differs from a Linear only in its forward
 
 
 def _gains(linear: nn.Linear) -> bool:
@@ -70,7 +71,7 @@ def _gains(linear: nn.Linear) -> bool:
 def _with_few_rows(model: nn.Module) -> set[nn.Module]:
     """Return the modules of the classifier, and of a last block that computes only the class token.
 
-    One row per image is too little work for float8.
+    They have one row per image, which is too little work for float8 to save time.
     """
     # Local: importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenVisionTransformer

@@ -18,7 +18,7 @@ class KubeflowProgress:
 
     VARIABLES = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN")
     SECONDS_BETWEEN = 5.0
-    PATIENCE, LAST_PATIENCE = 5.0, 1.5  # timeouts in seconds: of a post; of waiting for the last post of a run
+    PATIENCE, LAST_PATIENCE = 5.0, 1.5  # seconds: timeout of a post; longest wait for the last post of a run
 
     def __init__(self, environment: Mapping[str, str], warn: Callable[[str], None], clock: Callable[[], float]):
         self._url, self._certificate, self._token = map(environment.get, self.VARIABLES)

@@ -1,4 +1,4 @@
-"""MODEL.LORA: low-rank adapters, made by peft. Layers get a product of two small matrices; only these are trained."""
+"""MODEL.LORA: low-rank adapters, made by peft. Each adds a trained product of two small matrices to a frozen layer."""
 
 from collections.abc import Iterable
 from typing import NoReturn
@@ -16,14 +16,14 @@ ALL_LINEAR = "all-linear"
 
 
 def add_adapters(model: nn.Module, settings: Lora) -> nn.Module:
-    """Add adapters, whose output is zero at first, and return the model. Only they and the classifier are trained."""
+    """Add adapters, whose output is zero at first, and return the model. Only adapters and classifier are trained."""
     layers = _layers(model, settings)
     for name, layer in layers.items():
         narrow = min(layer.weight.shape)
         if settings.RANK > narrow:
             raise ConfigError(
                 f"MODEL.LORA.RANK: {settings.RANK} is more than {narrow}, the smaller side of {name} "
-                f"({layer.in_features} x {layer.out_features}); an adapter saves weights only well below that"
+                f"({layer.in_features} x {layer.out_features}); an adapter saves weights only at a much lower rank"
             )
     with needing("peft", f"MODEL.LORA.RANK is {settings.RANK}, which"):
         from peft import LoraConfig, inject_adapter_in_model  # local: importing peft takes seconds
@@ -60,14 +60,14 @@ def _layers(model: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
 
 
 def _refuse(patterns: str, linear: Iterable[str]) -> NoReturn:
-    there_are = f"it has {first_of(list(linear), limit=3)}; or {ALL_LINEAR}" if linear else "it has none"
+    remedy = f"choose from {first_of(list(linear), limit=3)}, or use {ALL_LINEAR}" if linear else "it has no others"
     raise ConfigError(
-        f"MODEL.LORA.TARGETS: {patterns} matches no linear layer of this model except its classifier; {there_are}"
+        f"MODEL.LORA.TARGETS: {patterns} matches no linear layer of this model except its classifier; {remedy}"
     )
 
 
 def merge_adapters(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
-    """Return the weights with the adapters merged into them. `settings`: the settings of their run."""
+    """Return the weights with the adapters merged into them. `settings`: the settings of the run that trained them."""
     alpha = settings.get("MODEL.LORA.ALPHA")
     if alpha is None:
         raise ConfigError("it has adapters (LoRA) without the settings of their run; use the run's checkpoint")

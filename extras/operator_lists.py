@@ -17,14 +17,14 @@ from utils.torch_internals import own_parameter
 BLACK, WHITE = "PRECISION.CUSTOM_BLACK_LIST", "PRECISION.CUSTOM_WHITE_LIST"
 LOSS = "softmax_with_cross_entropy"
 
-# The functions that an attention module calls between its layers. They are one unit: a softmax in float32
+# The functions that an attention module calls between its layers. They share one entry, because a softmax in float32
 # cannot repair products that overflowed in half precision, and a fused kernel has one type for all of them.
 ATTENTION = frozenset(
     {F.scaled_dot_product_attention, F.multi_head_attention_forward, torch.softmax, Tensor.softmax, F.softmax}
     | {torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.einsum}
 )
 
-# Paddle's operators, and the classes that compute them here.
+# {Paddle's operator: the classes that compute it here}
 OPERATORS = {
     "matmul_v2": {"Linear", "attention's functions"},
     "softmax": {"Softmax", "attention's functions"},
@@ -40,11 +40,11 @@ class Node:
 
     path: str
     parent: "Node | None"
-    names: frozenset[str]  # of the module's classes
+    names: frozenset[str]  # names of the module's class and its base classes
     module: nn.Module | None = None
 
     def is_named_by(self, text: str) -> bool:
-        """Return whether an entry names this node: the outermost module that it covers. Submodules inherit."""
+        """Return whether an entry names this node. A path does not name the submodules of the module that it names."""
         if text in OPERATORS:
             return bool(OPERATORS[text] & self.names)
         inside = self.parent is not None and covers(text, self.parent.path)
@@ -53,7 +53,7 @@ class Node:
 
 @dataclass(frozen=True)
 class OpOverrides(ModelTransform):
-    """Applies the two lists under autocast with the type `half`. If `half` is None, it only checks the entries."""
+    """Applies the black and the white list under autocast with the type `half`. If it is None, only checks them."""
 
     black: tuple[str, ...]
     white: tuple[str, ...]
@@ -84,7 +84,7 @@ class OpOverrides(ModelTransform):
         return [*lines, f"lists: {', '.join(changes)}"]
 
     def _choose(self, nodes: list[Node]) -> dict[Node, str | None]:
-        """Return BLACK, WHITE or None for each node, by the most specific entry that names it, else by its parent."""
+        """Return BLACK, WHITE or None for each node, by the most specific entry that names it, or as for its parent."""
         entries = [(text, BLACK) for text in self.black] + [(text, WHITE) for text in self.white]
         named = {entry: [node for node in nodes if node.is_named_by(entry[0])] for entry in entries if entry[0] != LOSS}
         settings: dict[Node, str | None] = {}
@@ -101,8 +101,9 @@ class OpOverrides(ModelTransform):
                 classes = frozenset().union(*(node.names for node in nodes))
                 known = [*others, LOSS, *sorted(classes), *(node.path for node in nodes if node.path)]
                 raise ConfigError(
-                    f"{setting}: {text} names no module (blocks.0.attn, blocks.0.*) and no class (LayerNorm) of this model, and "
-                    f"no operator that it computes ({', '.join(others)}){did_you_mean(text.strip('*.'), known)}"
+                    f"{setting}: {text} names no module (such as blocks.0.attn or blocks.0.*) and no class (such as "
+                    f"LayerNorm) of this model, and no operator that it computes ({', '.join(others)})"
+                    f"{did_you_mean(text.strip('*.'), known)}"
                 )
             if setting not in {settings[node] for node in its_nodes}:
                 raise ConfigError(
@@ -116,10 +117,10 @@ class OpOverrides(ModelTransform):
     ) -> type:
         """Return a subclass of `cls` that computes in the given types.
 
-        `dtype`: the type of inputs and of these weights (None: unchanged); `attention`: the type of
-        attention's functions. In half precision, autocast is on inside a module with submodules, since these may mix
-        types. In a module without submodules autocast is off and the weights are in half precision, since autocast
-        would compute a norm or softmax in float32.
+        `dtype`: the type of the inputs and of the parameters named in `weights` (None: unchanged); `attention`: the
+        type of attention's functions. In half precision, autocast is on inside a module with submodules, because these
+        may mix types. In a module without submodules, autocast is off and the weights are in half precision, because
+        autocast would compute a norm or softmax in float32.
         """
         device_type = self.device_type
 
@@ -136,7 +137,7 @@ class OpOverrides(ModelTransform):
                 return super(overridden, self).forward(*args, **kwargs)
 
         def in_half(name: str) -> property:
-            # forward reads this property as self.weight. The parameter itself is still there to train and to save.
+            # forward reads this property as self.weight. The parameter itself is still trained and saved.
             return property(lambda self: _cast(own_parameter(self, name), dtype))
 
         members = {"forward": forward, **{name: in_half(name) for name in weights}}
@@ -171,22 +172,22 @@ def _has_children(module: nn.Module) -> bool:
 
 
 def _specificity(text: str, node: Node) -> tuple[bool, ...]:
-    """Return a sort key for entries. Operators are the least specific, then classes, patterns and paths."""
-    # In attention, softmax outranks matmul_v2, since people list softmax because of these products.
+    """Return a sort key for entries: operators are the least specific, followed by classes, patterns and paths."""
+    # In attention, softmax outranks matmul_v2, because people list softmax to change the products of attention.
     return text not in OPERATORS, text == "softmax", text not in node.names, not set("*?[") & set(text)
 
 
 def _weights_to_cast(module: nn.Module) -> tuple[str, ...]:
     """Return the names of the weights to cast in a module that computes in half precision without autocast.
 
-    BatchNorm casts none: with its float32 statistics it accepts half inputs only if its weights are float32.
+    BatchNorm's weights are not cast: with float32 statistics it accepts half inputs only if its weights are float32.
     """
     alone = not _has_children(module) and not has_running_statistics(module)
     return tuple(name for name, _ in module.named_parameters(recurse=False)) if alone else ()
 
 
 def _cast(value, dtype: torch.dtype):
-    """Cast floating-point tensors, also in lists and tuples. Like autocast, it leaves float64 unchanged."""
+    """Cast floating-point tensors, also in lists and tuples. Leave float64 unchanged, as autocast does."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() and value.dtype is not torch.float64 else value
     if type(value) in (list, tuple):

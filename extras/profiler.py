@@ -1,4 +1,4 @@
-"""Traces some updates for a profiler's viewer (-profile)."""
+"""Traces a few updates (-profile), for a trace viewer such as Perfetto."""
 
 import contextlib
 from collections.abc import Callable
@@ -15,13 +15,13 @@ WARM_UPDATES = 5  # updates before tracing starts, because the first ones are no
 
 
 class Profiler(Callback):
-    """Traces `num_updates` updates of this process, with a range for each phase."""
+    """Traces `num_updates` updates of this process, with a named range for each phase."""
 
     def __init__(self, num_updates: int, path: Path, say: Callable[[str], None]):
         self._path, self._say = path, say
         self._profile = profile(
             activities=supported_activities(),
-            # One warm-up update is traced and discarded, because tracing starts slowly.
+            # The first traced update is discarded, because it is slow.
             schedule=schedule(wait=WARM_UPDATES, warmup=1, active=num_updates, repeat=1),
             on_trace_ready=self._write,
             acc_events=True,
@@ -43,7 +43,7 @@ class Profiler(Callback):
             self._profile.step()
 
     def close(self) -> None:
-        """Write the trace so far."""
+        """Stop tracing, and write the trace so far."""
         if not self._is_done:
             self._profile.stop()
         if not self._is_done:
@@ -53,7 +53,7 @@ class Profiler(Callback):
         self._is_done = True
         check_in_place(self._path)
         try:
-            # Torch would write into the file of an earlier start, and so into its hard links.
+            # Torch would overwrite the file of an earlier start in place, which would also change its hard links.
             self._path.unlink(missing_ok=True)
             traced.export_chrome_trace(str(self._path))
         except OSError as error:

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from configs.schema import Config
 from engine.evaluation.scores import TITLES, Best, Scores, format_value
@@ -17,9 +16,6 @@ from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.log import Log
 from utils.text import counted, format_time
-
-if TYPE_CHECKING:
-    pass
 
 LINES_BELOW_A_HEAD = 40
 SECONDS = 1.0  # the shortest time between two updates of the metrics in the progress bar

@@ -1,4 +1,4 @@
-"""DATA.CACHE: decodes each image once, and afterwards reads it from a file that is mapped into memory.
+"""DATA.CACHE: decodes each image once, and then reads its pixels from a file that is mapped into memory.
 
 Tar shards are no replacement: they hold encoded images, and the cache is fast because it has nothing to decode.
 """
@@ -28,24 +28,24 @@ from utils.host import count_cores
 from utils.progress import shown
 from utils.text import counted, format_bytes, format_bytes_apart
 
-IS_REASON = 0  # height of an unreadable image, whose content is the error message
-NUM_SAMPLED = 64  # images from which the total size is estimated
-IMAGES_AHEAD_PER_THREAD = 2  # decoded ahead of the writer
+IS_REASON = 0  # the height that marks an unreadable image; its content is the error message
+NUM_SAMPLED = 64  # number of images from which the total size is estimated
+IMAGES_AHEAD_PER_THREAD = 2  # number of images decoded ahead of the writer
 FILES_PER_TASK = 4096
-REMEDY = "Set DATA.CACHE_PATH to a writable folder with enough space; DATA.CACHE=256 needs less"
+REMEDY = "Set DATA.CACHE_PATH to a writable folder with enough space; DATA.CACHE=256 needs less space"
 
 
 class CacheError(Exception):
-    """Raised if the cache cannot be built. The message gives the reason and the numbers."""
+    """Raised if the cache cannot be built. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class CacheProgress:
-    """Callbacks for progress and cancellation."""
+    """Callbacks for progress and cancellation, and whether to build a missing cache."""
 
     say: Callable[[str], None]
     warn: Callable[[str], None]
-    signal: Callable[[], int] = lambda: 0  # the number of the signal to stop on; 0: none has arrived
+    signal: Callable[[], int] = lambda: 0  # returns the number of the signal that has arrived, or 0
     may_build: bool = True
     is_check: bool = False  # describe a missing cache instead of building it
 
@@ -56,7 +56,7 @@ class CacheProgress:
 
 
 def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocation:
-    """Return the location of this set's cache, whether it exists or not."""
+    """Return the location of this set's cache, which need not exist."""
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
     files = hash_files(image_set, count_threads(config))
     key = {"files": files, "pixels": asdict(image_set.rules)}
@@ -67,7 +67,7 @@ def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocatio
 
 
 def hash_files(image_set: ImageSet, num_threads: int) -> str:
-    """Return a hash of all paths, sizes and dates in their order. It changes with any image."""
+    """Return a hash of the paths, sizes and dates of all images, in order. It changes if any image changes."""
 
     def describe(first: int) -> bytes:
         numbers = range(first, min(first + FILES_PER_TASK, len(image_set)))
@@ -137,12 +137,12 @@ def open_cache(location: CacheLocation, warn: Callable[[str], None] = lambda lin
 def cache_image_sets(
     config: Config, image_sets: tuple[ImageSet | None, ImageSet], progress: CacheProgress
 ) -> tuple[ImageSet | None, ImageSet]:
-    """Return training and validation set, read from the cache that DATA.CACHE asks for. Build a missing cache first."""
+    """Return the training and validation set, read from the cache if DATA.CACHE is on. Build a missing cache first."""
     if config.DATA.CACHE == "none":
         return image_sets
     short_side = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
     if (side := config.DATA.cache_side) and side < short_side:
-        progress.warn(f"DATA.CACHE is {side}; evaluation will enlarge these images to {short_side}")
+        progress.warn(f"DATA.CACHE is {side}; evaluation will enlarge the cached images to {short_side}")
     train, val = image_sets
     train = None if train is None else _cache_image_set(config, "training", train, progress)
     return train, _cache_image_set(config, "validation", val, progress)
@@ -184,7 +184,7 @@ def why_not_cacheable(image_set: ImageSet) -> str | None:
 
 
 def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes | np.ndarray]:
-    """Return height, width and content of an image as the cache stores it."""
+    """Return the height, width and content that the cache stores for an image."""
     try:
         pixels = image_set.read(index)
     except ImageReadError as error:
@@ -245,7 +245,7 @@ def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, pr
 
 
 def check_space(config: Config, location: CacheLocation, image_set: ImageSet, pool: ThreadPoolExecutor) -> str:
-    """Describe the size of the cache and the free space. Raise CacheError if it does not fit."""
+    """Return the size of the cache and the free space as text. Raise CacheError if the cache does not fit."""
     needed, free = estimate_bytes(config.DATA, image_set, pool), free_bytes(location.folder)
     needs, has = format_bytes_apart(needed, free)
     sizes = f"{counted(len(image_set), 'image')}, about {needs} in {location.folder}, where {has} are free"
@@ -255,7 +255,7 @@ def check_space(config: Config, location: CacheLocation, image_set: ImageSet, po
 
 
 def estimate_bytes(data: Data, image_set: ImageSet, pool: ThreadPoolExecutor) -> int:
-    """Estimate the size of the set in the cache from a sample."""
+    """Return the estimated size of the set in the cache, from a sample of its images."""
     sample = np.linspace(0, len(image_set) - 1, min(len(image_set), NUM_SAMPLED)).astype(int).tolist()
     lengths = pool.map(lambda index: memoryview(encode(data, image_set, index)[2]).nbytes, sample)
     return int(np.mean(list(lengths)) * len(image_set))

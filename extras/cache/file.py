@@ -1,4 +1,4 @@
-"""The two files of a cache: `.data` holds the pixels of all images one after the other, `.index` their positions.
+"""The two files of a cache: `.data` holds the pixels of all images one after the other, `.index` their offsets.
 
 The index is written last and marks the cache as complete. Without it, the next start rebuilds the cache.
 """
@@ -33,7 +33,7 @@ class DamagedCacheError(Exception):
 
 @dataclass(frozen=True)
 class CacheLocation:
-    """The files of a cache, and the key that its content must have."""
+    """The paths of a cache, and the key that identifies its content."""
 
     folder: Path
     data_set: str  # only the newest cache of a data set is kept
@@ -62,7 +62,7 @@ class CacheLocation:
             path.unlink(missing_ok=True)
 
     def remove_older(self) -> list[str]:
-        """Remove other caches of this data set and return their names. A run that has one open can still read it."""
+        """Remove other caches of this data set and return their names. A run that has opened one can still read it."""
         older = set(self.folder.glob(f"{self.data_set}-{'[0-9a-f]' * 16}.data")) - {self.data}
         for data in older:
             for ending in (ENDING, ".data"):
@@ -115,10 +115,10 @@ class CacheWriter:
     """Writes the images of a cache one after the other. The caller must hold `location.lock`."""
 
     def __init__(self, location: CacheLocation):
-        location.remove()  # do not overwrite: another run may have a damaged cache mapped
+        location.remove()  # not overwritten, because another run may have mapped the damaged cache
         self.location, self._data = location, open(location.data, "wb")  # noqa: SIM115
         self._entries = np.empty(location.num_images, ENTRY)
-        self.num_done, self._end = 0, 0  # number of images, and of their bytes
+        self.num_done, self._end = 0, 0  # number of images so far, and of their bytes
 
     def add(self, height: int, width: int, content: bytes | np.ndarray) -> None:
         """Append the next image."""
@@ -138,7 +138,7 @@ class CacheWriter:
 
     def close(self) -> None:
         """Remove the files of an unfinished cache."""
-        with contextlib.suppress(OSError):  # a full disk, which was reported before
+        with contextlib.suppress(OSError):  # closing fails if the disk is full, which was reported before
             self._data.close()
         if not self.location.index.exists():
             self.location.remove()

@@ -1,4 +1,4 @@
-"""Finds the teacher that the settings name, and checks it against the classes of the data."""
+"""Finds the teacher that the settings name, and checks that its classes fit the data."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,11 +24,11 @@ REMEDY = f"train it on this data first, and name its checkpoint: -opts {KEY}=out
 class TeacherSource(NamedTuple):
     """The model, weights and classes of a teacher that is not built yet."""
 
-    config: Config  # settings that build its model and normalize its images
+    config: Config  # settings that determine its model and how its images are normalized
     weights: str  # a file, or the name of a timm model
     classes: list[str] | None  # names of its outputs, if known
     num_classes: int | None
-    side: int | None  # image size, if the model takes only one
+    side: int | None  # the only image size that the model takes; None: any size
 
 
 def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tuple[Teacher, list[str]]:
@@ -53,7 +53,7 @@ def random_teacher(config: Config, num_classes: int) -> Teacher:
 
 
 def find_teacher(config: Config) -> TeacherSource:
-    """Find the teacher by its name in timm, or by a checkpoint, which holds the settings of its run."""
+    """Find the teacher: a timm model by its name, or a checkpoint, which also holds the settings of its run."""
     timm = import_timm()
     name, weights = config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PRETRAINED
     path = find_file(name)
@@ -89,15 +89,18 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
     then = unflatten(settings)
     if then.DATA.IMAGE_CHANNELS != config.DATA.IMAGE_CHANNELS:
         raise ConfigError(
-            f"{KEY}: {path} takes images of {counted(then.DATA.IMAGE_CHANNELS, 'channel')}; set DATA.IMAGE_CHANNELS to that, or name "
-            "another teacher"
+            f"{KEY}: {path} takes images of {counted(then.DATA.IMAGE_CHANNELS, 'channel')}; set DATA.IMAGE_CHANNELS to "
+            "that, or name another teacher"
         )
     then = replace(then, MODEL=replace(then.MODEL, FREEZE=()))
     return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), then.DATA.IMAGE_SIZE)
 
 
 def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list[int]:
-    """Return the teacher's output for each class of the data. An empty list means all outputs, in the same order."""
+    """Return the index of the teacher's output for each class of the data.
+
+    An empty list means that the outputs already have the order of the classes.
+    """
     if found.classes and len(found.classes) == found.num_classes and num_classes == len(classes):
         unknown = [name for name in classes if name not in found.classes]
         if unknown:
@@ -109,7 +112,7 @@ def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list
 
 
 def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
-    """Raise ConfigError if the classifier in the file has another number of classes (rows) than the data."""
+    """Raise ConfigError if the number of classes (rows) of the classifier in the file is not that of the data."""
     state = read_state_dict(file)
     for name in classifier_names(model):
         rows = len(state.get(f"{name}.weight", range(num_classes)))

@@ -1,4 +1,4 @@
-"""Adds distillation to a step: the teacher's logits to the targets, and a term to the loss."""
+"""Adds distillation to a training step: the teacher's logits to the targets, and a term to the loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from utils.log import Log
 def make_distillation(
     config: Config, process: Process, log: Log, num_classes: int, classes: Sequence[str] | None
 ) -> "Distillation":
-    """Return the distillation that the settings ask for. Every process has the whole teacher. Collective.
+    """Return the distillation that the settings ask for. Each process loads the whole teacher. Collective.
 
     `classes`: names of the data's classes; None: use a teacher with random weights.
     """
@@ -59,7 +59,7 @@ class DistillationTargets(ExtendedTargets):
 class DistillationLoss:
     """The loss (1 - ALPHA) x label loss + ALPHA x teacher loss, as in timm and DeiT.
 
-    A student with two heads learns the labels with the first and the teacher with the second. `soft` is the KL
+    A student with two heads learns the labels with the first, and from the teacher with the second. `soft` is the KL
     divergence of the class probabilities at temperature TAU, times TAU^2, averaged over the images (DeiT also divides
     by the number of classes). `hard` is the cross entropy with the class that the teacher predicts.
     """
@@ -101,7 +101,7 @@ class TeacherPreparation:
 
 
 def cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Convert the model's floating-point numbers to this type, but never BatchNorm to a half type."""
+    """Convert the floating-point parameters and buffers to this type. BatchNorm is never converted to a half type."""
     for module in model.modules():
         own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
         for tensor in own if dtype.itemsize > 2 or not has_running_statistics(module) else ():

@@ -1,4 +1,4 @@
-"""The teacher of a distillation: a frozen model that gets the student's images, normalized for its own weights."""
+"""The teacher of a distillation: a frozen model that gets the student's images, normalized as its weights expect."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ class Teacher(nn.Module):
     ):
         """Wrap `model`.
 
-        `student`, `own`: settings that normalize images for the student and for this model; `outputs`: indices of the
+        `student`, `own`: normalization settings of the student and of this model; `outputs`: indices of the
         student's classes among the model's outputs, empty for all; `side`: the only image size that the model takes.
         """
         super().__init__()
@@ -41,7 +41,7 @@ class Teacher(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [B, classes of the student] for images [B, C, H, W] as the student gets them."""
         if self.side and images.shape[-1] != self.side:
-            # In float32: not every device resizes half types.
+            # Resize in float32, because not every device can resize half types.
             images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
         if self.renormalizes:
             images = images * self.scale + self.shift
@@ -50,9 +50,9 @@ class Teacher(nn.Module):
 
 
 def use_both_heads(model: nn.Module) -> None:
-    """Make a model with a second head, such as DeiT's distilled ones, return the logits of both heads in training.
+    """Make a model with a second head, such as DeiT's distilled models, return the logits of both heads in training.
 
-    In evaluation it always returns their mean. Without distillation it does so in training too.
+    In evaluation the model always returns their mean. Without distillation it does so in training too.
     """
     if hasattr(model, "set_distilled_training"):
         model.set_distilled_training(True)

@@ -42,7 +42,7 @@ from utils.text import counted
 
 
 def examine(source: str, batch: Path | None, cfg: str | None, half: str | None) -> None:
-    """Replay the batch of a run. `source`, `batch`, `cfg`, `half`: the arguments of scripts/doctor.py."""
+    """Replay an update of a run and print the findings. The arguments are those of scripts/doctor.py."""
     folder, state, batches = find_run(source, batch)
     refuse_other_kind("run", folder / DOCTOR_FILE, PRESCRIPTION, "rename it")
     config = unflatten(state["config"])
@@ -60,7 +60,7 @@ def examine(source: str, batch: Path | None, cfg: str | None, half: str | None) 
     num_images = sum(len(batch.targets) for batch, _ in each.batches)
     print(f"step {each.step}, process {each.rank}: {counted(num_images, 'image')}; loss scale {scale:g}")
     print("\n".join(found.lines()))
-    # Without an overflow only the next batch was replayed. If that is finite, no setting needs to change.
+    # Without a saved overflow, only the next update was replayed. If it is finite, no setting needs to change.
     text = prescribe(found, config, folder) if found.first or batches else ""
     if text:
         target = folder / DOCTOR_FILE
@@ -81,14 +81,15 @@ def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
         path = weights_in(folder)
         if path is None:
             raise ConfigError(
-                f"{folder} has neither {OVERFLOW_FILE} nor best.pth or last.pth; give the folder of a run, or a checkpoint"
+                f"{folder} has neither {OVERFLOW_FILE} nor best.pth or last.pth; give the folder of a run, or a "
+                "checkpoint"
             )
     _, state = read_checkpoint(path, {"state_dict", "config", "class_names"})
     return folder, state, batches
 
 
 def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Config, float]:
-    """Return the settings with the half type to examine, and its loss scale."""
+    """Return the settings, with the half type to examine, and the loss scale for it."""
     saved = state.get("amp_scaler", {})
     half = str(saved.get("dtype", "None")).removeprefix("torch.")
     half = wanted or (half if half != "None" else None)
@@ -100,7 +101,7 @@ def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Confi
     first = config.PRECISION.INIT_LOSS_SCALING if half == "float16" else 1.0
     scale = saved.get("scale", first) if saved.get("dtype") == f"torch.{half}" else first
     if config.PRECISION.MODE != "autocast" or config.PRECISION.CUSTOM_WHITE_LIST:
-        print("replayed under autocast, without naive or float8 mode and CUSTOM_WHITE_LIST")
+        print("replayed with PRECISION.MODE autocast and without CUSTOM_WHITE_LIST")
     if config.TRAIN.DISTILLATION_TYPE != "none":
         print("replayed without the teacher: the loss uses only the labels")
     return replace(config, AMP=True, PRECISION=replace(config.PRECISION, DTYPE=half)), float(scale)

@@ -19,9 +19,10 @@ from models.transforms import ModelTransforms
 from utils.seed import seed_update
 from utils.text import align
 
-HEADROOM = 2  # the largest gradient stays below the maximum of the half type by this factor
+HEADROOM = 2  # factor by which the largest gradient stays below the maximum of the half type
 MAX_SCALE = 2.0**24  # a larger scale has no benefit
-OUTLIER = 1024  # times the median: no scale fits a larger gradient and the others, so its module goes on the black list
+# Multiple of the median gradient. No scale fits both a larger gradient and the others, so its module is black-listed.
+OUTLIER = 1024
 MAX_REPLAYS = 40
 
 
@@ -33,14 +34,14 @@ class Case:
     precision: Precision
     transforms: ModelTransforms  # already applied to the model
     loss: Callable[[Tensor, Tensor | Mixed], Tensor]
-    batches: list[tuple[Tensor, Tensor | Mixed, float]]  # prepared images and targets, weight in the update's loss
+    batches: list[tuple[Tensor, Tensor | Mixed, float]]  # prepared images, targets, and weight in the update's loss
     scale: float
     seed: tuple[int, int, int] = (0, 0, 0)  # the run's seed, step, rank
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the report: one module, or one operation of an attention module."""
+    """A row of the report, for one module or one operation of an attention module."""
 
     place: Location
     types: str
@@ -51,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Vanishing:
-    """A constant that becomes zero in the half type."""
+    """A parameter, buffer or number that becomes zero in the half type."""
 
     name: str
     value: float
@@ -106,9 +107,9 @@ class Diagnosis:
                 "float32, so precision is not the cause. Look at the weights and the images; lower TRAIN.BASE_LR"
             )
         if self.is_forward:
-            size = f", which reaches {row.activation:.4g} in float32 ({name} ends at {limit:.5g})" if row else ""
+            size = f", which reaches {row.activation:.4g} in float32 ({name} limit: {limit:.5g})" if row else ""
             return f"{self.first}: the first output that is not finite{size}"
-        size = f" (up to {row.gradient:.4g} in the float32 replay; {name} ends at {limit:.5g})" if row else ""
+        size = f" (up to {row.gradient:.4g} in the float32 replay; {name} limit: {limit:.5g})" if row else ""
         at = f"at loss scale {self.scale:g}{size}; forward is finite"
         return f"{self.first}: the first gradient that is not finite, {at}"
 
@@ -123,7 +124,7 @@ class Diagnosis:
             table.append((str(row.place), row.types, *figures, "<- first" if row.place == self.first else ""))
         lines = [*align(table), ""]
         for each in self.vanishing:
-            where = "half" if each.in_half else "float32, so it does no harm"
+            where = "half precision" if each.in_half else "float32, so it does no harm"
             share = f" ({each.share:.0%} of its elements)" if each.share < 1 else ""
             lines.append(
                 f"vanishes: {each.name} = {each.value:.3g} is 0 in {self.half}{share}; its module computes in {where}"
@@ -138,7 +139,7 @@ class Diagnosis:
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Replay in float32 and in half precision. Then change black list and scale until a replay is finite."""
+    """Replay the update in float32 and in half precision. If it breaks, look for settings that make it finite."""
     half = case.precision.half or torch.float32
     found = Diagnosis(half, case.scale)
     exact = replay(case, in_half=False, scale=1.0)
@@ -167,7 +168,8 @@ def _find_fix(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace
             break
         found.best_scale = best_scale(exact, trace, found.half)
         path = first.path
-        while is_inside(path, names):  # listed already, but its output is too large for half precision: list its parent
+        # If a module is listed already, its output is too large for half precision, so its parent is listed.
+        while is_inside(path, names):
             path = path.rpartition(".")[0]
         largest = exact.largest_gradients()
         is_outlier = largest[first] > OUTLIER * statistics.median(largest.values())
@@ -188,7 +190,7 @@ def _find_fix(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace
 
 
 def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = None, floats: list[str] = ()) -> Trace:
-    """Run forward and backward of the update, with the same dropout as in the run. The weights do not change."""
+    """Run and trace the update's forward and backward, with the run's dropout. The weights do not change."""
     model = case.model
     case.transforms.bypassing_modules().revert(model)
     trace = Trace(model, reference)
@@ -198,7 +200,7 @@ def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = No
         for images, targets, share in case.batches:
             with case.precision.autocast() if in_half else contextlib.nullcontext(), trace.watching():
                 logits = model(images)
-            if trace.first_forward is None:  # otherwise there are no useful gradients
+            if trace.first_forward is None:  # after an overflow in the forward, gradients are useless
                 (case.loss(logits, targets) * (share * scale)).backward()
     model.zero_grad(set_to_none=True)
     return trace
@@ -254,7 +256,7 @@ def is_inside(path: str, names: list[str]) -> bool:
 
 
 def merged(model: nn.Module, names: list[str]) -> list[str]:
-    """Replace modules by their parent if its other modules have no weights: fc1 and fc2 become blocks.7.mlp."""
+    """Replace modules by their parent if its other children have no weights: fc1 and fc2 become blocks.7.mlp."""
     names = list(names)
     for parent in dict.fromkeys(name.rpartition(".")[0] for name in names):
         inside = [name for name in names if name.rpartition(".")[0] == parent]

@@ -1,6 +1,7 @@
-"""The doctor's callbacks in a run: they keep the last update, examine it if updates overflow, save it if the run stops.
+"""The doctor's callbacks in a run.
 
-The code that examines and saves is imported late, because most runs skip few updates.
+They keep the last update, examine it if updates are skipped, and save it if the run stops because gradients are not
+finite. The code that examines and saves is imported late, because most runs skip few updates.
 """
 
 import copy
@@ -25,7 +26,10 @@ from utils.seed import unchanged_random_state
 
 
 def doctor_callbacks(session: Session, plan: TrainPlan) -> tuple[list[Callback], Callable[[], str] | None]:
-    """Return the callbacks of this process, and a function that returns the doctor's advice (None without a doctor)."""
+    """Return the callbacks of this process, and a function that returns the doctor's advice.
+
+    Processes without a doctor get None instead of the function.
+    """
     last_update = LastUpdate()
     callbacks = [last_update, KeepLastUpdate(session, plan, last_update)]
     # The doctor needs a copy of the whole model.
@@ -65,7 +69,7 @@ class LastUpdate(Callback):
 
 
 def _plain(piece: Piece) -> dict:
-    """Return a piece as plain values, which a checkpoint may contain."""
+    """Return a piece as plain values, because torch reads these files with weights_only."""
     return {**piece._asdict(), "indices": piece.indices.tolist(), "repeats": piece.repeats.tolist()}
 
 
@@ -95,7 +99,7 @@ class KeepLastUpdate(Callback):
 
 
 class AutoDoctor(Callback):
-    """Examines the last update once, on a copy, after `SKIPS` consecutive skipped updates."""
+    """Examines the last update once, on a copy of the model, after `SKIPS` consecutive skipped updates."""
 
     SKIPS = 10
 
@@ -104,7 +108,7 @@ class AutoDoctor(Callback):
         self._advice: str | None = None  # None: not examined yet
 
     def get_advice(self) -> str:
-        """Return finding and remedy, or an empty text if nothing was examined."""
+        """Return the finding and the remedy, or an empty text if nothing was examined."""
         return self._advice or ""
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
@@ -116,7 +120,7 @@ class AutoDoctor(Callback):
         self._advice = None
 
     def _examine(self, trainer: Trainer) -> str:
-        """Return finding and remedy, or an empty text if the doctor fails."""
+        """Return the finding and the remedy, or an empty text if the doctor fails."""
         log, config, device = self._log, self._config, trainer.process.device
         step = self._last_update.step
         try:

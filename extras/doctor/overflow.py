@@ -1,4 +1,4 @@
-"""The batches of an update that overflowed: saves, reads and replays them, and writes the settings that help."""
+"""Saves and reads the batches of an update that overflowed, prepares their replay, and writes helpful settings."""
 
 import shlex
 from dataclasses import dataclass, field, replace
@@ -19,8 +19,8 @@ from utils.errors import ConfigError
 from utils.files import Kind, replacing, write_text
 
 OVERFLOW_FILE = "overflow-batch.pth"
-PRESCRIPTION = Kind("a file of scripts/doctor.py", (b"BASE: config.yaml\nPRECISION:", b"PRECISION:"))  # DOCTOR_FILE
-DOCTOR_FILE = "doctor.yaml"
+DOCTOR_FILE = "doctor.yaml"  # the settings that help
+PRESCRIPTION = Kind("a file of scripts/doctor.py", (b"BASE: config.yaml\nPRECISION:", b"PRECISION:"))
 
 
 @dataclass
@@ -30,16 +30,16 @@ class Batches:
     step: int
     rank: int
     batches: list[tuple[Batch, float]]  # each with its weight in the update's loss
-    state: dict = field(default_factory=dict)  # content of the file: weights and settings, if present
+    state: dict = field(default_factory=dict)  # content of the file, with the run's weights and settings if it has them
 
 
 def name_of(rank: int) -> str:
-    """Return the file name for a process. Each saves a file, since the images of any process may be the cause."""
+    """Return a process's file name. Each process saves a file, because the images of any process may be the cause."""
     return OVERFLOW_FILE if rank == 0 else f"overflow-batch-{rank}.pth"
 
 
 def save_overflow(folder: Path, rank: int, last_update: dict, facts: dict) -> str:
-    """Write the batch of this process; process 0 adds `facts`. Return a sentence on how to use the file.
+    """Write the last update of this process; process 0 adds `facts`. Return a sentence on how to use the file.
 
     `last_update`: the state_dict of LastUpdate.
     """
@@ -50,7 +50,7 @@ def save_overflow(folder: Path, rank: int, last_update: dict, facts: dict) -> st
 
 
 def read_overflow(path: Path) -> Batches:
-    """Read a file of save_overflow, or a hand-made one with uint8 `images` and `targets`."""
+    """Read a file that save_overflow wrote, or a hand-made file with uint8 `images` and `targets`."""
     if not path.is_file():
         raise ConfigError(f"-batch: no file at {path}; a run writes {OVERFLOW_FILE} into its folder when it stops")
     state = read_torch(path)
@@ -72,7 +72,7 @@ def read_overflow(path: Path) -> Batches:
 
 
 def _piece(plain: dict | None) -> Piece | None:
-    """Invert _plain. A hand-made batch has no piece, and is neither erased nor mixed."""
+    """Return the Piece that was saved as plain values. A hand-made batch has none, and is neither erased nor mixed."""
     return plain and Piece(**{**plain, "indices": np.array(plain["indices"]), "repeats": np.array(plain["repeats"])})
 
 
@@ -81,7 +81,7 @@ def make_case(
 ) -> Case:
     """Return an update of a run with these settings, to replay on `model`, which has no transforms yet.
 
-    `prepare`, `loss`: the run's own, on the device of the replay.
+    `prepare`, `loss`: the run's preparation and loss, on the device of the replay.
     """
     # Both replays use one model. A white list would bring half precision into the float32 replay, and naive mode has
     # no lists. float8 layers scale their inputs, so they cannot overflow.
@@ -102,7 +102,7 @@ def make_case(
 
 
 def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
-    """Write doctor.yaml into the run folder if some settings help. Return its text, or an empty text."""
+    """Write doctor.yaml into the run's folder if some settings help. Return its text, or otherwise an empty text."""
     settings = [f"    {name}: {value}" for name, value in found.prescription(config.PRECISION).items()]
     if not settings:
         return ""
@@ -113,8 +113,8 @@ def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
 
 
 def advice(found: Diagnosis, path: str | None) -> str:
-    """Return one sentence with the finding and the remedies. `path`: the file of settings that help."""
-    finding = f"first non-finite: {found.finding()}" if found.first else found.finding()
+    """Return one sentence with the finding and the remedies. `path`: the file with the settings that help."""
+    finding = f"the update breaks at {found.finding()}" if found.first else found.finding()
     if found.breaks_in_float32:
         return finding
     remedies = [f"-cfg {path}"] if path else []

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from models.transforms import ModelTransforms
 from utils.torch_internals import tree_leaves, tree_map
 
-# These operations compute no new numbers; their values were examined before.
+# These operations compute no new numbers. Their values were examined when they were computed.
 MOVES = frozenset(
     "__get__ __set__ __getitem__ __len__ size dim stride numel is_floating_point is_contiguous view view_as reshape "
     "flatten permute transpose movedim unbind chunk split expand expand_as squeeze unsqueeze contiguous detach clone "
@@ -24,7 +24,7 @@ FUSED = "scaled_dot_product_attention"
 
 
 class Location(NamedTuple):
-    """The place of an operation: a leaf module, or (`part`) an operation of a module with submodules."""
+    """The place of an operation: a leaf module, or the operation `part` of a module with submodules."""
 
     path: str
     part: str = ""
@@ -42,7 +42,7 @@ class ModuleStack:
 
     @contextlib.contextmanager
     def following(self, note: Callable = lambda path, inputs, output: None) -> Iterator[None]:
-        """Track the modules by hooks. `note` is called with the path, inputs and output of each module."""
+        """Track the running modules by hooks. Call `note` with the path, inputs and output of each module."""
         self.stack = [("", self.model)]
         paths = {module: path for path, module in self.model.named_modules() if path}
 
@@ -68,17 +68,17 @@ class Trace(TorchFunctionMode):
     def __init__(self, model: nn.Module, reference: "Trace | None" = None):
         super().__init__()
         self.modules = ModuleStack(model)
-        self.reference = reference  # a float32 pass over the same operations
-        self.first_forward: Location | None = None  # the first with a non-finite output
-        self.first_backward: Location | None = None  # the first with a non-finite gradient
+        self.reference = reference  # the trace of a float32 pass over the same operations
+        self.first_forward: Location | None = None  # the first place with a non-finite output
+        self.first_backward: Location | None = None  # the first place with a non-finite gradient
         self.activations: dict[Location, float] = defaultdict(float)  # largest absolute value
-        self.types: dict[Location, set[torch.dtype]] = defaultdict(set)  # types of its outputs
-        self.gradients: dict[tuple, tuple[Location, float]] = {}  # of each input: place and largest absolute value
+        self.types: dict[Location, set[torch.dtype]] = defaultdict(set)  # types of the outputs
+        self.gradients: dict[tuple, tuple[Location, float]] = {}  # {input: (place, largest absolute gradient)}
         self.in_half: set[tuple] = set()  # inputs whose gradients are in a half type
-        self.nonzero: dict[tuple, Tensor] = {}  # mask of non-zero gradients; only without a reference
-        self.lost: dict[Location, int] = defaultdict(int)  # elements that are zero here and not in the reference
-        self.kept: dict[Location, int] = defaultdict(int)  # elements that are not zero in the reference
-        # Counted per function and module, so that the casts of a black list do not shift the numbers of other calls.
+        self.nonzero: dict[tuple, Tensor] = {}  # {input: mask of non-zero gradients}; only without a reference
+        self.lost: dict[Location, int] = defaultdict(int)  # number of zero gradients that are not zero in the reference
+        self.kept: dict[Location, int] = defaultdict(int)  # number of gradients that are not zero in the reference
+        # Counted per function and module, so that casts by a black list do not change the numbers of other calls.
         self._num_calls: dict[tuple[str, str], int] = defaultdict(int)
         self._softmaxed: set[tuple] = set()
 
@@ -123,7 +123,7 @@ class Trace(TorchFunctionMode):
         path, module = self.modules.stack[-1]
         if not any(True for _ in module.children()):
             return Location(path)
-        if hasattr(module, "attn_drop"):  # timm's attention modules have it
+        if hasattr(module, "attn_drop"):  # an attention module of timm
             if name in MATMULS:
                 return Location(path, "attention x values" if path in self._softmaxed else "logits (q·k)")
             if name == "softmax":
@@ -155,7 +155,7 @@ class Trace(TorchFunctionMode):
         self.gradients[key] = (place, largest)
         if self.first_backward is None and not math.isfinite(largest):
             self.first_backward = place
-        # If there are weights, only their gradients count.
+        # If the module has weights, only their gradients count.
         if not is_weight and any(True for _ in self.modules.model.get_submodule(place.path).parameters(recurse=False)):
             return
         if self.reference is None:
@@ -176,7 +176,8 @@ class Trace(TorchFunctionMode):
 def first_not_finite(model: nn.Module, transforms: ModelTransforms, forward: Callable[[], Any]) -> Location | None:
     """Return the first place in the model whose output is not finite, or None if all outputs are finite.
 
-    `transforms`: the transforms of the model; some are reverted. `forward`: computes the outputs once more.
+    `transforms`: the transforms of the model; those that bypass modules are reverted first. `forward`: computes the
+    outputs once more.
     """
     transforms.bypassing_modules().revert(model)
     trace = Trace(model)

@@ -34,8 +34,8 @@ class Nodes:
     engine: str
     least: int
     most: int  # if larger than `least`, nodes may join and leave
-    rank: int | None  # of this node; None: the engine gives none, and nodes are numbered when they meet
-    hosts: tuple[str, ...]  # the first node, or all nodes
+    rank: int | None  # rank of this node; None: the engine gives no ranks, and nodes are numbered when they meet
+    hosts: tuple[str, ...]  # address of the first node, or addresses of all nodes
     port: int
     num_local: int | None = None  # processes per node; None: the engine does not say
     restarts: int = 0  # how often the processes may restart after nodes joined or left
@@ -47,7 +47,7 @@ class Nodes:
 
 
 def find_nodes(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the engine's nodes, or None if there is only this machine. Refuse nodes that would each train a model."""
+    """Return the engine's nodes, or None for a single machine. Raise ConfigError if each node would train a model."""
     nodes = kubeflow(environment) or skypilot(environment) or dstack(environment)
     if nodes is None:
         refuse_slurm(environment)
@@ -56,7 +56,7 @@ def find_nodes(environment: Mapping[str, str]) -> Nodes | None:
 
 
 def kubeflow(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the nodes of a TrainJob, or of a PyTorchJob with an elasticPolicy, which names an endpoint and no ranks."""
+    """Return the nodes of a TrainJob, or of a PyTorchJob with an elasticPolicy (it names an endpoint and no ranks)."""
     endpoint = environment.get("PET_RDZV_ENDPOINT")
     if endpoint:
         host, _, port = endpoint.partition(":")
@@ -93,8 +93,8 @@ def _read_nodes(
     if missing := [name for name in (rank, hosts) if not environment.get(name)]:
         raise ConfigError(
             f"{count} in the environment is {environment[count]}, but {' and '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not set: {engine} sets them together; set all, or unset {count} to "
-            "train only on this machine"
+            f"{'is' if len(missing) == 1 else 'are'} not set: {engine} sets them together; set all, or unset {count} "
+            "to train only on this machine"
         )
     numbers = re.fullmatch(r"(\d+)(?::(\d+))?", environment[count])  # 4, or a range such as 2:4
     least, most = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (0, 0)
@@ -102,7 +102,8 @@ def _read_nodes(
     if not 0 < least <= most or not 0 <= own_rank < most or len(addresses) not in (1, most):
         raise ConfigError(
             f"{count} in the environment is {environment[count]!r}, {rank} {own_rank}, and {hosts} has "
-            f"{counted(len(addresses), 'address')}: they contradict each other; ranks go from 0 to the number of nodes - 1"
+            f"{counted(len(addresses), 'address')}: they contradict each other; ranks go from 0 to the number of nodes "
+            "- 1"
         )
     num_local = environment.get(per_node, "")
     if not re.fullmatch(r"\d*|auto|gpu|cpu", num_local):
@@ -168,9 +169,9 @@ def elastic_settings(nodes: Nodes, timeout: float) -> dict[str, Any]:
     # If torchrun's agents share a store, a node that joins later never gets an address (torch 2.14).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     # join_timeout: nodes may take `timeout` to notice that a node was lost, and then wait for it for up to 60 s more.
-    # keep_alive_max_attempt: a node that waited for others sent no heartbeat for 10 s, longer on a busy machine. By
-    # torchrun's default (3 heartbeats of 5 s) it may count as lost. It can then never rejoin, and starts its own run.
-    # More frequent heartbeats would keep other nodes out.
+    # keep_alive_max_attempt: a node that waited for others sent no heartbeat for 10 s, longer on a busy machine. With
+    # torchrun's default (3 heartbeats of 5 s) such a node may count as lost; it can then never rejoin, and starts its
+    # own run. Rejected: more frequent heartbeats, because they would keep other nodes out.
     configs = {"join_timeout": max(600, timeout + 60), "last_call_timeout": 10, "keep_alive_max_attempt": 5}
     configs |= nodes.timing
     if nodes.rank is not None:
@@ -180,7 +181,7 @@ def elastic_settings(nodes: Nodes, timeout: float) -> dict[str, Any]:
 
 
 def _own_address(nodes: Nodes) -> str | None:
-    """Return the address at which other nodes reach this one, or None if there is no route; torchrun then guesses."""
+    """Return the address at which other nodes reach this node. Without a route, return None; torchrun then guesses."""
     if nodes.rank == 0:
         return nodes.hosts[0]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -193,7 +194,7 @@ def meet_nodes(nodes: Nodes, timeout: float) -> "TCPStore":
     """Wait for all nodes, and return the store through which they met.
 
     If nodes contradict each other, raise ConfigError on all of them. If a node is missing, raise LostProcess.
-    torchrun's static rendezvous does not name the missing node, and contradicting nodes train wrongly or wait in vain.
+    torchrun's static rendezvous does not name a missing node, and nodes that disagree train wrongly or wait in vain.
     """
     from torch.distributed import DistStoreError
 
@@ -216,8 +217,8 @@ def meet_nodes(nodes: Nodes, timeout: float) -> "TCPStore":
         missing = [rank for rank, place in enumerate(places) if not store.check([place])]
         where = ", ".join(nodes.hosts[rank] if nodes.hosts[1:] else str(rank) for rank in missing)
         raise LostProcess(
-            f"{nodes.engine}: {counted(nodes.least, 'node')}, but these did not reach {nodes.first} within {timeout:g} s "
-            f"(DIST.TIMEOUT): {where}; start this command on them too, and open the port"
+            f"{nodes.engine}: {counted(nodes.least, 'node')}, but these did not reach {nodes.first} within "
+            f"{timeout:g} s (DIST.TIMEOUT): {where}; start this command on them too, and open the port"
         ) from error
     if store.check(["wrong"]):
         contradiction = store.get("wrong").decode()
@@ -229,7 +230,7 @@ def meet_nodes(nodes: Nodes, timeout: float) -> "TCPStore":
 
 
 def _contradiction(store: "TCPStore", nodes: Nodes) -> str:
-    """Register this node in the store. Return how it contradicts an earlier node, or an empty text."""
+    """Register this node in the store. Return how it contradicts a node that came earlier, or an empty text."""
     host, place = socket.gethostname(), f"node {nodes.rank}"
     for name, value in (("the number of nodes", str(nodes.least)), (place, host)):
         other = store.compare_set(name, "", value).decode()

@@ -9,7 +9,7 @@ from utils.launchers import MPI, OPEN_MPI, SLURM, is_task_of_srun
 
 
 def ranks_by_srun_or_mpirun(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """Return the rank from each launcher. If srun started mpirun, only mpirun's ranks count."""
+    """Return this process's rank by each launcher that set one. If srun started mpirun, only mpirun's rank counts."""
     by_mpi = [rank for rank in (open_mpi(environment), mpi(environment)) if rank]
     innermost = by_mpi or [slurm(environment)]
     return [rank for rank in innermost if rank]
@@ -36,7 +36,7 @@ def mpi(environment: Mapping[str, str]) -> LaunchedRank | None:
 
 
 def first_host(environment: Mapping[str, str], launcher: str) -> str:
-    """Return the first machine of the Slurm job, or of the step if srun is the launcher. Return '' outside of Slurm."""
+    """Return the first machine of the Slurm job, or of its step if srun is the launcher. Return '' outside of Slurm."""
     nodes = environment.get("SLURM_STEP_NODELIST") if launcher == SLURM else None
     nodes = nodes or environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
     return _first_of(nodes) if nodes else ""

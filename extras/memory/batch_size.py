@@ -1,4 +1,4 @@
-"""DATA.BATCH_SIZE auto: finds the largest batch that fits, by trials on a GPU, by estimate elsewhere."""
+"""DATA.BATCH_SIZE auto: finds the largest batch that fits, by trials on a GPU and by an estimate elsewhere."""
 
 import contextlib
 import math
@@ -30,16 +30,17 @@ from utils.text import counted, format_bytes
 # Fractions of free memory kept in reserve: on a device for fragmentation and libraries; more on a host, where other
 # programs start and a batch that is too large gets the process killed without an error.
 DEVICE_MARGIN, HOST_MARGIN = 0.1, 0.2
-STEP = 8  # batches are multiples of it, for Tensor Cores
-CLOSE = 0.02  # relative difference that is not worth another trial
-UPDATES = 10  # minimum per epoch: with fewer, a small set hardly trains, however much memory there is
-AT_LIMIT = f"with a larger one an epoch would have fewer than {UPDATES} updates"
+STEP = 8  # batch sizes are multiples of this number, for Tensor Cores
+CLOSE = 0.02  # relative difference of batch sizes that is not worth another trial
+# The minimum per epoch. With fewer, a model hardly learns from a small data set, however much memory there is.
+UPDATES = 10
+AT_LIMIT = f"with a larger batch an epoch would have fewer than {UPDATES} updates"
 
 
 def find_batch_size(
     inputs: Inputs, num_images: int, num_classes: int, stop: StopSignal | None = None
 ) -> tuple[int, str]:
-    """Find one batch size for all processes. Return it, and how it was found. `num_images`: training images."""
+    """Return one batch size for all processes, and how it was found. `num_images`: the number of training images."""
     config, process = inputs.config, inputs.process
     start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
     if can_run_out(process.device):
@@ -84,14 +85,14 @@ def can_run_out(device: torch.device) -> bool:
 
 def refuse(config: Config, how: str, device: torch.device) -> None:
     raise ConfigError(
-        f"DATA.BATCH_SIZE is auto, but no batch fits, not even of {counted(unit_of(config), 'image')} ({how}); lower "
-        f"DATA.IMAGE_SIZE ({config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
+        f"DATA.BATCH_SIZE is auto, but no batch fits, not even one of {counted(unit_of(config), 'image')} ({how}); "
+        f"lower DATA.IMAGE_SIZE ({config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
         f"{amp_hint(config.AMP, device)}, or stop other programs that use the memory"
     )
 
 
 def calculate(config: Config, num_classes: int, precision: Precision, process: Process, limit: int) -> tuple[int, str]:
-    """Calculate the largest batch from forwards of 2 and 3 images. Return it (0 if none fits), and how it was found."""
+    """Return the largest batch, calculated from forwards of 2 and 3 images (0 if none fits), and how it was found."""
     on_device, free = can_run_out(process.device), free_memory(process.device)
     margin, sharing = (DEVICE_MARGIN, 1) if on_device else (HOST_MARGIN, process.local_size)
     shared = f" for {sharing} processes" if sharing > 1 else ""
@@ -104,16 +105,16 @@ def calculate(config: Config, num_classes: int, precision: Precision, process: P
 
 
 def try_sizes(trial: "Trial", limit: int) -> tuple[int, str]:
-    """Find the largest batch by trying whole updates. Return it, and how it was found.
+    """Return the largest batch, found by trying whole updates, and how it was found.
 
     The device must raise out-of-memory errors. A fraction of its memory is withheld during the search.
     """
     device, free = trial.device, free_memory(trial.device)
     module = getattr(torch, device.type)
     found = search(trial, int(DEVICE_MARGIN * free), limit)
-    trial.trainer = None  # free its memory before the run trains
+    trial.trainer = None  # free the memory of the trial before the run trains
     release(device)
-    module.reset_peak_memory_stats(device)  # the run reports its own peak
+    module.reset_peak_memory_stats(device)  # so that the run reports its own peak
     return found, f"tried on {module.get_device_name(device)} with {DEVICE_MARGIN:.0%} of {format_bytes(free)} withheld"
 
 
@@ -130,7 +131,7 @@ def search(trial: "Trial", withheld: int, limit: int) -> int:
 
 
 class Trial:
-    """A throw-away trainer like the run's trainer, with random weights and images."""
+    """Tries batch sizes with a throw-away trainer like the run's trainer, on random weights and images."""
 
     def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal | None = None):
         # The second micro-batch runs with the gradients of the first in memory; a third would not need more.
@@ -150,11 +151,11 @@ class Trial:
             return False
         try:
             self.update(count, times=2)  # twice, because the first update allocates the optimizer's state
-            self.trainer.report()  # synchronises: the device may report an error late
+            self.trainer.report()  # synchronizes, because the device may report an error late
             self.has_fitted = True
             return True
         except RuntimeError as error:
-            # A batch that is larger than one that fits may also exceed other limits of a kernel.
+            # A batch that is too large may also fail with another error, because it exceeds a limit of a kernel.
             if not (shortage(error) or self.has_fitted):
                 raise
         # Not inside `except`: the error's traceback keeps tensors of the forward alive.
@@ -179,7 +180,8 @@ class Trial:
     def begin(self, config: Config, train_data: TrainData) -> None:
         model = add_adapters(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
         silent = Log(rank=1)
-        # The trial has its own precision, since updates change the loss scale. Its guard must not repeat failed updates.
+        # The trial has its own precision, because updates change the loss scale. Its guard must not repeat failed
+        # updates.
         process = Process(self.device)
         wrappers = make_wrappers(config, process, silent, config.MODEL.NUM_CLASSES)
         trainer = build_trial(config, process, model, train_data, silent, wrappers)
@@ -190,7 +192,7 @@ class Trial:
 
 
 class ProbeOnly(MemoryGuard):
-    """A guard that probes every update, as a run does with its first two, and never reduces the micro-batch."""
+    """A guard that probes every update, as a run probes its first two, and never reduces the micro-batch."""
 
     def __init__(self, config: Config, trainer: Trainer, log: Log):
         super().__init__(config, trainer, log)

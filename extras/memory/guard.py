@@ -55,20 +55,20 @@ def probe_memory(model: nn.Module, compute: Callable[[], Tensor], passes: int) -
 
 
 class MemoryGuard(RehearsingGuard):
-    """Repeats a window with smaller micro-batches as long as memory runs out.
+    """Repeats an update with smaller micro-batches until it fits into memory.
 
     A single process repeats it immediately. Several processes probe their first two updates together, before any of
-    them waits in an all-reduce. If one runs out of memory later, the run ends and names the flags to continue with.
+    them waits in an all-reduce. If a process runs out of memory later, the run ends and names the flags to continue.
     """
 
     def __init__(self, config: Config, trainer: Trainer, log: Log):
         super().__init__(config, trainer)
         self._config, self._log = config, log
         self.order, self.process = trainer.data.order, trainer.process
-        self.max_images: int | None = None  # per micro-batch; None: as the loader delivers them
+        self.max_images: int | None = None  # largest micro-batch; None: the loader's batches are not split
         self._has_cuda_graphs = config.COMPILE in CUDA_GRAPH_MODES
-        # Two updates, because the first allocates the optimizer's state. None with FSDP: it gathers weights from all
-        # processes, so no process can probe alone.
+        # Two probes, because the first update allocates the optimizer's state. No probes with FSDP: it gathers weights
+        # from all processes, so no process can probe alone.
         can_probe = self.process.world_size > 1 and not config.COMPILE and not is_sharded(config, self.process)
         self.probes_left = 2 if can_probe else 0
 
@@ -100,17 +100,17 @@ class MemoryGuard(RehearsingGuard):
             raise self.cannot_repeat(window.step, self._reason)
 
     def _probe(self, window: Window, batches: RereadableBatches) -> None:
-        """Find out together with the other processes whether memory suffices."""
+        """Halve the micro-batch until an update fits into the memory of each process. Collective."""
         trainer, largest = self.trainer, max(batches, key=lambda batch: len(batch.targets))
         trainer.notify("on_phase", "other")
         while True:
             parts = [largest] if self.max_images is None else largest.parts(self.max_images)
-            # With accumulation the gradients of the first pass are in memory during the second.
+            # With accumulation, the gradients of the first micro-batch are in memory during the second.
             passes = 2 if len(parts) * window.num_batches > 1 else 1
             reason = probe_memory(trainer.computing.model, partial(self._loss_of, parts[0]), passes)
             if self.process.all_true(reason is None):
                 break
-            trainer.replica = None  # frees its memory
+            trainer.replica = None  # frees the memory of the replica
             self.halve(window.step, reason)
             trainer.replicate(accumulates=True)
         self.probes_left -= 1
@@ -124,7 +124,7 @@ class MemoryGuard(RehearsingGuard):
         return trainer.loss(logits, targets)
 
     def halve(self, step: int, reason: str | None) -> None:
-        """Halve the micro-batch. A collective. `reason`: the error in this process, if it had one."""
+        """Halve the micro-batch. Collective. `reason`: the out-of-memory message of this process, if it has one."""
         if reason:
             self._log.note(f"step {step}: {reason}")
         old = self._largest(step)
@@ -146,18 +146,18 @@ class MemoryGuard(RehearsingGuard):
         release(self.process.device)
 
     def cannot_repeat(self, step: int, reason: str) -> ConfigError:
-        """Return the error for one of several processes. The others wait in an all-reduce and cannot be reached."""
+        """Return the error for a process that fails while others wait in an all-reduce and cannot be reached."""
         old = self._largest(step)
         if old <= self.order.unit:
             self._refuse(step)
         flags = self._flags(self._half(old))
         return ConfigError(
-            f"DATA.BATCH_SIZE: process {self.process.rank} ran out of memory at step {step} ({reason}), while others wait "
-            f"for its gradient; continue from the last save with smaller micro-batches: -resume auto {flags}"
+            f"DATA.BATCH_SIZE: process {self.process.rank} ran out of memory at step {step} ({reason}), while others "
+            f"wait for its gradient; continue from the last save with smaller micro-batches: -resume auto {flags}"
         )
 
     def _largest(self, step: int) -> int:
-        """Return the largest micro-batch of any process. It is the same in every process, without communication."""
+        """Return the largest micro-batch of any process. Every process computes the same number by itself."""
         largest = self.order.largest_piece(step)
         return largest if self.max_images is None else min(self.max_images, largest)
 
@@ -167,7 +167,7 @@ class MemoryGuard(RehearsingGuard):
         return -(-size // (2 * unit)) * unit
 
     def _flags(self, size: int) -> str:
-        """Return the flags for this micro-batch, or the next smaller one with the same number of images per update."""
+        """Return flags for this micro-batch size, or the next smaller one with the same number of images per update."""
         order, unit = self.order, self.order.unit
         each = order.global_batch // order.world_size
         size = next((size for size in range(size, 0, -unit) if each % size == 0), unit)

@@ -1,4 +1,4 @@
-"""Builds the optimizers of timm by name, and refuses optimizers that cannot train here."""
+"""Builds timm's optimizers by name, and refuses those that halfstep does not support."""
 
 from collections.abc import Callable
 from typing import NoReturn
@@ -9,8 +9,8 @@ from extras.optimizers.skipping import SkippingOptimizer
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
 
-# These update each element of a weight from its own gradients only, so a process can update its rows of a weight. The
-# other optimizers take norms or means over whole weights.
+# These optimizers update each element of a weight only from its own gradients, so a process can update only its rows of
+# a weight. The other optimizers compute norms or means over whole weights.
 BY_ELEMENT = """adabelief adadelta adagrad adamax adamc adamwlegacy adan adanw adopt adoptc adoptw laprop lapropc lion lionc
 madgrad madgradw momentum nadam nadamc nadamlegacy nadamw nesterov nesterovw radabelief radam radamlegacy radamw rmsprop
 rmsproptf rmsproptfc rmsproptfw sgdc sgdw""".split()
@@ -38,9 +38,9 @@ def find_timms(name: str) -> Callable:
         near = did_you_mean(name, [*map(str.lower, OURS), *known])
         _refuse(name, f"is not among {', '.join(OURS)} and timm's optimizers{near}")
     if getattr(get_optimizer_info(name), "second_order", False):
-        _refuse(name, "needs second derivatives, which are not computed here; lamb and adabelief do not")
+        _refuse(name, "needs second derivatives, which are not computed here; lamb and adabelief do not need them")
     if name.startswith("kron"):
-        # Each process would update the preconditioners with its own random numbers, so the weights would diverge.
+        # Each process would update the preconditioners with different random numbers, so their weights would diverge.
         _refuse(name, "is not supported: it draws different random numbers in each process; the nearest is muon")
     try:
         return get_optimizer_class(name)

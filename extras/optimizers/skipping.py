@@ -1,4 +1,4 @@
-"""Lets the device decide whether an update of any optimizer is done or skipped, without making the host wait."""
+"""Lets the device decide whether an optimizer's update is done or skipped, so that the host need not wait."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 from utils.host import LateValue
 from utils.torch_internals import foreach_copy_, foreach_put_back_, tree_map
 
-ON_DEVICE = object()  # replaces device tensors where only host values matter
+ON_DEVICE = object()  # placeholder for device tensors in a copy of the host values
 SET_ELSEWHERE = ("params", "lr")  # keys of a parameter group that no step changes
 
 
@@ -45,7 +45,7 @@ class SkippingOptimizer:
     @torch.no_grad()
     def step(self, skipped: Tensor) -> None:
         """Update the weights, unless `skipped` is 1.0."""
-        if skipped.device.type == "cpu":  # on a CPU, reading it costs nothing
+        if skipped.device.type == "cpu":  # on a CPU, reading the value costs nothing
             if not skipped:
                 self.inner.step()
             return
@@ -68,13 +68,13 @@ class SkippingOptimizer:
         return [each for group in self.param_groups for each in group["params"]]
 
     def _contents(self) -> dict[str, Any]:
-        """Return everything that a step changes besides the weights: the optimizer's own tensors, not copies."""
+        """Return everything except the weights that a step changes. The tensors are the optimizer's own, not copies."""
         states = (self.inner.state.get(each) for each in self._all_parameters())
         groups = [{key: group[key] for key in group if key not in SET_ELSEWHERE} for group in self.param_groups]
         return {"state": {number: state for number, state in enumerate(states) if state}, "groups": groups}
 
     def _restore_host_state(self) -> None:
-        """Restore the host's part of the state if the last update was skipped."""
+        """Restore the part of the state that is on the host if the last update was skipped."""
         late, self._former = self._former, None
         if late is None or not late[0].read():
             return
@@ -95,7 +95,7 @@ def _is_on_device(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Return a deep copy. One kernel copies all device tensors of a type."""
+    """Return a deep copy. One kernel copies all device tensors of the same type."""
     kinds = {False: torch.clone, True: torch.empty_like}
     copies = tree_map(lambda each: kinds[_is_on_device(each)](each) if isinstance(each, Tensor) else each, value)
     for pairs in _by_type(_pairs(copies, value)):
@@ -125,11 +125,11 @@ def _by_type(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterable[list[tuple[Tens
 
 
 def _put_back(now: Any, former: Any, skipped: Tensor) -> None:
-    """Restore the former values of device tensors if the update was skipped. New tensors stay."""
+    """Restore the former values of device tensors if the update was skipped. Tensors that are new stay unchanged."""
     for pairs in _by_type(_pairs(now, former)):
         tensors, copies = map(list, zip(*pairs, strict=True))
         is_dense = all(each.stride() == copy.stride() for each, copy in pairs)  # the kernel ignores strides
-        # On MPS fused kernels of older versions of torch ignore found_inf.
+        # On MPS, fused kernels of older versions of torch ignore found_inf, which says whether to skip.
         if is_dense and tensors[0].is_floating_point() and skipped.device.type != "mps":
             foreach_put_back_(tensors, copies, skipped)
         else:

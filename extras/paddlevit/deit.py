@@ -1,4 +1,4 @@
-"""Builds timm's model for PaddleViT's DeiT files, if the layers in the file match it."""
+"""Replaces the DeiT of a PaddleViT file by timm's model, and checks that both have the same layers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ DISTILLATION = "TRAIN.DISTILLATION_TYPE"
 SECTIONS = ("MODEL.TRANS.", "MODEL.")  # sections that may describe the layers
 OLD_NAMES = {"HIDDEN_SIZE": "EMBED_DIM", "NUM_LAYERS": "DEPTH"}  # {PaddleViT's name in 2021: today's name}
 
-# Defaults from PaddleViT's config.py for DeiT. Its files leave these values out.
+# Defaults from PaddleViT's config.py for DeiT. PaddleViT's settings files leave these values out.
 DEFAULTS = {
     "TRAIN.NUM_EPOCHS": "300",
     "TRAIN.WARMUP_EPOCHS": "5",
@@ -33,7 +33,7 @@ DEFAULTS = {
     "DATA.IMAGENET_STD": "[0.229, 0.224, 0.225]",
 }
 
-# {field of a file: its value in timm's model}
+# {field of a file: function that returns its value in timm's model}
 FIELDS: dict[str, Callable[[Any], float]] = {
     "PATCH_SIZE": lambda model: model.patch_embed.patch_size[0],
     "EMBED_DIM": lambda model: model.embed_dim,
@@ -48,12 +48,12 @@ FIELDS: dict[str, Callable[[Any], float]] = {
 class Deit:
     """A DeiT as described by PaddleViT's file."""
 
-    origin: str  # the file with MODEL.TYPE
+    origin: str  # the file that sets MODEL.TYPE
     fields: dict[str, tuple[str, Text]]  # {field: (its key in the file, its value)}
 
     def agree(self, name: str) -> str:
         """Compare timm's model of this name with the file. Return a log line, or raise ConfigError if they differ."""
-        import timm  # takes seconds, like torch, and only these files need it
+        import timm  # local: importing timm and torch takes seconds, and only these files need them
         import torch
 
         name = name.partition(".")[0]  # without the tag of the weights
@@ -64,7 +64,7 @@ class Deit:
         try:
             with torch.device("meta"):
                 model = timm.create_model(name)
-        except RuntimeError:  # timm 1.0.20 reads values while it builds some of its models
+        except RuntimeError:  # timm 1.0.20 reads weights while it builds some models; meta tensors have no values
             model = timm.create_model(name)
         for field, (key, text) in self.fields.items():
             if not _is_same(text, found := FIELDS[field](model)):
@@ -115,7 +115,7 @@ def timm_name(text: Text | None) -> str:
 
 
 def _field(key: str) -> str | None:
-    """Return the key's name in FIELDS, or None."""
+    """Return the name in FIELDS for this key of a file, or None."""
     section = next((each for each in SECTIONS if key.startswith(each)), "")
     name = key.removeprefix(section)
     name = OLD_NAMES.get(name, name)

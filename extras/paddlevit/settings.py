@@ -13,7 +13,7 @@ from configs.yaml_files import Layer
 from extras.paddlevit.deit import take_deit, timm_name
 from utils.errors import ConfigError, did_you_mean
 
-# The two formats of 2021 nest the model's fields one level deeper. The older one has other names for three of them.
+# PaddleViT's two formats of 2021 nest the model's fields one level deeper. The older format renames three of them.
 _HYBRID, _MLP_DIM = f"{SECTION}.HYBRID", f"{SECTION}.MLP_DIM"
 _SAME_NAMES = "PATCH_GRID PATCH_SIZE EMBED_DIM MLP_RATIO DEPTH NUM_HEADS ATTN_HEAD_SIZE QKV_BIAS".split()
 RENAMED = {f"{SECTION}.{name}": f"MODEL.{name}" for name in _SAME_NAMES} | {
@@ -24,7 +24,7 @@ RENAMED = {f"{SECTION}.{name}": f"MODEL.{name}" for name in _SAME_NAMES} | {
 
 WORDS: Words = {
     "TRAIN.LR_SCHEDULER.NAME": {
-        "warmupcosine": ("cosine", "the same schedule, moving every update; PaddleViT's own, once an epoch: paddlevit")
+        "warmupcosine": ("cosine", "the same schedule, updated every step; PaddleViT's own, once per epoch: paddlevit")
     },
     "TRAIN.AUTO_AUGMENT": {
         **dict.fromkeys(("true", "yes", "on"), ("original", "AutoAugment's policy for ImageNet")),
@@ -75,7 +75,8 @@ _RAND_AUGMENT = Removed((), "set TRAIN.AUTO_AUGMENT=rand-m9-n2-mstd0.5-inc1", re
 REPLACED = {
     "MODEL.ATTN_HEAD_SIZE": Removed(
         ("none",),
-        "a head is MODEL.EMBED_DIM / MODEL.NUM_HEADS wide, the only size that timm's VisionTransformer has; change these",
+        "a head is MODEL.EMBED_DIM / MODEL.NUM_HEADS wide, the only size that timm's VisionTransformer has; change "
+        "these",
         replace=_head_size,
     ),
     "TRAIN.RAND_AUGMENT": _RAND_AUGMENT,
@@ -138,7 +139,7 @@ def _is_off(key: str, text: Text, origin: str) -> bool:
 
 
 def _check_type(texts: dict[str, Text], origin: str) -> None:
-    """Refuse other kinds of model first, because otherwise their keys would be reported as unknown."""
+    """Raise ConfigError for other kinds of model, before their keys are reported as unknown."""
     kind = texts.get("MODEL.TYPE", "vit")
     if not isinstance(kind, str) or kind.strip().lower() in SETTINGS["MODEL.TYPE"].choices:
         return
@@ -146,15 +147,15 @@ def _check_type(texts: dict[str, Text], origin: str) -> None:
     if found := timm_name(name):
         raise ConfigError(
             f"{origin}: MODEL.TYPE is {kind!r}; it must be vit or timm. timm has this model: set MODEL.TYPE: timm and "
-            f"MODEL.NAME: {found}, and remove MODEL's keys that describe layers (docs/from-paddlevit.md has the training "
-            "settings of PaddleViT's families)"
+            f"MODEL.NAME: {found}, and remove MODEL's keys that describe layers (docs/from-paddlevit.md has the "
+            "training settings of PaddleViT's families)"
         )
     import timm  # takes seconds, and only this error needs it
 
     near = did_you_mean(name.replace("-", "_"), timm.list_models()) if isinstance(name, str) else ""
     raise ConfigError(
-        f"{origin}: MODEL.TYPE is {kind!r}; it must be vit or timm. For other models set MODEL.TYPE: timm and MODEL.NAME to one "
-        f"of timm.list_models(), and remove MODEL's keys that describe layers{near}"
+        f"{origin}: MODEL.TYPE is {kind!r}; it must be vit or timm. For other models set MODEL.TYPE: timm and "
+        f"MODEL.NAME to one of timm.list_models(), and remove MODEL's keys that describe layers{near}"
     )
 
 
@@ -164,6 +165,6 @@ def _mlp_ratio(texts: dict[str, Text], origin: str) -> str:
         raise ConfigError(f"{origin}: {_MLP_DIM} has no effect without {SECTION}.HIDDEN_SIZE; set both, or MLP_RATIO")
     keys = (_MLP_DIM, width_key)  # both have the bounds of MODEL.EMBED_DIM
     hidden, width = (convert(replace(SETTINGS["MODEL.EMBED_DIM"], key=key), texts[key], origin) for key in keys)
-    # A ViT's MLP has int(width * ratio) units: one too few if the quotient was rounded down.
+    # A ViT's MLP has int(width * ratio) units, which is one too few if the ratio was rounded down.
     ratio = hidden / width
     return repr(ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf))

@@ -34,7 +34,8 @@ def read_pdparams(path: Path) -> dict:
         raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__}: {error})") from None
 
 
-class _Reader(pickle._Unpickler):  # the C unpickler can allocate 64 GiB for a file of 9 bytes with a large memo index
+# The Python unpickler, because the C unpickler can allocate 64 GiB for a file of 9 bytes with a large memo index.
+class _Reader(pickle._Unpickler):
     """An unpickler that accepts the names that numpy and Paddle write, and refuses all others."""
 
     def find_class(self, module: str, name: str):
@@ -161,7 +162,7 @@ def read_paddle_weights(path: Path) -> Weights:
 
 
 def _timms_name(paddle_name: str, path: Path) -> str:
-    """Return timm's name of a tensor."""
+    """Return timm's name for a tensor of PaddleViT."""
     name = re.sub(r"^(transformer\.)?(encoder\.)?", "", paddle_name)
     number = re.search(r"(?<=^layers\.)\d+", name)
     general = name.replace(f".{number[0]}.", ".#.", 1) if number else name

@@ -18,16 +18,17 @@ from urllib.parse import unquote
 from utils.errors import DataError, needing
 from utils.text import format_bytes, redacted
 
-MAX_TARS, MAX_BRACES = 200_000, 20  # in a URL
+MAX_TARS, MAX_BRACES = 200_000, 20  # most tars and braces in a URL
 BRACES = re.compile(r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 BLOCK = 16 << 20  # bytes per request; a broken connection loses at most this much
 SECONDS_TO_CONNECT, SECONDS_OF_SILENCE = 10.0, 30.0
 PATIENCE = 120.0  # seconds for which a failing request is retried before the run ends
 SHORTEST_LIMIT = 60.0  # seconds; a request always gets at least this long in total
-MOST_OF_A_TAR, MOST_OF_ANOTHER = 2**32, 2**28  # largest response in bytes, because some servers never stop sending
-SECONDS_TO_FIND = 3.0  # timeout for a server that has never answered; usually its name is mistyped
-FIRST_WAIT, LONGEST_WAIT = 0.05, 15.0  # seconds between tries; the wait doubles each time
+# The largest responses in bytes, for tars and for other files, because some servers never stop sending.
+MOST_OF_A_TAR, MOST_OF_ANOTHER = 2**32, 2**28
+SECONDS_TO_FIND = 3.0  # timeout for a server that has never answered, usually because its name is mistyped
+FIRST_WAIT, LONGEST_WAIT = 0.05, 15.0  # seconds between retries; the wait doubles each time
 PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs"}
 # Error classes of aiohttp, botocore and ssl, by name, so that none of these packages needs to be imported.
 NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}
@@ -39,7 +40,7 @@ LASTING |= {"ParamValidationError", "InvalidURL", "NonHttpUrlClientError", "Valu
 TRANSIENT_STATUS = {408, 421, 425, 429}  # status codes below 500 that are worth a retry
 # errno values from s3fs that a retry cannot fix: another region, a malformed request, a malformed name.
 LASTING_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EPERM, getattr(errno, "EREMCHG", errno.EINVAL)}
-# Remedies: the first for HTTP, the second for S3.
+# Remedies for the error messages: the first for HTTP, the second for S3.
 CREDENTIALS = (
     "if it needs a password, put it into the file ~/.netrc; if not, ask who runs the server",
     "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket FSSPEC_S3_ANON=true",
@@ -105,7 +106,7 @@ class NotThereError(DataError):
 
 
 class Trouble(NamedTuple):
-    """A failed request: the message for the user, without credentials, and whether a retry would fail as well."""
+    """A failed request: the message (without credentials) and remedy for the user, and whether a retry would fail."""
 
     words: str
     remedy: str
@@ -114,7 +115,7 @@ class Trouble(NamedTuple):
 
 
 def judge(error: BaseException, scheme: str) -> Trouble:
-    """Return the message, remedy and kind of a library's error."""
+    """Return the message and remedy for an error of fsspec or its libraries, and whether a retry would fail."""
     if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # fsspec raises FileNotFoundError for every failure to get the size of a file
     names, status = {each.__name__ for each in type(error).__mro__}, _status_of(error)
@@ -149,10 +150,10 @@ class ListedFile(NamedTuple):
 
 
 class Server:
-    """The folder at `url`. Threads and forked processes may share it, because fsspec keeps connections per process."""
+    """The folder at `url`. Threads and forked processes may share it, because each process has its own connections."""
 
     def __init__(self, url: str, patience: float, say: Callable[[str], None]):
-        """`patience`: seconds for which a request is retried. `say` gets a line about the first failures."""
+        """Prepare requests. `patience`: seconds for which a request is retried; `say`: logs the first failures."""
         self.url, self.patience, self.say = url.rstrip("/"), patience, say
         self.scheme = url.partition("://")[0]
         self._num_failed, self._has_answered = 0, False
@@ -163,7 +164,7 @@ class Server:
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self._options = self._make_options()  # they contain a local class, which cannot be pickled
+        self._options = self._make_options()  # not pickled, because they contain a local class
 
     def url_of(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url
@@ -175,7 +176,7 @@ class Server:
         for each in self._request(url, lambda files: files.ls(url, detail=True)):
             name = each["name"].rstrip("/").rpartition("/")[2]
             name, no_file = (name, "/") if self.scheme == "s3" else (unquote(name), "/?#")
-            # The name becomes a file name here, and must not lead out of the cache.
+            # The name becomes a file name in the cache, and must not lead out of it.
             if not name.startswith(".") and not set(no_file) & set(name):
                 found.append(ListedFile(name, each["type"] == "directory", each.get("size"), _version_of(each)))
         return found
@@ -194,7 +195,7 @@ class Server:
     def copy(self, name: str, size: int, file: BinaryIO, since: float | None = None) -> None:
         """Download a file of this size in requests of BLOCK bytes. Each request is retried separately.
 
-        `since`: the time.monotonic() when the wait for this file began, if the caller has waited for another process.
+        `since`: the time.monotonic() when the wait for this file began, if the caller waited for another process first.
         """
         url = self.url_of(name)
         while (start := file.tell()) < size:
@@ -218,7 +219,7 @@ class Server:
         start, wait = time.monotonic() if since is None else since, FIRST_WAIT
         while True:
             try:
-                found = task(fsspec.filesystem(self.scheme, **self._options))  # per process, new after a fork
+                found = task(fsspec.filesystem(self.scheme, **self._options))  # one per process, also after a fork
                 self._has_answered = True
                 return found
             except Exception as error:
@@ -232,7 +233,7 @@ class Server:
             self._num_failed += 1
             if self._num_failed in (1, 10, 100, 1000):
                 self.say(f"{url}: {trouble.words}; trying again (failed requests of this process: {self._num_failed})")
-            time.sleep(wait * random.Random().uniform(0.5, 1.0))  # not in step with other processes
+            time.sleep(wait * random.Random().uniform(0.5, 1.0))  # random, so that processes do not all retry at once
             wait = min(2 * wait, LONGEST_WAIT)
 
     def _make_options(self) -> dict:
@@ -241,7 +242,7 @@ class Server:
             __import__(package)
         silence = min(SECONDS_OF_SILENCE, self.patience)
         if self.scheme == "s3":
-            # botocore tries once, because this class retries. By default s3fs tries five times within two seconds.
+            # botocore makes one attempt, because this class retries. By default s3fs makes five within two seconds.
             limits = {"connect_timeout": SECONDS_TO_CONNECT, "read_timeout": silence}
             return {"config_kwargs": limits | {"retries": {"total_max_attempts": 1}}, "use_listings_cache": False}
         import aiohttp

@@ -1,8 +1,8 @@
 """`shards` at a URL: downloads whole tars into a cache of limited size, which all processes of a host share.
 
 A file's name contains the version of the tar, so a file under its final name is current and complete. A tar is written
-to a locked file `.NAME.part` and then renamed; the partial file of a killed process is overwritten. A process can read
-on while another process deletes the tar, because it has opened the file.
+to a locked file `.NAME.part` and then renamed; the partial file of a killed process is overwritten. A process that has
+opened a tar can still read it after another process deleted it.
 """
 
 import contextlib
@@ -44,22 +44,22 @@ from utils.text import format_bytes, format_bytes_apart
 NUM_REQUESTS = 32  # concurrent requests for sizes
 NUM_SCANS = 4  # tars that are downloaded concurrently for the index
 NUM_PULLERS = 4  # prefetch threads per process; each downloads one tar at a time
-MOST_AHEAD = 256  # tars to prefetch
-SHARE_AHEAD = 0.8  # of the cache's limit; the rest is for other tars, such as validation
-SHARE_OF_DISK = 0.8  # of the free disk space and the space that the cache already uses
+MOST_AHEAD = 256  # largest number of tars to prefetch
+SHARE_AHEAD = 0.8  # fraction of the cache's limit for prefetched tars; the rest is for other tars, such as validation
+SHARE_OF_DISK = 0.8  # largest cache by default, as a fraction of the free disk space plus its own size
 PART = ".part"  # ending of incomplete files
-VERSION_DIGITS = 12  # digits of the hash in file names
+VERSION_DIGITS = 12  # hexadecimal digits of the version in file names
 
 
 def read_remote_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
-    """Return training and validation shards, or all shards and None, from the server at DATA.DATA_PATH."""
+    """Return the images of the training and validation shards on the server, or of all shards and None."""
     folder = ServerFolder(config, say)
     try:
         train, val = read_from(folder, config)
     except OSError as error:
         raise DataError(
-            f"DATA.CACHE_PATH: the cache of {folder.title} in {folder.cache.folder} cannot be used ({cause_of(error)}); "
-            "set it to a writable folder with free space"
+            f"DATA.CACHE_PATH: the cache of {folder.title} in {folder.cache.folder} cannot be used "
+            f"({cause_of(error)}); set it to a writable folder with free space"
         ) from error
     folder.check_limit(train if train is not None else val)
     return train, val
@@ -75,19 +75,19 @@ class TarCache:
         return self.folder / f"{tar.name[: -len('.tar')]}.{tar.version:0{VERSION_DIGITS}x}.tar"
 
     def holds(self, tar: ShardTar) -> bool:
-        """Return whether the tar is cached with its full size. After a crash of the machine it may be short."""
+        """Return whether the tar is cached with its full size. After a crash of the machine, a file may be shorter."""
         try:
             return self.path(tar).stat().st_size == tar.size
         except FileNotFoundError:
             return False
 
     def use(self, tar: ShardTar) -> None:
-        """Mark the tar as used: the least recently used tars are deleted first."""
+        """Mark the tar as just used, because the least recently used tars are deleted first."""
         with contextlib.suppress(OSError):
             os.utime(self.path(tar))
 
     def pull(self, tar: ShardTar, check: Callable[[Path], None] = lambda path: None, waits: bool = True) -> bool:
-        """Download the tar unless it is cached. `check` raises DataError if a file is not this tar.
+        """Download the tar unless it is cached. Return whether it is cached. `check` raises DataError for a wrong tar.
 
         If another process is downloading it, wait for that process, or return False if `waits` is False.
         """
@@ -118,7 +118,7 @@ class TarCache:
         return True
 
     def files(self) -> dict[Path, os.stat_result]:
-        """Return the files of all cached tars, and of the tars that are being downloaded."""
+        """Return {path: stat} of all cached tars, and of the tars that are being downloaded."""
         found = {}
         for path in self.folder.rglob("*"):
             if path.name.endswith((".tar", f".tar{PART}")):
@@ -154,7 +154,7 @@ def _order_of(images: ShardImages, seed: int, epoch: int) -> GroupedShuffle:
 class ServerFolder(ShardFolder):
     """A folder on a server. Each process has threads that prefetch the next tars of the epoch.
 
-    They skip a tar that another process of the host is downloading. Nothing waits for these threads or depends on them.
+    The threads skip a tar that another process of the host is downloading. Nothing waits for them or depends on them.
     """
 
     drops_tars = True
@@ -170,11 +170,11 @@ class ServerFolder(ShardFolder):
         self._listed: set[str] = set()
         self._scans = threading.Semaphore(NUM_SCANS)
         self._lock, self._num_threads = threading.Lock(), 0
-        self._next: list[tuple[ShardTar, bytes]] = []  # tars to prefetch, with their checksums; the last one is next
+        self._next: list[tuple[ShardTar, bytes]] = []  # (tar, checksum) to prefetch, in reverse order
         self._aim: tuple[int, int, int] | None = None
 
     def __getstate__(self) -> dict:
-        """Return the state for a loader process, without this process's locks."""
+        """Return the state for a data loader process, without the locks of this process."""
         return self.__dict__ | {"_scans": None, "_lock": None}
 
     # --- listing the server ---
@@ -188,7 +188,7 @@ class ServerFolder(ShardFolder):
             version = hashlib.sha256(f"{file.size} {file.version}".encode()).hexdigest()[:VERSION_DIGITS]
             found[part_of(file.name)].append(ShardTar(file.name, file.size, int(version, 16)))
         if self._names and not {name.lower() for name in found} & {*TRAIN_NAMES, *VAL_NAMES}:
-            found = {TRAIN_NAMES[0]: sum(found.values(), [])}  # the URL names each tar; their names may have no part
+            found = {TRAIN_NAMES[0]: sum(found.values(), [])}  # the URL names the tars, and no name says train or val
         parts = choose_parts(found)
         self._make_room([tar for name in (parts.train, parts.val) if name for tar in found[name]])
         return found
@@ -197,7 +197,7 @@ class ServerFolder(ShardFolder):
         return file if file.size is not None else self.server.describe(file.name)
 
     def _list(self) -> list[ListedFile]:
-        """Return the tars of the folder, and of its subfolders that are named like a part (train, val)."""
+        """Return the tars in the folder, and in its subfolders that are named like a part (train, val)."""
         try:
             here = self.server.listing()
             below = [each.name for each in here if each.is_folder and each.name.lower() in (*TRAIN_NAMES, *VAL_NAMES)]
@@ -229,7 +229,10 @@ class ServerFolder(ShardFolder):
 
     @contextlib.contextmanager
     def _unless_absent(self, name: str) -> Iterator[None]:
-        """Ignore a missing file. S3 reports it as denied, so raise the error only if the server lists the file."""
+        """Ignore the error for a missing file.
+
+        S3 reports a missing file as "access denied", so this error is raised only if the server lists the file.
+        """
         try:
             yield
         except NotThereError:
@@ -239,7 +242,10 @@ class ServerFolder(ShardFolder):
     # --- the index ---
 
     def known_tables(self, paths: Sequence[Path], part: str) -> list[ShardTable]:
-        """Return the local indexes and the server's. The server's knows tars by size: `pull` compares checksums."""
+        """Return the local indexes and the server's index.
+
+        The server's index identifies tars only by name and size, so `_pull` compares checksums.
+        """
         known, name = super().known_tables(paths, part), f"{part}{ENDING}"
         if self._names or name in self._listed:
             with self._unless_absent(name):
@@ -248,7 +254,7 @@ class ServerFolder(ShardFolder):
                 with replacing(copy, shared=True) as file:
                     self.server.copy(name, self.server.describe(name).size, file)
                 known += super().known_tables([copy], part)
-                copy.unlink()  # it stays mapped
+                copy.unlink()  # the index stays mapped into memory
         return known
 
     def load(self, tar: ShardTar, known: Sequence[ShardTable]) -> Shard:
@@ -277,13 +283,14 @@ class ServerFolder(ShardFolder):
                     index.unlink(missing_ok=True)
                 raise DataError(
                     f"{self.title_of(tar)} is not the tar that its index describes; rebuild the index on the server "
-                    f"(remove {part_of(tar.name)}{ENDING}, or run make_shards.py again), and start again with -resume to continue"
+                    f"(remove {part_of(tar.name)}{ENDING}, or run make_shards.py again), and start again with -resume "
+                    "to continue"
                 )
 
         self.cache.pull(tar, check, waits)
 
     def will_read(self, images: ShardImages, seed: int, epoch: int, position: int) -> None:
-        """At the start of each tar, prefetch the tars from this position on, and the first tars of the next epoch."""
+        """At the start of each tar, prefetch this tar, those that follow it, and the first tars of the next epoch."""
         order = _order_of(images, seed, epoch)
         aim = (seed, epoch, int(order.groups_of(position, position + 1)[0]))
         if aim == self._aim:
@@ -295,7 +302,7 @@ class ServerFolder(ShardFolder):
         fitting = np.cumsum([tar.size for tar, _ in tars]) <= SHARE_AHEAD * self.cache.limit
         ahead = [each for each, fits in zip(tars, fitting, strict=True) if fits][::-1]
         for tar, _ in ahead:
-            self.cache.use(tar)  # so that other tars are deleted before these, and the next tar last of all
+            self.cache.use(tar)  # in reverse order, so that the next tar is deleted last, after all other tars
         with self._lock:
             self._next = ahead
             while self._num_threads < NUM_PULLERS:
@@ -315,7 +322,7 @@ class ServerFolder(ShardFolder):
                 self._pull(tar, checksum, waits=False)
 
     def check_limit(self, images: ShardImages) -> None:
-        """Raise ConfigError if the tars that DATA.SHUFFLE_BUFFER mixes at one time may exceed the cache's limit."""
+        """Raise ConfigError if the tars that DATA.SHUFFLE_BUFFER mixes at a time may exceed the cache's limit."""
         starts = images.table.starts if images.rows is None else np.searchsorted(images.rows, images.table.starts)
         counts = np.diff(starts)
         sizes = np.sort(images.table.tar_sizes[counts > 0])

@@ -1,4 +1,4 @@
-"""Shows a run: tables and pictures of its images, curves of its metrics, and report.html."""
+"""Reports on a run: tables and pictures of its images, curves of its metrics, and report.html."""
 
 from configs.values import flatten
 from engine.plan import TrainPlan
@@ -11,9 +11,9 @@ from extras.report.plot import Plotter
 
 
 class RunReport:
-    """Writes tables, pictures and curves of a training run, and a page at its end.
+    """Writes tables, pictures and curves of a training run, and report.html at its end.
 
-    With REPORT false it writes no pictures and no page.
+    With REPORT false it writes no pictures of images and no report.html.
     """
 
     def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer):

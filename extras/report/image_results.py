@@ -1,4 +1,4 @@
-"""Writes tables and pictures of an evaluation with a record of its weights, and keeps the results of the best epoch."""
+"""Writes tables, pictures and a record of an evaluation, and keeps the results of the best epoch."""
 
 import json
 import math
@@ -32,14 +32,14 @@ RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "
 
 
 class ResultFiles:
-    """Writes tables and pictures. If the disk is full, it warns once, and the run continues without them."""
+    """Writes tables and pictures of an evaluation. If the disk is full, it warns once, and the run continues."""
 
     def __init__(self, folder: Path, image_set: ImageSet, log: Log):
         self._folder, self._image_set, self._log = folder, image_set, log
         self._has_failed = False
 
     def write(self, results: Results, best: Best, with_pictures: bool) -> None:
-        """Write the results of the evaluation `best`."""
+        """Write the results of the evaluation that `best` describes."""
         record = self._folder / RECORD
         check_in_place(record)
         try:
@@ -54,7 +54,7 @@ class ResultFiles:
                 if missing := describe_missing(self._image_set.classes):
                     self._log.say(missing)
                 write_text(record, to_json(facts | {"pictures": True}))
-        except (OSError, DecompressionBombError) as error:  # DATA.MAX_PIXELS may be too small for a caption
+        except (OSError, DecompressionBombError) as error:  # PIL also applies DATA.MAX_PIXELS to captions
             if not self._has_failed:
                 self._log.warn(f"cannot write the image results in {self._folder} ({cause_of(error)})")
             self._has_failed = True
@@ -76,7 +76,7 @@ class ResultFiles:
 
 
 def record_of(best: Best) -> dict[str, Any]:
-    """Return the content of results.json."""
+    """Return the content of results.json for this evaluation."""
     return {
         "epoch": best.epoch,
         "weights": "ema" if best.suffix else "raw",
@@ -92,7 +92,7 @@ def to_json(record: dict[str, Any]) -> str:
 
 
 SECONDS_BETWEEN = 60.0
-PAUSE_FACTOR = 100  # pause after a write, in multiples of its seconds, so that writing takes less than 1% of a run
+PAUSE_FACTOR = 100  # pause after a write, in multiples of its duration, so that writing takes less than 1% of a run
 
 
 class BestResults(Callback):
@@ -115,7 +115,7 @@ class BestResults(Callback):
             self._next_write = time.monotonic() + max(SECONDS_BETWEEN, PAUSE_FACTOR * took)
 
     def complete(self, evaluate_best: Callable[[], Results]) -> None:
-        """Evaluate best.pth again, at the end of a run, if the folder has no results of it. A collective.
+        """At the end of a run, evaluate best.pth again if the folder has no results for it. Collective.
 
         An earlier start may have been killed before it wrote them.
         """
@@ -144,7 +144,7 @@ class BestResults(Callback):
 
 
 def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> None:
-    """Write tables and pictures for the weights that score best. A collective."""
+    """Write tables and pictures for the weights with the best score. Collective."""
     metric = plan.config.TRAIN.BEST_METRIC
     scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
     name, best = max(scores.items(), key=lambda item: item[1].rank)

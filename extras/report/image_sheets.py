@@ -22,12 +22,12 @@ from utils.errors import UserError, cause_of
 from utils.log import Log
 from utils.text import counted, first_of
 
-# 36 is even, because neighbouring images of a training batch are mixed in pairs.
+# 36 is even, because neighboring images of a training batch are mixed in pairs.
 NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
 
 
 def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
-    """Return a sheet of the most certain mistakes, the most certain first. Only their images are read again."""
+    """Return a sheet of the most confident mistakes, the most confident first. Only their images are read again."""
     names = Names(image_set.classes)
     find = most_certain_errors if isinstance(results, ImageResults) else most_certain_label_errors
     number, errors = find(results, names)
@@ -41,7 +41,7 @@ def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
 
 
 def most_certain_errors(results: ImageResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """Return the number of mistakes, and for the most certain ones the image's index and a caption."""
+    """Return the number of mistakes, and (image index, caption) for each of the most confident mistakes."""
     wrong = np.flatnonzero(results.labels != results.predictions)
     chosen = wrong[np.argsort(-results.probabilities[wrong], kind="stable")][:NUM_SHOWN].tolist()
 
@@ -54,7 +54,10 @@ def most_certain_errors(results: ImageResults, names: Names) -> tuple[int, list[
 
 
 def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """Return the same if images have several labels: each missed label and each wrong prediction is a mistake."""
+    """Return the same as most_certain_errors for images with several labels.
+
+    Each missed label and each wrong prediction is a mistake.
+    """
     wrong = np.flatnonzero(results.are_labels != results.are_predicted)
     certainty = np.where(results.are_predicted, results.probabilities, 1 - results.probabilities)
     chosen = wrong[np.argsort(-certainty[wrong], kind="stable")][:NUM_SHOWN].tolist()
@@ -67,7 +70,7 @@ def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int,
 
 
 def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:
-    """Return the image, made small because 36 large photos would take a gigabyte. None if it can no longer be read."""
+    """Return a small copy of the image, or None if it cannot be read. 36 large photos would take a gigabyte."""
     try:
         return np.asarray(fitted(image_set.read(index), SIDE))
     except (ImageReadError, UserError):
@@ -78,12 +81,12 @@ MATRIX_SIDE, SMALLEST_MARK = 800, 3  # pixels: largest side of the matrix, small
 SMALLEST_CELL, LARGEST_CELL, ON_A_PHONE = 30, 48, 300  # pixels: bounds of a cell; side of a matrix that fits on a phone
 MOST_WITH_NUMBERS, NUM_NAMED = 40, 25  # with more than 40 classes: no counts, and about 25 names
 NAMES_WIDTH, GAP = 130, 12
-RIGHT, WRONG = (31, 119, 180), (214, 39, 40)  # colours of cells on and off the diagonal
+RIGHT, WRONG = (31, 119, 180), (214, 39, 40)  # colors of cells on and off the diagonal
 WHITE_TEXT = 0.85  # darkness above which white text is easier to read than black text
 
 
 def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
-    """Draw the matrix. Rows are labels, columns are predictions. A darker cell has a larger share of its row."""
+    """Draw the confusion matrix: rows are labels, columns predictions. Darker means a larger share of the row."""
     letters, shown = lettering(11), names.shown(results)
     titles, has_numbers = [names[number] for number in shown.tolist()], len(shown) <= MOST_WITH_NUMBERS
     pitch = cell_size(len(shown), letters.width(str(results.counts[0].max(initial=0))))
@@ -100,7 +103,7 @@ def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
     labels, predictions, counts = cells(results)
     darkness = 0.15 + 0.85 * counts / np.maximum(results.counts[0][labels], 1)
     rows, columns = (np.searchsorted(shown, each) for each in (labels, predictions))
-    order = np.argsort(darkness, kind="stable")  # where marks overlap, the largest share is on top
+    order = np.argsort(darkness, kind="stable")  # where cells overlap, the largest share is on top
     drawn = (each[order].tolist() for each in (rows, columns, counts, darkness))
     for row, column, count, dark in zip(*drawn, strict=True):
         x, y, size = left + column * pitch, top + row * pitch, max(pitch, SMALLEST_MARK)
@@ -154,7 +157,7 @@ class TrainBatch(Callback):
         batch, self._batch = self._batch, None
         try:
             write_picture(self._draw(batch), self._path)
-        except (OSError, Image.DecompressionBombError) as error:  # as in ResultFiles
+        except (OSError, Image.DecompressionBombError) as error:  # PIL also applies DATA.MAX_PIXELS to captions
             self._log.warn(f"cannot write {self._path} ({cause_of(error)}); training continues")
 
     def _draw(self, batch: Batch) -> Image.Image:
@@ -180,7 +183,7 @@ class TrainBatch(Callback):
 
 
 def prepared(config: Config, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
-    """Return a training batch as the model gets it, as uint8 [B, C, H, W] on the host, with its targets."""
+    """Return a training batch as the model gets it: images as uint8 [B, C, H, W] on the host, and targets."""
     batch = batch._replace(images=batch.images.cpu(), targets=batch.targets.cpu())
     normalize = Normalize(config.DATA, torch.float32)
     images, targets = build_preparation(config, normalize)(batch)

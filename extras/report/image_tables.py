@@ -14,15 +14,16 @@ PREDICTIONS, PER_CLASS, CONFUSION = TABLES = ("predictions.csv", "per_class.csv"
 PREDICTION_COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
 CLASS_COLUMNS = ("class", "precision", "recall", "f1", "count", "predicted", "taken_for", "times_taken_for")
 CELL_COLUMNS = ("label", "prediction", "count")
-CORNER = "label \\ prediction"  # the first cell of the matrix
-MOST_CLASSES = 2000  # in a matrix, which then has 8 MB; with more classes, confusion.csv lists the non-zero cells
+CORNER = "label \\ prediction"  # the top left cell of the matrix
+# The largest matrix in confusion.csv, which takes 8 MB. With more classes, the file lists the non-zero cells.
+MOST_CLASSES = 2000
 SEPARATOR = "|"  # between several labels of an image
 
 Results = ImageResults | LabelResults
 
 
 class Names:
-    """The names of classes; a model may have more outputs than its data set has classes."""
+    """The names of classes. Outputs of the model that are no class of its data set are named by their numbers."""
 
     def __init__(self, classes: Sequence[str]):
         self._classes = classes
@@ -51,7 +52,7 @@ def write_tables(folder: Path, results: Results, image_set: ImageSet) -> None:
 def write_table(path: Path, columns: Iterable[str], rows: Iterable[Sequence]) -> None:
     text = csv_text(map(csv_cell, row) for row in (columns, *rows))
     with replacing(path) as file:
-        file.write(text.encode(errors="surrogateescape"))  # file names may be invalid text
+        file.write(text.encode(errors="surrogateescape"))  # file names may be invalid UTF-8
 
 
 def prediction_rows(results: Results, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
@@ -65,7 +66,7 @@ def prediction_rows(results: Results, image_set: ImageSet, names: Names) -> Iter
 
 
 def _label_rows(results: LabelResults, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
-    """Yield rows with all labels in one cell, all predicted classes in another, and two cells with probabilities."""
+    """Yield rows with all labels in one cell, all predicted classes in another, and their probabilities in two more."""
     starts, ends = (np.searchsorted(results.images, results.indices, side=side) for side in ("left", "right"))
     for index, start, end in zip(results.indices.tolist(), starts.tolist(), ends.tolist(), strict=True):
         cells = {}
@@ -95,7 +96,7 @@ def class_rows(results: Results, names: Names) -> Iterator[tuple]:
 
 
 def most_taken_for(results: ImageResults) -> dict[int, tuple[int, int]]:
-    """Return {class with mistakes: (most frequent wrong prediction, count)}. The first class wins a tie."""
+    """Return {class with mistakes: (its most frequent wrong prediction, count)}. The first prediction wins a tie."""
     labels, predictions, counts = cells(results)
     found: dict[int, tuple[int, int]] = {}
     for label, prediction, count in zip(labels.tolist(), predictions.tolist(), counts.tolist(), strict=True):

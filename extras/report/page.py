@@ -1,4 +1,4 @@
-"""HTML elements, and the frame of a page: one file without scripts and without links to other files."""
+"""Builds HTML elements, and writes a page as one file without scripts and without links to other files."""
 
 import base64
 import hashlib
@@ -24,11 +24,11 @@ MOST_COLORS = 256  # an image with more colors is a photo
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is HTML already and must not be escaped."""
 
 
 def escaped(value: object) -> Markup:
-    """Return a value as text of a page, with control characters escaped.
+    """Return a value as HTML text, with control characters escaped.
 
     Halves of surrogate pairs, which file names can contain, become question marks.
     """
@@ -38,7 +38,10 @@ def escaped(value: object) -> Markup:
 
 
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
-    """Return an element. `class_` sets class, `aria_label` aria-label. Attributes and children of None are left out."""
+    """Return an HTML element. `class_` sets class, `aria_label` sets aria-label.
+
+    Attributes and children that are None are left out.
+    """
     given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     words = [f' {key}="{escaped(value)}"' for key, value in given.items()]
     inside = "".join(escaped(child) for child in children if child is not None)
@@ -47,14 +50,14 @@ def element(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def section(title: str, *children: object) -> Markup:
-    """Return a section of the page with its heading."""
+    """Return a section of a page with this heading and these children."""
     return element("section", element("h2", title), *children)
 
 
 def table(
     columns: Iterable[object], rows: Iterable[Iterable[object]], label: str, numbers: Iterable[int] = ()
 ) -> Markup:
-    """Return a table that scrolls in its own frame if it is too wide. `numbers`: columns that are aligned right."""
+    """Return a table that scrolls in its own frame if it is too wide. `numbers`: indices of right-aligned columns."""
     place = dict.fromkeys(numbers, "number")
     head = [element("th", each, scope="col", class_=place.get(index)) for index, each in enumerate(columns)]
     body = [element("tr", *(element("td", cell, class_=place.get(i)) for i, cell in enumerate(row))) for row in rows]
@@ -62,12 +65,12 @@ def table(
 
 
 def scrolling(content: Markup, label: str) -> Markup:
-    """Return a frame that scrolls content wider than the page, with the keyboard too."""
+    """Return a frame that scrolls content wider than the page, also by keyboard."""
     return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
 def write_page(path: Path, title: str, body: Iterable[object]) -> None:
-    """Write the whole page. Its security policy allows only its own style sheet and pictures inside the file."""
+    """Write a page. Its security policy allows only its own style sheet and pictures inside the file."""
     style = STYLE.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -84,7 +87,7 @@ def write_page(path: Path, title: str, body: Iterable[object]) -> None:
 
 
 def contact_sheet(path: Path, alt: str) -> Markup | None:
-    """Return the images of a sheet one by one, with captions as text. A row has as many as fit into the window.
+    """Return the images of a sheet one by one, with captions as text. A row has as many images as fit into the window.
 
     Return None if the file is not a sheet.
     """
@@ -102,7 +105,7 @@ def contact_sheet(path: Path, alt: str) -> Markup | None:
 
 
 def smallest(image: Image.Image) -> tuple[bytes, str]:
-    """Return the image as a file, and the kind of file: PNG if that is smaller, as for drawings, otherwise JPEG."""
+    """Return the image as a file's bytes, and its format: PNG if that is smaller, as for drawings, otherwise JPEG."""
     image = image.convert("RGB")
     kinds = {"jpeg": {"quality": QUALITY, "optimize": True}}
     if image.getcolors(MOST_COLORS):  # a photo is never smaller as PNG, which takes 20 ms for an image of 240 x 240
@@ -116,7 +119,7 @@ def smallest(image: Image.Image) -> tuple[bytes, str]:
 
 
 def embedded(path: Path, alt: str, class_: str) -> Markup | None:
-    """Return a picture of the run for the page, recompressed if it is large. None if the file is not a picture."""
+    """Return a picture of the run, recompressed if it is large. Return None if the file is not a picture."""
     try:
         content, kind = content_of(path, LARGEST), "png"
         small = None

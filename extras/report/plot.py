@@ -13,7 +13,7 @@ from utils.files import replacing
 Rows = Sequence[Mapping[str, Any]]
 Point = tuple[float, float]
 
-# Small and sharp, so that text can be read on a phone. Margins are fixed, because automatic layout draws twice.
+# Small and sharp, so that text can be read on a phone. Margins are fixed, because automatic layout draws a plot twice.
 SIZE, DPI, MARGINS = (4.5, 3), 160, {"left": 0.15, "right": 0.97, "bottom": 0.15, "top": 0.9}
 MOST_MARKED = 40  # curves with fewer points get a marker on each
 IN_THE_FOLDER = ("loss.png", "accuracy.png", "loss_scale.png")
@@ -23,12 +23,12 @@ class Plot(NamedTuple):
     """One picture: curves over epochs or updates."""
 
     file: str
-    title: str  # of the vertical axis
+    title: str  # title of the vertical axis
     curves: Mapping[str, Sequence[Point]]
     x: str = "epoch"
-    best: Point | None = None  # the best epoch
-    skipped: Sequence[Point] = ()  # skipped updates
-    is_scale: bool = False  # whether to draw steps between powers of two
+    best: Point | None = None  # the point of the best epoch
+    skipped: Sequence[Point] = ()  # the points of skipped updates
+    is_scale: bool = False  # whether these are loss scales: drawn as steps, on a logarithmic axis
 
     @property
     def text(self) -> str:
@@ -38,9 +38,9 @@ class Plot(NamedTuple):
 
 
 def plots_of(epochs: Rows, steps: Rows, metric: str, best: Best | None = None) -> Iterator[Plot]:
-    """Yield the pictures of a run that have at least one curve.
+    """Yield the plots of a run that have at least one curve.
 
-    `metric`: decides which epoch is best; `best`: that epoch if it is known, otherwise it is found in the rows.
+    `metric`: the metric that decides which epoch is best; `best`: the best epoch, or None to find it in the rows.
     """
     found = best or best_of(epochs, metric)
     for file, (title, columns) in choose_curves(epochs, metric).items():
@@ -74,13 +74,13 @@ def choose_curves(epochs: Rows, metric: str) -> dict[str, tuple[str, dict[str, s
 
 
 def points_of(rows: Rows, column: str, x: str = "epoch") -> list[Point]:
-    """Return the measured values as points (epoch counted from 1, or update; value)."""
+    """Return the values in a column as points: (epoch counted from 1, or update; value)."""
     return [(row[x] + (x == "epoch"), row[column]) for row in rows if row.get(column) is not None]
 
 
 def figure_of(plot: Plot, title: str):
-    """Return the matplotlib figure."""
-    from matplotlib.figure import Figure  # unlike pyplot, it needs no screen
+    """Return the plot as a matplotlib figure."""
+    from matplotlib.figure import Figure  # unlike pyplot, Figure needs no screen
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=SIZE)
@@ -101,7 +101,7 @@ def figure_of(plot: Plot, title: str):
     axes.set(xlabel=plot.x, ylabel="" if title == plot.title else plot.title)
     axes.set_title(title, fontsize="medium")
     axes.grid(alpha=0.3)
-    if [line.get_label() for line in axes.lines] != [title]:  # else the title names the curve
+    if [line.get_label() for line in axes.lines] != [title]:  # otherwise the title names the only curve
         axes.legend(frameon=False, fontsize="small")
     return figure
 
@@ -113,15 +113,15 @@ def to_png(plot: Plot, title: str) -> bytes:
 
 
 class Plotter:
-    """Draws at the end of a run, and before that rarely enough to cost no training time."""
+    """Draws the curves of a run at its end, and before that so rarely that training is not slowed down."""
 
     def __init__(self, folder: Path, title: str, metric: str, seconds_between: float = 60.0):
-        """Draw into `folder`. `metric`: decides which epoch is best."""
+        """Draw into `folder`. `metric`: the metric that decides which epoch is best."""
         self._folder, self._title, self._metric, self._between = folder, title, metric, seconds_between
         self._last = time.monotonic()
 
     def draw(self, epochs: Rows, steps: Rows, now: bool) -> None:
-        """Write the pictures of the rows so far if the last drawing is old enough or `now` is true."""
+        """Write the plots of the rows so far if the last plots are old enough or `now` is true."""
         if epochs and (now or time.monotonic() - self._last > self._between):
             for plot in plots_of(epochs, steps, self._metric):
                 if plot.file in IN_THE_FOLDER:

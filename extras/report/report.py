@@ -36,11 +36,11 @@ CAPTIONS = {
     ),
 }
 SETTING = ("setting", "value", "from")
-FEW_CLASSES, MOST_ROWS = 12, 15  # up to 12 classes: all are shown; more: the worst 15
+FEW_CLASSES, MOST_ROWS = 12, 15  # the table shows up to 12 classes; of more classes, only the 15 with the lowest F1
 
 
 def write_report(run: SavedRun, path: Path) -> None:
-    """Write the page. Raise OSError if the disk is full."""
+    """Write the report of a run to `path`. Raise OSError if the disk is full."""
     foot = element("footer", f"halfstep {VERSION}, {written_date(run.status.get('time'))}")
     of_images = pictures(run)
     body = [
@@ -51,9 +51,9 @@ def write_report(run: SavedRun, path: Path) -> None:
 
 
 def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
-    """Write the report of a run that has just ended. Return its path, or None if there is nothing to report.
+    """Write the report of a run that has just ended. Return its path, or None if it could not be written.
 
-    An error here is logged and does not change the exit code, because the weights are saved already.
+    An error is logged and does not change the exit code, because the weights are saved already.
     """
     path = Path(folder) / REPORT
     check_in_place(path)
@@ -78,7 +78,7 @@ def head(run: SavedRun) -> Markup:
 
 
 def result(run: SavedRun) -> Iterator[Markup]:
-    """Yield the best score, how it was reached, and how the run ended, if not as planned."""
+    """Yield paragraphs with the best score, how it was reached, and how the run ended if it did not end as planned."""
     best, planned, done = run.best, run.planned_epochs, run.num_epochs
     epochs = counted(done, "epoch") if done >= planned else f"the first {done:,} of {counted(planned, 'epoch')}"
     if best.epoch:
@@ -105,7 +105,7 @@ def result(run: SavedRun) -> Iterator[Markup]:
 
 
 def describe_end(run: SavedRun, last: int) -> str:
-    """Return how the run ended, if not as planned. `last`: its last epoch."""
+    """Return how the run ended, or an empty text if it ended as planned. `last`: its last epoch."""
     state, reason = run.state, run.status.get("reason")
     if state == "done":
         return "It ended early: no new best epoch for long enough (TRAIN.EARLY_STOP)." if reason == "early stop" else ""
@@ -123,7 +123,7 @@ def describe_end(run: SavedRun, last: int) -> str:
 def facts(run: SavedRun) -> Markup:
     about, given = run.about, run.settings
     numbers = ("training_images", "validation_images", "classes", "images_per_update")
-    rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # scaled by the batch, unlike BASE_LR
+    rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # unlike BASE_LR, scaled with the batch size
     parameters, processes = about.get("parameters"), about.get("processes", 1)
     found = {
         "Model": f"{given['MODEL.NAME']}, {counted(parameters, 'parameter')}" if parameters else "",
@@ -143,7 +143,7 @@ def facts(run: SavedRun) -> Markup:
 
 
 def unreadable(run: SavedRun) -> dict[str, str]:
-    """Return the fact about validation images that cannot be read and so are not scored; {} if all can be read."""
+    """Return {title: fact} about validation images that cannot be read, and so are not scored; {} if there are none."""
     scored, found = run.best.num_images, run.about.get("validation_images", 0)
     return {"Validation images": f"{scored:,} of {found:,}; the rest cannot be read"} if 0 < scored < found else {}
 
@@ -154,7 +154,7 @@ def three_digits(value: float) -> str:
 
 
 def curves(run: SavedRun) -> Markup | None:
-    """Return the section of curves, drawn from the run's tables as they are now."""
+    """Return the section with the curves, drawn from the run's current tables."""
     found = [figure(plot) for plot in plots(run) if plot.file != "loss_scale.png"]
     return section("Training curves", element("div", *found, class_="grid")) if found else None
 
@@ -168,7 +168,7 @@ def figure(plot: Plot) -> Markup:
 
 
 def pictures(run: SavedRun) -> dict[str, Markup]:
-    """Return {file: section} for the pictures in the folder. Pictures of an incomplete evaluation are left out."""
+    """Return {file: section} for the pictures in the run's folder, without those of an incomplete evaluation."""
     found, has_results = {}, bool(read_json(run.folder / "results.json"))
     for name in PICTURES:
         title, text = CAPTIONS[name]
@@ -187,7 +187,7 @@ def scrolling_picture(path: Path, alt: str) -> Markup | None:
 
 
 def class_table(run: SavedRun) -> Markup | None:
-    """Return a table of the classes with the smallest F1, or all if there are few. None without complete results."""
+    """Return a table of the classes with the lowest F1, or of all if there are few; None without complete results."""
     record = read_json(run.folder / "results.json")
     rows = read_table(run.folder / "per_class.csv") if record else []
     rated = [row for row in rows if row.get("count", "0") not in ("", "0")]
@@ -204,7 +204,7 @@ def class_table(run: SavedRun) -> Markup | None:
         cells.append((row.get("class", ""), *percents, row["count"], taken + often))
     notes = []
     if record.get("epoch") != run.best.epoch:
-        notes.append(f"Results of epoch {record.get('epoch')}, the best one when these figures were written.")
+        notes.append(f"Results of epoch {record.get('epoch')}, which was the best when these figures were written.")
     if len(shown) < len(rated):
         notes.append(f"Out of {counted(len(rated), 'class')} with images. per_class.csv has all of them.")
     title = "Classes, lowest F1 first" if len(shown) == len(rated) else "Classes with the lowest F1"
@@ -223,26 +223,26 @@ def scale(run: SavedRun) -> Iterator[Markup]:
     if skipped := run.num_skipped:
         updates = run.steps[-1]["step"] + 1 if run.steps else run.epochs[-1].get("step")
         of = f" of {updates:,.0f}" if updates else ""
-        yield element("p", f"{counted(skipped, 'update')}{of} skipped, because gradients were not finite.")
+        yield element("p", f"Skipped updates: {skipped:,}{of}, because gradients were not finite.")
     for first, last in run.left_out:
         yield element("p", f"Updates {first:,} to {last:,} were left out after a rollback; see bad_batches.jsonl.")
     yield from (figure(plot) for plot in plots(run) if plot.file == "loss_scale.png")
 
 
 def doctor(run: SavedRun) -> Iterator[Markup]:
-    """Yield the doctor's lines in the log, and the settings that it wrote."""
+    """Yield paragraphs with the doctor's lines from the log, and with the settings that it wrote."""
     log, written = (read_text(run.folder / name) for name in ("log.txt", "doctor.yaml"))
     lines = re.findall(r"^[\d-]{10} [\d:]{8} (?:warning: )?doctor: (.*)$", log, re.M)
     if lines or written:
         yield element("h3", "The doctor's finding")
         yield from (element("p", line) for line in dict.fromkeys(lines[-4:]))
     if written:
-        yield element("p", "doctor.yaml, for -cfg:")
+        yield element("p", "doctor.yaml, for use with -cfg:")
         yield element("pre", element("code", written))
 
 
 def settings(run: SavedRun) -> Markup:
-    """Return the settings that come from no file (from flags, -opts or the data), and all settings."""
+    """Return the section with the settings from flags, -opts or the data, followed by all settings."""
     rows = {
         key: (element("code", key), element("code", written(value)), run.origins[key])
         for key, value in run.settings.items()
@@ -255,13 +255,13 @@ def settings(run: SavedRun) -> Markup:
     everything = table(SETTING, rows.values(), "All settings")
     return section(
         "Settings",
-        *(parts if given else [element("p", f"As in {files}.")]),
+        *(parts if given else [element("p", f"Same as {files}.")]),
         element("details", element("summary", f"All {len(rows)} settings"), everything),
     )
 
 
 def repeat(run: SavedRun) -> Markup:
-    """Return the section with the command lines, and the versions, place and dates of the run."""
+    """Return the section with the command lines, versions, folder and dates of the run."""
     about, status = run.about, run.status
     facts = {name: about.get(name.lower()) for name in ("halfstep", "torch", "timm", "Python")}
     facts |= {"host": status.get("host"), "started": written_date(status.get("started"))}
@@ -274,7 +274,7 @@ def repeat(run: SavedRun) -> Markup:
 
 
 def commands(run: SavedRun) -> Iterator[tuple[str, str]]:
-    """Yield (title, command line) for the command of this run, and for one that repeats it."""
+    """Yield (title, command line) of this run's command, and of a command that repeats the run."""
     processes = run.about.get("processes", 1)
     program = ["main_multi_gpu.py", "-ngpus", processes] if processes > 1 else ["main_single_gpu.py"]
     if started := run.about.get("command"):
@@ -287,5 +287,5 @@ def line(*words: object) -> str:
 
 
 def written_date(text: str | None) -> str:
-    """Return a date of status.json as 2026-01-02 03:04."""
+    """Return a date from status.json in the form 2026-01-02 03:04."""
     return (text or "")[:16].replace("T", " ")

@@ -15,29 +15,29 @@ from configs.yaml_files import Quoted, read_file
 from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 
-KWARGS = ("model-kwargs", "opt-kwargs")  # NAME=VALUE each
-# For an argument without a default, an empty text means that it is not set. These arguments are exceptions.
+KWARGS = ("model-kwargs", "opt-kwargs")  # their values have the form NAME=VALUE
+# For an argument without a default, an empty text means "not set". For these arguments it is a mistake.
 NEVER_EMPTY = ("gp", "input-img-mode", "kd-model-name")
-# For an argument with a default, an empty text is a mistake. These arguments are exceptions.
+# For an argument with a default, an empty text is a mistake. For these arguments it is allowed.
 MAY_BE_EMPTY = ("train-split", "val-split", "train-interpolation", "dist-bn", "worker-seeding")
 SCRIPTS = ("train.py", "distributed_train.sh")
-COUNTS = ("--nnodes", "--nproc-per-node")  # options of torchrun
+COUNTS = ("--nnodes", "--nproc-per-node")  # options of torchrun for the number of nodes and of processes
 
 
 class Launch(NamedTuple):
-    """The processes that a command starts."""
+    """The processes that a command starts, and how it starts them."""
 
     nodes: int = 1
     per_node: int = 1
-    words: tuple[str, ...] = ()  # the launcher, before train.py
-    variables: tuple[str, ...] = ()  # NAME=VALUE, in front of the command
+    words: tuple[str, ...] = ()  # the launcher with its options, before train.py
+    variables: tuple[str, ...] = ()  # environment variables (NAME=VALUE) in front of the command
 
     @property
     def processes(self) -> int:
         return self.nodes * self.per_node
 
     def command(self, arguments: Sequence[str]) -> str:
-        """Return the command that starts halfstep with as many processes, on several nodes with the same launcher."""
+        """Return the command that starts as many processes of halfstep. It uses the same launcher on several nodes."""
         words = list(self.words) if self.nodes > 1 else ["python"]
         words.append("main_multi_gpu.py" if self.processes > 1 else "main_single_gpu.py")
         count = ["-ngpus", str(self.processes)] if self.nodes == 1 < self.processes else []
@@ -48,7 +48,7 @@ class Launch(NamedTuple):
 
 
 def read_arguments(words: list[str], description: str = "") -> tuple[dict[str, Any], Launch]:
-    """Return {name without dashes: value} for the arguments that differ from their defaults, and the processes.
+    """Return {name without dashes: value} for the arguments that differ from their defaults, and the launch.
 
     `description`: the text for -h.
     """
@@ -69,7 +69,7 @@ def read_arguments(words: list[str], description: str = "") -> tuple[dict[str, A
 
 
 def read_launch(words: list[str]) -> tuple[Launch, list[str]]:
-    """Return the processes that a command starts, and its arguments for train.py."""
+    """Return the launch of a command, and its arguments for train.py."""
     place = next((place for place, word in enumerate(words) if word.endswith(SCRIPTS)), None)
     if place is None:
         return Launch(), words
@@ -98,7 +98,7 @@ def read_launch(words: list[str]) -> tuple[Launch, list[str]]:
 
 
 def _count(launcher: list[str], option: str) -> int:
-    """Return the number after an option of torchrun, which may be abbreviated. The last one counts."""
+    """Return the number after the last occurrence of an option of torchrun. The option may be abbreviated."""
     number = 1
     for word, following in zip_longest(launcher, launcher[1:], fillvalue=""):
         name, equals, value = word.partition("=")
@@ -177,7 +177,7 @@ def _typed(name: str, given: Any) -> Any:
 
 
 def _convert(name: str, argument: Argument, text: Any) -> Any:
-    if text is None or isinstance(text, bool):  # a missing positional; a switch
+    if text is None or isinstance(text, bool):  # None: a missing positional argument; bool: a switch
         return text
     if isinstance(text, list):
         raise ConfigError(f"--{name} is {text}; it must be one value")
@@ -190,13 +190,13 @@ def _convert(name: str, argument: Argument, text: Any) -> Any:
     number = float(text) if FLOAT.fullmatch(text) else None
     if number is None or (argument.kind is int and not number.is_integer()):
         raise ConfigError(f"--{name} is {str(text)!r}; it must be a {'whole ' * (argument.kind is int)}number")
-    if INT.fullmatch(text):  # exact even for a large seed
+    if INT.fullmatch(text):  # int is exact even for a large seed
         return int(text)
     return int(number) if number.is_integer() else number
 
 
 def _checked(name: str, argument: Argument, text: str) -> str | None:
-    """Return a text as typed: 007, on and null are names like any other. None if an empty text means "not set"."""
+    """Return the text unchanged, even if it is 007, on or null. Return None if an empty text means "not set"."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -211,7 +211,7 @@ def _checked(name: str, argument: Argument, text: str) -> str | None:
 
 
 def _pairs(name: str, words: list[str]) -> dict[str, Text]:
-    """Return {name: text} for words NAME=VALUE. A value is a Python literal, as in train.py; anything else is text."""
+    """Return {name: text} for words NAME=VALUE. A value is a Python literal as in train.py, or otherwise text."""
     pairs: dict[str, Text] = {}
     for key, equals, text in (word.partition("=") for word in words if word):
         if not equals:
@@ -228,7 +228,7 @@ def _pairs(name: str, words: list[str]) -> dict[str, Text]:
 
 
 def _as_text(value: Any) -> Text:
-    """Return a Python value as the text of a settings file."""
+    """Return the text that a settings file contains for a Python value."""
     if isinstance(value, list | tuple):
         return [_as_text(each) for each in value]
     if isinstance(value, str):

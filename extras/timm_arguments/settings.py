@@ -1,4 +1,4 @@
-"""Collects the settings that follow from arguments of timm's train.py, with remarks about these arguments."""
+"""Collects the settings that replace arguments of timm's train.py, with remarks about these arguments."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ from configs.yaml_files import Layer, Quoted
 from extras.timm_arguments.command import KWARGS
 from utils.errors import ConfigError
 
-# Arguments that halfstep does not have and does not need: it trains the same way without them.
+# Arguments that halfstep does not have and does not need, because it trains the same way without them.
 NOT_NEEDED = set(
     """train-num-samples val-num-samples dataset-download dataset-trust-remote-code channels-last fuser fast-norm torchscript
     no-ddp-bb synchronize-step device-modules local_rank pin-mem no-prefetcher use-multi-epochs-loader worker-seeding
@@ -27,36 +27,36 @@ NEEDED = {
     "dataset": ("input-key", "target-key", "epoch-repeats"),
     "resume": ("no-resume-opt",),
 }
-# Values that match halfstep's own behaviour.
+# {argument: values with which train.py does what halfstep always does}
 SAME = {
     "train-split": ("train", "training"),
     "val-split": ("validation", "val", "valid", "eval", "evaluation"),
     "model-dtype": ("float32",),
 }
-# Settings that are paths, and words with a special meaning there: a file called auto is written as ./auto.
+# Settings that are paths, and words with a special meaning in them. A file called auto is written as ./auto.
 PATHS = ("DATA.DATA_PATH", "DATA.CLASSES", "MODEL.PRETRAINED", "MODEL.RESUME", "SAVE")
 WORDS = ("auto", "latest")
 
 
 def saved_key(setting: str) -> str:
-    """Return the setting, or its section if that takes any key: MODEL.KWARGS for MODEL.KWARGS.global_pool."""
+    """Return the setting, or its section if the section takes any key: MODEL.KWARGS for MODEL.KWARGS.global_pool."""
     return re.sub(r"KWARGS\..*", "KWARGS", setting)
 
 
 class ArgumentSettings:
-    """Settings with the arguments that they come from, remarks about arguments, and reasons to refuse arguments."""
+    """Settings, the arguments that they come from, remarks on arguments, and reasons to refuse arguments."""
 
     def __init__(self, given: dict[str, Any], processes: int):
         self.given, self.processes = given, processes
         self.args = {name: each.default for name, each in TIMM_ARGUMENTS.items()} | given
-        self.layers: dict[str, Layer] = {}  # {setting: its layer}
+        self.layers: dict[str, Layer] = {}  # {setting: layer that sets it}
         self.sources: dict[str, tuple[str, ...]] = {}  # {setting: the arguments that it comes from}
-        self.named: set[str] = set()  # arguments that have a remark or need none
+        self.named: set[str] = set()  # arguments that have a remark or need no remark
         self.remarks: list[str] = []
         self.refusals: list[str] = []
 
     def shown(self, name: str) -> str:
-        """Return an argument as it was typed."""
+        """Return an argument and its value as they are typed in a command."""
         value = self.args[name]
         values = [f"{key}={each}" for key, each in value.items()] if isinstance(value, dict) else value
         words = values if isinstance(values, list) else [values]
@@ -65,7 +65,7 @@ class ArgumentSettings:
         return " ".join([name if name == "data" else f"--{name}", *texts])
 
     def differs(self, name: str, remark: str) -> None:
-        """Add a remark on an argument that is not needed, or that halfstep follows in a slightly different way."""
+        """Add a remark on an argument that halfstep does not need, or that it follows in a slightly different way."""
         self.named.add(name)
         self.remarks.append(f"{self.shown(name)}: {remark}")
 
@@ -82,7 +82,7 @@ class ArgumentSettings:
             raise ConfigError(f"halfstep cannot train with these; leave them out:{lines}")
 
     def without_setting(self, name: str, reason: str) -> None:
-        """Add a remark on, or a refusal of, an argument that has no setting."""
+        """Add a remark or a refusal for an argument that no setting replaces."""
         needed = next((each for each, others in NEEDED.items() if name in others), None)
         if needed and needed not in self.given:
             self.differs(name, f"has no effect without --{needed}, as in train.py")
@@ -94,11 +94,11 @@ class ArgumentSettings:
             self.differs(name, "has no effect with one process, as in train.py")
         elif name in NOT_NEEDED:
             self.differs(name, reason)
-        elif name not in ("dist-bn", "no-resume-opt"):  # other methods handle these
+        elif name not in ("dist-bn", "no-resume-opt"):  # other methods handle these two
             self.refuse(name, reason)
 
     def put(self, setting: str, value: Any, name: str, *others: str) -> None:
-        """Set a setting that follows from these arguments. None and an empty list leave it unchanged."""
+        """Set a setting to a value that follows from these arguments. None and [] leave the setting unchanged."""
         if value is None or value == []:
             return
         origin = f"--{name}" if name in self.given else f"--{name}, train.py's default"
@@ -106,7 +106,7 @@ class ArgumentSettings:
         self.sources[setting] = (name, *others)
 
     def _text(self, setting: str, value: Any, name: str) -> Text:
-        """Return the text that a settings file reads as exactly this value."""
+        """Return the text that means exactly this value in a settings file."""
         if isinstance(value, list | tuple):
             return [each if isinstance(each, str | list) else str(each) for each in value]
         if not isinstance(value, str):
@@ -124,14 +124,17 @@ class ArgumentSettings:
             self.layers.pop(setting, None)
 
     def with_effect(self, loaded: LoadedConfig) -> list[str]:
-        """Return the settings that were put and have an effect in combination with the others."""
+        """Return the settings of this translation that have an effect in combination with the others."""
         values = flatten(loaded.config)
         put = [key for key in SETTINGS if loaded.origins[key] != "default"]
         marks = {key: [mark for mark in SETTINGS[key].marks if isinstance(mark, Only)] for key in put}
         return [key for key in put if all(mark.applies(values, key.rpartition(".")[0]) for mark in marks[key])]
 
     def name_the_rest(self, kept: list[str]) -> None:
-        """Add a remark on each argument that has no effect, here or in train.py, such as one of an unused schedule."""
+        """Add a remark on each argument that has no effect in combination with the others, in halfstep or in train.py.
+
+        An example is a parameter of a schedule that is not used.
+        """
         kept_layers = (key for key in self.layers if saved_key(key) in kept or key not in SETTINGS)
         used = {name for key in kept_layers for name in self.sources[key]}
         for name in self.given:

@@ -1,4 +1,4 @@
-"""Finds the settings that train as timm's train.py does with given arguments, and names the differences."""
+"""Finds the settings that train as timm's train.py does with the given arguments, and names the differences."""
 
 import math
 from collections import Counter
@@ -31,16 +31,19 @@ CHOICES = {
     "kd-loss-type": ("kl",),
     "amp-dtype": ("float16", "bfloat16"),
 }
-COMPUTED = ("sched", "opt", "device", "grad-accum-steps")  # their values cannot be copied into settings
+COMPUTED = ("sched", "opt", "device", "grad-accum-steps")  # arguments whose values cannot be copied into settings
 
 
 class Translation(ArgumentSettings):
-    """The settings for all arguments; `remarks` lists the differences. Raises ConfigError if halfstep cannot train."""
+    """The settings for train.py's arguments. `remarks` lists where halfstep differs from train.py.
+
+    Raises ConfigError for arguments with which halfstep cannot train.
+    """
 
     def __init__(self, given: dict[str, Any], launch: Launch):
         super().__init__(given, launch.processes)
         self.launch = launch
-        self.variables: list[str] = []  # NAME=VALUE, in front of the command that trains
+        self.variables: list[str] = []  # environment variables (NAME=VALUE) in front of the command that trains
         for name in CHOICES:
             self.check_choice(name)
         several = Counter(argument.setting for argument in TIMM_ARGUMENTS.values())
@@ -101,7 +104,7 @@ class Translation(ArgumentSettings):
             remedy = "if less than a batch remains, DATA.DROP_LAST=true makes the number of updates equal"
             self.differs("grad-accum-steps", f"{difference}; {remedy}")
         self.put("TRAIN.ACCUM_ITER", max(1, args["grad-accum-steps"]), "grad-accum-steps")  # as train.py does
-        if args["validation-batch-size"] == 0:  # train.py then uses the batch size of training
+        if args["validation-batch-size"] == 0:  # with 0, train.py uses the batch size of training
             self.leave_open("DATA.BATCH_SIZE_EVAL")
 
     def model(self) -> None:
@@ -139,11 +142,11 @@ class Translation(ArgumentSettings):
         from timm.optim import get_optimizer_info, list_optimizers  # local: importing timm takes seconds
 
         name, arguments = self.args["opt"].lower(), self.args["opt-kwargs"] or {}
-        is_sgd = name in ("sgd", "nesterov", "momentum")  # timm's sgd is Nesterov's
+        is_sgd = name in ("sgd", "nesterov", "momentum")  # timm's sgd uses Nesterov momentum
         if not is_sgd and name not in list_optimizers():
             near = did_you_mean(name, list_optimizers())
             raise ConfigError(f"{self.shown('opt')}: unknown optimizer{near}; docs/optimizers.md lists the optimizers")
-        # train.py passes these on to the optimizers that take them.
+        # train.py passes these arguments only to optimizers that take them.
         takes = get_optimizer_info(name)
         own = {"EPS": takes.has_eps, "BETAS": takes.has_betas, "MOMENTUM": takes.has_momentum}
         self.leave_open(*(f"TRAIN.OPTIMIZER.{setting}" for setting, is_taken in own.items() if not is_taken))
@@ -184,9 +187,10 @@ class Translation(ArgumentSettings):
             self.put("TRAIN.LR_SCHEDULER.DECAY_FRACTION", decay / total, "decay-epochs")
 
     def milestones(self) -> None:
-        """Put the epochs after which the rate falls.
+        """Put the epochs after which the learning rate falls.
 
-        timm's milestone 30 is the epoch with index 29, or the last update before epoch 30.
+        With milestone 30, timm lowers the rate in the epoch with index 29 or, with --sched-on-updates, in the last
+        update before epoch 30.
         """
         is_early = not self.args["sched-on-updates"]
         milestones = [each - is_early for each in self.args["decay-milestones"]]
@@ -196,7 +200,7 @@ class Translation(ArgumentSettings):
             self.differs("sched-on-updates", "the rate falls one update later than in train.py")
 
     def rate(self) -> None:
-        """Put the rate: --lr, or the rate that train.py computes from the other three arguments."""
+        """Put the learning rate: --lr, or the rate that train.py computes from --lr-base and the batch size."""
         args = self.args
         self.leave_open("TRAIN.LINEAR_SCALED_LR", "TRAIN.LR_SCALING")
         if args["lr"]:
@@ -279,7 +283,7 @@ class Translation(ArgumentSettings):
                 self.differs("dist-bn", TIMM_ARGUMENTS["dist-bn"].reason)
 
     def choose_device(self, kind: str, number: str) -> None:
-        """Choose a device such as cuda:1, which only an environment variable can do."""
+        """Choose a device such as cuda:1 by an environment variable, because no setting can choose it."""
         if self.processes > 1:
             self.differs("device", "each process uses its own device, as in train.py")
         elif kind != "cuda" or not number.isdecimal():
@@ -290,7 +294,7 @@ class Translation(ArgumentSettings):
             self.refuse("device", "CUDA_VISIBLE_DEVICES chooses the device; set it to the device to train on")
 
     def resume(self) -> None:
-        """Put --resume and --start-epoch. halfstep reads only weights and epoch from a checkpoint of train.py."""
+        """Put the settings for --resume and --start-epoch. Only weights and epoch of a checkpoint are read."""
         args, epoch = self.args, self.args["start-epoch"]
         path, name = (
             (args["resume"], "resume") if args["resume"] else (args["initial-checkpoint"], "initial-checkpoint")
@@ -311,7 +315,7 @@ class Translation(ArgumentSettings):
         self.named |= {"start-epoch", "no-resume-opt"}
 
     def command(self) -> str:
-        """Return the command that trains."""
+        """Return the command that trains with these settings."""
         words = ["-cfg", "my.yaml"]
         for flag, setting in (("-resume", "MODEL.RESUME"), ("-last_epoch", "TRAIN.LAST_EPOCH"), ("-name", "NAME")):
             if setting in self.layers:
@@ -322,7 +326,7 @@ class Translation(ArgumentSettings):
 
 
 def preprocessing(args: dict[str, Any]) -> dict[str, Any]:
-    """Return size, mean, crop and classes as train.py takes them from its arguments and the model's metadata."""
+    """Return the input size, mean, std, crop and classes that train.py takes from its arguments and timm's metadata."""
     from timm import get_pretrained_cfg, is_model, list_models  # local: importing timm takes seconds
     from timm.data import resolve_data_config
 
@@ -345,13 +349,13 @@ def preprocessing(args: dict[str, Any]) -> dict[str, Any]:
     if wanted["input_size"]:
         wanted["input_size"] = [channels, *wanted["input_size"][1:]]
     found = {"num_classes": own.get("num_classes")} | resolve_data_config(wanted, pretrained_cfg=own)
-    if channels == 1:  # timm's metadata is for images in colour
+    if channels == 1:  # timm's metadata is for color images
         found |= {name: [fmean(found[name])] for name in ("mean", "std")}
     return found | {"input_size": (channels, *found["input_size"][1:])}
 
 
 def _channels(args: dict[str, Any]) -> int:
-    """Return the number of channels of the model's images."""
+    """Return the number of channels of the images, or raise ConfigError if two arguments contradict each other."""
     of_size = args["input-size"][0] if args["input-size"] else None
     if None not in (args["in-chans"], of_size) and args["in-chans"] != of_size:
         raise ConfigError(

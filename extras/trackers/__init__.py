@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and MLflow. Each has a queue and a thread, so that none can delay or end a run."""
+"""Sends runs to TensorBoard, Weights & Biases and MLflow. Each has its own thread and cannot delay or end a run."""
 
 import contextlib
 import importlib.util
@@ -25,12 +25,13 @@ from utils.text import redacted
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # package names for pip; not in requirements.txt
 PROJECT = "halfstep"
-PATIENCE = 10.0  # seconds without progress after which the end of a run drops a tracker
-LONGEST_END = 60.0  # seconds that the end of a run waits for a tracker that is still opening or sending
-SILENT_WAIT = 2.0  # seconds of this wait after which a line reports it
-ROWS_AT_ONCE = 50
-STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")  # columns of steps.csv besides the shares of time
-IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # names of environment variables
+PATIENCE = 10.0  # seconds without progress after which a run that ends stops waiting for a tracker
+LONGEST_END = 60.0  # most seconds that a run that ends waits for a tracker that is still opening or sending
+SILENT_WAIT = 2.0  # seconds of waiting after which the log mentions the wait
+ROWS_AT_ONCE = 50  # most rows that a tracker gets in one call
+# Columns of steps.csv that are sent to trackers. The columns *_pct are sent as well.
+STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")
+IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # matches names of environment variables that hold secrets
 SHORTEST_SECRET = 6  # characters; a shorter value may occur in any word
 
 
@@ -38,12 +39,12 @@ class Row(NamedTuple):
     """Metrics of one update ("step") or one epoch, with their names on a tracker."""
 
     axis: str
-    number: int  # of the update or epoch
+    number: int  # number of the update or epoch
     figures: dict[str, float]
 
 
 class Ending(NamedTuple):
-    """The end of a run: done, failed, or stopped (it can be resumed)."""
+    """How a run ended. `state`: done, failed, or stopped (it can be resumed)."""
 
     state: str
     best: Mapping[str, Any]  # the figures of the best epoch; empty if there is none
@@ -51,7 +52,7 @@ class Ending(NamedTuple):
 
 
 class Tracker:
-    """A base class for trackers. A separate thread calls the methods of each tracker; any exception ends the tracker.
+    """Base class of the trackers. Each tracker's methods are called in its own thread; any exception ends the tracker.
 
     `tracking/NAME.json` in the run's folder holds the run's identity on the tracker and the numbers of the last rows
     sent. A resumed run continues after these.
@@ -64,7 +65,7 @@ class Tracker:
         self._file = folder / "tracking" / f"{name}.json"
         saved = read_object(self._file)
         self.identity: str | None = saved.get("id")
-        # Rows up to these numbers are not sent again.
+        # Rows up to these numbers were sent already, and are not sent again.
         self.last = {axis: saved.get(axis, -1) for axis in ("step", "epoch")}
 
     def open(self) -> str:
@@ -75,7 +76,7 @@ class Tracker:
         raise NotImplementedError
 
     def go_back(self, step: int, epoch: int) -> None:
-        """Start at this update, or return to it after a rollback. Most trackers cannot delete a figure."""
+        """Handle a start at this update, or a rollback to it. Most trackers cannot delete figures, and ignore this."""
 
     def end(self, ending: Ending) -> None:
         raise NotImplementedError
@@ -89,7 +90,7 @@ class Tracker:
 
 
 def make_tracker(name: str, config: Config, folder: Path) -> Tracker:
-    """Return the tracker of this name. The code of the others is not imported."""
+    """Return the tracker of this name. The code of other trackers is not imported."""
     if name == "tensorboard":
         from extras.trackers.tensorboard import TensorBoard as kind
     elif name == "wandb":
@@ -100,10 +101,10 @@ def make_tracker(name: str, config: Config, folder: Path) -> Tracker:
 
 
 def check_trackers(config: Config) -> None:
-    """Refuse a tracker whose package is missing."""
+    """Raise ConfigError if the package of a tracker is missing."""
     for name in PACKAGES.keys() & config.TRACK:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # without an origin, it is just a folder of that name
+        if spec is None or spec.origin is None:  # a spec without an origin is just a folder of that name
             raise ConfigError(f"TRACK: {name} needs the package {PACKAGES[name]}: pip install {PACKAGES[name]}")
 
 
@@ -119,7 +120,7 @@ class TrackerThread:
         self._thread.start()
 
     def put(self, item: Any) -> None:
-        """Queue an item: a Row, (step, epoch) of a start or a rollback, or an Ending, which is the last item."""
+        """Queue an item: a Row, the (step, epoch) of a start or a rollback, or an Ending as the last item."""
         if self._thread.is_alive():
             self._queue.put(item)
 
@@ -181,7 +182,7 @@ class Trackers:
     def begin(
         self, step: int, epoch: int, steps: Sequence[Mapping[str, Any]], epochs: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Start training at this update of this epoch, or go back to it. `steps`, `epochs`: all earlier rows."""
+        """Report that training starts at this update and epoch, or goes back. `steps`, `epochs`: all earlier rows."""
         for each in self._threads:
             each.put((step, epoch))
         for axis, rows in (("step", steps), ("epoch", epochs)):
@@ -207,7 +208,7 @@ class Trackers:
 
 @contextlib.contextmanager
 def track(config: Config, folder: Path, process: Process, log: Log) -> Iterator[Trackers]:
-    """Yield the trackers of TRACK. At the end of the block, report to them how the run ended."""
+    """Yield the trackers in TRACK. At the end of the `with` block, report to them how the run ended."""
     names = dict.fromkeys(config.TRACK) if process.is_first else ()
     trackers = Trackers(TrackerThread(make_tracker(name, config, folder), log) for name in names)
     has_failed = True
@@ -219,7 +220,7 @@ def track(config: Config, folder: Path, process: Process, log: Log) -> Iterator[
 
 
 def ending_of(folder: Path, has_failed: bool) -> Ending:
-    """Return the end of a run, from its status.json and its folder."""
+    """Return how a run ended, from its folder and the status.json in it."""
     if not is_in_place(folder):  # another run's folder is now at this path
         return Ending("failed", {}, ())
     status = read_object(folder / "status.json")
@@ -234,7 +235,7 @@ def ending_of(folder: Path, has_failed: bool) -> Ending:
 def figures_of(axis: str, row: Mapping[str, float | None]) -> dict[str, float]:
     """Return {name on a tracker: value} for a row, without missing values.
 
-    In an epoch's row train_loss is train/loss, eval_top1_ema is eval/top1_ema, lr is run/lr.
+    In the row of an epoch, train_loss becomes train/loss, eval_top1_ema becomes eval/top1_ema, and lr becomes run/lr.
     """
     figures = {}
     for name, value in row.items():
@@ -250,7 +251,7 @@ def figures_of(axis: str, row: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without credentials in URLs, and without values of environment variables that hold secrets."""
+    """Return the text without credentials in URLs, and without the values of environment variables with secrets."""
     for name, value in os.environ.items():
         if IS_SECRET.search(name) and len(value) >= SHORTEST_SECRET:
             text = text.replace(value, "***")

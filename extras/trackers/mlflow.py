@@ -10,17 +10,21 @@ from extras.trackers import PROJECT, Ending, Row, Tracker
 
 
 class Mlflow(Tracker):
-    """Sends a run to MLflow, whose environment variables set server and experiment. Default: a folder next to the runs."""
+    """Sends a run to MLflow. MLflow's environment variables name server and experiment.
+
+    By default, MLflow writes to a folder next to the runs.
+    """
 
     STATES = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
     def open(self) -> str:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # otherwise MLflow 3 refuses a folder
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would use a server that the user did not name
+        # Telemetry would contact a server that the user did not name.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow
         from mlflow import entities
 
-        logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would log a warning for each retry
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # urllib3 would log a warning for each retry
         self._entities = entities
         uri = os.environ.get("MLFLOW_TRACKING_URI") or (self.folder.absolute().parent / "mlruns").as_uri()
         self._client = mlflow.MlflowClient(uri)
@@ -32,7 +36,7 @@ class Mlflow(Tracker):
         return f"run {self.identity} in {uri}"
 
     def _create(self) -> str:
-        """Create the run with its settings, which cannot change later."""
+        """Create the run on the server with its settings, which cannot change later. Return its ID."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self._client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self._client.create_experiment(name)

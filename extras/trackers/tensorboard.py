@@ -1,4 +1,4 @@
-"""Writes TensorBoard's files in the run's folder."""
+"""Writes TensorBoard's files to the run's folder."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from utils.held_folders import check_in_place
 
 
 class TensorBoard(Tracker):
-    """Writes TensorBoard's files. Each start drops the figures of earlier starts from its first update on."""
+    """Writes TensorBoard's files. A resumed run discards earlier figures from its first update on."""
 
     _writer = None
     _first_step = 0
 
     def open(self) -> str:
-        return ""  # the import takes a second of processor time, so it waits for the first row
+        return ""  # TensorBoard is imported at the first row, because this takes a second of CPU time
 
     def go_back(self, step: int, epoch: int) -> None:
         if self._writer:
@@ -28,7 +28,7 @@ class TensorBoard(Tracker):
         for row in rows:
             for name, value in row.figures.items():
                 writer.add_scalar(name, value, row.number)
-        writer.flush()  # now, because each write opens the file by its path, which was just checked
+        writer.flush()  # at once, because a write opens the file by its path, which was just checked
 
     def _open_writer(self) -> Any:
         """Return the writer. Start a new file if the newest one has a hard link, as in a snapshot by `cp -al`."""

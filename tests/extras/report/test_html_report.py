@@ -131,7 +131,7 @@ def test_report_escapes_names_and_settings_as_text(tmp_path, text):
     folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
     plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
     assert page.elements == plain.elements, "no element or attribute may come from the data"
-    assert page.text.count(text) >= 8 and "doctor.yaml, for -cfg:" in page.text and "secret" not in page.text
+    assert page.text.count(text) >= 8 and "doctor.yaml, for use with -cfg:" in page.text and "secret" not in page.text
     assert '" onload' not in element("img", alt='x" onload="x'), "a quote must not end an attribute"
     same_message(element("p", text), "extras/report/texts_in_a_report", text)
 
@@ -162,13 +162,13 @@ def test_report_loads_no_other_files_and_runs_no_scripts(tmp_path):
 def test_report_leaves_out_empty_sections(tmp_path):
     full = page_of(write_run(tmp_path / "full", skipped=2))
     assert {"Confusion matrix", "Classes, lowest F1 first", "Precision"} <= set(full.headings)
-    assert "10 updates of 109 skipped" in full.text
+    assert "Skipped updates: 10 of 109" in full.text
     for name in ("results.json", "train_batch.png", "steps.csv"):
         (tmp_path / "full" / name).unlink()
     metrics = tmp_path / "full" / "metrics.jsonl"
     metrics.write_text('{"epoch": -1, "eval_top1": 12.5}\n' + metrics.read_text())
     told = page_of(tmp_path / "full").text
-    assert "10 updates of 110 skipped" in told and "Before training it was 12.50%" in told
+    assert "Skipped updates: 10 of 110" in told and "Before training it was 12.50%" in told
     metrics.write_text('{"epoch": 0, "train_loss": 1.0}\n')
     change_status(tmp_path / "full", about={})  # as in the first version
     few = page_of(tmp_path / "full")

@@ -205,7 +205,7 @@ class Trainer:
     def roll_back(self, state: dict, streak: range) -> None:
         """Load a state from before a streak of skipped updates, and leave these updates out from now on.
 
-        The update before the streak may have produced the weights that overflow. If `state` is older, it is left out too.
+        The update before the streak may have produced the weights that overflow. If `state` is older, leave it out too.
         """
         left_out = [*self.left_out, range(max(streak.start - 1, state["step"]), streak.stop)]
         self.load_state_dict(state)

@@ -87,7 +87,7 @@ READERS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", READERS)
-def test_special_file_or_folder_is_refused_by_kind(tmp_path, name, kind):
+def test_error_for_special_file_or_folder_names_its_kind(tmp_path, name, kind):
     KINDS[kind](tmp_path / name)
     with refused(UserError, name, kind):
         READERS[name](tmp_path / name)

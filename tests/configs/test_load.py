@@ -83,7 +83,7 @@ def test_seemingly_contradictory_settings_are_accepted(words):
     assert load_text("", *words.split()).config
 
 
-def test_programs_that_do_not_train_replace_auto_batch_size():
+def test_programs_that_do_not_train_use_default_for_auto_batch_size():
     default = SETTINGS["DATA.BATCH_SIZE"].default
     for size, expected, num_notes in (("auto", default, 1), ("7", 7, 0)):
         loaded = load_text(f"DATA: {{BATCH_SIZE: {size}}}").with_default_batch_size()

@@ -34,7 +34,7 @@ def test_shipped_files_do_not_load_the_paddlevit_extra(tmp_path):
         ("TRAIN.LR_SCHEDULER.NAME", "TRAIN: {LR_SCHEDULER: {NAME: warmupcosine}}"),
     ],
 )
-def test_paddlevit_setting_is_refused_without_its_extra(here, monkeypatch, key, text):
+def test_paddlevit_setting_without_paddlevit_extra_is_refused(here, monkeypatch, key, text):
     monkeypatch.setattr("configs.paddlevit.has_extra", lambda name: False)
     with refused(ConfigError, "x.yaml", key, "extras/paddlevit is missing", "git checkout"):
         load_text(text)

@@ -43,7 +43,7 @@ def test_removed_setting_is_replaced_in_every_source():
 
 
 @pytest.mark.usefixtures("gone")
-def test_removed_setting_is_refused_with_its_replacement():
+def test_error_for_removed_setting_names_its_replacement():
     with refused(ConfigError, "x.yaml", GONE, "TRAIN.SMOOTHING"):
         load_text(yaml_of({GONE: "3"}))
     with refused(ConfigError, "-opts", GONE, "TRAIN.SMOOTHING"):
@@ -67,7 +67,7 @@ def test_evaluation_refuses_only_removed_model_settings(monkeypatch):
         unflatten(now | {GONE: 3})
 
 
-def test_removed_value_is_refused_with_its_replacement(monkeypatch):
+def test_error_for_removed_value_names_its_replacement(monkeypatch):
     monkeypatch.setitem(REMOVED_VALUES, ("TRAIN.LOSS", "gone"), "set ce")
     with refused(ConfigError, "x.yaml", "TRAIN.LOSS", "'gone'", "set ce"):
         load_text("TRAIN: {LOSS: gone}")

@@ -29,7 +29,7 @@ def test_text_converts_by_schema_type_in_every_source(word):
 
 
 @pytest.mark.parametrize("word", cases_of("mistakes/values"))
-def test_wrong_value_is_refused_with_allowed_values(word):
+def test_error_for_wrong_value_lists_allowed_values(word):
     with refused(ConfigError, page="mistakes/values", case=word):
         load_text("", "-opts", word)
 
@@ -75,7 +75,7 @@ def test_number_outside_its_bounds_is_refused(key):
 
 # A section of arguments (MODEL.KWARGS) whose types are not in the schema.
 @pytest.mark.parametrize("text", cases_of("texts_as_arguments"))
-def test_model_argument_reads_alike_everywhere_and_survives_saving(text):
+def test_model_argument_is_equal_from_every_source_and_survives_saving(text):
     in_file = load_text(f"MODEL: {{KWARGS: {{some_name: {text}}}}}") if text[0] != "(" else None
     in_opts = load_text("", "-opts", f"MODEL.KWARGS.some_name={text}")
     again = load_text(to_yaml(in_opts.config, in_opts.origins))

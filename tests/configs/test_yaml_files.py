@@ -49,7 +49,7 @@ def test_settings_file_mistake_is_reported_with_place_and_remedy(text):
         load_text(text.encode().decode("unicode_escape"))
 
 
-def test_cfg_of_another_file_type_is_refused():
+def test_binary_file_or_folder_as_cfg_is_refused():
     Path("weights.pth").write_bytes(b"PK\x03\x04\xff\xfe")
     with refused(ConfigError, "weights.pth", "UTF-8", "byte 4", "-pretrained", "-resume"):
         load(["-cfg", "weights.pth"])

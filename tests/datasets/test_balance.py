@@ -47,7 +47,7 @@ def test_balanced_order_differs_by_epoch_and_seed():
     assert orders[1][:5].tolist() == [80, 212, 232, 702, 303], "must equal earlier versions"
 
 
-def test_balanced_epochs_rotate_extra_places_among_classes():
+def test_balanced_epochs_rotate_leftover_draws_among_classes():
     images = uneven([1] * 20 + [5])  # 25 / 21 places per class
     drawn = np.concatenate([epoch_of(images, epoch=epoch) for epoch in range(100)])
     times = np.bincount(images.targets[drawn])

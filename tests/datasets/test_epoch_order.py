@@ -71,7 +71,7 @@ def grouped_in_one_array(group_of: np.ndarray, num_groups: int, reach: int, seed
 
 
 @pytest.mark.parametrize("case", range(25))
-def test_any_slice_of_an_order_matches_whole_array(case):
+def test_any_slice_of_an_epoch_order_matches_the_reference_order(case):
     rng = np.random.default_rng(case)
     count, block = int(rng.integers(1, 300)), int(rng.integers(1, 60))  # images, positions per block
     reach = int(rng.integers(1, count + 1))
@@ -91,14 +91,14 @@ def test_any_slice_of_an_order_matches_whole_array(case):
 
 
 @pytest.mark.slow
-def test_order_of_several_blocks_matches_whole_array():
+def test_epoch_order_of_several_blocks_matches_the_reference_order():
     count = 1_050_000
     for buffer in (8192, 200_000):
         wanted = grouped_in_one_array(np.repeat(np.arange(15), count // 15), 15, buffer, 0, 3)
         assert (big_set(15, count // 15, buffer).epoch_order(0, 3)[:] == wanted).all()
 
 
-def test_subset_of_shards_has_the_order_of_whole_array():
+def test_epoch_order_of_a_shard_subset_matches_the_reference_order():
     images = big_set(20, 50, 30)
     kept = np.flatnonzero(np.random.default_rng(0).random(1000) < 0.1)
     kept = kept[(kept < 300) | (kept >= 400)]  # two tars have no images left
@@ -106,7 +106,7 @@ def test_subset_of_shards_has_the_order_of_whole_array():
     assert images.take(kept).epoch_order(5, 6)[:].tolist() == wanted.tolist()
 
 
-def test_windows_match_epochs_in_any_access_order():
+def test_windows_read_in_any_sequence_match_the_epoch_orders():
     """Blocks of this size are computed ahead in a thread."""
     steps = order(num_images=150_000, batch_size=10_000)
     epochs = [nearby_in_one_array(150_000, 150_000, 0, epoch) for epoch in range(3)]
@@ -131,7 +131,7 @@ def test_epoch_starts_without_waiting_for_its_order():
     assert main == threading.current_thread() and len(others) >= 3 and main not in others
 
 
-def test_shards_are_told_the_read_position_before_each_window(tmp_path):
+def test_read_position_is_announced_to_shards_before_each_window(tmp_path):
     make_set(tmp_path)
     config = settings("shards", tmp_path, IMAGE_SIZE=4, CROP_PCT=1.0, BATCH_SIZE=6, SHUFFLE_BUFFER=8, NUM_WORKERS=0)
     announced = []

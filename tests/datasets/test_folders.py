@@ -18,7 +18,7 @@ from utils.errors import DataError
 
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "imagefolder"])
-def test_class_folders_are_numbered_by_train_names(tmp_path, dataset):
+def test_class_numbers_follow_the_sorted_folder_names_in_train(tmp_path, dataset):
     make_folders(tmp_path / "train", {"cat": 2, "ant": 1, "bee": 1})
     make_folders(tmp_path / "val", {"cat": 1, "bee": 1}, shade=10)
     train, val = load(dataset, tmp_path)
@@ -74,7 +74,7 @@ def test_data_path_one_folder_too_high_is_refused(tmp_path, folders):
     same_message(found, "mistakes/of_folders_above_the_data", " ".join(folders))
 
 
-def test_listed_classes_allow_folders_of_folders(tmp_path):
+def test_classes_file_permits_data_path_one_folder_too_high(tmp_path):
     make_folders(tmp_path / "data", ABOVE)
     listed, others = tmp_path / "listed.txt", tmp_path / "others.txt"
     listed.write_text("photos\nnew\n")
@@ -96,7 +96,7 @@ def test_listed_classes_allow_folders_of_folders(tmp_path):
     ],
     ids=["beside a flat folder", "in train and val"],
 )
-def test_folders_of_folders_read_as_one_class_cause_warning(tmp_path, folders):
+def test_nested_folders_read_as_one_class_cause_a_warning(tmp_path, folders):
     make_folders(tmp_path / "data", folders)
     (tmp_path / "listed.txt").write_text("photos\nnew\n")
     (found,) = [note for note in load("imagefolder", tmp_path / "data")[1].notes if note.startswith("warning")]

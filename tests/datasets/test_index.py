@@ -272,7 +272,7 @@ def test_index_does_not_skip_checks_that_depend_on_settings(tmp_path, tmp_path_f
     assert_names(error_of("imagenet2012", root), "train_list.txt, line 1", "0.jpg")
 
 
-def test_index_still_reports_repeated_paths(tmp_path):
+def test_repeated_paths_are_reported_with_and_without_an_index(tmp_path):
     make_lists(tmp_path)
     make_list(tmp_path, ["0.jpg 0", "./0.jpg 1", "1.jpg 2", "7.jpg 0", "0.jpg 0"])
     for _ in range(2):

@@ -102,7 +102,7 @@ def test_mixup_off_epoch_or_batch_without_positions_disables_mixing():
     assert torch.equal(prepare(one._replace(piece=None))[0], prepare.normalize(one.images))  # as for scripts/doctor.py
 
 
-def test_one_compiled_graph_per_image_size_prepares_the_images(monkeypatch):
+def test_image_preparation_compiles_one_graph_per_image_size(monkeypatch):
     graphs, compile_any = [], torch.compile
 
     def backend(graph, inputs):

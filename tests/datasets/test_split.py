@@ -176,7 +176,7 @@ def test_renamed_class_keeps_the_split_in_every_resume(relabelled):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("signal_handlers")
-def test_finetuning_warns_about_trained_validation_images_under_other_classes(tmp_path, small_yaml, relabelled):
+def test_finetuning_warns_if_relabelled_validation_images_were_trained_on(tmp_path, small_yaml, relabelled):
     file, changed = relabelled
     flags = ["-cfg", small_yaml, "-dataset", "csv", "-data_path", file, "-epochs", "1"]
     typed("main_single_gpu.py", *flags, "-output", tmp_path / "output").done()

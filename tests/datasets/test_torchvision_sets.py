@@ -92,7 +92,7 @@ def test_torchvision_set_without_split_holds_out_images(tmp_path):
     assert sorted(folds[0] + folds[1]) == [*range(10), *range(50, 60)]
 
 
-def test_offered_torchvision_sets_exist_and_take_our_arguments():
+def test_supported_torchvision_sets_exist_and_accept_the_passed_arguments():
     assert "torchvision" not in vars(torchvision_sets), "must be imported only for its data sets"
     for name, splits in SPLITS.items():
         parameters = inspect.signature(getattr(torchvision.datasets, name)).parameters
@@ -119,7 +119,7 @@ def test_torchvision_images_can_be_trained_on_and_sharded(tmp_path):
     assert sorted(shades(load("shards", tmp_path / "out")[0])) == [0, 1]
 
 
-def test_torchvision_caltech101_uses_our_reader_with_a_note(tmp_path):
+def test_torchvision_caltech101_uses_halfstep_reader_with_a_note(tmp_path):
     make_folders(tmp_path / "101_ObjectCategories", {"ant": 4, "bee": 4})
     train, val = load("torchvision/Caltech101", tmp_path, VAL_FRACTION=0.25)
     assert (len(train), len(val)) == (6, 2) and train.classes == ["ant", "bee"]

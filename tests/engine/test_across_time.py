@@ -222,7 +222,7 @@ def test_check_warns_if_pretraining_saw_validation_images(again):
 
 
 @pytest.mark.parametrize("case", cases_of("splits_that_hold_out_no_more"))
-def test_comparison_of_splits_detects_released_validation_images(case):
+def test_split_comparison_detects_images_no_longer_held_out(case):
     here, there = map(yaml.safe_load, case.split(" after "))
     split = {"rule": "hash", "training": "photos", "validation": "photos", "fraction": 0.1, "seed": 0}
     same_message(str(holds_out_no_more(split | here, split | there)), "splits_that_hold_out_no_more", case)
@@ -243,7 +243,7 @@ def test_resume_completes_status_of_a_killed_finished_run(again):
     }
 
 
-def test_finished_checkpoint_outside_a_run_leaves_no_folder(again):
+def test_resume_of_finished_checkpoint_outside_a_run_creates_no_folder(again):
     shutil.copytree(run_folder(again / "output"), again / "moved")
     said = halfstep("-resume", again / "moved", "-output", "/proc/nowhere", "-epochs", "5", "-check")
     assert_names(rows(said)["output"][1], again / "moved")

@@ -304,7 +304,7 @@ def test_scores_are_zero_without_labels_or_images():
     assert (scores.top1, scores.loss, scores.macro_recall, scores.macro_f1, scores.num_images) == (0, 0, 0, 0, 0)
 
 
-def test_non_finite_outputs_are_refused_without_the_doctor(monkeypatch):
+def test_non_finite_outputs_are_refused_without_the_doctor_extra(monkeypatch):
     monkeypatch.setattr("engine.evaluation.not_finite.has_extra", lambda name: False)
     with refused(ConfigError, "bad.pth", "-amp"):
         refuse_not_finite("bad.pth", nn.Identity(), ModelTransforms(()), lambda: torch.tensor(float("nan")))

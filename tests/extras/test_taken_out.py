@@ -30,7 +30,7 @@ ASKING: dict[str, str | None] = {
     "timm_arguments": "scripts.from_timm --model resnet50",
     "trackers": f"{TRAIN} -track mlflow",
     "kubeflow": None,  # used in the environment of a TrainJob: test_missing_kubeflow_extra_is_reported
-    "launchers": None,  # used for variables of srun and mpirun: test_srun_and_mpirun_are_refused_without_their_extra
+    "launchers": None,  # used for variables of srun and mpirun: test_srun_and_mpirun_are_refused_after_deleting_the_launchers_extra
     "operator_lists": f"{TRAIN} -amp -opts PRECISION.CUSTOM_BLACK_LIST=[softmax]",
     "paddlevit": f"{TRAIN} -opts MODEL.TRANS.DEPTH=2",
     "profiler": f"{TRAIN} -profile 2",
@@ -61,7 +61,7 @@ def without(name: str, folder: Path) -> Path:
     return folder
 
 
-def test_every_extra_is_tested_as_deleted():
+def test_every_extra_has_a_test_of_its_deletion():
     assert extras() == sorted(ASKING)
 
 
@@ -95,7 +95,7 @@ def test_missing_kubeflow_extra_is_reported(tmp_path, small_yaml):
     ],
     ids=lambda environment: next(iter(environment)),
 )
-def test_srun_and_mpirun_are_refused_without_their_extra(tmp_path, small_yaml, environment):
+def test_srun_and_mpirun_are_refused_after_deleting_the_launchers_extra(tmp_path, small_yaml, environment):
     """No process may train alone if it belongs to several processes."""
     root = without("launchers", tmp_path)
     (root / "start.py").write_text((ROOT / "main_multi_gpu.py").read_text())

@@ -406,14 +406,14 @@ def test_weights_sharing_memory_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("names", [[1, None], ["/etc/passwd"], ["shards/../../x"], ["other/x"], 5])
-def test_checkpoint_shards_must_lie_in_the_shards_folder(tmp_path, names):
+def test_checkpoint_shards_outside_the_shards_folder_are_refused(tmp_path, names):
     torch.save({"shards": names, "state_dict": {}}, tmp_path / "last.pth")
     with pytest.raises(ConfigError, match="last.pth"):
         read_checkpoint(tmp_path / "last.pth") and named_shards(tmp_path / "last.pth")
     remove_unused_parts(tmp_path)
 
 
-def test_checkpoint_shards_must_have_the_rows_that_index_states(tmp_path):
+def test_shard_rows_contradicting_the_checkpoint_index_are_refused(tmp_path):
     (tmp_path / "shards/step-1").mkdir(parents=True)
     index = {"shards": ["shards/step-1/1.pth"], "state_dict": {"a": {"rows_in_shards": 4}}}
     torch.save(index, tmp_path / "last.pth")

@@ -43,7 +43,7 @@ STOPS = [
 
 
 @pytest.mark.parametrize(("name", "fault", "code", "step"), STOPS)
-def test_stopped_run_resumes_to_the_same_run_hash(tmp_path, start, unbroken, name, fault, code, step):
+def test_stopped_run_resumes_to_the_hash_of_an_unbroken_run(tmp_path, start, unbroken, name, fault, code, step):
     processes, flags = CONFIGURATIONS[name]
     limit = ["RUN.MAX_TIME=8s"] if "count_seconds" in fault else []
     stopped = start(tmp_path, *flags, *limit, processes=processes, **fault)
@@ -61,7 +61,7 @@ def test_stopped_run_resumes_to_the_same_run_hash(tmp_path, start, unbroken, nam
     assert run_hash(folder) == unbroken(*flags, processes=processes)
 
 
-def test_resume_after_kill_during_save_gives_same_run_hash(tmp_path, start, unbroken):
+def test_resume_after_kill_during_save_matches_unbroken_run(tmp_path, start, unbroken):
     flags = ("-opts", "VALIDATE_FREQ=1", "TRAIN.BASE_LR=3e-2")  # makes each epoch the best so far
     assert start(tmp_path / "listed", *flags, list_operations=[str(tmp_path / "listing")]).returncode == 0
     places = [json.loads(line) for line in (tmp_path / "listing").read_text().splitlines()]

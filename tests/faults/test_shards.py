@@ -47,7 +47,7 @@ def test_export_joins_shards_and_no_unused_shard_remains(tmp_path, unbroken):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kill_during_sharded_save_resumes_to_same_hash(tmp_path, start, unbroken, kind):
+def test_resume_after_kill_during_sharded_save_matches_unbroken_run(tmp_path, start, unbroken, kind):
     folder, operations = unbroken
     save, number, _ = [each for each in operations if kind in each[2]][-1]
     assert start(tmp_path, *SHARDED, processes=2, kill_at=[save, number]).returncode == -signal.SIGKILL

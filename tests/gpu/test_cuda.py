@@ -76,7 +76,7 @@ def test_float8_gradients_stay_near_float32_at_any_batch_size(tmp_path):
     assert 0.9 < min(cosines_to_float32(trainer).values()) < 0.9999
 
 
-def test_deterministic_resume_on_gpu_has_same_hash(tmp_path):
+def test_deterministic_gpu_run_matches_unbroken_run_after_resume(tmp_path):
     settings = tmp_path / "small.yaml"
     settings.write_text(SMALL)
     flags = ["-cfg", str(settings), "-amp", "-opts", "DETERMINISTIC=true", "MODEL.DROPPATH=0.1", "SAVE_STEPS=10"]

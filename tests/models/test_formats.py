@@ -141,7 +141,7 @@ def test_weights_file_that_would_run_code_is_refused(tmp_path, kind, write):
         assert not marker.exists()
 
 
-def test_paddlevit_weights_are_refused_without_their_extra(tmp_path, monkeypatch):
+def test_paddlevit_weights_without_paddlevit_extra_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("models.weights.files.has_extra", lambda name: False)
     for name, content in (("x.pdparams", b""), ("x", pickle.dumps({}))):
         (tmp_path / name).write_bytes(content)

@@ -225,7 +225,7 @@ def test_hub_weights_are_fetched_by_timm_and_fitted(monkeypatch, network, weight
 
 
 @pytest.mark.parametrize("fails", ["", "download", "server", "server, cached"])
-def test_unreachable_hub_is_asked_once_unless_cached(monkeypatch, network, fails):
+def test_unreachable_hub_is_refused_unless_weights_are_cached(monkeypatch, network, fails):
     def snapshot(repository, local_files_only):
         assert local_files_only
         if "cached" not in fails:

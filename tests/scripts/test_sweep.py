@@ -278,7 +278,7 @@ def test_killed_trial_resumes_to_result_of_manual_run(tmp_path, small_yaml, star
     assert row["state"] == "done" and float(row["seconds"]) > 0
 
 
-def test_trial_is_asked_to_end_when_sweep_dies(tmp_path):
+def test_trial_gets_a_stop_signal_when_its_sweep_dies(tmp_path):
     if os.uname().sysname != "Linux":
         pytest.skip("only Linux can signal a process when its parent dies")
     read, write = os.pipe()

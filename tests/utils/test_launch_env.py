@@ -73,7 +73,7 @@ def test_contradictory_or_missing_launch_variables_are_refused(words):
         find_launched_rank(environment, LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS))
 
 
-def test_process_without_launcher_variables_starts_the_others_itself():
+def test_process_without_launcher_variables_is_not_taken_for_a_rank():
     for environment in ({}, {"RANK": "0"}, {"SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"}):
         assert find_launched_rank(environment) is None
     assert rank_in_environment({"RANK": "3"}) == 0, "otherwise no process reports the mistake"
@@ -87,7 +87,7 @@ def test_process_without_launcher_variables_starts_the_others_itself():
         "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2",
     ],
 )
-def test_process_of_srun_or_mpirun_without_the_extra_is_refused(monkeypatch, words):
+def test_srun_or_mpirun_without_launchers_extra_is_refused(monkeypatch, words):
     monkeypatch.setattr("utils.launchers.has_extra", lambda name: False)
     with refused(ConfigError, words.partition("=")[0], "extras/launchers is missing"):
         find_launched_rank(environment_of(words))

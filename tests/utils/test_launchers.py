@@ -108,7 +108,7 @@ def test_both_main_programs_ignore_the_public_datasets_package(by_flags, small_y
     assert all((folder / f"log_{rank}.txt").stat().st_size > 0 for rank in (0, 1))
 
 
-def test_three_processes_resume_with_the_same_hash(small_yaml, tmp_path):
+def test_resumed_run_of_three_processes_matches_unbroken_run(small_yaml, tmp_path):
     """The position of a gradient in DDP's buffers affects the last bit of the sum."""
     for name, faults in {"unbroken": {}, "broken": {"signal_at": [7, SIGUSR1, [0]]}}.items():
         flags = ["-cfg", str(small_yaml), "-output", str(tmp_path), "-name", name, "-resume", "auto", "-epochs", "1"]
@@ -119,7 +119,7 @@ def test_three_processes_resume_with_the_same_hash(small_yaml, tmp_path):
 
 @needing_extra("launchers")
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here (apt-get install openmpi-bin)")
-def test_run_started_by_mpirun_has_the_same_hash(by_flags, small_yaml, tmp_path):
+def test_run_started_by_mpirun_matches_run_started_by_flags(by_flags, small_yaml, tmp_path):
     mpirun = ["mpirun", "--oversubscribe", *["--allow-run-as-root"] * (os.getuid() == 0), "-np", "2"]
     program = command("main_multi_gpu.py", *arguments(small_yaml, tmp_path / "o"))
     ended = subprocess.run([*mpirun, *program], capture_output=True, text=True, timeout=DEADLINE)
@@ -127,7 +127,7 @@ def test_run_started_by_mpirun_has_the_same_hash(by_flags, small_yaml, tmp_path)
     assert run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)
 
 
-def test_torchrun_restarts_killed_processes_with_the_same_hash(by_flags, small_yaml, tmp_path):
+def test_run_restarted_by_torchrun_after_kills_matches_unbroken_run(by_flags, small_yaml, tmp_path):
     """Kill the second of two processes with kill -9, and after the restart the first."""
     kills = [{"signal_at": [15, SIGKILL, [1]]}, {"signal_at": [35, SIGKILL, [0]]}, {}]
     launcher = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "2", "--monitor-interval", "0.1"]
@@ -151,7 +151,7 @@ def test_hung_process_is_killed_within_the_timeout(small_yaml, tmp_path):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_fewer_processes_continue_with_the_same_batch_size(by_flags, small_yaml, tmp_path):
+def test_fewer_processes_continue_with_the_same_global_batch(by_flags, small_yaml, tmp_path):
     """Two processes start, one finishes. The weights equal those of two processes, up to the order of sums."""
     folder = tmp_path / "o" / by_flags.name
     folder.mkdir(parents=True)

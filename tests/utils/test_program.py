@@ -176,13 +176,13 @@ PROGRAMS = sorted(
 
 
 @pytest.mark.parametrize("name", ["main_single_gpu.py", "main_multi_gpu.py", *PROGRAMS])
-def test_closed_standard_streams_do_not_harm_a_program(name):
+def test_version_flag_works_with_closed_standard_streams(name):
     words = [sys.executable, str(ROOT / name), "-version"]
     done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&-', "sh", *words], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_run_without_stderr_exits_0_with_clean_lock(tmp_path):
+def test_run_with_closed_stderr_leaves_lock_file_empty(tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL)
     words = [sys.executable, str(ROOT / "main_single_gpu.py"), "-cfg", str(tmp_path / "small.yaml"), "-epochs", "1"]
     words += ["-output", str(tmp_path / "runs"), "-name", "run"]

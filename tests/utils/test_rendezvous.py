@@ -136,7 +136,7 @@ def test_slow_process_keeps_sending_heartbeats_to_others(monkeypatch):
         assert list(pool.map(live, processes)) == ["made by 0", "made by 1"] and made == [0, 1]
 
 
-def test_delayed_vote_is_read_only_after_it_arrives(monkeypatch):
+def test_delayed_vote_is_not_read_before_it_arrives(monkeypatch):
     class Work:
         def __init__(self, vote):
             self.vote = vote

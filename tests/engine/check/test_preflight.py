@@ -81,7 +81,7 @@ def test_missing_device_does_not_skip_image_check(check):
     assert trouble(found) == {"device": WRONG} and "training images" in found
 
 
-def test_check_tries_to_load_initial_weights(check, tmp_path):
+def test_check_reports_whether_initial_weights_can_be_loaded(check, tmp_path):
     def saved(name: str, num_classes: int, depth: int) -> str:
         config = dataclasses.replace(small_config(tmp_path), DATA=sets_of(tmp_path / "photos")[0].DATA)
         torch.save(build_model(replaced(config, MODEL={"DEPTH": depth}), num_classes).state_dict(), tmp_path / name)

@@ -44,7 +44,7 @@ def test_check_warns_of_high_fine_tuning_rate_with_working_advice(tmp_path, case
         assert [finding.verdict for finding in found(*advice.split())] == [OK]
 
 
-def test_disk_space_for_checkpoints_is_checked(tmp_path, monkeypatch):
+def test_too_little_disk_space_for_checkpoints_fails_or_warns(tmp_path, monkeypatch):
     config = small_config(tmp_path, "KEEP_CHECKPOINTS=3", "SAVE_FREQ=1", "TRAIN.NUM_EPOCHS=2")
 
     def verdict(free: int, path: Path) -> str:
@@ -60,7 +60,7 @@ def test_disk_space_for_checkpoints_is_checked(tmp_path, monkeypatch):
     assert [verdict(free, tmp_path) for free in (4499, 4500)] == [WRONG, WARN], "1500 bytes are already on the disk"
 
 
-def test_free_shared_memory_is_checked(tmp_path, monkeypatch):
+def test_too_little_shared_memory_fails_or_warns(tmp_path, monkeypatch):
     config = small_config(tmp_path, "DATA.BATCH_SIZE_EVAL=8")
     need = 3 * 2 * (32 + 8) * 8 * 8
     monkeypatch.setattr(quick_checks, "SHARED_MEMORY", tmp_path)
@@ -94,7 +94,7 @@ def test_ema_decay_is_checked_only_if_ema_is_on(photos, is_kept):
     assert ("EMA" in [finding.title for finding in findings]) is is_kept
 
 
-def test_memory_estimate_is_compared_with_free_memory(tmp_path):
+def test_memory_estimate_near_or_above_free_memory_warns_or_fails(tmp_path):
     config = small_config(tmp_path, "DATA.BATCH_SIZE=64")
     precision, model = Precision(config, CPU), build_model(config, 10)
     weights = sum(parameter.nbytes for parameter in model.parameters())

@@ -202,7 +202,7 @@ def test_sharded_save_syncs_parts_and_folders_before_naming(tmp_path, monkeypatc
     assert {str(tmp_path), str(tmp_path / "shards")} <= set(before)
 
 
-def test_shard_is_not_written_when_copying_fails_elsewhere(tmp_path, monkeypatch):
+def test_shard_is_not_written_if_copying_fails_in_another_process(tmp_path, monkeypatch):
     monkeypatch.setattr(Process, "all_true", lambda self, one: False)
     saver = ShardedSaver(tmp_path, 1, Process(CPU), pytest.fail)
     saver.save(small_state(1) | {PIECES: {}}, [])
@@ -210,7 +210,7 @@ def test_shard_is_not_written_when_copying_fails_elsewhere(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("change", [{"NUM_IMAGES": 99}, {"GLOBAL_BATCH": 4}, {"DATA.DROP_LAST": False}])
-def test_changed_image_count_batch_or_remainder_changes_the_updates(change):
+def test_changed_image_count_global_batch_or_drop_last_changes_updates(change):
     same = order()
     saved = {"NUM_IMAGES": 100, "GLOBAL_BATCH": 8, "DATA.DROP_LAST": True}
     assert same.has_updates_of(saved) and not same.has_updates_of(saved | change)

@@ -120,7 +120,7 @@ def test_gpu_code_path_under_fsdp2_matches_ddp(runs):
 
 
 @pytest.mark.parametrize("name", DDP_COMPILED)
-def test_compiled_ddp_model_matches_eager_one(runs, name):
+def test_compiled_ddp_model_matches_eager_model(runs, name):
     assert_alike(runs[f"compiled {name}"], runs[f"ddp {name}"])
 
 

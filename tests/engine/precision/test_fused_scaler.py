@@ -71,7 +71,7 @@ def test_fused_loss_scaler_trains_like_torch_in_fp64(tmp_path, name, clip):
     assert sorted(set(scales)) == [512, 1024, 2048]  # it increased and decreased
 
 
-def test_non_finite_gradient_elsewhere_skips_the_local_update(tmp_path):
+def test_non_finite_gradient_in_another_process_skips_the_local_update(tmp_path):
     learner = Learner(config_of(tmp_path), FusedLossScaler, torch.float32)
     before = [each.clone() for each in learner.model.parameters()]
     assert learner.update(1.0, SimpleNamespace(norm=lambda norm: norm * float("inf")))[1]
@@ -83,7 +83,7 @@ def test_fused_scaler_skips_finite_gradients_with_overflowing_norm(tmp_path):
         assert Learner(config_of(tmp_path), scaler, torch.float32).update(1e20)[1] is skips
 
 
-def test_unfused_optimizer_falls_back_to_torch_functions(tmp_path):
+def test_fused_scaler_matches_torch_scaler_for_unfused_optimizer(tmp_path):
     config = config_of(tmp_path, clip=0.5)
     learners = [Learner(config, scaler, torch.float32, fused=False) for scaler in (FusedLossScaler, LossScaler)]
     for _ in range(3):

@@ -111,7 +111,7 @@ class Forget(Callback):
         QueuedEvent.host_has_waited = False
 
 
-def test_timing_events_of_device_are_read_only_at_reports(tmp_path):
+def test_device_timing_events_are_not_read_between_reports(tmp_path):
     with mock.patch("torch.cuda.Event", QueuedEvent), mock.patch("torch.cuda.current_stream"):
         reports, timing = Reports(), Timing.on(torch.device("cuda"))
         trainer = make_trainer(small_config(tmp_path, "REPORT_FREQ=10"), callbacks=[timing, reports, Forget()])

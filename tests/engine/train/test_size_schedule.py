@@ -31,7 +31,7 @@ def first_images(config, epoch: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("epoch", "side"), [(0, 4), (1, 12), (5, 12)])
-def test_scheduled_size_gives_images_of_a_run_with_that_size(tmp_path, epoch, side):
+def test_scheduled_image_size_gives_same_images_as_fixed_size(tmp_path, epoch, side):
     images = first_images(small_config(tmp_path, SCHEDULE, *CHANGES), epoch)
     assert images.shape == (32, 1, side, side)
     assert torch.equal(images, first_images(small_config(tmp_path, f"DATA.IMAGE_SIZE={side}", *CHANGES), epoch))
@@ -49,7 +49,7 @@ def test_splitting_into_micro_batches_is_exact_across_size_changes(tmp_path):
         torch.testing.assert_close(split.model.state_dict()[name], weight, rtol=0, atol=1e-8)
 
 
-def test_vit_resizes_position_embedding_with_our_kernels(tmp_path):
+def test_resized_position_embedding_gives_the_same_output_as_timm(tmp_path):
     config = small_config(tmp_path, SCHEDULE)
     plain = build_model(config, 5).eval()
     chosen = build_model(config, 5).eval()

@@ -272,7 +272,7 @@ def test_resume_from_older_checkpoint_repeats_later_budget_choices(config, tmp_p
     assert older["budget"]["used"] + again.world.now <= 300
 
 
-def test_much_slower_machine_discards_recorded_choices_that_come_late(config, tmp_path):
+def test_much_slower_machine_replaces_recorded_budget_choices(config, tmp_path):
     settings, record = config("5m"), tmp_path / CHOICES_FILE
     first = killed(settings, World(load=comes_and_goes(17, 2)), 1200, record=record)
     older = next(saved for saved in first.saves if saved["choices"])

@@ -143,7 +143,7 @@ def test_cached_images_are_shrunk_but_never_enlarged(photos):
             assert after.shape[:2] == size and abs(np.array(wanted).astype(int) - after).max() <= 1
 
 
-def test_cached_shards_keep_their_own_order(tmp_path):
+def test_cached_shards_are_shuffled_like_the_original_shards(tmp_path):
     make_set(tmp_path / "shards")
     config = settings("shards", tmp_path / "shards", BATCH_SIZE=7, IMAGE_CHANNELS=3, SHUFFLE_BUFFER=4, VAL_FRACTION=0.0)
     config = replaced(config, DATA={"CACHE": "disk", "CACHE_PATH": str(tmp_path / "cache")})

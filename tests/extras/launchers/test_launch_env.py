@@ -44,7 +44,7 @@ def test_contradictory_or_missing_launcher_variables_are_refused(words):
         nodes_of(environment)
 
 
-def test_job_script_process_starts_the_other_processes_itself():
+def test_slurm_job_script_is_not_taken_for_a_rank():
     assert find_launched_rank(SLURM | {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0"}) is None
     assert rank_in_environment(SLURM_TASK | {"SLURM_PROCID": "x"}) == 0, "otherwise no process reports the mistake"
     one = SLURM_TASK | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}

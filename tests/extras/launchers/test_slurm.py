@@ -38,7 +38,7 @@ def submit(slurm: Slurm, folder: Path, small_yaml: Path, launcher: str, faults: 
     return slurm.run("sbatch", "--parsable", *resources, script, *flags, cwd=folder, **environment).strip()
 
 
-def test_run_hash_survives_slurm_time_limits_and_lost_node(slurm, small_yaml, tmp_path):
+def test_run_matches_unbroken_run_after_slurm_time_limits_and_lost_node(slurm, small_yaml, tmp_path):
     """The job hits its time limit three times and then loses a node, with each launcher."""
     jobs = {}
     for launcher in ("torchrun", "srun"):

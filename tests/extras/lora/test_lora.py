@@ -124,7 +124,7 @@ def test_check_loads_weights_before_adding_adapters(finished):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_resumed_lora_run_has_the_same_hash(finished, tmp_path):
+def test_resumed_lora_run_matches_unbroken_run(finished, tmp_path):
     flags, folder = finished
     (tmp_path / folder.name).mkdir()
     for name in ("config.yaml", "metrics.csv", "metrics.jsonl", "steps.csv", "checkpoint-1.pth"):

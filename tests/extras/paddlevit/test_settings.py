@@ -53,7 +53,7 @@ def test_paddlevit_values_are_translated_with_notes():
 
 
 @pytest.mark.parametrize("text", cases_of("extras/paddlevit/settings_of_paddlevit"))
-def test_paddlevit_setting_is_replaced_by_ours(text):
+def test_paddlevit_setting_is_replaced_by_the_corresponding_setting(text):
     usual = flatten(load_text("").config)
     found = {key: value for key, value in flatten(load_text(text).config).items() if value != usual[key]}
     same_message(str(found), "extras/paddlevit/settings_of_paddlevit", text)

@@ -30,7 +30,7 @@ def flags_of(place: str | Path, caches: Path) -> list[str]:
     return ["-dataset", "shards", "-data_path", str(place), "-opts", f"DATA.CACHE_PATH={caches}"]
 
 
-def test_run_hash_survives_failing_requests_and_a_kill(tmp_path, start, many_tars):
+def test_remote_run_matches_local_run_despite_failing_requests_and_a_kill(tmp_path, start, many_tars):
     start(tmp_path / "disk", *flags_of(many_tars, tmp_path), BUFFERED[0]).done()
     faults = (503, "cut", 500, "drop")
     with HttpFolder(many_tars, fault=lambda number, path: None if number % 5 else faults[number // 5 % 4]) as server:

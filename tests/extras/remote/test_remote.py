@@ -74,14 +74,14 @@ def test_http_shards_match_the_local_folder(root, caches, ranges, monkeypatch):
         assert found[0].name(12) == f"{server.url}/train-000001.tar: 0012.png"
 
 
-def test_remote_part_folders_hold_out_the_same_images(tmp_path, caches):
+def test_remote_and_local_part_folders_hold_out_the_same_images(tmp_path, caches):
     for number in range(4):
         write_tar(tmp_path / "train" / f"{number}.tar", samples(10 * number, 10))
     with HttpFolder(tmp_path) as server:
         assert_same(remote(server.url, caches, VAL_FRACTION=0.3), load("shards", tmp_path, VAL_FRACTION=0.3))
 
 
-def test_tars_are_named_by_braces_without_server_listing(root, caches):
+def test_braces_in_url_replace_a_missing_server_listing(root, caches):
     with HttpFolder(root, lists=False) as server:
         with refused(DataError, server.url, "-data_path", "{000000..000146}"):
             remote(server.url, caches)

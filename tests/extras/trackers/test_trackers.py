@@ -242,7 +242,7 @@ def test_hanging_tracker_is_dropped_with_one_warning(tmp_path, monkeypatch, plac
 
 
 @pytest.mark.parametrize("case", cases_of("extras/trackers/states_on_trackers"))
-def test_tracker_is_told_how_the_run_ended(tmp_path, case):
+def test_tracker_receives_the_final_state_of_the_run(tmp_path, case):
     status, _, has_failed = case.partition(" after ")
     best = {"top1": 50.0, "epoch": 2, "file": "best.pth"}
     (tmp_path / "status.json").write_text(json.dumps(yaml.safe_load(status) | {"best": best}))

@@ -60,9 +60,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def local_path(text: str) -> Path:
-    """Convert a text to a path. This is the argparse type of every path.
+    """Convert text to a Path. This is the argparse type of all path arguments.
 
-    Path would turn a URL into a folder called `s3:`, and an empty text into the current folder. Both are refused.
+    Refuse URLs and empty text: Path turns a URL into a folder called `s3:`, and empty text into the current folder.
     """
     if not text.strip():
         raise ConfigError(EMPTY_NAME)

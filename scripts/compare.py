@@ -5,15 +5,15 @@
     python scripts/compare.py 'output/lr-*' > lr.md
     python scripts/compare.py output -metric macro_f1
 
-Runs that differ only in their seed (or fold) form a group; the table has its mean, standard deviation and number of
-runs. For every other group it has the difference from the first group with its standard error, paired by seed if the
-seeds are the same. Repeat runs with -seed 1, -seed 2 ... to see how much of a difference is noise; single runs cannot
-show it. In a folder of runs the oldest run comes first, and copies of a run are left out.
+Runs that differ only in their seed or fold form a group. The table shows each group's mean, standard deviation and
+number of runs, and the difference of its mean from the first group's, with the standard error (paired by seed if the
+seeds are the same). Repeat runs with -seed 1, -seed 2 ... to measure how much of a difference is noise; single runs
+cannot show it. In a folder of runs, the oldest run comes first, and copies of a run are left out.
 
 The comparison is printed as Markdown. Runs on different data are compared by top-1 on the validation images that all of
-them scored, and refused if there are no such images; -any_data compares each run's own figures, with a warning. -json
-prints, for scripts, whether the second run is better than the first. The exit code is then 0 for better, 4 for worse, 5
-for no clear difference.
+them scored, and refused if there are no such images. -any_data compares the figures of all runs as they are, with a
+warning. -json prints JSON for scripts, which says whether the second run is better than the first. With -json, the exit
+code is 0 for better, 4 for worse, 5 for no clear difference.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from scripts.comparing.tables import to_markdown
 from utils.errors import ConfigError
 from utils.text import first_of
 
-EXIT_CODES = {BETTER: 0, WORSE: 4, EQUAL: 5}  # with -json
+EXIT_CODES = {BETTER: 0, WORSE: 4, EQUAL: 5}  # exit codes of -json
 
 
 def main(argv: list[str]) -> int:
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     metric_help = f"compare by {', '.join(TITLES)} [the metric of the runs]"
     parser.add_argument("-metric", choices=TITLES, metavar="NAME", help=metric_help)
     parser.add_argument("-any_data", action="store_true", help="compare runs on different data, with a warning")
-    json_help = "compare the second run (or pattern) with the first, print JSON, and end with the verdict's exit code"
+    json_help = "compare the second run (or pattern) with the first, print JSON, and exit with the verdict's code"
     parser.add_argument("-json", action="store_true", help=json_help)
     arguments = parser.parse_args(argv)
     if arguments.json:
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def print_verdict(arguments: argparse.Namespace) -> int:
-    """Print how the second of two runs, or groups over seeds, compares with the first. Return the exit code."""
+    """Print whether the second run (or group of seeds) is better than the first. Return the exit code."""
     if len(arguments.runs) != 2:
         raise ConfigError("-json: give two runs, or two patterns in quotes for several seeds of each")
     sides = [find_runs([each], fewest=1)[0] for each in arguments.runs]

@@ -4,8 +4,8 @@
 
 Replays the batch on which the run stopped (overflow-batch.pth in its folder, with its weights), or otherwise the run's
 next batch. Given a checkpoint instead of the folder, it uses the weights of that checkpoint. Prints a table of all
-modules and the first one that overflows, and writes settings that avoid the overflow to doctor.yaml in the run's folder,
-for -cfg. The exit code is 0 whatever is found, and 2 for a mistake on the command line.
+modules, names the first one that overflows, and writes doctor.yaml to the run's folder: settings for -cfg that prevent
+the overflow. The exit code is 0 whatever is found, and 2 for a mistake on the command line.
 """
 
 import sys
@@ -20,9 +20,9 @@ from scripts.command_line import RUN_HELP, Parser
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("source", metavar="run", help=RUN_HELP)
-    parser.add_argument("-cfg", metavar="FILE", help="settings to use in place of the run's own")
+    parser.add_argument("-cfg", metavar="FILE", help="settings file to use instead of the run's settings")
     parser.add_argument("-batch", metavar="FILE", type=Path, help="the batch to replay, a file like overflow-batch.pth")
-    half_help = "the half type to examine, in place of the run's"
+    half_help = "the half-precision type to examine, instead of the run's"
     parser.add_argument("-amp_dtype", choices=("float16", "bfloat16"), help=half_help)
     arguments = parser.parse_args(argv)
 

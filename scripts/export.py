@@ -15,8 +15,8 @@
     hf           a folder      for timm's local-dir: and hf-hub:; for transformers too if it is a plain ViT or DeiT
 
 The raw or the EMA weights are written, depending on which scored better, with adapters (MODEL.LORA) merged into them.
-With a name that ends in .pth and without -to, the whole checkpoint is written; a sharded one (DIST.STRATEGY fsdp2) is
-merged into one file.
+If the name of the output ends in .pth, and -to is not given, the whole checkpoint is written. The shards of a
+checkpoint (DIST.STRATEGY fsdp2) are merged into one file.
 
 Several checkpoints, of one run or of runs that started from the same weights, are averaged (a model soup). A checkpoint
 that is named twice counts twice. Weights of other programs, such as PaddleViT's, are converted to .safetensors or .pth.
@@ -110,7 +110,7 @@ def export(source: str | Path, target: Path, key: str | None = None, to: str | N
     from models.weights.files import find_file, read_record
 
     to, path = format_of(target, to), find_file(source)
-    if path and "config" not in read_record(path):  # it is not from a run of halfstep
+    if path and "config" not in read_record(path):  # no run of halfstep wrote this file
         return convert(source, target, key)
     if to == "checkpoint":
         return write_checkpoint(source, target, key)
@@ -163,7 +163,7 @@ def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
 
     path, checkpoint = read_checkpoint(source, {"state_dict"})
     if key:
-        raise ConfigError("-ema, -raw: a .pth file contains the weights and their moving average; leave the flag out")
+        raise ConfigError("-ema, -raw: a .pth file contains both the raw and the EMA weights; leave the flag out")
     check_target(target, "checkpoint", [path])
     with staged(target) as place, open(place, "wb") as file:
         torch.save(checkpoint, file)
@@ -186,7 +186,7 @@ def convert(source: str | Path, target: Path, key: str | None) -> str:
     if key or target.suffix not in writers:
         raise ConfigError(
             f"{'-ema, -raw' if key else '-output'}: {source} is not a checkpoint of a run, but has weights of another "
-            f"program, which can only be written unchanged, into {', '.join(writers)}"
+            f"program; they can only be written unchanged, to a file that ends in {' or '.join(writers)}"
         )
     check_target(target, BY_ENDING[target.suffix], [find_file(source)])
     state = read_state_dict(source)
@@ -219,7 +219,7 @@ def read_alike(sources: list, key: str | None) -> list[Part]:
 
 
 def write_mean(parts: list[Part], to: str, target: Path) -> str:
-    """Write the mean of the weights, with the metadata of the latest epoch except its score. Return a summary line."""
+    """Write the mean of the weights, and the metadata of the latest checkpoint except its score. Return a summary."""
     from models.weights.state import average
 
     last = max(parts, key=lambda part: part.facts.get("epoch", 0))

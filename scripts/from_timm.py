@@ -5,8 +5,8 @@
     python scripts/from_timm.py output/train/20260102-030405-resnet50-224/args.yaml > my.yaml        train.py's own file
 
 A comment after each setting names the argument that it comes from. Stderr lists arguments that are not needed or work
-slightly differently, and the command to train with. An argument with which halfstep cannot train is an error: exit code
-2, and no file. docs/from-timm.md has a row for each argument.
+slightly differently, and the command to train with. An argument that halfstep does not support is an error: the
+exit code is 2, and no settings are written. docs/from-timm.md has a row for each argument.
 """
 
 import sys
@@ -28,4 +28,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main, ["--", *sys.argv[1:]]))  # flags after -- keep the dashes of train.py
+    sys.exit(exit_code(main, ["--", *sys.argv[1:]]))  # after --, flags keep the two dashes of train.py

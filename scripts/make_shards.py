@@ -117,7 +117,7 @@ def claim(folder: Path, manifest: str) -> None:
 
 
 def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, size: int) -> tuple[int, int]:
-    """Write the missing shards of `part`, train or val, and its index. Return the numbers of all and of kept shards."""
+    """Write the missing shards of `part`, train or val, and its index. Return the numbers of all and of kept ones."""
     done, num_kept, shards = 0, 0, []
     with ThreadPoolExecutor(NUM_READERS, "files") as pool, tqdm(total=len(order), desc=part, disable=None) as bar:
         samples = None

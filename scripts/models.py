@@ -3,11 +3,11 @@
     python scripts/models.py                         # six models to choose from, with accuracy and speed
     python scripts/models.py dinov3                  # models with this word in their names
     python scripts/models.py vit_small in21k         # models with all of these words in their names
-    python scripts/models.py 'convnext*' -all        # a pattern for the whole name, and all models that match
+    python scripts/models.py 'convnext*' -all        # all models whose whole name matches this pattern
 
 Architectures without weights are listed only if no weights match. The name says which images the weights were trained
 on: in21k_ft_in1k is ImageNet-21k, then ImageNet-1k. Weights that may not be used commercially are marked. Read the
-licence of all weights before you use them, even if timm does not know it.
+licence of the weights before you use them, even if the list says "unknown".
 """
 
 import fnmatch
@@ -24,7 +24,7 @@ from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 from utils.text import align
 
-LIMIT = 60  # maximum number of rows without -all; they take a few seconds
+LIMIT = 60  # maximum number of rows without -all; this many take a few seconds
 HEADER = ("name", "parameters", "image", "classes", "licence")
 # Models to begin with, all under apache-2.0: parameters, accuracy on ImageNet in percent (timm's
 # results/results-imagenet.csv), and images per second of a training step (timm's
@@ -121,7 +121,7 @@ def describe_models(names: Sequence[str]) -> list[Model]:
 
 
 def count_parameters(name: str) -> int:
-    """Count the parameters of a model on the meta device, without memory or download. Billions take a second."""
+    """Count a model's parameters on the meta device, which needs no memory or download. Billions take a second."""
     import timm  # local: importing timm and torch takes seconds
     import torch
     from torch.overrides import TorchFunctionMode
@@ -157,7 +157,7 @@ def row_of(model: Model) -> tuple[str, ...]:
 
 def notes(models: list[Model], num_more: int) -> list[str]:
     """Return the lines below the table: the number of models left out, licences, and the next command."""
-    lines = ["", f"{num_more:,} more; give more words, or -all for all"] if num_more else [""]
+    lines = ["", f"{num_more:,} more match; give more words, or -all to list all"] if num_more else [""]
     forbidden = {each.licence for each in models if each.is_non_commercial}
     special = {each.licence for each in models} - forbidden - WITHOUT_OWN_TERMS
     if forbidden:

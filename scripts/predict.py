@@ -7,8 +7,8 @@
 
 Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by
 tabs. If an image can have several labels, it prints all labels with a probability above 0.5, or -top of them. A folder
-means all images in it and below it, @FILE means the images that a file lists. Unreadable images are reported on stderr;
-the others are classified, and the exit code is 2.
+means all images in it and its subfolders; @FILE means the images that a file lists. Unreadable images are reported on
+stderr; the other images are classified, and the exit code is 2.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-csv", type=Path, metavar="FILE", help="also write a table with one row per image")
     add("-json", type=Path, metavar="FILE", help="also write the table, the model and its preprocessing as JSON")
     add("-sheet", type=Path, metavar="FILE", help="also draw thumbnails with their classes, .png or .jpg")
-    add("-attention", type=Path, metavar="FOLDER", help="also draw for each image where the model looks")
+    add("-attention", type=Path, metavar="FOLDER", help="also draw a map of the model's attention for each image")
     add("-into", type=Path, metavar="FOLDER", help="also copy each image into a folder of its class inside this one")
     add("-unsure", type=float, metavar="P", help="mark images whose class has a probability below P")
     add = parser.add_argument_group("model").add_argument
@@ -97,9 +97,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="single settings, as in MODEL.NAME=resnet50",
     )
     add = parser.add_argument_group("computing").add_argument
-    add("-amp", nargs="?", const="true", metavar="false", help="half precision [as the run was trained]")
+    add("-amp", nargs="?", const="true", metavar="false", help="use half precision [as in training]")
     add("-batch_size", type=at_least(1), metavar="N", help="images per batch [as in the run's evaluation]")
-    add("-device", default="auto", choices=["auto", "cuda", "xpu", "mps", "cpu"], help="[auto]")
+    add("-device", default="auto", choices=["auto", "cuda", "xpu", "mps", "cpu"], help="device to use [auto]")
     ngpus_help = f"number of processes [one per GPU, if there are {IMAGES_A_PROCESS} images for each]"
     add("-ngpus", type=at_least(1), metavar="N", help=ngpus_help)
     arguments = parser.parse_args(argv)
@@ -125,7 +125,7 @@ class Outputs(NamedTuple):
     def without(self, images: list[str], root: str, is_deep: bool = True) -> list[str]:
         """Return the images that were found in `root`, without copies and pictures of an earlier call.
 
-        `is_deep`: folders below `root` were searched too.
+        `is_deep`: whether the subfolders of `root` were searched too.
         """
         if not any(self):
             return images
@@ -146,7 +146,7 @@ class Outputs(NamedTuple):
 
 
 def _start_below(root: str, folder: Path | None) -> str:
-    """Return the prefix of paths in `folder` that are listed from `root`; NUL, which matches none, if it is outside."""
+    """Return the prefix of the paths in `folder`, listed from `root`; NUL, which matches no path, if it is outside."""
     place = os.path.relpath(os.path.realpath(folder), os.path.realpath(root)) if folder else os.pardir
     return "\0" if place.startswith(os.pardir) else os.path.join(os.path.abspath(os.path.join(root, place)), "")
 
@@ -215,7 +215,7 @@ def read_list(name: str, outputs: Outputs) -> list[str]:
 
 
 def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
-    """Raise ConfigError if an output cannot be written or would overwrite an image. Call this before computing."""
+    """Raise ConfigError if an output cannot be written or would overwrite an image. Call this before predicting."""
     from engine.predict.output import DOCUMENT, PICTURE, TABLE
 
     outputs = files_to_write(arguments, len(paths)) | maps_to_write(arguments, paths)

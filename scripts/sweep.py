@@ -8,7 +8,7 @@
 Each trial is a run in its own folder below the sweep's folder, which also has trials.csv. Finished trials are not
 repeated, and an interrupted trial continues from its last checkpoint. A sweep ends with exit code 0 if every trial is
 done, 3 if the gradients of some trials were not finite, 2 if a setting is wrong, otherwise 1. -trial K runs only trial
-K, for a task of a Slurm array.
+K, so that each task of a Slurm array can run one trial.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from utils.files import locked
 from utils.held_folders import HeldFolder
 
 OURS = "-h --help -output -over -seeds -folds -table -trial".split()
-# Variables of an srun task. A run that starts its processes itself (-ngpus) would read them as its ranks.
+# Variables of an srun task. A run that starts its own processes (-ngpus) would read its rank from them.
 SLURM_RANKS = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
 
 
 def main(argv: list[str]) -> int:
     arguments, flags = parse(argv)
     if arguments.output is None:
-        raise ConfigError("-output is missing: the folder of the sweep; -h shows the flags")
+        raise ConfigError("-output is missing; give the folder of the sweep; -h shows the flags")
     folder = arguments.output.absolute()
     sweep = find_sweep(arguments, flags, folder)
     if arguments.table:
@@ -74,7 +74,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         target.append(word)
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("-output", type=Path, metavar="FOLDER", help="folder of the sweep; every trial has its own below it")
+    add("-output", type=Path, metavar="FOLDER", help="folder of the sweep; every trial has its own folder in it")
     add("-over", nargs="+", action="extend", default=[], metavar="KEY=VALUES", help="settings to vary: KEY=A,B")
     seeds_help = "seeds of the runs; each combination of the -over settings is trained once with each seed"
     add("-seeds", type=seeds, default=[], metavar="N,N", help=seeds_help)

@@ -1,4 +1,4 @@
-"""Groups of runs that repeat each other, and the figures of a group."""
+"""Groups runs that repeat each other, and computes the figures of each group."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ class Group:
 
     @cached_property
     def name(self) -> str:
-        """Return the group's number, and its settings if they are short, otherwise the folder of its first run."""
+        """Return the group's number, with its settings if they are short, or else with the folder of its first run."""
         words = one_line(", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items()))
         name = words if words and len(words) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
         return f"{self.number}: {name}"
 
     @cached_property
     def repetitions(self) -> list[Any]:
-        """Return a key for each run: seed and fold, and its folder too if an earlier run has the same seed and fold."""
+        """Return a key for each run: seed and fold, plus the folder if an earlier run has the same seed and fold."""
         found: list[Any] = []
         for run in self.runs:
             key = tuple(str(run.settings[name]) for name in REPETITION)
@@ -67,7 +67,8 @@ class Group:
 def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Set[tuple[str, str]] | None = None) -> list[Group]:
     """Return the groups in the order of their first runs.
 
-    Without `metric`, the metric of the runs is used, or top-1 if theirs differ. On `common` images only top-1 is known.
+    Without `metric`, the metric of the runs is used, or top-1 if the runs have different metrics. For `common` images,
+    only top-1 is known.
     """
     chosen = {run.metric for run in runs} if common is None else {"top1"}
     compared = metric or (chosen.pop() if len(chosen) == 1 else "top1")
@@ -78,7 +79,7 @@ def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Set[tuple[s
     without = [run for run in runs if not any(f"eval_{compared}" in row for row in run.epochs)]
     if without and metric:
         name = f"{without[0].folder} has no {TITLES.get(metric, metric)}"
-        raise ConfigError(f"-metric {metric}: {name}; choose another, or leave the run out")
+        raise ConfigError(f"-metric {metric}: {name}; choose another metric, or leave the run out")
     keys = differing(runs)
     members: dict[tuple[str, ...], list[SavedRun]] = {}
     for run in runs:

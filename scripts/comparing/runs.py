@@ -37,8 +37,8 @@ DATA_SETTINGS = [key for key in of_role(DATA) if key not in (*WITHOUT_EFFECT, "D
 def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], list[str]]:
     """Return the runs of the sources, and the reasons why others are left out.
 
-    A source is a run's folder, a folder of runs, or a pattern. A folder that is named itself must be a run. In a folder
-    of runs, copies, evaluations, and runs without a finished epoch are left out.
+    A source is a run's folder, a folder of runs, or a pattern. If a source is a run's folder, it must be readable. In a
+    folder of runs, copies, evaluations, and runs without a finished epoch are left out.
     """
     runs, left_out, originals = {}, [], {}
     for source in sources:
@@ -71,7 +71,7 @@ def _folders(source: str) -> Iterator[tuple[Path, bool]]:
     for each in found:
         patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
         inside = next((files for pattern in patterns if (files := sorted(each.glob(pattern)))), [])
-        folders = [file.parent for file in inside] or [each] * (each == path)  # opening it reports what is missing
+        folders = [file.parent for file in inside] or [each] * (each == path)  # opening it reports the missing file
         # The oldest run comes first, as the baseline. A run precedes its copies, which have the same start time.
         copies = sorted(newest_first(folders), key=lambda copy: (copy.began, not copy.is_original, copy.folder.name))
         yield from ((copy.folder, copy.folder == path) for copy in copies)
@@ -83,7 +83,7 @@ def other_data(runs: Sequence[SavedRun]) -> list[str]:
     Folds of a data set have different images, so facts about images are compared only between runs of the same fold.
     """
     noted = _noted(runs)
-    found: dict[str, str] = {}  # {fact: its two values}
+    found: dict[str, str] = {}  # {fact: text with the two values}
     pairs: dict[tuple[Path, Path], list[str]] = {}
     facts: dict[str, dict[Any, tuple[Any, SavedRun]]] = {}
     for run in runs:
@@ -101,7 +101,7 @@ def other_data(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def _noted(runs: Sequence[SavedRun]) -> dict[str, str]:
-    """Return NOTED, without the digest if all runs have the more exact facts of the data."""
+    """Return NOTED, without the digest of the validation images if all runs recorded more exact facts of the data."""
     return {key: what for key, what in NOTED.items() if key != SAME_BY_FACTS or not all(map(_facts_of, runs))}
 
 
@@ -121,13 +121,13 @@ def _data_of(run: SavedRun, noted: Mapping[str, str]) -> Iterator[tuple[str, Any
     if run.about.get("validation_digest") is None:
         for key in DATA_SETTINGS:
             yield key, settings[key]
-        # A data set may have been moved, but its folder keeps its name.
+        # A data set may have been moved, so only the name of its folder is compared.
         yield "the name of DATA.DATA_PATH", Path(str(settings["DATA.DATA_PATH"])).name
 
 
 @functools.cache
 def scored(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return {(image, label): whether the best weights are right}; {} without a complete table with one label each."""
+    """Return {(image, label): whether the best weights are right about it}; {} without a complete single-label table."""
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
@@ -142,9 +142,10 @@ def common_images(runs: Sequence[SavedRun]) -> set[tuple[str, str]]:
 
 
 def have_same_files(run: SavedRun, other: SavedRun) -> bool:
-    """Return whether images of the same name are the same file, because the data folder is the same or a copy.
+    """Return whether an image name means the same file in both runs: the data folder is the same, or a copy.
 
-    A copy has the same validation images. Without status.json this is not known, and the files count as the same.
+    A folder counts as a copy if its validation images are the same. A run without status.json counts as having the same
+    folder.
     """
     here, there = _facts_of(run), _facts_of(other)
     paths = {each.about.get("data_path") for each in (run, other)}
@@ -154,7 +155,7 @@ def have_same_files(run: SavedRun, other: SavedRun) -> bool:
 
 
 def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
-    """Return the test of the second run against the first on the images that both scored; None if there are none."""
+    """Return the test of the second run against the first on the images that both scored; None without such images."""
     common, one, two = common_images([run, other]), scored(run.folder), scored(other.folder)
     pairs = (one, two), (two, one)
     only_first, only_second = (sum(mine[each] > theirs[each] for each in common) for mine, theirs in pairs)
@@ -191,12 +192,12 @@ def differing(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def value_of(run: SavedRun, key: str) -> str:
-    """Return a setting or fact as text, without credentials; '-' if the run has none. DATA.FOLD: number of folds."""
+    """Return a setting or fact as text, without credentials; '-' if it is missing. DATA.FOLD: number of folds."""
     value = run.settings.get(key, run.about.get(key, _facts_of(run).get(key, MISSING)))
     if key == PATH:
         value = run.about.get("data_path", value)
     if key in FACTS_OF_IMAGES:
-        is_long = key.startswith(SIZES) and value != MISSING  # this fact has 64 numbers
+        is_long = key.startswith(SIZES) and value != MISSING  # file sizes are 64 numbers, too many to show
         return hashlib.sha256(value.encode()).hexdigest()[:12] if is_long else value
     if key == "DATA.FOLD" and value:
         value = value.rpartition("/")[2]

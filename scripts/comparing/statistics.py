@@ -31,8 +31,8 @@ class Difference:
     """The difference of the means of two groups."""
 
     value: float
-    error: float | None  # its standard error; None if a group has only one value, which says nothing about noise
-    half_width: float | None  # half the width of its 95% interval; None if `error` is None
+    error: float | None  # standard error of `value`; None if a group has only one value, because its noise is unknown
+    half_width: float | None  # half the width of the 95% interval; None if `error` is None
     is_paired: bool
 
     @property

@@ -15,7 +15,7 @@ ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was sto
 
 
 def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str]) -> str:
-    """Return the comparison as a Markdown page. `warning` is about different data, `left_out` about runs left out."""
+    """Return the comparison as a Markdown page. `warning`: about different data. `left_out`: why runs are left out."""
     runs = [run for group in groups for run in group.runs]
     notes = [*_notes(groups), *_how_to_read(groups), *left_out]
     parts = [f"# {counted(len(runs), 'run')} in {counted(len(groups), 'group')}"]
@@ -30,7 +30,7 @@ def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str]) 
 
 
 def _against_first(groups: Sequence[Group]) -> dict[int, Difference]:
-    """Return {number of the group: difference of its best metric from the first group's}."""
+    """Return {group number: difference of the group's best metric from the first group's}."""
     first = groups[0].best
     return {each.number: difference(each.best, first) for each in groups[1:] if first and each.best}
 
@@ -44,7 +44,7 @@ def _best_row(groups: Sequence[Group]) -> int | None:
 
 
 def _answer(groups: Sequence[Group]) -> str:
-    """Return a sentence on which group is best, and whether that is more than noise."""
+    """Return a sentence that names the best group, and says whether its lead is more than noise."""
     row, metric = _best_row(groups), groups[0].metric
     if row is None:
         is_measured = any(group.best for group in groups)
@@ -94,7 +94,7 @@ def _mean(group: Group, figure: str, to_text: Callable[[float], str]) -> str:
 
 
 def _of_images(groups: Sequence[Group], group: Group) -> str:
-    """Return the result of the image test if a group has a single run, which says nothing about the noise of seeds."""
+    """Return the result of the image test if a group has a single run, whose noise over seeds is unknown; else ''."""
     if groups[0].metric != "top1" or min(len(groups[0].best), len(group.best)) > 1:
         return ""
     test = image_test(groups[0].runs[0], group.runs[0])
@@ -123,7 +123,7 @@ def _runs(groups: Sequence[Group]) -> str:
 
 
 def _notes(groups: Sequence[Group]) -> list[str]:
-    """Return notes on single runs: how they ended, and why they may not be comparable."""
+    """Return notes on the runs: how they ended, and why they may not be comparable."""
     runs = [run for group in groups for run in group.runs]
     notes = []
     if len({run.metric for run in runs}) > 1:
@@ -138,8 +138,8 @@ def _notes(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         if again := sum(len(key) > 2 for key in group.repetitions):
             notes.append(
-                f"group {group.number}: {counted(again, 'run')} with the seed of another run: this shows nothing about "
-                "the noise of seeds, and makes the deviation too small"
+                f"group {group.number}: {counted(again, 'run')} with the seed of an earlier run; repeating a seed "
+                "does not measure the noise of seeds, and makes the deviation too small"
             )
     if len(devices := {run.about.get("device_name") or "an unknown device" for run in runs}) > 1:
         notes.append(f"speed, time and memory come from different devices: {', '.join(sorted(devices))}")

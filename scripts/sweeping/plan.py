@@ -26,7 +26,7 @@ FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 2
 MOST_TRIALS = 100_000
 # Matches one of several values; commas in brackets and quotes do not separate values.
 SPLIT = re.compile(r"""(?:\[[^\]]*\]|\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""")
-# {setting that the sweep itself sets: the flag for it}
+# {setting that the sweep sets for each trial: flag of the sweep for it}
 DECIDED = {"SEED": "-seeds", "DATA.FOLD": "-folds", "SAVE": "-output", "NAME": "-output"}
 
 
@@ -45,7 +45,7 @@ def read_over(words: Sequence[str]) -> dict[str, str]:
 
 def choices_of(key: str, text: str) -> list[str]:
     """Split the text of a setting's values into one text per value. Raise ConfigError if a value is wrong."""
-    setting = SETTINGS.get(key)  # None: an argument of a constructor, or a mistake that loading the settings reports
+    setting = SETTINGS.get(key)  # None: a constructor argument, or a wrong name, which load_settings reports
     values = [value.strip() for value in SPLIT.findall(text)]
     if len(values) != len(SPLIT.sub("x", text).split(",")) or "" in values:
         raise ConfigError(f"-over: {key}={text} has an empty value; write none to leave the setting unset")
@@ -59,7 +59,7 @@ def choices_of(key: str, text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep. `point`: the index of its settings, which trials with other seeds and folds share."""
+    """One run of a sweep. `point`: the index of its settings, shared with trials of other seeds and folds."""
 
     index: int
     point: int
@@ -85,7 +85,7 @@ def describe(settings: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The flags of the runs, and the settings (`points`), seeds and folds over which they vary."""
+    """The flags that all runs share, and the settings (`points`), seeds and folds that vary between the runs."""
 
     flags: list[str]  # flags of the runs, as typed
     over: dict[str, str]
@@ -104,7 +104,7 @@ class Sweep:
         sweep.load_point({})
         if sweep.num_trials > MOST_TRIALS:
             raise ConfigError(
-                f"{sweep.num_trials:,} trials; a sweep has at most {MOST_TRIALS:,}: give fewer values, seeds or folds"
+                f"{sweep.num_trials:,} trials are more than the limit of {MOST_TRIALS:,}; give fewer values, seeds or folds"
             )
         for point in points:
             sweep.load_point(point)
@@ -182,7 +182,7 @@ class Sweep:
     def or_saved(self, former: "Sweep", folder: Path) -> "Sweep":
         """Return `former`, the sweep saved in the folder. Raise ConfigError if it differs from this one.
 
-        If none of its trials has started, as after a wrong setting, return this sweep, which replaces it.
+        If no trial of the saved sweep has started, as after a wrong setting, return this sweep, which replaces it.
         """
         if not any((folder / trial.name).exists() for trial in former.trials):
             return self
@@ -208,8 +208,8 @@ def make_folder(folder: Path) -> None:
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / FILE).exists() and any(each.name[0] != "." for each in folder.iterdir()):
-            raise ConfigError(f"-output: {folder} is not empty and has no sweep; give a new folder")
-        with open(folder / LOCK, "r+b", opener=creating):  # fails if somebody put a link or a pipe there
+            raise ConfigError(f"-output: {folder} is not empty, but has no {FILE}; give a new folder")
+        with open(folder / LOCK, "r+b", opener=creating):  # fails if a link or a pipe has its name
             pass
 
 

@@ -1,4 +1,4 @@
-"""Reads the results of the trials from their folders, writes trials.csv and formats the table of the points."""
+"""Reads the results of the trials from their folders, writes trials.csv, and formats a table with a row per point."""
 
 import contextlib
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def write_trials(sweep: Sweep, folder: Path, results: Sequence[Result]) -> None:
 def table(sweep: Sweep, results: Sequence[Result]) -> str:
     """Return a Markdown table with one row per point, and the command of the best point.
 
-    The best mean comes first; points with missing trials come last.
+    The best mean comes first; points with unfinished trials come last.
     """
     states = [each.state for each in results]
     numbers = {state: states.count(state) for state in (DONE, FAILED, STOPPED, RUNNING, WAITING)}

@@ -51,7 +51,7 @@ class Runner:
         return self.sweep.num_trials - sum(each.is_final for each in self.results.values())
 
     def _time_left(self, of_running: float | None = None) -> str:
-        """Return the estimated time left as text, or '' if neither a finished trial nor `of_running` tells it."""
+        """Return the estimated time left as text. `of_running`: estimated duration of the running trial, if known."""
         each = statistics.fmean(self.seconds) if self.seconds else of_running
         return f", about {format_time(each * self.num_left)} left" if each and self.num_left else ""
 
@@ -59,7 +59,7 @@ class Runner:
         """Run the trials that are not finished. Return the exit code.
 
         The code is 0 if every trial is done, 3 if the gradients of some trials were not finite and all others are
-        done, and otherwise 1. For a stopped sweep it is 128 plus the signal's number.
+        done, and 1 otherwise. If a signal stopped the sweep, it is 128 plus the signal's number.
         """
         of, place = f"{self.num_left} of {counted(self.sweep.num_trials, 'trial')}", self.folder / "trial-000.txt"
         print(f"{of} to run, one after another{self._time_left()}; their output: {place} ...", flush=True)
@@ -103,7 +103,7 @@ class Runner:
         return None
 
     def _output(self, trial: Trial) -> Path:
-        """Return the file with the output of the run."""
+        """Return the file with the output of the trial."""
         return self.folder / f"{trial.name}.txt"
 
     def _ended(self, trial: Trial, code: int) -> None:
@@ -121,7 +121,7 @@ class Runner:
         if result.state == DONE and result.best is not None:
             outcome = f"{TITLES[result.metric]} {format_value(result.metric, result.best)} in epoch {result.epoch}"
         print(f"[{number}/{self.sweep.num_trials}] {trial}: {outcome}{self._time_left()}", flush=True)
-        if is_refused:  # it could not start to train; the other trials would fail in the same way
+        if is_refused:  # it ended before training; the other trials would fail in the same way
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
 
 

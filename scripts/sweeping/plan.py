@@ -104,7 +104,7 @@ class Sweep:
         sweep.load_point({})
         if sweep.num_trials > MOST_TRIALS:
             raise ConfigError(
-                f"{sweep.num_trials:,} trials are more than the limit of {MOST_TRIALS:,}; give fewer values, seeds or folds"
+                f"{sweep.num_trials:,} trials exceed the limit of {MOST_TRIALS:,}; give fewer values, seeds or folds"
             )
         for point in points:
             sweep.load_point(point)

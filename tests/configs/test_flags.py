@@ -108,7 +108,7 @@ def test_help_lists_flags_defaults_and_example_commands(flag, capsys):
     assert "local" not in text and text.partition("examples:")[2].count("python main_") == 4
 
 
-def test_historic_paddlevit_command_is_understood():
+def test_original_paddlevit_command_line_is_accepted():
     write("", "configs/vit.yaml")
     command = """-cfg='./configs/vit.yaml' -dataset='imagenet2012' -batch_size=32 -data_path='/dataset/imagenet' -ngpus=8
                  -eval -pretrained='./vit_base_patch16_224' -amp"""

@@ -34,7 +34,7 @@ def test_later_sources_win_and_record_their_origin():
     assert {key: (values[key], loaded.origins[key]) for key in expected} == expected
 
 
-def test_deriving_settings_does_not_modify_the_given_settings():
+def test_derived_settings_do_not_modify_the_merged_settings():
     files = Layer("x.yaml", {"MODEL.TYPE": "vit", "MODEL.EMBED_DIM": "64"})
     texts = {
         "MODEL.TYPE": "timm",

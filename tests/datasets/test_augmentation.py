@@ -33,7 +33,7 @@ def piece(count: int, first: int = 0, epoch: int = 0, repeat: int = 0) -> Piece:
 
 
 @pytest.mark.parametrize("train", [*({"AUTO_AUGMENT": each} for each in POLICIES), {"COLOR_JITTER": 0.4}], ids=str)
-def test_augment_policy_result_depends_only_on_its_generator(train):
+def test_augmented_image_depends_only_on_its_random_generator(train):
     augment, side = build_augmentation(settings(32, **train)), 32
     waves = torch.linspace(0, 6, side).sin()[:, None] * torch.linspace(0, 4, side).cos()
     image = ((torch.stack([waves, waves / 2, -0.8 * waves]) + 1) * 100).to(torch.uint8)  # neither flat nor noise

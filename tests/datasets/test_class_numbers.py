@@ -42,7 +42,7 @@ def test_classes_file_numbers_all_classes_even_without_images(tmp_path, dataset)
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes/in_a_file_of_classes"))
-def test_errors_in_a_classes_file_are_named(tmp_path, text):
+def test_mistakes_in_a_classes_file_are_reported(tmp_path, text):
     make_folders(tmp_path / "data", {"ant": 12, "bee": 12})
     (tmp_path / "names.txt").write_text(content_of(text))
     with refused((ConfigError, DataError), page="mistakes/in_a_file_of_classes", case=text):

@@ -45,7 +45,7 @@ def test_parquet_rows_give_labels_class_names_and_pixels(tmp_path):
         ["data/birds-train-00000-of-00001-0ab1.parquet", "data/birds-valid-00000-of-00001-0ab2.parquet"],
     ],
 )
-def test_parquet_parts_are_found_by_path_names(tmp_path, names):
+def test_train_and_val_parquet_files_are_recognized_by_their_paths(tmp_path, names):
     for name, numbers in zip(names, (range(9), range(20, 23)), strict=True):
         write_parquet(tmp_path / name, rows(numbers))
     train, val = load("parquet", tmp_path)

@@ -114,7 +114,7 @@ def test_folder_moved_during_a_write_receives_no_file(held):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_hard_linked_log_is_kept_after_a_move(held, change):
+def test_log_of_a_moved_folder_stays_linked_to_its_snapshot(held, change):
     log, snapshot = LineFile(held.path / "log.txt"), held.path.parents[1] / "snapshot.txt"
     snapshot.hardlink_to(held.path / "log.txt")
     CHANGES[change](held.path)

@@ -33,7 +33,7 @@ def cuda_trainer(config) -> Trainer:
     return build_trial(config, process, model, data, Log(0))
 
 
-def test_phases_of_updates_are_timed_on_the_device(tmp_path):
+def test_device_times_of_update_phases_sum_to_100_percent(tmp_path):
     trainer = cuda_trainer(small_config(tmp_path, "REPORT_FREQ=4", *SYNTHETIC))
     reports = Reports()
     trainer.callbacks = [Timing.on(trainer.process.device), reports]
@@ -163,7 +163,7 @@ def test_single_process_fsdp2_matches_plain_model_without_syncs(tmp_path, monkey
 
 @needing_extra("memory")
 @pytest.mark.parametrize("amp", [False, True])
-def test_found_batch_size_trains_and_leaves_tenth_of_memory(tmp_path, amp):
+def test_automatic_batch_size_trains_and_leaves_a_tenth_of_memory(tmp_path, amp):
     """Limit the usable memory, because otherwise the search fills the whole device."""
     from extras.memory.batch_size import Trial, search
     from extras.memory.guard import MemoryGuard, release

@@ -208,7 +208,7 @@ def tensors(state: dict) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_channels_last_training_matches_and_resumes_in_default_layout(resnet):
+def test_channels_last_training_matches_default_layout_and_resumes_in_it(resnet):
     plain, others = trainer_with(resnet)
     trainer, layouts = trainer_with(resnet, ChannelsLast())
     for each in (plain, trainer):

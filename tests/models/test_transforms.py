@@ -64,7 +64,7 @@ NAMES = ("OpOverrides", "ClassTokenBlock", "CpuKernels", "Float8", "ActivationCh
 
 @needing_extra("float8")
 @needing_extra("operator_lists")
-def test_model_transforms_are_chosen_in_the_expected_order(chosen):
+def test_all_model_transforms_are_chosen_in_a_fixed_order(chosen):
     assert tuple(type(each).__name__ for each in chosen.transforms) == NAMES
 
 

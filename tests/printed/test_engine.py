@@ -47,7 +47,7 @@ WEIGHTS = {
 }
 
 
-def test_quick_check_rows_match_the_page(tmp_path, monkeypatch):
+def test_quick_check_rows_match_the_printed_page(tmp_path, monkeypatch):
     config = small_config(tmp_path, "KEEP_CHECKPOINTS=3", "DATA.BATCH_SIZE_EVAL=8")
     sizes = {"free_bytes": lambda folder: free[-1], "shared_bytes": lambda data, workers: 3 * 2**19 * workers}
     for name, function in sizes.items():
@@ -84,7 +84,7 @@ def test_quick_check_rows_match_the_page(tmp_path, monkeypatch):
     same_text("quick_checks", told(rows))
 
 
-def test_memory_rows_match_the_page(tmp_path, monkeypatch):
+def test_memory_rows_of_the_check_match_the_printed_page(tmp_path, monkeypatch):
     rows = {}
     config = small_config(tmp_path, "DATA.BATCH_SIZE=1", "AMP=true")
     monkeypatch.setattr(check, "estimate", lambda *given: MemoryEstimate(2**29, 2**28))
@@ -111,7 +111,7 @@ def scan_of(sides: list, digests: list[int], total: int | None = None, name: str
     return scan
 
 
-def test_data_set_rows_match_the_page(tmp_path):
+def test_data_set_rows_of_the_check_match_the_printed_page(tmp_path):
     config, rows = small_config(tmp_path, "DATA.MAX_BAD_FRACTION=0.3"), {}
     for number in (1, 99, 100):
         rows[f"{number} images"] = images.check_counts(counted(number, "image"), ImageSet(np.zeros(number), ["a"]))
@@ -151,7 +151,7 @@ def test_data_set_rows_match_the_page(tmp_path):
 SCORES = Scores(0.51234, 87.5, 99.25, 400, 0)
 
 
-def test_score_lines_match_the_page():
+def test_score_lines_match_the_printed_page():
     with_more = replace(SCORES, macro_recall=80.1239, macro_f1=70.0, metric="macro_f1", num_excluded=2)
     labels = Scores(0.5, 50.0, 90.0, 1, 1, micro_f1=60.0, map=61.5, metric="map")
     few, many = (replace(SCORES, num_images=number, macro_f1=9.0) for number in (99, 50_000))
@@ -166,7 +166,7 @@ def test_score_lines_match_the_page():
     same_text("scores", "\n".join(lines))
 
 
-def test_next_steps_match_page_for_every_ending(tmp_path, monkeypatch):
+def test_next_steps_match_the_printed_page_for_every_ending(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.record.next_steps._python", lambda: "python")
     config, run = small_config(tmp_path, "TRAIN.NUM_EPOCHS=40"), tmp_path / "my run"
     run.mkdir()
@@ -191,7 +191,7 @@ def test_next_steps_match_page_for_every_ending(tmp_path, monkeypatch):
     same_text("next_steps", {name: "\n".join(each) for name, each in lines.items()})
 
 
-def test_time_left_lines_match_the_page(tmp_path, monkeypatch):
+def test_time_left_lines_match_the_printed_page(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.train.forecast.time_in", lambda seconds: f"<{seconds:g} s later>")
     lines = []
     for limit in ("", "RUN.MAX_TIME=1h"):

@@ -112,7 +112,7 @@ CASES = {
 }
 
 
-def test_compare_prints_the_expected_pages(here):
+def test_compare_output_matches_the_printed_pages(here):
     pages = {}
     for case, runs in CASES.items():
         for name, given in runs.items():
@@ -317,7 +317,7 @@ def test_mcnemar_probability_matches_the_binomial_distribution():
         assert statistics.ImageTest(10_000, *counts).p == pytest.approx(p, rel=2e-3)
 
 
-def test_paired_interval_is_adjusted_wald():
+def test_paired_interval_matches_the_adjusted_wald_formula():
     one, two = 3.5 / 102, 9.5 / 102
     half = 1.96 * math.sqrt((one + two - (two - one) ** 2) / 102)
     expected = [100 * (two - one - half), 100 * (two - one + half)]
@@ -366,7 +366,7 @@ def test_run_speed_is_the_speed_of_a_typical_epoch():
     assert SavedRun(Path(), {}, {}, {}, epochs).speed == 100
 
 
-def test_best_of_an_unused_metric_considers_ema_weights():
+def test_best_value_of_an_unused_metric_considers_ema_weights():
     scores = [{"eval_top1": 80.0, "eval_top1_ema": 85.0}, {"eval_top1": 81.0, "eval_top1_ema": 84.0}]
     epochs = [{"eval_loss": 1.0, "eval_loss_ema": 1.0, **each} for each in scores]
     run = SavedRun(Path(), {"TRAIN.BEST_METRIC": "loss"}, {}, {}, epochs)
@@ -380,7 +380,7 @@ def test_group_name_is_short_settings_or_first_folder():
     assert Group(3, {}, [run], "top1").name == "3: x"
 
 
-def test_student_quantiles_match_for_any_degrees_of_freedom():
+def test_student_quantiles_match_reference_values_for_any_degrees_of_freedom():
     expected = {0.4: 12.706, 1: 12.706, 1.9: 12.706, 2: 4.303, 30: 2.042, 31: 2.040, 100: 1.984}
     assert {degrees: statistics.student(degrees) for degrees in expected} == pytest.approx(expected, abs=0.003)
     z = 1.959964  # normal quantile in Fisher's expansion

@@ -162,7 +162,7 @@ def test_sweep_waits_for_orphaned_run_and_stops_trial_once(tmp_path, start, pret
     same_text("sweep_that_was_stopped", printed, folder=tmp_path)
 
 
-def test_different_sweep_in_same_folder_names_the_differences(tmp_path, start, pretended):
+def test_error_for_another_sweep_in_same_folder_names_the_differences(tmp_path, start, pretended):
     start(*GRID)
     same_message(start(*GRID[:3], "-seeds", "0,2", "-epochs", "7", exit_with=2))
     for words in (GRID[:3], ["-seeds", "0,1"], ["-folds", "2"]):  # each difference must be reported

@@ -25,7 +25,7 @@ TORCHELASTIC = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOC
 
 
 @pytest.mark.parametrize("words", cases_of("launchers"))
-def test_variables_of_every_launcher_and_engine_are_read(words):
+def test_rank_is_read_from_the_variables_of_every_launcher(words):
     same_message(f"{launched_rank_of(words)}", "launchers", words)
 
 

@@ -256,7 +256,7 @@ def status(output: Path) -> dict:
 @needs_networks
 @needing_extra("launchers")
 @pytest.mark.parametrize(("way", "lost"), [("SkyPilot", 1), ("dstack", 0), ("Kubeflow", 1)])
-def test_engine_nodes_continue_the_run_after_a_kill(by_flags, small_yaml, tmp_path, two_hosts, way, lost):
+def test_nodes_of_cluster_engines_continue_the_run_after_a_kill(by_flags, small_yaml, tmp_path, two_hosts, way, lost):
     flags = arguments(small_yaml, tmp_path / "o", "-name", "x", "-resume", "auto")
     nodes = [Node(rank, host, tmp_path, way, flags) for rank, host in enumerate(two_hosts)]
     started = [node.start() for node in nodes]

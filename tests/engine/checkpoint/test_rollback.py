@@ -83,7 +83,7 @@ def test_second_streak_of_skipped_updates_ends_run_and_resume(start):
 
 
 @needing_extra("doctor")
-def test_nonfinite_run_stops_when_no_good_checkpoint_exists(start):
+def test_run_with_nonfinite_gradients_stops_if_no_good_checkpoint_exists(start):
     full = ["open .overflow-batch.pth.tmp", 1, False]
     code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(8), find_no_room=full)
     assert code == 3 and "going back to" not in said and not (folder / "bad_batches.jsonl").exists()

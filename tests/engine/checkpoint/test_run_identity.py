@@ -106,7 +106,7 @@ def test_copies_of_a_run_are_sorted_newest_first(tmp_path, case, turn):
 
 
 @pytest.mark.parametrize("status", [None, "", '{"version": 1, "sta'], ids=["missing", "empty", "damaged"])
-def test_original_without_status_precedes_its_copy(tmp_path, status):
+def test_original_run_without_status_precedes_its_copy(tmp_path, status):
     name = "train-20260101-00-00-00"
     original, copy = tmp_path / name, make_copy(tmp_path / f"{name}-backup", run=record(name, EARLY), step=9)
     make_copy(original)
@@ -118,13 +118,13 @@ def test_original_without_status_precedes_its_copy(tmp_path, status):
     assert [each.folder for each in other_copies(original)] == [copy]
 
 
-def test_original_name_precedes_its_copies_without_status(tmp_path):
+def test_run_with_the_original_name_precedes_copies_without_status(tmp_path):
     original = make_copy(tmp_path / "train-20260101-00-00-00")
     copies = [make_copy(tmp_path / f"{original.name}{end}") for end in ("-backup", "-copy")]
     assert newest_first([*copies, original])[0].folder == original
 
 
-def test_resume_auto_prefers_original_without_status_over_copy(output):
+def test_resume_auto_prefers_original_run_without_status_over_its_copy(output):
     start(output, "-epochs", "1").done()
     original = run_folder(output)
     copy = shutil.copytree(original, output / f"{original.name}-backup")
@@ -135,7 +135,7 @@ def test_resume_auto_prefers_original_without_status_over_copy(output):
     assert_names(ended.stdout, copy, "another copy")
 
 
-def test_run_folder_without_date_is_dated_by_settings_file(tmp_path):
+def test_run_folder_without_date_is_ordered_by_date_of_settings_file(tmp_path):
     dated, plain = make_copy(tmp_path / "train-20260102-00-00-00"), make_copy(tmp_path / "plain")
     (plain / "status.json").write_text("{")
     moment = time.mktime((2026, 1, 1, 0, 0, 0, 0, 0, -1))

@@ -181,7 +181,7 @@ def test_saved_host_copy_is_no_larger_than_state(tmp_path, trainer):
     assert abs((tmp_path / "copy").stat().st_size - (tmp_path / "state").stat().st_size) < 2000
 
 
-def test_sharded_save_syncs_parts_and_folders_before_naming(tmp_path, monkeypatch):
+def test_sharded_save_syncs_shards_and_folders_before_renaming_the_checkpoint(tmp_path, monkeypatch):
     done, fsync, replace = [], os.fsync, os.replace
 
     def noted_fsync(file):

@@ -272,7 +272,7 @@ def types_between_blocks(config, compiled=False):
 
 
 @pytest.mark.slow
-def test_half_residual_stream_keeps_gradients_close_even_when_compiled(tmp_path):
+def test_gradients_with_half_residual_stream_stay_close_to_float32(tmp_path):
     half = make(tmp_path, True, RESIDUAL="half")
     (single, exact), (halves, near) = types_between_blocks(make(tmp_path)), types_between_blocks(half)
     assert (single, halves) == ({torch.float32}, {torch.bfloat16})

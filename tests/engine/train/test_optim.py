@@ -43,7 +43,7 @@ def test_default_schedule_changes_every_step_down_to_the_end_rate(train, end):
 
 
 @pytest.mark.parametrize("case", cases_of("rates_after_the_warm_up"))
-def test_schedules_give_the_printed_rates_after_warm_up(train, case):
+def test_schedule_rates_after_warm_up_match_the_printed_page(train, case):
     settings, _, epochs = case.partition(" at ")
     schedule = Schedule(with_scheduler(train, **yaml.safe_load(f"{{{settings}}}")), steps_per_epoch=10, global_batch=1)
     rates = (f"{schedule(10 * int(epoch)):.6g}" for epoch in epochs.split())

@@ -52,7 +52,7 @@ def test_one_batch_accumulation_and_two_processes_give_equal_weights(weights, im
         assert difference < 1e-10, f"{name} differs by {difference}"
 
 
-def test_remainder_and_augmentation_each_change_the_weights(weights):
+def test_dropping_the_remainder_or_augmenting_images_changes_the_weights(weights):
     """Otherwise the test above might compare runs without a remainder or augmentation."""
     with_rest, plain, augmented = (
         weights[images, "1 x 32"] for images in ("remainder of 21", "remainder left out", "mixed one by one")
@@ -106,7 +106,7 @@ def test_reported_gradient_norm_is_independent_of_world_size(world_size):
 
 
 @pytest.mark.parametrize("warm_up, decays", [("false", [0, 0.15, 0.15]), ("true", [0, 1 / 10, 0.15])])
-def test_ema_follows_the_weights_with_its_decay(tmp_path, warm_up, decays):
+def test_ema_update_matches_its_decay_formula(tmp_path, warm_up, decays):
     ema = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.15", f"TRAIN.MODEL_EMA_WARMUP={warm_up}"]
     trainer = make_trainer(small_config(tmp_path, *ema, "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0.1"))
     name = "blocks.0.mlp.fc1.weight"

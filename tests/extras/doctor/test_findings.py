@@ -29,7 +29,7 @@ FINDINGS = {
 }
 
 
-def test_doctor_findings_produce_prescription_and_advice(tmp_path):
+def test_doctor_findings_prescription_and_advice_match_the_printed_page(tmp_path):
     usual = small_config(tmp_path).PRECISION
     odd = replace(usual, MODE="naive", CUSTOM_BLACK_LIST=("head",), CUSTOM_WHITE_LIST=("conv",))
     odd = replace(odd, MAX_LOSS_SCALING=128.0, MIN_LOSS_SCALING=512.0)

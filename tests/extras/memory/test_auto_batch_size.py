@@ -41,7 +41,7 @@ def program(tmp_path):
     return start
 
 
-def test_found_batch_size_is_saved_and_reused(program, tmp_path):
+def test_automatic_batch_size_is_saved_and_reused(program, tmp_path):
     options = ("-opts", "TRAIN.LINEAR_SCALED_LR=8", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-4")
     ended = program(*options).done()
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("batch size: ")]
@@ -181,7 +181,7 @@ def test_evaluation_replaces_auto_batch_size_with_the_default(program):
     assert_names(ended.stdout, "DATA.BATCH_SIZE auto", 256)
 
 
-def test_auto_batch_size_is_estimated_or_refused(program):
+def test_check_estimates_auto_batch_size_or_refuses_it(program):
     found = rows(program("-check").stdout)
     verdict, told = found["batch size"]
     count = int(re.match(r"(\d+) images", told)[1])

@@ -101,5 +101,5 @@ def test_depth_in_2021_dialect_overrides_model_of_the_weights(here, weights):
         ("{RAND_AUGMENT: true}", "RAND_AUGMENT=false", None),
     ],
 )
-def test_rand_augment_combines_file_and_command_line(file, word, policy):
+def test_rand_augment_policy_combines_values_from_file_and_command_line(file, word, policy):
     assert load_text(f"TRAIN: {file}", "-opts", f"TRAIN.{word}").config.TRAIN.AUTO_AUGMENT == policy

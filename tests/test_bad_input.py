@@ -56,7 +56,7 @@ def test_doubtful_setting_warns_once_and_run_still_starts(person):
     assert "check: " not in person("-opts", "TRAIN.WARMUP_EPOCHS=0.5", exit_with=0)
 
 
-def test_torchvision_not_matching_torch_suggests_a_remedy(monkeypatch, capsys):
+def test_error_for_torchvision_not_matching_torch_suggests_a_remedy(monkeypatch, capsys):
     assert exit_code(Mock(side_effect=RuntimeError("operator torchvision::nms does not exist")), []) == 2
     assert "pip install -r requirements.txt" in capsys.readouterr().err
 

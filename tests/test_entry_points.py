@@ -298,7 +298,7 @@ for program in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("version", [(3, 8, 0), (3, 10, 9), (3, 99, 0)])
-def test_old_python_or_missing_packages_suggest_a_command(version):
+def test_error_for_old_python_or_missing_packages_suggests_a_command(version):
     """Run without site-packages (-S), so that torch is missing too."""
     scripts = [*ROOT.glob("*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("scripts/benchmarks/*.py")]
     programs = [path for path in scripts if "if __name__" in path.read_text() and path.stem not in ("common", "worker")]

@@ -73,7 +73,7 @@ def test_error_for_removed_value_names_its_replacement(monkeypatch):
         load_text("TRAIN: {LOSS: gone}")
 
 
-def test_removed_script_flag_names_its_replacement(monkeypatch):
+def test_error_for_removed_script_flag_names_its_replacement(monkeypatch):
     monkeypatch.setitem(REMOVED_FLAGS, "-gone", "give -output twice")
     with refused(ConfigError, "-gone", "-output"):
         Parser("a script").parse_args(["-gone", "3"])

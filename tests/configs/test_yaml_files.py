@@ -80,7 +80,7 @@ def test_shipped_file_is_found_by_name_unless_local_file_exists(name):
     assert load(["-cfg", name]).config.SEED == 7
 
 
-def test_missing_cfg_or_base_suggests_nearest_names(monkeypatch):
+def test_error_for_missing_cfg_or_base_suggests_nearest_names(monkeypatch):
     write("", "mine/flowers.yaml")
     for name in ("mine/flower.yaml", "qqqqqqqq", "./configs/vit_digits.yaml"):  # the last exists in another folder
         with refused(ConfigError):

@@ -181,7 +181,7 @@ def test_missing_numbered_parquet_files_are_warned_about(tmp_path):
     assert_names("\n".join(val.notes), "warning", "train-00001-of-00003.parquet")
 
 
-def test_missing_or_unsafe_pyarrow_suggests_an_install_command(tmp_path, monkeypatch):
+def test_error_for_missing_or_unsafe_pyarrow_names_install_command(tmp_path, monkeypatch):
     make_parquet(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(pyarrow, "__version__", "14.0.0")

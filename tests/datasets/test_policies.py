@@ -109,7 +109,7 @@ def test_same_random_draws_give_pixels_of_timm_policies(policy, interpolation, m
     assert num_changed > 10
 
 
-def test_weighted_augment_operations_occur_as_often_as_in_numpy():
+def test_weighted_augment_operations_occur_as_often_as_drawn_by_numpy():
     weights = auto_augment.rand_augment_choices("weights")
     shares = np.array([*weights.values()]) / sum(weights.values())
     state, count = np.random.RandomState(0), 2000

@@ -187,7 +187,7 @@ def test_damaged_cifar_file_is_refused_without_unpickling(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("name", cases_of("mistakes/of_torchvision"))
-def test_unknown_torchvision_name_suggests_the_nearest(name):
+def test_error_for_unknown_torchvision_name_suggests_the_nearest_name(name):
     with refused(ConfigError, page="mistakes/of_torchvision", case=name):
         load(name)
 

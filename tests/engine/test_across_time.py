@@ -83,7 +83,7 @@ def test_resume_refuses_renamed_class_unless_allowed(again):
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_a_checkpoint"))
-def test_checkpoint_mismatch_names_the_setting(trained, tmp_path, words):
+def test_error_for_checkpoint_mismatch_names_the_setting(trained, tmp_path, words):
     where = trained / "output" if "auto" in words else tmp_path
     given = *settings(trained), *words.format(last=checkpoint(trained)).split(), "-output", where, "-epochs", "5"
     typed("main_single_gpu.py", *given).refused(page="mistakes/of_a_checkpoint", case=words)

@@ -111,7 +111,7 @@ def test_patch_embedding_runs_without_convolutions(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_maxvit"])
-def test_early_rounding_does_not_change_first_convolution(name):
+def test_rounding_images_early_does_not_change_the_first_convolution(name):
     model, images = timm.create_model(name).eval(), torch.randn(2, 3, 160, 160)
     assert starts_with_convolution(model)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -143,7 +143,7 @@ def by_name(tmp_path, state, classes, num_outputs=None, theirs=THEIRS):
 
 
 @pytest.mark.parametrize("is_exported", [False, True])
-def test_head_rows_follow_class_names_and_new_classes_get_the_mean_row(tmp_path, weights, is_exported):
+def test_head_rows_follow_class_names_with_the_mean_for_new_classes(tmp_path, weights, is_exported):
     state, classes = headed(weights), ["dog", "zebra", "bird"]
     if is_exported:
         metadata = {"format": "pt", "class_names": json.dumps(THEIRS), "config": "no JSON"}

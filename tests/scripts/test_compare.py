@@ -361,7 +361,7 @@ def test_run_names_cannot_break_out_of_their_table_cell(tmp_path):
     assert [len(row) for row in rows] == [6, 6] and "<i>" not in text.replace("\\<i\\>", "")
 
 
-def test_run_speed_is_the_speed_of_a_typical_epoch():
+def test_run_speed_is_the_median_speed_of_its_epochs():
     epochs = [{"images_per_s": each} for each in (1.0, 100.0, 100.0)]
     assert SavedRun(Path(), {}, {}, {}, epochs).speed == 100
 

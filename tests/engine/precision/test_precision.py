@@ -60,7 +60,7 @@ def test_half_dtype_follows_setting_and_device(case):
     same_message(str(half), "half_types", case)
 
 
-def test_start_reports_speed_of_half_precision():
+def test_speed_advice_on_half_precision_matches_the_printed_page():
     cases = [
         (half, speedup) for half in (torch.bfloat16, torch.float16, None) for speedup in (0.2, 0.95, 1.1, 1.4, 2.7)
     ]

@@ -202,7 +202,7 @@ def test_first_two_updates_are_probed_for_memory(tmp_path, monkeypatch, accumula
         probing.cannot_repeat(0, "no room")
 
 
-def test_cuda_graph_run_out_of_memory_suggests_allowed_resume_flags(tmp_path, monkeypatch):
+def test_error_for_cuda_graphs_out_of_memory_suggests_allowed_resume_flags(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: None)
     options = ("COMPILE=reduce-overhead",)
     trainer = make_trainer(small_config(tmp_path, *options))

@@ -145,7 +145,7 @@ def test_impossible_optimizer_is_refused_before_building(tmp_path, words):
         check_optimizer(small_config(tmp_path, *(f"TRAIN.OPTIMIZER.{word}" for word in words.split())))
 
 
-def test_optimizer_rejecting_a_value_names_the_setting(tmp_path):
+def test_error_for_value_rejected_by_optimizer_names_the_setting(tmp_path):
     linear, settings = torch.nn.Linear(2, 2), Optimizer(NAME="adan", KWARGS=Arguments({"betas": (0.9, 5.0, 0.9)}))
     with pytest.raises(ConfigError, match=r"TRAIN.OPTIMIZER.KWARGS.*adan.*betas"):
         build_optimizer(Train(OPTIMIZER=settings), linear)

@@ -252,7 +252,7 @@ def test_tracker_receives_the_final_state_of_the_run(tmp_path, case):
     same_message(ending.state, "extras/trackers/states_on_trackers", case)
 
 
-def test_missing_tracker_package_names_install_command(tmp_path, monkeypatch):
+def test_error_for_missing_tracker_package_names_install_command(tmp_path, monkeypatch):
     config = small_config(tmp_path, "TRACK=mlflow")
     check_trackers(config)
     for found in (None, SimpleNamespace(origin=None)):  # no package, or only a folder of that name

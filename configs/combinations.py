@@ -18,7 +18,7 @@ CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET that are read in file order
 WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET that read no files
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-MAX_WEIGHTS = 1e11  # maximum for all blocks: five times as many as in the largest Vision Transformer so far
+MAX_WEIGHTS = 1e11  # maximum number of weights in all blocks: five times that of the largest Vision Transformer so far
 Values = dict[str, Any]  # {full key: value}
 Rules = Iterator[tuple[bool, str, str]]  # whether the rule is broken, the setting to name, the problem
 

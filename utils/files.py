@@ -1,4 +1,4 @@
-"""Safe access to files. A file that is replaced is always the whole old or new version, even if the machine stops."""
+"""Safe access to files. A replaced file is always complete, in its old or new version, even if the machine stops."""
 
 import contextlib
 import errno
@@ -25,8 +25,8 @@ SECONDS_BETWEEN_ATTEMPTS = 0.2  # between attempts to lock a file that another p
 def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
     """Yield a temporary file that replaces `path` when it is completely on disk. After an error, `path` is unchanged.
 
-    With `shared`, several processes may do this at once, so each temporary file has its own name. Otherwise the name is
-    fixed, so that the next attempt replaces the temporary file of a killed process.
+    With `shared`, several processes may replace `path` at once, so each temporary file has its own name. Otherwise the
+    name is fixed, so that the next attempt replaces the temporary file of a killed process.
     """
     check_in_place(path)
     if not shared:  # shared files are indexes; no user chose their path, so they may replace anything there
@@ -130,7 +130,7 @@ def has_other_names(file: int | Path) -> bool:
 
 
 class LineFile:
-    """A text file to which a run appends lines. A hard link to it keeps the lines that it had when the link was made.
+    """A text file to which a run appends lines. A hard link to the file does not get lines that are written later.
 
     Each write checks whether the file has further hard links. If so, a copy replaces the file at its path and gets the
     new lines. Lines that cannot be written, for example on a full disk, are kept for the next write.

@@ -122,8 +122,8 @@ def _own_groups(cgroup: Path, membership: Path, base: str, controller: str) -> l
 def keep_freed_memory(device: torch.device) -> None:
     """Let this process keep freed host memory for its next step, if the C library is glibc.
 
-    Otherwise glibc returns large blocks to the system, which fills new ones with zeros; this takes 7% of a ViT-Tiny
-    step.
+    Otherwise glibc returns large blocks to the system, and the system fills each new block with zeros. This takes 7% of
+    a ViT-Tiny step.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     if device.type != "cpu" or not hasattr(library, "mallopt"):  # torch keeps the memory of other devices itself

@@ -51,7 +51,7 @@ class LaunchedRank:
 
     @property
     def parent_is_launcher(self) -> bool:
-        """Whether this process must die with its parent. Under other launchers the parent may be a shell."""
+        """Whether the parent is the launcher, with which this process must die. Otherwise the parent may be a shell."""
         return self.launcher in ("torchrun", "Open MPI")
 
 
@@ -71,7 +71,7 @@ def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions = 
 
 
 def may_have_other_nodes(environment: Mapping[str, str]) -> bool:
-    """Return whether a variable says that this run has several nodes, or lists its nodes as PBS does."""
+    """Return whether the environment has a number of nodes other than 1, or the list of nodes of a PBS job."""
     return "PBS_NODEFILE" in environment or any(environment.get(name, "1") != "1" for name in NODE_COUNTS)
 
 
@@ -98,7 +98,7 @@ def _rank_by_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
     """Return the rank that torchrun, or `launch`, gave this process."""
     restart_count = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "False":
-        restart_count = 0  # each start has its own store, and the nodes' counts may differ
+        restart_count = 0  # each start has its own store, and the nodes' restart counts may differ
     launched = read_rank(environment, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     num_nodes = int(environment.get("GROUP_WORLD_SIZE", 1))
     max_world_size = launched.world_size * _most_nodes(environment) // num_nodes

@@ -162,7 +162,7 @@ def _default_port(environment: Mapping[str, str], launched: LaunchedRank) -> int
 
 
 def open_store(host: str, port: int, is_host: bool, timeout: float) -> "TCPStore":
-    """Return the key-value store that process 0, or the first node, serves. It may start later than this process."""
+    """Return the key-value store on process 0 or the first node. Its server may start later than this process."""
     from torch.distributed import TCPStore
 
     deadline = time.monotonic() + timeout

@@ -136,7 +136,7 @@ def is_url(path: str) -> bool:
 
 
 def problem_of(url: str) -> str | None:
-    """Return why data cannot be read from a URL, without quoting it, or None if they can."""
+    """Return why data cannot be read from this URL, without quoting the URL, or None if reading is possible."""
     try:
         parts = urlsplit(url)
         user, host = parts.username or parts.password, parts.hostname

@@ -126,8 +126,8 @@ class StepWorker:
 class Measured:
     """The figures of one case. The lists have one value per turn."""
 
-    images: int  # per update
-    seconds: list[float] = field(default_factory=list)  # per iteration
+    images: int  # number of images per update
+    seconds: list[float] = field(default_factory=list)  # seconds per iteration
     base: list[float] = field(default_factory=list)  # seconds per iteration of the first case in the same rounds
     memory: int = 0  # peak memory in bytes
     peak: float = 0.0  # FLOP/s of matrix products; 0 if they were not timed
@@ -148,8 +148,8 @@ class Turns:
     """The number of turns of each case, and the length of a turn."""
 
     rounds: int
-    steps: int  # minimum per turn
-    min_seconds: float = 0.0  # minimum per turn; on a GPU five steps take 0.1 s, too short for a good timing
+    steps: int  # minimum number of iterations per turn
+    min_seconds: float = 0.0  # minimum length of a turn; five steps on a GPU take 0.1 s, too short to time well
 
     def __str__(self) -> str:
         seconds = f" and {self.min_seconds:g} s" if self.min_seconds else ""

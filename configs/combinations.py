@@ -167,7 +167,7 @@ def _vit_rules(values: Values, named: Callable[[str], str]) -> Rules:
     yield values[width] % values[heads] > 0, width, f"must be a multiple of {named(heads)}; change one of them"
     is_larger = values["MODEL.PATCH_SIZE"] > values["DATA.IMAGE_SIZE"]
     yield is_larger, "MODEL.PATCH_SIZE", f"must not be larger than {named('DATA.IMAGE_SIZE')}"
-    # The weights of queries, keys, values, projection and the MLP's two layers. If together they exceed the memory,
+    # The weights of queries, keys, values, projection and the MLP's two layers. If all these weights exceed the memory,
     # each allocation may still succeed; the system then kills the program without a message.
     weights = values["MODEL.DEPTH"] * values[width] ** 2 * (4 + 2 * values["MODEL.MLP_RATIO"])
     problem = f"gives {weights:.3g} weights, more than {MAX_WEIGHTS:g}, with {named('MODEL.DEPTH')}; lower one of them"

@@ -77,7 +77,7 @@ _TIMM = {name: each for each in TIMM_ARGUMENTS.values() for name in (each.name, 
 _TARGETS = _by_name(ALIASES, {name: each.setting for name, each in _TIMM.items()})
 _REASONS = _by_name(NOT_HERE, {name: each.reason for name, each in _TIMM.items()})
 MOST_WORDS = 20  # maximum number of words at the end of a key that are looked up
-_CUTOFF = 0.75  # minimum similarity of spelling; guesses below it mislead
+_CUTOFF = 0.75  # minimum similarity of spelling; less similar guesses would mislead
 
 
 def why_no_setting(key: str, text: Text) -> str:

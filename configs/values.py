@@ -231,7 +231,7 @@ def wrong_in(saved: dict[str, Any]) -> list[str]:
 def _fits(setting: Setting, value: Any) -> bool:
     if value is None or value in (*setting.choices, *setting.special):
         return value is not None or setting.optional
-    if setting.choices and setting.role == "model":  # in other roles, a later release may have removed a choice
+    if setting.choices and setting.role == "model":  # in other roles, a later release may have removed the choice
         return False
     low, high = setting.bounds or (value, value)
     kinds = {float: (float, int), Arguments: dict}.get(setting.kind, setting.kind)
@@ -335,7 +335,7 @@ def _convert_word(setting: Setting, text: str) -> Any:
     if setting.kind is str:
         if "\0" in text:
             raise ValueError("paths and names must not contain a null character")
-        return str(text)  # not a subclass such as Quoted
+        return str(text)  # a plain str, not a subclass such as Quoted
     if not (INT if setting.kind is int else FLOAT).fullmatch(word):
         raise ValueError("not a number")
     value = setting.kind(word)

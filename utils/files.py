@@ -33,7 +33,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
         refuse_special(path)
     temporary = path.with_name(f".{path.name}{'.' + secrets.token_hex(4) if shared else ''}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # a file that is left there may be a link to another file
+        temporary.unlink(missing_ok=True)  # a leftover file may be a link to another file
         with open(temporary, "xb") as file:
             yield file
             sync(file)
@@ -64,14 +64,14 @@ def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[IO[by
                 time.sleep(SECONDS_BETWEEN_ATTEMPTS)
                 continue
             except OSError:
-                # A file system without locks: two processes may do the same work, but replace files as a whole.
+                # The file system has no locks. Two processes may do the same work, but each replaces whole files.
                 pass
             try:
                 if _is_at(file, path):  # otherwise the last owner of the lock renamed or removed the file
                     yield file
                     return
             finally:
-                # Otherwise a process that was forked in the meantime would keep the lock.
+                # Unlock before closing, because a process that was forked in the meantime would keep the lock.
                 with contextlib.suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_UN)
 
@@ -101,8 +101,8 @@ class Kind(NamedTuple):
     """A kind of file that a script writes. The script overwrites files of this kind only."""
 
     name: str  # such as "a report of a run"
-    starts: tuple[bytes, ...]  # the file starts with one of these
-    has: bytes = b""  # the first bytes of the file contain this
+    starts: tuple[bytes, ...]  # a file of this kind starts with one of these
+    has: bytes = b""  # and contains this in its first BYTES_THAT_TELL bytes
 
 
 def is_of_kind(path: Path, kind: Kind) -> bool:

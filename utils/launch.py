@@ -39,10 +39,10 @@ class LaunchOptions:
 class LaunchedRank:
     """The rank that a launcher gave this process, and the address where the processes meet."""
 
-    launcher: str  # its name in messages
+    launcher: str  # name of the launcher in messages
     rank: int
     world_size: int
-    local_rank: int | None = None  # None: unknown; it is determined when the processes meet
+    local_rank: int | None = None  # None: unknown until the processes meet
     host: str = ""  # the host on which process 0 listens; "": torch finds the store through torchrun's variables
     port: int = 0
     local_size: int | None = None  # number of processes on this machine; None: unknown
@@ -109,7 +109,7 @@ def read_rank(
     environment: Mapping[str, str], launcher: str, rank: str, world_size: str, local_rank: str, local_size: str
 ) -> LaunchedRank:
     """Return the rank from a launcher's variables with these names. The last two variables may be missing."""
-    num_here = re.match("[0-9]*", environment.get(local_size, ""))[0]  # 8 if Slurm sets 8(x2),4
+    num_here = re.match("[0-9]*", environment.get(local_size, ""))[0]  # for example 8 from Slurm's 8(x2),4
     return LaunchedRank(
         launcher,
         number_of(environment, rank),

@@ -175,6 +175,6 @@ def open_store(host: str, port: int, is_host: bool, timeout: float) -> "TCPStore
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-    # wait_for_workers would not say which process is missing. multi_tenant shares one server within this process.
+    # With wait_for_workers, an error would not name the missing process. With multi_tenant, stores share one server.
     limit = timedelta(seconds=timeout)
     return TCPStore(host, port, None, is_host, limit, wait_for_workers=False, multi_tenant=True)

@@ -26,7 +26,7 @@ class Log:
 
     def __init__(self, rank: int, world_size: int = 1):
         self._rank, self._world_size = rank, world_size
-        self._early: list[str] = []  # lines from before the folder exists
+        self._early: list[str] = []  # lines that were logged before the folder existed
         self._files: list[LineFile] = []
         self._has_failed = False
         self._bar: tqdm | None = None

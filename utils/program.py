@@ -131,7 +131,7 @@ def open_closed_streams() -> None:
             if descriptor != number:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
-            os.set_inheritable(number, True)  # also for processes that this one starts
+            os.set_inheritable(number, True)  # so that child processes get the stream too
         setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 

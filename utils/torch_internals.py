@@ -17,7 +17,7 @@ from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.utils import _python_dispatch, _pytree
 
-TORCH_VERSIONS, TIMM_VERSIONS = ("2.11", "2.15"), ("1.0.20", "1.0.31")  # supported: oldest and newest
+TORCH_VERSIONS, TIMM_VERSIONS = ("2.11", "2.15"), ("1.0.20", "1.0.31")  # the oldest and the newest supported version
 TorchDispatchMode = _python_dispatch.TorchDispatchMode  # unlike torch.overrides, it sees the result of autocast
 tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map  # torch has no public functions for nested containers
 # These kernels write uint8 pixels into the batch. functional.interpolate would allocate new memory for its result.

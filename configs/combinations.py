@@ -38,7 +38,7 @@ def check_combinations(values: Values, origins: dict[str, str]) -> None:
 
 
 def _check_url(values: Values, origins: dict[str, str]) -> None:
-    """Refuse an unusable URL. The message does not quote it, because it may contain credentials."""
+    """Refuse an unusable URL. The message does not quote the URL, because it may contain credentials."""
     key, url = "DATA.DATA_PATH", values["DATA.DATA_PATH"]
     if is_url(url) and (problem := problem_of(url)):
         raise ConfigError(f"{key} ({origins[key]}): the URL {problem}")

@@ -13,7 +13,7 @@ NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # setti
 
 
 class Derived(NamedTuple):
-    """Values and origins that follow from other settings, and notes about them for the user."""
+    """Values that follow from other settings, with their origins, and notes for the user."""
 
     values: Mapping[str, Any] = {}
     origins: Mapping[str, str] = {}

@@ -33,7 +33,7 @@ from utils.program import when_started
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """The settings of a run with their origins, and notes about them for the user."""
+    """The settings of a run with their origins, and notes for the user."""
 
     config: Config
     origins: dict[str, str]  # 'DATA.BATCH_SIZE': 'configs/x.yaml', 'flag -batch_size', '-opts' or 'default'

@@ -112,7 +112,7 @@ SOURCES = {
 
 
 def import_named(folder: str, where: str) -> Any:
-    """Import the class or function that a row names. `folder`: its package, such as engine.train."""
+    """Import the class or function that a row names. `folder`: the package of the file, such as engine.train."""
     file, _, name = where.rpartition(".")
     return getattr(importlib.import_module(f"{folder}.{file}"), name)
 

@@ -116,7 +116,7 @@ def setting_meant(name: str) -> str:
 
 
 def suggest_flag(flag: str, settings: dict[str, str]) -> str:
-    """Return the end of a message about an unknown flag. `settings`: {flag: its setting, or itself without one}."""
+    """Return the end of a message about an unknown flag. `settings`: {flag: its setting, else the flag}."""
     name = flag.lstrip("-").lower().replace("-", "_").rpartition(".")[2]
     if f"-{name}" in settings:
         return f"; did you mean -{name}?"

@@ -187,7 +187,7 @@ class Process:
     def _keep_alive(self) -> Iterator[None]:
         """Let ranks spend hours in this block. All ranks leave it when the last one is done.
 
-        Until then they exchange heartbeats, because a collective that waits longer than DIST.TIMEOUT fails.
+        Until then the ranks exchange heartbeats, because a collective that waits longer than DIST.TIMEOUT fails.
         """
         if self._host_group is None:
             yield

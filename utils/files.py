@@ -231,7 +231,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that can be written to a folder, which may not exist yet."""
+    """Return the number of bytes that can be written to a folder. The folder may not exist yet."""
     return shutil.disk_usage(nearest_existing(folder)).free
 
 

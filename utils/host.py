@@ -21,8 +21,8 @@ CGROUPS = (
 )
 
 MAX_SECONDS = 0.1  # maximum CPU time for the measurement of the speed of half precision
-# Numbers of tokens (on a CPU, on other devices) and width of a ViT-Base's Linear layer. With fewer tokens, a timing on a
-# GPU would show only the time to launch a kernel.
+# Numbers of tokens (on a CPU, on other devices) and width of a ViT-Base's Linear layer. With fewer tokens, a timing on
+# a GPU would show only the time to launch a kernel.
 ROWS, ROWS_ON_DEVICE, WIDTH = 128, 8192, 768
 
 SHARED_MEMORY = Path("/dev/shm")  # the folder of shared memory on Linux

@@ -131,7 +131,7 @@ def number_of(environment: Mapping[str, str], name: str) -> int:
 def _most_nodes(environment: Mapping[str, str]) -> int:
     """Return the maximum number of nodes of an elastic run (4 for `torchrun --nnodes 1:4`), or 0 if it is not elastic.
 
-    It is read from torchrun's command line or PET_NNODES: torchrun passes only the current number to its processes.
+    The maximum is read from torchrun's command line or PET_NNODES: torchrun passes on only the current number.
     """
     nodes = environment.get("PET_NNODES", "")
     with contextlib.suppress(OSError):  # this is not Linux

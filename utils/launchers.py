@@ -42,7 +42,7 @@ def by_srun_or_mpirun(environment: Mapping[str, str]) -> list[str]:
 
 
 def is_task_of_srun(environment: Mapping[str, str]) -> bool:
-    """Return whether srun started this process. An sbatch script has most of the same variables, but none of a step."""
+    """Return whether srun started this process. An sbatch script has most of these variables, but no SLURM_STEP_*."""
     has_step = any(name.startswith("SLURM_STEP_") for name in environment)
     return "SLURM_PROCID" in environment and (has_step or environment.get("ENVIRONMENT") != "BATCH")
 
@@ -155,7 +155,7 @@ def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str
 
 
 def _default_port(environment: Mapping[str, str], launched: LaunchedRank) -> int:
-    """Return a port derived from the job, the same for all its processes, below the range of ephemeral ports."""
+    """Return a port derived from the job: the same for all processes of the job, and below the ephemeral ports."""
     job = environment.get("PMIX_NAMESPACE") if launched.launcher == OPEN_MPI else None
     job = job or f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
     return 10000 + zlib.crc32(job.encode()) % 20000

@@ -1,4 +1,4 @@
-"""The identity of runs, and how users name them: by a folder, by a checkpoint in it, or by the word latest."""
+"""The identity of runs, and how users name them: by a folder, by a checkpoint in the folder, or by `latest`."""
 
 import os
 import re
@@ -32,7 +32,7 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, record: Any) -> "Identity | None":
-        """Return the identity in status.json or a checkpoint, or None if there is none or it is damaged."""
+        """Return the identity in status.json or a checkpoint, or None if it is missing or damaged."""
         known = record.get("run") if isinstance(record, dict) else None
         found = [known.get(name) for name in cls._fields] if isinstance(known, dict) else [None]
         return cls(*found) if all(isinstance(each, str) for each in found) else None

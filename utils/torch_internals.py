@@ -1,6 +1,6 @@
 """All private names of torch, torchvision and timm that halfstep uses, with the reason for each. Other files use none.
 
-They exist in torch 2.11 to 2.15 and timm 1.0.20 to 1.0.31. Before requirements.txt allows another version, run
+These names exist in torch 2.11 to 2.15 and timm 1.0.20 to 1.0.31. Before requirements.txt allows another version, run
 tests/utils/test_torch_internals.py with that version.
 """
 
@@ -106,7 +106,7 @@ def found_infs(scaler: GradScaler) -> list[Tensor]:
 
 
 def found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Return 1.0 if unscale_ found a gradient of this optimizer that is not finite, else 0.0. It is valid until update()."""
+    """Return 1.0 if unscale_ found a non-finite gradient of this optimizer, else 0.0. Valid until update()."""
     (found,) = scaler._found_inf_per_device(optimizer).values()
     return found
 

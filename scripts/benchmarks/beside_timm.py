@@ -1,4 +1,4 @@
-"""Trains each recipe with halfstep and with timm's train.py, on the same batches from the same weights; compares them.
+"""Trains each recipe with halfstep and with timm's train.py, from the same weights on the same batches. Compares both.
 
     python scripts/benchmarks/beside_timm.py -train_py pytorch-image-models/train.py [-- ARGUMENT ...]
 

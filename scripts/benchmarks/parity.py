@@ -35,7 +35,7 @@ Verdict = tuple[bool, str]  # whether a mode is worse than fp32, and the text fo
 
 @dataclass(frozen=True)
 class Run:
-    """The figures of the last epoch of one run. They are NaN if the run failed, for example with exit code 3."""
+    """The figures of the last epoch of one run. All are NaN if the run failed, for example with exit code 3."""
 
     top1: float = math.nan  # validation accuracy in percent
     train_loss: float = math.nan

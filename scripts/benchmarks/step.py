@@ -101,7 +101,7 @@ def peer(arguments: argparse.Namespace) -> str:
 def measure_cases(
     arguments: argparse.Namespace, workers: dict[str, StepWorker], products: dict[str, str], reasons: dict[str, str]
 ) -> str:
-    """Print the table of all cases, a few rows at a time as soon as they are known. Return the text below the table."""
+    """Print the table of all cases, adding rows as soon as they are known. Return the text below the table."""
     first, *others = workers or [None]
     turns = Turns(arguments.rounds, arguments.steps, arguments.seconds)
     speeds = SpeedTable(heading(arguments, turns), products)

@@ -95,8 +95,8 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
 def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
     """Compare the highest learning rate with the limit that keeps trained weights useful.
 
-    Return [] if only a few weights are trained. The limit grows with the square root of the batch size, as is usual for
-    Adam and similar optimizers.
+    Return [] if the limit is unknown or does not apply, as in a resumed run, or if only a few weights are trained. The
+    limit grows with the square root of the batch size, as is usual for Adam and similar optimizers.
     """
     settings, model = config.TRAIN, config.MODEL
     has_decay = settings.LAYER_DECAY is not None and settings.LAYER_DECAY < 1
@@ -137,7 +137,7 @@ def check_warm_up(settings: Train) -> Finding:
     if settings.WARMUP_EPOCHS < settings.NUM_EPOCHS:
         return Finding("warm-up", text)
     text = f"{settings.WARMUP_EPOCHS:g} in a run of {counted(settings.NUM_EPOCHS, 'epoch')}"
-    # The text is short, because every short trial prints it.
+    # This text is short, because every short trial prints it.
     return Finding("warm-up", text, WARN, "lower TRAIN.WARMUP_EPOCHS")
 
 
@@ -184,7 +184,7 @@ def refuse_full_disk(path: Path, each: int) -> None:
 
 
 def check_shared_memory(config: Config, num_workers: int) -> Finding:
-    """Check that the prefetched batches of loader processes fit into shared memory; otherwise SIGBUS kills them."""
+    """Check that the prefetched batches of loader processes fit into shared memory. Otherwise SIGBUS kills loaders."""
     data, title = config.DATA, "shared memory"
     if not num_workers or not SHARED_MEMORY.is_dir():
         return Finding(title, "not needed")

@@ -13,8 +13,8 @@ from utils.distributed import Process
 from utils.errors import ConfigError
 
 LARGE = ("state_dict", "state_dict_ema", "optimizer")  # the parts of a state that have large tensors
-# The bucket size of DDP with torch.compile, which cuts its graph at every bucket: a ViT-Base into 13 pieces with the
-# default of 25 MiB. Only for CUDA, because the size changes the last bit of an average over more than two processes.
+# DDP's bucket size in MiB with torch.compile, which cuts the graph at every bucket (ViT-Base into 13 pieces with the
+# default of 25). Used only on CUDA, because the size changes the last bit of an average over more than two processes.
 BUCKET_MB = 100
 
 

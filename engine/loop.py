@@ -183,7 +183,7 @@ class Loop:
         return Outcome("stopped", ExitCode.DONE, f"RUN.MAX_TIME, {limit}, is nearly up {done}", "time limit")
 
     def wait_for_disk(self) -> None:
-        """Wait for the last save, return to the previous best if best.pth failed, and log how long saves blocked."""
+        """Wait for the last save. Restore the previous best if best.pth was not written. Log how long saves blocked."""
         saves, session = self.saves, self.session
         saves.wait_and_sync_best()
         if session.process.is_first:

@@ -118,7 +118,7 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
 
 
 def path_of_data(config: Config, image_set: ImageSet) -> str | None:
-    """Return the real path of the data folder or file, or None if the data is not read from it."""
+    """Return the real path of DATA.DATA_PATH, or None if the data is not read from there."""
     path = Path(config.DATA.DATA_PATH).expanduser()
     return printable(str(path.resolve())) if path.exists() and not image_set.names_are_numbers else None
 

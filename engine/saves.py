@@ -94,7 +94,7 @@ class Saves:
     def roll_back(self, error: NonFinite) -> bool:
         """Return to the newest checkpoint before a streak of skipped updates.
 
-        Return False and do nothing if there is none or the run has already rolled back once.
+        Return False and do nothing if there is no such checkpoint or the run has already rolled back once.
         """
         from engine.checkpoint.find import find_before, read_checkpoint
 

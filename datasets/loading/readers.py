@@ -36,7 +36,7 @@ class Buffers(NamedTuple):
 
 
 class Reader:
-    """A reader of images into batches. Several threads may call `fill` at once for different positions of one piece."""
+    """Reads images into batches. Several threads may call `fill` at once for different positions of one piece."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         self.image_set, self.data, self.seed = image_set, config.DATA, config.SEED

@@ -31,7 +31,7 @@ class ScanResult:
         self.image_set, total = image_set, len(image_set)
         self.count = min(total, most or total)
         self.sides = np.zeros((self.count, 2), dtype=np.int32)  # height, width
-        self.digests = np.zeros(self.count, dtype=np.uint64)  # of the pixels; 0 for an unreadable image
+        self.digests = np.zeros(self.count, dtype=np.uint64)  # digests of the pixels; 0 for an unreadable image
         self.reasons: dict[int, str] = {}  # errors of unreadable images
 
     @property

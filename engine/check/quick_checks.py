@@ -159,7 +159,7 @@ def check_disk(config: Config, path: Path, each: int) -> Finding:
     """Check that all files of a run fit on the disk of `path`. A checkpoint has `each` bytes."""
     numbered = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
     count = numbered + 4  # best, last, previous, and the file that is being written
-    # Checkpoints of a resumed run already occupy their space; a file with several names occupies it once.
+    # The checkpoints of a resumed run already take up space. A file with several names is counted only once.
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
     need = max(count * each - sum(present.values()), 2 * each) + OTHER_FILES
     free = free_bytes(path)
@@ -207,7 +207,7 @@ def loader_processes(config: Config, image_set, process: Process) -> int:
 
 
 def verdict_on_space(need: float, free: float, remedy: str) -> tuple[str, str]:
-    """Return the verdict on the space, and the remedy unless the verdict is OK."""
+    """Return the verdict on the free space, and the remedy unless the verdict is OK."""
     if need > WARN_FRACTION * free:
         return WRONG if need > free else WARN, remedy
     return OK, ""

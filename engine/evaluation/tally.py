@@ -115,7 +115,7 @@ class ImageResults:
     indices: np.ndarray  # the index of each image in its set
     labels: np.ndarray  # class numbers
     predictions: np.ndarray
-    probabilities: np.ndarray  # float32, of the predictions
+    probabilities: np.ndarray  # float32: the probabilities of the predicted classes
     label_probabilities: np.ndarray
     counts: np.ndarray  # [3, classes]: images, predictions and correct predictions of each class
 

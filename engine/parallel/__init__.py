@@ -46,7 +46,7 @@ class Parallel:
         return dict(model.named_parameters())
 
     def local_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return this process's part of weights and buffers. It shares memory with the model."""
+        """Return this process's part of weights and buffers. The tensors share memory with the model."""
         return model.state_dict()
 
     def load(self, model: nn.Module, state: dict[str, Tensor]) -> None:

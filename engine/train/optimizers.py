@@ -147,7 +147,7 @@ def load_state(optimizer: AnyOptimizer, state: dict, name: str) -> None:
     optimizer.load_state_dict(state)
     for group, mine in zip(optimizer.param_groups, own, strict=True):
         group.update(mine)
-    for values in optimizer.state.values():  # torch does not copy host tensors; here they are in a mapped file
+    for values in optimizer.state.values():  # torch does not copy host tensors, and these lie in a mapped file
         values.update({name: each.clone() for name, each in values.items() if isinstance(each, torch.Tensor)})
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """A component whose state is saved in each checkpoint. A resumed run creates the component from it."""
+    """A component whose state is saved in each checkpoint. A resumed run creates the component from this state."""
 
     def state(self) -> Any: ...
 
@@ -79,7 +79,7 @@ class Trainer:
         # Each parameter group gets the rate of this step times its `lr_scale` (TRAIN.LAYER_DECAY).
         set_rates(self.optimizer.param_groups, self.schedule(self.step))
         # An update is attempted again if memory runs out. With 3 or more processes, the first update is computed three
-        # times, because DDP rearranges its buckets after the second pass (RehearsingGuard). Only the last one counts.
+        # times: DDP rearranges its buckets after the second pass (RehearsingGuard). Only the last attempt counts.
         for attempt in self.guard.attempts(window):
             with attempt as micro_batches:
                 seed_update(self.config.SEED, self.step, self.process.rank)  # dropout differs between processes
@@ -145,7 +145,7 @@ class Trainer:
         self.step += 1
 
     def report(self) -> Report:
-        """Return the figures of all processes. Unlike `update`, this makes the host wait for the device."""
+        """Return a Report over all processes. Unlike `update`, this makes the host wait for the device."""
         last = max(self.step - 1, 0)
         scale = self.precision.scaler.get_scale()
         figures = self.counters.read(self.process)
@@ -205,7 +205,7 @@ class Trainer:
     def roll_back(self, state: dict, streak: range) -> None:
         """Load a state from before a streak of skipped updates, and leave these updates out from now on.
 
-        The update before the streak may have caused the overflow. If `state` does not include it, leave it out too.
+        The preceding update may have caused the streak. If `state` does not include that update, leave it out too.
         """
         left_out = [*self.left_out, range(max(streak.start - 1, state["step"]), streak.stop)]
         self.load_state_dict(state)

@@ -275,7 +275,7 @@ def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> 
     """Raise Stopped if a signal or a callback of any process asks to stop, or else apply a new number of updates.
 
     With several processes a vote takes effect one update later (Process.delayed_max), at the same step in all of them.
-    A resumed run repeats the changes to the number of updates that an earlier start made after the checkpoint.
+    If an earlier start changed the number of updates after the checkpoint, a resumed run repeats this at the same step.
     """
     asks_to_stop = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
     num_updates = max([each.choose(trainer) for each in trainer.callbacks], default=0)

@@ -186,7 +186,7 @@ def plan_training(inputs: Inputs, load_data: LoadData, stop: StopSignal | None =
     config = inputs.config
     # The global batch is the number of images per update. TRAIN.LINEAR_SCALED_LR scales the learning rate with it. An
     # elastic run always uses the global batch of its largest size. A resumed run keeps its global batch if BATCH_SIZE
-    # and ACCUM_ITER are unchanged. So the number of processes does not change the result of these runs.
+    # and ACCUM_ITER are unchanged. So in these runs an update has the same images with any number of processes.
     full_batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.max_world_size)
     global_batch = global_batch_to_keep(config, inputs.saved) or full_batch
     return TrainPlan(

@@ -84,7 +84,7 @@ class Saves:
         """Take the best epoch from the best.pth on disk. A loaded state may have another best epoch."""
         known = self.trainer.best
         self.saver.reload_from_disk()
-        # No best epoch: the state is older than best.pth, or `restore` reset the best (other validation set or metric).
+        # If the state has no best epoch (older than best.pth, or reset by `restore`), best.pth on disk does not count.
         if not known.epoch:
             self.saver.best = Best()
         self.wait_and_sync_best()

@@ -106,7 +106,7 @@ def found_infs(scaler: GradScaler) -> list[Tensor]:
 
 
 def found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Return 1.0 if unscale_ found a non-finite gradient of this optimizer, else 0.0. Valid until update()."""
+    """Return 1.0 if unscale_ found a non-finite gradient of this optimizer since the last update(), else 0.0."""
     (found,) = scaler._found_inf_per_device(optimizer).values()
     return found
 

@@ -124,7 +124,7 @@ class CachedImages(ImageSet):
 
 
 def open_cache(location: CacheLocation, warn: Callable[[str], None] = lambda line: None) -> CacheFile | None:
-    """Return the complete cache, or None if there is none or it is damaged."""
+    """Return the cache if it is complete, or None if it is missing or damaged."""
     try:
         return CacheFile(location)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Replays an update of a run, prints where it breaks, and writes settings that help. scripts/doctor.py runs this."""
+"""Replays an update of a run for scripts/doctor.py: prints where it breaks, and writes settings that prevent this."""
 
 import contextlib
 import shlex

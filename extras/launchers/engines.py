@@ -47,7 +47,7 @@ class Nodes:
 
 
 def find_nodes(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the engine's nodes, or None for a single machine. Raise ConfigError if each node would train a model."""
+    """Return the engine's nodes, or None for a single machine. Raise ConfigError if each would train its own model."""
     nodes = kubeflow(environment) or skypilot(environment) or dstack(environment)
     if nodes is None:
         refuse_slurm(environment)
@@ -56,7 +56,7 @@ def find_nodes(environment: Mapping[str, str]) -> Nodes | None:
 
 
 def kubeflow(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the nodes of a TrainJob, or of a PyTorchJob with an elasticPolicy (it names an endpoint and no ranks)."""
+    """Return the nodes of a TrainJob, or of a PyTorchJob with an elasticPolicy (an endpoint, but no ranks)."""
     endpoint = environment.get("PET_RDZV_ENDPOINT")
     if endpoint:
         host, _, port = endpoint.partition(":")
@@ -217,8 +217,8 @@ def meet_nodes(nodes: Nodes, timeout: float) -> "TCPStore":
         missing = [rank for rank, place in enumerate(places) if not store.check([place])]
         where = ", ".join(nodes.hosts[rank] if nodes.hosts[1:] else str(rank) for rank in missing)
         raise LostProcess(
-            f"{nodes.engine}: {counted(nodes.least, 'node')}, but these did not reach {nodes.first} within "
-            f"{timeout:g} s (DIST.TIMEOUT): {where}; start this command on them too, and open the port"
+            f"{nodes.engine}: {counted(nodes.least, 'node')} are expected, but these did not reach {nodes.first} "
+            f"within {timeout:g} s (DIST.TIMEOUT): {where}; start this command on them too, and open the port"
         ) from error
     if store.check(["wrong"]):
         contradiction = store.get("wrong").decode()

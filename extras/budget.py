@@ -96,8 +96,8 @@ class Budget(Callback):
         """Restore the forecast from `saved`.
 
         `finish`: a function that does the work after the last evaluation of a run and returns its duration in seconds;
-        `say`, `note`: methods of the log; `longest_write`: a function that returns the seconds that the slowest write
-        of a choice took.
+        `say`, `note`: methods of the log; `longest_write`: a function that returns how many seconds the slowest
+        write of a choice took.
         """
         self._longest_write = longest_write
         self.forecast, self.times, self.allowance = forecast, forecast.times, allowance
@@ -201,7 +201,7 @@ class Budget(Callback):
 class ChoiceRecord(Callback):
     """Writes each chosen number of updates to the run's folder before it takes effect. A resumed run repeats it.
 
-    It works in process 0. A checkpoint has only the choices made before it; this file also has the later ones.
+    Used only in process 0. A checkpoint has only the choices made before it; this file also has later choices.
     Rejected: saving a checkpoint for each choice, because training would wait until a large model is saved.
     """
 

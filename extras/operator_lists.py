@@ -158,7 +158,7 @@ def _nodes(model: nn.Module) -> Iterator[Node]:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Return whether this module itself, and no submodule, computes the products of attention."""
+    """Return whether this module itself, and no submodule, computes attention's matrix products."""
 
     def looks_like_it(module: nn.Module) -> bool:
         name = type(module).__name__
@@ -173,7 +173,7 @@ def _has_children(module: nn.Module) -> bool:
 
 def _specificity(text: str, node: Node) -> tuple[bool, ...]:
     """Return a sort key for entries: operators are the least specific, followed by classes, patterns and paths."""
-    # In attention, softmax outranks matmul_v2, because people list softmax to change the products of attention.
+    # In attention, softmax outranks matmul_v2, because people list softmax to change the type of attention's products.
     return text not in OPERATORS, text == "softmax", text not in node.names, not set("*?[") & set(text)
 
 

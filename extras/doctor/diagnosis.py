@@ -161,7 +161,7 @@ def diagnose(case: Case) -> Diagnosis:
 
 
 def _find_fix(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
-    """Extend the black list or lower the scale until a replay is finite. Return the trace of the last one."""
+    """Extend the black list or lower the scale until a replay is finite. Return the last replay's trace."""
     scale, names = case.scale, []
     for _ in range(MAX_REPLAYS):
         first = trace.first_forward or trace.first_backward

@@ -34,7 +34,7 @@ class Batches:
 
 
 def name_of(rank: int) -> str:
-    """Return a process's file name. Each process saves a file, because the images of any process may be the cause."""
+    """Return the name of a process's file. Each process has one, because the images of any process may be the cause."""
     return OVERFLOW_FILE if rank == 0 else f"overflow-batch-{rank}.pth"
 
 

@@ -56,7 +56,7 @@ def find_nodes(environment: Mapping[str, str]) -> Nodes | None:
 
 
 def kubeflow(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the nodes of a TrainJob, or of a PyTorchJob with an elasticPolicy (an endpoint, but no ranks)."""
+    """Return the nodes of a TrainJob, or of a PyTorchJob with an elasticPolicy, which sets an endpoint but no ranks."""
     endpoint = environment.get("PET_RDZV_ENDPOINT")
     if endpoint:
         host, _, port = endpoint.partition(":")
@@ -168,7 +168,7 @@ def elastic_settings(nodes: Nodes, timeout: float) -> dict[str, Any]:
     end_restarts_after(lambda failures: root_cause(failures) in FINAL)
     # If torchrun's agents share a store, a node that joins later never gets an address (torch 2.14).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    # join_timeout: nodes may take `timeout` to notice that a node was lost, and then wait for it for up to 60 s more.
+    # join_timeout: nodes may take `timeout` to notice that a node was lost, and then wait up to 60 s more for it.
     # keep_alive_max_attempt: a node that waited for others sent no heartbeat for 10 s, longer on a busy machine. With
     # torchrun's default (3 heartbeats of 5 s) such a node may count as lost; it can then never rejoin, and starts its
     # own run. Rejected: more frequent heartbeats, because they would keep other nodes out.
@@ -222,7 +222,7 @@ def meet_nodes(nodes: Nodes, timeout: float) -> "TCPStore":
         ) from error
     if store.check(["wrong"]):
         contradiction = store.get("wrong").decode()
-        time.sleep(is_first)  # the first node serves the store, so it gives the others time to read this
+        time.sleep(is_first)  # the first node serves the store, so the others need time to read the text
         raise ConfigError(
             f"{nodes.engine}: {contradiction}: give each node its own rank, and all nodes the same number of nodes"
         )

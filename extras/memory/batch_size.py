@@ -192,7 +192,7 @@ class Trial:
 
 
 class ProbeOnly(MemoryGuard):
-    """A guard that probes every update, as a run probes its first two, and never reduces the micro-batch."""
+    """A guard that probes every update (a run probes only its first two) and never reduces the micro-batch."""
 
     def __init__(self, config: Config, trainer: Trainer, log: Log):
         super().__init__(config, trainer, log)

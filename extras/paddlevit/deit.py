@@ -46,7 +46,7 @@ FIELDS: dict[str, Callable[[Any], float]] = {
 
 @dataclass(frozen=True)
 class Deit:
-    """A DeiT as described by PaddleViT's file."""
+    """A DeiT as described by a PaddleViT file."""
 
     origin: str  # the file that sets MODEL.TYPE
     fields: dict[str, tuple[str, Text]]  # {field: (its key in the file, its value)}

@@ -13,7 +13,8 @@ from configs.yaml_files import Layer
 from extras.paddlevit.deit import take_deit, timm_name
 from utils.errors import ConfigError, did_you_mean
 
-# PaddleViT's two formats of 2021 nest the model's fields one level deeper. The older format has other names for three.
+# PaddleViT's two formats of 2021 nest the model's fields one level deeper. In the older format, three fields have other
+# names.
 _HYBRID, _MLP_DIM = f"{SECTION}.HYBRID", f"{SECTION}.MLP_DIM"
 _SAME_NAMES = "PATCH_GRID PATCH_SIZE EMBED_DIM MLP_RATIO DEPTH NUM_HEADS ATTN_HEAD_SIZE QKV_BIAS".split()
 RENAMED = {f"{SECTION}.{name}": f"MODEL.{name}" for name in _SAME_NAMES} | {

@@ -219,7 +219,7 @@ class Server:
         start, wait = time.monotonic() if since is None else since, FIRST_WAIT
         while True:
             try:
-                found = task(fsspec.filesystem(self.scheme, **self._options))  # one per process, also after a fork
+                found = task(fsspec.filesystem(self.scheme, **self._options))  # an instance per process, also if forked
                 self._has_answered = True
                 return found
             except Exception as error:

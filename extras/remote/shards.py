@@ -154,7 +154,7 @@ def _order_of(images: ShardImages, seed: int, epoch: int) -> GroupedShuffle:
 class ServerFolder(ShardFolder):
     """A folder on a server. Each process has threads that prefetch the next tars of the epoch.
 
-    The threads skip a tar that another process of the host is downloading. Nothing waits for them or depends on them.
+    The threads skip a tar that another process of the host is downloading. Nothing waits for or depends on a thread.
     """
 
     drops_tars = True

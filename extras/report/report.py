@@ -36,7 +36,8 @@ CAPTIONS = {
     ),
 }
 SETTING = ("setting", "value", "from")
-FEW_CLASSES, MOST_ROWS = 12, 15  # up to 12 classes: the table has all; more: the 15 with the lowest F1
+# With up to 12 classes the table shows all of them, with more classes only the 15 with the lowest F1.
+FEW_CLASSES, MOST_ROWS = 12, 15
 
 
 def write_report(run: SavedRun, path: Path) -> None:

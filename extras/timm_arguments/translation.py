@@ -14,7 +14,7 @@ from models.kwargs import OF_A_MODEL
 from utils.errors import ConfigError, did_you_mean
 from utils.text import counted
 
-# {timm's name of a data set after torch/: DATA.DATASET}
+# {name after torch/ in train.py's --dataset: DATA.DATASET}
 OF_TORCH = {
     "cifar10": "torchvision/CIFAR10",
     "cifar100": "torchvision/CIFAR100",

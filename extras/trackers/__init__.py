@@ -1,4 +1,4 @@
-"""Sends runs to TensorBoard, Weights & Biases and MLflow. Each tracker has a thread and cannot delay training."""
+"""Sends runs to TensorBoard, Weights & Biases and MLflow. Each tracker has its own thread and cannot delay training."""
 
 import contextlib
 import importlib.util

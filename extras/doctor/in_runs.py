@@ -139,7 +139,7 @@ class AutoDoctor(Callback):
                 "without it"
             )
             return ""
-        log.say(f"doctor: updates are skipped, the last one at step {step}. Its replay: {found.finding()}")
+        log.say(f"doctor: updates are skipped, the last one at step {step}. Replay of that step: {found.finding()}")
         path = shlex.quote(str(self._folder / DOCTOR_FILE))
         if is_written:
             settings = ", ".join(f"{name}: {value}" for name, value in found.prescription(config.PRECISION).items())

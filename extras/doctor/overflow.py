@@ -57,7 +57,7 @@ def read_overflow(path: Path) -> Batches:
     images, targets = (state.get("images"), state.get("targets")) if isinstance(state, dict) else (None, None)
     if not (isinstance(images, Tensor) and isinstance(targets, Tensor)):
         raise ConfigError(
-            f"-batch: {path} holds no batch (tensors `images` and `targets`); give a run's {OVERFLOW_FILE}"
+            f"-batch: {path} contains no batch (tensors `images` and `targets`); give a run's {OVERFLOW_FILE}"
         )
     sizes = state.get("sizes", [len(targets)])
     if images.dtype != torch.uint8 or images.ndim != 4 or not len(targets) == len(images) == sum(sizes) > 0:

@@ -235,5 +235,5 @@ def _contradiction(store: "TCPStore", nodes: Nodes) -> str:
     for name, value in (("the number of nodes", str(nodes.least)), (place, host)):
         other = store.compare_set(name, "", value).decode()
         if other != value:
-            return f"{host} is {place} of {nodes.least}, but for another node {name} is {other}"
+            return f"{host} is {place} of {nodes.least}, but another node says that {name} is {other}"
     return ""

@@ -96,7 +96,7 @@ def calculate(config: Config, num_classes: int, precision: Precision, process: P
     on_device, free = can_run_out(process.device), free_memory(process.device)
     margin, sharing = (DEVICE_MARGIN, 1) if on_device else (HOST_MARGIN, process.local_size)
     shared = f" for {sharing} processes" if sharing > 1 else ""
-    how = f"calculated from 2 and 3 images, with {margin:.0%} of {format_bytes(free)}{shared} left free"
+    how = f"calculated from forwards of 2 and 3 images, with {margin:.0%} of {format_bytes(free)}{shared} left free"
     try:
         fitting = estimate(config, num_classes, precision, process).fitting((1 - margin) * free / sharing)
     except torch.OutOfMemoryError:

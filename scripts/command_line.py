@@ -14,7 +14,7 @@ from utils.files import refuse_special
 from utils.runs import EMPTY_NAME
 from utils.text import is_url
 
-RUN_HELP = "a run's folder (its best weights), a checkpoint in it, or latest, the newest run in output"
+RUN_HELP = "a run's folder (for its best weights), a checkpoint in the folder, or latest (the newest run in output)"
 CHECKPOINT_HELP = f"{RUN_HELP}; or a .safetensors file from scripts/export.py"
 MAX_NUMBER = 10**12
 

@@ -27,7 +27,7 @@ NOTED = {
     "validation_images": "validation images",
     "validation_digest": "names or labels of the validation images",
 }
-SAME_BY_FACTS = "validation_digest"  # redundant if runs have FACTS_OF_IMAGES
+SAME_BY_FACTS = "validation_digest"  # redundant if the runs recorded FACTS_OF_IMAGES
 PATH, MISSING = "DATA.DATA_PATH", "-"
 OF_A_START = PATH, "images_per_update"  # facts that depend on where and how a run is started
 # Settings that identify the data of runs without status.json.

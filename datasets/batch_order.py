@@ -28,10 +28,10 @@ class Piece(NamedTuple):
 
     epoch: int
     indices: np.ndarray  # at least one image
-    num_samples: int  # how many images count: all, or 0 if the only image just keeps the processes in step
+    num_samples: int  # number of images that count: all, or 0 for a single image that only keeps the processes in step
     # The following fields are used only in training.
     step: int = 0
-    first: int = 0  # position of the first image in the window
+    first: int = 0  # position in the window of the first image of this piece
     repeats: np.ndarray | None = None  # for each image, a number that tells its occurrences in this epoch apart
 
     def part(self, start: int, end: int) -> "Piece":

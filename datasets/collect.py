@@ -44,7 +44,7 @@ class RowHashes:
         self._all.frombytes(np.fromiter(map(hash, values), np.int64, len(values)).tobytes())
 
     def take(self) -> np.ndarray:
-        """Return all hashes, and release them here."""
+        """Return all hashes, and remove them from this object."""
         found, self._all = self._all, array("q")
         return np.frombuffer(found, np.int64)
 

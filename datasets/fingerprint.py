@@ -43,7 +43,7 @@ def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
 
 
 def is_other_data(facts: Mapping[str, Any], val: ImageSet) -> bool:
-    """Return whether the file sizes of the validation images differ from those that a run recorded as facts."""
+    """Return whether the file sizes of the validation images differ from the sizes in the facts of a run."""
     return any(fact.startswith(SIZES) for fact in changed_facts(facts, data_facts(None, val)))
 
 

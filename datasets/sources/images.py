@@ -75,8 +75,8 @@ class FileImages(EncodedImages):
         """`paths` are relative to `root`; `confined`: a list names them, so no link may lead out of `root`."""
         super().__init__(targets, classes)
         self.root, self.rules, self.confined = root, rules, confined
-        # Not a list of strings, because every loader process would copy a million small objects as soon as their
-        # reference counts change.
+        # The paths are not a list of strings, because every loader process would copy its million small objects as soon
+        # as their reference counts change.
         self.paths = paths if isinstance(paths, Texts) else Texts.of([os.fsencode(path) for path in paths])
 
     def name(self, index: int) -> str:
@@ -152,7 +152,7 @@ class FileImages(EncodedImages):
 
 
 def normal_paths(paths: list[bytes]) -> list[bytes]:
-    """Normalize paths like FileImages.key. One check of all paths is enough for most lists, which need no change."""
+    """Normalize paths like FileImages.key. For most lists, one check of all paths shows that none needs a change."""
     together = b"\n" + b"\n".join(paths) + b"\n"
     if any(each in together for each in (b"./", b"//", b"/\n", b"/.\n", b"/..\n", b"\n\n")):
         return [os.path.normpath(path) for path in paths]

@@ -230,7 +230,7 @@ def encoding_of(file: Path) -> str:
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in start:
-        raise DataError(f"{file}: zero bytes, so it is not text, or UTF-16 without a BOM; save it as UTF-8")
+        raise DataError(f"{file} has zero bytes, so it is not text, or it is UTF-16 without a BOM; save it as UTF-8")
     return "utf-8-sig"
 
 

@@ -45,7 +45,7 @@ def choose_parts(names: Iterable[str]) -> Parts:
 
 
 def own_split(training: object, validation: object) -> dict:
-    """Return ImageSet.split for data that has its own parts, with their locations."""
+    """Return ImageSet.split for data that has a validation part of its own: the locations of both parts."""
     return {"rule": "folders", "training": str(training), "validation": str(validation)}
 
 

@@ -1,4 +1,4 @@
-"""`shards`: samples in WebDataset's tar files, read at their positions, nearly in the order of the tars."""
+"""`shards`: samples in WebDataset's tar files, read in place, nearly tar by tar."""
 
 import functools
 import hashlib
@@ -80,7 +80,7 @@ class ShardFolder:
     """A folder of shards on a disk. A subclass for a server overrides the methods, and keeps copies in `root`."""
 
     notes: Sequence[str] = ()  # lines for the log
-    drops_tars = False  # whether it deletes copies of tars to make room for others
+    drops_tars = False  # whether the folder deletes copies of tars to make space for other tars
 
     def __init__(self, root: Path):
         self.root, self.title = root, str(root)
@@ -100,7 +100,7 @@ class ShardFolder:
         return f"{self.title}/{tar.name}"
 
     def open(self, tar: ShardTar, checksum: bytes = b"") -> Tar:
-        """Open the tar. `checksum`: from the index, for a folder that must download the tar."""
+        """Open the tar. `checksum`: the tar's checksum in the index, to verify a download."""
         opened = Tar(self.root / tar.name)
         if (opened.size, opened.mtime_ns) != tar[1:]:
             raise changed_during_run(opened.title)
@@ -112,7 +112,7 @@ class ShardFolder:
         return read_names(file, "surrogateescape") if os.path.lexists(file) else None
 
     def load(self, tar: ShardTar, known: Sequence["ShardTable"]) -> Shard:
-        """Return the samples of a tar: from an older index if at most its date has changed, or by reading it."""
+        """Return the samples of a tar: from an older index if at most the tar's date has changed, or from the tar."""
         for table in known:
             number = table.find(tar)
             if number is not None and (
@@ -250,7 +250,7 @@ class ShardTable:
         return {name: number for number, name in enumerate(self.tar_names.chunk(0, len(self.tar_names)))}
 
     def find(self, tar: ShardTar) -> int | None:
-        """Return the number of this tar, or None if it is unknown or a server's index has samples outside of it."""
+        """Return the number of this tar, or None if it is unknown or if a server's index puts samples outside of it."""
         number = self._numbers.get(os.fsencode(tar.name))
         if number is None or self.tar_sizes[number] != tar.size:
             return None
@@ -302,7 +302,7 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
         return write_table(place, zip(tars, shards, strict=True))
 
     def load(known: Sequence[ShardTable]) -> Iterator[Shard]:
-        # A generator, so that no tar is read before write_table has seen that no other process is building the index.
+        # This is a generator, so that no tar is read before write_table knows that no other process builds the index.
         with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
             yield from pool.map(lambda tar: folder.load(tar, known), tars)
 

@@ -8,7 +8,7 @@ from PIL import Image
 from configs.schema import Data
 from datasets.types import ImageReadError
 
-# Data sets of a user's own photos, to which EXIF is applied. Published scores on other data sets do not use it.
+# Data sets of a user's own photos, to which EXIF is applied. Published scores on other data sets ignore EXIF.
 UPRIGHT = ("imagefolder", "csv", "shards", "parquet")
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
@@ -51,7 +51,7 @@ def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
 
 
 def has_32_bits(image: Image.Image) -> bool:
-    """Return whether the pixels have 32 bits, which have no standard range."""
+    """Return whether the pixels have 32 bits. Such pixels have no standard range."""
     return image.mode == "F" or (image.mode == "I" and image.format not in GREY_16_BIT)
 
 

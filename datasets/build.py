@@ -235,8 +235,8 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
 def watches(train: ImageSet, val: ImageSet, path: str) -> bool:
     """Return whether a run looks for validation images that are training images (overlap.py).
 
-    It does not look for them in large training sets, in images in memory (which come from published data sets), or in
-    remote or streamed images (which cannot be read in arbitrary order).
+    It does not look for them in training sets of more than MOST_TRAINED images, in images in memory (which come from
+    published data sets), or in remote or streamed images (which cannot be read in arbitrary order).
     """
     is_of_files = not (train.in_memory or train.makes_batches or val.in_memory or is_url(path))
     return is_of_files and len(train) <= MOST_TRAINED

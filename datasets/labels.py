@@ -14,7 +14,7 @@ from utils.errors import DataError, did_you_mean
 from utils.text import counted, first_of
 
 MAX_CLASSES = 1_000_000  # a label this high is a mistake, and a list of so many class names would fill the memory
-USUAL_CLASSES = 1000  # with no more classes, images may be fewer than classes, as in a trial with part of ImageNet
+USUAL_CLASSES = 1000  # with at most this many classes, there may be fewer images, as in a trial with part of ImageNet
 LABELS_EXPECTED = (
     "DATA.LABEL_SEPARATOR must separate the names in the class column, or DATA.COLUMNS must name columns of 0 and 1"
 )

@@ -32,7 +32,7 @@ class ImageSet:
     makes_batches: Callable | None = None  # the set's own loader, used instead of reading images one by one
     is_read_in_groups = False  # a process reads and keeps many images at once, so each loader process would repeat this
     per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
-    rows: np.ndarray | None = None  # a part's rows in the columns that `take` does not cut; None: it has all rows
+    rows: np.ndarray | None = None  # each image's row in the columns that `take` does not cut; None: all rows
     index: "Index | None" = None  # the index with the columns of the set, if there is one
     root: Path | None = None  # the folder of the set's files, if it is known
     is_listing = False  # whether the set consists of the class folders below `root`, so that folders are labels
@@ -82,7 +82,7 @@ class ImageSet:
         return FullShuffle(len(self), seed, epoch)
 
     def order_to_write(self, seed: int) -> EpochOrder:
-        """Return the order for writing the images in another format, mixed as widely as this format allows."""
+        """Return the order for writing the images in another format, mixed as widely as the set's format allows."""
         return FullShuffle(len(self), seed)
 
     def will_read(self, seed: int, epoch: int, position: int) -> None:

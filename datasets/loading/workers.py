@@ -169,7 +169,7 @@ def _end_with_run(number: int) -> None:
     Otherwise, after kill -9 of the run, torch's workers would live for up to 5 s and keep the run folder locked.
     """
     die_with_parent()
-    if sys.platform == "linux":  # abstract sockets need no folder, which a killed process would leave behind
+    if sys.platform == "linux":  # abstract sockets: others need a folder, which would stay if the process is killed
         connection.arbitrary_address = lambda family: f"\0halfstep-{secrets.token_hex(16)}"
 
 

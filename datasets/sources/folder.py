@@ -29,7 +29,7 @@ DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # matches 2024, 20
 # endings of files that are left out without a warning
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
 MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
-MOST_DATA_SETS = 100  # with more folders than this, all are taken for classes; none is suspected to be a data set
+MOST_DATA_SETS = 100  # with more class folders than this, none is checked for being a data set
 THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
 SHAPE = Shape(
     {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"},
@@ -77,7 +77,7 @@ class Content(NamedTuple):
 
     @property
     def is_data_set(self) -> bool:
-        """Whether the folder has several subfolders and hardly any images. If all are dates, it is a class."""
+        """Whether the folder has several subfolders, not all of them dates, and hardly any images."""
         return not self.is_class and len(self.folders) > 1 and not all(map(DATE.match, self.folders))
 
     def describe(self) -> str:

@@ -152,7 +152,7 @@ class _Builder:
         def add(rows: Rows) -> None:
             if "\0" in "".join(rows.paths):
                 line = next(line for path, line in zip(rows.paths, rows.lines, strict=True) if "\0" in path)
-                raise DataError(f"{file}, line {line}: a zero byte, which no path has; save the list again as UTF-8")
+                raise DataError(f"{file}, line {line}: the path has a zero byte; save the list again as UTF-8")
             self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
             self.writer.add(f"{number}.path", paths := encoded(rows.paths))
             of_rows.frombytes((numbers := labels.add(rows.labels, rows.lines)).tobytes())

@@ -373,7 +373,7 @@ def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
         chunk = group.column(place)
         if chunk.physical_type != metadata.schema.column(place).physical_type:  # pyarrow would crash the process
             raise DataError(
-                f"{file}: the columns of row group {number} have other types; the file is damaged; get it again"
+                f"{file}: the columns of row group {number} do not match the schema; the file is damaged; get it again"
             )
         if chunk.statistics is not None and chunk.statistics.null_count:
             first = sum(rows for _, rows, _ in groups)

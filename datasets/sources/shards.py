@@ -59,7 +59,7 @@ OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})[-_.
 
 
 class ShardTar(NamedTuple):
-    """A tar of the set, which has changed if its size or version differs. On a disk, the version is the date."""
+    """A tar of the set. It has changed if its size or version differs. On a disk, the version is the date."""
 
     name: str  # below the folder of the set
     size: int
@@ -431,8 +431,8 @@ def _classes(config: Config, folder: ShardFolder, tables: Sequence[ShardTable]) 
     if highest >= len(classes):
         tar = table.tar(table.tar_of(int(table.labels.argmax())))
         raise DataError(
-            f"{folder.title_of(tar)}: label {highest} (from 0), but {folder.title}/{CLASSES_FILE} names "
-            f"{counted(len(classes), 'class')}; add the missing lines"
+            f"{folder.title_of(tar)}: label {highest} is too high: {folder.title}/{CLASSES_FILE} names only "
+            f"{counted(len(classes), 'class')}, counted from 0; add the missing lines"
         )
     return True, classes
 

@@ -114,7 +114,7 @@ def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
         targets = _targets(dataset)
         return ArrayImages(np.ascontiguousarray(images), targets, _classes(dataset, targets), rules, title)
     if getattr(dataset, "loader", None) is os.fspath:
-        # Sort them, because torchvision lists some in the order of the file system, which differs between machines.
+        # Sort, because torchvision lists some sets in the order of the file system, which differs between machines.
         rows = sorted(dataset[index] for index in range(len(dataset)))
         targets = np.array([target for _, target in rows], dtype=np.int64)
         root = Path(config.DATA.DATA_PATH).expanduser()

@@ -210,7 +210,7 @@ def _refuse_scans(data: bytes, num_pixels: int) -> None:
         count += match[0] == SCAN
         end = match.end() + int.from_bytes(data[match.end() : match.end() + 2], "big")
         if count > most:
-            raise ImageReadError(f"a JPEG with more than {most} scans, which could take minutes to read; save it again")
+            raise ImageReadError(f"it has more than {most} JPEG scans, which could take minutes to read; save it again")
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:

@@ -37,7 +37,7 @@ def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
     """Return a Pillow image, or its first frame, as uint8 [H, W, rules.num_channels]."""
     if has_32_bits(image):
         raise ImageReadError(
-            f"32 bits per pixel (Pillow's mode {image.mode}) of unknown range; save it with 8 or 16 bits"
+            f"it has 32 bits per pixel (Pillow's mode {image.mode}), whose range is unknown; save it with 8 or 16 bits"
         )
     if image.mode.startswith("I"):
         image = _to_8_bits(image)

@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     """One micro-batch of one process."""
 
     epoch: int
-    indices: np.ndarray  # at least one image
+    indices: np.ndarray  # indices of the images, at least one
     num_samples: int  # number of images that count: all, or 0 for a single image that only keeps the processes in step
     # The following fields are used only in training.
     step: int = 0
@@ -192,5 +192,5 @@ class EpochOrders:
 
 
 def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation", repeat: int = 0) -> random.Random:
-    """Return the random generator for one image in one epoch, which is the same in every process."""
+    """Return the random generator for one image in one epoch. It is the same in every process."""
     return keyed_rng(purpose, seed, epoch, index, *([repeat] if repeat else []))

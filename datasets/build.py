@@ -31,7 +31,7 @@ def load_image_sets(
 ) -> tuple[ImageSet | None, ImageSet]:
     """Return the checked training set (None with EVAL) and validation set of DATA.DATASET. `say` reports a download.
 
-    `saved`: the data record of the resumed or evaluated checkpoint; both sets number their classes as it does.
+    `saved`: the data record of the resumed or evaluated checkpoint; both sets get its class numbers.
     `output`: the folder that the run writes to.
     """
     data = config.DATA

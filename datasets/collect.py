@@ -14,7 +14,7 @@ def encoded(values: list[str]) -> list[bytes]:
 
 
 class Distinct:
-    """Distinct strings, such as classes or folders, each with row and line of its first occurrence, in that order."""
+    """Distinct strings, such as classes or folders, in order of first occurrence, each with its first row and line."""
 
     def __init__(self):
         self.numbers: dict[str, int] = {}

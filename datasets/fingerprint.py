@@ -21,8 +21,8 @@ CLASSES = "classes and their order"
 def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
     """Return {name of a fact: number or digest} for the training images, if there are any, and the validation images.
 
-    Paths are relative to the data folder. This takes milliseconds for a million images, because an index
-    stores checksums of the names.
+    Paths are relative to the data folder. The facts of a million images take milliseconds, because an index stores
+    checksums of the names.
     """
     facts: dict[str, int | str] = {
         CLASSES: _digest([name.encode(errors="surrogateescape") + b"\0" for name in val.classes])

@@ -176,7 +176,7 @@ class Index:
         self.path, self.facts, self.id, self._columns, self._checksums = path, facts, identity, columns, checksums
 
     def has(self, shape: "Shape") -> bool:
-        """Return whether the columns and facts have this shape. A file that another program wrote may not."""
+        """Return whether the columns and facts have this shape. A file of another program may not have it."""
         if not is_like(self.facts, shape.facts):
             return False
         lengths = {name: self._length(name, kind) for name, kind in shape.columns.items()}

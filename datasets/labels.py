@@ -35,7 +35,7 @@ class Labels:
 
 
 def are_mostly_numbers(lists: list[Labels]) -> bool:
-    """Return whether more than half of the images have a number as label. Then other labels are typos, not names."""
+    """Return whether more than half of the images have a number as label. If so, other labels are typos, not names."""
     numbers = sum(
         int(each.counts[index]) for each in lists for index, label in enumerate(each.written) if _is_number(label)
     )

@@ -54,7 +54,7 @@ class Fingerprints:
 
 
 class Overlap:
-    """Compares the training images of an epoch with the images of its evaluation, over all processes."""
+    """Compares the training images of an epoch with the validation images scored after it, over all processes."""
 
     def __init__(self, train: ImageSet, val: ImageSet):
         self.train, self.val = train, val

@@ -30,14 +30,14 @@ class ImageSet:
     in_memory = False
     names_are_numbers = False  # the name of an image contains only its number
     makes_batches: Callable | None = None  # the set's own loader, used instead of reading images one by one
-    is_read_in_groups = False  # a process reads and keeps many images at once, so each loader process would repeat this
+    is_read_in_groups = False  # a process reads and caches groups of images; each loader process would read them again
     per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
     rows: np.ndarray | None = None  # each image's row in the columns that `take` does not cut; None: all rows
     index: "Index | None" = None  # the index with the columns of the set, if there is one
     root: Path | None = None  # the folder of the set's files, if it is known
     is_listing = False  # whether the set consists of the class folders below `root`, so that folders are labels
     notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
-    label_sets: list[tuple[int, ...]] | None = None  # the distinct sets of class numbers; images share them
+    label_sets: list[tuple[int, ...]] | None = None  # the distinct sets of class numbers, see `targets`
     labels_are_numbers = False  # the labels in the data are class numbers; class names, if any, were added later
     class_folders: Set[bytes] = frozenset()  # class folders that are left out of image names when a split hashes them
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
@@ -75,7 +75,7 @@ class ImageSet:
         raise NotImplementedError
 
     def place_of(self, folder: str) -> Path | None:
-        """Return the folder of this set that contains `folder`, if new images there would all join the set, or None."""
+        """Return the folder of this set that contains `folder`, if new images in `folder` would join it, or None."""
 
     def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
         """Return the order of an epoch, with each image once. It depends only on seed and epoch."""
@@ -118,7 +118,7 @@ class ImageSet:
         raise NotImplementedError
 
     def split_keys(self) -> Iterable[list[bytes]]:
-        """Return the bytes whose hash decides whether each image is held out: by default its key."""
+        """Return the bytes whose hash decides whether each image is held out: by default the image's key."""
         return self.all_keys()
 
     def naming(self) -> Iterable[bytes | np.ndarray]:

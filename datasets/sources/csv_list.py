@@ -123,7 +123,7 @@ def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
 
 
 def _find_separator(file: Path, header: str, columns: list[str]) -> str:
-    """Return the separator with which the header has all these columns."""
+    """Return the separator that splits the header so that it has all these columns."""
     most = []
     for separator in SEPARATORS:
         values = next(csv.reader([header], delimiter=separator, skipinitialspace=True), [])

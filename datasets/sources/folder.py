@@ -64,7 +64,7 @@ class Content(NamedTuple):
         for entry in os.scandir(folder):
             if _is_image(entry.name) and entry.is_file():
                 num_images += 1
-                if num_images > MOST_STRAY:  # a class, regardless of its other content
+                if num_images > MOST_STRAY:  # the folder is a class, regardless of its other content
                     break
             elif _is_folder(entry) and not _is_skipped(entry.name) and not is_run_folder(entry.path):
                 folders.append(entry.name)

@@ -49,7 +49,7 @@ def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | Non
 
 
 def _refuse_tars(root: Path) -> None:
-    """Raise DataError with the command that unpacks ImageNet's official tars, if they are there."""
+    """Raise DataError with the command that unpacks ImageNet's official tars, if the folder has them."""
     names = [path.name for path in ([root] if root.is_file() else root.iterdir())]
     if any(map(OFFICIAL_TARS.fullmatch, names)):
         raise DataError(

@@ -72,7 +72,7 @@ class FileImages(EncodedImages):
         *,
         confined: bool = False,
     ):
-        """`paths` are relative to `root`; `confined`: a list names them, so no link may lead out of `root`."""
+        """`paths` are relative to `root`; `confined`: a list names the paths, so no link may lead out of `root`."""
         super().__init__(targets, classes)
         self.root, self.rules, self.confined = root, rules, confined
         # The paths are not a list of strings, because every loader process would copy its million small objects as soon
@@ -167,7 +167,7 @@ class Inside:
 
     def __contains__(self, folder: str) -> bool:
         if len(folder) > LONGEST:
-            return True  # no file can have this path, so none is outside
+            return True  # no file can have a path this long, so no file is outside
         is_below = not os.path.isabs(folder) and ".." not in folder.split("/")
         return is_below and self._is_plain(folder.rstrip("/")) or is_within(self.root, self.root / folder)
 
@@ -184,6 +184,6 @@ class Inside:
 
 
 def is_within(root: str | Path, path: str | Path) -> bool:
-    """Return whether a path is inside a folder, after resolving the links of both."""
+    """Return whether a path is inside a folder, after resolving the links in both paths."""
     root, path = os.path.realpath(root), os.path.realpath(path)
     return os.path.commonpath([root, path]) == root

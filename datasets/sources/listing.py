@@ -268,7 +268,7 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
 
 
 def _check_paths(index: Index, file: Path, number: int) -> None:
-    """Raise DataError if a path leads out of the folder of the list, or if one of its first files does not exist."""
+    """Raise DataError if a path leads out of the folder of the list, or if one of the first files does not exist."""
     root, inside, paths = file.parent, Inside(file.parent), index.text(f"{number}.path")
     folders = (os.fsdecode(each) for chunk in index.text(f"{number}.folder").chunks() for each in chunk)
     outside = next((place for place, folder in enumerate(folders) if folder not in inside), None)

@@ -297,7 +297,7 @@ def _columns_of(file: Path, data: Data) -> Columns:
 
 
 def opened(file: Path, **options: Any) -> Any:
-    """Open a pyarrow ParquetFile. Raise DataError if the file is not one, or OSError if the file system fails."""
+    """Open a pyarrow ParquetFile. Raise DataError if the file is not parquet, or OSError if the file system fails."""
     if kind := not_a_file(file):
         raise DataError(f"{file} is {kind}, not a parquet file; remove or rename it")
     module = pyarrow_parquet()
@@ -326,7 +326,7 @@ def _in_pyarrow(problem: str, task: Callable[[], Any]) -> Any:
 
 
 def _labels(file: Path, columns: Columns) -> Any:
-    """Return the labels of a file as integers or strings. Raise DataError if one is missing."""
+    """Return the labels of a file as integers or strings. Raise DataError if a label is missing."""
     import pyarrow
 
     column = read_columns(file, [columns.label]).column(0)
@@ -427,7 +427,7 @@ class ParquetImages(EncodedImages):
     is_read_in_groups = True
 
     def __init__(self, data: Data, index: Index, rows: range):
-        """`rows`: the rows of the index that belong to this set: all rows of some files."""
+        """`rows`: the rows of this set in the index, which are all rows of some files."""
         super().__init__(index.column("label")[rows.start : rows.stop], [])
         self.rules, self.first, self.column = PixelRules.of(data), rows.start, index.facts["image"]
         self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]

@@ -9,7 +9,7 @@ from utils.errors import DataError, not_a_file
 from utils.text import first_of
 
 # Names in any letter case; the first name that exists is read. Test images are for a final evaluation, not to choose a
-# model, so their name is the last.
+# model, so their name comes last.
 TRAIN_NAMES, TEST_NAME = ("train", "training"), "test"
 VAL_NAMES = ("val", "valid", "validation", "eval", "dev", TEST_NAME)
 

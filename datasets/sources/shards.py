@@ -47,7 +47,7 @@ VERSION = 2  # version of the content of the index
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
 TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
 SHAPE = Shape(SAMPLES | TARS, ["label offset size name", "tar tar.size tar.version tar.checksum", "tar.first"], {})
-NUM_PIECES, PIECE = 64, 8192  # number and bytes of the pieces of a tar that its checksum covers: half a MiB
+NUM_PIECES, PIECE = 64, 8192  # number and bytes of the pieces of a tar that its checksum covers; together half a MiB
 MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
 MAX_OPEN_TARS = 128  # in each process, whose limit for open files may be 256
 NUM_THREADS = 16  # threads, which mostly wait for the disk
@@ -122,7 +122,7 @@ class ShardFolder:
         return scan(self.open(tar))
 
     def known_tables(self, paths: Sequence[Path], part: str) -> list["ShardTable"]:
-        """Return the indexes of a part that may contain some of its tars."""
+        """Return the existing indexes that may contain tars of this part."""
         found = filter(None, map(open_index, paths))
         return [ShardTable(index) for index in found if index.has(SHAPE) and _is_of_shards(index)]
 
@@ -160,7 +160,7 @@ def scan(tar: Tar) -> Shard:
         folder, slash, file = member.name.rpartition("/")
         stem, _, ending = file.partition(".")
         key, ending = folder + slash + stem, ending.lower()
-        if not stem:  # a hidden file, such as macOS adds
+        if not stem:  # a hidden file; macOS adds such files
             continue
         if f".{ending}" in KNOWN_ENDINGS:
             if key in images:

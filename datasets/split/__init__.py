@@ -243,7 +243,7 @@ def hashes_names(record: dict) -> bool:
 def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
     """Return the names of folders that are left out of image keys when the split of this record hashes them.
 
-    In every source, these are folders with the name of a class. For labels that are numbers there are none, because
+    In every source, these are folders with the name of a class. If labels are numbers, no folder is left out, because
     other folders may have numbers as names too.
     """
     if not hashes_names(record) or image_set.labels_are_numbers:

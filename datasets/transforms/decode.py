@@ -194,7 +194,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _refuse_scans(data: bytes, num_pixels: int) -> None:
-    """Enforce the limit on scans. They are counted only if the header does not show that there is a single scan."""
+    """Enforce the limit on scans. Scans are counted only if the header does not show that there is a single scan."""
     num_colours = None
     with contextlib.suppress(IndexError):  # the header is incomplete
         for marker, start, _ in _segments(data):

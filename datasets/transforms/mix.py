@@ -17,7 +17,7 @@ UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)  # weight and box of an image that is not mi
 
 
 class Mixing:
-    """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window. `Order` keeps both in one piece.
+    """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window. `Order` keeps neighbours in one piece.
 
     A last image without a neighbour is not mixed.
     """

@@ -75,7 +75,7 @@ class ImageSet:
         raise NotImplementedError
 
     def place_of(self, folder: str) -> Path | None:
-        """Return the folder of this set that contains `folder`, if new images in `folder` would join it, or None."""
+        """Return this set's folder that contains `folder`, if new images in `folder` would join the set, or None."""
 
     def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
         """Return the order of an epoch, with each image once. It depends only on seed and epoch."""

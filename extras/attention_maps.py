@@ -155,7 +155,7 @@ class GradientMaps:
 
     @classmethod
     def of(cls, model: nn.Module, image: Tensor) -> "GradientMaps | None":
-        """Return the maps of timm's last stage with at least FINE_ENOUGH positions per side, or else its finest stage.
+        """Return a GradientMaps of the last stage with at least FINE_ENOUGH positions per side, else of the finest.
 
         Return None if all stages are 1 x 1. For images of 32 x 32 pixels, the last stage of most models is 1 x 1.
         """

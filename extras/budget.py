@@ -24,10 +24,10 @@ from utils.text import counted
 MIN_UPDATES = 13  # minimum number of updates after the first choice, for the rest of the warm-up and the decay
 SPARE, SPARE_PART = 1.5, 0.5  # reserve for variations: seconds, plus a fraction of the time after the last update
 MAX_SPARE, MAX_SPARE_PART = 2.5, 0.025  # limit of the reserve: seconds or a fraction of the budget, whichever is larger
-CHECK_AGAIN, TOLERANCE = 0.05, 0.02  # fractions of the time left: pause between checks; tolerated error of the end
+CHECK_AGAIN, TOLERANCE = 0.05, 0.02  # fractions of the time left: pause between checks; tolerated error of the end time
 COSTS = ("update", "evaluation", "end_work", "then")  # fields of the forecast's times that a checkpoint holds
 CHOICES_FILE = "budget.json"  # in the run's folder
-MAX_BYTES = 2**20  # largest size of that file
+MAX_BYTES = 2**20  # largest size of CHOICES_FILE
 
 
 def budget_callbacks(
@@ -45,7 +45,7 @@ def budget_callbacks(
 
 
 class Allowance:
-    """The time that a run may take: "8h" in all its starts by a monotonic clock, or until "07:00" by the wall clock."""
+    """The time limit of a run: "8h" for all its starts together, by a monotonic clock, or "07:00" by the wall clock."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Allowance:
 
 
 def next_time(text: str, now: float) -> float:
-    """Return the next time of day such as 07:00 after `now`, in seconds since 1970."""
+    """Return when the time of day `text`, such as 07:00, comes next after `now`, in seconds since 1970."""
     hour, minute = map(int, text.split(":"))
     here = datetime.fromtimestamp(now)
     today = here.replace(hour=hour, minute=minute, second=0, microsecond=0)
@@ -96,8 +96,8 @@ class Budget(Callback):
         """Restore the forecast from `saved`.
 
         `finish`: a function that does the work after the last evaluation of a run and returns its duration in seconds;
-        `say`, `note`: methods of the log; `longest_write`: a function that returns the seconds that the slowest write
-        of a choice took.
+        `say`, `note`: methods of the log; `longest_write`: a function that returns how many seconds the slowest
+        write of a choice took.
         """
         self._longest_write = longest_write
         self.forecast, self.times, self.allowance = forecast, forecast.times, allowance
@@ -115,7 +115,7 @@ class Budget(Callback):
         self._began = self._began or self._clock()
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        """After the first evaluation, do the work at the end of a run once, to measure how long it takes."""
+        """After the first evaluation, do the end-of-run work once, to measure how long it takes."""
         if result.images is not None and not self.times.then:
             start, self.times.then = self._clock(), self.times.update
             self.times.end_work = self._finish()
@@ -176,7 +176,7 @@ class Budget(Callback):
         return self.times.until_end(step, min(chosen + MIN_UPDATES, self.times.most_updates)) + self._spare()
 
     def refuse_too_short(self, step: int, is_typical: bool = True) -> None:
-        """Raise ConfigError if warm-up and decay do not fit. `is_typical`: whether measured times are typical."""
+        """Raise ConfigError if the time left is too short. `is_typical`: whether the measured times are typical."""
         if self.allowance.left() < self._need(step, step):
             chosen = max(step, NOT_TYPICAL + MEASURED) if is_typical else step
             shortest = math.ceil(self.allowance.used() + self._need(step, chosen))
@@ -201,7 +201,7 @@ class Budget(Callback):
 class ChoiceRecord(Callback):
     """Writes each chosen number of updates to the run's folder before it takes effect. A resumed run repeats it.
 
-    It works in process 0. A checkpoint has only the choices made before it; this file also has the later ones.
+    Used only in process 0. A checkpoint has only the choices made before it; this file also has later choices.
     Rejected: saving a checkpoint for each choice, because training would wait until a large model is saved.
     """
 
@@ -252,7 +252,7 @@ def basis_of(trainer: Trainer) -> dict[str, Any]:
 def repeat_choices(path: Path, trainer: Trainer) -> list[str]:
     """Make a resumed run repeat the choices that it made after its checkpoint, from `path`. Return lines for the log.
 
-    Collective. Each process then repeats them at the same step on its own; a vote would come one update late.
+    Collective. Each process then repeats each choice at its recorded step; a vote would delay it by one update.
     """
     trainer.schedule.to_repeat, lines = trainer.process.first(lambda: later_choices(path, trainer))
     return lines
@@ -271,7 +271,7 @@ def later_choices(path: Path, trainer: Trainer) -> tuple[list[list[int]], list[s
             different = [name for name, value in here.items() if recorded.get(name) != value]
             if not different:
                 check_choices(choices, trainer.config.TRAIN.NUM_EPOCHS * trainer.data.steps_per_epoch)
-    except FileNotFoundError:  # the checkpoint is in another folder
+    except FileNotFoundError:  # no record, for example because the checkpoint is in another folder
         return [], []
     except ConfigError as error:
         return [], [f"resume: {error}; {otherwise}"]
@@ -292,5 +292,5 @@ def check_choices(choices: list[list[int]], of_settings: int) -> None:
     for step, chosen in choices:
         is_possible = last < step < num_updates and step < chosen <= of_settings
         if {type(step), type(chosen)} != {int} or not is_possible:
-            raise ValueError(f"{chosen} updates, chosen at step {step}")
+            raise ValueError(f"no run can have chosen {chosen} updates at step {step}")
         last, num_updates = step, chosen

@@ -17,9 +17,9 @@ from utils.seed import unchanged_random_state
 from utils.text import align, counted, csv_text
 from utils.torch_internals import TorchDispatchMode, inner_data, tree_leaves
 
-NEEDS = ("doctor",)  # for its ModuleStack
+NEEDS = ("doctor",)  # doctor has ModuleStack
 
-# These operations move or convert numbers without computing.
+# These operations move or convert numbers and do not compute new ones.
 MOVES = frozenset(
     "_to_copy view _unsafe_view t transpose permute expand reshape select slice unbind split split_with_sizes chunk "
     "unsqueeze squeeze clone detach alias copy_ cat stack empty empty_like new_empty zeros zeros_like ones ones_like "
@@ -76,7 +76,7 @@ class TypeRecorder(TorchDispatchMode):
 
 @torch.no_grad()
 def record_types(model: nn.Module, images: Tensor, autocast: torch.autocast) -> list[ModuleTypes]:
-    """Return the types in one forward pass in training mode. Random state and BatchNorm statistics are restored."""
+    """Return the modules' types in one forward in training mode. Random state and BatchNorm statistics are restored."""
     found = TypeRecorder(model)
     with (
         unchanged_random_state(images.device),
@@ -91,7 +91,7 @@ def record_types(model: nn.Module, images: Tensor, autocast: torch.autocast) -> 
 
 
 def explain(trainer: Trainer, log: Log, folder: Path) -> None:
-    """Print the types as a table with similar modules in one row. Write precision.csv with one row per module."""
+    """Print the modules' data types as a table with similar modules in one row. Write all modules to precision.csv."""
     windows = trainer.data.windows(trainer.step, trainer.step + 1)
     with contextlib.closing(windows):
         batch = next(iter(next(windows).batches))
@@ -107,7 +107,7 @@ def explain(trainer: Trainer, log: Log, folder: Path) -> None:
 
 
 def collapse(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Merge rows whose names differ only in one number, for example into blocks.0-11.attn.qkv."""
+    """Merge rows that differ only in one number of the module's name, for example into blocks.0-11.attn.qkv."""
     for position in range(max((row[0].count(".") for row in rows), default=0), -1, -1):
         groups: dict[tuple, list[int]] = {}
         for path, *cells in rows:

@@ -11,8 +11,8 @@ from models.transforms.base import ModelTransform
 from utils.errors import ConfigError, needing
 
 # Limits of torchao's automatic filter for tensorwise scaling (torchao.float8._auto_filter_for_recipe), from timings on
-# H100s: converting the inputs of a smaller layer takes more time than its matrix products save. The hardware needs
-# multiples of 16.
+# H100s: converting the inputs of a smaller layer takes more time than the faster matrix products save. The hardware
+# needs multiples of 16.
 OUTPUTS, INPUTS, MULTIPLE = 1024, 4096, 16
 
 
@@ -49,7 +49,7 @@ class Float8(ModelTransform):
                 f"more than {OUTPUTS} outputs or {INPUTS} inputs, both multiples of {MULTIPLE} (layers on operator "
                 "lists, and layers that see only one token of an image, do not count); use PRECISION.MODE autocast"
             )
-        # Devices without float8 emulate it, which happens only in tests. Padding is on, because a weight's gradient is
+        # Devices without float8 emulate it; only tests use them. Padding is on, because a weight's gradient is
         # a sum over the rows of the batch, and the number of rows is rarely a multiple of 16.
         config = Float8LinearConfig(emulate=not has_float8(self.device), pad_inner_dim=True)
         convert_to_float8_training(model, module_filter_fn=lambda module, name: module in chosen, config=config)
@@ -71,7 +71,7 @@ def _gains(linear: nn.Linear) -> bool:
 def _with_few_rows(model: nn.Module) -> set[nn.Module]:
     """Return the modules of the classifier, and of a last block that computes only the class token.
 
-    They have one row per image, which is too little work for float8 to save time.
+    Their inputs have one row per image, which is too little work for float8 to save time.
     """
     # Local: importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenVisionTransformer

@@ -1,4 +1,4 @@
-"""MODEL.LORA: low-rank adapters, made by peft. Each adds a trained product of two small matrices to a frozen layer."""
+"""MODEL.LORA: low-rank adapters (peft). Each adapter adds a trained product of two small matrices to a frozen layer."""
 
 from collections.abc import Iterable
 from typing import NoReturn
@@ -70,7 +70,7 @@ def merge_adapters(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor
     """Return the weights with the adapters merged into them. `settings`: the settings of the run that trained them."""
     alpha = settings.get("MODEL.LORA.ALPHA")
     if alpha is None:
-        raise ConfigError("it has adapters (LoRA) without the settings of their run; use the run's checkpoint")
+        raise ConfigError("it has LoRA adapters, but not the settings they were trained with; use the run's checkpoint")
     plain = {}
     for name, tensor in state.items():
         layer = name.partition(BASE_LAYER)[0]

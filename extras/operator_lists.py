@@ -17,8 +17,8 @@ from utils.torch_internals import own_parameter
 BLACK, WHITE = "PRECISION.CUSTOM_BLACK_LIST", "PRECISION.CUSTOM_WHITE_LIST"
 LOSS = "softmax_with_cross_entropy"
 
-# The functions that an attention module calls between its layers. They share one entry, because a softmax in float32
-# cannot repair products that overflowed in half precision, and a fused kernel has one type for all of them.
+# The functions that an attention module calls between its layers. All of them get the same type, because a softmax in
+# float32 cannot repair products that overflowed in half precision, and a fused kernel has one type for all of them.
 ATTENTION = frozenset(
     {F.scaled_dot_product_attention, F.multi_head_attention_forward, torch.softmax, Tensor.softmax, F.softmax}
     | {torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.einsum}
@@ -26,8 +26,8 @@ ATTENTION = frozenset(
 
 # {Paddle's operator: the classes that compute it here}
 OPERATORS = {
-    "matmul_v2": {"Linear", "attention's functions"},
-    "softmax": {"Softmax", "attention's functions"},
+    "matmul_v2": {"Linear", "attention's operations"},
+    "softmax": {"Softmax", "attention's operations"},
     "layer_norm": {"LayerNorm"},
     "conv2d": {"Conv2d"},
     "gelu": {"GELU", "GELUTanh", "QuickGELU"},
@@ -36,7 +36,7 @@ OPERATORS = {
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A module, or the functions of an attention module as if they were a submodule."""
+    """A module, or the operations between the layers of an attention module, treated as a submodule."""
 
     path: str
     parent: "Node | None"
@@ -44,7 +44,7 @@ class Node:
     module: nn.Module | None = None
 
     def is_named_by(self, text: str) -> bool:
-        """Return whether an entry names this node. A path does not name the submodules of the module that it names."""
+        """Return whether an entry names this node. An entry that matches a path does not name the modules inside it."""
         if text in OPERATORS:
             return bool(OPERATORS[text] & self.names)
         inside = self.parent is not None and covers(text, self.parent.path)
@@ -53,7 +53,7 @@ class Node:
 
 @dataclass(frozen=True)
 class OpOverrides(ModelTransform):
-    """Applies the black and the white list under autocast with the type `half`. If it is None, only checks them."""
+    """Applies the black and the white list under autocast with the type `half`. If `half` is None, only checks them."""
 
     black: tuple[str, ...]
     white: tuple[str, ...]
@@ -84,7 +84,7 @@ class OpOverrides(ModelTransform):
         return [*lines, f"lists: {', '.join(changes)}"]
 
     def _choose(self, nodes: list[Node]) -> dict[Node, str | None]:
-        """Return BLACK, WHITE or None for each node, by the most specific entry that names it, or as for its parent."""
+        """Return {node: BLACK, WHITE or None} from the most specific entry for the node, or from its parent."""
         entries = [(text, BLACK) for text in self.black] + [(text, WHITE) for text in self.white]
         named = {entry: [node for node in nodes if node.is_named_by(entry[0])] for entry in entries if entry[0] != LOSS}
         settings: dict[Node, str | None] = {}
@@ -93,7 +93,7 @@ class OpOverrides(ModelTransform):
             best = [each for each in own if _specificity(each[0], node) == max(_specificity(e[0], node) for e in own)]
             if len({setting for _, setting in best}) > 1:
                 words = " and ".join(f"{text} ({setting})" for text, setting in best)
-                raise ConfigError(f"{words} both name {node.path}; list {node.path} itself, in one of them")
+                raise ConfigError(f"{words} both name {node.path}; list {node.path} itself in one of the two lists")
             settings[node] = best[0][1] if best else settings.get(node.parent)
         for (text, setting), its_nodes in named.items():
             if not its_nodes:
@@ -118,7 +118,7 @@ class OpOverrides(ModelTransform):
         """Return a subclass of `cls` that computes in the given types.
 
         `dtype`: the type of the inputs and of the parameters named in `weights` (None: unchanged); `attention`: the
-        type of attention's functions. In half precision, autocast is on inside a module with submodules, because these
+        type of attention's operations. In half precision, autocast is on inside a module with submodules, because these
         may mix types. In a module without submodules, autocast is off and the weights are in half precision, because
         autocast would compute a norm or softmax in float32.
         """
@@ -154,11 +154,11 @@ def _nodes(model: nn.Module) -> Iterator[Node]:
         nodes[path] = node = Node(path, parent, names, module)
         yield node
         if _is_attention(module):
-            yield Node(path, node, frozenset({"attention's functions"}))
+            yield Node(path, node, frozenset({"attention's operations"}))
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Return whether this module itself, and no submodule, computes the products of attention."""
+    """Return whether this module itself, and no submodule, computes attention's matrix products."""
 
     def looks_like_it(module: nn.Module) -> bool:
         name = type(module).__name__
@@ -173,7 +173,7 @@ def _has_children(module: nn.Module) -> bool:
 
 def _specificity(text: str, node: Node) -> tuple[bool, ...]:
     """Return a sort key for entries: operators are the least specific, followed by classes, patterns and paths."""
-    # In attention, softmax outranks matmul_v2, because people list softmax to change the products of attention.
+    # In attention, softmax outranks matmul_v2, because people list softmax to change the type of attention's products.
     return text not in OPERATORS, text == "softmax", text not in node.names, not set("*?[") & set(text)
 
 
@@ -196,7 +196,10 @@ def _cast(value, dtype: torch.dtype):
 
 
 class AttentionIn(TorchFunctionMode):
-    """Computes the functions of attention in one type, with autocast off. torch.compile can trace this class."""
+    """Runs attention's operations (matmul, softmax, fused attention) in one type, with autocast off.
+
+    torch.compile can trace this class.
+    """
 
     def __init__(self, dtype: torch.dtype, device_type: str):
         super().__init__()

@@ -28,7 +28,7 @@ from utils.host import count_cores
 from utils.progress import shown
 from utils.text import counted, format_bytes, format_bytes_apart
 
-IS_REASON = 0  # the height that marks an unreadable image; its content is the error message
+IS_REASON = 0  # the height that marks an unreadable image, whose content is the error message
 NUM_SAMPLED = 64  # number of images from which the total size is estimated
 IMAGES_AHEAD_PER_THREAD = 2  # number of images decoded ahead of the writer
 FILES_PER_TASK = 4096
@@ -124,7 +124,7 @@ class CachedImages(ImageSet):
 
 
 def open_cache(location: CacheLocation, warn: Callable[[str], None] = lambda line: None) -> CacheFile | None:
-    """Return the complete cache, or None if there is none or it is damaged."""
+    """Return the cache if it is complete, or None if it is missing or damaged."""
     try:
         return CacheFile(location)
     except FileNotFoundError:

@@ -36,7 +36,7 @@ class CacheLocation:
     """The paths of a cache, and the key that identifies its content."""
 
     folder: Path
-    data_set: str  # only the newest cache of a data set is kept
+    data_set: str  # name of the data set, part and folder; only the newest cache of this name is kept
     key: dict  # everything that the stored images depend on
     num_images: int
 
@@ -85,7 +85,7 @@ class CacheFile:
             size, expected = os.fstat(file.fileno()).st_size, index.facts["size"]
             if size != expected:
                 raise DamagedCacheError(f"{location.data} has {size:,} bytes, not {expected:,}")
-            # Private and writable, because torch warns about read-only arrays; nothing writes to it. Without
+            # The map is private and writable, because torch warns about read-only arrays; nothing writes to it. Without
             # MAP_NORESERVE, Linux refuses a private map that is larger than the memory.
             flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
             self.data = np.frombuffer(mmap.mmap(file.fileno(), size, flags=flags, prot=access), np.uint8)
@@ -102,7 +102,8 @@ class CacheFile:
         if not self._is_checked[number]:
             if zlib.crc32(content) != checksum:
                 raise DamagedCacheError(
-                    f"its bytes in {self.location.data} are damaged; remove that file, and the next start rebuilds it"
+                    f"the image's bytes in {self.location.data} are damaged; remove that file, and the next start "
+                    "rebuilds it"
                 )
             self._is_checked[number] = True
         return height, width, content
@@ -138,7 +139,7 @@ class CacheWriter:
 
     def close(self) -> None:
         """Remove the files of an unfinished cache."""
-        with contextlib.suppress(OSError):  # closing fails if the disk is full, which was reported before
+        with contextlib.suppress(OSError):  # a full disk makes closing fail too, but was reported before
             self._data.close()
         if not self.location.index.exists():
             self.location.remove()

@@ -85,12 +85,12 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
             f"and {WEIGHTS_KEY} to this file"
         )
     if config.TRAIN.TEACHER_PRETRAINED:
-        raise ConfigError(f"{WEIGHTS_KEY}: {KEY} {path} has weights already; remove one of them")
+        raise ConfigError(f"{WEIGHTS_KEY}: {KEY} {path} has weights already; remove one of these settings")
     then = unflatten(settings)
     if then.DATA.IMAGE_CHANNELS != config.DATA.IMAGE_CHANNELS:
         raise ConfigError(
             f"{KEY}: {path} takes images of {counted(then.DATA.IMAGE_CHANNELS, 'channel')}; set DATA.IMAGE_CHANNELS to "
-            "that, or name another teacher"
+            f"{then.DATA.IMAGE_CHANNELS}, or name another teacher"
         )
     then = replace(then, MODEL=replace(then.MODEL, FREEZE=()))
     return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), then.DATA.IMAGE_SIZE)
@@ -112,7 +112,7 @@ def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list
 
 
 def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
-    """Raise ConfigError if the number of classes (rows) of the classifier in the file is not that of the data."""
+    """Raise ConfigError if the classifier in the file has another number of classes (rows) than the data."""
     state = read_state_dict(file)
     for name in classifier_names(model):
         rows = len(state.get(f"{name}.weight", range(num_classes)))

@@ -17,12 +17,12 @@ class Teacher(nn.Module):
     ):
         """Wrap `model`.
 
-        `student`, `own`: normalization settings of the student and of this model; `outputs`: indices of the
-        student's classes among the model's outputs, empty for all; `side`: the only image size that the model takes.
+        `student`, `own`: normalization settings of the student and of this model; `outputs`: the index of the model's
+        output for each class of the student (empty: all outputs in order); `side`: the model's only image size.
         """
         super().__init__()
         self.model, self.side = model.eval().requires_grad_(False), side
-        # Undo the student's normalization, then apply our own: (image * std + mean - own mean) / own std.
+        # Undo the student's normalization, then apply the teacher's: (image * std + mean - own mean) / own std.
         own_mean, own_std, mean, std = (
             torch.tensor(each, dtype=torch.float64)
             for each in (own.IMAGENET_MEAN, own.IMAGENET_STD, student.IMAGENET_MEAN, student.IMAGENET_STD)
@@ -52,7 +52,7 @@ class Teacher(nn.Module):
 def use_both_heads(model: nn.Module) -> None:
     """Make a model with a second head, such as DeiT's distilled models, return the logits of both heads in training.
 
-    In evaluation the model always returns their mean. Without distillation it does so in training too.
+    In evaluation, the model always returns the mean of both. Without distillation, it returns the mean in training too.
     """
     if hasattr(model, "set_distilled_training"):
         model.set_distilled_training(True)

@@ -1,3 +1,3 @@
 """Finds where and why half precision breaks: in a run that skips updates, and from scripts/doctor.py."""
 
-NEEDS = ("operator_lists",)  # a replay uses its black list to keep modules in float32
+NEEDS = ("operator_lists",)  # a replay uses OpOverrides to keep modules in float32

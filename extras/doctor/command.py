@@ -1,4 +1,4 @@
-"""Replays an update of a run, prints where it breaks, and writes settings that help. scripts/doctor.py runs this."""
+"""Replays an update of a run for scripts/doctor.py, prints where it breaks, and writes settings that fix it."""
 
 import contextlib
 import shlex
@@ -42,7 +42,7 @@ from utils.text import counted
 
 
 def examine(source: str, batch: Path | None, cfg: str | None, half: str | None) -> None:
-    """Replay an update of a run and print the findings. The arguments are those of scripts/doctor.py."""
+    """Replay an update of a run and print the findings. The arguments come from scripts/doctor.py."""
     folder, state, batches = find_run(source, batch)
     refuse_other_kind("run", folder / DOCTOR_FILE, PRESCRIPTION, "rename it")
     config = unflatten(state["config"])
@@ -89,7 +89,7 @@ def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
 
 
 def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Config, float]:
-    """Return the settings, with the half type to examine, and the loss scale for it."""
+    """Return the settings with the half type to examine, and the loss scale for this type."""
     saved = state.get("amp_scaler", {})
     half = str(saved.get("dtype", "None")).removeprefix("torch.")
     half = wanted or (half if half != "None" else None)

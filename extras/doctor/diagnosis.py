@@ -1,4 +1,4 @@
-"""Finds the first module at which half precision breaks on one batch, and settings that help."""
+"""Finds the first module at which half precision breaks on one batch, and settings that prevent it."""
 
 import contextlib
 import math
@@ -21,7 +21,8 @@ from utils.text import align
 
 HEADROOM = 2  # factor by which the largest gradient stays below the maximum of the half type
 MAX_SCALE = 2.0**24  # a larger scale has no benefit
-# Multiple of the median gradient. No scale fits both a larger gradient and the others, so its module is black-listed.
+# A gradient above this multiple of the median is an outlier. No scale fits both it and the others, so its module is
+# black-listed.
 OUTLIER = 1024
 MAX_REPLAYS = 40
 
@@ -62,7 +63,7 @@ class Vanishing:
 
 @dataclass
 class Diagnosis:
-    """The first module that breaks, and the settings that help."""
+    """The first module that breaks, and the settings that keep the update finite."""
 
     half: torch.dtype
     scale: float
@@ -76,7 +77,7 @@ class Diagnosis:
     is_fixed: bool = True  # whether a replay with black list and scale is finite
 
     def prescription(self, present: Settings) -> dict[str, str]:
-        """Return the settings that help, as keys under PRECISION and their values. `present`: the run's settings."""
+        """Return {key under PRECISION: value}: settings that keep the update finite. `present`: the run's settings."""
         if self.breaks_in_float32:
             return {}
         changed = {}
@@ -160,7 +161,7 @@ def diagnose(case: Case) -> Diagnosis:
 
 
 def _find_fix(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
-    """Extend the black list or lower the scale until a replay is finite. Return the last replay."""
+    """Extend the black list or lower the scale until a replay is finite. Return the last replay's trace."""
     scale, names = case.scale, []
     for _ in range(MAX_REPLAYS):
         first = trace.first_forward or trace.first_backward
@@ -232,7 +233,7 @@ def best_scale(exact: Trace, trace: Trace, half: torch.dtype) -> float:
 def vanishing(model: nn.Module, half: torch.dtype, trace: Trace) -> list[Vanishing]:
     """Return the parameters, buffers and numbers such as `eps` that become zero in the half type.
 
-    A tensor counts if at least half of its elements do: among millions of trained weights a few are always that small.
+    A tensor is listed if at least half of its elements become zero: of millions of trained weights, a few always do.
     """
     found = []
     halves = {place.path for place, kinds in trace.types.items() if half in kinds}
@@ -251,12 +252,12 @@ def vanishing(model: nn.Module, half: torch.dtype, trace: Trace) -> list[Vanishi
 
 
 def is_inside(path: str, names: list[str]) -> bool:
-    """Return whether a module is one of these, or inside one of them."""
+    """Return whether the module at `path` is one of the modules `names`, or inside one of them."""
     return any(path == name or path.startswith(name + ".") for name in names)
 
 
 def merged(model: nn.Module, names: list[str]) -> list[str]:
-    """Replace modules by their parent if its other children have no weights: fc1 and fc2 become blocks.7.mlp."""
+    """Replace modules by their parent if no other child has weights: mlp.fc1 and mlp.fc2 become mlp."""
     names = list(names)
     for parent in dict.fromkeys(name.rpartition(".")[0] for name in names):
         inside = [name for name in names if name.rpartition(".")[0] == parent]

@@ -1,7 +1,7 @@
 """The doctor's callbacks in a run.
 
-They keep the last update, examine it if updates are skipped, and save it if the run stops because gradients are not
-finite. The code that examines and saves is imported late, because most runs skip few updates.
+The callbacks keep the last update, examine it if updates are skipped, and save it if the run stops because gradients
+are not finite. The code that examines and saves is imported late, because most runs skip few updates.
 """
 
 import copy
@@ -32,7 +32,7 @@ def doctor_callbacks(session: Session, plan: TrainPlan) -> tuple[list[Callback],
     """
     last_update = LastUpdate()
     callbacks = [last_update, KeepLastUpdate(session, plan, last_update)]
-    # The doctor needs a copy of the whole model.
+    # The doctor runs in process 0 and copies the whole model, so a sharded run has no doctor.
     if not session.process.is_first or is_sharded(plan.config, session.process):
         return callbacks, None
     doctor = AutoDoctor(plan.config, session.path, session.log, last_update)
@@ -133,13 +133,13 @@ class AutoDoctor(Callback):
                 trainer.transforms.revert(model)
                 found = diagnose(make_case(config, model, trainer.prepare, update, scale, trainer.loss))
             is_written = bool(prescribe(found, config, self._folder))
-        except Exception as error:  # out of memory, a full disk, an untraceable operation: no reason to end a run
+        except Exception as error:  # such as out of memory or a full disk; none of these ends the run
             log.warn(
                 f"the doctor cannot examine step {step} ({type(error).__name__}: {error}); training continues "
                 "without it"
             )
             return ""
-        log.say(f"doctor: updates are skipped, the last one at step {step}. Its replay: {found.finding()}")
+        log.say(f"doctor: updates are skipped, the last one at step {step}. Replay of that step: {found.finding()}")
         path = shlex.quote(str(self._folder / DOCTOR_FILE))
         if is_written:
             settings = ", ".join(f"{name}: {value}" for name, value in found.prescription(config.PRECISION).items())

@@ -1,4 +1,4 @@
-"""Saves and reads the batches of an update that overflowed, prepares their replay, and writes helpful settings."""
+"""Saves and reads the batches of an update that overflowed, prepares their replay, and writes doctor.yaml."""
 
 import shlex
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from utils.errors import ConfigError
 from utils.files import Kind, replacing, write_text
 
 OVERFLOW_FILE = "overflow-batch.pth"
-DOCTOR_FILE = "doctor.yaml"  # the settings that help
+DOCTOR_FILE = "doctor.yaml"  # the settings that prevent the overflow
 PRESCRIPTION = Kind("a file of scripts/doctor.py", (b"BASE: config.yaml\nPRECISION:", b"PRECISION:"))
 
 
@@ -34,7 +34,7 @@ class Batches:
 
 
 def name_of(rank: int) -> str:
-    """Return a process's file name. Each process saves a file, because the images of any process may be the cause."""
+    """Return the name of a process's file. Each process has one, because the images of any process may be the cause."""
     return OVERFLOW_FILE if rank == 0 else f"overflow-batch-{rank}.pth"
 
 
@@ -57,7 +57,7 @@ def read_overflow(path: Path) -> Batches:
     images, targets = (state.get("images"), state.get("targets")) if isinstance(state, dict) else (None, None)
     if not (isinstance(images, Tensor) and isinstance(targets, Tensor)):
         raise ConfigError(
-            f"-batch: {path} holds no batch (tensors `images` and `targets`); give a run's {OVERFLOW_FILE}"
+            f"-batch: {path} contains no batch (tensors `images` and `targets`); give a run's {OVERFLOW_FILE}"
         )
     sizes = state.get("sizes", [len(targets)])
     if images.dtype != torch.uint8 or images.ndim != 4 or not len(targets) == len(images) == sum(sizes) > 0:
@@ -102,7 +102,7 @@ def make_case(
 
 
 def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
-    """Write doctor.yaml into the run's folder if some settings help. Return its text, or otherwise an empty text."""
+    """Write the settings that prevent the overflow, if any, to doctor.yaml. Return its text, or an empty text."""
     settings = [f"    {name}: {value}" for name, value in found.prescription(config.PRECISION).items()]
     if not settings:
         return ""
@@ -113,7 +113,7 @@ def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
 
 
 def advice(found: Diagnosis, path: str | None) -> str:
-    """Return one sentence with the finding and the remedies. `path`: the file with the settings that help."""
+    """Return one sentence with the finding and the remedies. `path`: doctor.yaml, if it prevents the overflow."""
     finding = f"the update breaks at {found.finding()}" if found.first else found.finding()
     if found.breaks_in_float32:
         return finding

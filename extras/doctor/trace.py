@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from models.transforms import ModelTransforms
 from utils.torch_internals import tree_leaves, tree_map
 
-# These operations compute no new numbers. Their values were examined when they were computed.
+# These operations only move numbers, which were examined when they were computed.
 MOVES = frozenset(
     "__get__ __set__ __getitem__ __len__ size dim stride numel is_floating_point is_contiguous view view_as reshape "
     "flatten permute transpose movedim unbind chunk split expand expand_as squeeze unsqueeze contiguous detach clone "
@@ -78,7 +78,7 @@ class Trace(TorchFunctionMode):
         self.nonzero: dict[tuple, Tensor] = {}  # {input: mask of non-zero gradients}; only without a reference
         self.lost: dict[Location, int] = defaultdict(int)  # number of zero gradients that are not zero in the reference
         self.kept: dict[Location, int] = defaultdict(int)  # number of gradients that are not zero in the reference
-        # Counted per function and module, so that casts by a black list do not change the numbers of other calls.
+        # {(module, function): number of calls so far}, so that casts by a black list do not renumber other calls.
         self._num_calls: dict[tuple[str, str], int] = defaultdict(int)
         self._softmaxed: set[tuple] = set()
 
@@ -155,7 +155,7 @@ class Trace(TorchFunctionMode):
         self.gradients[key] = (place, largest)
         if self.first_backward is None and not math.isfinite(largest):
             self.first_backward = place
-        # If the module has weights, only their gradients count.
+        # Underflow is counted only in the gradients of weights, if the module has weights.
         if not is_weight and any(True for _ in self.modules.model.get_submodule(place.path).parameters(recurse=False)):
             return
         if self.reference is None:

@@ -47,7 +47,7 @@ class Nodes:
 
 
 def find_nodes(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the engine's nodes, or None for a single machine. Raise ConfigError if each node would train a model."""
+    """Return the engine's nodes, or None for a single machine. Raise ConfigError if each would train its own model."""
     nodes = kubeflow(environment) or skypilot(environment) or dstack(environment)
     if nodes is None:
         refuse_slurm(environment)
@@ -56,7 +56,7 @@ def find_nodes(environment: Mapping[str, str]) -> Nodes | None:
 
 
 def kubeflow(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the nodes of a TrainJob, or of a PyTorchJob with an elasticPolicy (it names an endpoint and no ranks)."""
+    """Return the nodes of a TrainJob, or of a PyTorchJob with an elasticPolicy, which sets an endpoint but no ranks."""
     endpoint = environment.get("PET_RDZV_ENDPOINT")
     if endpoint:
         host, _, port = endpoint.partition(":")
@@ -168,7 +168,7 @@ def elastic_settings(nodes: Nodes, timeout: float) -> dict[str, Any]:
     end_restarts_after(lambda failures: root_cause(failures) in FINAL)
     # If torchrun's agents share a store, a node that joins later never gets an address (torch 2.14).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    # join_timeout: nodes may take `timeout` to notice that a node was lost, and then wait for it for up to 60 s more.
+    # join_timeout: nodes may take `timeout` to notice that a node was lost, and then wait up to 60 s more for it.
     # keep_alive_max_attempt: a node that waited for others sent no heartbeat for 10 s, longer on a busy machine. With
     # torchrun's default (3 heartbeats of 5 s) such a node may count as lost; it can then never rejoin, and starts its
     # own run. Rejected: more frequent heartbeats, because they would keep other nodes out.
@@ -217,12 +217,12 @@ def meet_nodes(nodes: Nodes, timeout: float) -> "TCPStore":
         missing = [rank for rank, place in enumerate(places) if not store.check([place])]
         where = ", ".join(nodes.hosts[rank] if nodes.hosts[1:] else str(rank) for rank in missing)
         raise LostProcess(
-            f"{nodes.engine}: {counted(nodes.least, 'node')}, but these did not reach {nodes.first} within "
-            f"{timeout:g} s (DIST.TIMEOUT): {where}; start this command on them too, and open the port"
+            f"{nodes.engine}: {counted(nodes.least, 'node')} are expected, but these did not reach {nodes.first} "
+            f"within {timeout:g} s (DIST.TIMEOUT): {where}; start this command on them too, and open the port"
         ) from error
     if store.check(["wrong"]):
         contradiction = store.get("wrong").decode()
-        time.sleep(is_first)  # the first node serves the store, so it gives the others time to read this
+        time.sleep(is_first)  # the first node serves the store, so the others need time to read the text
         raise ConfigError(
             f"{nodes.engine}: {contradiction}: give each node its own rank, and all nodes the same number of nodes"
         )
@@ -235,5 +235,5 @@ def _contradiction(store: "TCPStore", nodes: Nodes) -> str:
     for name, value in (("the number of nodes", str(nodes.least)), (place, host)):
         other = store.compare_set(name, "", value).decode()
         if other != value:
-            return f"{host} is {place} of {nodes.least}, but for another node {name} is {other}"
+            return f"{host} is {place} of {nodes.least}, but another node says that {name} is {other}"
     return ""

@@ -9,7 +9,7 @@ from utils.launchers import MPI, OPEN_MPI, SLURM, is_task_of_srun
 
 
 def ranks_by_srun_or_mpirun(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """Return this process's rank by each launcher that set one. If srun started mpirun, only mpirun's rank counts."""
+    """Return this process's rank from each launcher that set one. If srun started mpirun, only mpirun's rank counts."""
     by_mpi = [rank for rank in (open_mpi(environment), mpi(environment)) if rank]
     innermost = by_mpi or [slurm(environment)]
     return [rank for rank in innermost if rank]

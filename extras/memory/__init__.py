@@ -1,1 +1,1 @@
-"""Fits runs into memory: repeats updates that ran out of memory in smaller parts, and resolves DATA.BATCH_SIZE auto."""
+"""Fits runs into memory: repeats an update in smaller parts if memory runs out, and resolves DATA.BATCH_SIZE auto."""

@@ -32,7 +32,7 @@ from utils.text import counted, format_bytes
 DEVICE_MARGIN, HOST_MARGIN = 0.1, 0.2
 STEP = 8  # batch sizes are multiples of this number, for Tensor Cores
 CLOSE = 0.02  # relative difference of batch sizes that is not worth another trial
-# The minimum per epoch. With fewer, a model hardly learns from a small data set, however much memory there is.
+# Minimum number of updates per epoch. With fewer updates, a model hardly learns from a small data set.
 UPDATES = 10
 AT_LIMIT = f"with a larger batch an epoch would have fewer than {UPDATES} updates"
 
@@ -63,7 +63,7 @@ def find_batch_size(
 
 
 def max_images(config: Config, num_images: int, world_size: int) -> int:
-    """Return the largest batch size that leaves enough updates in an epoch."""
+    """Return the largest batch size with which an epoch has at least UPDATES updates."""
     limit = min(num_images // (UPDATES * world_size * config.TRAIN.ACCUM_ITER), SETTINGS["DATA.BATCH_SIZE"].bounds[1])
     return max(rounded(limit, config), unit_of(config))
 
@@ -96,7 +96,7 @@ def calculate(config: Config, num_classes: int, precision: Precision, process: P
     on_device, free = can_run_out(process.device), free_memory(process.device)
     margin, sharing = (DEVICE_MARGIN, 1) if on_device else (HOST_MARGIN, process.local_size)
     shared = f" for {sharing} processes" if sharing > 1 else ""
-    how = f"calculated from 2 and 3 images, with {margin:.0%} of {format_bytes(free)}{shared} left free"
+    how = f"calculated from forwards of 2 and 3 images, with {margin:.0%} of {format_bytes(free)}{shared} left free"
     try:
         fitting = estimate(config, num_classes, precision, process).fitting((1 - margin) * free / sharing)
     except torch.OutOfMemoryError:
@@ -192,7 +192,7 @@ class Trial:
 
 
 class ProbeOnly(MemoryGuard):
-    """A guard that probes every update, as a run probes its first two, and never reduces the micro-batch."""
+    """A guard that probes every update (a run probes only its first two) and never reduces the micro-batch."""
 
     def __init__(self, config: Config, trainer: Trainer, log: Log):
         super().__init__(config, trainer, log)
@@ -203,7 +203,7 @@ class ProbeOnly(MemoryGuard):
 
 
 def bisect(fits: Callable[[int], bool], max_size: int) -> int:
-    """Return the largest batch that fits, found by doubling and then bisecting; 0 if not even the smallest does."""
+    """Return the largest batch that fits, found by doubling and then bisecting; 0 if not even the smallest fits."""
     largest, too_large, size = 0, max_size // STEP * STEP + STEP, STEP
     while too_large - largest > max(STEP, CLOSE * largest):
         if fits(size):

@@ -9,8 +9,8 @@ from extras.optimizers.skipping import SkippingOptimizer
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
 
-# These optimizers update each element of a weight only from its own gradients, so a process can update only its rows of
-# a weight. The other optimizers compute norms or means over whole weights.
+# These optimizers update each element of a weight only from the gradients of that element, so a process can update its
+# rows of a weight separately. The other optimizers compute norms or means over whole weights.
 BY_ELEMENT = """adabelief adadelta adagrad adamax adamc adamwlegacy adan adanw adopt adoptc adoptw laprop lapropc lion lionc
 madgrad madgradw momentum nadam nadamc nadamlegacy nadamw nesterov nesterovw radabelief radam radamlegacy radamw rmsprop
 rmsproptf rmsproptfc rmsproptfw sgdc sgdw""".split()

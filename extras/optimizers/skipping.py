@@ -68,13 +68,13 @@ class SkippingOptimizer:
         return [each for group in self.param_groups for each in group["params"]]
 
     def _contents(self) -> dict[str, Any]:
-        """Return everything except the weights that a step changes. The tensors are the optimizer's own, not copies."""
+        """Return everything that a step changes, except the weights. The tensors are the optimizer's, not copies."""
         states = (self.inner.state.get(each) for each in self._all_parameters())
         groups = [{key: group[key] for key in group if key not in SET_ELSEWHERE} for group in self.param_groups]
         return {"state": {number: state for number, state in enumerate(states) if state}, "groups": groups}
 
     def _restore_host_state(self) -> None:
-        """Restore the part of the state that is on the host if the last update was skipped."""
+        """If the last update was skipped, restore the part of the state that is on the host."""
         late, self._former = self._former, None
         if late is None or not late[0].read():
             return

@@ -46,7 +46,7 @@ FIELDS: dict[str, Callable[[Any], float]] = {
 
 @dataclass(frozen=True)
 class Deit:
-    """A DeiT as described by PaddleViT's file."""
+    """A DeiT as described by a PaddleViT file."""
 
     origin: str  # the file that sets MODEL.TYPE
     fields: dict[str, tuple[str, Text]]  # {field: (its key in the file, its value)}
@@ -108,7 +108,7 @@ def take_deit(files: list[Layer], command_line: list[Layer]) -> tuple[list[Layer
 
 def timm_name(text: Text | None) -> str:
     """Return timm's name of a model that PaddleViT writes with capitals and hyphens, or '' if timm does not have it."""
-    from utils.torch_internals import import_timm  # takes seconds, like timm
+    from utils.torch_internals import import_timm  # local: importing torch takes seconds
 
     name = _word(text).replace("-", "_")
     return name if import_timm().is_model(name) else ""

@@ -13,7 +13,8 @@ from configs.yaml_files import Layer
 from extras.paddlevit.deit import take_deit, timm_name
 from utils.errors import ConfigError, did_you_mean
 
-# PaddleViT's two formats of 2021 nest the model's fields one level deeper. The older format renames three of them.
+# PaddleViT's two formats of 2021 nest the model's fields one level deeper. In the older format, three fields have other
+# names.
 _HYBRID, _MLP_DIM = f"{SECTION}.HYBRID", f"{SECTION}.MLP_DIM"
 _SAME_NAMES = "PATCH_GRID PATCH_SIZE EMBED_DIM MLP_RATIO DEPTH NUM_HEADS ATTN_HEAD_SIZE QKV_BIAS".split()
 RENAMED = {f"{SECTION}.{name}": f"MODEL.{name}" for name in _SAME_NAMES} | {
@@ -24,7 +25,7 @@ RENAMED = {f"{SECTION}.{name}": f"MODEL.{name}" for name in _SAME_NAMES} | {
 
 WORDS: Words = {
     "TRAIN.LR_SCHEDULER.NAME": {
-        "warmupcosine": ("cosine", "the same schedule, updated every step; PaddleViT's own, once per epoch: paddlevit")
+        "warmupcosine": ("cosine", "the same schedule, updated every step; for updates once per epoch, set paddlevit")
     },
     "TRAIN.AUTO_AUGMENT": {
         **dict.fromkeys(("true", "yes", "on"), ("original", "AutoAugment's policy for ImageNet")),
@@ -139,7 +140,7 @@ def _is_off(key: str, text: Text, origin: str) -> bool:
 
 
 def _check_type(texts: dict[str, Text], origin: str) -> None:
-    """Raise ConfigError for other kinds of model, before their keys are reported as unknown."""
+    """Raise ConfigError if MODEL.TYPE is neither vit nor timm, before such a model's keys are reported as unknown."""
     kind = texts.get("MODEL.TYPE", "vit")
     if not isinstance(kind, str) or kind.strip().lower() in SETTINGS["MODEL.TYPE"].choices:
         return

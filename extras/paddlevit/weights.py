@@ -34,7 +34,7 @@ def read_pdparams(path: Path) -> dict:
         raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__}: {error})") from None
 
 
-# The Python unpickler, because the C unpickler can allocate 64 GiB for a file of 9 bytes with a large memo index.
+# This uses Python's unpickler, because the C unpickler can allocate 64 GiB for a file of 9 bytes (large memo index).
 class _Reader(pickle._Unpickler):
     """An unpickler that accepts the names that numpy and Paddle write, and refuses all others."""
 
@@ -85,7 +85,7 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 def _eval(code: str, names: dict | None = None) -> _Array:
-    """Return the array of eval('data', {'data': array}). Some versions of Paddle write this. Nothing is evaluated."""
+    """Return the array of eval('data', {'data': array}). Some versions of Paddle write it. Nothing is evaluated."""
     is_tensor = code == "data" and isinstance(names, dict) and list(names) == ["data"]
     if not is_tensor or not isinstance(names["data"], _Array):
         raise Refusal(f"eval of {code!r}")
@@ -106,7 +106,7 @@ STAND_INS = {
 
 
 def _plain(value):
-    """Unwrap the arrays, drop the names from Paddle's (name, array), and join split arrays."""
+    """Unwrap the arrays, drop the names from Paddle's (name, array) pairs, and join split arrays."""
     if isinstance(value, _Array):
         return value.array
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], _Array):

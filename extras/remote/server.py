@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from utils.errors import DataError, needing
 from utils.text import format_bytes, redacted
 
-MAX_TARS, MAX_BRACES = 200_000, 20  # most tars and braces in a URL
+MAX_TARS, MAX_BRACES = 200_000, 20  # largest numbers of tars and of braces in a URL
 BRACES = re.compile(r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 BLOCK = 16 << 20  # bytes per request; a broken connection loses at most this much
@@ -219,7 +219,7 @@ class Server:
         start, wait = time.monotonic() if since is None else since, FIRST_WAIT
         while True:
             try:
-                found = task(fsspec.filesystem(self.scheme, **self._options))  # one per process, also after a fork
+                found = task(fsspec.filesystem(self.scheme, **self._options))  # an instance per process, also if forked
                 self._has_answered = True
                 return found
             except Exception as error:
@@ -247,7 +247,7 @@ class Server:
             return {"config_kwargs": limits | {"retries": {"total_max_attempts": 1}}, "use_listings_cache": False}
         import aiohttp
 
-        most = max(self.patience, SHORTEST_LIMIT)  # per request, because some servers send a byte every few seconds
+        most = max(self.patience, SHORTEST_LIMIT)  # seconds per request; some servers send a byte every few seconds
         timeout = aiohttp.ClientTimeout(total=most, sock_connect=SECONDS_TO_CONNECT, sock_read=silence)
         headers = {"Accept-Encoding": "identity"}
         return {
@@ -278,7 +278,7 @@ def response_class(seconds: float) -> type:
                 content += chunk
                 if len(content) > most:
                     self.close()
-                    raise ValueError(f"a response of more than {format_bytes(most)}")
+                    raise ValueError(f"the response has more than {format_bytes(most)}")
             return bytes(content)
 
         async def text(self, encoding: str | None = None, errors: str = "replace") -> str:

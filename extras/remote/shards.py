@@ -52,7 +52,7 @@ VERSION_DIGITS = 12  # hexadecimal digits of the version in file names
 
 
 def read_remote_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
-    """Return the images of the training and validation shards on the server, or of all shards and None."""
+    """Return the training and the validation images on the server. None: the set has no shards or is not needed."""
     folder = ServerFolder(config, say)
     try:
         train, val = read_from(folder, config)
@@ -89,7 +89,7 @@ class TarCache:
     def pull(self, tar: ShardTar, check: Callable[[Path], None] = lambda path: None, waits: bool = True) -> bool:
         """Download the tar unless it is cached. Return whether it is cached. `check` raises DataError for a wrong tar.
 
-        If another process is downloading it, wait for that process, or return False if `waits` is False.
+        If another process is downloading the tar, wait for that process, or return False if `waits` is False.
         """
         path, since = self.path(tar), time.monotonic()
         part = path.with_name(f".{path.name}{PART}")
@@ -154,7 +154,7 @@ def _order_of(images: ShardImages, seed: int, epoch: int) -> GroupedShuffle:
 class ServerFolder(ShardFolder):
     """A folder on a server. Each process has threads that prefetch the next tars of the epoch.
 
-    The threads skip a tar that another process of the host is downloading. Nothing waits for them or depends on them.
+    The threads skip a tar that another process of the host is downloading. Nothing waits for or depends on a thread.
     """
 
     drops_tars = True
@@ -290,7 +290,7 @@ class ServerFolder(ShardFolder):
         self.cache.pull(tar, check, waits)
 
     def will_read(self, images: ShardImages, seed: int, epoch: int, position: int) -> None:
-        """At the start of each tar, prefetch this tar, those that follow it, and the first tars of the next epoch."""
+        """At the start of each tar, prefetch this tar, the following tars, and the first tars of the next epoch."""
         order = _order_of(images, seed, epoch)
         aim = (seed, epoch, int(order.groups_of(position, position + 1)[0]))
         if aim == self._aim:

@@ -96,7 +96,7 @@ PAUSE_FACTOR = 100  # pause after a write, in multiples of its duration, so that
 
 
 class BestResults(Callback):
-    """Keeps the results of the best epoch in every process; process 0 writes them."""
+    """Keeps and writes the results of the best epoch, in process 0. `complete` is called in every process."""
 
     def __init__(self, config: Config, folder: Path, image_set: ImageSet, log: Log, trainer: Trainer):
         self._best_file, self._log, self._trainer = folder / BEST, log, trainer

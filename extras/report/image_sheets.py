@@ -177,7 +177,7 @@ class TrainBatch(Callback):
         ]
 
     def _name(self, target: Tensor) -> str:
-        """Return the name of a class number, or the names of all labels."""
+        """Return the name of an image's class, or the names of all its labels."""
         numbers = target.nonzero()[:, 0].tolist() if target.ndim else [int(target)]
         return first_of([self._names[number] for number in numbers]) or "no label"
 

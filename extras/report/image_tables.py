@@ -23,7 +23,7 @@ Results = ImageResults | LabelResults
 
 
 class Names:
-    """The names of classes. Outputs of the model that are no class of its data set are named by their numbers."""
+    """The names of classes. An output without a class is named by its number, such as "class 7"."""
 
     def __init__(self, classes: Sequence[str]):
         self._classes = classes

@@ -13,9 +13,10 @@ from utils.files import replacing
 Rows = Sequence[Mapping[str, Any]]
 Point = tuple[float, float]
 
-# Small and sharp, so that text can be read on a phone. Margins are fixed, because automatic layout draws a plot twice.
+# A picture's size in inches, pixels per inch (sharp enough to read on a phone), and margins as fractions. Margins are
+# fixed, because automatic layout draws a plot twice.
 SIZE, DPI, MARGINS = (4.5, 3), 160, {"left": 0.15, "right": 0.97, "bottom": 0.15, "top": 0.9}
-MOST_MARKED = 40  # curves with fewer points get a marker on each
+MOST_MARKED = 40  # curves with fewer points get a marker on each point
 IN_THE_FOLDER = ("loss.png", "accuracy.png", "loss_scale.png")
 
 

@@ -36,7 +36,8 @@ CAPTIONS = {
     ),
 }
 SETTING = ("setting", "value", "from")
-FEW_CLASSES, MOST_ROWS = 12, 15  # the table shows up to 12 classes; of more classes, only the 15 with the lowest F1
+# With up to 12 classes the table shows all of them, with more classes only the 15 with the lowest F1.
+FEW_CLASSES, MOST_ROWS = 12, 15
 
 
 def write_report(run: SavedRun, path: Path) -> None:
@@ -168,7 +169,7 @@ def figure(plot: Plot) -> Markup:
 
 
 def pictures(run: SavedRun) -> dict[str, Markup]:
-    """Return {file: section} for the pictures in the run's folder, without those of an incomplete evaluation."""
+    """Return {file: section} for the pictures in the run's folder, without pictures of an incomplete evaluation."""
     found, has_results = {}, bool(read_json(run.folder / "results.json"))
     for name in PICTURES:
         title, text = CAPTIONS[name]

@@ -14,7 +14,7 @@ from models.kwargs import OF_A_MODEL
 from utils.errors import ConfigError, did_you_mean
 from utils.text import counted
 
-# {timm's name of a data set after torch/: DATA.DATASET}
+# {name after torch/ in train.py's --dataset: DATA.DATASET}
 OF_TORCH = {
     "cifar10": "torchvision/CIFAR10",
     "cifar100": "torchvision/CIFAR100",
@@ -100,7 +100,7 @@ class Translation(ArgumentSettings):
             self.refuse("train-crop-mode", "only rrc is supported")
         if args["grad-accum-steps"] > 1:
             self.put("DATA.DROP_LAST", False, "grad-accum-steps")
-            difference = "the last update of an epoch uses all remaining images, in train.py only whole batches"
+            difference = "the last update of an epoch uses all remaining images; train.py's uses only whole batches"
             remedy = "if less than a batch remains, DATA.DROP_LAST=true makes the number of updates equal"
             self.differs("grad-accum-steps", f"{difference}; {remedy}")
         self.put("TRAIN.ACCUM_ITER", max(1, args["grad-accum-steps"]), "grad-accum-steps")  # as train.py does
@@ -230,7 +230,7 @@ class Translation(ArgumentSettings):
         if mixes:
             self.put("TRAIN.MIXUP_GROUP", args["batch-size"], "batch-size")
         if mixes and args["reprob"]:
-            self.differs("reprob", "images are mixed after erasing, in train.py before it")
+            self.differs("reprob", "images are mixed after erasing; train.py mixes them before erasing")
         repeats = args["aug-repeats"]
         self.put("TRAIN.REPEATED_AUG", 1 if repeats == 0 else repeats, "aug-repeats")
         if args["model-ema"] and args["model-ema-warmup"]:

@@ -1,4 +1,4 @@
-"""Sends runs to TensorBoard, Weights & Biases and MLflow. Each has its own thread and cannot delay or end a run."""
+"""Sends runs to TensorBoard, Weights & Biases and MLflow. Each tracker has its own thread and cannot delay training."""
 
 import contextlib
 import importlib.util
@@ -25,14 +25,14 @@ from utils.text import redacted
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # package names for pip; not in requirements.txt
 PROJECT = "halfstep"
-PATIENCE = 10.0  # seconds without progress after which a run that ends stops waiting for a tracker
-LONGEST_END = 60.0  # most seconds that a run that ends waits for a tracker that is still opening or sending
+PATIENCE = 10.0  # seconds without progress after which an ending run stops waiting for a tracker
+LONGEST_END = 60.0  # most seconds that an ending run waits for a tracker that is still opening or sending
 SILENT_WAIT = 2.0  # seconds of waiting after which the log mentions the wait
 ROWS_AT_ONCE = 50  # most rows that a tracker gets in one call
 # Columns of steps.csv that are sent to trackers. The columns *_pct are sent as well.
 STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")
 IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # matches names of environment variables that hold secrets
-SHORTEST_SECRET = 6  # characters; a shorter value may occur in any word
+SHORTEST_SECRET = 6  # characters; a shorter value may occur in ordinary words
 
 
 class Row(NamedTuple):
@@ -54,8 +54,8 @@ class Ending(NamedTuple):
 class Tracker:
     """Base class of the trackers. Each tracker's methods are called in its own thread; any exception ends the tracker.
 
-    `tracking/NAME.json` in the run's folder holds the run's identity on the tracker and the numbers of the last rows
-    sent. A resumed run continues after these.
+    `tracking/NAME.json` in the run's folder holds the run's ID on the tracker and the numbers of the last rows
+    sent. A resumed run continues after these rows.
     """
 
     def __init__(self, name: str, config: Config, folder: Path):
@@ -82,7 +82,7 @@ class Tracker:
         raise NotImplementedError
 
     def remember(self) -> None:
-        """Save the facts that a resumed run needs."""
+        """Save the run's ID and the numbers of the last rows sent, for a resumed run."""
         if self.identity:
             check_in_place(self._file)
             self._file.parent.mkdir(exist_ok=True)

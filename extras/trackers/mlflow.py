@@ -10,7 +10,7 @@ from extras.trackers import PROJECT, Ending, Row, Tracker
 
 
 class Mlflow(Tracker):
-    """Sends a run to MLflow. MLflow's environment variables name server and experiment.
+    """Sends a run to MLflow. MLflow's environment variables name the server and the experiment.
 
     By default, MLflow writes to a folder next to the runs.
     """

@@ -9,13 +9,13 @@ from utils.held_folders import check_in_place
 
 
 class TensorBoard(Tracker):
-    """Writes TensorBoard's files. A resumed run discards earlier figures from its first update on."""
+    """Writes TensorBoard's files. A resumed run discards the figures of earlier starts at or after its first step."""
 
     _writer = None
     _first_step = 0
 
     def open(self) -> str:
-        return ""  # TensorBoard is imported at the first row, because this takes a second of CPU time
+        return ""  # TensorBoard is imported at the first row, because the import takes a second of CPU time
 
     def go_back(self, step: int, epoch: int) -> None:
         if self._writer:

@@ -9,7 +9,7 @@ from extras.trackers import PROJECT, Ending, Row, Tracker
 
 
 class Wandb(Tracker):
-    """Sends a run to Weights & Biases. Its environment variables and files set project, entity, mode and key."""
+    """Sends a run to Weights & Biases. W&B's environment variables and files set project, entity, mode and key."""
 
     # {horizontal axis: figures}. W&B's default axis counts calls of log, and would continue to count after a resume.
     AXES = {"epoch": ("train/*", "eval/*", "run/*"), "step": ("step/*", "time/*")}
@@ -35,7 +35,7 @@ class Wandb(Tracker):
                 self._run.define_metric(name, step_metric=axis)
         if not self._run.offline:
             return self._run.url
-        # If kill -9 ended the previous start, its file may be lost, so this start sends all rows again.
+        # If kill -9 ended the previous start, W&B's file may be lost, so this start sends all rows again.
         self.last = dict.fromkeys(self.last, -1)
         return f"offline; `wandb sync {Path(self._run.dir).parent}` uploads the run"
 

@@ -25,7 +25,7 @@ class BadImages:
     """Counts the distinct unreadable images of one set over all processes."""
 
     def __init__(self, image_set: ImageSet, max_fraction: float, say: Callable[[str], None], known: Iterable[int] = ()):
-        """`max_fraction`: DATA.MAX_BAD_FRACTION. `known`: images that were reported before. `say` reports others."""
+        """`max_fraction`: DATA.MAX_BAD_FRACTION. `known`: images that were reported before. `say`: prints reports."""
         self.image_set, self.max_fraction, self.say = image_set, max_fraction, say
         self.indices = dict.fromkeys(known)  # in the order in which they were reported
         self._unshared: list[int] = []  # bad images that this process found since the last check

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def covers(pattern: str, path: str) -> bool:
-    """Return whether the pattern matches this module or tensor, or a module around it, but not the whole model."""
+    """Return whether the pattern matches the path of a module or tensor, or of a part of the model that contains it."""
     parts = path.split(".")
     return bool(path) and any(fnmatchcase(".".join(parts[:length]), pattern) for length in range(1, len(parts) + 1))
 

@@ -75,7 +75,7 @@ FORMATS = {
 
 
 def export(subject: Subject, name: str, target: Path) -> str:
-    """Write the model in the named format, load the file again, and compare its logits. Return the result as text."""
+    """Write the model in this format, load it again, and compare its logits with the original's. Return the result."""
     chosen = FORMATS[name]
     check_target(name, target)
     chosen.refuse(subject)

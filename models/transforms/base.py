@@ -11,7 +11,7 @@ from utils.errors import ConfigError
 class ModelTransform:
     """A reversible change to how a model computes. Names of weights stay the same.
 
-    Transforms are frozen dataclasses. Equal transforms make the same change, so one can revert what another applied.
+    Transforms are frozen dataclasses. Equal transforms make the same change, so each can revert the other's change.
     """
 
     bypasses_modules = False  # true if some modules are not called, so that hooks on them do not run

@@ -158,7 +158,7 @@ def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
 
 
 def chosen_weights(state: dict, path: Path, key: str | None = None) -> tuple[str, dict]:
-    """Return the key and the weights of a checkpoint, with merged adapters. Without `key`, choose the better ones."""
+    """Return the key and the merged weights of a checkpoint. Without `key`, choose the weights that scored better."""
     key = key or weights_of(state, path)[1]
     if not state.get(key):
         is_ema = key == "state_dict_ema"

@@ -110,7 +110,7 @@ class SavedRun:
 
     @property
     def speed(self) -> float | None:
-        """Return the median of the epochs' images per second: the first epoch is slower, and others may be disturbed."""
+        """Return the median of the epochs' images per second: the first epoch is slower, others may be disturbed."""
         found = [row["images_per_s"] for row in self.epochs if (row.get("images_per_s") or 0) > 0]
         return statistics.median(found) if found else None
 

@@ -36,8 +36,8 @@ transform = timm.data.create_transform(**timm.data.resolve_model_data_config(mod
 
 The transform does not turn photos upright. If the run did (`DATA.EXIF`), call `PIL.ImageOps.exif_transpose(image)` first.
 
-If the folder contains `transformers.safetensors`, transformers 4.53 or newer can read it too. Its image processor may crop one
-pixel off from timm's, which changes probabilities by a few hundredths. Use timm's transform instead:
+If the folder contains `transformers.safetensors`, transformers 4.53 or newer can read it too. Its image processor may place
+the crop one pixel away from timm's crop, which changes probabilities by a few hundredths. Use timm's transform instead:
 
 ```python
 inputs = transform(image)[None]

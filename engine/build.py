@@ -1,4 +1,4 @@
-"""Builds the parts of a plan: the image sets and their cache, the model, and the trainer with its state."""
+"""Builds the parts of a run: the image sets and their cache, the model, and the trainer with its state."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -141,7 +141,7 @@ def build_trainer(
     if config.COMPILE:
         from models.compilation import compile_model
 
-        for each in [compute_model, ema.model] if ema else [compute_model]:  # both share the compiled graphs
+        for each in [compute_model, ema.model] if ema else [compute_model]:  # the EMA shares the compiled graphs
             compile_model(each, config)
     accumulates = data.order.num_micro_batches(0) > 1
     if accumulates and config.COMPILE in CUDA_GRAPH_MODES:

@@ -29,7 +29,7 @@ class Watchers(NamedTuple):
     """The callbacks of a run in calling order. Other code uses `report` and `bad_images` directly."""
 
     callbacks: list[Callback]
-    report: "RunReport | None"  # None: the extra is missing
+    report: "RunReport | None"  # None: extras/report is missing
     bad_images: BadImages
 
     def refuse(self) -> None:
@@ -64,7 +64,7 @@ def choose_callbacks(
 ) -> Watchers:
     """Return the callbacks of this process. Some exist only in process 0. To add a callback, add a line here.
 
-    A callback that uses another one gets it as an argument. So the other one is always created and called first.
+    A callback that uses another callback gets it as an argument, so the used callback is created and called first.
     """
     config, process, log, callbacks = plan.config, session.process, session.log, []
 
@@ -84,7 +84,7 @@ def choose_callbacks(
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", log.say))
     add(Console(config, log, timing, forecast))
     if process.is_first:
-        # Callbacks are closed in this order. The recorder follows those of the report, so the curves are drawn last.
+        # Callbacks are closed in this order. The recorder follows the report's callbacks, so it draws the curves last.
         curves = report.curves if report else None
         recorder = add(Recorder(session.path, log, timing, trainer, trackers, curves))
         callbacks += advice_on_data(session, plan, trainer)

@@ -37,7 +37,7 @@ class Outcome:
 
     state: str  # the final state in status.json
     code: int  # the exit code
-    sentence: str  # for the log
+    sentence: str  # how the run ended, for the log
     reason: str | None = None  # the reason in status.json, if any
     signal: int | None = None  # in status.json: the number of the signal that stopped the run
 
@@ -76,7 +76,7 @@ class Loop:
         self.bad_images = BadImages(self.plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
 
     def run(self) -> Outcome:
-        """Train until the last epoch is done or something stops the run. Return how it ended."""
+        """Train until the last epoch is done or something stops the run. Return the outcome."""
         try:
             outcome = self.train()
         except Exception:
@@ -114,14 +114,14 @@ class Loop:
     def train_epochs(self) -> None:
         """Train the remaining epochs.
 
-        After MAX_CONSECUTIVE_SKIPS skipped updates in a row, roll back to a checkpoint from before them and leave
-        these updates out. The second time, or if no checkpoint is old enough, NonFinite ends the run with exit code 3.
+        After MAX_CONSECUTIVE_SKIPS skipped updates in a row, roll back to a checkpoint from before this streak and
+        leave its updates out. The second time, or without an older checkpoint, NonFinite ends the run with exit code 3.
         """
         trainer = self.trainer
         if self.plan.scores_start:
             self.score_start()
         while not self.why_finished:
-            # Windows up to the last update that the settings allow. A budget may end the run before that.
+            # The windows reach to the last update that the settings allow. A budget may end the run earlier.
             windows = trainer.data.windows(trainer.step, self.plan.num_updates, trainer.left_out)
             try:
                 with contextlib.closing(windows):
@@ -183,7 +183,7 @@ class Loop:
         return Outcome("stopped", ExitCode.DONE, f"RUN.MAX_TIME, {limit}, is nearly up {done}", "time limit")
 
     def wait_for_disk(self) -> None:
-        """Wait for the last save, return to the previous best if best.pth failed, and log how long saves blocked."""
+        """Wait for the last save. Restore the previous best if best.pth was not written. Log how long saves blocked."""
         saves, session = self.saves, self.session
         saves.wait_and_sync_best()
         if session.process.is_first:
@@ -272,10 +272,10 @@ def train_epoch(
 
 
 def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
-    """Raise Stopped if a signal or a callback of any process asks for it, or else apply a new number of updates.
+    """Raise Stopped if a signal or a callback of any process asks to stop, or else apply a new number of updates.
 
     With several processes a vote takes effect one update later (Process.delayed_max), at the same step in all of them.
-    A resumed run repeats the changes of this number that an earlier start made after the checkpoint.
+    If an earlier start changed the number of updates after the checkpoint, a resumed run repeats this at the same step.
     """
     asks_to_stop = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
     num_updates = max([each.choose(trainer) for each in trainer.callbacks], default=0)

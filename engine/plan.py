@@ -50,7 +50,7 @@ class Inputs:
     loaded: LoadedConfig
     process: Process
     precision: Precision  # one object for the whole run, because it holds the loss scale
-    checkpoint: Path | None = None  # the file of -resume, to continue or to evaluate
+    checkpoint: Path | None = None  # the checkpoint that -resume names, to continue or to evaluate
     saved: dict = field(default_factory=dict)  # the content of the checkpoint
     record: dict = field(default_factory=dict)  # metadata that halfstep stored in the weights or the checkpoint
     kept: SavedData | None = None  # classes and split of the run that is resumed or evaluated
@@ -134,7 +134,7 @@ class TrainPlan(Plan):
 
     @property
     def scores_start(self) -> bool:
-        """Return whether a new run evaluates its initial weights. With a budget it always does, to measure the time."""
+        """Return whether a new run evaluates its initial weights. With a budget it always does, to time evaluations."""
         return not self.inputs.checkpoint and (self.starts_from_its_classes or self.config.TRAIN.BUDGET is not None)
 
     @property
@@ -143,7 +143,7 @@ class TrainPlan(Plan):
 
 
 def refusals(config: Config) -> dict[str, Callable[[], object]]:
-    """Return {title of its row in -check: check} for all checks of settings that need no data and no checkpoint."""
+    """Return {row title in -check: function} for all checks of settings that need neither data nor a checkpoint."""
     if config.START.EVAL:
         return {}
     checks = {
@@ -151,7 +151,7 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
         "strategy": lambda: check_strategy(config),
         "optimizer": lambda: check_optimizer(config),
     }
-    if config.TRACK and has_extra("trackers"):  # if the extra is missing, a note says so
+    if config.TRACK and has_extra("trackers"):  # if extras/trackers is missing, a note says so
         from extras.trackers import check_trackers
 
         checks["tracking"] = lambda: check_trackers(config)
@@ -163,7 +163,7 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
     config = loaded.config
     precision = Precision(config, process.device)
     checkpoint = process.first(lambda: _find(config, log))
-    # One process of each machine compares the checksums.
+    # One process per machine verifies the checksums.
     read = partial(read_saved, checkpoint, lazily=not config.START.EVAL, verify=process.local_rank == 0)
     saved = process.after_first(read)
     record = _record(source_of(config, checkpoint)[1], saved)
@@ -186,7 +186,7 @@ def plan_training(inputs: Inputs, load_data: LoadData, stop: StopSignal | None =
     config = inputs.config
     # The global batch is the number of images per update. TRAIN.LINEAR_SCALED_LR scales the learning rate with it. An
     # elastic run always uses the global batch of its largest size. A resumed run keeps its global batch if BATCH_SIZE
-    # and ACCUM_ITER are unchanged. So the number of processes does not change the result of these runs.
+    # and ACCUM_ITER are unchanged. So in these runs an update has the same images with any number of processes.
     full_batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER * max(process.world_size, process.max_world_size)
     global_batch = global_batch_to_keep(config, inputs.saved) or full_batch
     return TrainPlan(
@@ -201,7 +201,7 @@ def plan_training(inputs: Inputs, load_data: LoadData, stop: StopSignal | None =
 
 
 def plan_evaluation(inputs: Inputs, load_data: LoadData) -> EvalPlan:
-    """Read the validation images and number their classes as the weights do. Collective."""
+    """Read the validation images and number their classes as in the weights. Collective."""
     names = _classes_of_weights(inputs)
     _, val = load_data(inputs.config, inputs.kept)
     if val.classes != names and set(val.classes) <= set(names):

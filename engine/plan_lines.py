@@ -69,7 +69,7 @@ def _most_important(plan: TrainPlan, model: str) -> Iterator[tuple[str, str]]:
 
 
 def with_origins(values: dict[str, str], origins: dict[str, str]) -> str:
-    """Return the values in one line, with their origins. Adjacent values with the same origin share it."""
+    """Return the values in one line, with their origins. The origin of adjacent values is shown once."""
     groups = itertools.groupby(values, lambda key: _origin(key, origins))
     return ", ".join(f"{', '.join(values[key] for key in keys)} ({origin})" for origin, keys in groups)
 
@@ -118,7 +118,7 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
 
 
 def path_of_data(config: Config, image_set: ImageSet) -> str | None:
-    """Return the real path of the data folder or file, or None if the data is not read from it."""
+    """Return the real path of DATA.DATA_PATH, or None if the data is not read from there."""
     path = Path(config.DATA.DATA_PATH).expanduser()
     return printable(str(path.resolve())) if path.exists() and not image_set.names_are_numbers else None
 
@@ -145,7 +145,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     if holds_out_no_more(here, there):
         if not plan.eval_set.class_folders:
             return []
-        from datasets.relabelled import warn_of_other_folders  # imported here, because only weights of a run need it
+        from datasets.relabelled import warn_of_other_folders  # imported here: only the weights of a run need it
 
         return warn_of_other_folders(
             plan.eval_set, plan.inputs.record.get("class_names", ()), there, ": ".join(plan.inputs.source)
@@ -179,7 +179,7 @@ def describe_other_validation(plan: TrainPlan) -> list[str]:
 
 
 def compare_with_weights(plan: Plan) -> list[str]:
-    """Return lines about settings taken over from the weights, and a warning about settings that contradict them."""
+    """Return lines about settings taken over from the weights, and a warning if settings contradict the weights."""
     loaded, weights = plan.inputs.loaded, plan.inputs.loaded.weights
     if weights is None and not (plan.inputs.checkpoint or plan.config.MODEL.PRETRAINED):
         return _compare_with_timm(plan)

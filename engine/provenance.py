@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE_FOLDERS = ("configs", "datasets", "engine", "models", "utils")
 # Settings with paths, which may differ between machines. The images, labels and classes are compared instead.
 PATHS = "DATA.DATA_PATH", "DATA.CLASSES"
-# Settings that name a file or a timm model. Of a file, the content and the name without its folder are compared.
+# Settings that name a file or a timm model. For a file, its content and its name without the folder are compared.
 FILES = "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED", "TRAIN.CLASS_WEIGHTS"
 # Settings of other roles that decide when processes wait for each other.
 IN_STEP = ("DIST.STRATEGY", "REPORT_FREQ", "SAVE_FREQ", "SAVE_STEPS", "KEEP_CHECKPOINTS")

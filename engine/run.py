@@ -73,8 +73,8 @@ def run(loaded: LoadedConfig, process: Process) -> int:
 def run_training(session: Session, loaded: LoadedConfig) -> int:
     process, log, stop = session.process, session.log, StopSignal()
 
-    # Plan. An error in the settings or the checkpoint ends the run before its folder is created. From then until
-    # session.begin, an error removes a new folder, and leaves the status.json of a resumed run unchanged.
+    # Plan. An error in the settings or the checkpoint ends the run before its folder is created. An error between
+    # open_folder and session.begin removes a new folder, and leaves the status.json of a resumed run unchanged.
     for refuse in refusals(loaded.config).values():
         refuse()
     inputs = read_inputs(loaded, process, log)
@@ -131,7 +131,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
 
 
 def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> AbstractContextManager:
-    """Open the trackers that TRACK names. If their extra is missing, open none: a note on the settings says so."""
+    """Open the trackers that TRACK names. If extras/trackers is missing, open none: a note on the settings says so."""
     if not (config.TRACK and has_extra("trackers")):
         return nullcontext()
     from extras.trackers import track  # extra: trackers

@@ -26,7 +26,7 @@ class Saves:
     after at least one update, stops the run. The old last.pth becomes previous.pth. During a streak of skipped updates,
     previous.pth stays the last checkpoint from before the streak. The save after an epoch is also written as best.pth
     if its evaluation is the best so far, and as checkpoint-N.pth every SAVE_FREQ epochs and after the last one. The
-    newest KEEP_CHECKPOINTS of these files are kept (0: none are written). A failed save is only a warning.
+    newest KEEP_CHECKPOINTS of these files are kept (0: none are written). A failed save only causes a warning.
 
     Only this class decides which epoch is the best: the epoch with the best TRAIN.BEST_METRIC, and at equal values the
     smaller loss, of the raw or the EMA weights. `compare_with_best` compares each evaluation with the best so far, and
@@ -84,7 +84,7 @@ class Saves:
         """Take the best epoch from the best.pth on disk. A loaded state may have another best epoch."""
         known = self.trainer.best
         self.saver.reload_from_disk()
-        # No best epoch: the state is older than best.pth, or `restore` reset it (other validation images or metric).
+        # If the state has no best epoch (older than best.pth, or reset by `restore`), best.pth on disk does not count.
         if not known.epoch:
             self.saver.best = Best()
         self.wait_and_sync_best()
@@ -94,7 +94,7 @@ class Saves:
     def roll_back(self, error: NonFinite) -> bool:
         """Return to the newest checkpoint before a streak of skipped updates.
 
-        Return False and do nothing if there is none or the run has already rolled back once.
+        Return False and do nothing if there is no such checkpoint or the run has already rolled back once.
         """
         from engine.checkpoint.find import find_before, read_checkpoint
 

@@ -42,7 +42,7 @@ class Session:
         self._held: HeldFolder | None = None  # the same folder, opened in every process
         self._status: Status | None = None
         self._is_new = True
-        self._made: list[Path] = []  # SAVE and its parents, as far as this start creates them, innermost first
+        self._made: list[Path] = []  # the folders in the path of SAVE that this start creates, innermost first
         self._has_begun = False
         self._revision = ""
         self.log.say(*loaded.notes)
@@ -86,7 +86,7 @@ class Session:
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        """Raise ConfigError if this required file cannot be written. Errors such as a full disk stay unchanged."""
+        """Raise ConfigError if this required file cannot be written. Errors such as a full disk pass unchanged."""
         try:
             yield
         except OSError as error:
@@ -114,7 +114,7 @@ class Session:
         self.log.say(*(lines if self.process.is_first else ()))
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return the error, or FolderMoved if it happened because the folder was moved."""
+        """Return FolderMoved if the error is a consequence of a moved folder, or else the error itself."""
         is_consequence = isinstance(error, OSError | LostProcess)
         return self._held.error() if is_consequence and self._has_moved else error
 
@@ -174,8 +174,8 @@ class RunFolder:
     def of(cls, config: Config, kind: str, existing: Path | None) -> "RunFolder":
         """Return the folder of the resumed run, or a new folder: SAVE/NAME, or without a NAME a folder with the date.
 
-        Runs that start in the same second get a number after the date. If two runs start with the same NAME, only one
-        gets the folder.
+        If runs start in the same second, the later ones get a number after the date. If two runs start with the same
+        NAME, only one gets the folder.
         """
         check_name(config, existing)
         if existing:
@@ -254,7 +254,7 @@ class Status:
     def __init__(self, folder: Path, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self._path, self._warn, self._clock = folder / "status.json", warn, clock
         self._facts: dict[str, Any] = {
-            "version": 1,  # of this format; it changes only if a key changes its meaning or is removed
+            "version": 1,  # version of this format; it changes only if a key changes its meaning or is removed
             "state": "",
             "host": socket.gethostname(),
             "pid": os.getpid(),

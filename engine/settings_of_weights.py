@@ -80,7 +80,7 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
     """Return the settings of a run to take over: all to resume it, fewer to evaluate it or to start from its weights.
 
     If -data_path names a folder, but the weights were trained on a data set that reads no files, such as digits,
-    DATA.DATASET is imagefolder.
+    DATA.DATASET becomes imagefolder.
     """
     is_evaluated = is_on(given, "EVAL")
     use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"

@@ -36,7 +36,7 @@ class Buffers(NamedTuple):
 
 
 class Reader:
-    """A reader of images into batches. Several threads may call `fill` at once for different positions of one piece."""
+    """Reads images into batches. Several threads may call `fill` at once for different positions of one piece."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         self.image_set, self.data, self.seed = image_set, config.DATA, config.SEED
@@ -62,7 +62,7 @@ class Reader:
             target.zero_()[list(sets[number])] = 1
 
     def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
-        """Read the images at these positions of a piece. Return the indices of unreadable images."""
+        """Read the images at these positions of a piece into `buffers`. Return the indices of unreadable images."""
         raise NotImplementedError
 
     def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
@@ -145,7 +145,7 @@ class SizedReader(Reader):
 
 
 class EvalReader(Reader):
-    """A reader that omits unreadable images and lists them in the batch."""
+    """A reader that omits unreadable images and lists their indices in Batch.bad."""
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
@@ -186,7 +186,7 @@ class Window(NamedTuple):
 class TrainData:
     """The training images of one process. `load` (make_loader in workers.py) reads them, with a GPU ahead of time.
 
-    `order` computes the images of each update from seed and step only. It cuts them into one piece for each micro-batch
+    `order` computes the images of each update from seed and step only, and cuts them into a piece for each micro-batch
     of each process. So an update has the same images with 1 and with 8 processes if the global batch is the same.
     """
 

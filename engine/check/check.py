@@ -197,7 +197,7 @@ def simulated_process(setting: str, world_size: int | None, local_size: int | No
 
 
 def alone(inputs: Inputs) -> Inputs:
-    """Return the inputs for process 0 without other processes. It still computes only its share of each update."""
+    """Return inputs for process 0 without other processes. The process still computes only its share of an update."""
     return replace(inputs, process=replace(inputs.process, world_size=1, local_size=1))
 
 

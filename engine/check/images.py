@@ -31,7 +31,7 @@ class ScanResult:
         self.image_set, total = image_set, len(image_set)
         self.count = min(total, most or total)
         self.sides = np.zeros((self.count, 2), dtype=np.int32)  # height, width
-        self.digests = np.zeros(self.count, dtype=np.uint64)  # of the pixels; 0 for an unreadable image
+        self.digests = np.zeros(self.count, dtype=np.uint64)  # digests of the pixels; 0 for an unreadable image
         self.reasons: dict[int, str] = {}  # errors of unreadable images
 
     @property
@@ -86,7 +86,7 @@ def scan_images(scan: ScanResult, title: str) -> Counter[str]:
     kinds: Counter[str] = Counter()
     with (
         ThreadPoolExecutor() as pool,
-        contextlib.closing(pool.map(scan.scan, blocks)) as results,  # Ctrl-C prevents further blocks from starting
+        contextlib.closing(pool.map(scan.scan, blocks)) as results,  # after Ctrl-C, no further blocks start
     ):
         pairs = zip(blocks, results, strict=True)
         for _, result in shown(pairs, title, scan.count, size=lambda pair: len(pair[0])):
@@ -98,7 +98,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     """Yield all findings about a data set whose lists and folders are valid. `train` is None in evaluation."""
     counts = counted(len(val), "validation image")
     yield check_counts(counts if train is None else f"{len(train):,} training and {counts}", val)
-    if val.makes_batches:  # its images are generated on the device, with random classes
+    if val.makes_batches:  # images generated on the device, with random classes
         return
     yield check_classes(config, train, val)
     scans, kinds = [], Counter()

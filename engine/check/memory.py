@@ -1,4 +1,4 @@
-"""An estimate of the memory of a training step, from the tensors that two small batches save for backward."""
+"""Estimates the memory of a training step from the tensors that two small batches save for backward."""
 
 import contextlib
 import copy
@@ -59,7 +59,7 @@ def estimate(config: Config, num_classes: int, precision: Precision, process: Pr
 def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
     """Return the bytes that do not depend on the batch: weights, gradients, optimizer, EMA, naive mode's half copy."""
     weights, trained = sum(tensor.nbytes for tensor in model.state_dict().values()), trained_bytes(model)
-    # On CPUs the EMA update also keeps the differences of all trained weights. Other devices need one copy less.
+    # On CPUs the EMA update also allocates the differences of all trained weights. Other devices need less than this.
     ema = weights + trained if config.TRAIN.MODEL_EMA else 0
     halves = (weights + trained) // 2 if precision.is_naive else 0
     kept = trained + optimizer_bytes(config.TRAIN, model)
@@ -70,7 +70,7 @@ def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
 
 
 def teacher_bytes(config: Config, precision: Precision) -> int:
-    """Return the bytes of the teacher's weights, or 0 without one. Its activations are freed before the student's."""
+    """Return the bytes of the teacher's weights (0 without one). Its activations are freed before the student runs."""
     if config.TRAIN.DISTILLATION_TYPE == "none":
         return 0
     from extras.distillation.sources import random_teacher  # extra: distillation
@@ -108,7 +108,7 @@ def record_forward(config: Config, model: nn.Module, precision: Precision, count
             torch.zeros_like(logits, dtype=torch.float32) if several else logits.new_zeros(count, dtype=torch.int64)
         )
         loss = build_loss(config)(logits, targets)
-    # Not deleted earlier: new tensors at the addresses of freed tensors would not be counted.
+    # The loss is deleted only here: new tensors at the addresses of freed tensors would not have been counted.
     del loss
     return kept
 

@@ -95,8 +95,8 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
 def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
     """Compare the highest learning rate with the limit that keeps trained weights useful.
 
-    Return [] if only a few weights are trained. The limit grows with the square root of the batch size, as is usual for
-    Adam and similar optimizers.
+    Return [] if the limit is unknown or does not apply, as in a resumed run, or if only a few weights are trained. The
+    limit grows with the square root of the batch size, as is usual for Adam and similar optimizers.
     """
     settings, model = config.TRAIN, config.MODEL
     has_decay = settings.LAYER_DECAY is not None and settings.LAYER_DECAY < 1
@@ -137,7 +137,7 @@ def check_warm_up(settings: Train) -> Finding:
     if settings.WARMUP_EPOCHS < settings.NUM_EPOCHS:
         return Finding("warm-up", text)
     text = f"{settings.WARMUP_EPOCHS:g} in a run of {counted(settings.NUM_EPOCHS, 'epoch')}"
-    # The text is short, because every short trial prints it.
+    # This text is short, because every short trial prints it.
     return Finding("warm-up", text, WARN, "lower TRAIN.WARMUP_EPOCHS")
 
 
@@ -159,7 +159,7 @@ def check_disk(config: Config, path: Path, each: int) -> Finding:
     """Check that all files of a run fit on the disk of `path`. A checkpoint has `each` bytes."""
     numbered = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
     count = numbered + 4  # best, last, previous, and the file that is being written
-    # Checkpoints of a resumed run already occupy their space; a file with several names occupies it once.
+    # The checkpoints of a resumed run already take up space. A file with several names is counted only once.
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
     need = max(count * each - sum(present.values()), 2 * each) + OTHER_FILES
     free = free_bytes(path)
@@ -184,7 +184,7 @@ def refuse_full_disk(path: Path, each: int) -> None:
 
 
 def check_shared_memory(config: Config, num_workers: int) -> Finding:
-    """Check that the prefetched batches of loader processes fit into shared memory; otherwise SIGBUS kills them."""
+    """Check that the prefetched batches of loader processes fit into shared memory. Otherwise SIGBUS kills loaders."""
     data, title = config.DATA, "shared memory"
     if not num_workers or not SHARED_MEMORY.is_dir():
         return Finding(title, "not needed")
@@ -207,7 +207,7 @@ def loader_processes(config: Config, image_set, process: Process) -> int:
 
 
 def verdict_on_space(need: float, free: float, remedy: str) -> tuple[str, str]:
-    """Return the verdict on the space, and the remedy unless the verdict is OK."""
+    """Return the verdict on the free space, and the remedy unless the verdict is OK."""
     if need > WARN_FRACTION * free:
         return WRONG if need > free else WARN, remedy
     return OK, ""

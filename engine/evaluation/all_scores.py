@@ -59,7 +59,7 @@ class AllScores:
 
 
 def average_precision(scores: np.ndarray, positives: np.ndarray) -> float:
-    """Return the average precision of a class: the mean of the precisions at the scores of the images that have it.
+    """Return the average precision of a class: the mean of the precisions at the scores of its images.
 
     Images with equal scores count together.
     """

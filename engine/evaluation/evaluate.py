@@ -44,7 +44,7 @@ def evaluate(
         process.broadcast(statistics_of(model))
     tallies = [Tally(process.device, sum_dtype(process.device)) for _ in models]
     input_dtype, bad = precision.input_dtype(models[0]), []
-    # Pad batches to this size. At least 1, because FSDP's all-gather needs the forward pass of every rank.
+    # Batches are padded to this size, which is at least 1, because FSDP's all-gather needs every rank's forward pass.
     min_size = 1
     for batch in data:
         bad_images.note(batch.bad)

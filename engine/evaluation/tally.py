@@ -104,7 +104,7 @@ def micro_f1(actual: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> fl
     return 200 * float(right.sum() / max((actual + predicted).sum(), 1))
 
 
-# At most this many predicted classes are kept per image with several labels. An untrained model predicts half of all.
+# The most predicted classes kept for an image with several labels. An untrained model predicts half of all classes.
 MOST_PREDICTED = 100
 
 
@@ -112,10 +112,10 @@ MOST_PREDICTED = 100
 class ImageResults:
     """The results of all readable images with one label each: arrays [N] in the order of the image set."""
 
-    indices: np.ndarray  # of the images in their set
+    indices: np.ndarray  # the index of each image in its set
     labels: np.ndarray  # class numbers
     predictions: np.ndarray
-    probabilities: np.ndarray  # float32, of the predictions
+    probabilities: np.ndarray  # float32: the probabilities of the predicted classes
     label_probabilities: np.ndarray
     counts: np.ndarray  # [3, classes]: images, predictions and correct predictions of each class
 
@@ -124,7 +124,7 @@ class ImageResults:
 class LabelResults:
     """The results of all readable images with any number of labels: a row for each label and each predicted class."""
 
-    indices: np.ndarray  # of all readable images
+    indices: np.ndarray  # the indices of all readable images
     images: np.ndarray  # the index of the image of each row; rows of an image are adjacent, the most probable first
     classes: np.ndarray
     probabilities: np.ndarray
@@ -164,13 +164,13 @@ class PerImage:
     def _classes(self) -> tuple[np.ndarray, ...]:
         """Return the columns of ImageResults for the images of this process."""
         rows = torch.cat(self._rows).cpu().numpy() if self._rows else np.zeros((0, 4), np.float32)
-        ensure(len(rows) == len(self.indices), f"{len(rows)} results of {len(self.indices)} images")
+        ensure(len(rows) == len(self.indices), f"there are {len(rows)} results for {len(self.indices)} images")
         labels, predictions = rows[:, :2].T.astype(np.int64)
         return self.indices, labels, predictions, rows[:, 3], rows[:, 2]
 
     def _labels(self, scores: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the columns of LabelResults for the images of this process."""
-        ensure(len(scores) == len(self.indices), f"{len(scores)} results of {len(self.indices)} images")
+        ensure(len(scores) == len(self.indices), f"there are {len(scores)} results for {len(self.indices)} images")
         kept = scores > 0
         if scores.shape[1] > MOST_PREDICTED:
             kept &= scores >= np.partition(scores, -MOST_PREDICTED, axis=1)[:, -MOST_PREDICTED, None]

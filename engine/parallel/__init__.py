@@ -13,8 +13,8 @@ from utils.distributed import Process
 from utils.errors import ConfigError
 
 LARGE = ("state_dict", "state_dict_ema", "optimizer")  # the parts of a state that have large tensors
-# The bucket size of DDP with torch.compile, which cuts its graph at every bucket: a ViT-Base into 13 pieces with the
-# default of 25 MiB. Only for CUDA, because the size changes the last bit of an average over more than two processes.
+# DDP's bucket size in MiB with torch.compile, which cuts the graph at every bucket (ViT-Base into 13 pieces with the
+# default of 25). Used only on CUDA, because the size changes the last bit of an average over more than two processes.
 BUCKET_MB = 100
 
 
@@ -46,7 +46,7 @@ class Parallel:
         return dict(model.named_parameters())
 
     def local_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return this process's part of weights and buffers. It shares memory with the model."""
+        """Return this process's part of weights and buffers. The tensors share memory with the model."""
         return model.state_dict()
 
     def load(self, model: nn.Module, state: dict[str, Tensor]) -> None:

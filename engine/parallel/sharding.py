@@ -61,14 +61,14 @@ class Sharded(Parallel):
     def _policy(self, module: nn.Module) -> Any:
         """Return the policy that sets the type in which weights are gathered.
 
-        With autocast, matrices are gathered in its half type, to which it would cast them anyway. The numbers are the
-        same, the traffic is halved, and no half-precision copies are kept until the backward pass.
+        With autocast, weight matrices are gathered in the half type, to which autocast would cast them anyway. The
+        results are the same, the traffic is halved, and no half-precision copies are kept until the backward pass.
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         # cast_forward_inputs would cast the residual stream between the blocks to the half type.
         policy = MixedPrecisionPolicy(reduce_dtype=self._reduce, cast_forward_inputs=False)
-        if self._half is None or not hasattr(policy, "param_dtype_override_fn"):  # older torch: one type for all
+        if self._half is None or not hasattr(policy, "param_dtype_override_fn"):  # older torch has one type for all
             return policy
         from models.transforms.gpu_kernels import PatchConv2d  # imported here, because importing timm takes seconds
 

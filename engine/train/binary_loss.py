@@ -13,8 +13,8 @@ class BinaryCrossEntropy:
     """Binary cross entropy as in timm, computed in float32 or better.
 
     With smoothing s, the target is 1 - s + s / classes for the image's class and s / classes for the others. If images
-    can have several labels, all targets move towards 0.5. Class weights multiply the positive term of each class, like
-    timm's pos_weight.
+    can have several labels, smoothing moves all targets towards 0.5. Class weights multiply the positive term of each
+    class, like timm's pos_weight.
     """
 
     def __init__(self, settings: Train, class_weights: Tensor | None = None):

@@ -36,7 +36,7 @@ class EpochResult:
 
     report: Report
     scores: dict[str, Scores]  # key "": raw weights, "_ema": EMA weights; empty without evaluation
-    num_images: int  # images used for training, without those from before a resume
+    num_images: int  # images used for training, not counting images before a resume
     training_seconds: float
     evaluation_seconds: float
     images: ImageResults | LabelResults | None = None  # results of each image, if this epoch is the best so far
@@ -46,9 +46,9 @@ class Counters:
     """Sums of the epoch so far and of the last update, and the number of consecutive skipped updates."""
 
     def __init__(self, device: torch.device):
-        # Loss, correct, samples, skipped, gradient norm, updates.
+        # The sums of: loss, correct predictions, images, skipped updates, gradient norm, updates that were not skipped.
         self.totals = torch.zeros(6, dtype=sum_dtype(device), device=device)
-        self.last = torch.zeros(3, dtype=sum_dtype(device), device=device)  # loss, samples, gradient norm
+        self.last = torch.zeros(3, dtype=sum_dtype(device), device=device)  # loss, images, gradient norm
         self.skips_in_a_row = torch.zeros((), device=device)
 
     def new_sums(self) -> Tensor:
@@ -98,7 +98,7 @@ class Counters:
     def load_state_dict(self, state: dict[str, Tensor], process: Process) -> None:
         for name, kept in (("totals", self.totals), ("skips_in_a_row", self.skips_in_a_row)):
             if state[name].shape != kept.shape or not state[name].isfinite().all():
-                raise ValueError(f"its {name}: {state[name].tolist()}")
+                raise ValueError(f"its {name} are invalid: {state[name].tolist()}")
         self.skips_in_a_row = state["skips_in_a_row"].to(self.skips_in_a_row, copy=True)
         self.totals.zero_()
         if process.is_first:  # the saved sums cover all processes

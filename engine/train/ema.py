@@ -11,15 +11,16 @@ from engine.parallel import Parallel
 from utils.errors import ensure
 from utils.torch_internals import foreach_add_, foreach_mul_, foreach_sub, without_compiler
 
-WARM_UP = 9  # with warm-up the average covers about the last ninth of the updates so far, until the decay is reached
+# With warm-up, the average covers about the last ninth of the updates so far, until MODEL_EMA_DECAY limits the decay.
+WARM_UP = 9
 
 
 def decay_at(step: int, settings: Train) -> float:
-    """Return the decay for update `step`. For update 0 it is 0: the average starts as the weights after it, as in timm.
+    """Return the decay for update `step`. For update 0 it is 0: the average starts as the updated weights, as in timm.
 
     The warm-up is timm's, 1 - (1 + step / gamma) ** -power, with gamma 9 and power 1. With timm's powers below 1,
     the decay never reaches DeiT's 0.99996 in the 375,000 updates of 300 epochs. With power 1 it does after 225,000
-    (epoch 180), and in a run of 18 updates it averages the last few.
+    (epoch 180), and in a run of 18 updates the average covers the last few.
     """
     limit = settings.MODEL_EMA_DECAY
     warmed = step / (step + WARM_UP) if settings.MODEL_EMA_WARMUP else limit
@@ -81,7 +82,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:
-        """Add the weights after update `step` to the average, unless it was skipped, which only the device knows."""
+        """Add the weights after update `step` to the average. `skipped` is 1 or 0, on the device."""
         self._lerp(1 - decay_at(step, self._settings), skipped.reshape(()))
         for mine, theirs in self._counts:
             mine.copy_(theirs)

@@ -14,7 +14,7 @@ from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
 from utils.text import counted, format_duration
 
-NOT_TYPICAL, MEASURED = 3, 10  # number of slow updates at a start; updates needed to measure their time
+NOT_TYPICAL, MEASURED = 3, 10  # number of slow updates after a start; number of updates needed for a measurement
 MARKS = 200  # about how many points in time are kept to measure updates
 END_BY_START = 1 / 3  # estimate of the work after the last evaluation, as a fraction of the time until the first update
 ENOUGH = 10.0  # seconds of training after which the log gets an estimate
@@ -66,7 +66,8 @@ class RunTimes:
         return self.evaluation or self.evaluation_in_updates * self.update
 
     def after_last_update(self) -> float:
-        # If updates became slower, assume half of that slowdown, because its cause may be only the device or the disk.
+        # If updates became slower, assume that the work at the end slows down half as much, because the cause may
+        # affect only the device or the disk.
         slower = max(1.0, self.update / self.then) if self.then else 1.0
         return self.one_evaluation() + self.longest_save() + self.end_work * (1 + slower) / 2
 
@@ -120,7 +121,7 @@ class Forecast(Callback):
 
     def _begin(self) -> None:
         self._timer: UpdateTimer | None = None  # None: no epoch has begun
-        # The time of the last report (0 after an epoch without evaluation); the seconds of all evaluations.
+        # _trained: time of the last report (0 after an epoch without evaluation). _paused: seconds of all evaluations.
         self._trained = self._paused = 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""The micro-batches of an update, and the guard that may repeat it with smaller ones."""
+"""The micro-batches of an update, and the guard, which may repeat the update with smaller micro-batches."""
 
 import contextlib
 from collections.abc import Iterable, Iterator

@@ -78,7 +78,7 @@ def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parame
         mine = {id(parameter): own[name] for name, parameter in model.named_parameters()}
         return [group | {"params": [mine[id(each)] for each in group["params"]]} for group in groups]
     # Biases, norms, class token and position embedding have no weight decay: pulling them to zero changes the function
-    # without simplifying it. Saved states depend on the order of the groups. Unlike in timm, the decayed one is first.
+    # without simplifying it. Saved states depend on the order of the groups. Unlike in timm, decayed ones come first.
     decayed, kept = [], []
     for name, parameter in own.items():
         if parameter.requires_grad:
@@ -139,15 +139,15 @@ def load_state(optimizer: AnyOptimizer, state: dict, name: str) -> None:
     for number, parameter in zip(numbers, parameters, strict=True) if changes_by_element(name) else ():
         for what, kept in state["state"].get(number, {}).items():
             if isinstance(kept, torch.Tensor) and not (is_plain(kept) and kept.shape in (parameter.shape, ())):
-                raise ValueError(f"the optimizer's {what} of weight {number}")
-    # torch replaces the arguments by the saved ones. Restore those from the settings, which a resume may change.
+                raise ValueError(f"the optimizer's {what} has the wrong shape for weight {number}")
+    # torch takes over the saved arguments. Restore the arguments from the settings, which a resume may change.
     taken = inspect.signature(type(getattr(optimizer, "inner", optimizer))).parameters.keys()
     arguments = taken - {"params", "lr"} | {"lr_scale"}
     own = [{name: group[name] for name in arguments & group.keys()} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, mine in zip(optimizer.param_groups, own, strict=True):
         group.update(mine)
-    for values in optimizer.state.values():  # torch does not copy host tensors; here they are in a mapped file
+    for values in optimizer.state.values():  # torch does not copy host tensors, and these lie in a mapped file
         values.update({name: each.clone() for name, each in values.items() if isinstance(each, torch.Tensor)})
 
 

@@ -100,7 +100,7 @@ class Schedule:
         first = settings.WARMUP_EPOCHS if chosen.AFTER_WARMUP else 0
         if chosen.NAME == "step":
             since = time - first * per_epoch
-            drops = int(since // (chosen.DECAY_EPOCHS * per_epoch))  # in timm's units, so it is rounded as in timm
+            drops = int(since // (chosen.DECAY_EPOCHS * per_epoch))  # in timm's units, so that the rounding is the same
             if chosen.MILESTONES:
                 drops = sum(since >= milestone * per_epoch for milestone in chosen.MILESTONES)
             return self.base * chosen.DECAY_RATE**drops

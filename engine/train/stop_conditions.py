@@ -54,7 +54,7 @@ def why_finished(settings: Train, num_epochs: int, epoch: int, not_better: int) 
 
 
 class SkipLimit(Callback):
-    """Raises NonFinite after PRECISION.MAX_CONSECUTIVE_SKIPS skipped updates in a row. Checked at each report."""
+    """At each report, raises NonFinite if PRECISION.MAX_CONSECUTIVE_SKIPS updates in a row were skipped."""
 
     def __init__(self, max_skips: int, get_advice: Callable[[], str] | None = None):
         """`get_advice` returns a text that says what to change, or an empty text."""
@@ -96,13 +96,13 @@ class TimeLimit(Callback):
     ):
         """`start`: the program's start time on `clock`. `longest_save` returns the longest save in seconds."""
         self._end, self._longest_save, self._clock = start + seconds, longest_save, clock
-        self._update = self._turn = 0.0  # longest so far: an update; the pause between two epochs
+        self._update = self._turn = 0.0  # seconds so far of the longest update and the longest pause between epochs
         self._before: tuple[float, int] | None = None  # time and updates_left of the last call
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
         """Return whether there is too little time for two updates, two saves, and an evaluation if it is due.
 
-        Two updates, because several processes stop one update later. Two saves, because this one may wait for another.
+        Two updates, because several processes stop one update later. Two saves: the last one may wait for another.
         """
         now = self._clock()
         if self._before:

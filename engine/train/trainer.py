@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """A component whose state is saved in each checkpoint. A resumed run creates it from that state."""
+    """A component whose state is saved in each checkpoint. A resumed run creates the component from this state."""
 
     def state(self) -> Any: ...
 
@@ -39,8 +39,8 @@ class Trainer:
     """Model, optimizer, precision, EMA and counters of one process; `update` is one training step.
 
     build.py creates it. CONTRIBUTING.md, "Adding", says which files to edit for a new loss, optimizer or callback.
-    Callbacks observe the updates. The guard (guards.py) may let an update compute its forward and backward passes in
-    several attempts. Each attempt calls `on_window`.
+    Callbacks observe the updates. The guard (guards.py) may repeat the forward and backward passes of an update. Each
+    attempt calls `on_window`.
     """
 
     config: Config
@@ -48,7 +48,7 @@ class Trainer:
     data: TrainData
     model: nn.Module  # the weights that are trained and saved
     computing: ComputingModel  # the model that computes: `model` itself, or a copy in half precision
-    replica: nn.Module  # the computing model, with ddp in a wrapper that averages gradients (Parallel.wrap)
+    replica: nn.Module  # the computing model; ddp wraps it to average gradients (Parallel.wrap)
     transforms: ModelTransforms  # changes to how the model computes; reverted where the original modules are needed
     precision: Precision
     parallel: Parallel
@@ -78,8 +78,8 @@ class Trainer:
         """
         # Each parameter group gets the rate of this step times its `lr_scale` (TRAIN.LAYER_DECAY).
         set_rates(self.optimizer.param_groups, self.schedule(self.step))
-        # Several attempts if memory runs out, and in the first update of 3 or more processes, because DDP rearranges
-        # its buckets after the second pass (RehearsingGuard). Only the last attempt counts.
+        # An update is attempted again if memory runs out. With 3 or more processes, the first update is computed three
+        # times: DDP rearranges its buckets after the second pass (RehearsingGuard). Only the last attempt counts.
         for attempt in self.guard.attempts(window):
             with attempt as micro_batches:
                 seed_update(self.config.SEED, self.step, self.process.rank)  # dropout differs between processes
@@ -94,7 +94,7 @@ class Trainer:
         scaler = self.precision.scaler
         grad_norm = scaler.unscale_and_clip(self.optimizer, self.parameters, self.parallel, self.clipping)
         skipped = scaler.found_inf(self.optimizer)  # 1.0 or 0.0, on the device
-        scaler.step(self.optimizer)  # does nothing if skipped
+        scaler.step(self.optimizer)  # does nothing if the update is skipped
         scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.computing.refresh()
@@ -145,7 +145,7 @@ class Trainer:
         self.step += 1
 
     def report(self) -> Report:
-        """Read the counters of all processes. Unlike `update`, this makes the host wait for the device."""
+        """Return a Report over all processes. Unlike `update`, this makes the host wait for the device."""
         last = max(self.step - 1, 0)
         scale = self.precision.scaler.get_scale()
         figures = self.counters.read(self.process)
@@ -205,7 +205,7 @@ class Trainer:
     def roll_back(self, state: dict, streak: range) -> None:
         """Load a state from before a streak of skipped updates, and leave these updates out from now on.
 
-        The update before the streak may have produced the weights that overflow. If `state` is older, leave it out too.
+        The preceding update may have caused the streak. If `state` does not include that update, leave it out too.
         """
         left_out = [*self.left_out, range(max(streak.start - 1, state["step"]), streak.stop)]
         self.load_state_dict(state)

@@ -15,7 +15,7 @@ def covers(pattern: str, path: str) -> bool:
 
 
 def classifier_names(model: nn.Module) -> list[str]:
-    """Return the name of the classifier's module, or both names for a distilled DeiT."""
+    """Return the name of the classifier's module, or the names of both classifiers for a distilled DeiT."""
     classifier = model.get_classifier()
     classifiers = classifier if isinstance(classifier, tuple) else (classifier,)
     return [name for name, module in model.named_modules() if any(module is each for each in classifiers)]
@@ -33,7 +33,7 @@ def statistics_of(model: nn.Module) -> list[Tensor]:
 
 @contextlib.contextmanager
 def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore all buffers, such as BatchNorm's statistics, at the end of the block."""
+    """Restore all buffers, such as BatchNorm's statistics, when the `with` block ends."""
     saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
         yield

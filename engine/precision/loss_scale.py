@@ -30,7 +30,7 @@ class Clipping:
 
     @property
     def is_by_norm(self) -> bool:
-        """Return whether clipping needs only the norm of all gradients, so that a fused optimizer can do it."""
+        """Return whether clipping needs only the norm of all gradients, so that a fused optimizer can clip."""
         return not (self.max_value or self._factor)
 
     @torch.no_grad()

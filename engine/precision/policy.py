@@ -1,7 +1,7 @@
 """Mixed precision: the data type of computations, the loss scale, and skipped updates.
 
 All precisions share one code path. A GradScaler checks every gradient. In float16 it adapts its scale. In bfloat16 and
-float32 the scale is 1 and it only skips non-finite updates.
+float32 the scale is 1, and the GradScaler only skips non-finite updates.
 """
 
 import torch

@@ -57,7 +57,8 @@ class Predictor:
     ):
         """Move the model to the device.
 
-        `flip` averages the logits of each image and its mirror image. `say` logs a message about unreadable images.
+        With `flip`, the logits of each image and its mirror image are averaged. `say` logs messages about unreadable
+        images.
         """
         self.classifier, self.process, self.flip, self.say = classifier, process, flip, say
         config = classifier.config
@@ -74,8 +75,8 @@ class Predictor:
         """Yield the `top` most probable classes of each readable image, in the order of the paths, in every process.
 
         Without `top`, yield only the most probable class, or with several labels per image all classes with a
-        probability above one half. `draw` returns a picture or other item for each image of a batch. It is called in
-        the process that computed the batch.
+        probability above one half. `draw` returns a picture or other item for each image of a batch, and is called
+        in the process that computed the batch.
         """
         config = self.classifier.config
         if len(paths) <= FEW:

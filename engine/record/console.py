@@ -94,7 +94,7 @@ class EpochPrinter:
         self._num_rows = 0
 
     def log_lines(self, row: Row, epoch: Epoch, num_epochs: int) -> list[str]:
-        """Return an epoch's log lines. `row` is its row of metrics.csv. Only process 0 logs speed and memory."""
+        """Return an epoch's log lines. `row` is its row in metrics.csv. Only process 0 logs speed and memory."""
         head = f"----- Epoch[{epoch.trainer.epoch + 1:03d}/{num_epochs:03d}], "
         lines = [f"{head}{', '.join(_words(row, TRAINING))}"]
         for suffix, scores in epoch.result.scores.items():

@@ -88,7 +88,7 @@ class Timing(Callback):
         self._mark("other")
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds of each phase since the last lap. Call it after the host has waited for the device."""
+        """Return the seconds of each phase since the last lap. Call this after the host has waited for the device."""
         seconds = dict.fromkeys(PHASES, 0.0)
         for (name, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[name] += self._clock.seconds(start, end)

@@ -20,10 +20,10 @@ from utils.files import refuse_special, sync_folder
 class Format(NamedTuple):
     """An export format."""
 
-    suffix: str  # the suffix of its files; '' for a folder
+    suffix: str  # the suffix of an exported file; '' for a folder
     loaded_by: str  # the function or package that loads the file, for messages
     write: Callable[[Subject, Path], None]
-    load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # loads the written file as its users do
+    load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # loads the exported file as users would
     refuse: Callable[[Subject], Any] = lambda subject: None  # raises ConfigError before anything is written
 
 

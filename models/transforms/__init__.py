@@ -26,7 +26,7 @@ class ModelTransforms:
             each.revert(model)
 
     def bypassing_modules(self) -> "ModelTransforms":
-        """Return the transforms that do not call some of the modules, so that hooks on these modules do not run."""
+        """Return the transforms that bypass some modules, so that hooks on these modules do not run."""
         return ModelTransforms(tuple(each for each in self.transforms if each.bypasses_modules))
 
 
@@ -73,7 +73,7 @@ def choose_transforms(
     if training and config.TRAIN.GRAD_CHECKPOINTING:
         from models.transforms.blocks import ActivationCheckpointing
 
-        # This is after every transform that replaces a forward, because it must recompute the replaced forward.
+        # Checkpointing is after all transforms that replace a forward, because it must recompute the replaced forward.
         transforms.append(ActivationCheckpointing(config.MODEL.NAME))
     # A half-precision residual stream pays off only with -compile. Without -compile, memory traffic does not shrink,
     # because autocast's layer norms compute in float32, and the gradient error of a deep model doubles. CPUs never use
@@ -83,7 +83,7 @@ def choose_transforms(
     if is_autocast and (pays or settings.RESIDUAL == "half"):
         from models.transforms.blocks import HalfResidual
 
-        # This is after checkpointing, so that blocks save their input in half precision.
+        # HalfResidual is after checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half, is_required=not pays))
     # The last two wrap the whole model. They follow ClassTokenBlock, because it checks the model's class.
     if training and config.DETERMINISTIC and config.TRAIN.SIZE_SCHEDULE and device.type != "cpu":

@@ -45,7 +45,7 @@ def unwrap(model: nn.Module, transform: ModelTransform) -> None:
 
 
 def change_class(modules: Iterable[nn.Module], classes: dict[type, type]) -> None:
-    """Replace exactly these classes of modules by classes that differ only in how they compute."""
+    """Change the class of modules of exactly these classes. The new classes differ only in how they compute."""
     for module in modules:
         module.__class__ = classes.get(type(module), type(module))
 

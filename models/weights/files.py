@@ -32,7 +32,7 @@ def read_google(path: Path) -> Weights:
 
 
 def read_paddle(path: Path) -> Weights:
-    """Return the weights in a .pdparams file of PaddleViT. Raise ConfigError for other files, or without the extra."""
+    """Read a .pdparams file of PaddleViT. Raise ConfigError for other files, or if the extra is missing."""
     if not has_extra("paddlevit"):
         with open(path, "rb") as file:
             is_pickle = file.read(1) == b"\x80"

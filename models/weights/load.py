@@ -41,7 +41,7 @@ def load_pretrained(
 ) -> list[str]:
     """Load the weights in a file, or the timm weights of this name if there is no such file. Return lines for the user.
 
-    With `needs_head`, weights whose classifier does not fit are refused, because they are useless without training.
+    With `needs_head`, weights whose classifier does not fit are refused, because a random classifier is useless.
     `classes` are the classes of the model's outputs, which are matched by name if the file names its classes.
     `settings` are the model's settings by full names, for the error message about another architecture.
     """

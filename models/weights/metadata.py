@@ -157,7 +157,7 @@ OF_THE_MODEL = {"gp": "global_pool", "bn_eps": "bn_eps", "bn_momentum": "bn_mome
 
 
 def _from_training(record: dict) -> tuple[Settings, Settings] | None:
-    """Return the settings of images and of the model from timm's command line, or None without one."""
+    """Return the settings of images and of the model from timm's command line, or None if there is none."""
     timm = import_timm()
     arguments, name = record.get("args", {}), record.get("arch")
     if not name or not timm.is_model(name):

@@ -168,7 +168,7 @@ def rename(name: str, table: dict[str, str]) -> str:
 
 
 def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Join queries, keys and values into one tensor, as in timm. If one is missing, all are left out."""
+    """Join queries, keys and values into one tensor, as in timm. If one of the three is missing, all are left out."""
     joined = {}
     for name, tensor in state.items():
         if ".attn.query." in name:

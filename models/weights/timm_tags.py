@@ -22,7 +22,7 @@ def timm_name(source: str) -> str:
 
 
 def pretrained_cfg(source: str) -> dict[str, Any]:
-    """Return timm's metadata of the pretrained weights of this name. Raise ConfigError if there are none."""
+    """Return timm's metadata of the pretrained weights of this name. Raise ConfigError if timm has none."""
     timm = import_timm()
     name = timm_name(source)
     if timm.models.is_model_pretrained(name):

@@ -28,7 +28,7 @@ STARTED = "HALFSTEP_STARTED"
 
 
 def main(arguments: list[str]) -> int:
-    loaded = load_once(arguments)  # also in the launcher, so that a mistake is reported at once
+    loaded = load_once(arguments)  # the launcher also loads the settings, to report a mistake at once
     config, start = loaded.config, loaded.config.START
     options = LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS)
     launched = find_launched_rank(os.environ, options)

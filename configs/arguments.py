@@ -13,10 +13,12 @@ BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|[()]""")  # a quoted text, or a pare
 
 
 def add_argument(arguments: Arguments, section: str, key: str, text: Text, origin: str) -> Arguments:
-    """Return the arguments of an open section with one added or replaced. `key`: the full name of this argument."""
+    """Return an open section's arguments with one argument added or replaced. `key`: the full name of this argument."""
     name = key.removeprefix(f"{section}.")
     if not name.isidentifier():
-        raise ConfigError(f"{origin}: {key}: an argument must be an identifier with one value or a list of values")
+        raise ConfigError(
+            f"{origin}: {key}: an argument must have an identifier as its name, and one value or a list of values"
+        )
     try:
         return Arguments({**arguments, name: _argument(text)})
     except (ValueError, ConfigError):
@@ -35,7 +37,7 @@ def _argument(text: Text, level: int = 0) -> Any:
     if stripped.startswith("[") or stripped[:1] + stripped[-1:] == "()":
         stripped = BRACKETS.sub(lambda found: found[1] or "[]"[found[0] == ")"], stripped)
     elif level and stripped.count("(") != stripped.count(")"):  # YAML has split a tuple at its commas
-        raise ValueError("lists in a list are written [[1, 2], [3, 4]]")
+        raise ValueError("write nested lists with brackets, such as [[1, 2], [3, 4]]")
     if stripped[:1] in ("[", "{", "'", '"'):  # only from -opts: in a file, YAML has already parsed lists and quotes
         return _argument(read_node(compose(stripped, "a value")), level + 1)
     return _plain(stripped)

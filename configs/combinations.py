@@ -18,7 +18,7 @@ CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET that are read in file order
 WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET that read no files
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-MAX_WEIGHTS = 1e11  # maximum for all blocks: five times as many as in the largest Vision Transformer so far
+MAX_WEIGHTS = 1e11  # maximum number of weights in all blocks: five times that of the largest Vision Transformer so far
 Values = dict[str, Any]  # {full key: value}
 Rules = Iterator[tuple[bool, str, str]]  # whether the rule is broken, the setting to name, the problem
 
@@ -38,7 +38,7 @@ def check_combinations(values: Values, origins: dict[str, str]) -> None:
 
 
 def _check_url(values: Values, origins: dict[str, str]) -> None:
-    """Refuse an unusable URL. The message does not quote it, because it may contain credentials."""
+    """Refuse an unusable URL. The message does not quote the URL, because it may contain credentials."""
     key, url = "DATA.DATA_PATH", values["DATA.DATA_PATH"]
     if is_url(url) and (problem := problem_of(url)):
         raise ConfigError(f"{key} ({origins[key]}): the URL {problem}")
@@ -167,7 +167,7 @@ def _vit_rules(values: Values, named: Callable[[str], str]) -> Rules:
     yield values[width] % values[heads] > 0, width, f"must be a multiple of {named(heads)}; change one of them"
     is_larger = values["MODEL.PATCH_SIZE"] > values["DATA.IMAGE_SIZE"]
     yield is_larger, "MODEL.PATCH_SIZE", f"must not be larger than {named('DATA.IMAGE_SIZE')}"
-    # The weights of queries, keys, values, projection and the MLP's two layers. If together they exceed the memory,
+    # The weights of queries, keys, values, projection and the MLP's two layers. If all these weights exceed the memory,
     # each allocation may still succeed; the system then kills the program without a message.
     weights = values["MODEL.DEPTH"] * values[width] ** 2 * (4 + 2 * values["MODEL.MLP_RATIO"])
     problem = f"gives {weights:.3g} weights, more than {MAX_WEIGHTS:g}, with {named('MODEL.DEPTH')}; lower one of them"

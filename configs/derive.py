@@ -13,7 +13,7 @@ NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # setti
 
 
 class Derived(NamedTuple):
-    """Values and origins that follow from other settings, and notes about them for the user."""
+    """Values that follow from other settings, with their origins, and notes for the user."""
 
     values: Mapping[str, Any] = {}
     origins: Mapping[str, str] = {}
@@ -39,13 +39,13 @@ def derive(merged: Merged) -> tuple[Merged, list[str]]:
 
 
 def name_runs(values: dict[str, Any]) -> dict[str, str]:
-    """Return {key: folder of the newest run in SAVE} for the settings whose value is latest."""
+    """Return {key: folder of the newest run in SAVE} for the settings whose value is `latest`."""
     save = values.get("SAVE", SETTINGS["SAVE"].default)
     return {key: without_latest(values[key], save) for key in NAME_RUNS if values.get(key) == LATEST}
 
 
 def _name_newest_runs(found: Merged) -> Derived:
-    """Replace the value latest with the folder of the newest run."""
+    """Replace the value `latest` with the folder of the newest run."""
     newest = name_runs(found.values)
     if not newest:
         return Derived({})
@@ -65,7 +65,7 @@ def _fit_channels(found: Merged) -> Derived:
 
 
 def _fit_labels(found: Merged) -> Derived:
-    """Set the loss and the metric for several labels per image, unless they are set."""
+    """Choose the loss and the metric for images with several labels, unless the user has set them."""
     several = several_labels_key(found.values)
     loss, *_ = names_with(LOSSES, "several_labels")
     implied = {"TRAIN.LOSS": loss, "TRAIN.BEST_METRIC": "map"} if several else {}
@@ -97,7 +97,7 @@ def _count_steps_from_start(found: Merged) -> Derived:
 
 
 def _drop_vit_fields(found: Merged) -> Derived:
-    """Reset ViT fields from layers below the one that sets MODEL.TYPE timm. In that layer or above, they are errors."""
+    """Reset ViT fields from layers below the layer with MODEL.TYPE timm. In that layer or above, they are errors."""
     values, origins, order = found
     earlier = order[: order.index(origins["MODEL.TYPE"])] if values["MODEL.TYPE"] == "timm" else []
     dropped = [key for name in VIT_FIELDS if origins[key := f"MODEL.{name}"] in earlier]
@@ -113,7 +113,7 @@ def _drop_vit_fields(found: Merged) -> Derived:
 
 
 def _unset_rates(found: Merged) -> Derived:
-    """With MODEL.TYPE vit, replace dropout rates of 0 by None, which means the same there."""
+    """With MODEL.TYPE vit, replace dropout rates of 0 by None, which means 0 for this type."""
     keys = RATES if found.values["MODEL.TYPE"] == "vit" else ()
     return Derived({key: None for key in keys if found.values[key] == 0})
 

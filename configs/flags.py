@@ -173,8 +173,8 @@ def parse(argv: list[str]) -> CommandLine:
 
 
 def _check_names(argv: list[str]) -> None:
-    """Refuse unknown flags before argparse sees them: it would read -hflip as -h, and Python 3.11 would read -out as
-    -output even without allow_abbrev."""
+    """Refuse unknown flags before argparse sees them: argparse would read -hflip as -h, and in Python 3.11 -out as
+    -output, even without allow_abbrev."""
     flags = {"-cfg": "-cfg", "-opts": "-opts"} | _SETTING_OF
     for argument in argv:
         name = argument.partition("=")[0]

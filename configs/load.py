@@ -33,7 +33,7 @@ from utils.program import when_started
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """The settings of a run with their origins, and notes about them for the user."""
+    """The settings of a run with their origins, and notes for the user."""
 
     config: Config
     origins: dict[str, str]  # 'DATA.BATCH_SIZE': 'configs/x.yaml', 'flag -batch_size', '-opts' or 'default'
@@ -115,7 +115,7 @@ def _without_removed(texts: dict[str, Text], context: dict[str, Text], origin: s
 
 
 def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights: Layer | None) -> list[Layer]:
-    """Return the layers below the command line: first the weights' settings, then those of the files."""
+    """Return the layers below the command line: first the weights' settings, then the files' settings."""
     files = list(beneath)
     if not beneath and (cfg or needs_file):
         files = read_layers(find_settings_file(cfg))
@@ -146,7 +146,7 @@ def to_yaml(config: Config, origins: dict[str, str], only: Collection[str] = SET
 
 
 def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
-    """Return a note for each missing extra that a default value needs. Raise ConfigError if another value needs one."""
+    """Return a note for each missing extra that a default needs. Raise ConfigError if another value needs an extra."""
     notes = []
     for key, setting in ALL_SETTINGS.items():
         extra = setting.extra
@@ -162,8 +162,8 @@ def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str
 def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
     """Return a note for each setting that has no effect because of other settings.
 
-    Raise ConfigError if the command line sets such a setting because it belongs to another NAME, for example to another
-    schedule, or because -amp is missing. Files may have such settings: PaddleViT's files list all schedules' settings.
+    On the command line, a setting that belongs to another NAME (for example to another schedule) or needs -amp raises
+    ConfigError. Files may contain such settings: PaddleViT's files list the settings of all schedules.
     """
     notes = []
     for key, setting in SETTINGS.items():

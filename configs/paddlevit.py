@@ -59,7 +59,7 @@ def our_name(key: str) -> str:
 
 
 def is_paddlevits(key: str, text: Text) -> bool:
-    """Return whether this key, or this value for it, occurs only in PaddleViT's files."""
+    """Return whether this key, or this value of the key, occurs only in PaddleViT's files."""
     if key in KEYS or f"{key}.".startswith(f"{SECTION}."):
         return True
     if not isinstance(text, str):

@@ -16,8 +16,8 @@ DECISIVE_ROLES = ROLES[:3]  # roles of settings that affect the result of a run
 class Removed(NamedTuple):
     """A setting that halfstep no longer has, or never had."""
 
-    accepted: tuple[str, ...]  # values, as in YAML, that still load because every run now behaves that way
-    remedy: str  # what to do if it has any other value, as the end of a sentence
+    accepted: tuple[str, ...]  # values, as YAML text, that are still accepted because every run now behaves that way
+    remedy: str  # what to do if the setting has any other value, as the end of a sentence
     role: str = "recipe"
     # Takes all settings of the file. Returns the equivalent current settings, or None if there are none.
     replace: Callable[[Texts], dict[str, Any] | None] | None = None
@@ -33,7 +33,7 @@ def translate_removed(
 ) -> dict[str, Any]:
     """Return replacements of the removed settings in `texts`. Raise ConfigError for a setting without a replacement.
 
-    `context`: these texts and those of earlier layers, because one setting may replace several.
+    `context`: `texts` and the texts of earlier layers, because one setting may replace several settings.
     `roles`: without a replacement, settings of these roles are refused, and settings of other roles are dropped.
     """
     translated: dict[str, Any] = {}

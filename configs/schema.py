@@ -250,7 +250,7 @@ class Data:
     MAX_PIXELS: Annotated[int, Bounds(1, 2**40), MAY_CHANGE] = 200_000_000
     """Maximum number of pixels of an image. Larger images count as unreadable, because a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0), MAY_CHANGE] = 0.01
-    """Maximum tolerated fraction of unreadable images: above it the run stops, below it they are replaced and reported. Three unreadable images are always tolerated, unless this is 0."""
+    """Maximum tolerated fraction of unreadable images. Tolerated images are replaced and reported; if there are more, the run stops. Up to three unreadable images are always tolerated, unless MAX_BAD_FRACTION is 0."""
     CACHE: Annotated[
         int | Literal["none", "disk"], Bounds(1, 100_000), RECIPE, Alike(("none", "disk")), Extra("cache")
     ] = "none"
@@ -296,7 +296,7 @@ VIT_FIELDS = ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO", "QKV
 
 @dataclass(frozen=True)
 class Lora:
-    """Low-rank adapters, trained instead of the weights of the layers that they adapt; they need the package peft."""
+    """Low-rank adapters, which are trained instead of the weights of the adapted layers. They need the package peft."""
 
     role: ClassVar[str] = RECIPE
 
@@ -382,7 +382,7 @@ class LRScheduler:
     PER_EPOCH: Annotated[bool, Only("NAME", ("cosine", "constant", "step", "wsd"))] = False
     """Change the rate once per epoch, as timm does by default, instead of at every update."""
     AFTER_WARMUP: Annotated[bool, Only("NAME", ("cosine", "paddlevit", "step"))] = True
-    """For cosine and step: start the schedule at the end of the warm-up; false (the default of step): start it at epoch 0, where the warm-up replaces its beginning, as timm does by default."""
+    """For cosine and step: start the schedule at the end of the warm-up; false (the default for step): start it at epoch 0, so that the warm-up replaces its first epochs, as timm does by default."""
     COOLDOWN_EPOCHS: Annotated[int, Bounds(0, 1_000_000), Only("NAME", ("cosine", "paddlevit", "wsd"))] = 0
     """For cosine and wsd: number of epochs at END_LR at the end of the run; NUM_EPOCHS includes them."""
     DECAY_FRACTION: Annotated[float, Bounds(0.0, 1.0), Only("NAME", ("wsd",))] = 0.2
@@ -406,7 +406,7 @@ class Train:
     BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE, Extra("budget")] = None
     """Total time of the run over all its starts (8h, 90m), or the time of day at which it ends (07:00). The run measures its speed, chooses its number of updates (at most NUM_EPOCHS), and shortens the schedule in proportion, so that it ends on time at END_LR. Not set: NUM_EPOCHS."""
     SIZE_SCHEDULE: Annotated[tuple[str, ...], SIZES] = ()
-    """Sizes of training images as EPOCHS:PIXELS, each used after this many epochs: 0:128, 60:160, 80:224. Evaluation always uses DATA.IMAGE_SIZE; with an empty list, training does too."""
+    """Sizes of training images as EPOCHS:PIXELS, such as 0:128, 60:160, 80:224; each size applies once that many epochs are finished. Evaluation always uses DATA.IMAGE_SIZE; with an empty list, training does too."""
     WARMUP_EPOCHS: Annotated[float, Bounds(0.0, 1e6)] = 32
     """Epochs over which the learning rate rises from WARMUP_START_LR to BASE_LR."""
     BASE_LR: Annotated[float, Bounds(0.0, 1_000.0)] = 3e-3
@@ -485,7 +485,7 @@ class Train:
     RANDOM_ERASE_MODE: Annotated[Literal["pixel", "rand", "const"], Only("RANDOM_ERASE_PROB")] = "pixel"
     """Fill of erased boxes: pixel, noise; rand, one random colour; const, the mean colour."""
     RANDOM_ERASE_COUNT: Annotated[int, Bounds(1, 100), Only("RANDOM_ERASE_PROB")] = 1
-    """Maximum number of boxes per image; they share the erased area."""
+    """Maximum number of boxes per image; the erased area is divided among the boxes."""
     REPEATED_AUG: Annotated[int, Bounds(1, 1_000)] = 1
     """Number of differently augmented copies of each image in an update; an epoch then uses 1 / REPEATED_AUG of the images. (DeiT: 3.)"""
     MODEL_EMA: bool = False
@@ -497,7 +497,7 @@ class Train:
     BEST_METRIC: Annotated[
         Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"], MAY_CHANGE
     ] = "top1"
-    """The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. micro_f1 and map are for several labels per image, where map is the default."""
+    """The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. micro_f1 and map are for data with several labels per image; map is the default for such data."""
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 
@@ -525,7 +525,7 @@ class Precision:
     )
     """autocast: half-precision operations where that is safe, float32 weights; naive: half-precision weights and operations, with float32 master weights for the optimizer; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that support it)."""
     RESIDUAL: Annotated[Literal["auto", "bfloat16", "float32", "half"], Only("AMP")] = AUTO
-    """Type of the residual stream between transformer blocks under autocast: float32; half, the half-precision type, which is less precise, but faster with COMPILE; bfloat16, the same as half if that type is bfloat16 and the device is a GPU, else float32; auto, the same as bfloat16 with COMPILE, else float32."""
+    """Type of the residual stream between transformer blocks under autocast: float32; half, the half-precision type of AMP, which is less precise, but faster with COMPILE; bfloat16, like half, but float32 if AMP uses float16 or the device is a CPU; auto, like bfloat16 with COMPILE, float32 without it."""
     REDUCE: Annotated[Literal["float32", "half"], Only("AMP")] = "float32"
     """Type of the gradient all-reduce: float32; half, the half-precision type of autocast, which halves the traffic."""
     MATMUL: Literal["ieee", "tf32"] = "ieee"
@@ -650,7 +650,7 @@ class Config:
     TRACK: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD, Extra("trackers", "no TensorBoard")
     ] = ("tensorboard",)
-    """Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. docs/tracking.md"""
+    """Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. See docs/tracking.md."""
 
     @property
     def train_sizes(self) -> dict[int, int]:

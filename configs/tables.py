@@ -34,11 +34,11 @@ class OptimizerRow(NamedTuple):
 
     sentence: str  # the description in settings and documentation, without a full stop
     settings: tuple[str, ...]  # the settings in TRAIN.OPTIMIZER that it uses, besides KWARGS
-    usual_rates: tuple[float, float]  # learning rates for 256 images per update: fine-tuning, from scratch
+    usual_rates: tuple[float, float]  # learning rates for 256 images per update: for fine-tuning, and from scratch
     defaults: Mapping[str, float] = {}  # our defaults where they differ from torch's
 
 
-# {value of TRAIN.OPTIMIZER.NAME: its row}: the classes of torch.optim with fused kernels. Other names are timm's.
+# {value of TRAIN.OPTIMIZER.NAME: its row}: the classes of torch.optim with fused kernels. Other optimizers are timm's.
 TORCH_OPTIMIZERS = {
     "AdamW": OptimizerRow("Adam with decoupled weight decay", ("EPS", "BETAS"), (1e-5, 1e-3)),
     "Adam": OptimizerRow("Adam, whose weight decay is part of the gradient", ("EPS", "BETAS"), (1e-5, 1e-3)),
@@ -112,7 +112,7 @@ SOURCES = {
 
 
 def import_named(folder: str, where: str) -> Any:
-    """Import the class or function that a row names. `folder`: its package, such as engine.train."""
+    """Import the class or function that a row names. `folder`: the package of the file, such as engine.train."""
     file, _, name = where.rpartition(".")
     return getattr(importlib.import_module(f"{folder}.{file}"), name)
 

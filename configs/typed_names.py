@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from configs.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
 from configs.values import ALL_SETTINGS, SECTIONS, Text, describe_allowed, quoted
 
-# {setting, setting=value, or flag without a setting: its names in Hugging Face and other trainers}, in lower case and with
-# _ instead of - and . in names. The arguments of timm's train.py are in timm_arguments.py. Names that resemble the name of
-# the setting are not listed, because difflib finds them.
+# {setting, setting=value, or flag without a setting: its names in Hugging Face and other trainers}. The names are in
+# lower case, and each - or dot is written as _. The arguments of timm's train.py are in timm_arguments.py. Names that
+# resemble the name of the setting are not listed, because difflib finds them.
 ALIASES = {
     "-cfg": "c config config_file settings",
     "AMP": "mixed_precision use_amp native_amp half",
@@ -76,8 +76,8 @@ def _by_name(table: dict[str, str], of_timm: dict[str, str]) -> dict[str, str]:
 _TIMM = {name: each for each in TIMM_ARGUMENTS.values() for name in (each.name, each.short) if name}
 _TARGETS = _by_name(ALIASES, {name: each.setting for name, each in _TIMM.items()})
 _REASONS = _by_name(NOT_HERE, {name: each.reason for name, each in _TIMM.items()})
-MOST_WORDS = 20  # look up at most this many words at the end of a key
-_CUTOFF = 0.75  # minimum similarity of spelling; guesses below it mislead
+MOST_WORDS = 20  # maximum number of words at the end of a key that are looked up
+_CUTOFF = 0.75  # minimum similarity of spelling; less similar guesses would mislead
 
 
 def why_no_setting(key: str, text: Text) -> str:
@@ -97,7 +97,8 @@ def why_no_setting(key: str, text: Text) -> str:
 def suggest_key(key: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown key in a file or -opts. `known`: the keys to choose from."""
     parts = re.split(r"[.-]", key.lower())[-MOST_WORDS:]
-    for name in ("_".join(parts[start:]) for start in range(len(parts))):  # early_stop_patience, patience
+    # For train.early_stop.patience: train_early_stop_patience, early_stop_patience, patience.
+    for name in ("_".join(parts[start:]) for start in range(len(parts))):
         if name in _REASONS:
             return f"; {_REASONS[name]}"
         if name in _TARGETS:
@@ -115,7 +116,7 @@ def setting_meant(name: str) -> str:
 
 
 def suggest_flag(flag: str, settings: dict[str, str]) -> str:
-    """Return the end of a message about an unknown flag. `settings`: {flag: its setting, or itself if it has none}."""
+    """Return the end of a message about an unknown flag. `settings`: {flag: its setting, else the flag}."""
     name = flag.lstrip("-").lower().replace("-", "_").rpartition(".")[2]
     if f"-{name}" in settings:
         return f"; did you mean -{name}?"

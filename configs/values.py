@@ -184,14 +184,14 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-# The dropout rates. A timm model may have its own defaults for them.
+# The settings that are dropout rates. A timm model may have its own default for each.
 RATES = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH")
 
 # {full key: the value that reproduces runs older than the setting}, for settings whose default does not. No release has
 # added a setting so far.
 IMPLIED: dict[str, Any] = {}
 
-# The defaults of torch's own optimizers. For these optimizers, a setting with its default counts as not set.
+# The defaults of torch's own optimizers. For these optimizers, a setting with this value counts as not set.
 OPTIMIZER_VALUES = {
     "TRAIN.OPTIMIZER.EPS": 1e-8,
     "TRAIN.OPTIMIZER.BETAS": (0.9, 0.999),
@@ -202,7 +202,7 @@ OPTIMIZER_VALUES = {
 def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any]:
     """Convert saved settings to their current form: one spelling for equal values, and replacements for removed settings.
 
-    `refused`: roles. A removed setting of one of these roles raises ConfigError if it has no replacement.
+    `refused`: roles. A removed setting with one of these roles raises ConfigError if it has no replacement.
     """
     translated = translate_removed(saved, saved, "the checkpoint", refused)
     left = {key: value for key, value in saved.items() if key not in REMOVED} | not_translated(saved)
@@ -213,7 +213,7 @@ def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any
 
 
 def usual_optimizer_values(values: Mapping[str, Any]) -> list[str]:
-    """Return the keys of OPTIMIZER_VALUES whose given value equals the default there."""
+    """Return the keys of OPTIMIZER_VALUES whose value in `values` equals the default of torch."""
     return [key for key, usual in OPTIMIZER_VALUES.items() if key in values and plain(values[key]) == plain(usual)]
 
 
@@ -231,7 +231,7 @@ def wrong_in(saved: dict[str, Any]) -> list[str]:
 def _fits(setting: Setting, value: Any) -> bool:
     if value is None or value in (*setting.choices, *setting.special):
         return value is not None or setting.optional
-    if setting.choices and setting.role == "model":  # in other roles, the value may be a choice that was removed since
+    if setting.choices and setting.role == "model":  # in other roles, a later release may have removed the choice
         return False
     low, high = setting.bounds or (value, value)
     kinds = {float: (float, int), Arguments: dict}.get(setting.kind, setting.kind)
@@ -241,7 +241,7 @@ def _fits(setting: Setting, value: Any) -> bool:
 def unflatten(saved: dict[str, Any]) -> Config:
     """Build the Config from a saved result of `flatten`. Missing settings come from IMPLIED or the defaults.
 
-    A removed setting of the model is refused. Others are ignored, because using a model does not need them.
+    A removed setting of the model raises ConfigError. Others are ignored, because using a model does not need them.
     """
     values = IMPLIED | {key: _frozen(value) for key, value in today(saved, ("model",)).items()}
     return build({key: values.get(key, setting.default) for key, setting in SETTINGS.items()})
@@ -260,7 +260,7 @@ def convert(setting: Setting, text: Text, origin: str) -> Any:
         else:
             value = _convert_one(setting, text)
         if setting.form and value is not None and not setting.form.fits(value):
-            raise ValueError("another form")
+            raise ValueError("the value does not have the required form")
         return value
     except (ValueError, KeyError):
         if remedy := REMOVED_VALUES.get((setting.key, str(text))):
@@ -286,10 +286,10 @@ def _half_meant(origin: str, half: str) -> str:
 
 def _hint(key: str, text: str, known: Iterable[str], origin: str) -> str:
     """Return the end of a message about a wrong value: the value that was probably meant."""
-    word, setting = text.strip().lower(), ALL_SETTINGS.get(key)  # no setting for a key of PaddleViT
+    word, setting = text.strip().lower(), ALL_SETTINGS.get(key)  # None for a key of PaddleViT
     if setting and setting.kind is int and FLOAT.fullmatch(word) and float(word).is_integer():
         number, (low, high) = int(float(word)), setting.bounds or (-math.inf, math.inf)
-        # For example, 2e8 or 64.0.
+        # The text is a whole number such as 2e8 or 64.0.
         return f"; did you mean {number}?" if low <= number <= high and str(number) != word else ""
     if key == "AMP" and word in HALF_TYPES:
         return f"; did you mean {_half_meant(origin, HALF_TYPES[word])}?"
@@ -313,7 +313,7 @@ def _convert_one(setting: Setting, text: Text) -> Any:
     if setting.is_open and is_none(text):
         return Arguments()
     if not isinstance(text, str) or setting.is_open:
-        raise ValueError("a list instead of one value, or a value in place of a section")
+        raise ValueError("a list, or a value in place of a section, is not accepted")
     if is_none(text):
         if "none" in (*setting.choices, *setting.special):
             return "none"
@@ -335,7 +335,7 @@ def _convert_word(setting: Setting, text: str) -> Any:
     if setting.kind is str:
         if "\0" in text:
             raise ValueError("paths and names must not contain a null character")
-        return str(text)  # not a subclass such as Quoted
+        return str(text)  # a plain str, not a subclass such as Quoted
     if not (INT if setting.kind is int else FLOAT).fullmatch(word):
         raise ValueError("not a number")
     value = setting.kind(word)

@@ -15,7 +15,8 @@ from utils.files import content_of
 from utils.text import align, format_bytes
 
 SHIPPED = Path(__file__).resolve().parent
-MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16  # bytes of a file; files with their BASE files; nesting
+# Maximum bytes of a file, number of files that one file leads to with BASE, and levels of nesting.
+MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16
 
 
 class Quoted(str):
@@ -86,7 +87,7 @@ def read_layers(path: str, chain: tuple[str, ...] = (), read: list[str] | None =
     origin, read = os.path.normpath(path), [] if read is None else read
     read.append(origin)
     if len(read) > MOST_FILES:
-        raise ConfigError(f"{read[0]}: BASE leads to more than {MOST_FILES} files; name each once")
+        raise ConfigError(f"{read[0]}: BASE leads to more than {MOST_FILES} files; name each file once")
     for position, earlier in enumerate(chain):
         if os.path.realpath(earlier) == os.path.realpath(path):
             loop = " -> ".join([*map(os.path.normpath, chain[position:]), origin])
@@ -151,7 +152,7 @@ def read_node(node: yaml.Node) -> Text:
     if isinstance(node, yaml.SequenceNode):
         return [read_node(member) for member in node.value]
     if not isinstance(node, yaml.ScalarNode):
-        raise ValueError("a mapping")
+        raise ValueError("a mapping is not a value")
     return Quoted(node.value) if node.style in ("'", '"') else node.value
 
 

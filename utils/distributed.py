@@ -139,7 +139,7 @@ class Process:
             isinstance(error, RuntimeError) and re.search("gloo|pair closure", str(error))
         )
         if self.rendezvous is None or not is_lost:
-            return error  # an error of this process, not caused by another one
+            return error  # an error of this process, not caused by another process
         timed_out = re.search("timed ?out|timeout", str(error), re.IGNORECASE)
         silent = self.rendezvous.unresponsive_ranks(self.rendezvous.grace_period if timed_out else 1.0)
         if not silent:
@@ -187,7 +187,7 @@ class Process:
     def _keep_alive(self) -> Iterator[None]:
         """Let ranks spend hours in this block. All ranks leave it when the last one is done.
 
-        Until then they exchange heartbeats, because a collective that waits longer than DIST.TIMEOUT fails.
+        Until then the ranks exchange heartbeats, because a collective that waits longer than DIST.TIMEOUT fails.
         """
         if self._host_group is None:
             yield
@@ -227,7 +227,7 @@ class Process:
                 dist.broadcast(tensor, src=0)
 
     def gather(self, rows: torch.Tensor, length: int) -> torch.Tensor | None:
-        """Return all `length` rows on rank 0's host, else None. Each rank has a shard; the last may be shorter."""
+        """Return all `length` rows on rank 0's host, None on other ranks. The last ranks may have shorter shards."""
         padded = rows.new_zeros(-(-length // self.world_size), *rows.shape[1:])
         padded[: len(rows)] = rows
         sent = padded.view(-1).view(torch.uint8)  # sent as bytes, because gloo does not support every type

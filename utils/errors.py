@@ -59,7 +59,7 @@ class AlreadyReportedError(UserError):
 
 
 class StoppedBySignal(UserError):
-    """An error for a signal that arrived before there was anything to save. The exit code is 128 + its number."""
+    """An error for a signal that arrived before there was anything to save. The exit code is 128 + signal number."""
 
     def __init__(self, number: int, when: str):
         super().__init__(f"stopped by signal {number} {when}; the next start continues from there")

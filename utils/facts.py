@@ -13,8 +13,8 @@ FACTS_OF_IMAGES = [fact for facts in NUMBERS.values() for fact in facts]
 def changed_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Return {fact: both values in words} for the facts that differ between two records.
 
-    A fact in only one of the records is not compared. If the number of training images differs, only the number is
-    returned, because it changes all their digests. The same holds for validation images.
+    A fact in only one of the records is not compared. If the number of training images differs, only this number
+    is returned, because it changes all digests of training images. The same holds for validation images.
     """
     found = {key: _describe(key, then[key], now[key]) for key in now if key in then and then[key] != now[key]}
     follow = {fact for number in NUMBERS.keys() & found.keys() for fact in NUMBERS[number]}
@@ -22,7 +22,7 @@ def changed_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
 
 
 def _describe(key: str, then: Any, now: Any) -> str:
-    """Return two values in words, or '' for sizes that are mostly equal.
+    """Return both values in words, or '' for two lists of file sizes that are mostly equal.
 
     A few files may have been repaired or replaced. If most sizes differ, the data are different under the same names.
     """

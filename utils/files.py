@@ -1,4 +1,4 @@
-"""Safe access to files. A file that is replaced is always the whole old or new version, even if the machine stops."""
+"""Safe access to files. A replaced file is always complete, in its old or new version, even if the machine stops."""
 
 import contextlib
 import errno
@@ -25,15 +25,15 @@ SECONDS_BETWEEN_ATTEMPTS = 0.2  # between attempts to lock a file that another p
 def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
     """Yield a temporary file that replaces `path` when it is completely on disk. After an error, `path` is unchanged.
 
-    With `shared`, several processes may do this at once, so each temporary file has its own name. Otherwise the name is
-    fixed, so that the next attempt replaces the temporary file of a killed process.
+    With `shared`, several processes may replace `path` at once, so each temporary file has its own name. Otherwise the
+    name is fixed, so that the next attempt replaces the temporary file of a killed process.
     """
     check_in_place(path)
     if not shared:  # shared files are indexes; no user chose their path, so they may replace anything there
         refuse_special(path)
     temporary = path.with_name(f".{path.name}{'.' + secrets.token_hex(4) if shared else ''}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # a file that is left there may be a link to another file
+        temporary.unlink(missing_ok=True)  # a leftover file may be a link to another file
         with open(temporary, "xb") as file:
             yield file
             sync(file)
@@ -64,14 +64,14 @@ def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[IO[by
                 time.sleep(SECONDS_BETWEEN_ATTEMPTS)
                 continue
             except OSError:
-                # A file system without locks: two processes may do the same work, but replace files as a whole.
+                # The file system has no locks. Two processes may do the same work, but each replaces whole files.
                 pass
             try:
                 if _is_at(file, path):  # otherwise the last owner of the lock renamed or removed the file
                     yield file
                     return
             finally:
-                # Otherwise a process that was forked in the meantime would keep the lock.
+                # Unlock before closing, because a process that was forked in the meantime would keep the lock.
                 with contextlib.suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_UN)
 
@@ -101,8 +101,8 @@ class Kind(NamedTuple):
     """A kind of file that a script writes. The script overwrites files of this kind only."""
 
     name: str  # such as "a report of a run"
-    starts: tuple[bytes, ...]  # the file starts with one of these
-    has: bytes = b""  # the first bytes of the file contain this
+    starts: tuple[bytes, ...]  # a file of this kind starts with one of these
+    has: bytes = b""  # and contains this in its first BYTES_THAT_TELL bytes
 
 
 def is_of_kind(path: Path, kind: Kind) -> bool:
@@ -130,7 +130,7 @@ def has_other_names(file: int | Path) -> bool:
 
 
 class LineFile:
-    """A text file to which a run appends lines. A hard link to it keeps the lines that it had when the link was made.
+    """A text file to which a run appends lines. A hard link to the file does not get lines that are written later.
 
     Each write checks whether the file has further hard links. If so, a copy replaces the file at its path and gets the
     new lines. Lines that cannot be written, for example on a full disk, are kept for the next write.
@@ -231,7 +231,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that can be written to a folder, which may not exist yet."""
+    """Return the number of bytes that can be written to a folder. The folder may not exist yet."""
     return shutil.disk_usage(nearest_existing(folder)).free
 
 

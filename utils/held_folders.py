@@ -1,4 +1,4 @@
-"""Folders that this process writes to. If one is moved, nothing is written to a new folder at its old path."""
+"""Folders that this process writes to. If a folder is moved, nothing is written to a new folder at its old path."""
 
 import contextlib
 import fcntl

@@ -21,11 +21,11 @@ CGROUPS = (
 )
 
 MAX_SECONDS = 0.1  # maximum CPU time for the measurement of the speed of half precision
-# Tokens (on a CPU, on other devices) and width of a ViT-Base's Linear layer. With fewer tokens, a measurement on a GPU
-# would show only the time to launch a kernel.
+# Numbers of tokens (on a CPU, on other devices) and width of a ViT-Base's Linear layer. With fewer tokens, a timing on
+# a GPU would show only the time to launch a kernel.
 ROWS, ROWS_ON_DEVICE, WIDTH = 128, 8192, 768
 
-SHARED_MEMORY = Path("/dev/shm")  # on Linux
+SHARED_MEMORY = Path("/dev/shm")  # the folder of shared memory on Linux
 
 
 def available_cores() -> set[int]:
@@ -122,8 +122,8 @@ def _own_groups(cgroup: Path, membership: Path, base: str, controller: str) -> l
 def keep_freed_memory(device: torch.device) -> None:
     """Let this process keep freed host memory for its next step, if the C library is glibc.
 
-    Otherwise glibc returns large blocks to the system, which fills new ones with zeros; this takes 7% of a ViT-Tiny
-    step.
+    Otherwise glibc returns large blocks to the system, and the system fills each new block with zeros. This takes 7% of
+    a ViT-Tiny step.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     if device.type != "cpu" or not hasattr(library, "mallopt"):  # torch keeps the memory of other devices itself

@@ -39,10 +39,10 @@ class LaunchOptions:
 class LaunchedRank:
     """The rank that a launcher gave this process, and the address where the processes meet."""
 
-    launcher: str  # its name in messages
+    launcher: str  # name of the launcher in messages
     rank: int
     world_size: int
-    local_rank: int | None = None  # None: unknown; it is determined when the processes meet
+    local_rank: int | None = None  # None: unknown until the processes meet
     host: str = ""  # the host on which process 0 listens; "": torch finds the store through torchrun's variables
     port: int = 0
     local_size: int | None = None  # number of processes on this machine; None: unknown
@@ -51,7 +51,7 @@ class LaunchedRank:
 
     @property
     def parent_is_launcher(self) -> bool:
-        """Whether this process must die with its parent. Under other launchers the parent may be a shell."""
+        """Whether the parent is the launcher, with which this process must die. Otherwise the parent may be a shell."""
         return self.launcher in ("torchrun", "Open MPI")
 
 
@@ -71,7 +71,7 @@ def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions = 
 
 
 def may_have_other_nodes(environment: Mapping[str, str]) -> bool:
-    """Return whether a variable says that this run has several nodes, or lists its nodes as PBS does."""
+    """Return whether the environment has a number of nodes other than 1, or the list of nodes of a PBS job."""
     return "PBS_NODEFILE" in environment or any(environment.get(name, "1") != "1" for name in NODE_COUNTS)
 
 
@@ -98,7 +98,7 @@ def _rank_by_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
     """Return the rank that torchrun, or `launch`, gave this process."""
     restart_count = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "False":
-        restart_count = 0  # each start has its own store, and the nodes' counts may differ
+        restart_count = 0  # each start has its own store, and the nodes' restart counts may differ
     launched = read_rank(environment, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     num_nodes = int(environment.get("GROUP_WORLD_SIZE", 1))
     max_world_size = launched.world_size * _most_nodes(environment) // num_nodes
@@ -109,7 +109,7 @@ def read_rank(
     environment: Mapping[str, str], launcher: str, rank: str, world_size: str, local_rank: str, local_size: str
 ) -> LaunchedRank:
     """Return the rank from a launcher's variables with these names. The last two variables may be missing."""
-    num_here = re.match("[0-9]*", environment.get(local_size, ""))[0]  # 8 if Slurm sets 8(x2),4
+    num_here = re.match("[0-9]*", environment.get(local_size, ""))[0]  # for example 8 from Slurm's 8(x2),4
     return LaunchedRank(
         launcher,
         number_of(environment, rank),
@@ -131,7 +131,7 @@ def number_of(environment: Mapping[str, str], name: str) -> int:
 def _most_nodes(environment: Mapping[str, str]) -> int:
     """Return the maximum number of nodes of an elastic run (4 for `torchrun --nnodes 1:4`), or 0 if it is not elastic.
 
-    It is read from torchrun's command line or PET_NNODES: torchrun passes only the current number to its processes.
+    The maximum is read from torchrun's command line or PET_NNODES: torchrun passes on only the current number.
     """
     nodes = environment.get("PET_NNODES", "")
     with contextlib.suppress(OSError):  # this is not Linux

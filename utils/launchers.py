@@ -42,7 +42,7 @@ def by_srun_or_mpirun(environment: Mapping[str, str]) -> list[str]:
 
 
 def is_task_of_srun(environment: Mapping[str, str]) -> bool:
-    """Return whether srun started this process. An sbatch script has most of the same variables, but none of a step."""
+    """Return whether srun started this process. An sbatch script has most of these variables, but no SLURM_STEP_*."""
     has_step = any(name.startswith("SLURM_STEP_") for name in environment)
     return "SLURM_PROCID" in environment and (has_step or environment.get("ENVIRONMENT") != "BATCH")
 
@@ -155,14 +155,14 @@ def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str
 
 
 def _default_port(environment: Mapping[str, str], launched: LaunchedRank) -> int:
-    """Return a port derived from the job, the same for all its processes, below the range of ephemeral ports."""
+    """Return a port derived from the job: the same for all processes of the job, and below the ephemeral ports."""
     job = environment.get("PMIX_NAMESPACE") if launched.launcher == OPEN_MPI else None
     job = job or f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
     return 10000 + zlib.crc32(job.encode()) % 20000
 
 
 def open_store(host: str, port: int, is_host: bool, timeout: float) -> "TCPStore":
-    """Return the key-value store that process 0, or the first node, serves. It may start later than this process."""
+    """Return the key-value store on process 0 or the first node. Its server may start later than this process."""
     from torch.distributed import TCPStore
 
     deadline = time.monotonic() + timeout
@@ -175,6 +175,6 @@ def open_store(host: str, port: int, is_host: bool, timeout: float) -> "TCPStore
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-    # wait_for_workers would not say which process is missing. multi_tenant shares one server within this process.
+    # With wait_for_workers, an error would not name the missing process. With multi_tenant, stores share one server.
     limit = timedelta(seconds=timeout)
     return TCPStore(host, port, None, is_host, limit, wait_for_workers=False, multi_tenant=True)

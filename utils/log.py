@@ -26,7 +26,7 @@ class Log:
 
     def __init__(self, rank: int, world_size: int = 1):
         self._rank, self._world_size = rank, world_size
-        self._early: list[str] = []  # lines from before the folder exists
+        self._early: list[str] = []  # lines that were logged before the folder existed
         self._files: list[LineFile] = []
         self._has_failed = False
         self._bar: tqdm | None = None
@@ -34,7 +34,7 @@ class Log:
         self._lock = threading.RLock()  # the thread that saves checkpoints also logs
 
     def open(self, folder: Path) -> None:
-        """Write the lines logged so far to files in this folder, and all further lines too."""
+        """Write the lines logged so far, and all further lines, to files in this folder."""
         names = [f"log_{self._rank}.txt"] * (self._world_size > 1) + ["log.txt"] * (self._rank == 0)
         self._files = [LineFile(folder / name) for name in names]
         for text in self._early:
@@ -105,7 +105,7 @@ class Log:
             self._bar.update(count)
 
     def describe_bar(self, describe: Callable[[], str]) -> None:
-        """Set the text at the end of the bar, shown when it is drawn next. Without a bar, `describe` is not called."""
+        """Set the text shown at the end of the bar when it is next drawn. Without a bar, `describe` is not called."""
         if self._bar is not None:
             self._bar.set_postfix_str(describe(), refresh=False)
 
@@ -123,6 +123,6 @@ class Log:
 
 
 def print_anywhere(line: str) -> None:
-    """Print to stdout. Escape characters that its encoding lacks, for example on a terminal without UTF-8."""
+    """Print to stdout. Escape characters that stdout's encoding lacks, for example on a terminal without UTF-8."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)

@@ -45,7 +45,7 @@ OF_THE_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE,
 
 
 def relax_gc() -> None:
-    """Stop garbage collection during imports, because scanning the million permanent objects from them takes 1 s."""
+    """Stop garbage collection during imports, because scanning the million objects they create takes 1 s."""
     gc.disable()
 
 
@@ -90,7 +90,7 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a program and return its exit code, after reporting its error.
 
     The code is the program's own, or 2 for an error that the user can fix (without a traceback), or 1 for other errors. It is
-    0 if the reader of its output has ended (`| head`).
+    0 if the reader of the program's output has ended (`| head`).
     """
     open_closed_streams()
     with contextlib.suppress(AttributeError, OSError):  # stdout may be replaced by another object
@@ -131,7 +131,7 @@ def open_closed_streams() -> None:
             if descriptor != number:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
-            os.set_inheritable(number, True)  # also for processes that this one starts
+            os.set_inheritable(number, True)  # so that child processes get the stream too
         setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
@@ -192,7 +192,7 @@ def nobody_reads() -> bool:
 def exit_now(code: int) -> NoReturn:
     """Exit with exactly this code, without tearing down the interpreter.
 
-    A teardown takes half a second, during which gloo's threads may still have tensors and abort the process
+    A teardown takes half a second, during which gloo's threads may still hold tensors and abort the process
     (pytorch/pytorch#179291). Exit handlers run for at most 10 s, because a tracker's handler may wait for a server.
     """
     run_handlers = atexit._run_exitfuncs  # Python has no public name for it

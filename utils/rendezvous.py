@@ -97,8 +97,9 @@ class Rendezvous:
 
     def unresponsive_ranks(self, seconds: float) -> list[int]:
         """Announce that a rank is lost, wait for all ranks to announce the same, and return the ranks that do not."""
-        silent = [0]  # if the store is gone, rank 0 is lost: it, or torchrun on its machine, serves the store
-        # In a thread, because a request to a hanging store never returns.
+        # If the store is gone, rank 0 counts as lost, because rank 0, or torchrun on its machine, serves the store.
+        silent = [0]
+        # Poll in a thread, because a request to a hanging store never returns.
         thread = threading.Thread(target=self._poll_ranks, args=(silent, seconds), daemon=True)
         thread.start()
         thread.join(seconds + 1)
@@ -116,7 +117,7 @@ class Rendezvous:
                 time.sleep(0.05)
 
     def kill_local(self, ranks: list[int]) -> None:
-        """Kill the given ranks that this process's launcher started. It would let a hanging process live for 30 s."""
+        """Kill each given rank that this process's launcher started. The launcher would let it hang for 30 s."""
         for rank in ranks:
             with contextlib.suppress(OSError):  # the process has already ended, or this is not Linux
                 status = Path(f"/proc/{self._pids[rank]}/status").read_text()

@@ -1,4 +1,4 @@
-"""The identity of runs, and how users name them: by a folder, by a checkpoint in it, or by the word latest."""
+"""The identity of runs, and how users name them: by a folder, by a checkpoint in the folder, or by `latest`."""
 
 import os
 import re
@@ -32,7 +32,7 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, record: Any) -> "Identity | None":
-        """Return the identity in status.json or a checkpoint, or None if there is none or it is damaged."""
+        """Return the identity in status.json or a checkpoint, or None if it is missing or damaged."""
         known = record.get("run") if isinstance(record, dict) else None
         found = [known.get(name) for name in cls._fields] if isinstance(known, dict) else [None]
         return cls(*found) if all(isinstance(each, str) for each in found) else None
@@ -48,7 +48,7 @@ def utc_now() -> str:
 
 def is_run_folder(folder: str | Path) -> bool:
     """Return whether this is the folder of a run."""
-    # A folder of a class has neither file, so each of thousands of such folders costs only two checks.
+    # A class folder has neither file, so each of thousands of such folders costs only two checks.
     found = [name for name in FILES_OF_A_RUN[:2] if os.path.exists(os.path.join(folder, name))]
     return bool(found) and has_files_of_run([*found, *os.listdir(folder)])
 
@@ -59,7 +59,7 @@ def has_files_of_run(names: Collection[str]) -> bool:
 
 
 def without_latest(source: str | Path, save: str = OUTPUT) -> str:
-    """Return the folder of the newest run in `save` for the word latest, and any other name or existing file unchanged.
+    """Return the folder of the newest run in `save` for `latest`. Return another name, or an existing path, unchanged.
 
     Raise ConfigError for an empty name, which Path would treat as the current folder.
     """

@@ -17,7 +17,7 @@ def mix(*numbers: int) -> int:
 def keyed_rng(purpose: str, *key: int) -> random.Random:
     """Return a generator that depends only on its purpose and some numbers.
 
-    It hashes differently from `mix`. Both hashes must not change, because results depend on them.
+    It hashes differently from `mix`. Neither hash may change, because results depend on both.
     """
     digest = hashlib.blake2b(" ".join(map(str, (purpose, *key))).encode(), digest_size=16).digest()
     return random.Random(int.from_bytes(digest, "big"))
@@ -42,6 +42,6 @@ def make_deterministic() -> None:
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
     torch.use_deterministic_algorithms(True)
-    # Filling uninitialized memory takes time, and it is never read.
+    # Filling uninitialized memory takes time, and halfstep never reads such memory.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False

@@ -136,7 +136,7 @@ def is_url(path: str) -> bool:
 
 
 def problem_of(url: str) -> str | None:
-    """Return why data cannot be read from a URL, without quoting it, or None if they can."""
+    """Return why data cannot be read from this URL, without quoting the URL, or None if reading is possible."""
     try:
         parts = urlsplit(url)
         user, host = parts.username or parts.password, parts.hostname
@@ -144,7 +144,7 @@ def problem_of(url: str) -> str | None:
     except ValueError:
         return "is not a valid URL"
     if url.partition("://")[0] not in SCHEMES:
-        return f"must be a folder, or a URL of {', '.join(f'{each}://' for each in SCHEMES)}"
+        return f"must start with one of {', '.join(f'{each}://' for each in SCHEMES)}; or name a folder instead"
     remedy = "environment (AWS_PROFILE or AWS_ACCESS_KEY_ID, ...)" if parts.scheme == "s3" else "file ~/.netrc"
     if user:
         return f"contains a user or password, which would be written to the run's files; put them into the {remedy}"

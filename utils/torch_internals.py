@@ -1,6 +1,6 @@
-"""All private names of torch, torchvision and timm that halfstep uses, with the reason for each. No other file uses any.
+"""All private names of torch, torchvision and timm that halfstep uses, with the reason for each. Other files use none.
 
-They exist in torch 2.11 to 2.15 and timm 1.0.20 to 1.0.31. Before requirements.txt allows another version, run
+These names exist in torch 2.11 to 2.15 and timm 1.0.20 to 1.0.31. Before requirements.txt allows another version, run
 tests/utils/test_torch_internals.py with that version.
 """
 
@@ -17,21 +17,21 @@ from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.utils import _python_dispatch, _pytree
 
-TORCH_VERSIONS, TIMM_VERSIONS = ("2.11", "2.15"), ("1.0.20", "1.0.31")  # supported: oldest and newest
+TORCH_VERSIONS, TIMM_VERSIONS = ("2.11", "2.15"), ("1.0.20", "1.0.31")  # the oldest and the newest supported version
 TorchDispatchMode = _python_dispatch.TorchDispatchMode  # unlike torch.overrides, it sees the result of autocast
-tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map  # torch has no public functions for such trees
-# These write uint8 pixels into the batch. functional.interpolate would allocate new memory for its result.
+tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map  # torch has no public functions for nested containers
+# These kernels write uint8 pixels into the batch. functional.interpolate would allocate new memory for its result.
 RESIZE_KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
 }
-# These start one kernel for all tensors of a model, as torch.optim does. A loop would start hundreds.
+# These functions start one kernel for all tensors of a model, as torch.optim does. A loop would start hundreds.
 foreach_copy_, foreach_sub = torch._foreach_copy_, torch._foreach_sub
 foreach_mul_, foreach_add_ = torch._foreach_mul_, torch._foreach_add_
 
 
 def foreach_put_back_(tensors: list[Tensor], former: list[Tensor], skipped: Tensor) -> None:
-    """Copy `former` back to the tensors if `skipped` on the device is 1. The values of `former` are lost.
+    """Copy `former` back to the tensors if `skipped`, a value on the device, is 1. The values of `former` are lost.
 
     A single kernel of fused SGD does this: its first step copies the gradients (here `former`) to the momentum buffers (here
     the tensors), unless found_inf is 1. All tensors have the same floating-point type.
@@ -42,7 +42,7 @@ def foreach_put_back_(tensors: list[Tensor], former: list[Tensor], skipped: Tens
 
 
 ALLOWED_IN_WEIGHTS = _weights_only_unpickler._get_allowed_globals()  # {name: function that weights files may call}
-# Attributes with the labels of torchvision's data sets, so that not all images must be read for their labels.
+# Attributes with the labels of torchvision's data sets, so that reading the labels does not require reading all images.
 LABELS = ("targets", "labels", "_labels")
 
 
@@ -57,8 +57,8 @@ def import_compiler() -> None:
 def import_timm() -> ModuleType:
     """Return timm, imported with torchvision but without torch's compiler and wandb, which saves 2 s and 150 MB.
 
-    timm and torchvision import the compiler only to query it, or to exclude a function from compilation. Here the import
-    waits until the first such call. They import wandb only to check whether it is installed.
+    timm and torchvision import the compiler only to query it, or to exclude a function from compilation. Here the
+    compiler is imported at the first such call. They import wandb only to check whether it is installed.
     """
     if COMPILER in sys.modules or "timm" in sys.modules:
         return importlib.import_module("timm")
@@ -87,7 +87,7 @@ def import_timm() -> ModuleType:
 
 
 def without_compiler(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Return an optimizer class whose methods are not excluded from compilation, which would import the compiler."""
+    """Return an optimizer class that is not excluded from compilation: the exclusion would import the compiler."""
     for method in vars(torch.optim.Optimizer).values():
         if wrapped := getattr(method, "__wrapped__", None):
             wrapped.__dynamo_disable = wrapped
@@ -95,7 +95,7 @@ def without_compiler(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optim
 
 
 def scale_and_growth(scaler: GradScaler) -> tuple[Tensor, Tensor]:
-    """Return loss scale and count of finite updates, both on the device, while get_scale() would wait for it."""
+    """Return the loss scale and the count of finite updates, on the device. get_scale() would wait for the device."""
     return scaler._check_scale_growth_tracker("update")
 
 
@@ -106,7 +106,7 @@ def found_infs(scaler: GradScaler) -> list[Tensor]:
 
 
 def found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Return 1.0 if unscale_ found a gradient of this optimizer that is not finite, else 0.0. It is valid until update()."""
+    """Return 1.0 if unscale_ found a non-finite gradient of this optimizer since the last update(), else 0.0."""
     (found,) = scaler._found_inf_per_device(optimizer).values()
     return found
 

@@ -1,10 +1,10 @@
-"""Trains each recipe with halfstep and with timm's train.py, on the same batches from the same weights; compares them.
+"""Trains each recipe with halfstep and with timm's train.py, from the same weights on the same batches. Compares both.
 
     python scripts/benchmarks/beside_timm.py -train_py pytorch-image-models/train.py [-- ARGUMENT ...]
 
-The settings are translated as by from_timm.py. Each row has the largest relative differences in loss and learning rate
+The settings are translated as in from_timm.py. Each row has the largest relative differences in loss and learning rate
 over all updates, and the relative norm of the difference in the final weights and in their EMA. The exit code is 1 if a
-loss differs by more than 1e-5. The script runs on the CPU and takes minutes. Both programs get the ARGUMENTs.
+loss differs by more than 1e-5. The script runs on the CPU and takes minutes. Each ARGUMENT is passed to both programs.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
 
 
 def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """Return the norm of the difference of the weights, relative to the norm of timm's."""
+    """Return the norm of the difference of the weights, relative to the norm of timm's weights."""
     one, other = (torch.cat([side[name].flatten().double() for name in theirs]) for side in (ours, theirs))
     return ((one - other).norm() / other.norm()).item()
 

@@ -1,4 +1,4 @@
-"""Times processes that train in turn (A B A B), so that a slow phase of the machine affects all; prints their table."""
+"""Times processes that train in turn (A B A B), so that a slow phase of the machine affects all, and prints tables."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ def fast_modes(kind: str) -> list[str]:
 
 
 class Refused(Exception):
-    """Raised if a case cannot be measured here. The message is the reason."""
+    """An error for a case that cannot be measured on this machine. The message is the reason."""
 
 
 class StepWorker:
@@ -126,8 +126,8 @@ class StepWorker:
 class Measured:
     """The figures of one case. The lists have one value per turn."""
 
-    images: int  # per update
-    seconds: list[float] = field(default_factory=list)  # per iteration
+    images: int  # number of images per update
+    seconds: list[float] = field(default_factory=list)  # seconds per iteration
     base: list[float] = field(default_factory=list)  # seconds per iteration of the first case in the same rounds
     memory: int = 0  # peak memory in bytes
     peak: float = 0.0  # FLOP/s of matrix products; 0 if they were not timed
@@ -148,8 +148,8 @@ class Turns:
     """The number of turns of each case, and the length of a turn."""
 
     rounds: int
-    steps: int  # minimum per turn
-    min_seconds: float = 0.0  # minimum per turn; on a GPU five steps take 0.1 s, too short for a good timing
+    steps: int  # minimum number of iterations per turn
+    min_seconds: float = 0.0  # minimum length of a turn; five steps on a GPU take 0.1 s, too short to time well
 
     def __str__(self) -> str:
         seconds = f" and {self.min_seconds:g} s" if self.min_seconds else ""
@@ -164,7 +164,7 @@ def take_turns(
 ) -> tuple[dict[str, Measured], dict[str, str]]:
     """Measure all cases. Return {case: its figures} and {case that cannot be measured: the reason}.
 
-    `products`: {case: type of the matrix products to time}. They are timed after the memory peak was read.
+    `products`: {case: type of the matrix products to time}. These products are timed after the memory peak was read.
     """
     rounds = Rounds(workers, turns, products or {})
     for worker in workers.values():
@@ -252,7 +252,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 class SpeedTable:
-    """Prints each case's speed, memory and share of the peak of matrix products as soon as it is measured.
+    """Prints each case's speed, memory and share of the peak of matrix products as soon as the case is measured.
 
     `products`: {case: type of the matrix products that limit its speed}. All cases are compared with the first.
     """

@@ -77,8 +77,9 @@ VALUES = {
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_output("FOLDER", "folder for the results; results of earlier calls are kept")
-    parser.add_argument("-parts", type=part_names, default=list(PARTS), metavar="NAMES", help=f"[{','.join(PARTS)}]")
-    parser.add_argument("-limit_scale", type=at_least(1), metavar="N", help="factor for every time limit [1, dry: 20]")
+    parts_help = f"parts to run [{','.join(PARTS)}]"
+    parser.add_argument("-parts", type=part_names, default=list(PARTS), metavar="NAMES", help=parts_help)
+    parser.add_argument("-limit_scale", type=at_least(1), metavar="N", help="factor for each time limit [1, -dry: 20]")
     parser.add_argument("-dry", action="store_true", help="walk through all parts on the CPU, with tiny sizes")
     arguments = parser.parse_args(argv)
     import torch  # local: importing torch takes seconds
@@ -89,7 +90,7 @@ def main(argv: list[str]) -> int:
         subprocess.Popen = sys.modules["tests.support.forked_children"].ForkingPopen
     if not (arguments.dry or torch.cuda.is_available()):
         raise ConfigError("gpu_session.py: torch finds no CUDA device here; -dry walks through all parts on the CPU")
-    # -dry has higher limits, so that no part is killed on a small computer.
+    # -dry has higher time limits, so that no part is killed on a small computer.
     scale, kind = (20, "dry, nothing here was measured on a GPU") if arguments.dry else (1, "on a GPU")
     scratch = tempfile.mkdtemp(prefix="halfstep-session-")  # forks would remove a TemporaryDirectory when they exit
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{scratch}/compiled")

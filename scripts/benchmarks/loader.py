@@ -40,13 +40,13 @@ def main(argv: list[str]) -> int:
     command.add_argument("-seconds", type=float, default=3.0)
     command = commands.add_parser("run")
     command.set_defaults(measure=compare_runs)
-    folder_help = "a folder with train/ and val/ as written by photos.py [a new one]"
+    folder_help = "a folder with train/ and val/ as written by photos.py [a new folder]"
     command.add_argument("-photos", type=Path, metavar="FOLDER", help=folder_help)
-    command.add_argument("-rounds", type=at_least(1), default=5, metavar="N", help="turns [5]")
+    command.add_argument("-rounds", type=at_least(1), default=5, metavar="N", help="number of turns [5]")
     command.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
     command.add_argument("-model", default="vit_tiny_patch16_224", help="name of a timm model [vit_tiny_patch16_224]")
-    command.add_argument("-batch_size", type=at_least(1), help=f"batch size of both [{BATCH_SIZE} on a CPU, else 256]")
-    command.add_argument("-num_workers", type=at_least(1), help="threads of halfstep, processes of timm [one per core]")
+    command.add_argument("-batch_size", type=at_least(1), help=f"batch size [{BATCH_SIZE} on a CPU, else 256]")
+    command.add_argument("-num_workers", type=at_least(1), help="loader threads (timm: processes) [one per core]")
     command.add_argument("-compile", action="store_true", help="compile both models")
     arguments, arguments.flags = parser.parse_known_args(argv)
     if arguments.flags and arguments.command != "limits":
@@ -87,7 +87,7 @@ def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
 
 
 def name_limit(loader: float, step: float, both: float) -> str:
-    """Return a text on what limits a run, given the images/s of the loader alone, the step alone and both together."""
+    """Return a sentence that names the bottleneck of a run, given the images/s of the loader, the step, and both."""
     if both < 0.9 * min(loader, step):
         share = both / min(loader, step)
         return f"both share cores: together they reach {share:.2f} of the slower rate; DATA.CACHE needs fewer cores"
@@ -122,7 +122,7 @@ class Setup:
         return 1 if self.kind == "cpu" else 10
 
     def timm(self, folder: Path, photos: Path, output: Path) -> list[str]:
-        """Return the command of timm's train.py, with its own flags for this device."""
+        """Return the command of timm's train.py, with train.py's flags for this device."""
         words = [sys.executable, folder / "train.py", "--data-dir", photos, "--output", output, *TIMM.split()]
         words += ["--model", self.model, "-b", self.batch_size, "--device", self.kind, "--workers", self.workers]
         words += ["--log-interval", self.report_every]
@@ -152,7 +152,10 @@ class Run:
 
 
 def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
-    """Time one epoch with validation in bfloat16, with both commands as users type them, and print the figures."""
+    """Compare halfstep with timm's train.py, started by the commands that users type.
+
+    Each run trains for one epoch and validates, in bfloat16.
+    """
     kind, _ = find_devices("auto")
     workers = arguments.num_workers or len(available_cores())
     batch_size = arguments.batch_size or (BATCH_SIZE if kind == "cpu" else 256)

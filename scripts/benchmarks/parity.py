@@ -3,12 +3,12 @@
 python scripts/benchmarks/parity.py                                    the digits, in the fast precisions of this device
 python scripts/benchmarks/parity.py -cfg configs/vit_cifar10.yaml -modes fp32 bf16 naive-bf16 fp16 -seeds 3
 
-A mode is worse if its mean accuracy is below fp32's by more than two standard errors of the difference. That is
+A mode is worse if its mean accuracy is below fp32's by more than two standard errors of the difference. This margin is
 2 x s x sqrt(1/n + 1/n), where s is the standard deviation of fp32's n accuracies. The mode's own deviation does not
 count, since one collapsed seed would widen the margin. A mode with a run that stops early is always worse. The exit
-code is 1 if a mode is worse. A mode that the settings refuse here is listed but not judged. The table also has the
-training loss and the gradient norm of the last epoch, compared with fp32's for each seed. They show smaller differences
-than the accuracy on a few images.
+code is 1 if a mode is worse. A mode that the program refuses on this machine is listed but not judged. The table also
+has the training loss and the gradient norm of the last epoch, compared with fp32's for each seed. Loss and norm reveal
+smaller differences than the accuracy on a few images.
 """
 
 import argparse
@@ -35,7 +35,7 @@ Verdict = tuple[bool, str]  # whether a mode is worse than fp32, and the text fo
 
 @dataclass(frozen=True)
 class Run:
-    """The figures of the last epoch of one run. They are NaN if the run failed, for example with exit code 3."""
+    """The figures of the last epoch of one run. All are NaN if the run failed, for example with exit code 3."""
 
     top1: float = math.nan  # validation accuracy in percent
     train_loss: float = math.nan
@@ -54,7 +54,8 @@ def judge(values: list[float], fp32: list[float]) -> Verdict:
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("-cfg", default=str(ROOT / "configs/vit_digits.yaml"), metavar="FILE", help="[vit_digits]")
+    settings = ROOT / "configs/vit_digits.yaml"
+    parser.add_argument("-cfg", default=str(settings), metavar="FILE", help="settings file [vit_digits]")
     modes_help = f"choose from {' '.join(MODES)}; fp32 is always measured"
     parser.add_argument("-modes", nargs="+", choices=MODES, metavar="MODE", help=modes_help)
     parser.add_argument(
@@ -85,7 +86,7 @@ def main(argv: list[str]) -> int:
 
 
 def train(arguments: argparse.Namespace, name: str, seed: int) -> Run:
-    """Train one mode with one seed by main_single_gpu.py. Raise ConfigError if it refuses the settings."""
+    """Train one mode with one seed. Raise ConfigError if main_single_gpu.py refuses the settings."""
     with tempfile.TemporaryDirectory() as output:
         command = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", arguments.cfg, "-seed", seed, "-output", output]
         command += ["-opts", "TRACK=none", *arguments.opts, *MODES[name].options]

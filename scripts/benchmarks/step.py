@@ -26,7 +26,7 @@ from utils.distributed import find_devices
 
 NO_DROPOUT = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # the defaults of timm's models
 KINDS = (("", "COMPILE=false"), (" compiled", "COMPILE=true"))  # (suffix of the case's name, its option)
-AT_ONCE = 4  # number of processes; a waiting process keeps its weights and its context on the device
+AT_ONCE = 4  # number of processes; even a process that waits keeps its weights and its context on the device
 
 
 def main(argv: list[str]) -> int:
@@ -35,8 +35,8 @@ def main(argv: list[str]) -> int:
     for measure in (modes, seconds, linear, peer):
         command = commands.add_parser(measure.__name__, help=measure.__doc__, description=measure.__doc__)
         command.set_defaults(measure=measure)
-        command.add_argument("-cfg", metavar="FILE", help="[ViT-Base on a GPU, ViT-Tiny on a CPU]")
-        command.add_argument("-batch_size", type=at_least(1), metavar="N", help="[128 on a GPU, 32 on a CPU]")
+        command.add_argument("-cfg", metavar="FILE", help="settings [ViT-Base on a GPU, ViT-Tiny on a CPU]")
+        command.add_argument("-batch_size", type=at_least(1), metavar="N", help="batch size [GPU 128, CPU 32]")
         command.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="further settings")
         rounds = 7 if measure in (modes, peer, seconds) else 5
         command.add_argument("-rounds", type=at_least(1), default=rounds, metavar="N", help=f"turns [{rounds}]")
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
             command.add_argument("-seconds", type=float, default=2.0, metavar="S", help="minimum seconds per turn [2]")
             command.add_argument("-compile", action="store_true", help="also measure each case compiled")
         elif measure is seconds:
-            command.add_argument("-iterations", type=at_least(1), default=100, metavar="N", help="per turn [100]")
+            command.add_argument("-iterations", type=at_least(1), default=100, metavar="N", help="steps per turn [100]")
         elif measure is linear:
             command.add_argument("-scale", type=float, metavar="X", help="factor of width 4096, batch 512 [1, CPU .25]")
             command.add_argument("-epochs", type=at_least(1), metavar="N", help="epochs of 50 batches [GPU 25, CPU 5]")
@@ -75,7 +75,7 @@ def heading(arguments: argparse.Namespace, what: object) -> str:
 
 
 def modes(arguments: argparse.Namespace) -> str:
-    """Measure memory, iterations/s, images/s and utilisation in every precision, on CPUs only in the fast ones."""
+    """Measure memory, iterations/s, images/s and utilisation in each precision; by default, CPUs skip the slow ones."""
     names = arguments.modes or fast_modes(arguments.kind)
     reasons = {name: f"only on {CASES[name].kinds[0]}" for name in names if arguments.kind not in CASES[name].kinds}
     names = [name for name in names if name not in reasons]
@@ -101,7 +101,7 @@ def peer(arguments: argparse.Namespace) -> str:
 def measure_cases(
     arguments: argparse.Namespace, workers: dict[str, StepWorker], products: dict[str, str], reasons: dict[str, str]
 ) -> str:
-    """Print the table of all cases, a few rows at a time as soon as they are known. Return the text below the table."""
+    """Print the table of all cases, adding rows as soon as they are known. Return the text below the table."""
     first, *others = workers or [None]
     turns = Turns(arguments.rounds, arguments.steps, arguments.seconds)
     speeds = SpeedTable(heading(arguments, turns), products)
@@ -114,7 +114,7 @@ def measure_cases(
 
 
 def seconds(arguments: argparse.Namespace) -> str:
-    """Measure the seconds per 100 iterations, without and with -amp in turn, their average and the speed-up."""
+    """Measure the seconds per 100 iterations without and with -amp in turn, and compute average and speed-up."""
     workers = {"off": worker(arguments, "AMP=false"), "on": worker(arguments, "AMP=true")}
     measured = compare(workers, Turns(arguments.rounds, arguments.iterations))
     averages = {name: 100 * statistics.mean(each.seconds) for name, each in measured.items()}

@@ -130,10 +130,10 @@ class TrainerWorker(LoaderWorker):
 
 
 class TimmWorker(LoaderWorker):
-    """A worker that trains the same model like timm's train.py: plain loop, timm's optimizer, the loss read every step.
+    """A worker that trains like timm's train.py: the same model, in a plain loop that reads the loss in every step.
 
-    It uses that script's settings of torch, and compiles the model with COMPILE=true. The images are already on the
-    device as normalised float32, so loading and normalising are not timed.
+    It uses timm's optimizer and train.py's settings of torch, and compiles the model with COMPILE=true. The images are
+    already on the device as normalised float32, so loading and normalising are not timed.
     """
 
     def __init__(self, argv: list[str]):
@@ -200,7 +200,8 @@ def matmul_peak(device: torch.device, product: str) -> float:
     best, size = 0.0, 256
     while size <= 16384:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())  # it waits for the device
+        # Timer waits for the device.
+        timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
         seconds = min(timer.timeit(3).mean for _ in range(5))
         best = max(best, 2 * size**3 / seconds)
         if seconds > 0.005:

@@ -25,7 +25,7 @@ under `BASE`, the file given with `-cfg`, a flag, `-opts KEY=VALUE ...`. The set
 `config.yaml`, each with its origin. That file, given with `-cfg`, repeats the run.
 
 ```yaml
-BASE: common.yaml        # or a list; relative to this file's folder; the settings below override it
+BASE: common.yaml        # one file or a list, relative to this file's folder; the settings below override it
 TRAIN:
     BASE_LR: 3e-3
     OPTIMIZER:

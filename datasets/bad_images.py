@@ -10,9 +10,9 @@ from utils.distributed import Process
 from utils.errors import DataError
 from utils.text import counted, one_line
 
-ALWAYS_ALLOWED = 3  # unreadable images, because in a small set a single image can be more than 1%
+ALWAYS_ALLOWED = 3  # unreadable images in any set, because in a small set a single image can be more than 1%
 NUM_SAMPLED = 128  # validation images that are read before training
-NUM_EXPLAINED = 10  # images that are reported with a reason; finding it takes a second read
+NUM_EXPLAINED = 10  # images that are reported with a reason; finding the reason takes a second read
 NUM_NAMED = 5  # images that the error names
 
 
@@ -25,7 +25,7 @@ class BadImages:
     """Counts the distinct unreadable images of one set over all processes."""
 
     def __init__(self, image_set: ImageSet, max_fraction: float, say: Callable[[str], None], known: Iterable[int] = ()):
-        """`max_fraction`: DATA.MAX_BAD_FRACTION. `known`: images that were reported before; `say` reports new ones."""
+        """`max_fraction`: DATA.MAX_BAD_FRACTION. `known`: images that were reported before. `say`: prints reports."""
         self.image_set, self.max_fraction, self.say = image_set, max_fraction, say
         self.indices = dict.fromkeys(known)  # in the order in which they were reported
         self._unshared: list[int] = []  # bad images that this process found since the last check

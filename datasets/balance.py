@@ -20,7 +20,7 @@ SAMPLER = "DATA.SAMPLER balanced"
 def read_class_weights(config: Config, image_set: ImageSet) -> list[float]:
     """Return TRAIN.CLASS_WEIGHTS for each output of the model. An output without a class has weight 1.
 
-    auto: the weight of a class is images / (classes x images of the class), so that its mean over all images is 1.
+    auto: the weight of a class is images / (classes x images of the class), so that the mean weight of all images is 1.
     """
     classes = image_set.classes
     if config.TRAIN.CLASS_WEIGHTS == AUTO:
@@ -54,7 +54,7 @@ def _range(classes: list[str], values: list[float]) -> str:
 
 
 def images_of_each_class(image_set: ImageSet, setting: str) -> np.ndarray:
-    """Return int64 [classes]: the images of each class. Raise DataError that names `setting` if a class has none."""
+    """Return int64 [classes]: the number of images per class. Raise DataError about `setting` if a class has none."""
     counts = image_set.count_classes()
     if not counts.all():
         missing = [image_set.classes[number] for number in np.flatnonzero(counts == 0)]

@@ -27,11 +27,11 @@ class Piece(NamedTuple):
     """One micro-batch of one process."""
 
     epoch: int
-    indices: np.ndarray  # at least one image
-    num_samples: int  # how many images count: all, or 0 if the only image just keeps the processes in step
+    indices: np.ndarray  # indices of the images, at least one
+    num_samples: int  # number of images that count: all, or 0 for a single image that only keeps the processes in step
     # The following fields are used only in training.
     step: int = 0
-    first: int = 0  # position of the first image in the window
+    first: int = 0  # position in the window of the first image of this piece
     repeats: np.ndarray | None = None  # for each image, a number that tells its occurrences in this epoch apart
 
     def part(self, start: int, end: int) -> "Piece":
@@ -192,5 +192,5 @@ class EpochOrders:
 
 
 def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation", repeat: int = 0) -> random.Random:
-    """Return the random generator for one image in one epoch, which is the same in every process."""
+    """Return the random generator for one image in one epoch. It is the same in every process."""
     return keyed_rng(purpose, seed, epoch, index, *([repeat] if repeat else []))

@@ -21,8 +21,8 @@ from utils.errors import ConfigError, DataError, ensure
 from utils.text import counted, is_url
 
 NUM_SMALLEST = 3  # the number of smallest classes that the log names
-# The largest training set that overlap.py compares with the validation set. This takes 16 MB per process, and a second
-# at the start.
+# The largest training set that overlap.py compares with the validation set. The comparison takes 16 MB per process, and
+# a second at the start.
 MOST_TRAINED = 2_000_000
 
 
@@ -31,7 +31,7 @@ def load_image_sets(
 ) -> tuple[ImageSet | None, ImageSet]:
     """Return the checked training set (None with EVAL) and validation set of DATA.DATASET. `say` reports a download.
 
-    `saved`: the data record of the resumed or evaluated checkpoint; both sets number their classes as it does.
+    `saved`: the data record of the resumed or evaluated checkpoint; both sets get its class numbers.
     `output`: the folder that the run writes to.
     """
     data = config.DATA
@@ -92,7 +92,7 @@ def _check_own_parts(config: Config, val: ImageSet) -> None:
         if "folds" not in val.split:
             raise ConfigError(
                 f"DATA.FOLD is {data.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
-                "leave it out, or set -data_path to the folder or file of one part to divide only that part"
+                "leave DATA.FOLD out, or set -data_path to the folder or file of one part to divide only that part"
             )
     elif data.VAL_FRACTION not in (Data.VAL_FRACTION, val.split.get("fraction")):
         text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g}, because {name} has validation images of its own"
@@ -190,7 +190,7 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
     if order.num_repeats > order.global_batch:
         raise ConfigError(
             f"TRAIN.REPEATED_AUG is {order.num_repeats}, but an update has only {counted(order.global_batch, 'image')} "
-            "(DATA.BATCH_SIZE x processes x TRAIN.ACCUM_ITER); lower the first or raise the second"
+            "(DATA.BATCH_SIZE x processes x TRAIN.ACCUM_ITER); lower TRAIN.REPEATED_AUG or raise one of these"
         )
     return order
 
@@ -235,8 +235,8 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
 def watches(train: ImageSet, val: ImageSet, path: str) -> bool:
     """Return whether a run looks for validation images that are training images (overlap.py).
 
-    It does not if images are in memory, because these come from published data sets, or if they are remote or streamed,
-    because these cannot be read in arbitrary order.
+    It does not look for them in training sets of more than MOST_TRAINED images, in images in memory (which come from
+    published data sets), or in remote or streamed images (which cannot be read in arbitrary order).
     """
     is_of_files = not (train.in_memory or train.makes_batches or val.in_memory or is_url(path))
     return is_of_files and len(train) <= MOST_TRAINED

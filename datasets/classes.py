@@ -43,7 +43,7 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
 
 def _number_by_list(config: Config, parts: list[ImageSet]) -> list[str]:
     """Number the classes in the order of DATA.CLASSES. Return lines for the log."""
-    # No name may repeat, because images are matched by name.
+    # No name may repeat, because the classes of the data are matched by name.
     classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
     where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
     _refuse_other_classes(parts, classes, where, "add them to the file", may_lack=True)
@@ -76,7 +76,10 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
     where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
     remedy = "start a new run from its weights with -pretrained"
     if config.START.EVAL:
-        remedy = "evaluate only images of its classes; new classes are left out only if none of its classes is missing"
+        remedy = (
+            "evaluate only images of the checkpoint's classes; images of new classes are left out only if none of the "
+            "checkpoint's classes is missing"
+        )
     if is_renamed:
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
     _refuse_other_classes(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
@@ -111,8 +114,8 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
 
 
 def _warn_of_unused_classes(config: Config, parts: list[ImageSet]) -> list[str]:
-    """Warn of names in DATA.CLASSES that no image has. Raise DataError instead if images can have several labels,
-    because these are often misspelt."""
+    """Warn of names in DATA.CLASSES that no image has. If images can have several labels, raise DataError instead,
+    because such labels are often misspelt."""
     counts, names = sum(part.count_classes() for part in parts), parts[0].classes
     unused = [] if config.START.EVAL else [names[number] for number in np.flatnonzero(counts == 0)]
     found = f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}"
@@ -170,7 +173,7 @@ def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], 
 
 
 def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
-    """Raise DataError if the parts have other classes. With `may_lack`, ignore classes that no image has."""
+    """Raise DataError if the parts lack or add classes. With `may_lack`, ignore classes that no image has."""
     names = parts[0].classes
     new, gone = _differences(parts, classes)
     if may_lack:

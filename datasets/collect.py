@@ -14,7 +14,7 @@ def encoded(values: list[str]) -> list[bytes]:
 
 
 class Distinct:
-    """Distinct strings, such as classes or folders, each with row and line of its first occurrence, in that order."""
+    """Distinct strings, such as classes or folders, in order of first occurrence, each with its first row and line."""
 
     def __init__(self):
         self.numbers: dict[str, int] = {}
@@ -44,7 +44,7 @@ class RowHashes:
         self._all.frombytes(np.fromiter(map(hash, values), np.int64, len(values)).tobytes())
 
     def take(self) -> np.ndarray:
-        """Return all hashes, and release them here."""
+        """Return all hashes, and remove them from this object."""
         found, self._all = self._all, array("q")
         return np.frombuffer(found, np.int64)
 

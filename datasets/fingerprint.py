@@ -21,8 +21,8 @@ CLASSES = "classes and their order"
 def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
     """Return {name of a fact: number or digest} for the training images, if there are any, and the validation images.
 
-    Paths are relative to the data folder. This takes milliseconds for a million images, because an index
-    stores checksums of the names.
+    Paths are relative to the data folder. The facts of a million images take milliseconds, because an index stores
+    checksums of the names.
     """
     facts: dict[str, int | str] = {
         CLASSES: _digest([name.encode(errors="surrogateescape") + b"\0" for name in val.classes])
@@ -43,7 +43,7 @@ def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
 
 
 def is_other_data(facts: Mapping[str, Any], val: ImageSet) -> bool:
-    """Return whether the file sizes of the validation images differ from those that a run recorded as facts."""
+    """Return whether the file sizes of the validation images differ from the sizes in the facts of a run."""
     return any(fact.startswith(SIZES) for fact in changed_facts(facts, data_facts(None, val)))
 
 

@@ -3,7 +3,8 @@
 The file contains MAGIC, the length and checksum of a description, the description in JSON (columns and facts), then
 the columns of numbers and of byte strings, each with a checksum in the description. Each start verifies all checksums,
 which takes 0.1 s for the names of a million images. In a file of more than COMPARED bytes, only the checksum of the
-description is verified: the columns are on the disk before the file gets its name, and an incomplete copy is too short.
+description is verified. The columns of such a file are on the disk before it gets its name, and an incomplete copy is
+recognized by its length.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ class Texts(Sequence):
     """A column of byte strings. String i is `blob[starts[i]:starts[i + 1]]`."""
 
     def __init__(self, starts: np.ndarray, blob: np.ndarray, checksums: tuple[int, int] | None = None):
-        """`starts`: uint64 [N + 1]; `blob`: uint8. `checksums`: the checksums of both, from the index file."""
+        """`starts`: uint64 [N + 1]; `blob`: uint8. `checksums`: the index file's checksums of `starts` and `blob`."""
         self.starts, self.blob, self._checksums = starts, blob, checksums
 
     @classmethod
@@ -90,7 +91,10 @@ class Texts(Sequence):
         return self._cut(self.starts[rows], self.starts[rows.astype(np.int64) + 1])
 
     def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (row, file name) for each path with one of these file names. Only likely paths are read as strings."""
+        """Yield (row, file name) for each path with one of these file names.
+
+        Only paths whose last bytes have the same hash as those of a name are compared in full.
+        """
         length = min(16, *map(len, names))
         tails = np.frombuffer(b"".join(name[-length:] for name in names), np.uint8).reshape(-1, length)
         wanted = np.zeros(1 << 16, bool)
@@ -132,7 +136,7 @@ class Shape(NamedTuple):
     """The columns and facts that an index must have."""
 
     columns: Mapping[str, str]  # the type of each column, as for IndexWriter
-    even: Sequence[str]  # groups of columns with equal lengths
+    even: Sequence[str]  # names of columns with equal lengths, such as "path target"
     facts: Any  # the shape of the facts; see is_like
 
 
@@ -172,7 +176,7 @@ class Index:
         self.path, self.facts, self.id, self._columns, self._checksums = path, facts, identity, columns, checksums
 
     def has(self, shape: "Shape") -> bool:
-        """Return whether the columns and facts have this shape. They may not if another program wrote the file."""
+        """Return whether the columns and facts have this shape. A file of another program may not have it."""
         if not is_like(self.facts, shape.facts):
             return False
         lengths = {name: self._length(name, kind) for name, kind in shape.columns.items()}
@@ -379,7 +383,7 @@ def caches_folder(config: Config) -> Path:
 def index_paths(config: Config, beside: Path) -> list[Path]:
     """Return the possible paths of an index: `beside`, which is next to the data, or else one in the cache folder.
 
-    The second is for read-only data. A small index is not written, and no folder is made for it.
+    The cache folder is for read-only data. It is not created for a small index, which is not written.
     """
     known_by = hashlib.sha256(os.fsencode(os.path.realpath(beside))).hexdigest()[:16]
     return [beside, caches_folder(config) / f"{beside.name.removesuffix(ENDING)}-{known_by}{ENDING}"]
@@ -390,8 +394,8 @@ def open_or_build(
 ) -> Index:
     """Return the first current index at these paths, or build one at the first path that can be written.
 
-    `build(place)` writes it with an IndexWriter for that place, or in memory if `place` is None. In a run, rank 0 calls
-    this first (Process.after_first), so that the other ranks find the index that it built.
+    `build(place)` writes the index with an IndexWriter for that place, or in memory if `place` is None. In a run, rank
+    0 calls this first (Process.after_first), so that the other ranks find its index.
     """
     while True:
         for path in paths:

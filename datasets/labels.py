@@ -13,8 +13,8 @@ from datasets.types import ImageSet, count_classes
 from utils.errors import DataError, did_you_mean
 from utils.text import counted, first_of
 
-MAX_CLASSES = 1_000_000  # labels from here on are mistakes, and a list of so many class names would fill the memory
-USUAL_CLASSES = 1000  # up to this number, there may be fewer images than classes, as in a trial with part of ImageNet
+MAX_CLASSES = 1_000_000  # a label this high is a mistake, and a list of so many class names would fill the memory
+USUAL_CLASSES = 1000  # with at most this many classes, there may be fewer images, as in a trial with part of ImageNet
 LABELS_EXPECTED = (
     "DATA.LABEL_SEPARATOR must separate the names in the class column, or DATA.COLUMNS must name columns of 0 and 1"
 )
@@ -35,7 +35,7 @@ class Labels:
 
 
 def are_mostly_numbers(lists: list[Labels]) -> bool:
-    """Return whether more than half of the images have a number as label. Then other labels are typos, not names."""
+    """Return whether more than half of the images have a number as label. If so, other labels are typos, not names."""
     numbers = sum(
         int(each.counts[index]) for each in lists for index, label in enumerate(each.written) if _is_number(label)
     )
@@ -95,8 +95,8 @@ def several_labels(
 ) -> tuple[list[list[tuple[int, ...]]], list[str]]:
     """Return for each list the class numbers of each label, and the classes. The first of two lists is for training.
 
-    `columns`: the label columns of DATA.COLUMNS; a label as written is then a string of their values, such as 0101. If
-    there are none, DATA.LABEL_SEPARATOR separates the class names in a label.
+    `columns`: the label columns of DATA.COLUMNS; a label is then a string of the values in these columns, such as 0101.
+    Without label columns, DATA.LABEL_SEPARATOR separates the class names in a label.
     """
     numbers, separator = {name: number for number, name in enumerate(columns)}, config.DATA.LABEL_SEPARATOR
 
@@ -125,7 +125,7 @@ def several_labels(
 
 
 def describe_labels(config: Config, train: ImageSet) -> str:
-    """Describe the number of labels of the images, and warn if DATA.LABEL_SEPARATOR seems to be wrong."""
+    """Describe the number of labels per image, and warn if DATA.LABEL_SEPARATOR seems to be wrong."""
     sizes = np.array([len(each) for each in train.label_sets])[train.targets]
     empty = train.count_classes() == 0
     lines = [f"labels per image: {sizes.mean():.2f} on average, {sizes.min()} to {sizes.max()}"]
@@ -149,7 +149,7 @@ def numbered_classes(
 ) -> list[str]:
     """Return the classes of labels that are numbers: all numbers up to the highest label.
 
-    Raise DataError if these are far more classes than images, because a typo would make the model huge. `targets`: the
+    Raise DataError if there are far more classes than images, because a typo would make the model huge. `targets`: the
     labels of each part; `where`: for each part, a function that names an image or line; `num_images`: the number of
     images, if it differs from the number of targets.
     """

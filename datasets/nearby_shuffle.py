@@ -41,7 +41,7 @@ class GroupedShuffle(EpochOrder):
 
     def __init__(self, starts: np.ndarray, reach: int, seed: int, epoch: int):
         """`starts` [groups + 1]: the first sample of each group of neighbours, then the number of all samples."""
-        # The last seeds, 1 here and 2 below, separate the two draws. numpy ignores trailing zeros, so neither is 0.
+        # The last seed, 1 here and 2 below, separates the two draws. It is not 0, because numpy ignores trailing zeros.
         groups = shuffled(len(starts) - 1, seed, epoch, 1)
         self.groups, self.reach = groups, reach
         self._starts = starts[groups]

@@ -15,10 +15,10 @@ from utils.distributed import Process
 
 MOST_NAMES = 2_000  # validation images whose names are looked up in the training set
 FEW_FILES = 16  # pairs of files with equal names and sizes that are compared byte by byte
-# Validation images with equal fingerprints that are read again to be sure: usually, and if images are read in groups.
+# Limits on the validation images that are read again to confirm a match: usually, and if images are read in groups.
 MOST_READ, MOST_IN_GROUPS = 200, 50
-MOST_ALIKE = 4  # training images with which a validation image is compared
-# The approximate number of pixel bytes that a fingerprint hashes. This takes 5 us; reading a photo takes 3,000 us.
+MOST_ALIKE = 4  # the most training images with which a validation image is compared
+# The approximate number of pixel bytes that a fingerprint hashes. Hashing takes 5 us; reading a photo takes 3,000.
 NUM_BYTES = 256
 LOOK = "remove them from one of the two sets, because they distort the accuracy; -check names them"
 
@@ -54,7 +54,7 @@ class Fingerprints:
 
 
 class Overlap:
-    """Compares the training images of an epoch with the images of its evaluation, over all processes."""
+    """Compares the training images of an epoch with the validation images scored after it, over all processes."""
 
     def __init__(self, train: ImageSet, val: ImageSet):
         self.train, self.val = train, val
@@ -62,7 +62,10 @@ class Overlap:
             each.fingerprints = Fingerprints(len(each))
 
     def compare(self, process: Process) -> list[str]:
-        """Stop recording. In process 0, return a log line if images are in both sets. All processes must call this."""
+        """Stop recording fingerprints. In process 0, return a log line if images are in both sets.
+
+        All processes must call this.
+        """
         scored = np.concatenate(process.join([self.val.fingerprints.rows()]))
         trained = self.train.fingerprints
         alike = trained.values.astype(bool) & np.isin(trained.values, scored[:, 1])
@@ -76,7 +79,7 @@ class Overlap:
         return self._describe({index: by_print[value] for index, value in scored.tolist() if value in by_print})
 
     def _describe(self, alike: dict[int, list[int]]) -> list[str]:
-        """Return a warning if images with equal fingerprints are equal. `alike`: {validation: training images}."""
+        """Return a warning if images with equal fingerprints are equal. `alike`: {validation: training indices}."""
         most = MOST_IN_GROUPS if self.train.is_read_in_groups else MOST_READ
         sample = _spread(sorted(alike), most)
         with ThreadPoolExecutor() as pool:
@@ -104,7 +107,7 @@ class Overlap:
 
 
 def shared_names(train: ImageSet, val: ImageSet) -> list[str]:
-    """Return a warning if validation images have the class, name and size of training images and some are equal."""
+    """Return a warning if validation images have the class, name and size of training images, and some are equal."""
     sample = _spread(range(len(val)), MOST_NAMES)
     if train.root is None or not sample or not os.path.isfile(val.name(sample[0])):
         return []

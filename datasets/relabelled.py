@@ -1,4 +1,4 @@
-"""Find images that moved from training to validation because the classes of a list changed, but not its folders."""
+"""Find images that moved from training to validation because the classes in a list changed but its folders did not."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from utils.text import first_of
 
 def trained_by_other_folders(val: ImageSet, former: Sequence[str], record: dict) -> np.ndarray:
     """Return the indices of validation images that were training images in a run with the classes `former` and this
-    record. Their part changes with the classes, because the hash of a name leaves out a folder named like a class."""
+    record. The part of an image can change with the classes, because the hash of its name leaves out class folders."""
     if val.is_listing or not val.class_folders:
         return np.zeros(0, np.int64)
     seed = record["seed"]

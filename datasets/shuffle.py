@@ -51,5 +51,5 @@ class FullShuffle(EpochOrder):
 
 
 def draws(seeds: tuple[int, ...], first: int, count: int) -> np.ndarray:
-    """Return uint64 [count]: draws of a generator with these seeds, from `first` on. Trailing zeros have no effect."""
+    """Return `count` draws (uint64) for these seeds, starting with draw `first`. Trailing zero seeds have no effect."""
     return np.random.PCG64(np.random.SeedSequence(seeds)).advance(first).random_raw(count)

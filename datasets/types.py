@@ -30,27 +30,27 @@ class ImageSet:
     in_memory = False
     names_are_numbers = False  # the name of an image contains only its number
     makes_batches: Callable | None = None  # the set's own loader, used instead of reading images one by one
-    is_read_in_groups = False  # a process reads and keeps many images at once, so each loader process would repeat this
+    is_read_in_groups = False  # a process reads and caches groups of images; each loader process would read them again
     per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
-    rows: np.ndarray | None = None  # the rows of a part in the columns that `take` does not cut; None: all rows
+    rows: np.ndarray | None = None  # each image's row in the columns that `take` does not cut; None: all rows
     index: "Index | None" = None  # the index with the columns of the set, if there is one
-    root: Path | None = None  # the folder of its files, if it is known
-    is_listing = False  # whether it consists of the class folders below `root`, so that folders are labels
+    root: Path | None = None  # the folder of the set's files, if it is known
+    is_listing = False  # whether the set consists of the class folders below `root`, so that folders are labels
     notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
-    label_sets: list[tuple[int, ...]] | None = None  # the distinct sets of class numbers; images share them
-    labels_are_numbers = False  # the labels in the data are class numbers; any names were added later
-    class_folders: Set[bytes] = frozenset()  # folders that are removed from the names of a part before they are hashed
+    label_sets: list[tuple[int, ...]] | None = None  # the distinct sets of class numbers, see `targets`
+    labels_are_numbers = False  # the labels in the data are class numbers; class names, if any, were added later
+    class_folders: Set[bytes] = frozenset()  # class folders that are left out of image names when a split hashes them
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
     folder_names: Sequence[str] = ()  # if labels are numbers: for each class, the folder with all its images
     fingerprints: Any = None  # datasets.overlap.Fingerprints, while this set is compared with another set
-    doubt = ""  # the error if its folders do not look like classes; ignored if the classes are listed
+    doubt = ""  # an error message if the folders do not look like classes; ignored if the classes are listed
     classes_are_names = False  # the labels in the data are class names; their order gives the class numbers
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = targets if isinstance(targets, np.ndarray) else np.array(targets, dtype=np.int64)
         self.classes = classes
-        # The origin of both parts, in plain values that checkpoints save: the result of sources/root.py's own_split, or
-        # {"training": title} for a set without a validation part.
+        # The origin of both parts, in plain values that checkpoints save: the result of sources/root.py's own_split, a
+        # record of a drawn split, or {"training": title} for a set without a validation part.
         self.split: dict = {}
 
     def __len__(self) -> int:
@@ -75,14 +75,14 @@ class ImageSet:
         raise NotImplementedError
 
     def place_of(self, folder: str) -> Path | None:
-        """Return the folder of this set that contains `folder`, if new images there would all join the set, or None."""
+        """Return this set's folder that contains `folder`, if new images in `folder` would join the set, or None."""
 
     def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
         """Return the order of an epoch, with each image once. It depends only on seed and epoch."""
         return FullShuffle(len(self), seed, epoch)
 
     def order_to_write(self, seed: int) -> EpochOrder:
-        """Return the order for writing the images in another format, mixed as widely as this format allows."""
+        """Return the order for writing the images in another format, mixed as widely as the set's format allows."""
         return FullShuffle(len(self), seed)
 
     def will_read(self, seed: int, epoch: int, position: int) -> None:
@@ -118,7 +118,7 @@ class ImageSet:
         raise NotImplementedError
 
     def split_keys(self) -> Iterable[list[bytes]]:
-        """Return the bytes whose hash decides whether each image is held out: by default its key."""
+        """Return the bytes whose hash decides whether each image is held out: by default the image's key."""
         return self.all_keys()
 
     def naming(self) -> Iterable[bytes | np.ndarray]:
@@ -132,7 +132,7 @@ class ImageSet:
         return () if self.rows is None else (np.ascontiguousarray(self.rows),)
 
     def file_sizes(self, indices: Sequence[int]) -> list[int]:
-        """Return the file sizes of some images quickly, -1 for a missing file. Return [] if they have no files."""
+        """Return the file sizes of some images quickly, -1 for a missing file. Return [] if images are not files."""
         return []
 
     def take(self, indices: np.ndarray) -> "ImageSet":
@@ -172,7 +172,7 @@ class ImageSet:
 
 
 def count_classes(targets: np.ndarray, at_least: int = 0) -> np.ndarray:
-    """Return int64: the number of images of each class. Count in pieces, because numpy copies its input as int64."""
+    """Return int64: the number of images of each class. Count in pieces, because numpy makes an int64 copy."""
     counts = [np.bincount(targets[start : start + 2**20]) for start in range(0, len(targets), 2**20)]
     total = np.zeros(max([at_least, *map(len, counts)]), np.int64)
     for each in counts:
@@ -196,7 +196,7 @@ class Batch(NamedTuple):
     targets: Tensor  # int64 [B]; with several labels float32 [B, classes] of 0 and 1
     num_samples: int  # B, or 0 for an image that only keeps the processes in step
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
-    piece: Piece | None = None  # in training; mixing depends on it
+    piece: Piece | None = None  # only in training; erasing and mixing depend on it
     # int64 [B, RANDOM_ERASE_COUNT, 6], on the host: the boxes to erase (Boxes.rows in erasing.py). None: not drawn yet.
     boxes: np.ndarray | None = None
 

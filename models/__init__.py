@@ -35,9 +35,9 @@ def add_adapters(model: nn.Module, config: Config) -> nn.Module:
 
 
 def describe(model: nn.Module, trained: Model | None = None) -> str:
-    """Return the size as text, such as '86,567,656 parameters, all trainable'.
+    """Return the model's size as text, such as '86,567,656 parameters, all trainable'.
 
-    `trained` are the settings of a model that will be trained. With them, the text includes its dropout rates.
+    `trained` are the settings of a model that will be trained. With them, the text includes the dropout rates.
     """
     total = sum(parameter.numel() for parameter in model.parameters())
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -23,8 +23,8 @@ BLOCKS = "blocks"
 def compile_model(model: nn.Module, config: Config) -> None:
     """Compile the model in place, so that names of weights stay the same.
 
-    Each batch size gets its own graph. By default torch replaces the first graph by one for all sizes when it sees the
-    second size, and that graph is slower for the first size too.
+    Each batch size gets its own graph. By default, when torch sees a second size, it replaces the first graph by one
+    graph for all sizes, which is slower for the first size too.
     """
     allow_graphs(MAX_GRAPHS)
     # torch 2.11 warns that TF32 is not used. PRECISION.MATMUL decides whether it is.
@@ -35,7 +35,7 @@ def compile_model(model: nn.Module, config: Config) -> None:
 
 
 def parts_to_compile(model: nn.Module, config: Config) -> list[nn.Module]:
-    """Return the model, or its blocks. The blocks are alike, so one compilation serves all of them."""
+    """Return the modules to compile: the model, or its blocks, which are alike, so that one compilation serves all."""
     return list(blocks_of(model, "COMPILE is blocks", "COMPILE true")) if config.COMPILE == BLOCKS else [model]
 
 
@@ -46,7 +46,7 @@ MAX_WORKERS = 32  # torch has the same limit
 def prepare_compiler(environment: MutableMapping[str, str], num_cores: int) -> list[str]:
     """Set the environment variables that the user has not set, before torch's compiler is imported. Return log lines.
 
-    `num_cores` is this process's share of the cores. By default each process of a run starts a worker for every core.
+    `num_cores` is this process's share of the cores. By default, torch starts a worker for every core in each process.
     """
     environment.setdefault(NUM_WORKERS, str(min(num_cores, MAX_WORKERS)))
     if FOLDER in environment:

@@ -37,7 +37,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         parameters[name].requires_grad_(False)
     for path, module in model.named_modules():
         if has_running_statistics(module) and _all_frozen(path, module, frozen):
-            # A method of the object survives copy.deepcopy, DDP and torch.compile. Rejected: resetting these modules
+            # A method set on the module survives copy.deepcopy, DDP and torch.compile. Rejected: resetting these norms
             # after each model.train(), which new callers would forget.
             module.train = MethodType(_stay_in_evaluation, module)
             module.train()
@@ -50,5 +50,5 @@ def _all_frozen(path: str, module: nn.Module, frozen: set[str]) -> bool:
 
 
 def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
-    """Replace the method `train` of a frozen norm, so that it stays in evaluation mode when model.train() is called."""
+    """Keep a frozen norm in evaluation mode when model.train() is called. This replaces the norm's method `train`."""
     return type(module).train(module, False)

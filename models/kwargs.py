@@ -28,10 +28,10 @@ SETTING_BY_TYPE = {
     "timm": {"drop_rate": "MODEL.DROPOUT"},
 }
 OF_A_MODEL = _OF_ALL | SETTING_BY_TYPE["timm"]  # arguments whose value comes from a setting
-# These arguments do not result in a classifier, or control how timm finds or scripts the model.
+# Arguments that turn the model into something other than a classifier, or that control how timm finds or scripts it.
 NOT_TAKEN = "features_only out_indices feature_cfg feature_cls scriptable exportable no_jit cache_dir".split()
-MOST_TENSORS = 5_000  # the largest accepted number in a model; timm's models have far fewer
-# Arguments for the number of layers of a model or a stage, and their limit, which is also MODEL.DEPTH's.
+MOST_TENSORS = 5_000  # the most tensors that a model may have; timm's models have far fewer
+# Arguments for the number of layers of a model or a stage, and the most layers allowed, as for MODEL.DEPTH.
 LAYERS, MOST_LAYERS = ("depth", "depths", "layers", "num_layers"), 1_000
 
 
@@ -43,7 +43,7 @@ def check_kwargs(model: Model) -> None:
             raise ConfigError(f"MODEL.KWARGS.{name}: {value!r}; use the setting {settings[name]} instead")
         if name in LAYERS and any(int(each) > MOST_LAYERS for each in re.findall(r"\d+", repr(value)[:MOST_LAYERS])):
             raise ConfigError(
-                f"MODEL.KWARGS.{name}: {value!r}; no model has more than {MOST_LAYERS:,} layers, lower it"
+                f"MODEL.KWARGS.{name}: {value!r} is too large: at most {MOST_LAYERS:,} layers are allowed; lower it"
             )
         if name in NOT_TAKEN or (name, value) == ("global_pool", ""):
             raise ConfigError(f"MODEL.KWARGS.{name}: {value!r} does not give a classifier to train; remove it")
@@ -63,7 +63,7 @@ def refusing_values(model: Model) -> Iterator[None]:
 
     A file of weights may contain MODEL.KWARGS too, so the constructor is stopped before huge weights fill the memory.
     """
-    counts, most = [0, 0], free_host_memory() // 2  # [tensors, bytes] so far, and the largest number of bytes
+    counts, most = [0, 0], free_host_memory() // 2  # [tensors, bytes] so far, and the most bytes allowed
 
     def count(module: nn.Module, name: str, weight: nn.Parameter) -> None:  # called before the weight is initialised
         counts[:] = counts[0] + 1, counts[1] + (0 if weight.is_meta else weight.nbytes)
@@ -77,7 +77,7 @@ def refusing_values(model: Model) -> Iterator[None]:
             yield
     except ConfigError:
         raise
-    except Exception as error:  # of any type: timm checks few arguments, so a wrong value fails where it is first used
+    except Exception as error:  # of any kind: timm checks few arguments, so a wrong value fails where it is first used
         if not model.KWARGS:
             raise
         values = ", ".join(f"{name} {value!r}" for name, value in model.KWARGS.items())

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 
 def covers(pattern: str, path: str) -> bool:
-    """Return whether the pattern matches this module or tensor, or a module around it, but not the whole model."""
+    """Return whether the pattern matches the path of a module or tensor, or of a part of the model that contains it."""
     parts = path.split(".")
     return bool(path) and any(fnmatchcase(".".join(parts[:length]), pattern) for length in range(1, len(parts) + 1))
 
 
 def classifier_names(model: nn.Module) -> list[str]:
-    """Return the name of the classifier's module, or both names for a distilled DeiT."""
+    """Return the name of the classifier's module, or the names of both classifiers for a distilled DeiT."""
     classifier = model.get_classifier()
     classifiers = classifier if isinstance(classifier, tuple) else (classifier,)
     return [name for name, module in model.named_modules() if any(module is each for each in classifiers)]
@@ -33,7 +33,7 @@ def statistics_of(model: nn.Module) -> list[Tensor]:
 
 @contextlib.contextmanager
 def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore all buffers, such as BatchNorm's statistics, at the end of the block."""
+    """Restore all buffers, such as BatchNorm's statistics, when the `with` block ends."""
     saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
         yield

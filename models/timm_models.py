@@ -25,7 +25,7 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
     _refuse_vit_fields(config.MODEL)
     try:
         timm_config = timm.get_pretrained_cfg(name)
-    except RuntimeError as error:  # the architecture exists, the tag after the dot does not
+    except RuntimeError as error:  # the architecture exists, but not the tag after the dot
         raise ConfigError(f"MODEL.NAME: {name}: {error}{did_you_mean(name, timm.list_pretrained())}") from None
     check_kwargs(config.MODEL)
     takes_size = timm_config is not None and timm_config.fixed_input_size

@@ -72,8 +72,8 @@ def check_patches(config: Config, patch_size: int) -> None:
 
 
 def dynamic_size(config: Config) -> dict[str, bool]:
-    """Return the argument that lets a ViT accept images of any size by resizing its position embedding, or {}."""
+    """Return the argument that lets a ViT accept images of any size by resizing its position embedding, else {}."""
     given = config.MODEL.KWARGS.get("dynamic_img_size")
     if config.TRAIN.SIZE_SCHEDULE and given is False:
-        raise ConfigError("MODEL.KWARGS.dynamic_img_size: False, but TRAIN.SIZE_SCHEDULE needs it; remove one of them")
+        raise ConfigError("MODEL.KWARGS.dynamic_img_size is False, but TRAIN.SIZE_SCHEDULE needs True; remove either")
     return {"dynamic_img_size": True} if config.TRAIN.SIZE_SCHEDULE and given is None else {}

@@ -24,7 +24,7 @@ def read_in_threads(
     All threads work on the same batch. Reading, decoding and resizing release the GIL.
     """
     # Each loader thread uses one torch thread, because idle torch threads would spin and take cores from training.
-    # Reading the number of threads here fixes it for this thread; otherwise the loader threads would change it.
+    # This call fixes the number of torch threads for the current thread; otherwise the loader threads would change it.
     torch.get_num_threads()
     with ThreadPoolExecutor(num_threads, "loader", initializer=torch.set_num_threads, initargs=(1,)) as pool:
 

@@ -30,7 +30,7 @@ from utils.program import STOPPING, die_with_parent
 MAX_ON_CPU = 8  # loader workers of a run on a CPU
 ENOUGH_CORES = 4  # with this many cores or more, one is reserved for the training thread
 AHEAD_OF_PROCESS = 2  # batches that each worker process prefetches
-MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # limits of prefetching by all threads: least and most batches, bytes
+MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # prefetched by all threads: least and most batches, most bytes
 MAX_FRACTION_AHEAD = 0.05  # part of the host's free memory for the prefetched batches of all training processes
 MAX_FRACTION_SHARED = 0.8  # part of the free shared memory that batches may fill
 # Fractions of the time for which a loader thread is assumed to hold Python's GIL; measured in BENCHMARKS.md.
@@ -110,7 +110,8 @@ def _ahead_of_threads(data: Data, process: Process) -> int:
     16 batches of 256 images cover a file system that hangs for 0.8 s, at 5,000 images/s.
     """
     room = min(BYTES_AHEAD, MAX_FRACTION_AHEAD * free_host_memory() / process.local_size)
-    pinned = 1 << (data.BATCH_SIZE * _image_bytes(data) - 1).bit_length()  # torch rounds up to a power of two
+    # torch rounds each allocation of pinned memory up to a power of two.
+    pinned = 1 << (data.BATCH_SIZE * _image_bytes(data) - 1).bit_length()
     return min(max(int(room / pinned), MIN_AHEAD), MAX_AHEAD)
 
 
@@ -165,10 +166,10 @@ def read_in_processes(
 def _end_with_run(number: int) -> None:
     """End a worker together with the run.
 
-    Otherwise, after kill -9 of the run, torch's workers would live for up to 5 s and keep the lock of its folder.
+    Otherwise, after kill -9 of the run, torch's workers would live for up to 5 s and keep the run folder locked.
     """
     die_with_parent()
-    if sys.platform == "linux":  # abstract sockets need no folder, which a killed process would leave behind
+    if sys.platform == "linux":  # abstract sockets: others need a folder, which would stay if the process is killed
         connection.arbitrary_address = lambda family: f"\0halfstep-{secrets.token_hex(16)}"
 
 
@@ -222,7 +223,7 @@ def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
 
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Block the STOPPING signals in processes that are started inside. The parent receives its signals a little later.
+    """Block the STOPPING signals in processes that the `with` block starts. The parent gets its signals a little later.
 
     Ctrl-C, Slurm's warnings and a closed terminal reach every process of a run. The parent needs its workers while it
     saves, and then ends them itself.

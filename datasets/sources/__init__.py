@@ -1,7 +1,7 @@
 """The data sets: each file has a function that reads one kind of data set. SOURCES has a row for each kind.
 
 The function gets the settings, and `say` to report a download. It returns the training set (None with EVAL if there is
-a validation set) and the validation set, or all images and None, so that datasets/split/ holds some out.
+a validation set) and the validation set, or all images and None; datasets/split/ then holds out some of them.
 """
 
 from collections.abc import Callable

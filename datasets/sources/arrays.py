@@ -1,4 +1,4 @@
-"""The image set of data sets that are held in memory."""
+"""The class of image sets whose images are all in memory."""
 
 import numpy as np
 from PIL import Image

@@ -20,7 +20,7 @@ from datasets.types import ImageSet
 from utils.errors import DataError
 
 SEPARATORS = ",;\t"
-UNUSUAL = {";": "semicolons", "\t": "tabs", "utf-16": "UTF-16"}  # the names of separators and encodings in the log
+UNUSUAL = {";": "semicolons", "\t": "tabs", "utf-16": "UTF-16"}  # the log's names for unusual separators and encodings
 USUAL = ("image_path", "target")
 BITS = {"0": "0", "0.0": "0", "false": "0", "1": "1", "1.0": "1", "true": "1"}
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.COLUMNS)"
@@ -39,7 +39,7 @@ def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, Im
     columns = Columns.of(config.DATA, files)
     settings = {"columns": columns.names, "group_by": columns.group}
     if config.DATA.has_several_labels:
-        # The split that is stored next to the index depends on these.
+        # The split that is stored next to the index depends on these settings.
         settings |= {"are_bits": columns.are_bits, "separator": config.DATA.LABEL_SEPARATOR}
     lists = Lists(
         files,
@@ -123,7 +123,7 @@ def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
 
 
 def _find_separator(file: Path, header: str, columns: list[str]) -> str:
-    """Return the separator with which the header has all these columns."""
+    """Return the separator that splits the header so that it has all these columns."""
     most = []
     for separator in SEPARATORS:
         values = next(csv.reader([header], delimiter=separator, skipinitialspace=True), [])
@@ -147,7 +147,7 @@ class _Values(NamedTuple):
 
     def take(self, rows: Any) -> Rows | None:
         """Return paths, labels and groups of the next rows of a csv.reader, or None after the last row."""
-        # One list of strings per column, because a tuple per row would trigger Python's garbage collector many times.
+        # Make one list of strings per column. A tuple per row would trigger Python's garbage collector many times.
         columns, lines = [[] for _ in self.places], array("Q")
         targets = [(column, place, values.append) for (column, place), values in zip(self.places, columns, strict=True)]
         optional = self.columns.of_labels if self.columns.may_be_empty else ()
@@ -188,7 +188,7 @@ class _Values(NamedTuple):
         return ["".join(each) for each in zip(*bits, strict=True)]
 
     def _refuse_bytes(self, labels: list[str], lines: array) -> None:
-        """Raise DataError if a label is not UTF-8 (has surrogates). Paths may have them, because file names may."""
+        """Raise DataError if a label is not UTF-8 (has surrogates). File names may have them, so paths may too."""
         if "".join(labels).isprintable():
             return
         for label, line in zip(labels, lines, strict=True):

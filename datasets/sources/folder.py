@@ -26,9 +26,10 @@ from utils.text import counted, first_of
 SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # folders of copies or thumbnails, in a Mac's zip files and on network disks
 RUNS = "folders of runs"
 DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # matches 2024, 2024-05-01, 20240501 birthday
-NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")  # left out without a warning
+# endings of files that are left out without a warning
+NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
 MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
-MOST_DATA_SETS = 100  # the most folders that are checked for being data sets; more folders are always classes
+MOST_DATA_SETS = 100  # with more class folders than this, none is checked for being a data set
 THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
 SHAPE = Shape(
     {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"},
@@ -63,7 +64,7 @@ class Content(NamedTuple):
         for entry in os.scandir(folder):
             if _is_image(entry.name) and entry.is_file():
                 num_images += 1
-                if num_images > MOST_STRAY:  # a class, regardless of its other content
+                if num_images > MOST_STRAY:  # the folder is a class, regardless of its other content
                     break
             elif _is_folder(entry) and not _is_skipped(entry.name) and not is_run_folder(entry.path):
                 folders.append(entry.name)
@@ -76,7 +77,7 @@ class Content(NamedTuple):
 
     @property
     def is_data_set(self) -> bool:
-        """Whether the folder has several subfolders and hardly any images. A folder with only dates is a class."""
+        """Whether the folder has several subfolders, not all of them dates, and hardly any images."""
         return not self.is_class and len(self.folders) > 1 and not all(map(DATE.match, self.folders))
 
     def describe(self) -> str:
@@ -128,7 +129,7 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
         missing = "train" if parts.val else "val"
         hint = ""
         if parts.train:
-            hint = f"; to hold out a part of it, use -dataset imagefolder -data_path {root / parts.train}"
+            hint = f"; to hold out a part of {parts.train}/, use -dataset imagefolder -data_path {root / parts.train}"
         raise DataError(
             f"DATA.DATA_PATH: {root} has no folder {missing}/; {expected_layout(config.DATA, expects)}{hint}"
         )
@@ -190,7 +191,7 @@ def _all_folders(folder: Path) -> list[str]:
 
 
 def _runs_in(folder: Path, others: Collection[str] = ()) -> list[str]:
-    """Return the sorted names of the run folders in a folder. `others`: folders that are not run folders."""
+    """Return the sorted names of the run folders in a folder. `others`: folders that are known not to be runs."""
     return sorted(name for name in {*_all_folders(folder)} - {*others} if is_run_folder(folder / name))
 
 
@@ -357,7 +358,7 @@ class FolderScan:
         if len(repeated) > 1:
             raise DataError(
                 f"{self.root / name}: this class folder has folders with the names of other classes "
-                f"({first_of(repeated)}), as after unpacking a zip file twice; remove it, or rename them"
+                f"({first_of(repeated)}), as after unpacking a zip file twice; remove it, or rename those inside"
             )
 
 

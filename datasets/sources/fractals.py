@@ -40,7 +40,7 @@ class System(NamedTuple):
 
 
 class Fractals(ImageSet):
-    """Fractals, where image i shows class i modulo the number of classes."""
+    """Images of fractals. Image i shows class i modulo the number of classes."""
 
     in_memory = names_are_numbers = True
 
@@ -76,7 +76,7 @@ def read_fractals(config: Config, say: Callable = print) -> tuple[ImageSet, Imag
 
 
 def find_system(number: int) -> System:
-    """Return the system of a class: the first of a random series that draws neither too few nor too many pixels."""
+    """Return the system of a class: the first of a random series that fills neither too few nor too many pixels."""
     for attempt in range(ATTEMPTS):
         draws = random_numbers(3 + NUMBERS, number, 0, attempt)
         first, second, third, numbers = *(draws[:3] + 1) / 2, draws[3:]
@@ -104,7 +104,7 @@ def points_of(system: System, numbers: np.ndarray) -> np.ndarray:
 
 
 def curve_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
-    """Return float64 [maps, 6]: maps from the segment (0, 0) to (1, 0) to the pieces of a line with the same ends."""
+    """Return float64 [maps, 6]: maps of the segment (0, 0) to (1, 0) to the sides of a polyline with the same ends."""
     right, up, turn, shear = numbers[: 4 * num_maps].reshape(4, num_maps)
     ends = np.zeros((num_maps + 1, 2))
     ends[1:, 0] = (np.arange(num_maps) + 1 + 0.4 * right) / num_maps
@@ -146,7 +146,7 @@ def rotations(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attractor(maps: np.ndarray) -> np.ndarray:
-    """Return float64 [2, points]: a point after each map sequence of the same length. All lie near the attractor."""
+    """Return float64 [2, points]: the origin after each sequence of maps of one length. All lie near the attractor."""
     points = np.zeros((2, 1))
     while points.shape[1] * len(maps) <= MAX_POINTS:
         points = applied(maps, points)
@@ -202,6 +202,6 @@ def smoothed(pixels: np.ndarray) -> np.ndarray:
 
 
 def random_numbers(count: int, *seeds: int) -> np.ndarray:
-    """Return float64 from -1 to 1, computed from raw bits, because numpy guarantees only these in every version."""
+    """Return float64 from -1 to 1, computed from raw bits, because only these are equal in every version of numpy."""
     raw = np.random.PCG64(np.random.SeedSequence((SEED, *seeds, 1))).random_raw(count)
     return (raw >> np.uint64(11)).astype(np.float64) / 2**52 - 1

@@ -49,7 +49,7 @@ def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | Non
 
 
 def _refuse_tars(root: Path) -> None:
-    """Raise DataError with the command that unpacks ImageNet's official tars, if they are there."""
+    """Raise DataError with the command that unpacks ImageNet's official tars, if the folder has them."""
     names = [path.name for path in ([root] if root.is_file() else root.iterdir())]
     if any(map(OFFICIAL_TARS.fullmatch, names)):
         raise DataError(
@@ -81,7 +81,7 @@ def read_list_file(file: Path, add: Callable[[Rows], None]) -> list[str]:
             numbers = np.arange(start, start + len(text))
             if "" in text:
                 numbers, text = numbers[[bool(line) for line in text]], list(filter(None, text))
-            # One flat list, because a list for each line would trigger Python's garbage collector many times.
+            # Make one flat list, because a list for each line would trigger Python's garbage collector many times.
             parts = list(itertools.chain.from_iterable(line.rsplit(maxsplit=1) for line in text))
             if len(parts) < 2 * len(text):
                 place, line = next((place, line) for place, line in enumerate(text) if len(line.split(maxsplit=1)) < 2)

@@ -72,11 +72,11 @@ class FileImages(EncodedImages):
         *,
         confined: bool = False,
     ):
-        """`paths` are relative to `root`; `confined`: a list names them, so no link may lead out of `root`."""
+        """`paths` are relative to `root`; `confined`: a list names the paths, so no link may lead out of `root`."""
         super().__init__(targets, classes)
         self.root, self.rules, self.confined = root, rules, confined
-        # Not a list of strings, because every loader process would copy a million small objects as soon as their
-        # reference counts change.
+        # The paths are not a list of strings, because every loader process would copy its million small objects as soon
+        # as their reference counts change.
         self.paths = paths if isinstance(paths, Texts) else Texts.of([os.fsencode(path) for path in paths])
 
     def name(self, index: int) -> str:
@@ -152,7 +152,7 @@ class FileImages(EncodedImages):
 
 
 def normal_paths(paths: list[bytes]) -> list[bytes]:
-    """Normalize paths like FileImages.key. One check of all paths is enough for most lists, which need no change."""
+    """Normalize paths like FileImages.key. For most lists, one check of all paths shows that none needs a change."""
     together = b"\n" + b"\n".join(paths) + b"\n"
     if any(each in together for each in (b"./", b"//", b"/\n", b"/.\n", b"/..\n", b"\n\n")):
         return [os.path.normpath(path) for path in paths]
@@ -167,7 +167,7 @@ class Inside:
 
     def __contains__(self, folder: str) -> bool:
         if len(folder) > LONGEST:
-            return True  # no file can have this path, so none is outside
+            return True  # no file can have a path this long, so no file is outside
         is_below = not os.path.isabs(folder) and ".." not in folder.split("/")
         return is_below and self._is_plain(folder.rstrip("/")) or is_within(self.root, self.root / folder)
 
@@ -184,6 +184,6 @@ class Inside:
 
 
 def is_within(root: str | Path, path: str | Path) -> bool:
-    """Return whether a path is inside a folder, after resolving the links of both."""
+    """Return whether a path is inside a folder, after resolving the links in both paths."""
     root, path = os.path.realpath(root), os.path.realpath(path)
     return os.path.commonpath([root, path]) == root

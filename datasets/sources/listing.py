@@ -152,7 +152,7 @@ class _Builder:
         def add(rows: Rows) -> None:
             if "\0" in "".join(rows.paths):
                 line = next(line for path, line in zip(rows.paths, rows.lines, strict=True) if "\0" in path)
-                raise DataError(f"{file}, line {line}: a zero byte, which no path has; save the list again as UTF-8")
+                raise DataError(f"{file}, line {line}: the path has a zero byte; save the list again as UTF-8")
             self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
             self.writer.add(f"{number}.path", paths := encoded(rows.paths))
             of_rows.frombytes((numbers := labels.add(rows.labels, rows.lines)).tobytes())
@@ -230,7 +230,7 @@ def encoding_of(file: Path) -> str:
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in start:
-        raise DataError(f"{file}: zero bytes, so it is not text, or UTF-16 without a BOM; save it as UTF-8")
+        raise DataError(f"{file} has zero bytes, so it is not text, or it is UTF-16 without a BOM; save it as UTF-8")
     return "utf-8-sig"
 
 
@@ -268,7 +268,7 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
 
 
 def _check_paths(index: Index, file: Path, number: int) -> None:
-    """Raise DataError if a path leads out of the folder of the list, or if one of its first files does not exist."""
+    """Raise DataError if a path leads out of the folder of the list, or if one of the first files does not exist."""
     root, inside, paths = file.parent, Inside(file.parent), index.text(f"{number}.path")
     folders = (os.fsdecode(each) for chunk in index.text(f"{number}.folder").chunks() for each in chunk)
     outside = next((place for place, folder in enumerate(folders) if folder not in inside), None)

@@ -63,7 +63,7 @@ WRITING_BYTES = 2 << 30  # the same limit while one process writes all images in
 # Row groups that are cached even if they exceed CACHE_BYTES, because near the end of a group the current batch and the
 # prefetched batches read from two groups.
 MIN_GROUPS = 4
-MAX_FOOTERS = 128  # footers that a process keeps
+MAX_FOOTERS = 128  # the most footers that a process caches
 NAME_COLUMNS = "name both columns with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
 
 
@@ -85,7 +85,7 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     root = data_root(config.DATA, EXPECTS)
     files = {"train": [root]} if root.is_file() else find_files(root)
     parts = choose_parts(files)
-    if not parts.train and len(files) == 1:  # a single part of any name: some of it is held out
+    if not parts.train and len(files) == 1:  # a single part of any name: some of its images are held out
         parts = Parts(next(iter(files)), None, [])
     train_files, val_files = (files[name] if name else [] for name in (parts.train, parts.val))
     if not train_files and not (config.START.EVAL and val_files):
@@ -134,7 +134,7 @@ def _files_below(folder: Path, depth: int) -> Iterable[Path]:
 
 
 def _missing_files(paths: list[Path]) -> list[str]:
-    """Warn of files that are missing according to the names of the others ("-00003-of-00294")."""
+    """Warn of files that are missing according to the names of the other files ("-00003-of-00294")."""
     found = defaultdict(set)
     for path in paths:
         if match := OF_COUNT.fullmatch(path.stem):
@@ -297,7 +297,7 @@ def _columns_of(file: Path, data: Data) -> Columns:
 
 
 def opened(file: Path, **options: Any) -> Any:
-    """Open a pyarrow ParquetFile. Raise DataError if the file is not one, or OSError if the file system fails."""
+    """Open a pyarrow ParquetFile. Raise DataError if the file is not parquet, or OSError if the file system fails."""
     if kind := not_a_file(file):
         raise DataError(f"{file} is {kind}, not a parquet file; remove or rename it")
     module = pyarrow_parquet()
@@ -307,7 +307,7 @@ def opened(file: Path, **options: Any) -> Any:
 def read_columns(file: Path, columns: Sequence[str], group: int | None = None, **options: Any) -> Any:
     """Return a pyarrow table of these columns, from one or all row groups. Raise DataError if the file is damaged."""
     with opened(file, **options) as content:
-        # Without pyarrow's threads, because they would not survive the fork of a loader process.
+        # Do not use pyarrow's threads, because they would not survive the fork of a loader process.
         read = content.read if group is None else functools.partial(content.read_row_group, group)
         problem = f"{file}: {', '.join(columns)} cannot be read"
         return _in_pyarrow(problem, lambda: read(columns=list(columns), use_threads=False))
@@ -326,7 +326,7 @@ def _in_pyarrow(problem: str, task: Callable[[], Any]) -> Any:
 
 
 def _labels(file: Path, columns: Columns) -> Any:
-    """Return the labels of a file as integers or strings. Raise DataError if one is missing."""
+    """Return the labels of a file as integers or strings. Raise DataError if a label is missing."""
     import pyarrow
 
     column = read_columns(file, [columns.label]).column(0)
@@ -373,7 +373,7 @@ def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
         chunk = group.column(place)
         if chunk.physical_type != metadata.schema.column(place).physical_type:  # pyarrow would crash the process
             raise DataError(
-                f"{file}: the columns of row group {number} have other types; the file is damaged; get it again"
+                f"{file}: the columns of row group {number} do not match the schema; the file is damaged; get it again"
             )
         if chunk.statistics is not None and chunk.statistics.null_count:
             first = sum(rows for _, rows, _ in groups)
@@ -427,7 +427,7 @@ class ParquetImages(EncodedImages):
     is_read_in_groups = True
 
     def __init__(self, data: Data, index: Index, rows: range):
-        """`rows`: the rows of the index that belong to this set: all rows of some files."""
+        """`rows`: the rows of this set in the index, which are all rows of some files."""
         super().__init__(index.column("label")[rows.start : rows.stop], [])
         self.rules, self.first, self.column = PixelRules.of(data), rows.start, index.facts["image"]
         self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]

@@ -9,7 +9,7 @@ from utils.errors import DataError, not_a_file
 from utils.text import first_of
 
 # Names in any letter case; the first name that exists is read. Test images are for a final evaluation, not to choose a
-# model, so their name is the last.
+# model, so their name comes last.
 TRAIN_NAMES, TEST_NAME = ("train", "training"), "test"
 VAL_NAMES = ("val", "valid", "validation", "eval", "dev", TEST_NAME)
 
@@ -45,7 +45,7 @@ def choose_parts(names: Iterable[str]) -> Parts:
 
 
 def own_split(training: object, validation: object) -> dict:
-    """Return ImageSet.split for data that has its own parts, with their locations."""
+    """Return ImageSet.split for data that has a validation part of its own: the locations of both parts."""
     return {"rule": "folders", "training": str(training), "validation": str(validation)}
 
 

@@ -1,4 +1,4 @@
-"""`shards`: samples in WebDataset's tar files, read at their positions, nearly in the order of the tars."""
+"""`shards`: samples in WebDataset's tar files, read in place, nearly tar by tar."""
 
 import functools
 import hashlib
@@ -47,7 +47,7 @@ VERSION = 2  # version of the content of the index
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
 TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
 SHAPE = Shape(SAMPLES | TARS, ["label offset size name", "tar tar.size tar.version tar.checksum", "tar.first"], {})
-NUM_PIECES, PIECE = 64, 8192  # number and bytes of the pieces of a tar that its checksum covers: half a MiB
+NUM_PIECES, PIECE = 64, 8192  # number and bytes of the pieces of a tar that its checksum covers; together half a MiB
 MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
 MAX_OPEN_TARS = 128  # in each process, whose limit for open files may be 256
 NUM_THREADS = 16  # threads, which mostly wait for the disk
@@ -59,7 +59,7 @@ OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})[-_.
 
 
 class ShardTar(NamedTuple):
-    """A tar of the set, which has changed if its size or version differs. On a disk, the version is the date."""
+    """A tar of the set. It has changed if its size or version differs. On a disk, the version is the date."""
 
     name: str  # below the folder of the set
     size: int
@@ -80,7 +80,7 @@ class ShardFolder:
     """A folder of shards on a disk. A subclass for a server overrides the methods, and keeps copies in `root`."""
 
     notes: Sequence[str] = ()  # lines for the log
-    drops_tars = False  # whether it deletes copies of tars to make room for others
+    drops_tars = False  # whether the folder deletes copies of tars to make space for other tars
 
     def __init__(self, root: Path):
         self.root, self.title = root, str(root)
@@ -100,7 +100,7 @@ class ShardFolder:
         return f"{self.title}/{tar.name}"
 
     def open(self, tar: ShardTar, checksum: bytes = b"") -> Tar:
-        """Open the tar. `checksum`: from the index, for a folder that must download the tar."""
+        """Open the tar. `checksum`: the tar's checksum in the index, to verify a download."""
         opened = Tar(self.root / tar.name)
         if (opened.size, opened.mtime_ns) != tar[1:]:
             raise changed_during_run(opened.title)
@@ -112,7 +112,7 @@ class ShardFolder:
         return read_names(file, "surrogateescape") if os.path.lexists(file) else None
 
     def load(self, tar: ShardTar, known: Sequence["ShardTable"]) -> Shard:
-        """Return the samples of a tar: from an older index if at most its date has changed, or by reading it."""
+        """Return the samples of a tar: from an older index if at most the tar's date has changed, or from the tar."""
         for table in known:
             number = table.find(tar)
             if number is not None and (
@@ -122,7 +122,7 @@ class ShardFolder:
         return scan(self.open(tar))
 
     def known_tables(self, paths: Sequence[Path], part: str) -> list["ShardTable"]:
-        """Return the indexes of a part that may contain some of its tars."""
+        """Return the existing indexes that may contain tars of this part."""
         found = filter(None, map(open_index, paths))
         return [ShardTable(index) for index in found if index.has(SHAPE) and _is_of_shards(index)]
 
@@ -160,7 +160,7 @@ def scan(tar: Tar) -> Shard:
         folder, slash, file = member.name.rpartition("/")
         stem, _, ending = file.partition(".")
         key, ending = folder + slash + stem, ending.lower()
-        if not stem:  # a hidden file, such as macOS adds
+        if not stem:  # a hidden file; macOS adds such files
             continue
         if f".{ending}" in KNOWN_ENDINGS:
             if key in images:
@@ -250,7 +250,7 @@ class ShardTable:
         return {name: number for number, name in enumerate(self.tar_names.chunk(0, len(self.tar_names)))}
 
     def find(self, tar: ShardTar) -> int | None:
-        """Return the number of this tar, or None if it is unknown or a server's index has samples outside of it."""
+        """Return the number of this tar, or None if it is unknown or if a server's index puts samples outside of it."""
         number = self._numbers.get(os.fsencode(tar.name))
         if number is None or self.tar_sizes[number] != tar.size:
             return None
@@ -302,7 +302,7 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
         return write_table(place, zip(tars, shards, strict=True))
 
     def load(known: Sequence[ShardTable]) -> Iterator[Shard]:
-        # A generator, so that no tar is read before write_table has seen that no other process is building the index.
+        # This is a generator, so that no tar is read before write_table knows that no other process builds the index.
         with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
             yield from pool.map(lambda tar: folder.load(tar, known), tars)
 
@@ -431,8 +431,8 @@ def _classes(config: Config, folder: ShardFolder, tables: Sequence[ShardTable]) 
     if highest >= len(classes):
         tar = table.tar(table.tar_of(int(table.labels.argmax())))
         raise DataError(
-            f"{folder.title_of(tar)}: label {highest} (from 0), but {folder.title}/{CLASSES_FILE} names "
-            f"{counted(len(classes), 'class')}; add the missing lines"
+            f"{folder.title_of(tar)}: label {highest} is too high: {folder.title}/{CLASSES_FILE} names only "
+            f"{counted(len(classes), 'class')}, counted from 0; add the missing lines"
         )
     return True, classes
 

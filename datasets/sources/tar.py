@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from utils.errors import DataError, not_a_file
 
-MOST_EXTENDED = 1 << 16  # bytes of an extended header, such as a long name
+MOST_EXTENDED = 1 << 16  # the most bytes of an extended header, such as a long name
 TOO_MANY_DIGITS = re.compile(rb"\d{256}")  # more digits than a file name has
 BLOCK = 512  # bytes; a block of zeros ends a tar
 
@@ -91,9 +91,9 @@ class _Headers:
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= MOST_EXTENDED:
-            raise tarfile.ReadError(f"a header of {size} bytes")
+            raise tarfile.ReadError(f"a header of {size:,} bytes; at most {MOST_EXTENDED:,} are accepted")
         content = self.tar.read(self.position, size)
         self.position += len(content)
         if size > BLOCK and TOO_MANY_DIGITS.search(content):
-            raise tarfile.ReadError("a header with an endless number")
+            raise tarfile.ReadError("a header has a number of 256 or more digits")
         return content

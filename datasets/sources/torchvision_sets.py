@@ -69,7 +69,7 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
     val = read_part("validation", val_arguments)
     val.split = own_split(f"{dataset} training", f"{dataset} validation")
     if train is not None:
-        # Classes that are numbers end at the highest label of each part.
+        # If classes are numbers, each part has the classes up to its highest label.
         if train.classes[: len(val.classes)] != val.classes:
             raise DataError(
                 f"DATA.DATA_PATH: the training and validation images of {name} in {config.DATA.DATA_PATH} have "
@@ -114,7 +114,7 @@ def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
         targets = _targets(dataset)
         return ArrayImages(np.ascontiguousarray(images), targets, _classes(dataset, targets), rules, title)
     if getattr(dataset, "loader", None) is os.fspath:
-        # Sorted, because torchvision lists some sets in the order of the file system, which differs between machines.
+        # Sort, because torchvision lists some sets in the order of the file system, which differs between machines.
         rows = sorted(dataset[index] for index in range(len(dataset)))
         targets = np.array([target for _, target in rows], dtype=np.int64)
         root = Path(config.DATA.DATA_PATH).expanduser()

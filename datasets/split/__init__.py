@@ -53,7 +53,7 @@ def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int
 def _by_fraction(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
     """Return bool [N], the images that are held out: a fraction of each class, by position. The list of notes is empty.
 
-    Every class keeps an image for training. It also holds one out if it has at least two and the fraction is not 0.
+    Every class keeps an image for training. With two or more images, it also holds one out unless the fraction is 0.
     """
 
     def share(count: int) -> tuple[int, int]:
@@ -149,8 +149,8 @@ def warn_of_other_parts(val: ImageSet, saved: SavedData | None) -> list[str]:
         return []
     then, now = (", ".join(f"{key} {each[key]}" for key in keys if key in each) for each in (there, here))
     return [
-        f"warning: the scored part ({now}) is not the part that the run held out ({then}), so it was trained on some "
-        "of these images; leave -cfg out, or set DATA.FOLD and DATA.VAL_FRACTION as in the run"
+        f"warning: the scored part ({now}) is not the part that the run held out ({then}), so the model was "
+        "trained on some of these images; leave -cfg out, or set DATA.FOLD and DATA.VAL_FRACTION as in the run"
     ]
 
 
@@ -193,7 +193,7 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
 
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
-    """Divide a set into training and validation images by a record, in its order. Store it if the set has an index."""
+    """Divide a set by a record into training and validation images, in order. Store the split of an indexed set."""
     class_folders = class_folders_of(image_set, record)
 
     def draw() -> tuple[dict[str, np.ndarray], list[str]]:
@@ -241,9 +241,9 @@ def hashes_names(record: dict) -> bool:
 
 
 def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
-    """Return the names of folders that are left out of the keys of this record.
+    """Return the names of folders that are left out of image keys when the split of this record hashes them.
 
-    In every source, these are folders with the name of a class. For labels that are numbers there are none, because
+    In every source, these are folders with the name of a class. If labels are numbers, no folder is left out, because
     other folders may have numbers as names too.
     """
     if not hashes_names(record) or image_set.labels_are_numbers:

@@ -101,7 +101,7 @@ def _lowest_of_each_class(
     kept_whole: Sequence[int] = (),
 ) -> np.ndarray:
     """Return bool [N]: the image with the lowest hash of each class that has no image held out, unless a class would
-    lose all its training images. A class in `kept_whole` holds out as many images as this allows. `together` is equal
+    lose all its training images. A class in `kept_whole` holds out as many images as possible. `together` is equal
     for images that must be in the same part; it also orders images with equal hashes."""
     counts, num_held_out = image_set.count_classes(), image_set.count_classes(held_out)
     lacking = np.flatnonzero((counts > 1) & (num_held_out == 0))

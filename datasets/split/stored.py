@@ -22,7 +22,7 @@ Columns = dict[str, np.ndarray]  # {part.column: its values}
 def look_up_or_store(
     image_set: ImageSet, record: dict, class_folders: Set[bytes], draw: Callable[[], tuple[Columns, list[str]]]
 ) -> tuple[Columns, list[str]]:
-    """Return the stored columns of both parts, and the lines for the log. If there are none, `draw` and store them."""
+    """Return the stored columns of both parts, and the log lines. If none are stored, call `draw` and store them."""
     index = image_set.index
     known_by = [index.id, *(record.get(each) for each in ("rule", "fraction", "seed", "group_by"))]
     known_by.append(hashlib.sha256(b"\0".join(sorted(class_folders))).hexdigest())

@@ -209,7 +209,7 @@ class Augmentation:
         return drawn._replace(operations=(*drawn.operations, *self._draw_jitter(rng)))
 
     def apply(self, drawn: DrawnOperations, pixels: np.ndarray) -> np.ndarray:
-        """Return the image, uint8 [H, W, C], after these operations. It may be the same array. No numbers are drawn."""
+        """Return the image, uint8 [H, W, C], after these operations: `pixels` or a new array. No numbers are drawn."""
         return apply_operations(drawn, pixels, self.fill)
 
     def __call__(self, image: Tensor, rng: Random) -> None:

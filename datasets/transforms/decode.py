@@ -47,10 +47,11 @@ SEGMENTS = {*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}  # other markers that 
 # scans x pixels stay below MOST_OF_SCANS.
 MOST_SCANS, MOST_OF_SCANS = (64, 500), 10**10
 MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # markers that are followed by a length, and the end of the image
-# Pillow's parsers take microseconds per read, and copy the rest of the file for each piece of EXIF data or comment.
+# Limits on the reads and pieces of a file. Pillow's parsers take microseconds per read, and copy the rest of the file
+# for each piece of EXIF data or comment.
 BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100
 PIECES = {JPEG_START: EXIF, b"P1": b"#", b"P2": b"#", b"P3": b"#"}  # {first bytes of the file: start of a piece}
-WEBP_COST = 1.6  # relative cost of a pixel: Pillow needs 17 to 21 bytes for it, and 9 to 13 for other formats
+WEBP_COST = 1.6  # relative cost of a pixel: Pillow needs 17 to 21 bytes for it, but 9 to 13 in other formats
 LEAST_WIDTH = 16  # narrower rows cost as much as a row of this many pixels
 # A JPEG with fewer bytes x pixels takes less than a second with any contents, since a scan has at least 10 bytes.
 QUICK = 2**34
@@ -78,7 +79,7 @@ def decode(data: bytes, rules: PixelRules) -> np.ndarray:
     except ImageReadError:
         raise
     except UnidentifiedImageError as error:  # Pillow's own message has the address of an object in memory
-        raise ImageReadError("UnidentifiedImageError: empty, or not an image format that Pillow knows") from error
+        raise ImageReadError("UnidentifiedImageError: the file is empty or in no format that halfstep reads") from error
     except Image.DecompressionBombError as error:
         raise ImageReadError(f"{error}; DATA.MAX_PIXELS is {rules.max_pixels}") from error
     except Exception as error:  # Pillow's parsers raise many types of errors for broken files
@@ -157,7 +158,7 @@ def _open_heif(data: bytes, rules: PixelRules) -> Image.Image:
 def _orientation(data: bytes, image: Image.Image | None = None) -> int:
     """Return the orientation in EXIF or else XMP data, as Pillow's exif_transpose does, or 1 if there is none.
 
-    `image` is needed unless this is a JPEG. For a HEIF file it is 1, because pillow-heif has applied the orientation.
+    `image` is needed unless this is a JPEG. For a HEIF file, return 1, because pillow-heif has applied the orientation.
     """
     with contextlib.suppress(Exception):  # EXIF data is often damaged, which does not harm the pixels
         if image is None or data[:2] == JPEG_START:
@@ -193,7 +194,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _refuse_scans(data: bytes, num_pixels: int) -> None:
-    """Enforce the limit on scans. They are counted only if the header does not show that there is a single scan."""
+    """Enforce the limit on scans. Scans are counted only if the header does not show that there is a single scan."""
     num_colours = None
     with contextlib.suppress(IndexError):  # the header is incomplete
         for marker, start, _ in _segments(data):
@@ -209,7 +210,7 @@ def _refuse_scans(data: bytes, num_pixels: int) -> None:
         count += match[0] == SCAN
         end = match.end() + int.from_bytes(data[match.end() : match.end() + 2], "big")
         if count > most:
-            raise ImageReadError(f"a JPEG with more than {most} scans, which could take minutes to read; save it again")
+            raise ImageReadError(f"it has more than {most} JPEG scans, which could take minutes to read; save it again")
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:

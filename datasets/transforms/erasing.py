@@ -70,7 +70,7 @@ class Erasing(Boxes):
 
 
 class BatchedErasing(Erasing):
-    """Random erasing of a whole batch at once, with the same pixels. GPUs need longer for one operation per box."""
+    """Random erasing of a whole batch at once, with the same result. GPUs need longer for one operation per box."""
 
     def __call__(self, images: Tensor, table: Tensor) -> Tensor:
         noise = self.noise.to(images.dtype)

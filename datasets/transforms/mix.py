@@ -17,7 +17,7 @@ UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)  # weight and box of an image that is not mi
 
 
 class Mixing:
-    """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window. `Order` keeps both in one piece.
+    """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window. `Order` keeps neighbours in one piece.
 
     A last image without a neighbour is not mixed.
     """
@@ -62,7 +62,7 @@ class Mixing:
         return Mixed(targets, targets[partners.long()], factor * (1 - width * height / self.side**2))
 
     def _draw(self, step: int, unit: int) -> tuple[float, ...]:
-        """Draw the weight outside of the box, and the box: left, top, width, height."""
+        """Draw an image's own weight outside of its partner's box, and that box: left, top, width, height."""
         settings, rng = self.settings, keyed_rng("mixing", self.seed, step, unit)
         cutmix_alpha = 1.0 if settings.CUTMIX_MINMAX else settings.CUTMIX_ALPHA
         if rng.random() >= settings.MIXUP_PROB:

@@ -8,7 +8,7 @@ from PIL import Image
 from configs.schema import Data
 from datasets.types import ImageReadError
 
-# Data sets of a user's own photos, to which EXIF is applied. Published scores on other data sets do not use it.
+# Data sets of a user's own photos, to which EXIF is applied. Published scores on other data sets ignore EXIF.
 UPRIGHT = ("imagefolder", "csv", "shards", "parquet")
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
@@ -37,7 +37,7 @@ def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
     """Return a Pillow image, or its first frame, as uint8 [H, W, rules.num_channels]."""
     if has_32_bits(image):
         raise ImageReadError(
-            f"32 bits per pixel (Pillow's mode {image.mode}) of unknown range; save it with 8 or 16 bits"
+            f"it has 32 bits per pixel (Pillow's mode {image.mode}), whose range is unknown; save it with 8 or 16 bits"
         )
     if image.mode.startswith("I"):
         image = _to_8_bits(image)
@@ -51,7 +51,7 @@ def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
 
 
 def has_32_bits(image: Image.Image) -> bool:
-    """Return whether the pixels have 32 bits, which have no standard range."""
+    """Return whether the pixels have 32 bits. Such pixels have no standard range."""
     return image.mode == "F" or (image.mode == "I" and image.format not in GREY_16_BIT)
 
 

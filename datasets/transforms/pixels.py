@@ -95,7 +95,7 @@ def gaussian_blur(pixels: Tensor, radius: float) -> Tensor:
 
 
 def box_of(radius: float) -> tuple[int, int, int]:
-    """Return the box of Pillow's Gaussian blur: radius, weight of a pixel inside, weight of the two pixels outside."""
+    """Return the box of Pillow's Gaussian blur: radius, weight of a pixel inside, weight of each neighbour outside."""
     one = np.float32(1)
     variance = np.float32(radius) * np.float32(radius) / np.float32(BLUR_PASSES)
     length = np.float32(math.sqrt(12.0 * float(variance) + 1.0))

@@ -104,7 +104,7 @@ TIMM_OPERATIONS: dict[str, tuple[str, Callable[[float, Random], float] | None]] 
 
 
 class OneOfMany(NamedTuple):
-    """An operation of TrivialAugment with one of 31 values."""
+    """An operation of TrivialAugment, with a value that is drawn from a list."""
 
     name: str
     values: Sequence[float]
@@ -133,7 +133,7 @@ def trivial_augment(resamples: tuple[int, ...]) -> list[OneOfMany | Nothing]:
     def up_to(limit: float) -> list[float]:
         return torch.linspace(0.0, limit, 31).tolist()  # in float32, as in torchvision
 
-    # Negative, because a positive value moves the image in torchvision, and the visible part here.
+    # The shifts are negative, because a positive value moves the image in torchvision, but the visible part here.
     shifts = [-int(value) for value in up_to(32.0)]
     signed = {
         **dict.fromkeys(("shear_x", "shear_y"), up_to(0.99)),

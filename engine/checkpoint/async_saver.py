@@ -25,9 +25,9 @@ CHUNK = 2**26  # bytes; page-locked memory is allocated in powers of two, so lar
 
 
 class AsyncSaver:
-    """Writes last.pth and its hard links. It runs one save at a time: a second save waits until the first is on disk.
+    """Writes last.pth and its hard links. Saves run one at a time: a second save waits until the first is on disk.
 
-    Rejected: dropping the first save. It could lose a best.pth or checkpoint-N.pth and needs memory for two copies.
+    Rejected: dropping the first save. That could lose a best.pth or checkpoint-N.pth and needs memory for two copies.
     """
 
     def __init__(self, folder: Path, keep: int, device: torch.device, warn: Callable[[str], None]):

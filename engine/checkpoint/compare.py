@@ -39,7 +39,7 @@ def changed_images(state: dict, path: Path, facts: Mapping[str, Any], train: Ima
     images is known to differ.
     """
     found = changed_facts(state.get(TRAINED_ON, {}), facts)
-    if not found or CLASSES in found:  # the user has allowed renamed classes, and their images have new paths
+    if not found or CLASSES in found:  # the user has allowed renamed classes, so images have new paths
         return {}
     words, is_only_added = describe_changed_images(path.with_name("split.csv"), train, val)
     if words:

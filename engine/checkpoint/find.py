@@ -28,7 +28,7 @@ def read_lazily(path: Path) -> dict:
 
 
 def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """Return the newest valid checkpoint of the newest run without -name (-resume auto). `read` is as in newest_in."""
+    """Return the newest valid checkpoint of the newest run without -name, for -resume auto. `read`: see newest_in."""
     runs = newest_first(path for path in Path(save).glob("train-*") if DATED.fullmatch(path.name))
     found = next((found for run in runs if (found := newest_in(run.folder, warn, read))), None)
     for copy in other_copies(found.parent) if found else ():
@@ -78,7 +78,7 @@ def checkpoint_at(
 ) -> Path | None:
     """Return the checkpoint that -resume names by `auto`, a run's folder or a file. `read` is as in newest_in.
 
-    A run continues from its newest checkpoint. An evaluation uses its best weights.
+    A run continues from its newest checkpoint. An evaluation uses the run's best weights.
     """
     if resume != "auto" and (is_evaluated or not Path(resume).is_dir()):
         from models.weights.files import find_file

@@ -1,4 +1,4 @@
-"""Checkpoint files: safe writing, reading of their progress, and removal of old files."""
+"""Writes checkpoint files safely, reads the progress stored in them, and removes old files."""
 
 import json
 import os
@@ -120,7 +120,7 @@ def numbered(folder: Path) -> list[Path]:
 def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) -> None:
     """Write bad_batches.jsonl: the images of all updates that rollbacks left out, one line per update and process.
 
-    The file is always rewritten, because a run that is killed now and rolls back again must not list images twice.
+    The file is rewritten, not appended to, so that a run that is killed and rolls back again lists images only once.
     """
     lines = []
     for step in (step for each in left_out for step in each):

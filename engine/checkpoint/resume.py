@@ -14,7 +14,7 @@ from datasets.transforms import REVISION
 from utils.facts import changed_facts
 from utils.log import Log
 
-TRAINED_ON = "trained_on"  # the key of the facts about the data in a checkpoint
+TRAINED_ON = "trained_on"  # the key in a checkpoint for facts about the training data
 WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that contain only weights
 
 
@@ -80,7 +80,7 @@ def bad_images_of(saved: dict, num_images: int, facts: Mapping[str, Any] = Mappi
 def global_batch_to_keep(config: Config, saved: dict) -> int | None:
     """Return the images per update of the checkpoint's run if batch size and accumulation are unchanged, else None.
 
-    A different batch size or accumulation is deliberate, and refuse_changes compares it with the checkpoint's.
+    A different batch size or accumulation is deliberate. refuse_changes then compares the resulting GLOBAL_BATCH.
     """
     then = saved.get("config", {}) if is_run(saved) else {}
     as_then = (then.get("DATA.BATCH_SIZE"), then.get("TRAIN.ACCUM_ITER"))

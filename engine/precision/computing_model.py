@@ -10,7 +10,7 @@ class ComputingModel:
         self.model = model
 
     def gradients_to_master(self) -> None:
-        """Copy the gradients, still scaled, from the computing model to the trained model. Here both are the same."""
+        """Copy the gradients, still scaled, from the computing model to the trained model. Here they are one model."""
 
     def refresh(self) -> None:
-        """Copy the weights from the trained model to the computing model. Here both are the same."""
+        """Copy the weights from the trained model to the computing model. Here they are one model."""

@@ -30,7 +30,7 @@ class Clipping:
 
     @property
     def is_by_norm(self) -> bool:
-        """Return whether clipping needs only the norm of all gradients, so that a fused optimizer can do it."""
+        """Return whether clipping needs only the norm of all gradients, so that a fused optimizer can clip."""
         return not (self.max_value or self._factor)
 
     @torch.no_grad()
@@ -48,7 +48,7 @@ class Clipping:
 def _clip_units(parameter: Tensor, factor: float) -> None:
     """Clip a gradient adaptively (AGC, Brock et al., 2021).
 
-    It limits the norm of each unit's gradient to `factor` times the norm of the unit's weights. A unit is a row of a
+    AGC limits the norm of each unit's gradient to `factor` times the norm of the unit's weights. A unit is a row of a
     matrix, a filter, or a whole vector.
     """
     dims = tuple(range(1, parameter.ndim)) or None
@@ -67,8 +67,8 @@ class LossScaler(GradScaler):
     """
 
     def __init__(self, device_type: str, settings: Precision, needed: bool):
-        """Start with the initial scale. `needed` is true for float16; otherwise the scale stays 1 and only non-finite
-        updates are skipped.
+        """Start with the initial scale. `needed` is true for float16. For other types the scale stays 1, and the scaler
+        only skips non-finite updates.
         """
         self._settings = settings
         self.moves = needed and settings.USE_DYNAMIC_LOSS_SCALING
@@ -133,8 +133,8 @@ class FusedLossScaler(LossScaler):
     """A loss scaler that leaves unscaling and clipping to the fused optimizer, which reads all gradients anyway.
 
     On GPUs an update spends its time on memory traffic, and unscaling, checking and clipping each read all gradients.
-    Here only the norm reads them, and it also shows whether all gradients are finite. So an update is also skipped when
-    the squares of finite scaled gradients overflow float32, which happens if their norm exceeds 1.8e19.
+    Here only their norm is computed before the optimizer runs. The norm also shows whether all gradients are finite. So
+    an update is also skipped if the squares of finite scaled gradients overflow float32 (a norm above 1.8e19).
     """
 
     def unscale_and_clip(

@@ -1,7 +1,7 @@
 """Mixed precision: the data type of computations, the loss scale, and skipped updates.
 
 All precisions share one code path. A GradScaler checks every gradient. In float16 it adapts its scale. In bfloat16 and
-float32 the scale is 1 and it only skips non-finite updates.
+float32 the scale is 1, and the GradScaler only skips non-finite updates.
 """
 
 import torch
@@ -51,7 +51,7 @@ class Precision:
             check_float8(device)
             self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
         self._check_device()
-        # CPUs use torch's own functions, so that results stay equal to earlier runs.
+        # On CPUs, torch's own functions unscale and clip, so that results stay equal to earlier runs.
         scaler = LossScaler if device.type == "cpu" else FusedLossScaler
         self.scaler = scaler(device.type, settings, needed=self.half is torch.float16)
         check_matmul(settings.MATMUL, device)
@@ -88,7 +88,7 @@ class Precision:
         if self.half is None:
             return f"float32{origin}, as {self.reason}{advice}"
         scale = " with GradScaler"
-        if self.half is torch.float16:  # with other types the scale is 1 and only gradients are checked
+        if self.half is torch.float16:  # with other types the scale is 1 and gradients are only checked
             moves = "moving" if self.scaler.moves else "constant"
             scale += f" (loss scale {self.scaler.get_scale():g}, {moves})"
         if self.is_float8:
@@ -161,7 +161,7 @@ def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float)
 
 
 def amp_hint(amp: bool, device: torch.device) -> str:
-    """Return advice to use -amp, for messages about too little memory, or "" if half precision would be slower."""
+    """Return advice to use -amp, for messages about a lack of memory, or "" if half precision would be slower."""
     return "" if amp or half_speedup(device, torch.bfloat16) < 1 else ", or use -amp"
 
 

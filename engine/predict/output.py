@@ -1,4 +1,4 @@
-"""The output of predictions: lines on stdout, tables, sheets of thumbnails, and copies of images by their classes."""
+"""The output of predictions: lines on stdout, tables, sheets of thumbnails, and a folder of images for each class."""
 
 import filecmp
 import io
@@ -43,9 +43,9 @@ class Output:
     def __init__(self, paths: Sequence[str], given: Namespace, classes: Sequence[str], is_first: bool, may_stop: bool):
         """Prepare the output.
 
-        `given` has the paths `csv`, `json`, `sheet` and `into` (None if not wanted), and `unsure`: images with a lower
-        probability are marked as unsure. `may_stop` allows BrokenPipeError once nobody reads stdout, as in `| head`,
-        unless a file is wanted.
+        `given` has the paths `csv`, `json`, `sheet` and `into` (None if not wanted), and `unsure`, the probability
+        below which an image is marked as unsure. With `may_stop`, BrokenPipeError is raised once nobody reads stdout,
+        as in `| head`, unless a file is wanted.
         """
         self.paths, self.is_first, self._given = paths, is_first, given
         self._folders = ClassFolders(given.into, classes) if given.into else None
@@ -88,7 +88,7 @@ class Output:
             self._write_sheet()
         if self._given.csv:
             table = as_csv(self._predictions, self._given.unsure is not None)
-            # With a BOM, so that Excel reads UTF-8.
+            # The BOM makes Excel read the file as UTF-8.
             write(self._given.csv, table.encode("utf-8-sig", errors="surrogateescape"))
         if self._given.json:
             unreadable = [path for path, is_read in zip(self.paths, self._is_read, strict=True) if not is_read]
@@ -100,7 +100,7 @@ class Output:
         guesses = [f"{one_line(each.name)}\t{each.probability:.4f}" for each in prediction.guesses]
         line = "\t".join([one_line(prediction.path), *guesses, *filter(None, [prediction.mark])])
         try:
-            # If stdout is a terminal too, print above the bar.
+            # If stdout is also a terminal, print the line above the progress bar.
             print(line) if self._bar.disable or not sys.stdout.isatty() else self._bar.write(line)
         except BrokenPipeError:
             if self._may_stop or not nobody_reads():
@@ -113,7 +113,7 @@ class Output:
 
 
 class ClassFolders:
-    """Copies images into a folder for each class. Existing files are never replaced, and links are never followed."""
+    """Copies each image to the folder of its class. Existing files are never replaced, and links never followed."""
 
     def __init__(self, folder: Path, classes: Sequence[str]):
         self._folder, self._names, self._numbers = folder, folder_names([*classes, UNSURE]), Counter()
@@ -142,7 +142,7 @@ def is_taken(copy: Path, source: Path) -> bool:
 
 
 def folder_names(classes: Sequence[str]) -> dict[str, str]:
-    """Return {class: folder name} without special characters. They differ even on case-insensitive file systems."""
+    """Return {class: folder name} without special characters. Folder names differ in more than their case."""
     names, taken = {}, set()
     for each in dict.fromkeys(classes):
         stem = re.sub(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]', "_", each)[:80].strip(" .") or "_"
@@ -163,7 +163,7 @@ def sheet_paths(path: Path, num_images: int) -> list[Path]:
 
 
 def as_csv(predictions: Sequence[Prediction], has_marks: bool) -> str:
-    """Return a CSV table with a row for each image and two columns for each of its classes."""
+    """Return a CSV table with a row for each image and two columns for each predicted class."""
     width = max([1, *(len(each.guesses) for each in predictions)])
     titles = [f"{name}{'' if number == 1 else f'_{number}'}" for number in range(1, width + 1) for name in PER_CLASS]
     rows = [["image_path", *titles, *[UNSURE] * has_marks]]

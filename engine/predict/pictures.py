@@ -18,7 +18,7 @@ from utils.text import first_of
 
 
 class Lettering(NamedTuple):
-    """A font with fallbacks. Text with letters that it lacks is drawn in the installed font that has most of them."""
+    """A font with fallbacks. Text is drawn in the installed font that has most of the letters missing in this one."""
 
     font: ImageFont.FreeTypeFont
     height: int  # height of a line in pixels
@@ -30,7 +30,7 @@ class Lettering(NamedTuple):
     def fit(self, text: str, width: float) -> str:
         """Return the text, shortened to its beginning and end if it is wider than `width` pixels.
 
-        Two thirds of the kept text are the end, because it distinguishes paths and names that begin alike.
+        Two thirds of the kept text are the end, because the end distinguishes paths and names that begin alike.
         """
         text = self._drawable(text)
         font = self._font_of(text)
@@ -105,7 +105,7 @@ def describe_missing(texts: Iterable[str]) -> str:
 
 
 FONT_SIZE, GAP, FRAME = 11, 8, 4  # pixels
-MOST_TILES = 100  # the limit when a sheet is split into its images again
+MOST_TILES = 100  # the most tiles that are read from the file of a sheet
 NO_IMAGE = (225, 225, 225)  # the colour shown for an unreadable image
 PLACES = "halfstep tiles"  # the PNG text entry with the places and captions of a sheet's images
 
@@ -119,7 +119,7 @@ class Tile(NamedTuple):
 
 
 def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, title: str = "") -> Image.Image:
-    """Return a picture of rows of tiles, with an optional title above. Each image fits into a square of this side."""
+    """Return a picture with rows of tiles below an optional title. Each image fits into a square of `side` pixels."""
     letters, width = lettering(FONT_SIZE), side + 2 * FRAME
     full_width, num_columns = GAP + num_columns * (width + GAP), min(num_columns, len(tiles))
     height = width + letters.height * max((len(each.caption) for each in tiles), default=0)
@@ -146,9 +146,9 @@ def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, 
 
 
 def tiles_of(sheet: Image.Image) -> list[tuple[Image.Image, list[str]]]:
-    """Return each image of a sheet with its caption, so that a page can arrange them. Return [] for other pictures.
+    """Return each image of a sheet with its caption, so that a page can rearrange them, or [] for other pictures.
 
-    Raise ValueError if the places in the file are outside the picture or too many.
+    Raise ValueError if a place in the file is outside the picture, or if there are too many places.
     """
     found = []
     for left, top, right, bottom, caption in json.loads(sheet.info.get(PLACES, "[]")):
@@ -159,7 +159,7 @@ def tiles_of(sheet: Image.Image) -> list[tuple[Image.Image, list[str]]]:
 
 
 def _placed(pixels: np.ndarray | None, side: int, left: int, top: int) -> tuple[Image.Image, tuple[int, int]]:
-    """Return the image in the displayed size, and its upper left corner, so that it is centred in its square."""
+    """Return the image in the displayed size, and the upper left corner that centres it in its square."""
     if pixels is None:
         return Image.new("RGB", (side, side), NO_IMAGE), (left, top)
     image = fitted(pixels, side)

@@ -30,7 +30,7 @@ class Guess(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The classes of a readable image."""
+    """The predicted classes of a readable image."""
 
     index: int  # index of the image's path in the list of paths
     path: str
@@ -57,7 +57,8 @@ class Predictor:
     ):
         """Move the model to the device.
 
-        `flip` averages the logits of each image and its mirror image. `say` logs a message about unreadable images.
+        With `flip`, the logits of each image and its mirror image are averaged. `say` logs messages about unreadable
+        images.
         """
         self.classifier, self.process, self.flip, self.say = classifier, process, flip, say
         config = classifier.config
@@ -71,11 +72,11 @@ class Predictor:
     def __call__(
         self, paths: list[str], top: int | None = None, draw: Callable[[PredictedBatch], list] | None = None
     ) -> Iterator[Prediction]:
-        """Yield the `top` classes of each readable image, in the order of the paths, in every process.
+        """Yield the `top` most probable classes of each readable image, in the order of the paths, in every process.
 
         Without `top`, yield only the most probable class, or with several labels per image all classes with a
-        probability above one half. `draw` returns a picture or other item for each image of a batch. It is called in
-        the process that computed the batch.
+        probability above one half. `draw` returns a picture or other item for each image of a batch, and is called
+        in the process that computed the batch.
         """
         config = self.classifier.config
         if len(paths) <= FEW:
@@ -96,7 +97,7 @@ class Predictor:
                     inputs = normalize(pixels, torch.float32)
                     pictures = draw(PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1)))
                 found = list(zip(indices, guesses, pictures, strict=True))
-            # All processes have the same number of batches. Their n-th batches together contain consecutive images.
+            # All processes have the same number of batches. The n-th batches together contain consecutive images.
             for index, guesses, picture in sorted(self.process.join(found), key=lambda each: each[0]):
                 yield Prediction(index, paths[index], guesses, picture)
 

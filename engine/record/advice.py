@@ -25,7 +25,7 @@ class DataWaitAdvice(Callback):
         self._workers = choose_workers(config, image_set, process)
         self._process = process
         self._judged: int | None = None  # step of the last check; None before the first report
-        # Sums since the last check: seconds times the percentage spent waiting for data, and seconds.
+        # Sums over the reports since the last check: seconds times waiting percentage, and seconds.
         self._waiting = self._seconds = 0.0
         self._is_given = False
 
@@ -51,7 +51,7 @@ class DataWaitAdvice(Callback):
         data = self._config.DATA
         if self._image_set.in_memory:
             return None
-        # Throughput is proportional to the number of workers. With 0 workers the training process reads the images.
+        # Throughput is assumed to be proportional to the number of workers. With 0, the training process reads images.
         count = self._workers.count
         needed = math.ceil(max(count, fraction) / max(1 - fraction, 1e-3))
         most = cores_to_read(self._process)

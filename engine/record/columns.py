@@ -1,6 +1,6 @@
 """The columns of metrics.csv and steps.csv, each with its meaning and its value.
 
-Each metric of an epoch is a row of COLUMNS. Tables, trackers, the terminal, log.txt and docs/tracking.md use them.
+COLUMNS defines the metrics of an epoch for tables, trackers, the terminal, log.txt and docs/tracking.md.
 """
 
 import math
@@ -20,7 +20,7 @@ Row = dict[str, float | None]
 
 
 class Epoch(NamedTuple):
-    """The data of an epoch's metrics. Process 0 computes metrics more often, so no metric may call a collective."""
+    """The inputs of an epoch's metrics. Process 0 computes metrics more often, so metrics may not use collectives."""
 
     trainer: Trainer
     result: EpochResult
@@ -65,7 +65,7 @@ class Column(NamedTuple):
     is_repeatable: bool = True  # false for measurements that differ between identical runs, such as times
 
 
-OF_LAYERS = "; with `TRAIN.LAYER_DECAY`: of the classifier (earlier layers have a fraction of this rate)"
+OF_LAYERS = "; with `TRAIN.LAYER_DECAY`, the classifier's rate (earlier layers have a fraction of this rate)"
 # The first six columns are the columns of timm's summary.csv. Scores are in percent unless the meaning says otherwise.
 COLUMNS = (
     Column(

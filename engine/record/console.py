@@ -18,7 +18,7 @@ from utils.log import Log
 from utils.text import counted, format_time
 
 LINES_BELOW_A_HEAD = 40
-SECONDS = 1.0  # the shortest time between two updates of the metrics in the progress bar
+SECONDS = 1.0  # the shortest time between two refreshes of the metrics in the progress bar
 
 
 class Console(Callback):
@@ -35,9 +35,9 @@ class Console(Callback):
         self._log.describe_bar(lambda: self._describe(trainer))
 
     def on_update(self, trainer: Trainer) -> None:
-        """Update the metrics in the progress bar, at most once a second because the host must wait for the device.
+        """Refresh the metrics in the progress bar, at most once a second, because reading them waits for the device.
 
-        Until the next report, the metrics cover only this process's images, because no other process takes part.
+        Until the next report, the metrics cover only this process's images, because this reading is not a collective.
         """
         if not self._log.on_terminal or self._clock() < self._read + SECONDS:
             return
@@ -88,13 +88,13 @@ class EpochPrinter:
 
     def __init__(self, config: Config, has_ema: bool):
         self._has_ema = has_ema
-        # The metric shown in place of top-1: BEST_METRIC, unless that is the loss, which already has its own column.
+        # The metric in the top-1 column: BEST_METRIC, but mAP or top-1 if that is the loss, which has its own column.
         instead_of_loss = "map" if config.DATA.has_several_labels else "top1"
         self._metric = instead_of_loss if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
         self._num_rows = 0
 
     def log_lines(self, row: Row, epoch: Epoch, num_epochs: int) -> list[str]:
-        """Return an epoch's log lines. `row` is its row of metrics.csv. Only process 0 logs speed and memory."""
+        """Return an epoch's log lines. `row` is its row in metrics.csv. Only process 0 logs speed and memory."""
         head = f"----- Epoch[{epoch.trainer.epoch + 1:03d}/{num_epochs:03d}], "
         lines = [f"{head}{', '.join(_words(row, TRAINING))}"]
         for suffix, scores in epoch.result.scores.items():
@@ -107,7 +107,7 @@ class EpochPrinter:
     def terminal_lines(
         self, row: Row, scores: Mapping[str, Scores], best: Best, seconds_left: float | None, num_epochs: int
     ) -> list[str]:
-        """Return an epoch's line, with the header above it at the start and after every LINES_BELOW_A_HEAD lines.
+        """Return an epoch's line for a terminal. A header precedes every LINES_BELOW_A_HEAD lines.
 
         `row` is the epoch's row of metrics.csv, and `best` already includes this epoch.
         """

@@ -71,7 +71,7 @@ class StepRows:
 
 
 class RowReader(Protocol):
-    """Receives each row of steps.csv ("step") and metrics.csv ("epoch"), for example to send it to a tracker."""
+    """Receives each row of steps.csv (axis "step") and metrics.csv (axis "epoch"), for example for a tracker."""
 
     def begin(self, step: int, epoch: int, steps: Sequence[Mapping], epochs: Sequence[Mapping]) -> None: ...
 
@@ -79,7 +79,7 @@ class RowReader(Protocol):
 
 
 class Curves(Protocol):
-    """Draws curves of the metrics in the rows so far. extras/report implements this class."""
+    """Draws curves of the metrics in the rows so far. extras/report implements this protocol."""
 
     def draw(self, epochs: Sequence[Mapping], steps: Sequence[Mapping], now: bool) -> None: ...
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def after_training(config: Config, process: Process, folder: Path, eval_set: ImageSet, state: str) -> list[str]:
-    """Return the next steps after training, without a command to continue if that would only end in the same way again.
+    """Return the next steps after training. A run that would only end in the same way again gets no resume command.
 
     `state` is the state in status.json, or "early stop".
     """

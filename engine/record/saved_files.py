@@ -14,7 +14,7 @@ from utils.errors import ConfigError, cause_of
 from utils.files import content_of
 
 LARGEST = 1e39  # numbers from here on are ignored as invalid; the largest float32 is 3.4e38
-SUFFIXES = ("", "_ema")  # endings of the names of columns with scores of the raw and of the EMA weights
+SUFFIXES = ("", "_ema")  # suffixes of the score columns: for the raw weights, and for the EMA weights
 
 
 def read_text(path: Path) -> str:
@@ -98,7 +98,7 @@ def title_of(settings: dict[str, Any]) -> str:
 
 
 def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
-    """Return the best evaluation in these rows of metrics.jsonl (the first in a tie), or Best() without one."""
+    """Return the best evaluation in these rows of metrics.jsonl (the first in a tie), or Best() if there is none."""
     found = []
     for row, suffix in itertools.product(epochs, SUFFIXES):
         value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")

@@ -34,7 +34,7 @@ from utils.program import start_ticks
 from utils.runs import folder_of
 from utils.text import printable, redacted
 
-# The keys of status.json that are read, by type. A value of another type is ignored.
+# The keys of status.json that halfstep reads, grouped by type. Values of other types are ignored.
 TEXTS = "state reason kind host started time heartbeat best_metric halfstep torch timm python device_name precision"
 NUMBERS = "pid pid_ticks signal exit_code epoch total_epochs processes parameters training_images validation_images classes images_per_update"
 KINDS = {
@@ -72,7 +72,7 @@ class SavedRun:
 
     @classmethod
     def open(cls, folder: str | os.PathLike) -> "SavedRun":
-        """Read the run in this folder. Raise ConfigError if it has no finished epoch of a training run."""
+        """Read the run in this folder. Raise ConfigError unless it is a training run with a finished epoch."""
         folder = folder_of(folder)
         if not folder.is_dir():
             what = "this is a file; give its folder" if folder.exists() else "no such folder; give the folder of a run"
@@ -110,7 +110,7 @@ class SavedRun:
 
     @property
     def speed(self) -> float | None:
-        """Return the median images per second of the epochs. The first epoch is slower, and others may be disturbed."""
+        """Return the median of the epochs' images per second: the first epoch is slower, others may be disturbed."""
         found = [row["images_per_s"] for row in self.epochs if (row.get("images_per_s") or 0) > 0]
         return statistics.median(found) if found else None
 
@@ -127,7 +127,7 @@ class SavedRun:
 
     @property
     def num_skipped(self) -> int:
-        """Return the number of skipped updates, including those of an unfinished last epoch."""
+        """Return the number of skipped updates. Updates of an unfinished last epoch count too."""
         of_epochs: dict[int, int] = {}
         for row in [*self.steps, *self.epochs]:  # each row counts from the start of its epoch
             epoch = int(row.get("epoch") or 0)
@@ -141,7 +141,7 @@ class SavedRun:
 
     @property
     def state(self) -> str:
-        """Return one of ENDS, `running`, `killed` (it ended without writing a state), or `unknown` (no status.json)."""
+        """Return one of ENDS, `running`, `killed` (ended without a final state), or `unknown` (no status.json)."""
         state = self.status.get("state")
         if not state:
             return "unknown"
@@ -155,7 +155,7 @@ class SavedRun:
             try:
                 os.kill(pid, 0)  # checks the process without sending a signal
             except (OSError, OverflowError) as error:
-                return isinstance(error, PermissionError)  # the process exists and belongs to another user
+                return isinstance(error, PermissionError)  # true if the process exists but belongs to another user
             # After a restart of a container or machine, another process may have the same pid.
             return self.status.get("pid_ticks") in (None, start_ticks(pid))
         return beat is not None and time.time() - beat < SILENT_SECONDS
@@ -172,21 +172,21 @@ class SavedRun:
 
     @cached_property
     def best(self) -> Best:
-        """Return the evaluation of the epoch of best.pth or, if the metrics lack it, the best in the metrics.
+        """Return the evaluation of the epoch in best.pth. If the metrics lack that epoch, return their best evaluation.
 
         Epochs count from 1. Epoch 0 means that nothing was evaluated.
         """
         number = self.status.get("best", {}).get("epoch")
         on_disk = best_of([row for row in self.epochs if row["epoch"] + 1 == number], self.metric)
         found = on_disk if on_disk.epoch else best_of(self.epochs, self.metric)
-        # Unreadable images are not scored. results.json counts the scored images, status.json all of them.
+        # Unreadable images are not scored. results.json counts the scored images, status.json all images.
         scored = read_object(self.folder / "results.json").get("num_images")
         num_images = scored if isinstance(scored, int) else self.about.get("validation_images", 0)
         return found._replace(num_images=num_images if found.epoch else 0)
 
     @property
     def seconds(self) -> float | None:
-        """Return the total seconds of training and evaluation, or None if a row of metrics.jsonl lacks one of them."""
+        """Return the total seconds of training and evaluation, or None if a row of metrics.jsonl lacks a time."""
         parts = [row.get(f"{part}_seconds") for row in self.epochs for part in ("train", "eval")]
         return None if None in parts else sum(parts)
 

@@ -1,4 +1,4 @@
-"""Time spent in each phase of the updates."""
+"""Measures the time spent in each phase of the updates."""
 
 import time
 from collections import Counter
@@ -12,7 +12,7 @@ from engine.train.counters import Report
 from engine.train.trainer import Trainer
 from utils.torch_internals import call_after_backward
 
-MAX_MARKS = 10_000  # limit between two reports: a few MB, enough for about 1200 updates of one micro-batch
+MAX_MARKS = 10_000  # the most marks between two reports: a few MB, enough for about 1200 updates of one micro-batch
 
 
 class HostClock:
@@ -28,7 +28,7 @@ class HostClock:
 class DeviceClock:
     """A clock for devices with a queue: a mark is an event in the queue.
 
-    It never synchronises. Event times are read after the host has waited for a later operation in the queue.
+    The clock never synchronises. Event times are read after the host has waited for a later operation in the queue.
     """
 
     def __init__(self, device: torch.device):
@@ -50,7 +50,7 @@ class Timing(Callback):
     def __init__(self, clock: HostClock | DeviceClock):
         self._clock = clock
         self._marks: list[tuple[str, Any]] = []
-        self.epoch_seconds: Counter[str] = Counter()  # by phase; a resumed epoch counts from the resume
+        self.epoch_seconds: Counter[str] = Counter()  # by phase; in a resumed epoch, only since the resume
 
     @classmethod
     def on(cls, device: torch.device) -> "Timing":
@@ -67,8 +67,8 @@ class Timing(Callback):
         """Measure the communication that does not overlap with the backward pass.
 
         DDP waits for its all-reduces in a callback at the end of backward. Callbacks run in the order in which they
-        were queued. The callback here is queued by the gradient of the loss, so it runs first. Rejected: a
-        communication hook, which would change DDP's code path.
+        were queued. The hook on the gradient of the loss queues our callback before DDP's, so ours runs first.
+        Rejected: a communication hook, which would change DDP's code path.
         """
         if is_last and trainer.process.world_size > 1:
             loss.register_hook(lambda gradient: call_after_backward(lambda: self._mark("communication")))
@@ -88,7 +88,7 @@ class Timing(Callback):
         self._mark("other")
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds of each phase since the last lap. Call it after the host has waited for the device."""
+        """Return the seconds of each phase since the last lap. Call this after the host has waited for the device."""
         seconds = dict.fromkeys(PHASES, 0.0)
         for (name, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[name] += self._clock.seconds(start, end)
@@ -98,7 +98,7 @@ class Timing(Callback):
 
 
 def shares(seconds: Mapping[str, float], device: torch.device) -> dict[str, float | None]:
-    """Return the percentage of the time in each phase. MPS has no timed events and gives only the data phase."""
+    """Return the percentage of the time in each phase. MPS has no timed events, so only its data phase is known."""
     total = max(sum(seconds.values()), 1e-9)
     known = PHASES[:1] if device.type == "mps" else PHASES
     return {name: round(100 * seconds[name] / total, 2) if name in known else None for name in PHASES}

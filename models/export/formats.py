@@ -20,10 +20,10 @@ from utils.files import refuse_special, sync_folder
 class Format(NamedTuple):
     """An export format."""
 
-    suffix: str  # the suffix of its files; '' for a folder
+    suffix: str  # the suffix of an exported file; '' for a folder
     loaded_by: str  # the function or package that loads the file, for messages
     write: Callable[[Subject, Path], None]
-    load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # loads the written file as its users do
+    load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # loads the exported file as users would
     refuse: Callable[[Subject], Any] = lambda subject: None  # raises ConfigError before anything is written
 
 
@@ -75,7 +75,7 @@ FORMATS = {
 
 
 def export(subject: Subject, name: str, target: Path) -> str:
-    """Write the model in the named format, load the file again, and compare its logits. Return the result as text."""
+    """Write the model in this format, load it again, and compare its logits with the original's. Return the result."""
     chosen = FORMATS[name]
     check_target(name, target)
     chosen.refuse(subject)

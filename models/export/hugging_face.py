@@ -1,4 +1,4 @@
-"""A folder in the Hugging Face hub's format: for timm, and for a plain ViT or distilled DeiT also for transformers."""
+"""Writes a folder in Hugging Face's format, for timm and, with a plain ViT or distilled DeiT, for transformers."""
 
 import json
 from collections.abc import Callable
@@ -36,8 +36,8 @@ transform = timm.data.create_transform(**timm.data.resolve_model_data_config(mod
 
 The transform does not turn photos upright. If the run did (`DATA.EXIF`), call `PIL.ImageOps.exif_transpose(image)` first.
 
-If the folder contains `transformers.safetensors`, transformers 4.53 or newer can read it too. Its image processor may crop one
-pixel off from timm's, which changes probabilities by a few hundredths. Use timm's transform instead:
+If the folder contains `transformers.safetensors`, transformers 4.53 or newer can read it too. Its image processor may place
+the crop one pixel away from timm's crop, which changes probabilities by a few hundredths. Use timm's transform instead:
 
 ```python
 inputs = transform(image)[None]
@@ -61,7 +61,7 @@ def write(subject: Subject, path: Path) -> None:
     metadata = {"format": "pt"} | {name: json.dumps(fact) for name, fact in subject.record.items()}
     (path / "model.safetensors").write_bytes(to_safetensors(subject.state, metadata))
     contents = {"config.json": timm_config(subject)}
-    if is_plain(subject):  # other models can only be read by timm
+    if is_plain(subject):  # only timm can read other models
         contents["config.json"] |= transformers_config(subject)
         contents["preprocessor_config.json"] = image_processor(subject)
         (path / FOR_TRANSFORMERS).write_bytes(to_safetensors(to_transformers(subject.state), {"format": "pt"}))

@@ -73,7 +73,7 @@ class Subject:
         return (images - mean) / std
 
 
-BOUND = 1e-4  # times max(1, largest logit); float32 sums in a different order differ by less
+BOUND = 1e-4  # the largest difference allowed, times max(1, largest logit); reordered float32 sums differ by less
 BATCHES = (1, 8)
 
 

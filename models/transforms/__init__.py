@@ -26,7 +26,7 @@ class ModelTransforms:
             each.revert(model)
 
     def bypassing_modules(self) -> "ModelTransforms":
-        """Return the transforms that do not call some of the modules, so that hooks on these modules do not run."""
+        """Return the transforms that bypass some modules, so that hooks on these modules do not run."""
         return ModelTransforms(tuple(each for each in self.transforms if each.bypasses_modules))
 
 
@@ -47,11 +47,11 @@ def choose_transforms(
                 "PRECISION.CUSTOM_BLACK_LIST and CUSTOM_WHITE_LIST change autocast, but PRECISION.MODE is naive, where "
                 "everything is computed in half precision; use PRECISION.MODE autocast or remove the lists"
             )
-        # This is first, because the entries of the lists name modules by their original classes.
+        # The overrides are first, because the entries of the lists name modules by their original classes.
         transforms.append(OpOverrides(settings.CUSTOM_BLACK_LIST, settings.CUSTOM_WHITE_LIST, device.type, half))
-    # This is after the overrides: it would bypass overrides in the last block, so it leaves such a block unchanged.
+    # ClassTokenBlock is after the overrides: it does nothing if the last block has some, since it would bypass them.
     transforms.append(ClassTokenBlock())
-    # Kernels come after both: they replace only layers of timm's classes, and ClassTokenBlock needs timm's attention.
+    # Kernels come next: they replace only layers of timm's own classes, and ClassTokenBlock needs timm's attention.
     if device.type == "cpu":
         from models.transforms.kernels import CpuKernels
 
@@ -63,7 +63,8 @@ def choose_transforms(
     if half is not None and settings.MODE == "float8":
         from extras.float8 import Float8
 
-        # This is after both of them, because it converts neither overridden layers nor layers with few rows.
+        # Float8 is after the overrides and ClassTokenBlock, because it converts neither overridden layers nor layers
+        # that ClassTokenBlock gives few rows.
         transforms.append(Float8(device))
     if training and config.COMPILE == "blocks":
         from models.transforms.blocks import SharedDropPath
@@ -72,7 +73,7 @@ def choose_transforms(
     if training and config.TRAIN.GRAD_CHECKPOINTING:
         from models.transforms.blocks import ActivationCheckpointing
 
-        # This is after every transform that replaces a forward, because it must recompute the replaced forward.
+        # Checkpointing is after all transforms that replace a forward, because it must recompute the replaced forward.
         transforms.append(ActivationCheckpointing(config.MODEL.NAME))
     # A half-precision residual stream pays off only with -compile. Without -compile, memory traffic does not shrink,
     # because autocast's layer norms compute in float32, and the gradient error of a deep model doubles. CPUs never use
@@ -82,9 +83,9 @@ def choose_transforms(
     if is_autocast and (pays or settings.RESIDUAL == "half"):
         from models.transforms.blocks import HalfResidual
 
-        # This is after checkpointing, so that blocks save their input in half precision.
+        # HalfResidual is after checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half, is_required=not pays))
-    # These are last, because they wrap the whole model and ClassTokenBlock checks the model's class.
+    # The last two wrap the whole model. They follow ClassTokenBlock, because it checks the model's class.
     if training and config.DETERMINISTIC and config.TRAIN.SIZE_SCHEDULE and device.type != "cpu":
         from models.transforms.blocks import ResizeByMatrices
 

@@ -11,7 +11,7 @@ from utils.errors import ConfigError
 class ModelTransform:
     """A reversible change to how a model computes. Names of weights stay the same.
 
-    Transforms are frozen dataclasses. Equal transforms make the same change, so one can revert what another applied.
+    Transforms are frozen dataclasses. Equal transforms make the same change, so each can revert the other's change.
     """
 
     bypasses_modules = False  # true if some modules are not called, so that hooks on them do not run
@@ -45,7 +45,7 @@ def unwrap(model: nn.Module, transform: ModelTransform) -> None:
 
 
 def change_class(modules: Iterable[nn.Module], classes: dict[type, type]) -> None:
-    """Replace exactly these classes of modules by classes that differ only in how they compute."""
+    """Change the class of modules of exactly these classes. The new classes differ only in how they compute."""
     for module in modules:
         module.__class__ = classes.get(type(module), type(module))
 

@@ -1,4 +1,4 @@
-"""Transforms for blocks: activation checkpointing, half-precision inputs, one graph for DropPath, resizing."""
+"""Transforms for blocks: activation checkpointing, half-precision inputs, one graph for DropPath, and resizing."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class ActivationCheckpointing(ModelTransform):
             return []
         try:
             model.set_grad_checkpointing(True)
-        except (AttributeError, AssertionError, NotImplementedError):  # timm: not supported by this model
+        except (AttributeError, AssertionError, NotImplementedError):  # timm's errors for unsupported models
             raise ConfigError(
                 f"TRAIN.GRAD_CHECKPOINTING is true, but timm has no activation checkpointing for MODEL.NAME "
                 f"{self.model_name}; set it to false, lower -batch_size and raise -accum_iter"
@@ -53,7 +53,7 @@ class ActivationCheckpointing(ModelTransform):
 
 @dataclass(frozen=True)
 class HalfResidual(ModelTransform):
-    """A residual stream in half precision between blocks. `is_required` refuses models without blocks."""
+    """A residual stream in half precision between blocks. With `is_required`, models without blocks are refused."""
 
     device_type: str
     half: torch.dtype
@@ -132,7 +132,7 @@ class ByMatrices(TorchFunctionMode):
 
 
 def resized(images: Tensor, size: tuple[int, int], **how) -> Tensor:
-    """Resize [B, C, H, W] to [B, C, *size] as functional.interpolate does, by matrix products for rows and columns."""
+    """Resize [B, C, H, W] to [B, C, *size] like functional.interpolate, but by matrix products for rows and columns."""
     with torch.autocast(images.device.type, enabled=False):
         of_rows, of_columns = (
             functional.interpolate(

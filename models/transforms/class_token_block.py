@@ -43,7 +43,7 @@ def reads_only_class_token(model: nn.Module) -> bool:
     modules = [*block.modules(), model.norm]
     if any(type(module) not in KNOWN or "forward" in vars(module) for module in modules):
         return False
-    # These three modules are no longer called, so their hooks would not run.
+    # The shorter block does not call these three modules, so their hooks would not run.
     bypassed = (block, block.attn, block.attn.qkv)
     return not any(map(has_hooks, bypassed)) and getattr(block.attn, "gate", None) is None
 

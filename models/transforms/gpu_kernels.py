@@ -15,7 +15,7 @@ from models.transforms.kernels import QkvLayoutAttention
 class GpuKernels(ModelTransform):
     """Faster attention and patch embedding on GPUs.
 
-    They are also used with -compile: the number of graphs stays the same, and the number of kernels hardly changes.
+    -compile uses them too: the number of graphs stays the same, and the number of kernels hardly changes.
     """
 
     def apply(self, model: nn.Module) -> list[str]:

@@ -1,4 +1,4 @@
-"""Attention on every device, and dropout on a CPU: the same numbers up to rounding, computed faster."""
+"""Faster attention on every device, with equal results up to rounding, and faster dropout on CPUs."""
 
 from dataclasses import dataclass
 
@@ -56,7 +56,7 @@ class QkvLayoutAttention(Attention):
 
 @dataclass(frozen=True)
 class CpuKernels(ModelTransform):
-    """Faster attention and dropout on CPUs. GPUs do not need them: their random numbers and fused attention are fast."""
+    """Faster attention and dropout on CPUs. On GPUs, torch's random numbers and fused attention are fast anyway."""
 
     in_half: bool
     # If compiled, torch generates a faster dropout than CpuDropout, whose random bits it cannot trace.

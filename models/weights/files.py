@@ -32,7 +32,7 @@ def read_google(path: Path) -> Weights:
 
 
 def read_paddle(path: Path) -> Weights:
-    """Return the weights in a .pdparams file of PaddleViT. Raise ConfigError for other files, or without the extra."""
+    """Read a .pdparams file of PaddleViT. Raise ConfigError for other files, or if the extra is missing."""
     if not has_extra("paddlevit"):
         with open(path, "rb") as file:
             is_pickle = file.read(1) == b"\x80"
@@ -158,7 +158,7 @@ def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
 
 
 def chosen_weights(state: dict, path: Path, key: str | None = None) -> tuple[str, dict]:
-    """Return the key and the weights of a checkpoint, with merged adapters. Without `key`, choose the better ones."""
+    """Return the key and the merged weights of a checkpoint. Without `key`, choose the weights that scored better."""
     key = key or weights_of(state, path)[1]
     if not state.get(key):
         is_ema = key == "state_dict_ema"

@@ -41,7 +41,7 @@ def load_pretrained(
 ) -> list[str]:
     """Load the weights in a file, or the timm weights of this name if there is no such file. Return lines for the user.
 
-    With `needs_head`, weights whose classifier does not fit are refused, because they are useless without training.
+    With `needs_head`, weights whose classifier does not fit are refused, because a random classifier is useless.
     `classes` are the classes of the model's outputs, which are matched by name if the file names its classes.
     `settings` are the model's settings by full names, for the error message about another architecture.
     """
@@ -76,7 +76,7 @@ def _fit_heads(
     by_name = []
     if theirs and mine and named and not needs_head:
         by_name = [_match_classes(own, state, tuple(f"{head}." for head in named), theirs, mine)]
-    # Old ViTs have a hidden layer before the classifier, timm's have none. The two layers are only useful together.
+    # Old ViTs have a hidden layer before the classifier, timm's ViTs do not. The two layers are only useful together.
     dropped = [name for name in state if name.startswith("pre_logits.") and name not in own]
     lines = []
     for head in heads:
@@ -142,7 +142,7 @@ def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]
         return state
     try:
         fitted = resize(dict(state), model)
-    except Exception:  # weights of another architecture; the check of the architecture reports the differences
+    except Exception:  # weights of another architecture: _check_same_architecture reports the differences
         return state
     changed = [name for name in fitted if name in state and fitted[name].shape != state[name].shape]
     if changed:
@@ -240,7 +240,7 @@ def fetch(source: str) -> Weights:
 
 
 def _check_network(repository: str) -> None:
-    """Raise an error if the server is unreachable and the weights are not cached. The hub would retry for a minute."""
+    """Raise an error at once if the server is unreachable and nothing is cached. The hub would retry for a minute."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils import get_session
 

@@ -32,7 +32,7 @@ class WeightsMetadata(NamedTuple):
 
 
 def metadata_of(source: str) -> WeightsMetadata:
-    """Return the metadata of weights named by a file, a folder or timm's name."""
+    """Return the metadata of the weights in a file or folder, or of timm's weights of this name."""
     path = find_file(source)
     if path is None:
         name = timm_name(source)
@@ -134,7 +134,7 @@ def _side(size: int | dict) -> int:
     """Return the side of a square size: 18 for 18, {height: 18, width: 18} and {shortest_edge: 18}."""
     sides = set(size.values()) if isinstance(size, dict) else {size}
     if len(sides) != 1:
-        raise ValueError(f"images that are not square: {size}")
+        raise ValueError(f"the images are not square: {size}")
     return sides.pop()
 
 
@@ -151,13 +151,13 @@ def _transformers_model(config: dict) -> Settings:
 # --- the command line that timm's training script saves
 
 # Arguments of timm's train.py that decide the preprocessing for evaluation. OF_THE_MODEL has the arguments for the
-# model that are not in --model-kwargs, with their names in its constructor.
+# model that are not in --model-kwargs, with their names in the model's constructor.
 TIMM_ARGUMENTS = ("in_chans", "input_size", "img_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 OF_THE_MODEL = {"gp": "global_pool", "bn_eps": "bn_eps", "bn_momentum": "bn_momentum"}
 
 
 def _from_training(record: dict) -> tuple[Settings, Settings] | None:
-    """Return the settings of images and of the model from timm's command line, or None without one."""
+    """Return the settings of images and of the model from timm's command line, or None if there is none."""
     timm = import_timm()
     arguments, name = record.get("args", {}), record.get("arch")
     if not name or not timm.is_model(name):
@@ -175,14 +175,14 @@ def _from_training(record: dict) -> tuple[Settings, Settings] | None:
 
 
 def _crop_pct(side: int, resized: int) -> float:
-    """Return the crop_pct from which timm and halfstep, which round side / crop_pct down, compute exactly `resized`."""
+    """Return the crop_pct for which side / crop_pct, rounded down as in timm and halfstep, is exactly `resized`."""
     fraction = side / resized
     return fraction if math.floor(side / fraction) == resized else math.nextafter(fraction, 0)
 
 
-# --- the shapes in Google's .npz and PaddleViT's .pdparams: each program has one preprocessing for all its ViTs
+# --- the shapes in Google's .npz and PaddleViT's .pdparams. The preprocessing follows from the program that wrote them.
 
-# Width -> timm's name and the number of heads (which no shape shows), for all ViTs of Google, DeiT and PaddleViT.
+# Width -> timm's name, and the number of heads, which no shape shows, for all ViTs of Google, DeiT and PaddleViT.
 USUAL = {192: ("tiny", 3), 384: ("small", 6), 768: ("base", 12), 1024: ("large", 16), 1280: ("huge", 16)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 

@@ -105,7 +105,7 @@ def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights under the names in published files of transformers.
 
     They are the names of ViTForImageClassification, or DeiTForImageClassificationWithTeacher if there is a distillation
-    token. Newer versions of transformers rename them when they load the file.
+    token. Newer versions of transformers rename the weights on loading.
     """
     is_distilled = "dist_token" in state
     table = [

@@ -12,7 +12,7 @@ from utils.errors import ConfigError, naming_damage
 ROWS = "rows_in_shards"  # in the index, {ROWS: 12} replaces a tensor of 12 rows
 SHARDS = "shards"  # the key in the index for the list of files, in the order of their rows
 FOLDER = "shards"  # the folder of these files, next to the index
-PIECES = "pieces"  # the key in a state to save for this process's rows, by the path of their tensor
+PIECES = "pieces"  # the key in a state to save for {path of a tensor: this process's rows of it}
 
 NUMBERS = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -47,7 +47,7 @@ class Parts:
 
 
 def span(length: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the first row and the end of a rank's part of `length` rows. As in FSDP2, the last ranks may get fewer."""
+    """Return a rank's range of rows (start, stop) out of `length`. As in FSDP2, the last ranks may get fewer rows."""
     share = -(-length // world_size)
     return min(rank * share, length), min((rank + 1) * share, length)
 
@@ -78,7 +78,7 @@ def shard_names(index: dict, path: Path) -> list[str]:
 
 
 def join(index: dict, path: Path, read: Callable[[Path], dict[str, Tensor]], lazily: bool) -> dict:
-    """Join the index at `path` and the files listed in it to a state. With `lazily`, large tensors are Parts."""
+    """Join the index at `path` and the files that it lists into a state. With `lazily`, large tensors are Parts."""
     folder, files = path.parent, [path.parent / name for name in shard_names(index, path)]
     state = {name: value for name, value in index.items() if name != SHARDS}
     for file in files:

@@ -87,7 +87,9 @@ def check_record(record: dict, path: Path) -> None:
         if wrong := wrong_in(config):
             raise ValueError(f"{wrong[0]} is {config.get(wrong[0])!r}"[:200])
         if config.get("MODEL.TYPE") == "vit" and _num_weights(config) > MOST_UNPACKED * _size(path) + SMALL:
-            raise ValueError(f"its settings describe a ViT with {_num_weights(config):.3g} weights")
+            raise ValueError(
+                f"its settings describe a ViT with {_num_weights(config):.3g} weights, too many for this file"
+            )
         if wrong := [fact for fact, value in record.get("trained_on", {}).items() if not isinstance(value, int | str)]:
             raise ValueError(f"trained_on.{wrong[0]} is neither an integer nor text"[:200])
         if split.get("rule") in ("hash", "position"):
@@ -166,7 +168,7 @@ def rename(name: str, table: dict[str, str]) -> str:
 
 
 def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Join queries, keys and values into one tensor, as in timm. If one is missing, all are left out."""
+    """Join queries, keys and values into one tensor, as in timm. If one of the three is missing, all are left out."""
     joined = {}
     for name, tensor in state.items():
         if ".attn.query." in name:
@@ -202,7 +204,7 @@ BASE_LAYER = ".base_layer."  # peft's name for the layer that an adapter extends
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
-    """Return the weights with any adapters merged into them. `settings` are the settings of their run."""
+    """Return the weights with any adapters merged into them. `settings` are the settings of the weights' run."""
     if not any(BASE_LAYER in name for name in state):
         return state
     from extras.lora import merge_adapters  # extra: lora

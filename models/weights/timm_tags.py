@@ -22,7 +22,7 @@ def timm_name(source: str) -> str:
 
 
 def pretrained_cfg(source: str) -> dict[str, Any]:
-    """Return timm's metadata of the pretrained weights of this name. Raise ConfigError if there are none."""
+    """Return timm's metadata of the pretrained weights of this name. Raise ConfigError if timm has none."""
     timm = import_timm()
     name = timm_name(source)
     if timm.models.is_model_pretrained(name):
@@ -35,7 +35,7 @@ def pretrained_cfg(source: str) -> dict[str, Any]:
 
 
 def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the preprocessing settings from timm's pretrained_cfg. Arguments of timm's train.py override it."""
+    """Return preprocessing settings from timm's pretrained_cfg. `trained_with`, arguments for train.py, override it."""
     from timm.data import resolve_data_config
 
     facts = resolve_data_config(dict(trained_with or {}), pretrained_cfg=dict(known))
@@ -54,7 +54,7 @@ def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | N
 def usual_images(name: str) -> dict[str, Any]:
     """Return the preprocessing of this model's timm weights, or {} if timm has none."""
     timm = import_timm()
-    with contextlib.suppress(RuntimeError):  # the tag is unknown, which building the model reports
+    with contextlib.suppress(RuntimeError):  # unknown tag: the error comes when the model is built
         known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
         return image_settings(known.to_dict()) if known else {}
     return {}

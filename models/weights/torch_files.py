@@ -24,7 +24,7 @@ from models.weights.state import (
 from utils.errors import ConfigError, naming_damage, not_a_file
 from utils.torch_internals import ALLOWED_IN_WEIGHTS
 
-ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # 20 bytes in a file can call it and fill all memory
+ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # 20 bytes in a file can call bytearray and fill all memory
 
 
 def read_torch(path: Path, lazily: bool = False, verify: bool = True):

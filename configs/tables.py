@@ -118,7 +118,7 @@ def import_named(folder: str, where: str) -> Any:
 
 
 def sentences_of(table: Mapping[str, Any]) -> str:
-    """Return the rows as the end of a sentence: `name, its sentence; name, its sentence`."""
+    """Return all rows in one line: `name, description; name, description`."""
     return "; ".join(f"{name}, {row.sentence}" for name, row in table.items())
 
 

@@ -231,7 +231,8 @@ def wrong_in(saved: dict[str, Any]) -> list[str]:
 def _fits(setting: Setting, value: Any) -> bool:
     if value is None or value in (*setting.choices, *setting.special):
         return value is not None or setting.optional
-    if setting.choices and setting.role == "model":  # in other roles, a later release may have removed the choice
+    # In other roles, a choice that was removed after the settings were saved is accepted.
+    if setting.choices and setting.role == "model":
         return False
     low, high = setting.bounds or (value, value)
     kinds = {float: (float, int), Arguments: dict}.get(setting.kind, setting.kind)

@@ -41,7 +41,7 @@ class BadImages:
                 self.say(f"cannot read {self._name(index)}{reason}; {so_far}")
 
     def check(self, process: Process) -> None:
-        """Add the images that other processes found. Raise DataError in all processes if there are now too many."""
+        """Add the unreadable images of other processes. Raise DataError in all processes if there are now too many."""
         self.indices |= dict.fromkeys(process.join(self._unshared))
         self._unshared = []
         if len(self.indices) > num_allowed(self.max_fraction, len(self.image_set)):

@@ -172,7 +172,7 @@ class ImageSet:
 
 
 def count_classes(targets: np.ndarray, at_least: int = 0) -> np.ndarray:
-    """Return int64: the number of images of each class. Count in pieces, because numpy makes an int64 copy."""
+    """Return the number of images of each class as int64, counted in pieces, because bincount makes an int64 copy."""
     counts = [np.bincount(targets[start : start + 2**20]) for start in range(0, len(targets), 2**20)]
     total = np.zeros(max([at_least, *map(len, counts)]), np.int64)
     for each in counts:

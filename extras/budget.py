@@ -150,8 +150,8 @@ class Budget(Callback):
     def _stays(self, schedule: Schedule, step: int, fitting: int, left: float) -> bool:
         """Return whether the run keeps its number of updates, although it has time for `fitting` updates."""
         if schedule.to_repeat:
-            # The run repeats its recorded choices, even on a faster machine. If this machine is so slow that less than
-            # half of the updates after a choice fit, it chooses anew, because repeating might leave no time for decay.
+            # The run repeats its recorded choices, even on a faster machine. If the time left is enough for less than half
+            # of the updates after a choice, the run chooses again, so that the learning rate has time to decay.
             chosen_at, chosen = schedule.to_repeat[0]
             return fitting >= (chosen_at + chosen) / 2
         if not schedule.choices:

@@ -26,7 +26,7 @@ class HeldFolder:
         self.path, self._setting, self._user = path, setting, user
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._folder, self._lock = os.fstat(self._descriptor), None
-        with contextlib.suppress(OSError):  # on a shared disk, another machine may see the lock later
+        with contextlib.suppress(OSError):  # a lock from another machine may not be visible here yet
             self._lock = os.stat(path / LOCK)
         _held.append(self)
 

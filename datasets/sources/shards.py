@@ -217,7 +217,7 @@ class ShardTable:
         self.labels, self.offsets, self.sizes = (index.column(name) for name in ("label", "offset", "size"))
         self.names, self.tar_names = index.text("name"), index.text("tar")
         self.tar_sizes, self.tar_versions = index.column("tar.size"), index.column("tar.version")
-        self.starts = index.column("tar.first")  # the first row of each tar, and the number of rows
+        self.starts = index.column("tar.first")  # the first row of each tar, then the total number of rows
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -53,7 +53,7 @@ BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100
 PIECES = {JPEG_START: EXIF, b"P1": b"#", b"P2": b"#", b"P3": b"#"}  # {first bytes of the file: start of a piece}
 WEBP_COST = 1.6  # relative cost of a pixel: Pillow needs 17 to 21 bytes for it, but 9 to 13 in other formats
 LEAST_WIDTH = 16  # narrower rows cost as much as a row of this many pixels
-# A JPEG with fewer bytes x pixels takes less than a second with any contents, since a scan has at least 10 bytes.
+# A JPEG of at most this many bytes x pixels is decoded in less than a second, because each scan has at least 10 bytes.
 QUICK = 2**34
 ORIENTATION = ExifTags.Base.Orientation
 # Programs that edit photos write the orientation to XMP. Pillow reads it there if EXIF does not have it.
@@ -134,7 +134,7 @@ class _Reads(io.BytesIO):
 
 def _open(data: bytes, rules: PixelRules) -> Image.Image:
     """Open an image with Pillow, or a HEIF photo with pillow-heif."""
-    Image.MAX_IMAGE_PIXELS = rules.max_pixels  # this also limits the parts of a file that Pillow checks itself
+    Image.MAX_IMAGE_PIXELS = rules.max_pixels  # for Pillow's own checks while it opens the file
     try:
         image = Image.open(_Reads(data), formats=FORMATS)
     except UnidentifiedImageError:

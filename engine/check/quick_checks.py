@@ -137,7 +137,7 @@ def check_warm_up(settings: Train) -> Finding:
     if settings.WARMUP_EPOCHS < settings.NUM_EPOCHS:
         return Finding("warm-up", text)
     text = f"{settings.WARMUP_EPOCHS:g} in a run of {counted(settings.NUM_EPOCHS, 'epoch')}"
-    # This text is short, because every short trial prints it.
+    # This text is short, because every short test run prints it.
     return Finding("warm-up", text, WARN, "lower TRAIN.WARMUP_EPOCHS")
 
 

@@ -159,7 +159,7 @@ def tiles_of(sheet: Image.Image) -> list[tuple[Image.Image, list[str]]]:
 
 
 def _placed(pixels: np.ndarray | None, side: int, left: int, top: int) -> tuple[Image.Image, tuple[int, int]]:
-    """Return the image in the displayed size, and the upper left corner that centres it in its square."""
+    """Return the image at its display size (a plain square for None), and its upper left corner in its square."""
     if pixels is None:
         return Image.new("RGB", (side, side), NO_IMAGE), (left, top)
     image = fitted(pixels, side)

@@ -143,6 +143,10 @@ class AutoDoctor(Callback):
         path = shlex.quote(str(self._folder / DOCTOR_FILE))
         if is_written:
             settings = ", ".join(f"{name}: {value}" for name, value in found.prescription(config.PRECISION).items())
-            outcome = "a replay with them is finite" if found.is_fixed else "a replay with them still breaks"
+            outcome = (
+                "with these settings the replayed update is finite"
+                if found.is_fixed
+                else "with these settings the replayed update still breaks"
+            )
             log.say(f"doctor: {settings}; {outcome}; to use them: -cfg {path}")
         return advice(found, path if is_written and found.is_fixed else None)

@@ -224,7 +224,7 @@ def meet_nodes(nodes: Nodes, timeout: float) -> "TCPStore":
         contradiction = store.get("wrong").decode()
         time.sleep(is_first)  # the first node serves the store, so the others need time to read the text
         raise ConfigError(
-            f"{nodes.engine}: {contradiction}: give each node its own rank, and all nodes the same number of nodes"
+            f"{nodes.engine}: {contradiction}; give each node its own rank, and set the same number of nodes on all of them"
         )
     return store
 

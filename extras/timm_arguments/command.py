@@ -37,7 +37,7 @@ class Launch(NamedTuple):
         return self.nodes * self.per_node
 
     def command(self, arguments: Sequence[str]) -> str:
-        """Return the command that starts halfstep with as many processes; on several nodes, with the same launcher."""
+        """Return the command that starts halfstep with the same number of processes, on several nodes by the same launcher."""
         words = list(self.words) if self.nodes > 1 else ["python"]
         words.append("main_multi_gpu.py" if self.processes > 1 else "main_single_gpu.py")
         count = ["-ngpus", str(self.processes)] if self.nodes == 1 < self.processes else []

@@ -49,7 +49,7 @@ class Subject:
 
     @property
     def activation(self) -> str:
-        """Return the function that turns logits into probabilities."""
+        """Return the name of the function that turns logits into probabilities."""
         return "sigmoid" if self.config.DATA.has_several_labels else "softmax"
 
     @property

@@ -86,7 +86,7 @@ def read_weights(source: str | Path) -> Weights:
     """Return the weights in a file of any format, with their metadata."""
     path = find_file(source)
     if path is None:
-        raise ConfigError(f"no file at {source}, nor with {', '.join(SUFFIXES)} added")
+        raise ConfigError(f"there is no file {source}, nor one with {', '.join(SUFFIXES)} added")
     if path.suffix == ".pdopt":
         raise ConfigError(f"{path} contains the state of an optimizer; name the .pdparams file next to it instead")
     with naming_damage(path):  # another program may use the same names for tensors of other shapes

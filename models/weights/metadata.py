@@ -47,7 +47,7 @@ def metadata_of(source: str) -> WeightsMetadata:
         return WeightsMetadata(str(path), *(_from_folder(path) or _from_training(record) or _from_shapes(path) or ()))
     except (ArithmeticError, AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"{path}: its config.json or `args` are not as timm or transformers writes them ({type(error).__name__}: "
+            f"{path}: its config.json or `args` are not in the format of timm or transformers ({type(error).__name__}: "
             f"{error}); save only the weights"
         ) from None
 

@@ -30,7 +30,7 @@ def pretrained_cfg(source: str) -> dict[str, Any]:
     nearest = did_you_mean(name, timm.list_pretrained() if "." in name else timm.list_models())
     if timm.is_model(name):
         raise ConfigError(f"timm has no pretrained weights for {name}{nearest or '; start from random weights'}")
-    tried = f"no file at {name}, nor with {', '.join(SUFFIXES)} added"
+    tried = f"there is no file {name}, nor one with {', '.join(SUFFIXES)} added"
     raise ConfigError(f"{tried}, and timm has no model of this name{nearest}")
 
 

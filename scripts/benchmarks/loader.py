@@ -42,7 +42,9 @@ def main(argv: list[str]) -> int:
     command.set_defaults(measure=compare_runs)
     folder_help = "a folder with train/ and val/ as written by photos.py [a new folder]"
     command.add_argument("-photos", type=Path, metavar="FOLDER", help=folder_help)
-    command.add_argument("-rounds", type=at_least(1), default=5, metavar="N", help="number of turns [5]")
+    command.add_argument(
+        "-rounds", type=at_least(1), default=5, metavar="N", help="number of rounds with one run of each program [5]"
+    )
     command.add_argument("-timm", type=Path, required=True, help="a copy of timm's repository, with train.py")
     command.add_argument("-model", default="vit_tiny_patch16_224", help="name of a timm model [vit_tiny_patch16_224]")
     command.add_argument("-batch_size", type=at_least(1), help=f"batch size [{BATCH_SIZE} on a CPU, else 256]")

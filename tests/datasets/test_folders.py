@@ -74,7 +74,7 @@ def test_data_path_one_folder_too_high_is_refused(tmp_path, folders):
     same_message(found, "mistakes/of_folders_above_the_data", " ".join(folders))
 
 
-def test_classes_file_permits_data_path_one_folder_too_high(tmp_path):
+def test_classes_file_overrides_folder_too_high_error(tmp_path):
     make_folders(tmp_path / "data", ABOVE)
     listed, others = tmp_path / "listed.txt", tmp_path / "others.txt"
     listed.write_text("photos\nnew\n")

@@ -53,7 +53,7 @@ def test_train_and_val_parquet_files_are_recognized_by_their_paths(tmp_path, nam
     assert train.classes == ["0", "1", "2"] and train.labels_are_numbers
 
 
-def test_single_parquet_file_holds_out_images_by_name(tmp_path):
+def test_single_parquet_file_is_split_by_image_name(tmp_path):
     path = write_parquet(tmp_path / "all.parquet", rows(range(40)))
     train, val = load("parquet", path, VAL_FRACTION=0.3)
     assert sorted(shades(train) + shades(val)) == list(range(40)) and len(val) > 1

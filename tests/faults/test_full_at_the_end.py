@@ -104,7 +104,7 @@ def test_resume_reports_missing_best_pth_and_replaces_it(tmp_path, start):
     assert assert_truth(tmp_path, ended)["best_epoch"] == 2
 
 
-def test_last_metrics_row_that_failed_is_written_at_end(tmp_path, start):
+def test_metrics_row_whose_write_failed_is_written_at_end(tmp_path, start):
     full = ["replace .metrics.csv.tmp metrics.csv", 2, False]
     ended = start(tmp_path, *OPTIONS, score=RISING, find_no_room=full).done()
     assert "warning: " in ended.stdout

@@ -391,7 +391,7 @@ NO_MATRICES |= {"float8": MATRIX.to(torch.float8_e4m3fn), "complex": MATRIX.to(t
 
 
 @pytest.mark.parametrize("kind", NO_MATRICES)
-def test_weights_that_are_not_ordinary_matrices_are_refused_by_name(tmp_path, kind):
+def test_error_names_weights_that_are_not_ordinary_matrices(tmp_path, kind):
     path, state = tmp_path / "w.pth", {"head.bias": torch.zeros(2), "head.weight": NO_MATRICES[kind]}
     torch.save(state, path)
     for read in (lambda: read_weights(path), lambda: chosen_weights({"state_dict": state}, path)):

@@ -210,7 +210,7 @@ def test_shard_is_not_written_if_copying_fails_in_another_process(tmp_path, monk
 
 
 @pytest.mark.parametrize("change", [{"NUM_IMAGES": 99}, {"GLOBAL_BATCH": 4}, {"DATA.DROP_LAST": False}])
-def test_changed_image_count_global_batch_or_drop_last_changes_updates(change):
+def test_updates_differ_if_image_count_batch_or_drop_last_differs(change):
     same = order()
     saved = {"NUM_IMAGES": 100, "GLOBAL_BATCH": 8, "DATA.DROP_LAST": True}
     assert same.has_updates_of(saved) and not same.has_updates_of(saved | change)

@@ -144,7 +144,7 @@ def test_doctor_prescription_reverts_settings_that_the_replay_ignored(tmp_path, 
     assert_names(told, f"-cfg {tmp_path / 'doctor.yaml'}")
     text = (tmp_path / "doctor.yaml").read_text()
     assert undone in text and "CUSTOM_BLACK_LIST: [blocks.1.attn]" in text
-    assert "a replay with them is finite" in log.said[1]
+    assert "with these settings the replayed update is finite" in log.said[1]
 
 
 def test_doctor_replay_uses_dropout_of_the_failed_update(tmp_path):

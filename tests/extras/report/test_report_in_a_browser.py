@@ -85,7 +85,7 @@ def brightness(browser: Browser) -> np.ndarray:
         return np.asarray(picture.convert("L"))
 
 
-def test_report_plots_match_the_light_or_dark_scheme(browser, trained):
+def test_report_page_follows_light_or_dark_scheme(browser, trained):
     shares = {}
     for scheme in ("light", "dark"):
         browser.open(trained, *PHONE, scheme)

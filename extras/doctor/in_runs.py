@@ -143,10 +143,6 @@ class AutoDoctor(Callback):
         path = shlex.quote(str(self._folder / DOCTOR_FILE))
         if is_written:
             settings = ", ".join(f"{name}: {value}" for name, value in found.prescription(config.PRECISION).items())
-            outcome = (
-                "with these settings the replayed update is finite"
-                if found.is_fixed
-                else "with these settings the replayed update still breaks"
-            )
-            log.say(f"doctor: {settings}; {outcome}; to use them: -cfg {path}")
+            outcome = "is finite" if found.is_fixed else "still breaks"
+            log.say(f"doctor: {settings}; with these settings the replayed update {outcome}; to use them: -cfg {path}")
         return advice(found, path if is_written and found.is_fixed else None)

@@ -107,11 +107,12 @@ def chinese_data_page() -> str:
     """Return docs/zh/data.md with an English row for each data set that has none yet, to be translated later."""
     text = (ROOT / "docs/zh/data.md").read_text(encoding="utf-8")
     table = re.search(r"(?m)^\| 名称 \|.*\n(\|.*\n)*", text)
-    for name, row in SOURCES.items():
-        if f"`{name}`" not in table[0]:
-            link = f"[`{name}`](../data.md#{row.section or name})"
-            text = text[: table.end()] + f"| {link} | {row.sentence} | {row.split} |\n" + text[table.end() :]
-    return text
+    missing = {name: row for name, row in SOURCES.items() if f"`{name}`" not in table[0]}
+    rows = "".join(
+        f"| [`{name}`](../data.md#{row.section or name}) | {row.sentence} | {row.split} |\n"
+        for name, row in missing.items()
+    )
+    return text[: table.end()] + rows + text[table.end() :]
 
 
 def optimizer_rows() -> Iterator[str]:

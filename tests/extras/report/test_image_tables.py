@@ -126,7 +126,7 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     logits = torch.randn(50, 4, generator=rng) + 2 * targets - 1
 
     def results_of(process):
-        tally, share = Tally(CPU, torch.float64), torch.arange(process.rank, 50, process.world_size)
+        tally, share = Tally(CPU, torch.float64, num_images=300), torch.arange(process.rank, 50, process.world_size)
         tally.add(logits[share], targets[share], 0)
         tally.result(process)
         tally.per_image.indices = share.numpy()
@@ -221,7 +221,7 @@ def test_first_batch_sheet_names_classes_and_shares(tmp_path, monkeypatch):
 
 def test_process_without_images_gathers_empty_results():
     def empty(process: Process) -> ImageResults:
-        tally = Tally(CPU, torch.float64)
+        tally = Tally(CPU, torch.float64, num_images=300)
         tally.add(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0)
         tally.result(process)
         return tally.per_image.gather(process)

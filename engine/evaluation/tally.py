@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.evaluation.all_scores import AllScores
+from engine.evaluation.all_scores import AllScores, Ranking
 from engine.evaluation.scores import Scores
 from utils.distributed import Process
 from utils.errors import ensure
@@ -120,6 +120,7 @@ class ImageResults:
     label_probabilities: np.ndarray
     counts: np.ndarray  # [3, classes]: images, predictions and correct predictions of each class
     local: "PerImage | None" = None  # the part of this process, which has the logits of its images
+    ranking: Ranking | None = None  # None: not computed yet
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class LabelResults:
     are_predicted: np.ndarray
     counts: np.ndarray
     local: "PerImage | None" = None
+    ranking: Ranking | None = None
 
 
 class PerImage:

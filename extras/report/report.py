@@ -200,7 +200,8 @@ def class_table(run: SavedRun) -> Markup | None:
     for row in shown:
         taken = row.get("taken_for", "")
         often = f" ({row.get('times_taken_for')} of {row['count']})" if taken else ""
-        shares = (to_number(row.get(name, "")) for name in ("f1", "recall", "precision"))
+        names = ("f1", "recall", "precision", "specificity", "auc")
+        shares = (to_number(row.get(name, "")) for name in names)
         percents = ("" if share is None else f"{share:.1%}" for share in shares)
         cells.append((row.get("class", ""), *percents, row["count"], taken + often))
     notes = []
@@ -209,9 +210,9 @@ def class_table(run: SavedRun) -> Markup | None:
     if len(shown) < len(rated):
         notes.append(f"Out of {counted(len(rated), 'class')} with images. per_class.csv has all of them.")
     title = "Classes, lowest F1 first" if len(shown) == len(rated) else "Classes with the lowest F1"
-    columns = ("class", "F1", "recall", "precision", "images", "most often mistaken for")
+    columns = ("class", "F1", "recall", "precision", "specificity", "AUC", "images", "most often mistaken for")
     soft = [element("p", note, class_="soft") for note in notes]
-    return section(title, *soft, table(columns, cells, title, numbers=range(1, 5)))
+    return section(title, *soft, table(columns, cells, title, numbers=range(1, 7)))
 
 
 def precision(run: SavedRun) -> Markup | None:

@@ -62,7 +62,7 @@ class StoppedBySignal(UserError):
     """An error for a signal that arrived before there was anything to save. The exit code is 128 + signal number."""
 
     def __init__(self, number: int, when: str):
-        super().__init__(f"stopped by signal {number} {when}; the next start continues from there")
+        super().__init__(f"stopped by signal {number} {when}; start again to continue")
         self.code = AFTER_SIGNAL + number
 
 
@@ -71,7 +71,7 @@ class LostProcess(Exception):
 
 
 def ensure(holds: bool, message: str) -> None:
-    """Raise AssertionError if our own code breaks a guarantee. Unlike `assert`, it also runs with PYTHONOPTIMIZE=1."""
+    """Raise AssertionError if our own code breaks a guarantee. Unlike `assert`, it works even with PYTHONOPTIMIZE=1."""
     if not holds:
         raise AssertionError(message)
 

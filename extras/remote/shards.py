@@ -100,7 +100,7 @@ class TarCache:
                     if file is None:
                         return False
                     if not self.holds(tar):
-                        file.truncate(tar.size)  # so that other processes that free space count its full size
+                        file.truncate(tar.size)  # so that its full size counts when another process frees space
                         self.make_room()
                         try:
                             self.server.copy(tar.name, tar.size, file, since)

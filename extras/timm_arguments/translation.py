@@ -100,7 +100,7 @@ class Translation(ArgumentSettings):
             self.refuse("train-crop-mode", "only rrc is supported")
         if args["grad-accum-steps"] > 1:
             self.put("DATA.DROP_LAST", False, "grad-accum-steps")
-            difference = "the last update of an epoch uses all remaining images; train.py's uses only whole batches"
+            difference = "the last update of an epoch uses all remaining images; train.py drops a last partial batch"
             remedy = "if less than a batch remains, DATA.DROP_LAST=true makes the number of updates equal"
             self.differs("grad-accum-steps", f"{difference}; {remedy}")
         self.put("TRAIN.ACCUM_ITER", max(1, args["grad-accum-steps"]), "grad-accum-steps")  # as train.py does
@@ -182,7 +182,8 @@ class Translation(ArgumentSettings):
             decay = round(decay) if per_epoch else decay
             if not 0 < decay <= length:
                 raise ConfigError(
-                    f"{self.shown('decay-epochs')}: must be above 0 and at most {length}, the epochs after the warm-up"
+                    f"{self.shown('decay-epochs')}: the value must be above 0 and at most {length}, the number of "
+                    "epochs after the warm-up"
                 )
             self.put("TRAIN.LR_SCHEDULER.DECAY_FRACTION", decay / total, "decay-epochs")
 
@@ -207,7 +208,7 @@ class Translation(ArgumentSettings):
             self.put("TRAIN.BASE_LR", args["lr"], "lr")
             return
         if args["lr-base-size"] < 1:
-            raise ConfigError(f"{self.shown('lr-base-size')}: must be at least 1")
+            raise ConfigError(f"{self.shown('lr-base-size')}: the value must be at least 1")
         ratio = args["batch-size"] * self.processes * max(1, args["grad-accum-steps"]) / args["lr-base-size"]
         has_root = any(part in args["opt"].lower() for part in ("ada", "lamb"))
         is_root = args["lr-base-scale"] == "sqrt" if args["lr-base-scale"] else has_root
@@ -302,7 +303,7 @@ class Translation(ArgumentSettings):
         restart = "the optimizer state of train.py is not read, so the optimizer starts fresh"
         if args["resume"] and epoch == 0:
             self.put("MODEL.PRETRAINED", path, "resume", "start-epoch")
-            self.differs("start-epoch", f"the run starts from the weights, as MODEL.PRETRAINED; {restart}")
+            self.differs("start-epoch", f"the run starts from these weights (MODEL.PRETRAINED); {restart}")
         elif args["resume"] or (epoch and path):
             self.put("MODEL.RESUME", path, name)
             self.put("TRAIN.LAST_EPOCH", epoch, "start-epoch")

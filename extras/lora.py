@@ -71,7 +71,9 @@ def merge_adapters(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor
     """Return the weights with the adapters merged into them. `settings`: the settings of the run that trained them."""
     alpha = settings.get("MODEL.LORA.ALPHA")
     if alpha is None:
-        raise ConfigError("it has LoRA adapters, but not the settings they were trained with; use the run's checkpoint")
+        raise ConfigError(
+            "the file has LoRA adapters without their settings (MODEL.LORA.ALPHA); use the run's checkpoint"
+        )
     plain = {}
     for name, tensor in state.items():
         layer = name.partition(BASE_LAYER)[0]

@@ -86,9 +86,9 @@ def choose_rank(
     for other in ranks[1:]:
         if (other.rank, other.world_size) != (launched.rank, launched.world_size):
             raise ConfigError(
-                f"{launched.launcher} says that this is process {launched.rank} of {launched.world_size}, and "
-                f"{other.launcher} that it is process {other.rank} of {other.world_size}; unset the variables or leave out "
-                "the flags that are wrong"
+                f"this is process {launched.rank} of {launched.world_size} according to {launched.launcher}, but "
+                f"process {other.rank} of {other.world_size} according to {other.launcher}; unset the variables or leave "
+                "out the flags that are wrong"
             )
     if not 0 <= launched.rank < launched.world_size:
         raise ConfigError(

@@ -231,7 +231,7 @@ class ServerFolder(ShardFolder):
     def _unless_absent(self, name: str) -> Iterator[None]:
         """Ignore the error for a missing file.
 
-        S3 reports a missing file as "access denied", so this error is raised only if the server lists the file.
+        S3 reports a missing file as "access denied", so either error is raised only if the server lists the file.
         """
         try:
             yield

@@ -63,7 +63,7 @@ def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
     except FolderMoved:
         raise
     except ConfigError as error:  # no epoch was finished
-        log.note(f"no {REPORT}: {error}")
+        log.note(f"{REPORT} was not written: {error}")
     except OSError as error:
         log.warn(f"cannot write {path} ({cause_of(error)}); run scripts/report.py to write it later")
     except Exception as error:  # a bug here must not turn a finished run into a failed one
@@ -189,7 +189,7 @@ def scrolling_picture(path: Path, alt: str) -> Markup | None:
 
 
 def class_table(run: SavedRun) -> Markup | None:
-    """Return a table of the classes with the lowest F1, or of all if there are few; None without complete results."""
+    """Return a table of the classes with the lowest F1, or of all classes if few; None without complete results."""
     record = read_json(run.folder / "results.json")
     rows = read_table(run.folder / "per_class.csv") if record else []
     rated = [row for row in rows if row.get("count", "0") not in ("", "0")]

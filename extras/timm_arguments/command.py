@@ -16,9 +16,9 @@ from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 
 KWARGS = ("model-kwargs", "opt-kwargs")  # their values have the form NAME=VALUE
-# For an argument without a default, an empty text means "not set". For these arguments it is a mistake.
+# Arguments without a default for which an empty text is a mistake. For the others it means "not set".
 NEVER_EMPTY = ("gp", "input-img-mode", "kd-model-name")
-# For an argument with a default, an empty text is a mistake. For these arguments it is allowed.
+# Arguments with a default for which an empty text is allowed. For the others it is a mistake.
 MAY_BE_EMPTY = ("train-split", "val-split", "train-interpolation", "dist-bn", "worker-seeding")
 SCRIPTS = ("train.py", "distributed_train.sh")
 COUNTS = ("--nnodes", "--nproc-per-node")  # options of torchrun for the number of nodes and of processes
@@ -133,7 +133,7 @@ def _is_argument(word: str) -> bool:
 def _parser(description: str) -> Parser:
     """Return a parser for the arguments of train.py. It leaves their values as text."""
     parser = Parser(description, usage="from_timm.py ARGUMENT ... | ARGS.YAML", argument_default=argparse.SUPPRESS)
-    parser.allow_abbrev = True  # as in train.py
+    parser.allow_abbrev = True  # because train.py allows abbreviations
     parser.add_argument("-c", "--config", metavar="FILE", help="an args.yaml; other arguments override it")
     for name, argument in TIMM_ARGUMENTS.items():
         options = [f"--{name}", *(dash + argument.short for dash in ("-", "--") if argument.short)]

@@ -188,7 +188,7 @@ class Translation(ArgumentSettings):
             self.put("TRAIN.LR_SCHEDULER.DECAY_FRACTION", decay / total, "decay-epochs")
 
     def milestones(self) -> None:
-        """Put the epochs after which the learning rate falls.
+        """Set the epochs after which the learning rate falls.
 
         With milestone 30, timm lowers the rate in the epoch with index 29 or, with --sched-on-updates, in the last
         update before epoch 30.
@@ -201,7 +201,7 @@ class Translation(ArgumentSettings):
             self.differs("sched-on-updates", "the rate falls one update later than in train.py")
 
     def rate(self) -> None:
-        """Put the learning rate: --lr, or the rate that train.py computes from --lr-base and the batch size."""
+        """Set the learning rate: --lr, or the rate that train.py computes from --lr-base and the batch size."""
         args = self.args
         self.leave_open("TRAIN.LINEAR_SCALED_LR", "TRAIN.LR_SCALING")
         if args["lr"]:
@@ -284,18 +284,18 @@ class Translation(ArgumentSettings):
                 self.differs("dist-bn", TIMM_ARGUMENTS["dist-bn"].reason)
 
     def choose_device(self, kind: str, number: str) -> None:
-        """Choose a device such as cuda:1 by an environment variable, because no setting can choose it."""
+        """Choose a device such as cuda:1 with an environment variable, because no setting can choose it."""
         if self.processes > 1:
             self.differs("device", "each process uses its own device, as in train.py")
         elif kind != "cuda" or not number.isdecimal():
-            self.refuse("device", "halfstep uses the first device of a kind")
+            self.refuse("device", "halfstep uses the first device of each kind")
         elif not any(each.startswith("CUDA_VISIBLE_DEVICES=") for each in self.launch.variables):
             self.variables.append(f"CUDA_VISIBLE_DEVICES={number}")
         else:
             self.refuse("device", "CUDA_VISIBLE_DEVICES chooses the device; set it to the device to train on")
 
     def resume(self) -> None:
-        """Put the settings for --resume and --start-epoch. Only weights and epoch of a checkpoint are read."""
+        """Set the settings for --resume and --start-epoch. Only the weights and epoch of a checkpoint are read."""
         args, epoch = self.args, self.args["start-epoch"]
         path, name = (
             (args["resume"], "resume") if args["resume"] else (args["initial-checkpoint"], "initial-checkpoint")

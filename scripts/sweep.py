@@ -89,7 +89,7 @@ def seeds(text: str) -> list[int]:
     """Parse the value of -seeds: seeds separated by commas."""
     values = [at_least(0)(each.strip()) for each in text.split(",")]
     if len(set(values)) < len(values):
-        raise argparse.ArgumentTypeError(f"{text} names a seed twice")
+        raise argparse.ArgumentTypeError(f"{text} names a seed twice; name each seed once")
     return values
 
 

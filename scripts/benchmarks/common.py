@@ -71,7 +71,7 @@ class StepWorker:
         self._warm = False
 
     def start(self) -> None:
-        """Start the process without waiting for its setup. Without this call, the first question starts it."""
+        """Start the process without waiting for its setup. If not called, the first request starts the process."""
         if self._process is None:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self._process = subprocess.Popen(list(map(str, self._command)), **pipes)

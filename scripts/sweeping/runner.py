@@ -82,7 +82,9 @@ class Runner:
             command = [sys.executable, *self.sweep.command(trial, self.folder)]
             program = start(command, self._output(trial), self.sweep.cwd)
         except OSError as error:
-            raise ConfigError(f"-output: cannot start {trial} in {self.folder} ({cause_of(error)})") from error
+            raise ConfigError(
+                f"-output: cannot start {trial} in {self.folder} ({cause_of(error)}); choose another folder"
+            ) from error
         began, is_signalled, is_estimated = time.monotonic(), False, bool(self.seconds)
         while (code := program.poll()) is None:
             if not is_estimated and (eta := self._eta(trial)):

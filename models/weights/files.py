@@ -28,9 +28,8 @@ def read_google(path: Path) -> Weights:
         with np.load(path, allow_pickle=False) as archive:
             return Weights(from_google({name: archive[name] for name in archive.files}))
     except Exception as error:  # a damaged zip or header, or a pickle, which is refused
-        raise ConfigError(
-            f"{path}: damaged, or not a ViT of Google's vision_transformer ({type(error).__name__}: {error}); {RESTORE}"
-        ) from None
+        kind = type(error).__name__
+        raise ConfigError(f"{path}: damaged, or not a ViT of Google ({kind}: {error}); {RESTORE}") from None
 
 
 def read_paddle(path: Path) -> Weights:
@@ -88,9 +87,7 @@ def read_weights(source: str | Path) -> Weights:
     """Return the weights in a file of any format, with their metadata."""
     path = find_file(source)
     if path is None:
-        raise ConfigError(
-            f"there is no file {source}, with or without a suffix ({', '.join(SUFFIXES)}); check the path"
-        )
+        raise ConfigError(f"there is no file {source}, with or without a suffix ({', '.join(SUFFIXES)}); fix the path")
     if path.suffix == ".pdopt":
         raise ConfigError(f"{path} contains the state of an optimizer; name the .pdparams file next to it instead")
     with naming_damage(path):  # tensors with known names may have unexpected shapes
@@ -162,10 +159,7 @@ def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
 
 
 def chosen_weights(state: dict, path: Path, key: str | None = None) -> tuple[str, dict]:
-    """Return the key and the weights of a checkpoint, with adapters merged into them.
-
-    Without `key`, choose the better of the raw and the EMA weights.
-    """
+    """Return the key and the weights, with adapters merged. Without `key`, choose the better of raw and EMA weights."""
     key = key or weights_of(state, path)[1]
     if not state.get(key):
         is_ema = key == "state_dict_ema"

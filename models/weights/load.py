@@ -109,8 +109,7 @@ def _match_classes(
     """Reorder the rows of the classifiers `heads` from the file's classes `theirs` to the model's classes `mine`.
 
     Return a line for the user. A new class gets the mean of the known rows. Its logit is then never the largest, so at
-    the start the model classifies images of the known classes as before. If no class is known, the classifiers are
-    removed.
+    the start the model classifies known classes as before. If no class is known, the classifiers are removed.
     """
     # Normalize the names, because file names on a Mac have two characters for ä.
     theirs, mine = ([normalize("NFC", name) for name in names] for names in (theirs, mine))

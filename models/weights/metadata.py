@@ -188,10 +188,9 @@ HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 
 def _from_shapes(path: Path) -> tuple[Settings, Settings] | None:
-    """Derive the image and model settings from the shapes in a file of Google or PaddleViT.
+    """Derive the image and model settings from the shapes. Return None for other programs and unknown models.
 
-    Return None for files of other programs and for unknown models. PaddleViT's DeiTs use ImageNet's mean and standard
-    deviation. Its other ViTs and Google's use 0.5.
+    PaddleViT's DeiTs use ImageNet's mean and standard deviation. Its other ViTs and Google's use 0.5.
     """
     kind = format_of(path)
     state = read_state_dict(path) if kind in ("google", "paddle") else {}

@@ -73,9 +73,7 @@ def shard_names(index: dict, path: Path) -> list[str]:
     for name in names if isinstance(names, list) else [names]:
         parts = PurePosixPath(name).parts if isinstance(name, str) else ()
         if parts[:1] != (FOLDER,) or ".." in parts:
-            raise ConfigError(
-                f"{path}: damaged ({name!r} is not a file below {FOLDER}/); restore it, or use another file"
-            )
+            raise ConfigError(f"{path}: damaged ({name!r} is not below {FOLDER}/); restore it, or use another file")
     return names
 
 

@@ -160,9 +160,7 @@ def weights_of(content, path: Path) -> tuple[dict, str]:
         weights, key = (content[keys[0]], keys[0]) if keys else (content, "")
         if all(isinstance(name, str) for name in weights):
             return dict(weights), key
-    raise ConfigError(
-        f"{path} contains no weights; save a dict of tensors, by itself or under one of {', '.join(WEIGHT_KEYS)}"
-    )
+    raise ConfigError(f"{path} contains no weights; save a dict of tensors, alone or under {' or '.join(WEIGHT_KEYS)}")
 
 
 def rename(name: str, table: dict[str, str]) -> str:
@@ -188,14 +186,13 @@ def refuse_bomb(archive: ZipFile, path: Path) -> None:
     """Raise ConfigError for a zip bomb, which would take minutes or all memory. Real weights hardly compress."""
     if len(archive.infolist()) > MOST_MEMBERS:
         raise ConfigError(
-            f"{path}: refused, because it has more than {MOST_MEMBERS:,} tensors, which no real weights have; use another "
-            "file"
+            f"{path}: refused, because no real weights have more than {MOST_MEMBERS:,} tensors; use another file"
         )
     size, unpacked = path.stat().st_size, sum(each.file_size for each in archive.infolist())
     if unpacked > MOST_UNPACKED * size + 2**20:
         raise ConfigError(
-            f"{path}: refused, because {format_bytes(size)} unpack to {format_bytes(unpacked)}, which no real weights do; "
-            "use another file"
+            f"{path}: refused, because no real weights unpack from {format_bytes(size)} to {format_bytes(unpacked)}; use "
+            "another file"
         )
 
 

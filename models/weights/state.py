@@ -136,7 +136,7 @@ def record_of(content: dict) -> dict:
 
 # Keys of weights in a checkpoint, best first. timm, PaddleViT and torchvision evaluate and fine-tune the EMA too.
 WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
-PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the weights that scored better
+PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the better of raw and EMA weights
 
 
 def preprocessing_of(data: Data) -> dict[str, Any]:

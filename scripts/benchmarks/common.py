@@ -1,4 +1,4 @@
-"""Times processes that train in turn (A B A B), so that a slow phase of the machine affects all, and prints tables."""
+"""Times processes that take turns (A B A B), so that a slow phase of the machine affects all of them. Prints tables."""
 
 import contextlib
 import json
@@ -288,5 +288,5 @@ class SpeedTable:
     @property
     def ending(self) -> str:
         speeds = ", ".join(f"{product} {peak / 1e9:.4g}" for product, peak in self.peaks.items())
-        text = f"\nUtilisation: {self.flops / 1e9:.4g} GFLOP per training image (3 x forward), relative to matrix products, GFLOP/s: {speeds}.\n"
-        return text if speeds else ""
+        text = f"a training image takes {self.flops / 1e9:.4g} GFLOP (3 x forward)"
+        return f"\nUtilisation: {text}; matrix products reach, in GFLOP/s: {speeds}.\n" if speeds else ""

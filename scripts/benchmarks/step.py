@@ -76,7 +76,7 @@ def heading(arguments: argparse.Namespace, what: object) -> str:
 
 
 def modes(arguments: argparse.Namespace) -> str:
-    """Measure memory, iterations/s, images/s and utilisation in each precision; by default, CPUs skip the slow ones."""
+    """Measure memory, iterations/s, images/s and utilisation in each precision. By default, CPUs skip slow modes."""
     names = arguments.modes or fast_modes(arguments.kind)
     reasons = {name: f"only on {CASES[name].kinds[0]}" for name in names if arguments.kind not in CASES[name].kinds}
     names = [name for name in names if name not in reasons]

@@ -63,7 +63,7 @@ def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], 
 
 
 def _folders(source: str) -> Iterator[tuple[Path, bool]]:
-    """Yield the folder of each run, and whether it is `source` itself. A sweep's trials are one level deeper."""
+    """Yield the folder of each run up to two levels below `source`, and whether it is `source` itself."""
     path = folder_of(source)
     found = [path] if path.exists() else sorted(map(Path, glob.glob(str(path))))
     if not found:

@@ -123,7 +123,7 @@ class Runner:
         if result.state == DONE and result.best is not None:
             outcome = f"{TITLES[result.metric]} {format_value(result.metric, result.best)} in epoch {result.epoch}"
         print(f"[{number}/{self.sweep.num_trials}] {trial}: {outcome}{self._time_left()}", flush=True)
-        if is_refused:  # it ended before training; the other trials would fail in the same way
+        if is_refused:  # the trial ended before training; the other trials would fail in the same way
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
 
 

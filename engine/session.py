@@ -145,13 +145,13 @@ class Session:
     def _remove_folder(self) -> None:
         if not self._has_moved:
             shutil.rmtree(self._folder.path)  # not self.path: it is still "." if open_folder failed
-        with contextlib.suppress(OSError):  # a folder that is not empty has another run
+        with contextlib.suppress(OSError):  # a folder that is not empty stays: another run writes there
             for folder in self._made:
                 folder.rmdir()
 
 
 class RunFolder:
-    """A run folder that this process has locked until the process ends."""
+    """A run folder that this process keeps locked until the process ends."""
 
     def __init__(self, path: Path, is_new: bool = False):
         """Create the folder if it does not exist, and lock it. `is_new`: whether it was created for this run."""

@@ -203,7 +203,7 @@ UNSUPPORTED = {
     "the loss is the mean over the classes; multiply TRAIN.BASE_LR if the optimizer depends on the scale of gradients": (
         Argument("bce-sum", "", bool, False),
     ),
-    "train.py ignores it; --drop-path is MODEL.DROPPATH": (Argument("drop-connect", "", float),),
+    "timm's train.py ignores this argument; --drop-path is MODEL.DROPPATH": (Argument("drop-connect", "", float),),
     "each process has its own BatchNorm statistics; the statistics of process 0 are saved": (
         Argument("sync-bn", "", bool, False),
         Argument("dist-bn", "", str, "reduce"),

@@ -464,7 +464,7 @@ class Train:
     CUTMIX_MINMAX: Annotated[
         tuple[float, ...], Bounds(0.0, 1.0), Form(lambda sides: not sides or _is_range(sides), RANGE.words)
     ] = ()
-    """Cutmix with boxes whose sides are random fractions of the image's sides, instead of CUTMIX_ALPHA: min, max."""
+    """Cutmix with boxes whose sides are random fractions (min, max) of the image's sides; CUTMIX_ALPHA then has no effect."""
     MIXUP_PROB: Annotated[float, Bounds(0.0, 1.0), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 1.0
     """Probability that a batch, pair or image (see MIXUP_MODE) is mixed."""
     MIXUP_SWITCH_PROB: Annotated[float, Bounds(0.0, 1.0), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0.5
@@ -537,7 +537,7 @@ class Precision:
     INCR_RATIO: Annotated[float, Bounds(1.0001, 1e6)] = 2.0
     """Factor by which the loss scale grows."""
     DECR_EVERY_N_NAN_OR_INF: Annotated[int, Bounds(1, 1_000_000_000)] = 1
-    """Consecutive updates with an overflow after which the loss scale shrinks. (Fleet: 2.)"""
+    """Consecutive updates with an overflow after which the loss scale shrinks. (Paddle Fleet: 2.)"""
     DECR_RATIO: Annotated[float, Bounds(0.0001, 0.9999)] = 0.5
     """Factor by which the loss scale shrinks."""
     USE_DYNAMIC_LOSS_SCALING: bool = True
@@ -590,7 +590,7 @@ class Start:
     PROFILE: Annotated[int | None, Bounds(1, 10_000), Extra("profiler")] = None
     """Number of updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
     MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None
-    """Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves and ends before it; not set: none."""
+    """Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves and ends before the limit; not set: none."""
     ALLOW_CHANGED: Annotated[tuple[str, ...], In("RESUME")] = ()
     """Names of settings whose values may differ from the checkpoint's. The properties GLOBAL_BATCH, NUM_IMAGES, IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION may be named too."""
     LAST_EPOCH: Annotated[int, Bounds(0, 1_000_000), In("TRAIN")] = 0

@@ -33,7 +33,7 @@ class OptimizerRow(NamedTuple):
     """A row of TORCH_OPTIMIZERS: one optimizer."""
 
     sentence: str  # the description in settings and documentation, without a full stop
-    settings: tuple[str, ...]  # the settings in TRAIN.OPTIMIZER that it uses, besides KWARGS
+    settings: tuple[str, ...]  # the settings in TRAIN.OPTIMIZER that this optimizer uses, besides KWARGS
     usual_rates: tuple[float, float]  # learning rates for 256 images per update: for fine-tuning, and from scratch
     defaults: Mapping[str, float] = {}  # our defaults where they differ from torch's
 

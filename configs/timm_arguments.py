@@ -211,7 +211,7 @@ UNSUPPORTED = {
     "the EMA is always on the device": (Argument("model-ema-force-cpu", "", bool, False),),
     "each run saves training images as train_batch.png": (Argument("save-images", "", bool, False),),
     "each image is evaluated once; scripts/predict.py has -flip": (Argument("tta", "", int, 0),),
-    "set the variables WANDB_PROJECT and WANDB_TAGS; a resumed run continues there automatically": (
+    "set the variables WANDB_PROJECT and WANDB_TAGS; a resumed run automatically continues its W&B run": (
         Argument("wandb-project", "", str),
         Argument("wandb-tags", "", str, []),
         Argument("wandb-resume-id", "", str),

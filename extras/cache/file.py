@@ -1,4 +1,4 @@
-"""The two files of a cache: `.data` holds the pixels of all images one after the other, `.index` their offsets.
+"""The two files of a cache: `.data` holds the pixels of all images in sequence, and `.index` holds their offsets.
 
 The index is written last and marks the cache as complete. Without it, the next start rebuilds the cache.
 """

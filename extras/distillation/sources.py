@@ -24,7 +24,7 @@ REMEDY = f"train the teacher on this data first, and name its checkpoint: -opts 
 class TeacherSource(NamedTuple):
     """The model, weights and classes of a teacher that is not built yet."""
 
-    config: Config  # settings that determine its model and how its images are normalized
+    config: Config  # settings for the teacher's model and for the normalization of its images
     weights: str  # a file, or the name of a timm model
     classes: list[str] | None  # names of its outputs, if known
     num_classes: int | None

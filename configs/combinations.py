@@ -18,7 +18,7 @@ CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET that are read in file order
 WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET that read no files
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-MAX_WEIGHTS = 1e11  # maximum weights of all blocks: about five times the weights of the largest Vision Transformer so far
+MAX_WEIGHTS = 1e11  # maximum weights of all blocks: about five times as many as the largest ViT has so far
 Values = dict[str, Any]  # {full key: value}
 Rules = Iterator[tuple[bool, str, str]]  # whether the rule is broken, the setting to name, the problem
 

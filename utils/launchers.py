@@ -87,8 +87,8 @@ def choose_rank(
         if (other.rank, other.world_size) != (launched.rank, launched.world_size):
             raise ConfigError(
                 f"this is process {launched.rank} of {launched.world_size} according to {launched.launcher}, but "
-                f"process {other.rank} of {other.world_size} according to {other.launcher}; unset the variables or leave "
-                "out the flags that are wrong"
+                f"process {other.rank} of {other.world_size} according to {other.launcher}; unset the variables or "
+                "leave out the flags that are wrong"
             )
     if not 0 <= launched.rank < launched.world_size:
         raise ConfigError(

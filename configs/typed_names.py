@@ -86,7 +86,7 @@ def why_no_setting(key: str, text: Text) -> str:
         return "BASE is for files only; name another file with -cfg"
     if key in SECTIONS:
         inside = next(each for each in ALL_SETTINGS if each.startswith(key + "."))
-        return f"{key} is {quoted(text)}, but it is a section, with settings such as {inside}"
+        return f"{key} is {quoted(text)}, but it is a section; set one of its settings, such as {inside}"
     parent = key.rpartition(".")[0]
     if parent in ALL_SETTINGS:
         allowed = describe_allowed(ALL_SETTINGS[parent])

@@ -58,8 +58,7 @@ class MemoryGuard(RehearsingGuard):
     """Repeats an update with smaller micro-batches until it fits into memory.
 
     A single process repeats it immediately. Several processes probe their first two updates together, before any of
-    them waits in an all-reduce. If a process runs out of memory later, the run ends, and the error names the flags
-    to resume.
+    them waits in an all-reduce. If a process runs out of memory later, the run ends. The error names flags to resume.
     """
 
     def __init__(self, config: Config, trainer: Trainer, log: Log):

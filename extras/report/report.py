@@ -109,8 +109,7 @@ def describe_end(run: SavedRun, last: int) -> str:
     """Return how the run ended, or an empty text if it ended as planned. `last`: its last epoch."""
     state, reason = run.state, run.status.get("reason")
     if state == "done":
-        early = "The run ended early, because no epoch was a new best for long enough (TRAIN.EARLY_STOP)."
-        return early if reason == "early stop" else ""
+        return "TRAIN.EARLY_STOP ended the run: no new best epoch for long enough." if reason == "early stop" else ""
     signal = f" by signal {run.status['signal']}" if "signal" in run.status else ""
     text = {
         "stopped": f"The run was stopped after epoch {last}{signal}",

@@ -224,8 +224,8 @@ def classes_in(text: str, where: str, may_repeat: bool = True) -> list[str]:
     lines = enumerate(classes, 1)
     if wrong := next((n for n, name in lines if first.setdefault(name, n) < n and not (may_repeat and name)), None):
         raise ConfigError(
-            f"{where}, line {wrong} is empty{'' if may_repeat else ' or repeats a name'}; each line is the name of a "
-            "class, starting with class 0"
+            f"{where}, line {wrong} is empty{'' if may_repeat else ' or repeats a name'}; each line must be the "
+            "name of a class, starting with class 0"
         )
     return distinct(classes)
 

@@ -93,7 +93,7 @@ class FileImages(EncodedImages):
         if not self.is_listing:
             return None
         links = [Path(entry.path) for entry in os.scandir(self.root) if entry.is_symlink() and entry.is_dir()]
-        # Without train/ and val/, runs in `root` itself do not join the set: run folders next to classes are left out.
+        # Without train/ and val/, runs directly in `root` are not read: run folders next to classes are left out.
         is_beside = self.split.keys() == {"training"} and os.path.realpath(folder) == os.path.realpath(self.root)
         return None if is_beside else next((each for each in (self.root, *links) if is_within(each, folder)), None)
 

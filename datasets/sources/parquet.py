@@ -492,7 +492,7 @@ class ParquetImages(EncodedImages):
         return self._order(self.reach, seed, epoch)
 
     def order_to_write(self, seed: int) -> GroupedShuffle:
-        """Return an order that is mixed more widely than in training.
+        """Return an order in which images move farther than in training.
 
         Only one process reads, so it may cache up to WRITING_BYTES of row groups.
         """

@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
     epoch: int
     indices: np.ndarray  # indices of the images, at least one
-    num_samples: int  # number of images that count: all, or 0 for a single image that only keeps the processes in step
+    num_samples: int  # images that affect the result: all, or 0 for an image that keeps the processes synchronized
     # The following fields are used only in training.
     step: int = 0
     first: int = 0  # position of this piece's first image in the window

@@ -74,7 +74,7 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
         classes = [new[0] if name == gone[0] else name for name in classes]
         notes.append(f"class {gone[0]} is now called {new[0]} (RESUME.ALLOW_CHANGED)")
     where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
-    remedy = "start a new run from its weights with -pretrained"
+    remedy = "start a new run from the checkpoint's weights with -pretrained"
     if config.START.EVAL:
         remedy = (
             "evaluate only images of the checkpoint's classes; images of new classes are left out only if none of the "

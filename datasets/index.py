@@ -273,7 +273,7 @@ class IndexWriter:
         self._ends[name] += len(content)
 
     def finish(self, facts: dict) -> Index:
-        """Complete the index and return it. Its file, if it needs one, appears atomically."""
+        """Complete the index and return it. If the index needs a file, the file appears atomically."""
         if self.in_memory:
             columns = {part: np.frombuffer(file.getvalue(), self._parts[part]) for part, file in self._files.items()}
             return Index(None, columns, facts, checksums=self._checksums)
@@ -381,7 +381,7 @@ def caches_folder(config: Config) -> Path:
 
 
 def index_paths(config: Config, beside: Path) -> list[Path]:
-    """Return the possible paths of an index: `beside`, which is next to the data, or else one in the cache folder.
+    """Return the possible paths of an index: `beside`, which is next to the data, then a path in the cache folder.
 
     The cache folder is for read-only data. It is not created for a small index, which is not written.
     """

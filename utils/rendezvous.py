@@ -67,8 +67,8 @@ class Rendezvous:
         rank, (reason, *_) = self.launched.rank, str(error).splitlines() or ["no answer"]
         if rank == 0 and re.search("EADDRINUSE|already in use", str(error)):
             return ConfigError(
-                f"-dist_url: port {self.launched.port} of this machine is in use ({reason}); choose another, or set "
-                "MASTER_PORT"
+                f"-dist_url: port {self.launched.port} of this machine is in use ({reason}); choose another port, or "
+                "set MASTER_PORT"
             )
         return LostProcess(
             f"-dist_url: process {rank} could not reach process 0 at {self._where} within {self.timeout:g} s "

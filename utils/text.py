@@ -131,7 +131,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def is_url(path: str) -> bool:
-    """Return whether a path is a URL. Mistyped URLs (https:/server) count too, because they may contain a password."""
+    """Return whether a path is a URL, even a mistyped URL (https:/server), which may contain a password."""
     return re.match(rf"[a-z][a-z0-9+.-]+:/|({'|'.join(SCHEMES)}):", path, re.IGNORECASE) is not None
 
 

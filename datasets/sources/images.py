@@ -19,7 +19,7 @@ from utils.text import format_bytes_apart
 MOST_BYTES_PER_PIXEL = 8  # an uncompressed file with four channels of 16 bits
 LONGEST = 4096  # characters of the longest path that a system opens
 RETRY_AFTER = (0.5, 2.0)  # seconds before each retry; a network file system or a disk may recover
-# Errors that a retry cannot help: no such file, no permission, a folder or socket instead of a file.
+# Errors that a retry cannot fix: no such file, no permission, a folder or socket instead of a file.
 LASTING = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ELOOP}
 LASTING |= {errno.ENAMETOOLONG}
 OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE}  # too many open files: the image is good, so it must not be replaced

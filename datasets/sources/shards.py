@@ -166,7 +166,7 @@ def scan(tar: Tar) -> Shard:
             if key in images:
                 raise DataError(
                     f"{tar.title}: the sample {key!r} has two images, {images[key].name!r} and {member.name!r}; "
-                    "each sample needs a name of its own"
+                    "give each sample a different name"
                 )
             images[key] = member
         elif ending == "cls" or ending == "json" and member.size <= MAX_LABEL_BYTES and key not in labels:

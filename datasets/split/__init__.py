@@ -257,7 +257,7 @@ def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
 def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
     """Return the record with the class folders of the resumed or evaluated run, if they differ from the classes.
 
-    In a list, the label of an image can change while its folder stays. For a renamed class, both names are class folders.
+    In a list, the label of an image can change while its folder stays. If a class was renamed, both names are kept.
     """
     if not hashes_names(record) or image_set.is_listing:
         return record

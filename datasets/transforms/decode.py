@@ -157,7 +157,7 @@ def _open_heif(data: bytes, rules: PixelRules) -> Image.Image:
 
 
 def _orientation(data: bytes, image: Image.Image | None = None) -> int:
-    """Return the orientation from EXIF data, or from XMP data if EXIF has none, or else 1, as in Pillow's exif_transpose.
+    """Return the orientation from EXIF data, or from XMP data if EXIF has none, as in Pillow. The default is 1.
 
     `image` is needed unless this is a JPEG. For a HEIF file, return 1, because pillow-heif has applied the orientation.
     """

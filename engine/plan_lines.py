@@ -69,7 +69,7 @@ def _most_important(plan: TrainPlan, model: str) -> Iterator[tuple[str, str]]:
 
 
 def with_origins(values: dict[str, str], origins: dict[str, str]) -> str:
-    """Return the values in one line, with their origins. The origin of adjacent values is shown once."""
+    """Return the values in one line, with their origins. Adjacent values from the same origin show it once."""
     groups = itertools.groupby(values, lambda key: _origin(key, origins))
     return ", ".join(f"{', '.join(values[key] for key in keys)} ({origin})" for origin, keys in groups)
 
@@ -154,7 +154,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
     return [
         f"warning: {setting}: the validation images ({text}) may be among the training images of {source} "
-        f"({other or 'it does not say which images it held out'})"
+        f"({other or 'it does not say which images it held out'}), so the accuracy may be too high"
     ]
 
 

@@ -31,7 +31,7 @@ PAPERS = {
     "trivialaugment": "ta_wide",
     "trivialaugmentwide": "ta_wide",
 }
-# {set of operations, as in rand-m9-t3a: the largest n}. Weighted operations are drawn without replacement, so n cannot
+# {set of operations (3a in rand-m9-t3a): its largest n}. Weighted operations are drawn without replacement, so n cannot
 # exceed their number.
 CHOICES = {"weights": 15, "3a": 100, "3aw": 14}
 # Minimum and maximum of each parameter. Far larger values would take too long per image.

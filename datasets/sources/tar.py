@@ -71,7 +71,7 @@ class Tar:
     def _checked(self, member: tarfile.TarInfo) -> Member:
         if member.issparse() or member.name.startswith("/") or ".." in member.name.split("/"):
             raise DataError(
-                f"{self.title}: the member {member.name!r} points outside of the tar or is sparse; make the tar with "
+                f"{self.title}: the member {member.name!r} points outside the tar or is sparse; make the tar with "
                 "relative names, without '..' and without --sparse"
             )
         return Member(member.name, member.offset_data, member.size)

@@ -18,7 +18,7 @@ def read_checkpoint(path: Path, lazily: bool = False, verify: bool = True) -> di
     try:
         state = read_torch(path, lazily, verify)
     except ConfigError as error:
-        raise ConfigError(f"-resume: {error}; use an older checkpoint in the same folder") from error
+        raise ConfigError(f"-resume: {error}, or use an older checkpoint in the same folder") from error
     return state if isinstance(state, dict) else {}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models.weights.state import Weights, refusal, weights_of
+from models.weights.state import RESTORE, Weights, refusal, weights_of
 from utils.errors import ConfigError
 
 DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}  # none of these can contain objects
@@ -31,7 +31,9 @@ def read_pdparams(path: Path) -> dict:
     except Refusal as error:
         raise refusal(path, str(error)) from None
     except Exception as error:  # a damaged pickle can fail in any way
-        raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__}: {error})") from None
+        raise ConfigError(
+            f"{path}: damaged, or not a file of weights ({type(error).__name__}: {error}); {RESTORE}"
+        ) from None
 
 
 # This uses Python's unpickler, because the C unpickler can allocate 64 GiB for a file of 9 bytes (large memo index).

@@ -62,7 +62,7 @@ class Tally:
         return functional.cross_entropy(logits, targets, reduction="none"), are_right
 
     def _add_labels(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Do the same as `_add_classes` for images with several labels. A probability above 0.5 predicts a class."""
+        """Count images with several labels, like `_add_classes`. A probability above 0.5 predicts a class."""
         actual, predicted = targets.bool(), logits > 0
         self.counts += torch.stack([each.sum(0) for each in (actual, predicted, actual & predicted)])
         losses = functional.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none").mean(1)
@@ -105,7 +105,7 @@ def micro_f1(actual: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> fl
     return 200 * float(right.sum() / max((actual + predicted).sum(), 1))
 
 
-# The most predicted classes kept for an image with several labels. An untrained model predicts half of all classes.
+# The limit on predicted classes per image with several labels. An untrained model predicts half of all classes.
 MOST_PREDICTED = 100
 
 

@@ -44,7 +44,7 @@ class ResultFiles:
         record = self._folder / RECORD
         check_in_place(record)
         try:
-            record.unlink(missing_ok=True)  # no record while the tables may mix two evaluations
+            record.unlink(missing_ok=True)  # while the tables may mix two evaluations, there is no record
             write_tables(self._folder, results, self._image_set)
             facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
             if results.ranking:

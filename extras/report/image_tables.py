@@ -24,7 +24,7 @@ CELL_COLUMNS = ("label", "prediction", "count")
 CORNER = "label \\ prediction"  # the top left cell of the matrix
 # The largest matrix in confusion.csv, which takes 8 MB. With more classes, the file lists the non-zero cells.
 MOST_CLASSES = 2000
-SEPARATOR = "|"  # between several labels of an image
+SEPARATOR = "|"  # separates several labels of an image
 
 Results = ImageResults | LabelResults
 

@@ -73,7 +73,7 @@ def test_last_repeated_flag_wins_with_a_note(words, value, names):
 def test_precision_flag_needs_amp_or_explicit_amp_false(flag):
     for amp in ("-amp false", "-opts AMP=false"):
         (note,) = load_text("", *f"{flag} {amp}".split()).notes
-        assert_names(note, "without effect", "PRECISION", "AMP is false")
+        assert_names(note, "has no effect", "PRECISION", "AMP is false")
     assert not load_text("AMP: true", *flag.split()).notes
     with refused(ConfigError, "add -amp"):
         load_text("AMP: false", *flag.split())

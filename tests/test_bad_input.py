@@ -130,5 +130,5 @@ def test_make_shards_counts_shards_that_exist_already(tmp_path):
 
 
 @pytest.mark.parametrize("rounds", ["0", "9" * 30])
-def test_benchmark_with_impossible_rounds_is_refused(rounds):
+def test_benchmark_with_impossible_number_of_rounds_is_refused(rounds):
     typed("scripts/benchmarks/loader.py", "run", "-rounds", rounds).refused("-rounds", rounds)

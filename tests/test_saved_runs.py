@@ -26,7 +26,7 @@ def saved(request, tmp_path) -> Path:
     return tmp_path / request.param.name
 
 
-def test_saved_runs_cover_all_kinds_of_runs():
+def test_every_listed_kind_of_run_has_a_saved_run():
     assert {each.name for each in RUNS} == KINDS.keys()
 
 

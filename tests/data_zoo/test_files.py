@@ -197,7 +197,7 @@ def test_phone_photos_in_newer_formats_are_found_and_read(tmp_path, name):
     assert_close(load("imagefolder", root)[0].read(0), PICTURE)
 
 
-def test_heif_photos_without_pillow_heif_are_reported(tmp_path, monkeypatch):
+def test_missing_pillow_heif_is_reported_if_data_has_heif_photos(tmp_path, monkeypatch):
     root = folder(tmp_path / "photos", {"a.jpg": photo("JPEG"), "b.heic": photo("HEIF")})
     flags = ["-dataset", "imagefolder", "-data_path", str(root), "-output", str(tmp_path / "shards")]
     assert make_shards.main(flags) == 0

@@ -186,7 +186,7 @@ def test_foreign_or_out_of_bounds_shard_index_is_rejected(tmp_path, scanned):
         assert shades(train_only(tmp_path)) == [0, 1, 2] and scanned == ["train-0.tar"]
 
 
-def test_only_new_tars_in_changed_set_are_scanned(tmp_path, scanned):
+def test_only_new_or_replaced_tars_of_a_changed_set_are_scanned(tmp_path, scanned):
     make_set(tmp_path)
     load("shards", tmp_path)
     scanned.clear()

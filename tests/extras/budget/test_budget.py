@@ -309,7 +309,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", [*OTHERS, "choices before"])
-def test_budget_choice_made_under_other_conditions_is_not_repeated(config, between, name):
+def test_error_for_too_short_budget_suggests_a_sufficient_budget(config, between, name):
     run, record = between
     content = json.loads(record.read_text())
     other = {name: OTHERS[name]} if name in OTHERS else {"choices": [[5, 100], *content["choices"]]}

@@ -92,7 +92,7 @@ def test_merged_lora_weights_give_the_same_logits(tmp_path, options):
     assert (ours - begun).abs().max() > 1e-2 * ours.abs().max()
 
 
-def test_lora_refuses_unsupported_models_and_merges(tmp_path, monkeypatch):
+def test_lora_without_supported_layers_mergeable_weights_or_peft_is_refused(tmp_path, monkeypatch):
     config = small_config(tmp_path, RANK)
     state = add_adapters(build_model(config, 10), config).state_dict()
     with refused(ConfigError):

@@ -96,7 +96,7 @@ def test_deterministic_gpu_run_matches_unbroken_run_after_resume(tmp_path):
     assert hashes[0] == hashes[1]
 
 
-def test_digits_run_with_amp_reaches_its_accuracy_on_gpu(tmp_path):
+def test_digits_run_with_amp_reaches_97_percent_accuracy_on_gpu(tmp_path):
     run("main_single_gpu.py", "-cfg", "configs/vit_digits.yaml", "-amp", "-output", str(tmp_path)).done()
     last = epochs_of(run_folder(tmp_path))[-1]
     assert last["eval_top1"] >= 97

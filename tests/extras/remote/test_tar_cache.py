@@ -52,7 +52,7 @@ def test_full_cache_drops_the_least_recently_used_tar(cache):
     assert cache.holds(one) and not cache.holds(two)
 
 
-def test_cached_tars_count_as_available_disk_space(tmp_path, monkeypatch):
+def test_space_of_cached_tars_is_counted_as_available_disk_space(tmp_path, monkeypatch):
     make_set(tmp_path / "set")
     with HttpFolder(tmp_path / "set") as server:
         config = settings("shards", server.url, CACHE_PATH=str(tmp_path / "c"), SHUFFLE_BUFFER=1)

@@ -41,7 +41,7 @@ def test_saved_run_resumes_and_ends_with_the_same_losses(saved, request):
     assert run_folder(saved) == folder, "the resumed run made a second folder"
 
 
-def test_best_weights_of_a_saved_run_score_as_before(saved, tmp_path):
+def test_best_weights_of_a_saved_run_reach_their_recorded_accuracy(saved, tmp_path):
     folder = run_folder(saved)
     expected = json.loads((folder / "status.json").read_text())["best_top1"]
     paths = {"-cfg": folder / "config.yaml", "-pretrained": folder / "best.pth", "-output": tmp_path / "output"}

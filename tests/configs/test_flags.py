@@ -63,7 +63,7 @@ def test_opts_flag_may_be_repeated_anywhere():
         ("-opts TRAIN.NUM_EPOCHS=3 SEED=1 -epochs=3", 3, []),
     ],
 )
-def test_last_repeated_flag_wins_with_a_note(words, value, names):
+def test_last_value_of_a_repeated_flag_is_used_with_a_note(words, value, names):
     loaded = load_text("", *words.split())
     assert loaded.config.TRAIN.NUM_EPOCHS == value and len(loaded.notes) == bool(names)
     assert_names("".join(loaded.notes), *names)

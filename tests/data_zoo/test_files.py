@@ -227,7 +227,7 @@ def test_photo_of_108_megapixels_is_read_unless_limit_is_lower(recwarn):
         read(content, 1, max_pixels=100_000_000)
 
 
-def test_shards_have_the_same_pixels_as_the_files(tmp_path):
+def test_shards_have_the_same_pixels_as_the_image_files(tmp_path):
     files = {f"{turn}.jpg": photo("JPEG", turn) for turn in HELD}
     files |= {"turned.tif": photo("TIFF", 6), "edited.jpg": edited_photo("JPEG", 6)}
     files |= {"alpha.png": hidden_colours("RGBA", "PNG"), "16.png": grey_16_bits("PNG"), "a.heic": photo("HEIF")}
@@ -240,7 +240,7 @@ def test_shards_have_the_same_pixels_as_the_files(tmp_path):
         assert sorted(in_shards) == sorted(wanted)
 
 
-def test_cache_has_the_same_pixels_as_the_files(tmp_path):
+def test_cache_has_the_same_pixels_as_the_image_files(tmp_path):
     cache = pytest.importorskip("extras.cache")
     files = {f"{turn}.jpg": photo("JPEG", turn) for turn in HELD}
     files |= {"turned.tif": photo("TIFF", 6), "edited.jpg": edited_photo("JPEG", 6)}

@@ -140,7 +140,7 @@ def test_numbered_class_is_named_after_its_folder_if_labels_agree(tmp_path, move
 
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "csv"])
-def test_image_list_read_in_chunks_gives_same_result(tmp_path, monkeypatch, dataset):
+def test_image_list_read_in_chunks_equals_list_read_at_once(tmp_path, monkeypatch, dataset):
     name, header, mark = ("train.csv", "image_path,target\n", ",") if dataset == "csv" else ("train_list.txt", "", " ")
     rows = [f"{number // 3}/{number}.jpg{mark}{number // 2}\n" for number in range(9)]
     (tmp_path / "val_list.txt").write_text("val/8.jpg 1\n")

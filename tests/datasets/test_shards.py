@@ -217,7 +217,7 @@ def test_copied_tar_keeps_its_index_unless_changed(tmp_path, scanned, count):
     assert scanned == ["train-0.tar"]
 
 
-def test_partial_system_read_of_a_tar_is_continued(tmp_path, monkeypatch):
+def test_reading_a_tar_continues_after_a_partial_system_read(tmp_path, monkeypatch):
     path, pread = write_tar(tmp_path / "a.tar", samples(0, 3)), os.pread
     monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 300), offset))
     whole = path.read_bytes()

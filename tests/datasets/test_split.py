@@ -416,7 +416,7 @@ def test_unused_validation_fraction_is_reported(tmp_path):
         assert any(note.startswith("warning") and "DATA.VAL_FRACTION 0.3" in note for note in notes) is is_told
 
 
-def test_evaluating_a_fold_used_for_training_warns():
+def test_evaluating_a_fold_used_for_training_causes_a_warning():
     _, val = load("digits", FOLD="3/5")
     kept = SavedData(val.classes, val.split, identity(val))
     for fold in ("3/5", "0/5"):

@@ -68,7 +68,7 @@ def test_unevaluated_checkpoint_keeps_last_choice_of_raw_or_ema_weights(scored):
     assert preferred == ["state_dict", "state_dict", "state_dict_ema"]
 
 
-def test_smallest_loss_is_best_and_new_metric_restarts_comparison(scored):
+def test_smallest_loss_is_best_until_another_metric_is_chosen(scored):
     lines, folder = scored([60, 0.4], [70, 0.5], words=["TRAIN.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=2"])
     assert_names(lines[-1], "loss", "0.4000", "epoch 1")
     status = status_of(folder)

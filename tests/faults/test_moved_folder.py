@@ -50,7 +50,7 @@ def test_moved_run_reports_a_failed_save_in_its_own_folder(tmp_path, start, mome
         pytest.param("a trace", ["PROFILE=1"], marks=needing_extra("profiler")),
     ],
 )
-def test_moved_run_never_writes_to_its_replacement(tmp_path, start, moment, flags):
+def test_moved_run_never_writes_to_the_folder_replacing_it(tmp_path, start, moment, flags):
     ended = start(tmp_path, *FAST, *flags, draw_nothing=[], move_folder=[str(tmp_path), moment])
     assert_ended(tmp_path, ended)
 

@@ -214,7 +214,7 @@ def about_data(path: str, **changed: str) -> dict:
     }
 
 
-def test_same_image_names_of_other_data_stay_unpaired(tmp_path):
+def test_images_with_equal_names_in_different_data_stay_unpaired(tmp_path):
     right = {f"{number}.jpg": number >= 12 for number in range(40)}
     runs = {
         "a": about_data("/here"),
@@ -261,7 +261,7 @@ def test_data_with_one_resized_file_counts_as_same_data(tmp_path):
     assert not other_data(runs) and len(group_runs(runs, None)) == 1
 
 
-def test_runs_are_compared_on_images_that_both_scored(here, tmp_path):
+def test_runs_are_compared_only_on_images_that_both_runs_scored(here, tmp_path):
     both = {f"{number}.jpg": number >= 12 for number in range(40)}
     write_predictions(make_run(tmp_path / "a", [70.0]), both | {f"old {number}": True for number in range(90)})
     better = {name: is_right or int(name[:-4]) > 1 for name, is_right in both.items()} | {"12.jpg": False}
@@ -397,7 +397,7 @@ def test_credentials_in_a_differing_setting_are_hidden(tmp_path):
     assert "@server/b.pth" in out and "secret" not in out + err
 
 
-def test_copy_of_a_run_is_not_a_repetition(tmp_path):
+def test_copy_of_a_run_is_not_counted_as_a_repetition(tmp_path):
     began = {"a": "2026-01-02T00:00:00+00:00", "b": "2026-01-01T00:00:00+00:00"}
     of = {name: {"run": {"id": name, "name": name, "began": time, "saved": time}} for name, time in began.items()}
     for name, run in {"a": "a", "b": "b", "b-backup": "b"}.items():

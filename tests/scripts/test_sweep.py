@@ -137,7 +137,7 @@ def test_refused_trial_stops_sweep_and_allows_another_sweep(tmp_path, start, pre
     start("-seeds", "4,5")
 
 
-def test_sweep_waits_for_orphaned_run_and_stops_trial_once(tmp_path, start, pretended, monkeypatch):
+def test_sweep_waits_for_orphaned_run_and_forwards_stop_signal_once(tmp_path, start, pretended, monkeypatch):
     outlived, told = [True, True], []
 
     class Long(Pretended):

@@ -262,7 +262,7 @@ def test_copying_batches_ahead_recovers_from_one_memory_failure(tmp_path):
 
 
 @on_pretend_device
-def test_updates_continue_with_half_batches_when_whole_ones_never_fit(tmp_path):
+def test_updates_continue_with_half_batches_if_whole_batches_never_fit(tmp_path):
     config = small_config(tmp_path, *SPLIT)
     undisturbed, forwards = trained(config, NoRoom())
     half = forwards[0] // 2

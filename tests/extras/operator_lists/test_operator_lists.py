@@ -128,7 +128,7 @@ INNER = {
 
 
 @pytest.mark.parametrize("case", INNER)
-def test_innermost_and_most_exact_list_entry_wins(listed, case):
+def test_innermost_and_most_exact_list_entry_takes_effect(listed, case):
     black, white, in_float, in_half = INNER[case]
     found = output_types(listed(black=black, white=white))
     assert {path: found[path] for path in in_float | in_half} == {path: FLOAT for path in in_float} | {

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("metric, name", [("top1", "raw"), ("loss", "EMA")])
-def test_evaluation_tables_use_weights_the_metric_prefers(tmp_path, metric, name):
+def test_evaluation_tables_use_raw_or_ema_weights_with_better_metric(tmp_path, metric, name):
     gathered = []
     found = {
         prefix: Evaluation(scores, SimpleNamespace(gather=lambda process, prefix=prefix: gathered.append(prefix)))

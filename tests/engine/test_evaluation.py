@@ -287,11 +287,11 @@ def test_large_evaluations_keep_no_scores(monkeypatch):
         ([3e38, np.inf, -np.inf, -3e38], [1, 0, 0, 1], (1 / 2 + 2 / 3) / 2),
     ],
 )
-def test_average_precision_ranks_nan_and_infinite_scores(scores, positives, expected):
+def test_average_precision_ranks_nan_lowest_and_infinity_by_its_sign(scores, positives, expected):
     assert rank_class(np.array(scores), np.array(positives))[0] == pytest.approx(expected)
 
 
-def test_only_scores_of_top_100_and_true_labels_are_kept():
+def test_image_results_keep_only_top_100_and_true_labels():
     logits, targets = (torch.arange(300.0).roll(7).view(2, 150) - 50) / 60, torch.zeros(2, 150)
     targets[:, :10] = 1
     found = Tally(CPU, torch.float64, num_images=300)
@@ -343,7 +343,7 @@ def test_scores_are_zero_without_labels_or_images():
     assert (scores.top1, scores.loss, scores.macro_recall, scores.macro_f1, scores.num_images) == (0, 0, 0, 0, 0)
 
 
-def test_non_finite_outputs_are_refused_without_the_doctor_extra(monkeypatch):
+def test_non_finite_outputs_are_refused_even_without_the_doctor_extra(monkeypatch):
     monkeypatch.setattr("engine.evaluation.not_finite.has_extra", lambda name: False)
     with refused(ConfigError, "bad.pth", "-amp"):
         refuse_not_finite("bad.pth", nn.Identity(), ModelTransforms(()), lambda: torch.tensor(float("nan")))

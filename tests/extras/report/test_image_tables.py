@@ -240,7 +240,7 @@ def test_mistake_sheet_shows_36_most_certain_readable_images(monkeypatch):
         assert ("most certain" in draw_mistakes(every, images)) == (count > 36)
 
 
-def test_first_batch_sheet_names_classes_and_shares(tmp_path, monkeypatch):
+def test_captions_of_first_batch_sheet_name_classes_and_mixup_shares(tmp_path, monkeypatch):
     captions = []
     monkeypatch.setattr(
         image_sheets, "contact_sheet", lambda tiles, **how: captions.append(tiles) or Image.new("L", (1, 1))
@@ -255,7 +255,7 @@ def test_first_batch_sheet_names_classes_and_shares(tmp_path, monkeypatch):
     assert [each[2] if each else caption for each, caption in zip(shares, mixed, strict=True)] == plain
 
 
-def test_process_without_images_gathers_empty_results():
+def test_processes_without_images_gather_empty_results():
     def empty(process: Process) -> ImageResults:
         tally = Tally(CPU, torch.float64, num_images=300)
         tally.add(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0)
@@ -265,7 +265,7 @@ def test_process_without_images_gathers_empty_results():
     assert all(len(each.indices) == 0 and each.counts.shape == (3, 4) for each in Threads(3).run(empty))
 
 
-def test_results_record_is_absent_while_tables_are_written(tmp_path, monkeypatch):
+def test_result_tables_are_valid_only_if_complete_and_for_the_same_weights(tmp_path, monkeypatch):
     images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["a", "b"], PixelRules(1), "made up")
     numbers, shares = np.array([0, 1]), np.full(2, 0.5, np.float32)
     results = ImageResults(numbers, numbers, numbers, shares, shares, np.ones((3, 2), int))

@@ -208,7 +208,10 @@ def scored():
 
 def tally(process, logits, targets):
     """Score like an evaluation: each process gets every world_size-th image, in batches; the last batch may be empty."""
-    found, share = Tally(CPU, torch.float64, num_images=300), torch.arange(process.rank, len(logits), process.world_size)
+    found, share = (
+        Tally(CPU, torch.float64, num_images=300),
+        torch.arange(process.rank, len(logits), process.world_size),
+    )
     for start in range(0, max(1, -(-len(logits) // process.world_size)), 67):
         part = share[start : start + 67]
         found.add(logits[part], targets[part], num_excluded=0)
@@ -262,7 +265,10 @@ def test_ranking_of_each_class_matches_scikit_learn(scored, world_size, has_seve
         is_class = targets[:, number] if has_several_labels else targets == number
         for each in found:
             if is_class.any():
-                expected = average_precision_score(is_class, scores[:, number]), roc_auc_score(is_class, scores[:, number])
+                expected = (
+                    average_precision_score(is_class, scores[:, number]),
+                    roc_auc_score(is_class, scores[:, number]),
+                )
                 assert (each.average_precision[number], each.auc[number]) == pytest.approx(expected, abs=1e-9)
             else:
                 assert np.isnan(each.average_precision[number]) and np.isnan(each.auc[number])

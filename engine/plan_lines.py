@@ -233,4 +233,4 @@ def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
 def say_that_tables_are_missing(config: Config, log: Log) -> None:
     """Log that extras/report is missing. If the settings ask for a report, a note has said so already."""
     if not config.REPORT:
-        log.say("extras/report is missing, so no tables of images are written")
+        log.say("extras/report is missing: the run writes no tables of images")

@@ -277,7 +277,7 @@ def test_repeated_paths_are_reported_with_and_without_an_index(tmp_path):
     make_list(tmp_path, ["0.jpg 0", "./0.jpg 1", "1.jpg 2", "7.jpg 0", "0.jpg 0"])
     for _ in range(2):
         notes = "".join(load("imagenet2012", tmp_path)[1].notes)
-        assert "2, 1 of them with another class (0.jpg" in notes and "1 (7.jpg)" in notes
+        assert "on 2 lines, 1 of them with another class (0.jpg" in notes and "1 image in common (7.jpg)" in notes
         train, val = load("imagenet2012", tmp_path, evaluate=True)
         assert train is None and "7.jpg" not in "".join(val.notes)
     make_list(tmp_path, [f"{number}.jpg {number % 3}" for number in range(10)])

@@ -94,7 +94,7 @@ def test_cleanup_removes_only_step_folders_and_follows_no_link(tmp_path, theirs,
 def test_embedded_program_in_an_image_is_not_executed(tmp_path, monkeypatch):
     start = Mock()
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", start)
-    with pytest.raises(ImageReadError, match="no format that halfstep reads"):
+    with pytest.raises(ImageReadError, match="a format that halfstep does not read"):
         decode(EPS, PixelRules(3))
     start.assert_not_called()
     assert not {"EPS", "PSD", "FITS", "WMF"} & {*FORMATS}

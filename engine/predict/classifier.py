@@ -48,7 +48,9 @@ class Classifier:
         kind = f" ({self.weights})" if self.weights else ""
         epoch = f" after epoch {self.epoch}" if self.epoch else ""
         calibrated = ", calibrated" if self.temperature else ""
-        return f"{self.source}{kind}: {self.config.MODEL.NAME}{epoch}, {counted(len(self.classes), 'class')}{calibrated}"
+        return (
+            f"{self.source}{kind}: {self.config.MODEL.NAME}{epoch}, {counted(len(self.classes), 'class')}{calibrated}"
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return facts about the model and its preprocessing as plain values, for a JSON file."""
@@ -117,11 +119,10 @@ def _load_ours(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
     config = override(config_of(state, path), flags)
     kind, weights = chosen_weights(state, path, "state_dict" if raw else None)
     classes = list(state["class_names"])
-    num_classes = config.MODEL.NUM_CLASSES or len(classes)
-    model = build_model(config, num_classes)
+    model = build_model(config, config.MODEL.NUM_CLASSES or len(classes))
     load_exactly(model, weights, path)
     epoch = state["epoch"] + 1 if "epoch" in state else None
-    return Classifier(config, model, classes, str(path), kind, epoch, calibration_of(state, kind, path, num_classes))
+    return Classifier(config, model, classes, str(path), kind, epoch, calibration_of(state, kind, path))
 
 
 def _settings_of_other(source: str, flags: Sequence[str]) -> Config:

@@ -199,7 +199,9 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
         {"class": each.name, "number": each.number, "probability": round(each.probability, 6)}
         for each in prediction.guesses
     ]
-    return {"image_path": prediction.path, "predictions": guesses} | ({prediction.mark: True} if prediction.mark else {})
+    return {"image_path": prediction.path, "predictions": guesses} | (
+        {prediction.mark: True} if prediction.mark else {}
+    )
 
 
 def describe(guesses: Sequence[Guess]) -> list[str]:

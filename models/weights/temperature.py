@@ -9,7 +9,7 @@ from utils.errors import naming_damage
 KEY = "calibration"  # in a checkpoint, and in the metadata of an export
 
 
-def calibration_of(state: dict[str, Any], key: str, path: Path, num_classes: int) -> dict[str, Any]:
+def calibration_of(state: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
     """Return the calibration in a checkpoint or export, or {} if it has none for exactly the weights under `key`.
 
     last.pth also holds the calibration of the best epoch, and best.pth may hold raw weights besides a calibrated EMA.
@@ -21,7 +21,7 @@ def calibration_of(state: dict[str, Any], key: str, path: Path, num_classes: int
         if "epoch" in state and (state["epoch"] + 1, state["step"]) != (found["epoch"], found["step"]):
             return {}
         if "temperature" in found:
-            check_temperature(found["temperature"], num_classes)
+            check_temperature(found["temperature"], state["config"]["MODEL.NUM_CLASSES"] or len(state["class_names"]))
         return found
 
 

@@ -45,8 +45,9 @@ def write_report(run: SavedRun, path: Path) -> None:
     foot = element("footer", f"halfstep {VERSION}, {written_date(run.status.get('time'))}")
     of_images = pictures(run)
     body = [
-        *(head(run), curves(run), of_images.get("confusion.png"), class_table(run), of_images.get("mistakes.png")),
-        *(of_images.get("train_batch.png"), precision(run), settings(run), repeat(run), foot),
+        *(head(run), curves(run), of_images.get("confusion.png"), class_table(run), calibration(run)),
+        *(of_images.get("mistakes.png"), of_images.get("train_batch.png")),
+        *(precision(run), settings(run), repeat(run), foot),
     ]
     write_page(path, title_of(run.settings), body)
 
@@ -213,6 +214,13 @@ def class_table(run: SavedRun) -> Markup | None:
     columns = ("class", "F1", "recall", "precision", "specificity", "AUC", "images", "most often mistaken for")
     soft = [element("p", note, class_="soft") for note in notes]
     return section(title, *soft, table(columns, cells, title, numbers=range(1, 7)))
+
+
+def calibration(run: SavedRun) -> Markup | None:
+    """Return the section on calibration, or None without complete results or without a calibration."""
+    from extras.report.reliability import calibration_section  # local: not every run is calibrated
+
+    return calibration_section(run.folder / "results.json")
 
 
 def precision(run: SavedRun) -> Markup | None:

@@ -118,8 +118,8 @@ def refuse_calibrated(arguments: Namespace) -> None:
     """Raise ConfigError if the output cannot have a temperature in its graph."""
     if format_of(arguments.output, arguments.to) not in GRAPHS:
         raise ConfigError(
-            f"-calibrated: {arguments.output} has weights and no graph, and its metadata has the temperature; leave "
-            "-calibrated out, or use -to onnx or -to torch"
+            f"-calibrated: {arguments.output} holds weights, not a graph, and its metadata has the temperature; "
+            "leave -calibrated out, or use -to onnx or -to torch"
         )
     if len(arguments.checkpoints) > 1:
         raise ConfigError("-calibrated: the mean of several checkpoints has no temperature; leave -calibrated out")

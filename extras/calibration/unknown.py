@@ -9,6 +9,7 @@ from utils.errors import ConfigError
 from utils.text import counted
 
 CERTAINTY = 0.95  # of the claim that the answers are right often enough
+ROUNDING = 1e-5  # a probability differs by less if the same image is computed again in another batch
 
 
 class Answered(NamedTuple):
@@ -55,4 +56,4 @@ def find_threshold(classifier: Classifier, share: float, report: Callable[[str],
             f"-unknown {share}: {counted(found.num_images, 'validation image')} with at least this confidence are too few "
             f"for this claim; it needs at least {needed}, all of them right"
         )
-    return found.confidence
+    return found.confidence - ROUNDING

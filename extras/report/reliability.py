@@ -26,7 +26,7 @@ def calibration_section(path: Path) -> Markup | None:
             f"Expected calibration error on {counted(record['num_images'], 'validation image')}: "
             f"{record['ece_before']:.1%} before the calibration, {record['ece_after']:.1%} after it."
         )
-        title = "confidence and share of right answers"
+        title = "reliability diagram"
         diagram = element("figure", picture(draw(bins, title), "png", f"{title}: {text}", "drawing"))
     how = (
         "On the dashed line a probability of 80% means that the model is right in 80% of these cases. Points below it "

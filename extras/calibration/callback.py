@@ -6,17 +6,15 @@ from typing import Any
 import numpy as np
 
 from engine.checkpoint.async_saver import BEST
+from engine.checkpoint.format import CALIBRATION, progress_in
 from engine.evaluation.tally import ImageResults, LabelResults
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
 from extras.calibration.fit import confidence_curve, expected_error, fit_temperature, measure, reliability
 from utils.distributed import Process
-from utils.errors import ConfigError
 from utils.log import Log
-from utils.text import counted
 
-KEY = "calibration"  # the key in a checkpoint
 MOST_SCORES, MOST_IMAGES = 2**22, 2**17  # more images do not make the temperature noticeably more precise
 FEWEST_IMAGES = 10
 
@@ -27,7 +25,7 @@ class Calibration(Callback):
     def __init__(self, folder: Path, log: Log, trainer: Trainer, saved: dict[str, Any]):
         """`folder`: the folder of the run; `saved`: the state in the checkpoint that the run continues from."""
         self._best_file, self._log, self._state = folder / BEST, log, saved
-        trainer.parts[KEY] = self
+        trainer.parts[CALIBRATION] = self
 
     def state(self) -> dict[str, Any]:
         """Return the calibration of the best epoch, or {} if there is none yet."""
@@ -39,10 +37,13 @@ class Calibration(Callback):
             scores = gather_scores(result.images, process)
             weights = {"epoch": best.epoch, "step": trainer.step, "weights": f"state_dict{best.suffix}"}
             self._state = process.first(lambda: weights | calibrate(scores))
-            self._log.note(describe(self._state))
+            if "reason" in self._state:
+                self._log.note(f"no calibration, because {self._state['reason']}")
         elif best.epoch and best.epoch != self._state.get("epoch"):
             # The run was killed after it wrote best.pth, or the last best.pth could not be written.
-            self._state = process.first(lambda: read_calibration(self._best_file)) or {"epoch": best.epoch}
+            self._state = process.first(lambda: progress_in(self._best_file).get(CALIBRATION, {})) or {
+                "epoch": best.epoch
+            }
 
 
 def gather_scores(images: ImageResults | LabelResults, process: Process) -> tuple[np.ndarray, np.ndarray] | tuple[()]:
@@ -90,26 +91,3 @@ def calibrate(scores: tuple[np.ndarray, np.ndarray] | tuple[()]) -> dict[str, An
         "figures": figures | bins,
         "curve": [] if has_several_labels else confidence_curve(after),
     }
-
-
-def describe(calibration: dict[str, Any]) -> str:
-    """Return the line for the log."""
-    if "reason" in calibration:
-        return f"no calibration: {calibration['reason']}"
-    figures, temperature = calibration["figures"], calibration["temperature"]
-    values = [temperature] if isinstance(temperature, float) else temperature
-    return (
-        f"calibration: temperature {' to '.join(f'{each:.3f}' for each in sorted({min(values), max(values)}))}, expected "
-        f"calibration error {figures['ece_before']:.2%} before and {figures['ece_after']:.2%} after "
-        f"({counted(figures['num_images'], 'image')})"
-    )
-
-
-def read_calibration(path: Path) -> dict[str, Any]:
-    """Return the calibration in a checkpoint, or {} if it has none or cannot be read."""
-    from engine.checkpoint.find import read_checkpoint
-
-    try:
-        return read_checkpoint(path, lazily=True, verify=False).get(KEY, {})
-    except ConfigError:
-        return {}

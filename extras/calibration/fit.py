@@ -25,7 +25,9 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
     `logits`: [N, classes], all finite; `targets`: class numbers [N], or bool [N, classes] with several labels.
     """
-    slopes = slopes_of_labels if targets.ndim == 2 else slopes_of_classes
+    slopes = slopes_of_classes
+    if targets.ndim == 2:
+        from extras.calibration.several_labels import slopes_of_labels as slopes  # local: most runs have one label
     weight = 1 / (PRIOR_DEVIATION**2 * len(logits))
     found = np.zeros(logits.shape[1] if targets.ndim == 2 else 1)  # the logarithm of the inverse temperature
     for most_scores in (*FIRST_SCORES, logits.size):
@@ -71,16 +73,6 @@ def slopes_of_classes(logits: np.ndarray, targets: np.ndarray, inverse: np.ndarr
     return first / len(logits), second / len(logits)
 
 
-def slopes_of_labels(logits: np.ndarray, targets: np.ndarray, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the derivatives of each class, [classes], for several labels per image."""
-    first = second = np.zeros(len(inverse))
-    for start, scores in blocks(logits):
-        chances = sigmoid(scores * inverse)
-        first = first + (scores * (chances - targets[start : start + len(scores)])).sum(0)
-        second = second + (scores**2 * chances * (1 - chances)).sum(0)
-    return first / len(logits), second / len(logits)
-
-
 def blocks(logits: np.ndarray):
     """Yield (index of the first image, float64 logits) for some images at a time."""
     size = max(1, SCORES_AT_ONCE // logits.shape[1])
@@ -93,11 +85,6 @@ def softmax_parts(logits: np.ndarray, inverse: np.ndarray):
     for start, scores in blocks(logits):
         below_top = scores - scores.max(1, keepdims=True)
         yield start, below_top, np.exp(below_top * inverse)
-
-
-def sigmoid(scores: np.ndarray) -> np.ndarray:
-    decayed = np.exp(-np.abs(scores))
-    return np.where(scores >= 0, 1, decayed) / (1 + decayed)
 
 
 class Measured(NamedTuple):
@@ -114,17 +101,15 @@ class Measured(NamedTuple):
 
 def measure(logits: np.ndarray, targets: np.ndarray, temperature: np.ndarray) -> Measured:
     """Compare the probabilities at this temperature with the labels."""
-    inverse, found = 1 / temperature, []
     if targets.ndim == 2:
-        for start, scores in blocks(logits):
-            scaled, labels = scores * inverse, targets[start : start + len(scores)]
-            losses = np.logaddexp(0, scaled) - scaled * labels
-            found.append((sigmoid(scaled).ravel(), labels.ravel(), losses.ravel()))
-    else:
-        for start, below_top, exponentials in softmax_parts(logits, inverse):
-            totals, labels = exponentials.sum(1), targets[start : start + len(below_top)]
-            of_labels = below_top[np.arange(len(labels)), labels] * inverse
-            found.append((1 / totals, below_top.argmax(1) == labels, np.log(totals) - of_labels))
+        from extras.calibration.several_labels import measure_labels  # local: most runs have one label per image
+
+        return measure_labels(logits, targets, temperature)
+    found = []
+    for start, below_top, exponentials in softmax_parts(logits, 1 / temperature):
+        totals, labels = exponentials.sum(1), targets[start : start + len(below_top)]
+        of_labels = below_top[np.arange(len(labels)), labels] / temperature
+        found.append((1 / totals, below_top.argmax(1) == labels, np.log(totals) - of_labels))
     return Measured(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 

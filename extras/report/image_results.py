@@ -1,6 +1,5 @@
 """Writes tables, pictures and a record of an evaluation, and keeps the results of the best epoch."""
 
-import contextlib
 import json
 import math
 import time
@@ -14,6 +13,7 @@ from PIL.Image import DecompressionBombError
 from configs.schema import Config
 from datasets import ImageSet
 from engine.checkpoint.async_saver import BEST
+from engine.checkpoint.format import CALIBRATION, progress_in
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
@@ -24,17 +24,13 @@ from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
 from extras.report.image_tables import Names, Results, class_records, with_ranking, write_tables
-from models.weights.torch_files import read_index
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.held_folders import check_in_place
 from utils.log import Log
 
 PER_CLASS_KEY = "per_class"  # the key in results.json with the rates of each class; a run adds it at its end
-CALIBRATION_KEY = "calibration"  # the key in a checkpoint (extras/calibration), and of its figures in results.json
 RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
-
-
 Calibration = dict[str, Any] | None  # the figures of a calibration, or None if there is none
 
 
@@ -53,7 +49,7 @@ class ResultFiles:
             record.unlink(missing_ok=True)  # while the tables may mix two evaluations, there is no record
             write_tables(self._folder, results, self._image_set)
             facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
-            facts |= {CALIBRATION_KEY: calibration} if calibration else {}
+            facts |= {CALIBRATION: calibration} if calibration else {}
             if results.ranking:
                 facts[PER_CLASS_KEY] = class_records(results, Names(self._image_set.classes))
             write_text(record, to_json(facts))
@@ -84,7 +80,7 @@ class ResultFiles:
     ) -> bool:
         """Return whether the folder has the results of this evaluation, with pictures and rates of classes if asked."""
         wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
-        wanted |= {CALIBRATION_KEY: calibration} if calibration else {}
+        wanted |= {CALIBRATION: calibration} if calibration else {}
         found = read_object(self._folder / RECORD)
         has_rates = PER_CLASS_KEY in found or not with_rates
         return has_rates and all(found.get(key) == value for key, value in wanted.items())
@@ -169,14 +165,12 @@ class BestResults(Callback):
 
     def _calibration(self) -> Calibration:
         """Return the figures of the best epoch's calibration, from this run or from best.pth."""
-        part, epoch = self._trainer.parts.get(CALIBRATION_KEY), self._trainer.best.epoch
+        part, epoch = self._trainer.parts.get(CALIBRATION), self._trainer.best.epoch
         found = part.state() if part else {}
         if found.get("epoch") != epoch:
-            with contextlib.suppress(ConfigError):
-                found = read_index(self._best_file).get(CALIBRATION_KEY, {})
-        if found.get("epoch") != epoch or "figures" not in found:
-            return None
-        return {"temperature": found["temperature"], **found["figures"]}
+            found = progress_in(self._best_file).get(CALIBRATION, {})
+        is_of_best = found.get("epoch") == epoch and "figures" in found
+        return {"temperature": found["temperature"], **found["figures"]} if is_of_best else None
 
 
 def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> None:

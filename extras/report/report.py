@@ -15,7 +15,7 @@ from engine.record.saved_run import PICTURES, SavedRun, written
 from extras.report.page import Markup, contact_sheet, element, embedded, picture, scrolling, section, table, write_page
 from extras.report.plot import Plot, plots_of, to_png
 from utils import VERSION
-from utils.errors import ConfigError, cause_of
+from utils.errors import ConfigError, cause_of, naming_damage
 from utils.held_folders import FolderMoved, check_in_place
 from utils.log import Log
 from utils.text import counted, format_bytes, format_duration, redacted
@@ -217,10 +217,20 @@ def class_table(run: SavedRun) -> Markup | None:
 
 
 def calibration(run: SavedRun) -> Markup | None:
-    """Return the section on calibration, or None without complete results or without a calibration."""
-    from extras.report.reliability import calibration_section  # local: not every run is calibrated
-
-    return calibration_section(run.folder / "results.json")
+    """Return the section with a reliability diagram, or None without complete results or without a calibration."""
+    path = run.folder / "results.json"
+    record = read_json(path).get("calibration")
+    if not record:
+        return None
+    with naming_damage(path):
+        curves = {name: [each[:2] for each in record[f"bins_{name}"]] for name in ("before", "after")}
+        text = (
+            f"Expected calibration error on {counted(record['num_images'], 'validation image')}: "
+            f"{record['ece_before']:.1%} before the calibration, {record['ece_after']:.1%} after it."
+        )
+    how = "Below the dashed line, the model is too confident. predict.py prints calibrated probabilities."
+    diagram = figure(Plot("", "share of right answers", curves, "confidence", is_reliability=True))
+    return section("Calibration", element("p", text), element("p", how, class_="soft"), diagram)
 
 
 def precision(run: SavedRun) -> Markup | None:

@@ -24,6 +24,7 @@ from tests.support.run_hash import state_hash
 from tests.support.several_labels import write_digits
 from tests.support.trainers import big_logits, make_trainer, update
 from utils.distributed import Process
+from utils.extras import has_extra
 
 # {event of a run: the operations in which the host waits for the device}
 WAITS = {
@@ -32,6 +33,7 @@ WAITS = {
     "evaluation": {"tolist": 1},  # the sums over all batches
     "evaluation of several labels": {"tolist": 1, "blocking copy": 2},  # and the scores and labels of all images
     "best epoch": {"blocking copy": 1},  # per-image results
+    "calibration": {"blocking copy": 2},  # the logits and labels of all images
     "save": {"item": 3, "synchronize": 1},  # the loss scale and its two counters; copies of all tensors
 }
 HALF = "AMP=true"
@@ -223,7 +225,7 @@ def test_whole_run_syncs_only_for_reports_evaluations_and_saves(tmp_path):
         assert engine.run.run(load([*words, *options]), Process(torch.device(DEVICE))) == 0
     # 11 updates: reports after updates 1, 6 and 11 and the epoch; evaluations of raw and EMA weights; saves after updates 4
     # and 8 and after the epoch, which is the best.
-    events = {"report": 4, "evaluation": 2, "best epoch": 1, "save": 3}
+    events = {"report": 4, "evaluation": 2, "best epoch": 1, "calibration": int(has_extra("calibration")), "save": 3}
     total = {}
     for event, number in events.items():
         for kind, count in WAITS[event].items():

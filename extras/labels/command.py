@@ -126,7 +126,7 @@ def say_what_was_judged(source: Source, data: DataSet, judged: np.ndarray, table
         unknown = np.flatnonzero(np.isnan(thresholds_of(data.labels, table, len(data.classes))))
         if len(unknown):
             names = first_of([data.classes[number] for number in unknown.tolist()])
-            print(f"warning: classes without judged images, so no image is suggested for them: {names}")
+            print(f"warning: no image of these classes was judged, so their labels are not checked: {names}")
 
 
 def rows_of(doubts: Sequence[Doubt], copies: Sequence[Copy], data: DataSet) -> list[Row]:

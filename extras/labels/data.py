@@ -15,7 +15,7 @@ import numpy as np
 from configs.schema import Config
 from configs.values import unflatten
 from datasets import ImageSet, load_image_sets
-from datasets.fingerprint import data_facts
+from datasets.fingerprint import data_facts, describe_changed_images
 from datasets.sources.images import FileImages
 from datasets.split import DRAWN, divide
 from engine.record.saved_files import read_table, to_number
@@ -217,7 +217,8 @@ def origins_of(run: SavedRun, data: DataSet, states: list[dict[str, Origin]]) ->
     for origins in states:
         if origins and not changed_facts(then, data.facts_before(origins)):
             return origins
-    changed = first_of([f"{fact}: {values}" for fact, values in found.items()], "; ", limit=4)
+    words, _ = describe_changed_images(run.folder / "split.csv", *data.parts)
+    changed = first_of(words or [f"{fact}: {values}" for fact, values in found.items()], "; ", limit=4)
     raise DataError(
         f"{run.folder}: the data in {data.root} are not the data of this run ({changed}); train again on them, or name "
         "the folder of the run's data with -data_path"

@@ -93,7 +93,7 @@ def check_record(record: dict, path: Path) -> None:
         if wrong := [fact for fact, value in record.get("trained_on", {}).items() if not isinstance(value, int | str)]:
             raise ValueError(f"trained_on.{wrong[0]} is neither an integer nor text"[:200])
         if split.get("rule") in ("hash", "position"):
-            part = 0 < split.get("fold", 1) <= split.get("folds", 1)
+            part = 0 <= split.get("fold", 0) < split.get("folds", 1)
             if not (0 <= split["fraction"] <= 1 and split["seed"] >= 0 and part):
                 raise ValueError(f"invalid split: {split}"[:200])
 

@@ -17,7 +17,7 @@ from extras.labels.alike import Copy, Pictures, find_copies, find_pairs
 from extras.labels.corrections import apply_corrections, plan_corrections
 from extras.labels.data import DataSet, config_of, folder_of_data, origins_of, read_predictions
 from extras.labels.journal import Journal, locked_journal, path_of_journal, undo_change
-from extras.labels.ranking import Doubt, Predictions, find_doubts, thresholds_of
+from extras.labels.ranking import Doubt, Predictions, find_doubts
 from extras.labels.review import MOST_SHEETS, PER_SHEET, TABLE, Row, read_confirmed, refuse_confirmed, write_review
 from utils.errors import ConfigError, DataError, cause_of
 from utils.files import sync_folder
@@ -51,7 +51,7 @@ def find(source: Source, data_path: Path | None, output: Path | None, finds_copi
     judged = np.zeros(len(data), bool)
     for table in tables:
         judged[table.images] = True
-    say_what_was_judged(source, data, judged, tables)
+    say_what_was_judged(source, data, judged)
     doubts = find_doubts(data.labels, tables, len(data.classes))
     copies: list[Copy] = []
     if finds_copies:
@@ -106,7 +106,7 @@ def read_tables(
     return next(iter(sets.values())), joined, folds
 
 
-def say_what_was_judged(source: Source, data: DataSet, judged: np.ndarray, tables: Sequence[Predictions]) -> None:
+def say_what_was_judged(source: Source, data: DataSet, judged: np.ndarray) -> None:
     number, rest = int(judged.sum()), int((~judged).sum())
     print(
         f"{source.folder}: predictions for {number:,} of {counted(len(data), 'image')} by {counted(len(source.runs), 'run')}"
@@ -122,11 +122,10 @@ def say_what_was_judged(source: Source, data: DataSet, judged: np.ndarray, table
             settings = shlex.quote(str(source.folder / "config.yaml"))
             line += f"; a sweep judges all: python scripts/sweep.py -cfg {settings} -folds 5 -output sweeps/folds"
         print(line)
-    for table in tables[:1]:
-        unknown = np.flatnonzero(np.isnan(thresholds_of(data.labels, table, len(data.classes))))
-        if len(unknown):
-            names = first_of([data.classes[number] for number in unknown.tolist()])
-            print(f"warning: no image of these classes was judged, so their labels are not checked: {names}")
+    counts = np.bincount(data.labels[judged], minlength=len(data.classes))
+    if len(unjudged := np.flatnonzero(counts == 0)):
+        names = first_of([data.classes[number] for number in unjudged.tolist()])
+        print(f"warning: no image of these classes was judged, so their labels are not checked: {names}")
 
 
 def rows_of(doubts: Sequence[Doubt], copies: Sequence[Copy], data: DataSet) -> list[Row]:
@@ -207,7 +206,7 @@ def undo(source: Source, data_path: Path | None) -> None:
         raise ConfigError(
             f"-undo: there is nothing to undo in {root}, because it has no {path_of_journal(config).name}"
         )
-    problems, count, copies = [], 0, []
+    problems, count = [], 0
     with locked_journal(config, "-undo") as journal:
         for number, entry in reversed(journal.in_effect()):
             try:
@@ -224,8 +223,7 @@ def undo(source: Source, data_path: Path | None) -> None:
                 f"-undo: {counted(len(problems), 'correction')} cannot be taken back ({first_of(problems, '; ', limit=3)}); "
                 f"{count:,} others were. Repeat -undo after you have mended this, or remove {journal.path}"
             )
-        copies = [root / entry["copy"] for entry in journal.entries.values() if "copy" in entry]
-        for path in copies:
+        for path in journal.leftovers(root):
             path.unlink(missing_ok=True)
         os.unlink(journal.path)
         sync_folder(journal.path.parent)

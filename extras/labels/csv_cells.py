@@ -75,7 +75,8 @@ class CsvFile:
             row += bool(fields)
             if fields and row in changes:
                 changed = self._with_label(record, changes[row])
-                fields[self.places[1]] = changes[row]
+                spaces = fields[self.places[1]][len(fields[self.places[1]].rstrip(" ")) :]
+                fields[self.places[1]] = changes[row] + spaces
                 if _fields(changed, self.separator) != fields:
                     raise DataError(
                         f"{self.file}: the quotes of this row are unusual, so correct it yourself: {record!r}"
@@ -86,10 +87,11 @@ class CsvFile:
 
     def _with_label(self, record: str, label: str) -> str:
         start, end = _spans(record, self.separator)[self.places[1]]
+        spaces = record[len(record[:end].rstrip(" ")) : end]
         is_quoted = record[start:end].startswith('"')
         needs_quotes = is_quoted or any(each in label for each in (self.separator, '"', "\r", "\n")) or label[:1] == " "
         text = '"' + label.replace('"', '""') + '"' if needs_quotes else label
-        return record[:start] + text + record[end:]
+        return record[:start] + text + spaces + record[end:]
 
 
 def _records(text: str, separator: str) -> Iterator[str]:

@@ -125,6 +125,13 @@ class Journal:
                     found[new_name] = origin
         return found
 
+    def leftovers(self, root: Path) -> set[Path]:
+        """Return the copies of edited files, and temporary files that a kill may have left."""
+        lines = [line for line in self.lines if "copy" in line]
+        copies = {root / line["copy"] for line in lines}
+        files = copies | {(root / line["edit"]).resolve() for line in lines}
+        return copies | {file.with_name(f".{file.name}.tmp") for file in files}
+
     def settle(self, root: Path) -> None:
         """Complete the journal of an interrupted command: its last change was announced, but perhaps not made.
 

@@ -33,12 +33,16 @@ class Doubt(NamedTuple):
     of_label: float  # mean probability of the label over all tables; the lowest is the most doubtful
 
 
-def thresholds_of(labels: np.ndarray, table: Predictions, num_classes: int) -> np.ndarray:
-    """Return for each class the mean probability of the label, over its images. NaN for a class without images."""
+def usual_probabilities(labels: np.ndarray, table: Predictions, num_classes: int) -> np.ndarray:
+    """Return for each image the mean probability of the label over the other images of its class.
+
+    The mean includes one more image with the mean of all classes, so that it is useful for classes with one or two
+    images.
+    """
     of_images = labels[table.images]
     counts = np.bincount(of_images, minlength=num_classes)
     sums = np.bincount(of_images, table.of_labels, minlength=num_classes)
-    return np.divide(sums, counts, out=np.full(num_classes, np.nan), where=counts > 0)
+    return (sums[of_images] - table.of_labels + table.of_labels.mean()) / counts[of_images]
 
 
 def find_doubts(labels: np.ndarray, tables: Sequence[Predictions], num_classes: int) -> list[Doubt]:
@@ -76,5 +80,5 @@ def _differs(labels: np.ndarray, table: Predictions) -> np.ndarray:
 
 def _finds(labels: np.ndarray, table: Predictions, num_classes: int) -> np.ndarray:
     """Return bool [n]: whether each label is doubtful."""
-    usual = thresholds_of(labels, table, num_classes)[labels[table.images]]
+    usual = usual_probabilities(labels, table, num_classes)
     return _differs(labels, table) & (table.of_labels < DOUBTFUL_SHARE * usual)

@@ -91,4 +91,3 @@ def make_sweep(
             options = [f"DATA.FOLD={trial.fold}/{folds}", f"SEED={trial.seed or 0}"]
             make_run(folder / trial.name, data_path, predictions, *options)
     return folder
-

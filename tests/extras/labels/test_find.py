@@ -120,7 +120,9 @@ def save_again(path: Path, copy: Path, quality: int = 90, scale: float = 1.0, cr
     with Image.open(path) as image:
         width, height = image.size
         image = image.crop((round(crop * width), round(crop * height), width, height))
-        image.resize((round(scale * image.width), round(scale * image.height))).convert("RGB").save(copy, quality=quality)
+        image.resize((round(scale * image.width), round(scale * image.height))).convert("RGB").save(
+            copy, quality=quality
+        )
 
 
 def photo(path: Path, seed: int) -> None:
@@ -209,7 +211,7 @@ def run(here) -> Path:
 
 def test_run_of_other_data_is_refused_with_the_change(run):
     draw_image(Path("photos/cat/new.png"), 99)
-    typed(SCRIPT, "run").refused("images", "-data_path")
+    typed(SCRIPT, "run").refused("cat/new.png", "-data_path")
 
 
 def test_run_without_table_or_record_is_refused(run):

@@ -20,7 +20,8 @@ def reference(labels: np.ndarray, table: Predictions) -> list[tuple[int, int]]:
     rows = list(zip(*(column.tolist() for column in table), strict=True))
     found = []
     for image, predicted, _, of_label in rows:
-        usual = statistics.fmean(other for each, _, _, other in rows if labels[each] == labels[image])
+        others = [share for each, _, _, share in rows if labels[each] == labels[image] and each != image]
+        usual = statistics.fmean([*others, statistics.fmean(table.of_labels)])
         if predicted != labels[image] and of_label < usual / 2:
             found.append((of_label, image, predicted))
     return [(image, predicted) for _, image, predicted in sorted(found)]
@@ -59,7 +60,8 @@ def test_doubt_of_half_of_the_seeds_is_not_listed():
 
 
 def test_label_with_half_of_its_usual_probability_is_not_doubtful():
-    assert not find_doubts(np.zeros(10, int), tables_with((1, 0.51, 0.49)), 3)
+    assert not find_doubts(np.zeros(10, int), tables_with((1, 0.5, 0.498)), 3)
+    assert find_doubts(np.zeros(10, int), tables_with((1, 0.51, 0.49)), 3)
 
 
 def test_prediction_that_is_no_class_is_never_suggested():
@@ -69,3 +71,9 @@ def test_prediction_that_is_no_class_is_never_suggested():
 def test_classes_without_judged_images_are_no_obstacle():
     (found,) = find_doubts(np.zeros(10, int), tables_with((2, 0.9, 0.0)), 3)
     assert found.suggestion == 2
+
+
+def test_only_images_of_a_small_class_can_be_doubtful():
+    labels = np.array([0] * 10 + [1, 1])
+    table = Predictions(np.arange(12), np.zeros(12, int), np.full(12, 0.9), np.array([0.9] * 10 + [0.1, 0.1]))
+    assert [each.image for each in find_doubts(labels, [table], 2)] == [10, 11]

@@ -69,6 +69,9 @@ class Journal:
         return self.lines[0]["id"] if self.lines else None
 
     def _add(self, line: dict[str, Any]) -> None:
+        paths = [*line.get("move", ()), *(line[word] for word in ("folder", "edit", "copy") if word in line)]
+        if any(os.path.isabs(path) or ".." in path.split("/") for path in paths):
+            raise ValueError("a path leads out of the data folder")
         self.lines.append(line)
         if "entry" in line:
             self.entries[int(line["entry"])] = line

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import extras.labels.command
-import extras.labels.journal
 from datasets import load_image_sets
 from tests.extras.labels.made_runs import draw_image, make_photos, make_run, settings_of
 from tests.support.image_sets import make_set
@@ -60,20 +58,20 @@ def write_table(rows: list[dict[str, str]], separator: str = ",") -> None:
     TABLE.write_bytes(text.getvalue().encode("utf-8-sig"))
 
 
+def images_of(*options: str, part: int = 1) -> list[str]:
+    """Return the held-out photos, or with part=0 the training photos."""
+    image_set = load_image_sets(settings_of(Path("settings"), Path("photos"), *options))[part]
+    return [image_set.key(index) for index in range(len(image_set))]
+
+
 def held_out(name: str, count: int = 1) -> list[str]:
     """Return held-out images of a class, in order."""
-    _, val = load_image_sets(settings_of(Path("settings"), Path("photos"), HALF))
-    return [val.key(index) for index in range(len(val)) if val.key(index).startswith(f"{name}/")][:count]
+    return [image for image in images_of(HALF) if image.startswith(f"{name}/")][:count]
 
 
 def parts() -> dict[str, str]:
-    """Return {file name without its class: its part} for all photos."""
-    train, val = load_image_sets(settings_of(Path("settings"), Path("photos"), HALF))
-    found = {}
-    for part, image_set in (("train", train), ("val", val)):
-        for index in range(len(image_set)):
-            found[Path(image_set.key(index)).read_text() if False else image_set.key(index)] = part
-    return found
+    """Return {image: its part} for all photos."""
+    return dict.fromkeys(images_of(HALF, part=0), "train") | dict.fromkeys(images_of(HALF), "val")
 
 
 @pytest.fixture
@@ -110,18 +108,11 @@ def test_person_may_choose_another_class_than_the_suggestion(photos):
     assert (photos / name.replace("cat/", "bird/")).exists()
 
 
-def test_folders_inside_the_class_and_links_stay(photos):
-    draw_image(photos / "cat/far/away/90.png", 90)
-    (photos / "cat/link.png").symlink_to(photos / "cat/20.png")
-    (photos / "cat/relative.png").symlink_to("../dog/40.png")
-    names = ["cat/far/away/90.png", "cat/link.png", "cat/relative.png"]
-    options = next(
-        options
-        for options in ([f"DATA.FOLD={number}/2"] for number in (0, 1))
-        for val in [load_image_sets(settings_of(Path("settings"), photos, *options))[1]]
-        if names[0] in {val.key(index) for index in range(len(val))}
-    )
-    find((names[0], "dog"), options=tuple(options))
+def test_folder_inside_the_class_is_made_and_removed_by_undo(photos):
+    name = "cat/far/away/90.png"
+    draw_image(photos / name, 90)
+    fold = next(number for number in (0, 1) if name in images_of(f"DATA.FOLD={number}/2"))
+    find((name, "dog"), options=(f"DATA.FOLD={fold}/2",))
     confirm()
     before = contents(photos)
     apply().done()
@@ -316,10 +307,10 @@ def test_only_the_label_cells_of_a_csv_file_change(here, form):
     after = Path("list.csv").read_bytes()
     encoding = FORMS[form][0]
     expected = before.decode(encoding)
-    for image, old, label in ((first, label, new), (second, other, newer)):
+    for image, old, now in ((first, label, new), (second, other, newer)):
         row = FORMS[form][2].format
         number = Path(image).stem
-        expected = expected.replace(row(n=number, path=image, label=old), row(n=number, path=image, label=label))
+        expected = expected.replace(row(n=number, path=image, label=old), row(n=number, path=image, label=now))
     assert after == expected.encode(encoding) != before
     assert Path("list.csv").stat().st_mode & 0o777 == 0o640
     assert {**dict(names), first: new, second: newer} == images_of_csv()
@@ -515,7 +506,7 @@ def test_file_that_is_gone_is_refused(found):
     refused(found)
 
 
-def test_file_that_was_corrected_by_hand_is_done(found):
+def test_file_that_was_moved_by_hand_is_refused(found):
     os.rename(Path("photos") / found, Path("photos") / found.replace("cat/", "bird/"))
     refused(found)
 
@@ -607,6 +598,14 @@ def test_damaged_or_newer_journal_is_refused(found):
     journal.write_text(text + '{"apply": 2')  # a kill cut the last line off
     typed(SCRIPT, "run", "-undo").done()
     assert (Path("photos") / found).exists() and not journal.exists()
+
+
+@pytest.mark.parametrize("name", ["../cat.png", "/tmp/cat.png"])
+def test_journal_that_leads_out_of_the_data_is_refused(found, name):
+    apply().done()
+    journal = Path("photos") / JOURNAL
+    journal.write_text(journal.read_text().replace(f'["{found}"', f'["{name}"'))
+    typed(SCRIPT, "run", "-undo").refused(3)
 
 
 def test_undo_overwrites_no_file_that_took_the_old_name(found):

@@ -17,7 +17,8 @@ def add_argument(arguments: Arguments, section: str, key: str, text: Text, origi
     name = key.removeprefix(f"{section}.")
     if not name.isidentifier():
         raise ConfigError(
-            f"{origin}: {key}: an argument must have an identifier as its name, and one value or a list of values"
+            f"{origin}: {key} is not allowed; an argument's name must be an identifier without dots, and its value "
+            "must be one value or a list of values"
         )
     try:
         return Arguments({**arguments, name: _argument(text)})

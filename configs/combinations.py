@@ -18,7 +18,7 @@ CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET that are read in file order
 WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET that read no files
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-MAX_WEIGHTS = 1e11  # maximum number of weights in all blocks: five times that of the largest Vision Transformer so far
+MAX_WEIGHTS = 1e11  # maximum weights of all blocks: about five times as many as the largest ViT has so far
 Values = dict[str, Any]  # {full key: value}
 Rules = Iterator[tuple[bool, str, str]]  # whether the rule is broken, the setting to name, the problem
 
@@ -61,8 +61,9 @@ def _check_typed(values: Values, origins: dict[str, str]) -> None:
     name, kind = "MODEL.NAME", "MODEL.TYPE"
     if values[kind] == "vit" and origins[name] == "-opts" != origins[kind]:
         raise ConfigError(
-            f"{name}, {values[name]} (-opts): it is only a label with {kind} vit ({origins[kind]}), where other settings define "
-            f"the model; add {kind}=timm to train timm's model of that name, or {kind}=vit to keep it as a label"
+            f"{name}, {values[name]} (-opts), is only a label, because with {kind} vit ({origins[kind]}), other "
+            f"settings define the model; add {kind}=timm to train timm's model {values[name]}, or {kind}=vit to keep "
+            "the label"
         )
 
 
@@ -74,10 +75,11 @@ def _check_empty(values: Values, origins: dict[str, str]) -> None:
     is_given["DATA.DATA_PATH"] = origins["DATA.DATA_PATH"].startswith("flag ")
     for key in ("SAVE", "DATA.DATA_PATH"):
         if is_given[key] and not values[key].strip():
-            raise ConfigError(f"{key} is empty ({origins[key]}), {reason}; name a folder, or leave it out")
+            raise ConfigError(f"{key} is empty ({origins[key]}), {reason}; name a folder, or leave {key} out")
     if is_given["NAME"] and not values["NAME"].strip() and values["MODEL.RESUME"] == AUTO:
         raise ConfigError(
-            f"NAME is empty ({origins['NAME']}), {reason}; -resume auto would resume any run; name one, or leave NAME out"
+            f"NAME is empty ({origins['NAME']}), {reason}; -resume auto would resume any run; name a run, or leave "
+            "NAME out"
         )
 
 
@@ -97,7 +99,7 @@ def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
     )
     yield values[key] == "agc" and values["TRAIN.GRAD_CLIP"] and values[strategy] == "fsdp2", key, problem
     key = "TRAIN.TEACHER_MODEL"
-    problem = f"must name a timm model or a checkpoint with {named('TRAIN.DISTILLATION_TYPE')}"
+    problem = f"must name a timm model or a checkpoint, because of {named('TRAIN.DISTILLATION_TYPE')}"
     yield values["TRAIN.DISTILLATION_TYPE"] != "none" and values[key] is None and not values["EVAL"], key, problem
     key, rank = "MODEL.FREEZE", "MODEL.LORA.RANK"
     problem = f"must be empty with {named(rank)}: only the adapters and the classifier are trained"
@@ -146,11 +148,11 @@ def _label_rules(values: Values, named: Callable[[str], str]) -> Rules:
         return
     problem = f"must name two columns with {named(separator)}: one of paths and one of classes"
     yield key == separator and len(values[columns]) > 2, columns, problem
-    problem = f"is for -dataset csv; with {named('DATA.DATASET')}, an image has one label"
+    problem = f"needs -dataset csv; with {named('DATA.DATASET')}, an image has one label"
     yield values["DATA.DATASET"] != "csv", key, problem
     losses = names_with(LOSSES, "several_labels")
     problem = (
-        f"must be {' or '.join(losses)} with {named(key)}: an image with several labels has a yes or no for each class"
+        f"must be {' or '.join(losses)} with {named(key)}: an image with several labels needs one yes or no per class"
     )
     yield values["TRAIN.LOSS"] not in losses, "TRAIN.LOSS", problem
     problem = f"must be shuffle with {named(key)}: the classes of one image cannot be balanced separately"

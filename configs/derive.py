@@ -9,7 +9,7 @@ from configs.tables import LOSSES, TORCH_OPTIMIZERS, names_with
 from configs.values import OPTIMIZER_VALUES, RATES, SETTINGS, to_text, usual_optimizer_values
 from utils.runs import LATEST, without_latest
 
-NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # settings whose value may be a run
+NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # settings whose value may name a run
 
 
 class Derived(NamedTuple):
@@ -97,7 +97,10 @@ def _count_steps_from_start(found: Merged) -> Derived:
 
 
 def _drop_vit_fields(found: Merged) -> Derived:
-    """Reset ViT fields from layers below the layer with MODEL.TYPE timm. In that layer or above, they are errors."""
+    """If one layer sets MODEL.TYPE timm, reset the ViT settings from all lower layers to their defaults.
+
+    In the same layer or a higher one, ViT settings are errors.
+    """
     values, origins, order = found
     earlier = order[: order.index(origins["MODEL.TYPE"])] if values["MODEL.TYPE"] == "timm" else []
     dropped = [key for name in VIT_FIELDS if origins[key := f"MODEL.{name}"] in earlier]
@@ -108,7 +111,7 @@ def _drop_vit_fields(found: Merged) -> Derived:
     return Derived(
         values={key: SETTINGS[key].default for key in dropped},
         origins=dict.fromkeys(dropped, "default"),
-        notes=[f"note: without effect: {fields} ({files}), because of MODEL.TYPE timm ({origins['MODEL.TYPE']})"],
+        notes=[f"note: these have no effect with MODEL.TYPE timm ({origins['MODEL.TYPE']}): {fields} ({files})"],
     )
 
 

@@ -97,7 +97,7 @@ class _LastValue(argparse.Action):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        """Raise ConfigError, as for all other user errors."""
+        """Raise ConfigError instead of exiting, so that the caller reports this error like all others."""
         raise ConfigError(f"{message}; -h lists the flags")
 
 

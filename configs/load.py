@@ -64,9 +64,10 @@ class LoadedConfig:
 def load(
     argv: list[str], needs_file: bool = True, beneath: Sequence[Layer] = (), weights: Layer | None = None
 ) -> LoadedConfig:
-    """Load the settings for a command line (without the program's name); `needs_file`: whether -cfg is required.
+    """Load the settings for a command line, given without the program's name.
 
-    `beneath`: layers that replace the -cfg file. `weights`: settings implied by the pretrained weights, the lowest layer.
+    `needs_file`: whether -cfg is required. `beneath`: layers to use instead of the -cfg file. `weights`: the lowest
+    layer, with the settings that the pretrained weights imply.
     """
     command_line = flags.parse(argv)
     files = _files(command_line.cfg, needs_file, beneath, weights)
@@ -162,8 +163,8 @@ def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str
 def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
     """Return a note for each setting that has no effect because of other settings.
 
-    On the command line, a setting that belongs to another NAME (for example to another schedule) or needs -amp raises
-    ConfigError. Files may contain such settings: PaddleViT's files list the settings of all schedules.
+    Raise ConfigError if the command line has a setting of another NAME (such as another schedule), or one that needs
+    -amp. Files may contain settings without effect: PaddleViT's files list the settings of all schedules.
     """
     notes = []
     for key, setting in SETTINGS.items():
@@ -172,12 +173,13 @@ def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str
         if only is None or values[key] == setting.default or only.applies(values, section):
             continue
         found = " and ".join(f"{name} is {to_text(values[name])}" for name in only.keys(values, section))
-        wanted = f"; it is for {' or '.join(map(to_text, only.values))}" if only.values not in ((), (None,)) else ""
+        needed = "" if only.values == (None,) else " or ".join(map(to_text, only.values))
+        wanted = f"; this setting needs {needed}" if needed else ""
         if only.key == "NAME" and _is_typed(key, origins):
-            raise ConfigError(f"{origins[key]}: unknown key {key}, because {found}{wanted}")
+            raise ConfigError(f"{origins[key]}: {key} has no effect, because {found}{wanted}")
         if only.key == "AMP" and _is_typed(key, origins) and not _is_typed("AMP", origins):
             raise ConfigError(f"{origins[key]}: {key} {to_text(values[key])} has no effect, because {found}; add -amp")
-        notes.append(f"note: without effect: {key} {to_text(values[key])}, because {found}{wanted}")
+        notes.append(f"note: {key} {to_text(values[key])} has no effect, because {found}{wanted}")
     return notes
 
 

@@ -20,7 +20,7 @@ MAX_INT = 2**63 - 1  # the largest integer of torch and numpy
 # decides whether a resumed run may change the setting, whether an evaluation takes its value from the weights, and
 # whether a comparison of runs ignores it.
 DATA = "data"  # the images and labels
-MODEL = "model"  # the architecture and the preparation of its images, needed for every use of the weights
+MODEL = "model"  # the architecture and the preprocessing of images, needed for every use of the weights
 RECIPE = "recipe"  # how the weights are trained
 MACHINE = "machine"  # where and how fast the run computes; does not affect the result
 RECORD = "record"  # what the run saves and shows
@@ -236,7 +236,7 @@ class Data:
     VAL_FRACTION: Annotated[float, Bounds(0.0, 0.9), Only("FOLD", (None,))] = 0.1
     """Fraction of the images held out for validation, for data sets without a split."""
     FOLD: Annotated[str | None, FOLD_OF] = None
-    """Cross-validation, for data sets without a split: 0/5 divides the images into five folds and holds out the first (4/5: the last) instead of VAL_FRACTION."""
+    """Cross-validation, for data sets without a split: 0/5 divides the images into five folds and holds out the first (4/5: the last); VAL_FRACTION then has no effect."""
     GROUP_BY: Annotated[str | None, Only("DATASET", ("csv",))] = None
     """For csv: a column that groups the images, for example by person or scene; the images of a group are either all held out or all used for training."""
     CLASSES: Annotated[str | None, MAY_CHANGE] = None
@@ -258,7 +258,7 @@ class Data:
     CACHE_PATH: Annotated[str | None, LOCAL, MACHINE] = None
     """Folder for the disk cache, for shards from a server, and for indexes of data in read-only folders; not set: `cache` in SAVE."""
     SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31), RECIPE, Only("DATASET", ("shards", "parquet"))] = 8192
-    """Size of the shuffle buffer, in samples. Shards (and row groups of parquet) are read in random order, and each sample moves by fewer places than this; a buffer for all images makes any order possible."""
+    """Size of the shuffle buffer, in samples. Shards (and row groups of parquet) are read in random order, and each sample then moves by fewer places than SHUFFLE_BUFFER; a buffer for all images makes any order possible."""
     REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9), MACHINE, Extra("remote")] = None
     """For shards on a server: maximum size of their cache in CACHE_PATH, in 10^9 bytes; the least recently used tars are deleted. Not set: the size of all shards, but at most 80% of the disk's free space."""
     SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000), Only("DATASET", ("synthetic", "fractals"))] = 1280
@@ -422,11 +422,11 @@ class Train:
     LR_SCALING: Annotated[Literal["linear", "sqrt"], Only("LINEAR_SCALED_LR")] = "linear"
     """Scaling with LINEAR_SCALED_LR: linear, by global batch / LINEAR_SCALED_LR; sqrt, by the square root of this factor, as timm does for Adam and similar optimizers."""
     LAYER_DECAY: Annotated[float | None, Bounds(0.0001, 1.0)] = None
-    """Layer-wise learning rates: from the classifier down, each layer's rate is this factor times the rate of the layer above it, as with timm's --layer-decay; not set: one rate for all layers."""
+    """Layer-wise learning rates: from the classifier down, each layer's rate is this factor times the rate of the layer above it, like timm's --layer-decay; not set: one rate for all layers."""
     WEIGHT_DECAY: Annotated[float, Bounds(0.0, 1_000.0)] = 0.3
     """Weight decay of matrices; biases, norms, class token and position embedding are not decayed. (PaddleViT decays all.)"""
     GRAD_CLIP: Annotated[float | None, Bounds(0.0, 1e9)] = None
-    """Limit for the gradients, see CLIP_MODE; not set: no clipping."""
+    """Limit for the gradients (see CLIP_MODE); not set: no clipping."""
     CLIP_MODE: Annotated[Literal["norm", "value", "agc"], Only("GRAD_CLIP")] = "norm"
     """The quantity that GRAD_CLIP limits: norm, the norm of all gradients together; value, each element of the gradients; agc, the norm of a unit's gradient relative to the norm of its weights (adaptive gradient clipping, except for the classifier)."""
     EARLY_STOP: Annotated[int | None, Bounds(1, 1_000_000), MAY_CHANGE] = None
@@ -434,7 +434,7 @@ class Train:
     ACCUM_ITER: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 1
     """Micro-batches per update."""
     GRAD_CHECKPOINTING: Annotated[bool, MACHINE] = False
-    """Activation checkpointing: a transformer block saves only its input and recomputes the rest in the backward pass. This saves much memory and costs the time of one more forward pass. (Other timm models: as with timm's `--grad-checkpointing`.)"""
+    """Activation checkpointing: a transformer block saves only its input and recomputes the rest in the backward pass. This saves much memory and costs the time of one more forward pass. (For timm models without such blocks, this is timm's `--grad-checkpointing`.)"""
     SMOOTHING: Annotated[float, Bounds(0.0, 0.99)] = 0.0
     """Label smoothing."""
     LOSS: Annotated[Literal[*LOSSES], Described(LOSSES)] = "cross_entropy"
@@ -464,7 +464,7 @@ class Train:
     CUTMIX_MINMAX: Annotated[
         tuple[float, ...], Bounds(0.0, 1.0), Form(lambda sides: not sides or _is_range(sides), RANGE.words)
     ] = ()
-    """Cutmix with boxes whose sides are random fractions of the image's sides, instead of CUTMIX_ALPHA: min, max."""
+    """Cutmix with boxes whose sides are random fractions (min, max) of the image's sides; CUTMIX_ALPHA then has no effect."""
     MIXUP_PROB: Annotated[float, Bounds(0.0, 1.0), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 1.0
     """Probability that a batch, pair or image (see MIXUP_MODE) is mixed."""
     MIXUP_SWITCH_PROB: Annotated[float, Bounds(0.0, 1.0), Only("MIXUP_ALPHA|CUTMIX_ALPHA|CUTMIX_MINMAX")] = 0.5
@@ -474,7 +474,7 @@ class Train:
     MIXUP_GROUP: Annotated[
         int | None,
         Bounds(2, 1_000_000),
-        Form(lambda number: number % 2 == 0, "an even number, because images are mixed in pairs, or None"),
+        Form(lambda number: number % 2 == 0, "None or, because images are mixed in pairs, an even number"),
         Only("MIXUP_MODE", ("batch",)),
     ] = 128
     """For MIXUP_MODE batch: even number of consecutive images of an update that share a draw. The split over processes and micro-batches does not change the groups. Not set: all images of an update."""
@@ -537,7 +537,7 @@ class Precision:
     INCR_RATIO: Annotated[float, Bounds(1.0001, 1e6)] = 2.0
     """Factor by which the loss scale grows."""
     DECR_EVERY_N_NAN_OR_INF: Annotated[int, Bounds(1, 1_000_000_000)] = 1
-    """Consecutive updates with an overflow after which the loss scale shrinks. (Fleet: 2.)"""
+    """Consecutive updates with an overflow after which the loss scale shrinks. (Paddle Fleet: 2.)"""
     DECR_RATIO: Annotated[float, Bounds(0.0001, 0.9999)] = 0.5
     """Factor by which the loss scale shrinks."""
     USE_DYNAMIC_LOSS_SCALING: bool = True
@@ -580,7 +580,7 @@ class Start:
     RESUME: Annotated[str | None, In("MODEL")] = None
     """Checkpoint or run (its folder, or latest for the newest run) to resume; auto: the newest valid checkpoint of run NAME, or of the run in SAVE that was saved last."""
     NAME: Annotated[str, FOLDER_NAME] = ""
-    """Name of the run's folder in SAVE, used without a date. The folder must not exist yet, except with -resume auto, which continues the run in it."""
+    """Name of the run's folder in SAVE; no date is added to it. The folder must not exist yet, except with -resume auto, which continues the run in it."""
     CHECK: bool = False
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
     CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
@@ -590,9 +590,9 @@ class Start:
     PROFILE: Annotated[int | None, Bounds(1, 10_000), Extra("profiler")] = None
     """Number of updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
     MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None
-    """Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves and ends before it; not set: none."""
+    """Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves and ends before the limit; not set: none."""
     ALLOW_CHANGED: Annotated[tuple[str, ...], In("RESUME")] = ()
-    """Names of settings whose values may differ from the checkpoint's; also GLOBAL_BATCH, NUM_IMAGES, IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION."""
+    """Names of settings whose values may differ from the checkpoint's. The properties GLOBAL_BATCH, NUM_IMAGES, IMAGES, CLASS_NAMES, SPLIT and AUGMENTATION may be named too."""
     LAST_EPOCH: Annotated[int, Bounds(0, 1_000_000), In("TRAIN")] = 0
     """For weights from another system: the last finished epoch (1-based), after which training continues."""
     NGPUS: Annotated[int | None, Bounds(1, 1_000)] = None

@@ -33,7 +33,7 @@ class OptimizerRow(NamedTuple):
     """A row of TORCH_OPTIMIZERS: one optimizer."""
 
     sentence: str  # the description in settings and documentation, without a full stop
-    settings: tuple[str, ...]  # the settings in TRAIN.OPTIMIZER that it uses, besides KWARGS
+    settings: tuple[str, ...]  # the settings in TRAIN.OPTIMIZER that this optimizer uses, besides KWARGS
     usual_rates: tuple[float, float]  # learning rates for 256 images per update: for fine-tuning, and from scratch
     defaults: Mapping[str, float] = {}  # our defaults where they differ from torch's
 
@@ -64,28 +64,28 @@ class SourceRow(NamedTuple):
 
 # {value of DATA.DATASET: its row}. A setting of some data sets has Only("DATASET", ("name",)) in configs/schema.py.
 SOURCES = {
-    "imagenet2012": SourceRow("imagenet.read_imagenet", "ImageNet as lists or class folders", "its own"),
-    "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "its own, or held out"),
-    "csv": SourceRow("csv_list.read_csv", "a table of paths and classes", "its own, or held out"),
+    "imagenet2012": SourceRow("imagenet.read_imagenet", "ImageNet as lists or class folders", "included"),
+    "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "included, or held out"),
+    "csv": SourceRow("csv_list.read_csv", "a table of paths and classes", "included, or held out"),
     "shards": SourceRow(
         "shards.read_shards",
         "tar files with many images each, as WebDataset writes them",
-        "its own, or held out",
+        "included, or held out",
         in_order=True,
     ),
     "parquet": SourceRow(
         "parquet.read_parquet",
         "parquet files, the usual format of data sets on Hugging Face",
-        "its own, or held out",
+        "included, or held out",
         in_order=True,
     ),
     "caltech101": SourceRow("caltech.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
     "caltech256": SourceRow("caltech.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
     "cifar10": SourceRow(
-        "torchvision_sets.read_torchvision", "downloaded if missing", "its own", "cifar10-and-cifar100"
+        "torchvision_sets.read_torchvision", "downloaded if missing", "included", "cifar10-and-cifar100"
     ),
     "cifar100": SourceRow(
-        "torchvision_sets.read_torchvision", "downloaded if missing", "its own", "cifar10-and-cifar100"
+        "torchvision_sets.read_torchvision", "downloaded if missing", "included", "cifar10-and-cifar100"
     ),
     "digits": SourceRow(
         "digits.read_digits",
@@ -96,7 +96,7 @@ SOURCES = {
     "torchvision/NAME": SourceRow(
         "torchvision_sets.read_torchvision",
         "Flowers102, Food101, SVHN and others; downloaded if missing",
-        "its own, or random",
+        "included, or random",
         "torchvisionname",
     ),
     "fractals": SourceRow(

@@ -203,7 +203,7 @@ UNSUPPORTED = {
     "the loss is the mean over the classes; multiply TRAIN.BASE_LR if the optimizer depends on the scale of gradients": (
         Argument("bce-sum", "", bool, False),
     ),
-    "train.py ignores it; --drop-path is MODEL.DROPPATH": (Argument("drop-connect", "", float),),
+    "timm's train.py ignores this argument; --drop-path is MODEL.DROPPATH": (Argument("drop-connect", "", float),),
     "each process has its own BatchNorm statistics; the statistics of process 0 are saved": (
         Argument("sync-bn", "", bool, False),
         Argument("dist-bn", "", str, "reduce"),
@@ -211,7 +211,7 @@ UNSUPPORTED = {
     "the EMA is always on the device": (Argument("model-ema-force-cpu", "", bool, False),),
     "each run saves training images as train_batch.png": (Argument("save-images", "", bool, False),),
     "each image is evaluated once; scripts/predict.py has -flip": (Argument("tta", "", int, 0),),
-    "set the variables WANDB_PROJECT and WANDB_TAGS; a resumed run continues there automatically": (
+    "set the variables WANDB_PROJECT and WANDB_TAGS; a resumed run automatically continues its W&B run": (
         Argument("wandb-project", "", str),
         Argument("wandb-tags", "", str, []),
         Argument("wandb-resume-id", "", str),

@@ -76,7 +76,7 @@ def _by_name(table: dict[str, str], of_timm: dict[str, str]) -> dict[str, str]:
 _TIMM = {name: each for each in TIMM_ARGUMENTS.values() for name in (each.name, each.short) if name}
 _TARGETS = _by_name(ALIASES, {name: each.setting for name, each in _TIMM.items()})
 _REASONS = _by_name(NOT_HERE, {name: each.reason for name, each in _TIMM.items()})
-MOST_WORDS = 20  # maximum number of words at the end of a key that are looked up
+MOST_WORDS = 20  # of a long key, only this many words at its end are looked up
 _CUTOFF = 0.75  # minimum similarity of spelling; less similar guesses would mislead
 
 
@@ -86,11 +86,11 @@ def why_no_setting(key: str, text: Text) -> str:
         return "BASE is for files only; name another file with -cfg"
     if key in SECTIONS:
         inside = next(each for each in ALL_SETTINGS if each.startswith(key + "."))
-        return f"{key} is {quoted(text)}, but it is a section, with settings such as {inside}"
+        return f"{key} is {quoted(text)}, but it is a section; set one of its settings, such as {inside}"
     parent = key.rpartition(".")[0]
     if parent in ALL_SETTINGS:
         allowed = describe_allowed(ALL_SETTINGS[parent])
-        return f"{parent} is written as a section that contains {key}; it must be {allowed}"
+        return f"{key} is not a setting, because {parent} is not a section; {parent} must be {allowed}"
     return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, 'BASE'])}"
 
 
@@ -116,7 +116,7 @@ def setting_meant(name: str) -> str:
 
 
 def suggest_flag(flag: str, settings: dict[str, str]) -> str:
-    """Return the end of a message about an unknown flag. `settings`: {flag: its setting, else the flag}."""
+    """Return the end of a message about an unknown flag. `settings`: {flag: its setting, or the flag if it has none}."""
     name = flag.lstrip("-").lower().replace("-", "_").rpartition(".")[2]
     if f"-{name}" in settings:
         return f"; did you mean -{name}?"

@@ -54,7 +54,7 @@ def is_none(text: Text) -> bool:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the schema: its full key, type, default, description and marks."""
+    """A setting of the schema: its full key, type, default, description and annotations."""
 
     key: str
     kind: type  # int, float, bool, str or Arguments; for a list, the type of its members
@@ -71,7 +71,7 @@ class Setting:
 
     @property
     def may_change(self) -> bool:
-        """Whether a resumed run may have another value."""
+        """Whether a resumed run may change this setting."""
         return self.role in (START, MACHINE, RECORD) or MAY_CHANGE in self.marks
 
     @property
@@ -103,7 +103,7 @@ def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
         section = next((f"{mark.section}." for mark in marks if isinstance(mark, In)), prefix)
         types = (hint,) if get_origin(hint) in (None, Literal) else get_args(hint)
         words = tuple(word for each in types if get_origin(each) is Literal for word in get_args(each))
-        is_choice = get_origin(types[0]) is Literal  # otherwise the words are allowed besides a number
+        is_choice = get_origin(types[0]) is Literal  # if False, any words are allowed besides a number
         yield Setting(
             section + each.name,
             kind=type(words[0]) if is_choice else types[0],
@@ -187,8 +187,8 @@ def _frozen(value: Any) -> Any:
 # The settings that are dropout rates. A timm model may have its own default for each.
 RATES = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH")
 
-# {full key: the value that reproduces runs older than the setting}, for settings whose default does not. No release has
-# added a setting so far.
+# {full key: the value that reproduces runs older than the setting}, for settings whose default does not reproduce them.
+# No release has added a setting so far.
 IMPLIED: dict[str, Any] = {}
 
 # The defaults of torch's own optimizers. For these optimizers, a setting with this value counts as not set.
@@ -202,7 +202,7 @@ OPTIMIZER_VALUES = {
 def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any]:
     """Convert saved settings to their current form: one spelling for equal values, and replacements for removed settings.
 
-    `refused`: roles. A removed setting with one of these roles raises ConfigError if it has no replacement.
+    Raise ConfigError for a removed setting without a replacement if its role is in `refused`.
     """
     translated = translate_removed(saved, saved, "the checkpoint", refused)
     left = {key: value for key, value in saved.items() if key not in REMOVED} | not_translated(saved)
@@ -231,7 +231,7 @@ def wrong_in(saved: dict[str, Any]) -> list[str]:
 def _fits(setting: Setting, value: Any) -> bool:
     if value is None or value in (*setting.choices, *setting.special):
         return value is not None or setting.optional
-    # In other roles, a choice that was removed after the settings were saved is accepted.
+    # A choice that was removed after the settings were saved is an error only for settings of the model.
     if setting.choices and setting.role == "model":
         return False
     low, high = setting.bounds or (value, value)
@@ -242,7 +242,7 @@ def _fits(setting: Setting, value: Any) -> bool:
 def unflatten(saved: dict[str, Any]) -> Config:
     """Build the Config from a saved result of `flatten`. Missing settings come from IMPLIED or the defaults.
 
-    A removed setting of the model raises ConfigError. Others are ignored, because using a model does not need them.
+    Raise ConfigError for a removed setting of the model. Ignore other removed settings: no model needs them.
     """
     values = IMPLIED | {key: _frozen(value) for key, value in today(saved, ("model",)).items()}
     return build({key: values.get(key, setting.default) for key, setting in SETTINGS.items()})
@@ -314,7 +314,7 @@ def _convert_one(setting: Setting, text: Text) -> Any:
     if setting.is_open and is_none(text):
         return Arguments()
     if not isinstance(text, str) or setting.is_open:
-        raise ValueError("a list, or a value in place of a section, is not accepted")
+        raise ValueError("this setting accepts no list, or only a section")
     if is_none(text):
         if "none" in (*setting.choices, *setting.special):
             return "none"
@@ -366,7 +366,7 @@ def to_text(value: Any) -> str:
 def describe_allowed(setting: Setting) -> str:
     """Return a description of the allowed values: the end of a sentence that starts with `it must be`."""
     if setting.form:
-        return setting.form.words + (f", each{describe_bounds(setting)}" if setting.bounds else "")
+        return setting.form.words + (", each" if setting.is_list and setting.bounds else "") + describe_bounds(setting)
     if setting.choices:
         words = [str(choice) for choice in setting.choices] + ["None"] * setting.optional
         return ", ".join(words[:-1]) + " or " + words[-1]

@@ -15,7 +15,7 @@ from utils.files import content_of
 from utils.text import align, format_bytes
 
 SHIPPED = Path(__file__).resolve().parent
-# Maximum bytes of a file, number of files that one file leads to with BASE, and levels of nesting.
+# Maximum number of bytes in a file, of files that are read because of BASE lines, and of nesting levels.
 MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16
 
 
@@ -41,14 +41,15 @@ def find_settings_file(cfg: str | None) -> str:
     if not cfg:
         raise ConfigError(
             "-cfg is missing; give a settings file, or the name of one of these, such as -cfg "
-            f"vit_digits; to fine-tune weights, leave it out: -pretrained NAME -data_path FOLDER\n{_list_shipped_files()}"
+            "vit_digits; to fine-tune weights, give -pretrained NAME -data_path FOLDER instead\n"
+            f"{_list_shipped_files()}"
         )
     shipped = {name: path for path in shipped_files() for name in (path.stem, path.name)}
     if cfg in shipped and not os.path.isfile(cfg):
         return _relative_to_cwd(shipped[cfg])
     if os.path.exists(cfg):
         return cfg
-    raise ConfigError(f"-cfg: no file {cfg} in the working directory {os.getcwd()}{_nearest_files(cfg)}")
+    raise ConfigError(f"-cfg: there is no file {cfg} in the working directory {os.getcwd()}{_nearest_files(cfg)}")
 
 
 def _list_shipped_files() -> str:
@@ -66,7 +67,9 @@ class Loader(yaml.BaseLoader):
     def compose_node(self, parent, index):
         line = self.peek_event().start_mark.line + 1
         if self.level >= MOST_LEVELS:
-            raise ConfigError(f"{self.name}: line {line}: sections or lists are nested more than {MOST_LEVELS} deep")
+            raise ConfigError(
+                f"{self.name}: line {line}: sections or lists are nested more than {MOST_LEVELS} levels deep"
+            )
         is_alias = self.check_event(yaml.AliasEvent)
         self.level += 1
         node = super().compose_node(parent, index)
@@ -87,7 +90,7 @@ def read_layers(path: str, chain: tuple[str, ...] = (), read: list[str] | None =
     origin, read = os.path.normpath(path), [] if read is None else read
     read.append(origin)
     if len(read) > MOST_FILES:
-        raise ConfigError(f"{read[0]}: BASE leads to more than {MOST_FILES} files; name each file once")
+        raise ConfigError(f"{read[0]}: its BASE lines lead to more than {MOST_FILES} files; include each file once")
     for position, earlier in enumerate(chain):
         if os.path.realpath(earlier) == os.path.realpath(path):
             loop = " -> ".join([*map(os.path.normpath, chain[position:]), origin])
@@ -115,21 +118,23 @@ def read_file(path: str) -> dict[str, Text]:
         raise ConfigError(f"{origin}: cannot be read as a settings file: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{origin}: not a UTF-8 text file (byte {error.start}); settings are YAML text; give weights "
+            f"{origin} is not a UTF-8 text file (byte {error.start}), so it cannot be a settings file; give weights "
             "with -pretrained or -resume"
         ) from None
     root = compose(source, origin)
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{origin}: not a settings file; it must consist of lines like `TRAIN:` and `NUM_EPOCHS: 5`")
+        raise ConfigError(
+            f"{origin} is not a settings file; it must consist of lines like `TRAIN:` and `NUM_EPOCHS: 5`"
+        )
     return dict(_flatten_mapping(root, origin))
 
 
 def compose(source: str, name: str) -> yaml.Node | None:
     """Return the root node of a YAML text, or None if it is empty. `name`: the file's name, for messages."""
     if len(source) > MOST_BYTES:
-        raise ConfigError(f"{name}: not a settings file: it has more than {format_bytes(MOST_BYTES)}")
+        raise ConfigError(f"{name} has more than {format_bytes(MOST_BYTES)}; settings files must be smaller")
     try:
         loader = Loader(source)
         loader.name = name
@@ -162,7 +167,7 @@ def _flatten_mapping(node: yaml.MappingNode, origin: str, prefix: str = "") -> I
     for key_node, value in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError(f"{origin}: line {line}: the name of a setting is a list or section")
+            raise ConfigError(f"{origin}: line {line}: the name of a setting is a list or section; it must be text")
         key = prefix + key_node.value
         if key_node.value == "<<":
             raise ConfigError(

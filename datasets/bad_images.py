@@ -10,7 +10,7 @@ from utils.distributed import Process
 from utils.errors import DataError
 from utils.text import counted, one_line
 
-ALWAYS_ALLOWED = 3  # unreadable images in any set, because in a small set a single image can be more than 1%
+ALWAYS_ALLOWED = 3  # unreadable images that any set may have, because one image can be more than 1% of a small set
 NUM_SAMPLED = 128  # validation images that are read before training
 NUM_EXPLAINED = 10  # images that are reported with a reason; finding the reason takes a second read
 NUM_NAMED = 5  # images that the error names

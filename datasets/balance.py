@@ -42,8 +42,8 @@ def describe_balance(config: Config, image_set: ImageSet, weights: list[float] |
         lines.append(f"{SAMPLER}: average occurrences of an image in an epoch: {_range(classes, times)}")
         if config.TRAIN.CLASS_WEIGHTS == AUTO:
             lines.append(
-                f"warning: {SAMPLER} and TRAIN.CLASS_WEIGHTS auto both compensate for rare classes, so together they "
-                "give them too much weight; leave one of them out"
+                f"warning: {SAMPLER} and TRAIN.CLASS_WEIGHTS auto both compensate for rare classes, so using both "
+                "gives these classes too much weight; leave one of the two settings out"
             )
     return lines
 

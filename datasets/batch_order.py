@@ -28,11 +28,11 @@ class Piece(NamedTuple):
 
     epoch: int
     indices: np.ndarray  # indices of the images, at least one
-    num_samples: int  # number of images that count: all, or 0 for a single image that only keeps the processes in step
+    num_samples: int  # images that affect the result: all, or 0 for an image that keeps the processes synchronized
     # The following fields are used only in training.
     step: int = 0
-    first: int = 0  # position in the window of the first image of this piece
-    repeats: np.ndarray | None = None  # for each image, a number that tells its occurrences in this epoch apart
+    first: int = 0  # position of this piece's first image in the window
+    repeats: np.ndarray | None = None  # for each image, a number that distinguishes its occurrences in this epoch
 
     def part(self, start: int, end: int) -> "Piece":
         """Return part of a training piece, in which all images count."""
@@ -101,7 +101,7 @@ class Order:
         updates = f"{counted(num_full, 'update')} of {counted(self.global_batch, 'image')}" + (
             f" ({self.describe_split()})" if is_split else ""
         )
-        if not rest or self.num_repeats > 1:  # with repeats, an epoch has only part of the images anyway
+        if not rest or self.num_repeats > 1:  # if images are repeated, an epoch never contains all of them
             return updates
         rest = counted(rest, "image")
         return f"{updates}; {rest} left out (DATA.DROP_LAST)" if self.drop_last else f"{updates} and one of {rest}"
@@ -112,7 +112,7 @@ class Order:
         return 2 if self.in_pairs else 1
 
     def largest_piece(self, step: int) -> int:
-        """Return the size of the largest piece in this step. The last image of an odd window counts as a unit."""
+        """Return the size of the largest piece in this step. A last image without a partner is counted as a pair."""
         num_units = math.ceil(self.window_size(step) / self.unit)
         return math.ceil(num_units / (self.num_micro_batches(step) * self.world_size)) * self.unit
 
@@ -139,7 +139,7 @@ class Order:
     def pieces(self, step: int, rank: int) -> list[Piece]:
         """Return this process's micro-batches, whose sizes differ by at most one image or pair.
 
-        A piece without images gets one image that does not count.
+        A piece without images gets one image, with `num_samples` 0.
         """
         window, num_pieces = self.window(step), self.num_micro_batches(step) * self.world_size
         epoch, first = self.place(step)

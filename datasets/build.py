@@ -135,7 +135,7 @@ def _empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
 
 
 def _describe_smallest(train: ImageSet | None, val: ImageSet) -> list[str]:
-    """Describe the classes with the fewest images, which are learned and measured worst."""
+    """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain."""
     if train is None or val.makes_batches:
         return []
     counts = train.count_classes(), val.count_classes()
@@ -233,10 +233,10 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
 
 
 def watches(train: ImageSet, val: ImageSet, path: str) -> bool:
-    """Return whether a run looks for validation images that are training images (overlap.py).
+    """Return whether a run looks for validation images that are also training images (overlap.py).
 
-    It does not look for them in training sets of more than MOST_TRAINED images, in images in memory (which come from
-    published data sets), or in remote or streamed images (which cannot be read in arbitrary order).
+    A run does not compare training sets of more than MOST_TRAINED images, images in memory (which come from published
+    data sets), or remote or streamed images (which cannot be read in arbitrary order).
     """
     is_of_files = not (train.in_memory or train.makes_batches or val.in_memory or is_url(path))
     return is_of_files and len(train) <= MOST_TRAINED

@@ -74,7 +74,7 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
         classes = [new[0] if name == gone[0] else name for name in classes]
         notes.append(f"class {gone[0]} is now called {new[0]} (RESUME.ALLOW_CHANGED)")
     where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
-    remedy = "start a new run from its weights with -pretrained"
+    remedy = "start a new run from the checkpoint's weights with -pretrained"
     if config.START.EVAL:
         remedy = (
             "evaluate only images of the checkpoint's classes; images of new classes are left out only if none of the "
@@ -224,8 +224,8 @@ def classes_in(text: str, where: str, may_repeat: bool = True) -> list[str]:
     lines = enumerate(classes, 1)
     if wrong := next((n for n, name in lines if first.setdefault(name, n) < n and not (may_repeat and name)), None):
         raise ConfigError(
-            f"{where}, line {wrong} is empty{'' if may_repeat else ' or repeats a name'}; each line is the name of a "
-            "class, starting with class 0"
+            f"{where}, line {wrong} is empty{'' if may_repeat else ' or repeats a name'}; each line must be the "
+            "name of a class, starting with class 0"
         )
     return distinct(classes)
 

@@ -50,7 +50,7 @@ class RowHashes:
 
 
 def equal_rows(hashes: np.ndarray, text: Callable[[int], Hashable]) -> Iterator[list[int]]:
-    """Yield, for each string that occurs more than once, its rows in order. `text(row)` returns the string of a row."""
+    """Yield the rows of each string that occurs more than once, in order. `text(row)` returns the string of a row."""
     in_order = np.sort(hashes)
     repeated = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
     del in_order

@@ -14,7 +14,7 @@ from utils.facts import OF_A_PART, SIZES, changed_facts
 from utils.text import counted, first_of
 
 NUM_SIZES = 64  # files of each part whose sizes are compared; all sizes would take minutes on a network disk
-MOST_LISTED = 2_000_000  # images; a longer split.csv is not compared
+MOST_LISTED = 2_000_000  # with more images than this, split.csv is not compared
 CLASSES = "classes and their order"
 
 

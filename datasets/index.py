@@ -1,10 +1,10 @@
 """The index of a data set: the facts about each image, in one file that all processes of a machine map into memory.
 
 The file contains MAGIC, the length and checksum of a description, the description in JSON (columns and facts), then
-the columns of numbers and of byte strings, each with a checksum in the description. Each start verifies all checksums,
-which takes 0.1 s for the names of a million images. In a file of more than COMPARED bytes, only the checksum of the
-description is verified. The columns of such a file are on the disk before it gets its name, and an incomplete copy is
-recognized by its length.
+the columns of numbers and of byte strings, each with a checksum in the description. Each start verifies all checksums
+of a file of up to COMPARED bytes, which takes 0.1 s for the names of a million images. In a larger file, only the
+checksum of the description is verified. The columns of such a file are on the disk before it gets its name, and an
+incomplete copy is recognized by its length.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ class Texts(Sequence):
     def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
         """Yield (row, file name) for each path with one of these file names.
 
-        Only paths whose last bytes have the same hash as those of a name are compared in full.
+        Only paths whose last bytes have the same hash as the last bytes of a name are compared in full.
         """
         length = min(16, *map(len, names))
         tails = np.frombuffer(b"".join(name[-length:] for name in names), np.uint8).reshape(-1, length)
@@ -141,7 +141,7 @@ class Shape(NamedTuple):
 
 
 def is_like(value: Any, shape: Any) -> bool:
-    """Return whether a value has a shape.
+    """Return whether a value has this shape.
 
     A shape is a type, [shape of all items], (shapes of the items), {key: shape} or {str: shape of all values}.
     """
@@ -176,7 +176,7 @@ class Index:
         self.path, self.facts, self.id, self._columns, self._checksums = path, facts, identity, columns, checksums
 
     def has(self, shape: "Shape") -> bool:
-        """Return whether the columns and facts have this shape. A file of another program may not have it."""
+        """Return whether the columns and facts have this shape. A file from another program may have another shape."""
         if not is_like(self.facts, shape.facts):
             return False
         lengths = {name: self._length(name, kind) for name, kind in shape.columns.items()}
@@ -273,7 +273,7 @@ class IndexWriter:
         self._ends[name] += len(content)
 
     def finish(self, facts: dict) -> Index:
-        """Complete the index and return it. Its file, if it needs one, appears atomically."""
+        """Complete the index and return it. If the index needs a file, the file appears atomically."""
         if self.in_memory:
             columns = {part: np.frombuffer(file.getvalue(), self._parts[part]) for part, file in self._files.items()}
             return Index(None, columns, facts, checksums=self._checksums)
@@ -376,12 +376,12 @@ def _reopen(path: Path, identity: str, part: str) -> np.ndarray:
 
 
 def caches_folder(config: Config) -> Path:
-    """Return DATA.CACHE_PATH, or `cache` below SAVE if it is not set."""
+    """Return DATA.CACHE_PATH, or the folder `cache` in SAVE if DATA.CACHE_PATH is not set."""
     return Path(config.DATA.CACHE_PATH or Path(config.SAVE) / "cache").expanduser()
 
 
 def index_paths(config: Config, beside: Path) -> list[Path]:
-    """Return the possible paths of an index: `beside`, which is next to the data, or else one in the cache folder.
+    """Return the possible paths of an index: `beside`, which is next to the data, then a path in the cache folder.
 
     The cache folder is for read-only data. It is not created for a small index, which is not written.
     """

@@ -131,11 +131,11 @@ def describe_labels(config: Config, train: ImageSet) -> str:
     lines = [f"labels per image: {sizes.mean():.2f} on average, {sizes.min()} to {sizes.max()}"]
     if config.DATA.LABEL_SEPARATOR and sizes.max() == 1:
         lines.append(
-            f"warning: DATA.LABEL_SEPARATOR {config.DATA.LABEL_SEPARATOR!r} does not occur: no image has two labels"
+            f"warning: no image has two labels separated by {config.DATA.LABEL_SEPARATOR!r}; check DATA.LABEL_SEPARATOR"
         )
     if empty.any():
         names = first_of([train.classes[number] for number in np.flatnonzero(empty)])
-        lines.append(f"warning: classes that no image has: {names}")
+        lines.append(f"warning: no image has these classes: {names}")
     return "; ".join(lines)
 
 

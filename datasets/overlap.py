@@ -18,7 +18,7 @@ FEW_FILES = 16  # pairs of files with equal names and sizes that are compared by
 # Limits on the validation images that are read again to confirm a match: usually, and if images are read in groups.
 MOST_READ, MOST_IN_GROUPS = 200, 50
 MOST_ALIKE = 4  # the most training images with which a validation image is compared
-# The approximate number of pixel bytes that a fingerprint hashes. Hashing takes 5 us; reading a photo takes 3,000.
+# The approximate number of pixel bytes that a fingerprint hashes. Hashing takes 5 us; reading a photo takes 3,000 us.
 NUM_BYTES = 256
 LOOK = "remove them from one of the two sets, because they distort the accuracy; -check names them"
 
@@ -93,7 +93,7 @@ class Overlap:
         others = sum(names[0][self.val.targets[i]] != names[1][self.train.targets[j]] for i, j in pairs)
         of_others = f", {others:,} of these {len(pairs):,} with another class in training" if others else ""
         return [
-            f"warning: {count:,} of {len(self.val):,} validation images are training images, such as "
+            f"warning: {count:,} of {len(self.val):,} validation images are also training images, such as "
             f"{self.val.name(first)} = {self.train.name(other)}{of_others}; {LOOK}"
         ]
 

@@ -22,7 +22,7 @@ def trained_by_other_folders(val: ImageSet, former: Sequence[str], record: dict)
 
 
 def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, weights: str) -> list[str]:
-    """Warn of validation images that the weights were trained on. `weights`: setting and value, for the text."""
+    """Warn of validation images that the weights were trained on. `weights`: setting and value, for the message."""
     found = trained_by_other_folders(val, former, record).tolist()
     if not found:
         return []

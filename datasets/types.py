@@ -61,7 +61,7 @@ class ImageSet:
         raise NotImplementedError
 
     def kinds(self, index: int) -> Sequence[str]:
-        """Return the unusual properties of the image's file, in the words of -check."""
+        """Return the unusual properties of the image's file, as -check prints them."""
         return ()
 
     def file(self, index: int) -> tuple[str, bytes]:
@@ -75,7 +75,7 @@ class ImageSet:
         raise NotImplementedError
 
     def place_of(self, folder: str) -> Path | None:
-        """Return this set's folder that contains `folder`, if new images in `folder` would join the set, or None."""
+        """Return the folder of this set that contains `folder`, or None if new images there would not join the set."""
 
     def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
         """Return the order of an epoch, with each image once. It depends only on seed and epoch."""
@@ -122,7 +122,7 @@ class ImageSet:
         return self.all_keys()
 
     def naming(self) -> Iterable[bytes | np.ndarray]:
-        """Return content to hash that depends on the names and their order, and is the same for a copy of the data."""
+        """Return content for a hash of the image names in their order. A copy of the data has the same hash."""
         if self.names_are_numbers and len(self):
             return (self.name(0).encode(), b"%d" % len(self), *self._chosen())
         return (b"\0".join(chunk) for chunk in self.all_keys())
@@ -186,7 +186,7 @@ class SavedData(NamedTuple):
     classes: list[str]  # in the order of their numbers
     split: dict  # ImageSet.split; empty if a weights file lacks it
     validation: dict = {}  # datasets.split.identity of the validation images
-    facts: dict = {}  # datasets.fingerprint.data_facts; empty in weights files, which scripts/export.py writes
+    facts: dict = {}  # datasets.fingerprint.data_facts; empty in weights files that scripts/export.py writes
 
 
 class Batch(NamedTuple):

@@ -1,1 +1,1 @@
-"""Runs a training or an evaluation, from its settings to its result. Start reading at run.py."""
+"""Runs training or evaluation, from the settings to the result. Start reading at run.py."""

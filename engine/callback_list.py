@@ -33,7 +33,7 @@ class Watchers(NamedTuple):
     bad_images: BadImages
 
     def refuse(self) -> None:
-        """Raise the `refusal` of the first callback that has one."""
+        """Raise the first `refusal` that a callback has set, if any."""
         for callback in self.callbacks:
             if callback.refusal:
                 raise callback.refusal
@@ -64,7 +64,7 @@ def choose_callbacks(
 ) -> Watchers:
     """Return the callbacks of this process. Some exist only in process 0. To add a callback, add a line here.
 
-    A callback that uses another callback gets it as an argument, so the used callback is created and called first.
+    A callback that uses another callback gets it as an argument. So the other callback is created and called first.
     """
     config, process, log, callbacks = plan.config, session.process, session.log, []
 

@@ -107,7 +107,7 @@ class Loop:
 
     @property
     def why_finished(self) -> str:
-        """Return why no more epochs are trained, or an empty text if the run continues."""
+        """Return why no more epochs are trained, or "" if the run continues."""
         trainer = self.trainer
         return why_finished(self.plan.config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better)
 
@@ -170,7 +170,7 @@ class Loop:
 
     def save_and_stop(self, stopped: Stopped, made_progress: bool) -> Outcome:
         """Save and end the run because of a signal or a time limit."""
-        limit = self.plan.config.START.MAX_TIME  # RUN.MAX_TIME in settings files: class Start in configs/schema.py
+        limit = self.plan.config.START.MAX_TIME  # named RUN.MAX_TIME in settings files; see Start in configs/schema.py
         if not stopped.signal and not made_progress:
             reason = f"RUN.MAX_TIME is {limit}, too short for one update; raise it"
             return Outcome("stopped", ExitCode.NO_PROGRESS, f"stopped: {reason}", reason)
@@ -275,7 +275,7 @@ def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> 
     """Raise Stopped if a signal or a callback of any process asks to stop, or else apply a new number of updates.
 
     With several processes a vote takes effect one update later (Process.delayed_max), at the same step in all of them.
-    If an earlier start changed the number of updates after the checkpoint, a resumed run repeats this at the same step.
+    A resumed run repeats, at the same steps, the changes to the number of updates that were made after its checkpoint.
     """
     asks_to_stop = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
     num_updates = max([each.choose(trainer) for each in trainer.callbacks], default=0)

@@ -69,7 +69,7 @@ def _most_important(plan: TrainPlan, model: str) -> Iterator[tuple[str, str]]:
 
 
 def with_origins(values: dict[str, str], origins: dict[str, str]) -> str:
-    """Return the values in one line, with their origins. The origin of adjacent values is shown once."""
+    """Return the values in one line, with their origins. Adjacent values from the same origin show it once."""
     groups = itertools.groupby(values, lambda key: _origin(key, origins))
     return ", ".join(f"{', '.join(values[key] for key in keys)} ({origin})" for origin, keys in groups)
 
@@ -145,7 +145,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     if holds_out_no_more(here, there):
         if not plan.eval_set.class_folders:
             return []
-        from datasets.relabelled import warn_of_other_folders  # imported here: only the weights of a run need it
+        from datasets.relabelled import warn_of_other_folders  # imported here: needed only for weights of a run
 
         return warn_of_other_folders(
             plan.eval_set, plan.inputs.record.get("class_names", ()), there, ": ".join(plan.inputs.source)
@@ -154,7 +154,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
     return [
         f"warning: {setting}: the validation images ({text}) may be among the training images of {source} "
-        f"({other or 'it does not say which images it held out'})"
+        f"({other or 'it does not say which images it held out'}), so the accuracy may be too high"
     ]
 
 
@@ -233,4 +233,4 @@ def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
 def say_that_tables_are_missing(config: Config, log: Log) -> None:
     """Log that extras/report is missing. If the settings ask for a report, a note has said so already."""
     if not config.REPORT:
-        log.say("extras/report is missing: no tables of images")
+        log.say("extras/report is missing: the run writes no tables of images")

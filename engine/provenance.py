@@ -19,7 +19,7 @@ SOURCE_FOLDERS = ("configs", "datasets", "engine", "models", "utils")
 PATHS = "DATA.DATA_PATH", "DATA.CLASSES"
 # Settings that name a file or a timm model. For a file, its content and its name without the folder are compared.
 FILES = "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED", "TRAIN.CLASS_WEIGHTS"
-# Settings of other roles that decide when processes wait for each other.
+# Settings that decide when processes wait for each other. They have other roles than DATA, MODEL and RECIPE.
 IN_STEP = ("DIST.STRATEGY", "REPORT_FREQ", "SAVE_FREQ", "SAVE_STEPS", "KEEP_CHECKPOINTS")
 
 
@@ -74,7 +74,7 @@ def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
     raise ConfigError(
         f"{format_ranks(ranks)} of {process.world_size} ({hosts[ranks[0]]}) would train differently "
         f"from process 0 ({hosts[0]}): {first_of(values, '; ')}; "
-        "give all of them the same settings, images and source files (paths may differ)"
+        "give all processes the same settings, images and source files (paths may differ)"
     )
 
 

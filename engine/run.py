@@ -46,9 +46,7 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     if process.world_size > 1:
         session.log.say(process.describe())
         if unused := process.unused_devices():
-            session.log.warn(
-                f"{counted(unused, 'visible device')} not used by any process: start one process per device"
-            )
+            session.log.warn(f"the run leaves {counted(unused, 'visible device')} unused; start one process per device")
     prepare_torch(loaded.config, process, session.log)
     try:
         if process.rendezvous:
@@ -131,7 +129,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
 
 
 def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> AbstractContextManager:
-    """Open the trackers that TRACK names. If extras/trackers is missing, open none: a note on the settings says so."""
+    """Open the trackers that TRACK names. Open none if extras/trackers is missing, which another log line reports."""
     if not (config.TRACK and has_extra("trackers")):
         return nullcontext()
     from extras.trackers import track  # extra: trackers

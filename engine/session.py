@@ -39,7 +39,7 @@ class Session:
         self.identity = Identity("", "", "")  # the identity of the run, the same in every process
         self._loaded = loaded
         self._folder: RunFolder | None = None
-        self._held: HeldFolder | None = None  # the same folder, opened in every process
+        self._held: HeldFolder | None = None  # the run folder, opened in every process
         self._status: Status | None = None
         self._is_new = True
         self._made: list[Path] = []  # the folders in the path of SAVE that this start creates, innermost first
@@ -66,7 +66,8 @@ class Session:
         self._is_new = self._folder.is_new
         if not self._folder.has_lock:
             self.log.warn(
-                f"SAVE: {save} is on a file system without locks, so a second start of this run would not be refused"
+                f"SAVE: {save} is on a file system without locks, so a second start of this run would not be refused; "
+                "start the run only once"
             )
         self._status = Status(self._folder.path, self.log.warn)
         known = Identity.of(saved) if existing else None
@@ -86,14 +87,14 @@ class Session:
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        """Raise ConfigError if this required file cannot be written. Errors such as a full disk pass unchanged."""
+        """Raise ConfigError if this required file cannot be written. Raise errors such as a full disk unchanged."""
         try:
             yield
         except OSError as error:
             raise error if error.errno in OF_THE_DISK else cannot_write(str(self.path / name), error) from error
 
     def describe(self, **facts) -> None:
-        """Add the command, the versions and these facts to status.json, when the next state is written."""
+        """Add the command, the versions and these facts to the next state that is written to status.json."""
         if self._status:
             about = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
             about |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}
@@ -144,16 +145,16 @@ class Session:
     def _remove_folder(self) -> None:
         if not self._has_moved:
             shutil.rmtree(self._folder.path)  # not self.path: it is still "." if open_folder failed
-        with contextlib.suppress(OSError):  # not empty: another run is writing there
+        with contextlib.suppress(OSError):  # a folder that is not empty stays: another run writes there
             for folder in self._made:
                 folder.rmdir()
 
 
 class RunFolder:
-    """A run folder, locked by this process until it ends."""
+    """A run folder that this process keeps locked until the process ends."""
 
     def __init__(self, path: Path, is_new: bool = False):
-        """`is_new`: whether the folder was created for this run."""
+        """Create the folder if it does not exist, and lock it. `is_new`: whether it was created for this run."""
         self.path, self.is_new, self.has_lock = path, is_new, True
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -217,7 +218,8 @@ def check_name(config: Config, existing: Path | None) -> None:
     path, other = Path(config.SAVE, config.START.NAME), "choose another -name"
     if existing and existing.name != config.START.NAME:
         raise ConfigError(
-            f"NAME: the run to resume is in {existing} and keeps its folder, but NAME is {config.START.NAME}; leave it out"
+            f"NAME: the run to resume is in {existing} and keeps its folder, but NAME is {config.START.NAME}; "
+            "leave NAME out"
         )
     if existing or not path.exists():
         return

@@ -16,7 +16,7 @@ from utils.errors import ConfigError
 OWN = {*of_role(MACHINE), "SAVE", "MODEL.PRETRAINED", "DATA.CACHE"}
 ADAPTED = {"MODEL.NUM_CLASSES", "MODEL.FREEZE", *(key for key in SETTINGS if key.startswith("MODEL.LORA."))}
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
-# If one of these settings is given, the command line defines the model, not the weights.
+# If one of these settings is given, the command line defines the model. Otherwise the weights define it.
 MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))
 
 
@@ -73,7 +73,7 @@ def _refuse_without_settings(given: dict[str, Text], path: Path | None) -> None:
 
         raise no_checkpoint_at(source)
     if not is_on(given, "EVAL"):
-        raise ConfigError(f"-cfg is missing, and {path} does not hold the settings of a run; name a settings file")
+        raise ConfigError(f"-cfg is missing, and {path} has no settings of a run; name a settings file with -cfg")
 
 
 def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: str) -> list[Layer]:
@@ -124,7 +124,8 @@ def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer |
         )
     if images and not {"DATA.IMAGE_SIZE"} & {*images, *given}:
         raise ConfigError(
-            f"DATA.IMAGE_SIZE: {metadata.by} was trained on images that are not square; set the side of a square"
+            f"DATA.IMAGE_SIZE: {metadata.by} was trained on images that are not square; "
+            "set the side length of square images"
         )
     return layer_from(origin, _for_channels(images, given) | model)
 
@@ -138,7 +139,10 @@ def layer_for_evaluation(given: dict[str, Text], checkpoint: Path | None) -> Lay
 
 
 def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return origin, image settings and model settings. If a timm model has no image settings, use timm's defaults."""
+    """Return the origin, the image settings and the model settings.
+
+    If a timm model has no image settings, use timm's defaults.
+    """
     from models.weights.timm_tags import usual_images
 
     origin, images = f"weights {metadata.by}", metadata.images

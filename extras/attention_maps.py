@@ -155,9 +155,10 @@ class GradientMaps:
 
     @classmethod
     def of(cls, model: nn.Module, image: Tensor) -> "GradientMaps | None":
-        """Return a GradientMaps of the last stage with at least FINE_ENOUGH positions per side, else of the finest.
+        """Return a GradientMaps of the last stage with at least FINE_ENOUGH positions per side.
 
-        Return None if all stages are 1 x 1. For images of 32 x 32 pixels, the last stage of most models is 1 x 1.
+        If no stage has so many, use the finest stage. Return None if all stages are 1 x 1. For images of 32 x 32
+        pixels, the last stage of most models is 1 x 1.
         """
         known = getattr(model, "feature_info", ())
         stages = {stage["module"]: stage["num_chs"] for stage in known if "module" in stage}

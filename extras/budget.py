@@ -58,7 +58,7 @@ class Allowance:
         """Parse `text`. `started`: the time on `clock` when the program started; `saved`: the state in a checkpoint."""
         self.text, self._started, self.clock, self._wall = text, started, clock, wall
         self._seconds, self._before = to_seconds(text), saved.get("used", 0.0)
-        is_same = text == saved.get("text")  # if so, the run keeps its original end time, even if it has passed
+        is_same = text == saved.get("text")  # a run with the same text keeps its end time, even if that time has passed
         self._end = saved.get("end") if is_same else next_time(text, wall()) if self._seconds is None else None
 
     def used(self) -> float:
@@ -132,7 +132,7 @@ class Budget(Callback):
         can_wait = not self.forecast.is_measured and left > until_measured + times.after_last_update() + self._spare()
         if now < self._next_check or can_wait or not times.update:
             return 0
-        step = trainer.step + (trainer.process.world_size > 1)  # several processes adopt the choice one update later
+        step = trainer.step + (trainer.process.world_size > 1)  # several processes use the choice one update later
         if not has_choice:
             try:
                 self.refuse_too_short(step, trainer.step > NOT_TYPICAL)
@@ -199,7 +199,7 @@ class Budget(Callback):
 
 
 class ChoiceRecord(Callback):
-    """Writes each chosen number of updates to the run's folder before it takes effect. A resumed run repeats it.
+    """Writes each chosen number of updates to the run's folder before it takes effect. A resumed run repeats the choices.
 
     Used only in process 0. A checkpoint has only the choices made before it; this file also has later choices.
     Rejected: saving a checkpoint for each choice, because training would wait until a large model is saved.

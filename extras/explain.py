@@ -17,7 +17,7 @@ from utils.seed import unchanged_random_state
 from utils.text import align, counted, csv_text
 from utils.torch_internals import TorchDispatchMode, inner_data, tree_leaves
 
-NEEDS = ("doctor",)  # doctor has ModuleStack
+NEEDS = ("doctor",)  # for its ModuleStack
 
 # These operations move or convert numbers and do not compute new ones.
 MOVES = frozenset(

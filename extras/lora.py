@@ -16,14 +16,15 @@ ALL_LINEAR = "all-linear"
 
 
 def add_adapters(model: nn.Module, settings: Lora) -> nn.Module:
-    """Add adapters, whose output is zero at first, and return the model. Only adapters and classifier are trained."""
+    """Add adapters that output zero at first, and return the model. Only adapters and the classifier are trained."""
     layers = _layers(model, settings)
     for name, layer in layers.items():
         narrow = min(layer.weight.shape)
         if settings.RANK > narrow:
             raise ConfigError(
                 f"MODEL.LORA.RANK: {settings.RANK} is more than {narrow}, the smaller side of {name} "
-                f"({layer.in_features} x {layer.out_features}); an adapter saves weights only at a much lower rank"
+                f"({layer.in_features} x {layer.out_features}); choose a much lower rank, because otherwise an "
+                "adapter saves no weights"
             )
     with needing("peft", f"MODEL.LORA.RANK is {settings.RANK}, which"):
         from peft import LoraConfig, inject_adapter_in_model  # local: importing peft takes seconds
@@ -70,7 +71,9 @@ def merge_adapters(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor
     """Return the weights with the adapters merged into them. `settings`: the settings of the run that trained them."""
     alpha = settings.get("MODEL.LORA.ALPHA")
     if alpha is None:
-        raise ConfigError("it has LoRA adapters, but not the settings they were trained with; use the run's checkpoint")
+        raise ConfigError(
+            "the file has LoRA adapters without their settings (MODEL.LORA.ALPHA); use the run's checkpoint"
+        )
     plain = {}
     for name, tensor in state.items():
         layer = name.partition(BASE_LAYER)[0]

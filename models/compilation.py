@@ -56,9 +56,10 @@ def prepare_compiler(environment: MutableMapping[str, str], num_cores: int) -> l
         cache = Path(environment.get("XDG_CACHE_HOME", ""))
         folder = (cache if cache.is_absolute() else Path.home() / ".cache") / "halfstep" / "compile"
         _make_private(folder)
-    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
         return [
-            f"compile: cannot create a private folder for kernels ({cause_of(error)}), so they may be lost; set {FOLDER}"
+            f"compile: cannot create a private folder for kernels ({cause_of(error)}), so kernels may be lost; "
+            f"set {FOLDER} to a folder"
         ]
     environment[FOLDER] = str(folder)
     return [f"compile: kernels are kept in {folder}; compiled by {counted(int(environment[NUM_WORKERS]), 'process')}"]

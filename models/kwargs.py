@@ -77,7 +77,7 @@ def refusing_values(model: Model) -> Iterator[None]:
             yield
     except ConfigError:
         raise
-    except Exception as error:  # of any kind: timm checks few arguments, so a wrong value fails where it is first used
+    except Exception as error:  # timm checks few arguments, so a wrong value may cause any error where it is used
         if not model.KWARGS:
             raise
         values = ", ".join(f"{name} {value!r}" for name, value in model.KWARGS.items())

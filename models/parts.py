@@ -45,7 +45,7 @@ def unchanged_buffers(model: nn.Module) -> Iterator[None]:
 
 def starts_with_convolution(model: nn.Module) -> bool:
     """Return whether images go into a single convolution, according to timm's `first_conv`."""
-    # A ViT built from our settings has no such entry. If images go into several layers, the entry is a tuple.
+    # A ViT built from our settings has no `first_conv`. If images go into several layers, it is a tuple.
     path = getattr(model, "pretrained_cfg", {}).get("first_conv", "patch_embed.proj")
     with contextlib.suppress(AttributeError):
         return isinstance(path, str) and isinstance(model.get_submodule(path), nn.Conv2d)

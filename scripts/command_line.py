@@ -80,14 +80,14 @@ def at_least(low: int) -> Callable[[str], int]:
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if not low <= value <= MAX_NUMBER:
-            raise argparse.ArgumentTypeError(f"{value} is not from {low} to {MAX_NUMBER}")
+            raise argparse.ArgumentTypeError(f"{value} is out of range; give a number from {low} to {MAX_NUMBER}")
         return value
 
     return number
 
 
 def check_writable(flag: str, path: Path) -> None:
-    """Raise ConfigError if the file's folder is missing or not writable. Call this before the work for the file."""
+    """Raise ConfigError if the file cannot be written. Call this before computing its content."""
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise ConfigError(f"{flag}: cannot write to the folder {path.parent}; create it or choose another")
     if path.is_dir():

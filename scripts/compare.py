@@ -69,7 +69,7 @@ def print_verdict(arguments: argparse.Namespace) -> int:
     metric = group_runs([*sides[0], *sides[1]], arguments.metric, common)[0].metric
     one, two = (Group(number, {}, runs, metric, common) for number, runs in enumerate(sides, start=1))
     if not (one.best and two.best):
-        raise ConfigError(f"-json: {arguments.runs[bool(one.best)]} was never evaluated")
+        raise ConfigError(f"-json: {arguments.runs[bool(one.best)]} was never evaluated; give another run")
     found, is_loss = difference(two.best, one.best), metric == "loss"
     test = image_test(one.runs[0], two.runs[0]) if metric == "top1" else None
     word, facts = verdict(found.value, found.is_noise, is_loss), {"difference": found.value, "interval": None}

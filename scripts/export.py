@@ -26,7 +26,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
@@ -36,6 +36,9 @@ from utils.errors import ConfigError
 from utils.files import Kind, refuse_other_kind
 from utils.runs import is_checkpoint_of_run
 from utils.text import counted
+
+if TYPE_CHECKING:
+    from models.export.subject import Figures
 
 BY_ENDING = {
     ".safetensors": "safetensors",
@@ -128,7 +131,10 @@ def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
     path, content = read_checkpoint(source, needed)
     facts = {name: content[name] for name in FACTS if name in content}
     facts |= {"epoch": content["epoch"] + 1} if "epoch" in content else {}
-    return Part(path, facts, *chosen_weights(content, path, key))
+    chosen, weights = chosen_weights(content, path, key)
+    if chosen != chosen_weights(content, path, None)[0]:
+        facts.pop("metric", None)  # it is the metric of the better weights
+    return Part(path, facts, chosen, weights)
 
 
 def write(part: Part, to: str, target: Path) -> str:
@@ -144,7 +150,10 @@ def write(part: Part, to: str, target: Path) -> str:
     facts = part.facts | {"weights": part.key}
     if to != "safetensors":
         with torch.no_grad():
-            subject = Subject(part.weights, config_of(facts, part.path), list(facts["class_names"]), facts, part.path)
+            classes = list(facts["class_names"])
+            subject = Subject(
+                part.weights, config_of(facts, part.path), classes, facts, part.path, figures=figures_of(part)
+            )
             return formats.export(subject, to, target)
     metadata = {name: json.dumps(fact) for name, fact in facts.items()}
     with formats.staged(target) as path:
@@ -152,6 +161,23 @@ def write(part: Part, to: str, target: Path) -> str:
         with formats.naming_wrong_export(to, "halfstep", target):
             check_weights(read_weights(path).state, part.weights)
     return "read again, identical to the last bit"
+
+
+def figures_of(part: Part) -> "Figures | None":
+    """Return the accuracy that the run has measured for these weights, or None if the checkpoint does not have it."""
+    from engine.evaluation.scores import TITLES, format_value
+    from engine.record.saved_files import read_object
+    from models.export.subject import Figures
+
+    facts = part.facts
+    metric, value, epoch = facts.get("config", {}).get("TRAIN.BEST_METRIC"), facts.get("metric"), facts.get("epoch")
+    if metric not in TITLES or not isinstance(value, int | float) or epoch is None:
+        return None
+    results = read_object(part.path.parent / "results.json")
+    weights = "ema" if part.key.endswith("_ema") else "raw"
+    is_same = (results.get("epoch"), results.get("weights")) == (epoch, weights)
+    classes = results.get("per_class", {}) if is_same else {}
+    return Figures(metric, TITLES[metric], float(value), format_value(metric, value), epoch, classes)
 
 
 def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:

@@ -48,14 +48,14 @@ MANIFEST = "shards.json"  # describes the source of the shards, so that shards o
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("-dataset", required=True, metavar="NAME", help="any data set of docs/data.md with images")
+    parser.add_argument("-dataset", required=True, metavar="NAME", help="any data set in docs/data.md that has images")
     parser.add_argument("-data_path", metavar="PATH", help="folder of the data set")
     parser.add_output("FOLDER", "folder of the shards")
     number_help = "images per shard [1000]"
     parser.add_argument("-samples_per_shard", type=at_least(1), default=1000, metavar="N", help=number_help)
     parser.add_argument("-shuffle_seed", type=at_least(0), default=0, metavar="N", help="seed of the shuffle [0]")
     parser.add_argument(
-        "-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="example: DATA.VAL_FRACTION=0.2"
+        "-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="such as DATA.VAL_FRACTION=0.2"
     )
     make_shards(parser.parse_args(argv))
     return 0
@@ -68,10 +68,11 @@ def make_shards(arguments: argparse.Namespace) -> None:
     words += ["-opts", *arguments.opts] if arguments.opts else []
     config = load(words, needs_file=False).config
     if config.DATA.DATASET == "synthetic":
-        raise ConfigError("-dataset: synthetic has no images to write")
+        raise ConfigError("-dataset: synthetic has no images to write; name another data set")
     if config.DATA.has_several_labels:
         raise ConfigError(
-            "-opts: shards have one label per image, so LABEL_SEPARATOR and columns of 0 and 1 are not supported"
+            "-opts: shards have one label per image, so LABEL_SEPARATOR and columns of 0 and 1 are not supported; give "
+            "data with one label per image"
         )
     train, val = load_image_sets(config)
     for line in val.notes:
@@ -117,7 +118,7 @@ def claim(folder: Path, manifest: str) -> None:
 
 
 def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, size: int) -> tuple[int, int]:
-    """Write the missing shards of `part`, train or val, and its index. Return the numbers of all and of kept ones."""
+    """Write the missing shards of `part` (train or val) and its index. Return the numbers of all and of kept shards."""
     done, num_kept, shards = 0, 0, []
     with ThreadPoolExecutor(NUM_READERS, "files") as pool, tqdm(total=len(order), desc=part, disable=None) as bar:
         samples = None
@@ -146,7 +147,10 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
 def read_ahead(
     pool: ThreadPoolExecutor, image_set: ImageSet, indices: Iterable[int]
 ) -> Iterator[tuple[str, bytes, int]]:
-    """Yield suffix, bytes and class number of each image. Small files are read much faster in parallel."""
+    """Yield the suffix, bytes and class number of each image.
+
+    The files are read in parallel, which is much faster for small files.
+    """
     started = ((index, pool.submit(image_set.file, index)) for index in indices)
     waiting = deque(itertools.islice(started, FILES_AHEAD))
     while waiting:

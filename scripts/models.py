@@ -76,7 +76,7 @@ class Model(NamedTuple):
 
 
 def find_names(words: Sequence[str]) -> list[str]:
-    """Return the names of timm's pretrained weights that match all words, or otherwise of its architectures.
+    """Return the names of timm's pretrained weights that match all words, or of architectures if no weights match.
 
     A word is a part of the name, or a pattern with * or ? for the whole name, with or without its tag.
     """
@@ -121,7 +121,7 @@ def describe_models(names: Sequence[str]) -> list[Model]:
 
 
 def count_parameters(name: str) -> int:
-    """Count a model's parameters on the meta device, which needs no memory or download. Billions take a second."""
+    """Count a model's parameters on the meta device, without memory or download. A very large model takes a second."""
     import timm  # local: importing timm and torch takes seconds
     import torch
     from torch.overrides import TorchFunctionMode

@@ -81,7 +81,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-json", type=Path, metavar="FILE", help="also write the table, the model and its preprocessing as JSON")
     add("-sheet", type=Path, metavar="FILE", help="also draw thumbnails with their classes, .png or .jpg")
     add("-attention", type=Path, metavar="FOLDER", help="also draw a map of the model's attention for each image")
-    add("-into", type=Path, metavar="FOLDER", help="also copy each image into a folder of its class inside this one")
+    add("-into", type=Path, metavar="FOLDER", help="also copy each image into the folder of its class in FOLDER")
     add("-unsure", type=float, metavar="P", help="mark images whose class has a probability below P")
     add = parser.add_argument_group("model").add_argument
     add("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
@@ -146,7 +146,7 @@ class Outputs(NamedTuple):
 
 
 def _start_below(root: str, folder: Path | None) -> str:
-    """Return the prefix of the paths in `folder`, listed from `root`; NUL, which matches no path, if it is outside."""
+    """Return the prefix of paths in `folder`, listed from `root`, or NUL, which matches no path, if it is outside."""
     place = os.path.relpath(os.path.realpath(folder), os.path.realpath(root)) if folder else os.pardir
     return "\0" if place.startswith(os.pardir) else os.path.join(os.path.abspath(os.path.join(root, place)), "")
 
@@ -180,7 +180,7 @@ def expand(given: str, outputs: Outputs) -> list[str]:
         for line in describe_left_out(Path(given), scan.left_out):
             report(line)
         return outputs.without([os.path.normpath(os.path.join(given, each)) for each in images], given)
-    if os.path.exists(given):  # also if the file's name looks like a pattern
+    if os.path.exists(given):  # even if the file's name looks like a pattern
         return [given]
     if not glob.has_magic(given):
         raise ConfigError(f"{given}: no such image or folder; quote a name that has spaces")
@@ -242,7 +242,7 @@ def files_to_write(arguments: argparse.Namespace, num_images: int) -> dict[Path,
         check_no_input(flag, path, filter(None, sources))
         ending = path.suffix.lower()
         if flag != "-sheet" and ending in KNOWN_ENDINGS:
-            raise ConfigError(f"{flag}: {path} has the name of an image; name the table to write")
+            raise ConfigError(f"{flag}: {path} ends like an image file; name a file for the table")
         if flag == "-sheet" and ending not in SHEET_ENDINGS:
             raise ConfigError(f"-sheet: {path} must end in one of {', '.join(SHEET_ENDINGS)}")
         if path in outputs:

@@ -3,8 +3,8 @@
     python scripts/report.py output/train-20260102-03-04-05
     python scripts/report.py output/train-20260102-03-04-05 -output digits.html
 
-With REPORT=true, a run writes this page into its folder when it ends. This script writes the page again, also for runs
-that were killed or are still running. The page is one file without scripts and loads nothing from elsewhere.
+With REPORT=true, a run writes this page into its folder when it ends. This script writes the page again, even if the
+run was killed or is still running. The page is one file without scripts and loads nothing from elsewhere.
 """
 
 import sys

@@ -89,7 +89,7 @@ def seeds(text: str) -> list[int]:
     """Parse the value of -seeds: seeds separated by commas."""
     values = [at_least(0)(each.strip()) for each in text.split(",")]
     if len(set(values)) < len(values):
-        raise argparse.ArgumentTypeError(f"{text} names a seed twice")
+        raise argparse.ArgumentTypeError(f"{text} names a seed twice; name each seed once")
     return values
 
 
@@ -110,7 +110,7 @@ def find_sweep(arguments: argparse.Namespace, flags: list[str], folder: Path) ->
 def run_trial(sweep: Sweep, folder: Path, index: int) -> int:
     """Replace this process with the run of a trial, so that signals reach it. Return 0 if the trial is done already."""
     if index >= len(sweep.trials):
-        raise ConfigError(f"-trial: {folder} has trials 0 to {len(sweep.trials) - 1}, not {index}")
+        raise ConfigError(f"-trial: {index} is out of range; {folder} has trials 0 to {len(sweep.trials) - 1}")
     make_folder(folder)
     sweep.save(folder)  # each task of an array writes the same sweep
     trial = sweep.trials[index]

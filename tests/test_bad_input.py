@@ -123,12 +123,12 @@ def test_every_script_shows_examples_in_help_from_any_folder(script, tmp_path):
     assert f"python {script}" in " ".join(result.stdout.split()), result.stderr
 
 
-def test_make_shards_counts_shards_that_exist_already(tmp_path):
+def test_make_shards_reports_how_many_shards_already_existed(tmp_path):
     words = ["-dataset", "digits", "-out", tmp_path / "out", "-samples_per_shard", "800"]
     for counts in (["shards: 2"], ["shards: 2", "2 of them"]):
         assert_names(typed("scripts/make_shards.py", *words).done().stdout, tmp_path / "out", "images: 1438", *counts)
 
 
 @pytest.mark.parametrize("rounds", ["0", "9" * 30])
-def test_benchmark_with_impossible_rounds_is_refused(rounds):
+def test_benchmark_with_impossible_number_of_rounds_is_refused(rounds):
     typed("scripts/benchmarks/loader.py", "run", "-rounds", rounds).refused("-rounds", rounds)

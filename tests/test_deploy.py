@@ -25,7 +25,7 @@ def command(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["trainjob.yaml", "skypilot.yaml", "dstack.yml"])
-def test_deployed_command_resumes_the_same_named_run(name, monkeypatch):
+def test_deployment_command_resumes_a_run_with_a_fixed_name(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = command(name)
     config = load(words[words.index("main_multi_gpu.py") + 1 :]).config

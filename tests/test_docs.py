@@ -99,7 +99,7 @@ def section_of_readme(title: str) -> str:
     return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def test_readme_opens_with_command_output_and_picture():
+def test_readme_opens_with_a_command_its_output_and_a_picture():
     opening = README.partition("\n## ")[0]
     command, printed = re.findall(r"```(?:bash)?\n(.*?)```", opening, re.S)
     assert command == "bash scripts/quickstart.sh\n" and "done; best validation top-1" in printed

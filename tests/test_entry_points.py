@@ -62,7 +62,7 @@ def test_log_file_repeats_console_lines_with_times(finished):
     assert sum(line.startswith("Epoch[") for line in log) == 5 * 4  # steps 0, 20, 40 and the last of 44
 
 
-def test_metrics_files_use_timm_names_and_agree(finished):
+def test_both_metrics_files_use_timm_names_and_have_equal_values(finished):
     folder, _ = finished
     rows = rows_of(folder / "metrics.csv")
     from_json = epochs_of(folder)
@@ -245,7 +245,7 @@ def test_dead_worker_ends_the_run_without_orphans(long_run, tmp_path):
         ([(143, 10), (143, 10)], 143),
     ],
 )
-def test_exit_code_comes_from_the_root_cause_worker(failures, code):
+def test_exit_code_comes_from_the_worker_that_caused_the_failure(failures, code):
     assert root_cause([SimpleNamespace(exitcode=exitcode, timestamp=time) for exitcode, time in failures]) == code
 
 
@@ -337,7 +337,7 @@ def test_quickstart_uses_half_precision_only_where_faster(tmp_path, monkeypatch,
     assert done.stdout.splitlines()[-1].strip() == "source .venv/bin/activate"
 
 
-def test_compiled_run_saves_clean_names_and_keeps_kernels(small_yaml, tmp_path, monkeypatch):
+def test_compiled_run_saves_original_weight_names_and_caches_kernels(small_yaml, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it when this process compiles
     # One block (the last computes only the class token) and only full batches: each other shape would be compiled again.
     few = ["-compile", "blocks", "-opts", "DATA.BATCH_SIZE=359"]

@@ -135,7 +135,7 @@ def test_every_dataset_reader_is_registered_in_sources():
 # Settings that have an effect only with some values of another setting
 
 
-def test_dependent_settings_name_existing_values():
+def test_settings_depend_only_on_existing_values_of_other_settings():
     known = {"TRAIN.LOSS": LOSSES, "DATA.DATASET": SOURCES}
     for key, setting in SETTINGS.items():
         for mark in [each for each in setting.marks if isinstance(each, Only) and each.values]:

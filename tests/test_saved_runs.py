@@ -26,7 +26,7 @@ def saved(request, tmp_path) -> Path:
     return tmp_path / request.param.name
 
 
-def test_saved_runs_cover_all_kinds_of_runs():
+def test_every_listed_kind_of_run_has_a_saved_run():
     assert {each.name for each in RUNS} == KINDS.keys()
 
 
@@ -41,7 +41,7 @@ def test_saved_run_resumes_and_ends_with_the_same_losses(saved, request):
     assert run_folder(saved) == folder, "the resumed run made a second folder"
 
 
-def test_best_weights_of_a_saved_run_score_as_before(saved, tmp_path):
+def test_best_weights_of_a_saved_run_reach_their_recorded_accuracy(saved, tmp_path):
     folder = run_folder(saved)
     expected = json.loads((folder / "status.json").read_text())["best_top1"]
     paths = {"-cfg": folder / "config.yaml", "-pretrained": folder / "best.pth", "-output": tmp_path / "output"}

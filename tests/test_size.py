@@ -44,12 +44,12 @@ def files_of(*folders: str) -> list:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-def test_reading_path_stays_within_its_line_limit():
+def test_files_on_the_reading_path_stay_within_their_line_limit():
     counts = {name: lines_of(ROOT / name) for name in READING_PATH}
     assert sum(counts.values()) <= READING_LINES, f"move code that a first reader can skip to another file: {counts}"
 
 
-def test_plain_run_loads_code_within_its_line_limit(tmp_path):
+def test_code_that_a_plain_run_loads_stays_within_its_line_limit(tmp_path):
     (tmp_path / "plain.py").write_text(RUN)
     flags = ["-cfg", "configs/vit_digits.yaml", "-dataset", "digits", "-epochs", "1", "-output", tmp_path / "output"]
     ended = run_fresh(str(tmp_path / "plain.py"), *map(str, flags), environment={"PYTHONPATH": str(ROOT)}).done()
@@ -63,7 +63,7 @@ def test_plain_run_loads_code_within_its_line_limit(tmp_path):
 
 
 @pytest.mark.parametrize("what", LIMITS)
-def test_setting_and_package_counts_stay_within_limits(what):
+def test_numbers_of_settings_and_packages_stay_within_limits(what):
     sizes = {"settings": len(SETTINGS), "packages": sum(path.name == "__init__.py" for path in files_of(*ROOMS))}
     assert sizes[what] <= LIMITS[what], f"{what}: {sizes[what]}; remove one to make space for the new one"
 

@@ -175,7 +175,7 @@ class Process:
         return result
 
     def after_first(self, task: Callable[[], Any]) -> Any:
-        """Run the task on rank 0, then on one rank per machine, then on the rest: parallel downloads corrupt a file."""
+        """Run the task on rank 0, then on one rank per machine, then on the rest. Parallel downloads corrupt files."""
         results = []
         self.first(lambda: results.append(task()))
         with self._keep_alive():

@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
     FAILED = 1  # an error of the program or of the machine, or the last save failed
     REFUSED = 2  # an error that the user can fix
     NON_FINITE = 3  # too many updates with non-finite gradients
-    NO_PROGRESS = 4  # RUN.MAX_TIME was over before the first update; another start would end the same way
+    NO_PROGRESS = 4  # RUN.MAX_TIME ended before the first update; another start would end the same way
 
 
 AFTER_SIGNAL = 128
@@ -62,7 +62,7 @@ class StoppedBySignal(UserError):
     """An error for a signal that arrived before there was anything to save. The exit code is 128 + signal number."""
 
     def __init__(self, number: int, when: str):
-        super().__init__(f"stopped by signal {number} {when}; the next start continues from there")
+        super().__init__(f"stopped by signal {number} {when}; start again to continue")
         self.code = AFTER_SIGNAL + number
 
 
@@ -71,7 +71,7 @@ class LostProcess(Exception):
 
 
 def ensure(holds: bool, message: str) -> None:
-    """Raise AssertionError if our own code breaks a guarantee. Unlike `assert`, it also runs with PYTHONOPTIMIZE=1."""
+    """Raise AssertionError if our own code breaks a guarantee. Unlike `assert`, it works even with PYTHONOPTIMIZE=1."""
     if not holds:
         raise AssertionError(message)
 

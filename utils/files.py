@@ -102,7 +102,7 @@ class Kind(NamedTuple):
 
     name: str  # such as "a report of a run"
     starts: tuple[bytes, ...]  # a file of this kind starts with one of these
-    has: bytes = b""  # and contains this in its first BYTES_THAT_TELL bytes
+    has: bytes = b""  # and it contains this text in its first BYTES_THAT_TELL bytes
 
 
 def is_of_kind(path: Path, kind: Kind) -> bool:
@@ -158,7 +158,7 @@ class LineFile:
             self._unwritten = self._unwritten[count:]
 
     def _separate(self) -> None:
-        """Replace the file at its path by a copy, and continue to write to the copy."""
+        """Replace the file at its path with a copy, and continue to write to the copy."""
         copied = None
         try:
             with open(self.path, "rb") as source, replacing(self.path) as copy:
@@ -199,14 +199,14 @@ def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (N
 
 
 def read_names(path: Path, errors: str = "strict") -> str:
-    """Return the text of a file or pipe with one name per line. Raise OSError if it is too large, ConfigError if not text."""
+    """Return the text of a file or pipe of names. Raise OSError if it is too large, ConfigError if it is not text."""
     return names_in(content_of(path, MOST_NAMES, (None, "a pipe")), errors, str(path))
 
 
 def names_in(content: bytes, errors: str, path: str) -> str:
     """Return the text of a file of names from its bytes. Raise ConfigError if they are not text."""
     if b"\0" in content:
-        raise ConfigError(f"{path}: not a text file (it has a zero byte), or UTF-16; save it as UTF-8")
+        raise ConfigError(f"{path} has a zero byte, so it is UTF-16 or not a text file; save it as UTF-8 text")
     return content.decode("utf-8-sig", errors)
 
 

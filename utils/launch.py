@@ -124,7 +124,7 @@ def number_of(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name)
     if text is None or not re.fullmatch(r"-?[0-9]+", text):
         value = "is not set" if text is None else f"is {text!r}"
-        raise ConfigError(f"{name} in the environment {value}, but must be a whole number; start with a launcher")
+        raise ConfigError(f"{name} in the environment {value}, but it must be a whole number; let the launcher set it")
     return int(text)
 
 

@@ -69,7 +69,7 @@ def rank_by_flags(options: LaunchOptions, launched: LaunchedRank | None) -> Laun
     missing = [flag for flag, value in needed.items() if value is None]
     if missing:
         raise ConfigError(
-            f"{' and '.join(missing)}: not given; without a launcher every process needs "
+            f"{' and '.join(missing)} must be given: without a launcher, every process needs "
             "-dist_url tcp://HOST:PORT -world_size N -rank R, with its own rank from 0 to N-1"
         )
     return LaunchedRank("the command line", rank, world_size)
@@ -86,9 +86,9 @@ def choose_rank(
     for other in ranks[1:]:
         if (other.rank, other.world_size) != (launched.rank, launched.world_size):
             raise ConfigError(
-                f"{launched.launcher} says that this is process {launched.rank} of {launched.world_size}, and "
-                f"{other.launcher} that it is process {other.rank} of {other.world_size}; unset the variables or leave out "
-                "the flags that are wrong"
+                f"this is process {launched.rank} of {launched.world_size} according to {launched.launcher}, but "
+                f"process {other.rank} of {other.world_size} according to {other.launcher}; unset the variables or "
+                "leave out the flags that are wrong"
             )
     if not 0 <= launched.rank < launched.world_size:
         raise ConfigError(
@@ -105,8 +105,8 @@ def choose_rank(
     known = {SLURM: "srun --ntasks N", OPEN_MPI: "mpirun -np N", MPI: "mpirun -np N"}
     how = known.get(launched.launcher, "-world_size N and a different -rank for each")
     raise ConfigError(
-        f"-world_size: {launched.launcher} started only one process; to use several, start several ({how}) or let "
-        "this one start them on its machine with -ngpus N; to use one, run main_single_gpu.py"
+        f"-world_size: {launched.launcher} started only one process; for several processes, start several ({how}), "
+        "or let this process start them on its machine with -ngpus N; for one process, run main_single_gpu.py"
     )
 
 
@@ -149,8 +149,8 @@ def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str
     if launched.local_size == launched.world_size and launched.launcher != VARIABLES:
         return "127.0.0.1"
     raise ConfigError(
-        f"MASTER_ADDR: not set, and {launched.launcher} does not say which machine process 0 is on; set MASTER_ADDR and "
-        "MASTER_PORT for all processes (mpirun -x MASTER_ADDR=HOST ...), or give -dist_url tcp://HOST:PORT"
+        f"MASTER_ADDR is not set, and the machine of process 0 is not known from {launched.launcher}; set MASTER_ADDR "
+        "and MASTER_PORT for all processes (mpirun -x MASTER_ADDR=HOST ...), or give -dist_url tcp://HOST:PORT"
     )
 
 

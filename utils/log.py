@@ -57,7 +57,7 @@ class Log:
                 sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def detail(self, line: str) -> None:
-        """Log a detailed line, but do not print it on a terminal, where `show` prints a short one."""
+        """Write a detailed line to the files. On a terminal it is not printed, because `show` prints a short line."""
         (self.note if self.on_terminal else self.say)(line)
 
     def show(self, line: str) -> None:
@@ -92,7 +92,8 @@ class Log:
             yield
         except OSError as error:
             if not self._has_failed:
-                print(f"warning: cannot write {path} ({cause_of(error)}); it may lack some lines", file=sys.stderr)
+                text = f"warning: cannot write {path} ({cause_of(error)}); lines may be missing from this file"
+                print(text, file=sys.stderr)
             self._has_failed = True
 
     def start_bar(self, total: int, initial: int, title: str) -> None:

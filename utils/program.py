@@ -32,9 +32,9 @@ from utils.errors import (
 from utils.extras import find_missing, how_to_get_back
 from utils.text import cut, printable
 
-MOST_READ = 100_000  # maximum characters of an error message that are processed; fewer are shown
+MOST_READ = 100_000  # maximum characters of an error message that `printable` processes; `cut` shows fewer
 
-# Errors about file names, which a user can fix, and errors of a disk or its server.
+# Errors about file names, which a user can fix, and errors of a disk or a file server.
 OF_A_NAME = {
     errno.ENAMETOOLONG,
     errno.EACCES,
@@ -87,10 +87,10 @@ def revision(folder: Path = Path(__file__).parent.parent) -> str:
 
 
 def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Run a program and return its exit code, after reporting its error.
+    """Run a program and return its exit code. If the program raises an error, report the error.
 
-    The code is the program's own, or 2 for an error that the user can fix (without a traceback), or 1 for other errors. It is
-    0 if the reader of the program's output has ended (`| head`).
+    The exit code is 2 after an error that the user can fix, which is reported without a traceback, and 1 after other
+    errors. It is 0 if the reader of the program's output has ended (`| head`).
     """
     open_closed_streams()
     with contextlib.suppress(AttributeError, OSError):  # stdout may be replaced by another object
@@ -164,10 +164,9 @@ def exit_code_and_message(error: BaseException) -> tuple[int, str | None]:
             f"{error.filename}: {cause_of(error)}; name another file or folder, or change its permissions",
         )
     if isinstance(error, OSError) and error.errno in OF_THE_DISK:
-        place = f"{error.filename}: " if error.filename else ""
         return (
             ExitCode.FAILED,
-            f"{place}{cause_of(error)}; a file could not be read or written; start again when the disk works",
+            f"cannot read or write {error.filename or 'a file'} ({cause_of(error)}); start again when the disk works",
         )
     message = _remedy_for(error)
     return ExitCode.REFUSED if message else ExitCode.FAILED, message
@@ -185,7 +184,7 @@ def nobody_reads() -> bool:
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     has_gone = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     if has_gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # also for the interpreter's flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit succeeds too
     return has_gone
 
 
@@ -195,7 +194,7 @@ def exit_now(code: int) -> NoReturn:
     A teardown takes half a second, during which gloo's threads may still hold tensors and abort the process
     (pytorch/pytorch#179291). Exit handlers run for at most 10 s, because a tracker's handler may wait for a server.
     """
-    run_handlers = atexit._run_exitfuncs  # Python has no public name for it
+    run_handlers = atexit._run_exitfuncs  # no public function runs the exit handlers
     handlers = threading.Thread(target=run_handlers, daemon=True)
     handlers.start()
     handlers.join(10.0)
@@ -219,15 +218,15 @@ def _remedy_for(error: BaseException) -> str | None:
             f"out of memory ({how}); lower DATA.BATCH_SIZE, DATA.IMAGE_SIZE or the size of the model (MODEL.EMBED_DIM, "
             "MODEL.DEPTH), or stop other programs that use memory"
         )
-    if os.strerror(errno.EMFILE) in text:  # an OSError, or an error of torch with its text
+    if os.strerror(errno.EMFILE) in text:  # an OSError, or torch's error with the same text
         return "too many open files for the limit of this shell; raise it, for example with ulimit -n 4096, or lower -num_workers"
     if any(each in text for each in NO_COMPILER):
         return (
-            f"-compile: {text.splitlines()[0]}; install a compiler such as g++, set CXX and CC to yours in the environment, "
-            "or leave -compile out"
+            f"-compile: {text.splitlines()[0]}; install a compiler such as g++, set the environment variables CXX and "
+            "CC to an installed compiler, or leave -compile out"
         )
     if "C++ compile error" in text and "No space left" in text:
-        return "-compile: disk full; free space for its kernels, or set TORCHINDUCTOR_CACHE_DIR to another folder"
+        return "-compile: the disk is full; free some space, or set TORCHINDUCTOR_CACHE_DIR to another folder"
     return None
 
 

@@ -67,13 +67,13 @@ class Rendezvous:
         rank, (reason, *_) = self.launched.rank, str(error).splitlines() or ["no answer"]
         if rank == 0 and re.search("EADDRINUSE|already in use", str(error)):
             return ConfigError(
-                f"-dist_url: port {self.launched.port} of this machine is in use ({reason}); choose another, or set "
-                "MASTER_PORT"
+                f"-dist_url: port {self.launched.port} of this machine is in use ({reason}); choose another port, or "
+                "set MASTER_PORT"
             )
         return LostProcess(
             f"-dist_url: process {rank} could not reach process 0 at {self._where} within {self.timeout:g} s "
-            f"({reason}); check that it is running, that this is its machine, and that the port is open between the "
-            "machines. DIST.TIMEOUT sets how long to wait"
+            f"({reason}); check that process 0 is running, that this is the address of its machine, and that the port "
+            "is open between the machines. DIST.TIMEOUT sets how long to wait"
         )
 
     def _wait_for_all(self, deadline: float) -> list[list[str]]:
@@ -117,7 +117,7 @@ class Rendezvous:
                 time.sleep(0.05)
 
     def kill_local(self, ranks: list[int]) -> None:
-        """Kill each given rank that this process's launcher started. The launcher would let it hang for 30 s."""
+        """Kill each given rank that this process's launcher started. The launcher would let the rank hang for 30 s."""
         for rank in ranks:
             with contextlib.suppress(OSError):  # the process has already ended, or this is not Linux
                 status = Path(f"/proc/{self._pids[rank]}/status").read_text()

@@ -20,7 +20,7 @@ class RunCopy(NamedTuple):
     folder: Path
     id: str
     name: str  # name of the folder in which the run started; "" if status.json lacks it
-    is_original: bool  # whether the folder still has this name
+    is_original: bool  # whether the folder still has its original name
     began: float  # the first start, in seconds since 1970
     saved: float  # the last save, in seconds since 1970
     step: int
@@ -89,7 +89,7 @@ def newest_first(folders: Iterable[Path]) -> list[RunCopy]:
 
 
 def _with_lost_identities(copies: Sequence[RunCopy]) -> list[RunCopy]:
-    """Return the copies. A folder with an unreadable status.json is an original if a copy's status.json names it."""
+    """Return the copies. A folder whose status.json is unreadable gets its identity from a copy that names it."""
     lost = {copy.folder: copy for copy in copies if not copy.name}
     for copy in copies:
         folder = copy.folder.with_name(copy.name) if copy.name else copy.folder

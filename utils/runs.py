@@ -48,7 +48,7 @@ def utc_now() -> str:
 
 def is_run_folder(folder: str | Path) -> bool:
     """Return whether this is the folder of a run."""
-    # A class folder has neither file, so each of thousands of such folders costs only two checks.
+    # A class folder has neither status.json nor config.yaml, so each of thousands of such folders costs two checks.
     found = [name for name in FILES_OF_A_RUN[:2] if os.path.exists(os.path.join(folder, name))]
     return bool(found) and has_files_of_run([*found, *os.listdir(folder)])
 
@@ -59,7 +59,7 @@ def has_files_of_run(names: Collection[str]) -> bool:
 
 
 def without_latest(source: str | Path, save: str = OUTPUT) -> str:
-    """Return the folder of the newest run in `save` for `latest`. Return another name, or an existing path, unchanged.
+    """Return `source`, or the folder of the newest run in `save` if `source` is `latest` and there is no such path.
 
     Raise ConfigError for an empty name, which Path would treat as the current folder.
     """

@@ -15,9 +15,9 @@ def mix(*numbers: int) -> int:
 
 
 def keyed_rng(purpose: str, *key: int) -> random.Random:
-    """Return a generator that depends only on its purpose and some numbers.
+    """Return a random generator whose seed depends only on its purpose and some numbers.
 
-    It hashes differently from `mix`. Neither hash may change, because results depend on both.
+    The seed is hashed differently than in `mix`. Neither hash may change, because results depend on both.
     """
     digest = hashlib.blake2b(" ".join(map(str, (purpose, *key))).encode(), digest_size=16).digest()
     return random.Random(int.from_bytes(digest, "big"))

@@ -42,7 +42,7 @@ def csv_cell(value: object) -> object:
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Return the rows as CSV text. A cell of None is empty."""
     text = io.StringIO()
-    # With its default line end "\r\n", csv quotes each cell that contains "\r" or "\n". Lines are written with "\n".
+    # csv quotes cells that contain "\r" or "\n" because it ends lines with "\r\n". This text ends lines with "\n".
     lines = SimpleNamespace(write=lambda line: text.write(line.removesuffix("\r\n") + "\n"))
     csv.writer(lines).writerows(rows)
     return text.getvalue()
@@ -72,7 +72,7 @@ def format_bytes_apart(one: float, other: float) -> tuple[str, str]:
 
 
 def first_of(names: Sequence[str], separator: str = ", ", limit: int = 10, total: int | None = None) -> str:
-    """Return the first names and the number of further ones. `total` is the number of all names if not all are given."""
+    """Return the first names as text, and how many more there are. `total`: the number of all names, if larger."""
     total = len(names) if total is None else total
     more = f" and {total - limit:,} more" if total > limit else ""
     return separator.join(names[:limit]) + more
@@ -131,7 +131,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def is_url(path: str) -> bool:
-    """Return whether a path is a URL. Mistyped URLs (https:/server) count too, because they may contain a password."""
+    """Return whether a path is a URL, even a mistyped URL (https:/server), which may contain a password."""
     return re.match(rf"[a-z][a-z0-9+.-]+:/|({'|'.join(SCHEMES)}):", path, re.IGNORECASE) is not None
 
 
@@ -153,7 +153,7 @@ def problem_of(url: str) -> str | None:
             "contains a query (the part after ? or #), such as the signature of a signed URL, which would be written to the "
             f"run's files; leave it out, and put credentials into the {remedy}"
         )
-    return None if host else "names no server or bucket"
+    return None if host else "names no server or bucket; add one after ://"
 
 
 def redacted(text: str) -> str:

@@ -18,7 +18,7 @@ from torch.amp.grad_scaler import OptState
 from torch.utils import _python_dispatch, _pytree
 
 TORCH_VERSIONS, TIMM_VERSIONS = ("2.11", "2.15"), ("1.0.20", "1.0.31")  # the oldest and the newest supported version
-TorchDispatchMode = _python_dispatch.TorchDispatchMode  # unlike torch.overrides, it sees the result of autocast
+TorchDispatchMode = _python_dispatch.TorchDispatchMode  # sees the result of autocast, unlike torch.overrides
 tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map  # torch has no public functions for nested containers
 # These kernels write uint8 pixels into the batch. functional.interpolate would allocate new memory for its result.
 RESIZE_KERNELS = {
@@ -138,7 +138,7 @@ def own_parameter(module: nn.Module, name: str) -> nn.Parameter:
 
 
 def add_position_embedding(model: nn.Module, patches: Tensor) -> Tensor:
-    """Add class token and position embedding as timm's VisionTransformer does. timm has no public function for it."""
+    """Add class token and position embedding as timm's VisionTransformer does. timm's function is private."""
     return model._pos_embed(patches)
 
 

@@ -184,7 +184,7 @@ class Window(NamedTuple):
 
 
 class TrainData:
-    """The training images of one process. `load` (make_loader in workers.py) reads them, with a GPU ahead of time.
+    """The training images of one process. `load` (make_loader in workers.py) reads them, and prefetches them for a GPU.
 
     `order` computes the images of each update from seed and step only, and cuts them into a piece for each micro-batch
     of each process. So an update has the same images with 1 and with 8 processes if the global batch is the same.
@@ -224,7 +224,7 @@ class EvalData:
 
     A set that is read in groups (shards, row groups) is split into one contiguous part per process, so that each
     process reads only some groups. All processes get the same number of batches. A process that has no images left gets
-    a batch that does not count.
+    a batch that is excluded from the scores.
     """
 
     def __init__(

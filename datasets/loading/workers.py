@@ -30,7 +30,7 @@ from utils.program import STOPPING, die_with_parent
 MAX_ON_CPU = 8  # loader workers of a run on a CPU
 ENOUGH_CORES = 4  # with this many cores or more, one is reserved for the training thread
 AHEAD_OF_PROCESS = 2  # batches that each worker process prefetches
-MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # prefetched by all threads: least and most batches, most bytes
+MIN_AHEAD, MAX_AHEAD, BYTES_AHEAD = 2, 32, 2**30  # prefetched batches of all threads: minimum, maximum, maximum bytes
 MAX_FRACTION_AHEAD = 0.05  # part of the host's free memory for the prefetched batches of all training processes
 MAX_FRACTION_SHARED = 0.8  # part of the free shared memory that batches may fill
 # Fractions of the time for which a loader thread is assumed to hold Python's GIL; measured in BENCHMARKS.md.
@@ -169,7 +169,7 @@ def _end_with_run(number: int) -> None:
     Otherwise, after kill -9 of the run, torch's workers would live for up to 5 s and keep the run folder locked.
     """
     die_with_parent()
-    if sys.platform == "linux":  # abstract sockets: others need a folder, which would stay if the process is killed
+    if sys.platform == "linux":  # an abstract socket leaves no folder behind if the process is killed
         connection.arbitrary_address = lambda family: f"\0halfstep-{secrets.token_hex(16)}"
 
 

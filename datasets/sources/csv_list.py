@@ -95,7 +95,7 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
     """Pass these columns of all rows of a file to `add`. Return lines for the log."""
     with _opened(file, columns.names) as (rows, notes):
         names = [name.strip() for name in next(rows)]
-        places = {name: place for place, name in enumerate(names)}  # if columns have the same name, the last one counts
+        places = {name: place for place, name in enumerate(names)}  # of columns with the same name, the last is used
         values = _Values(file, columns, [(column, places[column]) for column in columns.names], len(names))
         while found := values.take(rows):
             add(found)

@@ -36,7 +36,7 @@ SHAPE = Shape(
     ["path target", "folder date"],
     {"left_out": {str: int}},
 )
-INDEX_FILE = f"images{ENDING}"  # next to the class folders, not in a folder that other programs would take for a class
+INDEX_FILE = f"images{ENDING}"  # a file next to the class folders; other programs would take a folder there for a class
 EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
 
 

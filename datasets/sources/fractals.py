@@ -25,8 +25,8 @@ SEED = 20260  # the same for all classes
 MAX_POINTS = 600  # the most points of an attractor
 FILLED = (0.08, 0.45)  # smallest and largest fraction of the pixels that a class may draw
 ATTEMPTS = 100  # the most random systems that are tried for each class
-NUMBERS = 32  # random numbers of a system
-STYLE = 17  # random numbers of an image for place, size, slant, thickness and colours
+NUMBERS = 32  # how many random numbers define a system
+STYLE = 17  # how many random numbers define an image's place, size, slant, thickness and colours
 CHANGE = 0.1  # how much a system's numbers may change from image to image
 
 

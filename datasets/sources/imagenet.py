@@ -34,8 +34,8 @@ def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | Non
             _refuse_kaggle(root)
             if (folders := subfolders(root) if root.is_dir() else []) and not config.START.EVAL:
                 raise DataError(
-                    f"DATA.DATA_PATH: {root} has no train/ and val/, but {first_of(sorted(folders), limit=3)}; if each "
-                    "is a class: -dataset imagefolder"
+                    f"DATA.DATA_PATH: {root} has no train/ and val/, but {first_of(sorted(folders), limit=3)}; if "
+                    "these folders are classes, set -dataset imagefolder"
                 )
         return read_split_folders(config, root, EXPECTS)
     # Evaluation needs the training list only for its classes.
@@ -86,6 +86,6 @@ def read_list_file(file: Path, add: Callable[[Rows], None]) -> list[str]:
             if len(parts) < 2 * len(text):
                 place, line = next((place, line) for place, line in enumerate(text) if len(line.split(maxsplit=1)) < 2)
                 raise DataError(
-                    f"{file}, line {numbers[place]}: {line!r} has no label; a line is 'relative/path label'"
+                    f"{file}, line {numbers[place]}: {line!r} has no label; each line must be 'relative/path label'"
                 )
             add(Rows(parts[0::2], parts[1::2], numbers, []))

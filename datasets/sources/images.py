@@ -19,7 +19,7 @@ from utils.text import format_bytes_apart
 MOST_BYTES_PER_PIXEL = 8  # an uncompressed file with four channels of 16 bits
 LONGEST = 4096  # characters of the longest path that a system opens
 RETRY_AFTER = (0.5, 2.0)  # seconds before each retry; a network file system or a disk may recover
-# Errors that a retry cannot help: no such file, no permission, a folder or socket instead of a file.
+# Errors that a retry cannot fix: no such file, no permission, a folder or socket instead of a file.
 LASTING = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ELOOP}
 LASTING |= {errno.ENAMETOOLONG}
 OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE}  # too many open files: the image is good, so it must not be replaced
@@ -93,7 +93,7 @@ class FileImages(EncodedImages):
         if not self.is_listing:
             return None
         links = [Path(entry.path) for entry in os.scandir(self.root) if entry.is_symlink() and entry.is_dir()]
-        # Without train/ and val/, runs in `root` itself do not join the set: run folders next to classes are left out.
+        # Without train/ and val/, runs directly in `root` are not read: run folders next to classes are left out.
         is_beside = self.split.keys() == {"training"} and os.path.realpath(folder) == os.path.realpath(self.root)
         return None if is_beside else next((each for each in (self.root, *links) if is_within(each, folder)), None)
 

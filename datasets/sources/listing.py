@@ -20,7 +20,7 @@ from datasets.sources.root import own_split
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import count_classes
 from utils.errors import DataError, not_a_file
-from utils.text import first_of
+from utils.text import counted, first_of
 
 NUM_CHECKED = 10  # files of each list that are looked up at the start; looking up all of ImageNet would take minutes
 NUM_NAMED = 10  # repeated or shared paths that the log names
@@ -80,7 +80,10 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
         _check_paths(index, file, number)
         targets = index.column(f"{number}.target")
         if not index.is_below(f"{number}.target", len(label_sets[number] or classes)):
-            raise DataError(f"{index.path} is damaged: its classes differ from {file}; remove it to build it again")
+            raise DataError(
+                f"{index.path} is damaged: its classes differ from the classes in {file}; remove this index, so that "
+                "the next start builds it again"
+            )
         image_set = FileImages(file.parent, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
         image_set.index, image_set.label_sets = index, label_sets[number]
         image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
@@ -245,9 +248,10 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
     for file, repeated in zip(lists.files, facts["repeated"], strict=True):
         if repeated["count"]:
             other_class = f", {repeated['contrary']:,} of them with another class" if repeated["contrary"] else ""
+            names = first_of(repeated["first"], total=repeated["count"])
             yield (
-                f"warning: {file}: lines that repeat an earlier path (a split keeps them in the same part): "
-                f"{repeated['count']:,}{other_class} ({first_of(repeated['first'], total=repeated['count'])})"
+                f"warning: {file} repeats earlier paths on {counted(repeated['count'], 'line')}{other_class} ({names}); "
+                "a split keeps repeated images in the same part"
             )
     if config.START.EVAL or len(lists.files) < 2:
         return
@@ -259,11 +263,15 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
         )
     if shared["count"]:
         names = first_of(shared["first"], total=shared["count"])
-        yield f"warning: images of {val} that are also in {train}: {shared['count']:,} ({names})"
-    if groups["count"]:
         yield (
-            f"warning: values of DATA.GROUP_BY {config.DATA.GROUP_BY} that are in {train} and in {val}: "
-            f"{groups['count']:,} ({first_of(groups['first'], total=groups['count'])})"
+            f"warning: {val} and {train} have {counted(shared['count'], 'image')} in common ({names}); remove "
+            "them from one of the two lists, because they distort the accuracy"
+        )
+    if groups["count"]:
+        names = first_of(groups["first"], total=groups["count"])
+        yield (
+            f"warning: {val} and {train} have {counted(groups['count'], 'value')} of DATA.GROUP_BY "
+            f"{config.DATA.GROUP_BY} in common ({names}); list each group in only one of the two"
         )
 
 
@@ -277,11 +285,11 @@ def _check_paths(index: Index, file: Path, number: int) -> None:
         path = os.fsdecode(paths[first])
         if not os.path.isfile(root / path):
             raise DataError(
-                f"{file}, line {line}: no file {root / path}; paths are relative to the folder of the list"
-                + (" and have / between folders, also on Windows" if "\\" in path else "")
+                f"{file}, line {line}: there is no file {root / path}; paths are relative to the folder of the list"
+                + (" and have / between folders, even on Windows" if "\\" in path else "")
             )
     if outside is not None:
         raise DataError(
             f"{file}, line {index.column(f'{number}.folder_line')[outside]}: {os.fsdecode(paths[row])!r} leads out "
-            f"of {root}; paths are relative to that folder and must stay in it, also through links"
+            f"of {root}; paths are relative to that folder and must not lead out of it, even through a link"
         )

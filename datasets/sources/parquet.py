@@ -117,7 +117,7 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
 def find_files(root: Path) -> dict[str, list[Path]]:
     """Return the sorted files of each part: PART-00000-of-00002.parquet, also in folders, or PART/*.parquet.
 
-    Any other file is a part of its own.
+    Each other file is a separate part.
     """
     files = defaultdict(list)
     for path in sorted(_files_below(root, DEPTH)):
@@ -492,7 +492,7 @@ class ParquetImages(EncodedImages):
         return self._order(self.reach, seed, epoch)
 
     def order_to_write(self, seed: int) -> GroupedShuffle:
-        """Return an order that is mixed more widely than in training.
+        """Return an order in which images move farther than in training.
 
         Only one process reads, so it may cache up to WRITING_BYTES of row groups.
         """

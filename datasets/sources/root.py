@@ -15,7 +15,7 @@ VAL_NAMES = ("val", "valid", "validation", "eval", "dev", TEST_NAME)
 
 
 class Parts(NamedTuple):
-    """The names of the folders or files of a data set: the training and validation parts, and the unread ones."""
+    """The folder or file names of a data set's training and validation parts, and of the parts that are not read."""
 
     train: str | None
     val: str | None
@@ -53,7 +53,7 @@ def data_root(data: Data, expects: str) -> Path:
     """Return DATA_PATH, which must exist. `expects` describes the layout that the data set needs there."""
     root = Path(data.DATA_PATH).expanduser()
     if not root.exists():
-        raise DataError(f"DATA.DATA_PATH: nothing at {root}; {expected_layout(data, expects)}")
+        raise DataError(f"DATA.DATA_PATH: {root} does not exist; {expected_layout(data, expects)}")
     kind = not_a_file(root)
     if kind not in (None, "a folder"):
         raise DataError(f"DATA.DATA_PATH: {root} is {kind}; {expected_layout(data, expects)}")

@@ -1,4 +1,4 @@
-"""`shards`: samples in WebDataset's tar files, read in place, nearly tar by tar."""
+"""`shards`: samples in WebDataset's tar files, read without unpacking, mostly one tar after another."""
 
 import functools
 import hashlib
@@ -112,7 +112,7 @@ class ShardFolder:
         return read_names(file, "surrogateescape") if os.path.lexists(file) else None
 
     def load(self, tar: ShardTar, known: Sequence["ShardTable"]) -> Shard:
-        """Return the samples of a tar: from an older index if at most the tar's date has changed, or from the tar."""
+        """Return the samples of a tar, from an older index if only the tar's date has changed, else from the tar."""
         for table in known:
             number = table.find(tar)
             if number is not None and (
@@ -166,7 +166,7 @@ def scan(tar: Tar) -> Shard:
             if key in images:
                 raise DataError(
                     f"{tar.title}: the sample {key!r} has two images, {images[key].name!r} and {member.name!r}; "
-                    "each sample needs a name of its own"
+                    "give each sample a different name"
                 )
             images[key] = member
         elif ending == "cls" or ending == "json" and member.size <= MAX_LABEL_BYTES and key not in labels:
@@ -250,7 +250,7 @@ class ShardTable:
         return {name: number for number, name in enumerate(self.tar_names.chunk(0, len(self.tar_names)))}
 
     def find(self, tar: ShardTar) -> int | None:
-        """Return the number of this tar, or None if it is unknown or if a server's index puts samples outside of it."""
+        """Return the number of this tar, or None if it is unknown or a server's index has samples outside the tar."""
         number = self._numbers.get(os.fsencode(tar.name))
         if number is None or self.tar_sizes[number] != tar.size:
             return None
@@ -292,7 +292,7 @@ def _is_of_shards(index: Index) -> bool:
 def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[ShardTar]) -> ShardTable:
     """Return the samples of these tars of a part, from the index of an earlier start if the tars have not changed.
 
-    Otherwise, read only the tars that no index has.
+    Otherwise, read only the tars that no index contains.
     """
     paths = index_paths(config, folder.root / f"{part}{ENDING}")
 
@@ -442,6 +442,7 @@ def _image_set(config: Config, folder: ShardFolder, table: ShardTable, classes: 
     if not len(table):
         more = f" and {len(table.tar_names) - 1} more" if len(table.tar_names) > 1 else ""
         raise DataError(
-            f"{folder.title_of(table.tar(0))}{more}: no samples (images with labels); restore or remove the file"
+            f"{folder.title_of(table.tar(0))}{more}: there are no samples (images with labels); restore or "
+            "remove the file"
         )
     return ShardImages(folder, table, classes, PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER)

@@ -15,7 +15,7 @@ DEFAULT_CLASSES = 1000
 
 
 class SyntheticImages(ImageSet):
-    """Targets without images. SyntheticBatches makes the images."""
+    """A set of random targets without images. SyntheticBatches makes the images."""
 
     in_memory = names_are_numbers = labels_are_numbers = True
 

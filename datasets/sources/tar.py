@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from utils.errors import DataError, not_a_file
 
-MOST_EXTENDED = 1 << 16  # the most bytes of an extended header, such as a long name
-TOO_MANY_DIGITS = re.compile(rb"\d{256}")  # more digits than a file name has
+MOST_EXTENDED = 1 << 16  # bytes; the largest extended header (such as a long name) that is accepted
+TOO_MANY_DIGITS = re.compile(rb"\d{256}")  # a file name never has this many digits
 BLOCK = 512  # bytes; a block of zeros ends a tar
 
 
@@ -26,7 +26,7 @@ class Tar:
     """An open tar. It keeps no position, so threads and forked processes can read from it concurrently."""
 
     def __init__(self, path: Path, title: str = ""):
-        """`title`: the name in messages, by default the path. Raise DataError if the path is not a file."""
+        """Open a tar. `title` is its name in messages, by default the path. Raise DataError if it is not a file."""
         self.path, self.title = path, title or str(path)
         kind = not_a_file(path)
         if kind:
@@ -58,7 +58,7 @@ class Tar:
                     if member.isreg():
                         last = member.name
                         yield self._checked(member)
-        # The errors besides TarError come from extended headers of impossible sizes, or from too many of them in a row.
+        # Errors other than TarError come from extended headers of impossible sizes, or from too many of them in a row.
         except (tarfile.TarError, ValueError, OverflowError, MemoryError, RecursionError) as error:
             problem = error
         # tarfile ends silently at a damaged header, so the files after it would be missing from the data.
@@ -71,7 +71,7 @@ class Tar:
     def _checked(self, member: tarfile.TarInfo) -> Member:
         if member.issparse() or member.name.startswith("/") or ".." in member.name.split("/"):
             raise DataError(
-                f"{self.title}: the member {member.name!r} leads out of the tar or is sparse; make the tar with "
+                f"{self.title}: the member {member.name!r} points outside the tar or is sparse; make the tar with "
                 "relative names, without '..' and without --sparse"
             )
         return Member(member.name, member.offset_data, member.size)

@@ -106,7 +106,7 @@ def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]
 
 
 def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
-    """Return images in memory or in files if the data set has either, or else as torchvision returns them."""
+    """Return images in memory or in files if the data set has either, or else images that torchvision reads."""
     rules = PixelRules.of(config.DATA)
     if hasattr(dataset, "data"):
         images = np.asarray(dataset.data)
@@ -144,7 +144,7 @@ class TorchvisionImages(ImageSet):
     names_are_numbers = True
 
     def __init__(self, dataset: Any, places: np.ndarray, targets: np.ndarray, classes: list[str], rules: PixelRules):
-        """`places` [N]: the index of each image in `dataset`."""
+        """Wrap some images of `dataset`. `places` [N] are their indices in `dataset`."""
         super().__init__(targets, classes)
         self.dataset, self.places, self.rules = dataset, places, rules
 

@@ -24,7 +24,7 @@ ROW, TARGET = "<u4", "<i4"  # types of the columns of a part, in memory and in t
 
 
 def hold_out(image_set: ImageSet, fraction: float, title: str, fold: Fold | None = None) -> tuple[ImageSet, ImageSet]:
-    """Return training and validation images, split by position. This is for sets that never get new images."""
+    """Return training and validation images, split by position. Use it only for sets that never get new images."""
     return divide(image_set, new_record("position", title, fraction, fold))
 
 
@@ -37,9 +37,9 @@ def new_record(rule: str, title: str, fraction: float, fold: Fold | None) -> dic
 
 
 def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int, int]]) -> np.ndarray:
-    """Return bool [N]: the images that are held out, chosen in each class by position and a seed.
+    """Return bool [N]: the images that are held out, drawn from each class by position and seed.
 
-    `part(count)`: the start and end of the part that is held out of a class's `count` images in random order.
+    `part(count)` returns the start and end of the held-out part of a class with `count` images in random order.
     """
     held_out, start = np.zeros(len(image_set), dtype=bool), 0
     by_class = np.argsort(image_set.targets, kind="stable")
@@ -51,9 +51,9 @@ def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int
 
 
 def _by_fraction(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """Return bool [N], the images that are held out: a fraction of each class, by position. The list of notes is empty.
+    """Return bool [N], the images that are held out (a fraction of each class, by position), and an empty list.
 
-    Every class keeps an image for training. With two or more images, it also holds one out unless the fraction is 0.
+    Each class keeps a training image. A class with two or more images also holds one out, unless the fraction is 0.
     """
 
     def share(count: int) -> tuple[int, int]:
@@ -255,9 +255,9 @@ def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
 
 
 def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
-    """Return the record of a resumed or evaluated run, with its class folders if they differ from the classes.
+    """Return the record with the class folders of the resumed or evaluated run, if they differ from the classes.
 
-    In a list, the label of an image can change while its folder stays. For a renamed class, both of its names count.
+    In a list, the label of an image can change while its folder stays. If a class was renamed, both names are kept.
     """
     if not hashes_names(record) or image_set.is_listing:
         return record

@@ -13,18 +13,18 @@ from datasets.types import ImageSet
 from utils.text import first_of
 
 HASH_BYTES = 8
-NUM_NAMED = 10  # images that the log names because their class decided their part
+NUM_NAMED = 10  # maximum number of images that a log line names because their class decided their part
 MARK = re.compile(rb"\.moved-[0-9]+(?=\.[^./]+$)")  # in the name of a file that scripts/labels.py moved to a taken name
 
 
 def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """Return bool [N]: the images whose key has a hash below the fraction, and each class's image with the lowest hash.
+    """Return bool [N], the images that are held out, and lines that name the images whose class decided their part.
 
-    So a training image stays in training if images are added: a new image with a lower hash only sends the image that
-    had the lowest hash back to training. If all images of a class would be held out, the image with the highest hash
-    stays in training. Images with the same name, or of one group of DATA.GROUP_BY, are always in the same part.
+    An image is held out if the hash of its key is below the fraction, or is the lowest of its class. So a training
+    image stays in training if images are added: a new image with a lower hash only sends the image that had the lowest
+    hash back to training. If a class would lose all its images, the image with the highest hash stays in training.
 
-    Also return lines for the log, which name the images whose class decided their part.
+    Images with the same name, or in the same group of DATA.GROUP_BY, are always in the same part.
     """
     notes, fraction, seed = [], record["fraction"], record["seed"]
     hashes = hashes_of(image_set.split_keys(), seed, class_folders)
@@ -109,9 +109,11 @@ def _lowest_of_each_class(
     held_out: np.ndarray,
     kept_whole: Sequence[int] = (),
 ) -> np.ndarray:
-    """Return bool [N]: the image with the lowest hash of each class that has no image held out, unless a class would
-    lose all its training images. A class in `kept_whole` holds out as many images as possible. `together` is equal
-    for images that must be in the same part; it also orders images with equal hashes."""
+    """Return bool [N]: for each class without held-out images, the image with the lowest hash that can be held out.
+
+    No image is held out if a class would then lose all its training images. A class in `kept_whole` holds out as many
+    images as possible. `together` is equal for images that must be in the same part; it also orders images with
+    equal hashes."""
     counts, num_held_out = image_set.count_classes(), image_set.count_classes(held_out)
     lacking = np.flatnonzero((counts > 1) & (num_held_out == 0))
     if not len(lacking):

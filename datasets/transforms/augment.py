@@ -31,7 +31,7 @@ PAPERS = {
     "trivialaugment": "ta_wide",
     "trivialaugmentwide": "ta_wide",
 }
-# {set of operations, as in rand-m9-t3a: the largest n}. Weighted operations are drawn without replacement, so n cannot
+# {set of operations (3a in rand-m9-t3a): its largest n}. Weighted operations are drawn without replacement, so n cannot
 # exceed their number.
 CHOICES = {"weights": 15, "3a": 100, "3aw": 14}
 # Minimum and maximum of each parameter. Far larger values would take too long per image.
@@ -147,7 +147,7 @@ def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> SubPo
     """Return the policy for square images of this side, with these interpolations."""
     if policy.name == "ta_wide":
         return SubPolicies([[operation] for operation in trivial_augment(resamples)])
-    from timm.data import auto_augment as timm  # imported here: it takes a second, and most runs do not need it
+    from timm.data import auto_augment as timm  # imported here: the import takes a second, and most runs do not need it
 
     numbers = policy.numbers
     deviation = numbers["mstd"]
@@ -209,7 +209,7 @@ class Augmentation:
         return drawn._replace(operations=(*drawn.operations, *self._draw_jitter(rng)))
 
     def apply(self, drawn: DrawnOperations, pixels: np.ndarray) -> np.ndarray:
-        """Return the image, uint8 [H, W, C], after these operations: `pixels` or a new array. No numbers are drawn."""
+        """Apply drawn operations to an image, uint8 [H, W, C]. Return `pixels` itself or a new array."""
         return apply_operations(drawn, pixels, self.fill)
 
     def __call__(self, image: Tensor, rng: Random) -> None:

@@ -1,4 +1,4 @@
-"""Crops of images to the model's square input. Crops are uint8 on the CPU and normalized on the device."""
+"""Crop images to the square that the model takes as input. Crops are uint8 on the CPU and normalized on the device."""
 
 import math
 import random
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class BySize(Generic[T]):
-    """One object for each size of training images."""
+    """A set of objects, one for each size of training images."""
 
     def __init__(self, config: Config, make: Callable[[Config], T]):
         """Call `make` for each size, with settings in which IMAGE_SIZE is that size."""

@@ -14,7 +14,7 @@ from datasets.types import ImageReadError
 
 
 def describe_kinds(image: Image.Image) -> list[str]:
-    """Return the unusual properties of an opened image, in the words of -check."""
+    """Return the unusual properties of an opened image, as -check prints them."""
     kinds = {
         "16-bit": any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not has_32_bits(image),
         "32-bit (refused)": has_32_bits(image),
@@ -79,7 +79,8 @@ def decode(data: bytes, rules: PixelRules) -> np.ndarray:
     except ImageReadError:
         raise
     except UnidentifiedImageError as error:  # Pillow's own message has the address of an object in memory
-        raise ImageReadError("UnidentifiedImageError: the file is empty or in no format that halfstep reads") from error
+        text = "UnidentifiedImageError: the file is empty or has a format that halfstep does not read"
+        raise ImageReadError(text) from error
     except Image.DecompressionBombError as error:
         raise ImageReadError(f"{error}; DATA.MAX_PIXELS is {rules.max_pixels}") from error
     except Exception as error:  # Pillow's parsers raise many types of errors for broken files
@@ -87,7 +88,7 @@ def decode(data: bytes, rules: PixelRules) -> np.ndarray:
 
 
 def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
-    """Return the unusual properties of an image file, in the words of -check, or [] if it is not an image."""
+    """Return the unusual properties of an image file, as -check prints them, or [] if it is not an image."""
     try:
         with _open(data, rules) as image:
             kinds = describe_kinds(image)
@@ -156,7 +157,7 @@ def _open_heif(data: bytes, rules: PixelRules) -> Image.Image:
 
 
 def _orientation(data: bytes, image: Image.Image | None = None) -> int:
-    """Return the orientation in EXIF or else XMP data, as Pillow's exif_transpose does, or 1 if there is none.
+    """Return the orientation from EXIF data, or from XMP data if EXIF has none, as in Pillow. The default is 1.
 
     `image` is needed unless this is a JPEG. For a HEIF file, return 1, because pillow-heif has applied the orientation.
     """

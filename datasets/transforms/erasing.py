@@ -70,7 +70,7 @@ class Erasing(Boxes):
 
 
 class BatchedErasing(Erasing):
-    """Random erasing of a whole batch at once, with the same result. GPUs need longer for one operation per box."""
+    """Random erasing of a whole batch at once, with the same result. On GPUs, one operation per box is slower."""
 
     def __call__(self, images: Tensor, table: Tensor) -> Tensor:
         noise = self.noise.to(images.dtype)
@@ -83,9 +83,9 @@ class BatchedErasing(Erasing):
     def _fillings(
         self, noise: Tensor, left: Tensor, top: Tensor, noise_left: Tensor, noise_top: Tensor
     ) -> Tensor | float:
-        """Return the filling of each image's box: [B, C, H, W], or [B, C, 1, 1] for one colour.
+        """Return the values that fill each image's box: [B, C, H, W], or [B, C, 1, 1] for one colour.
 
-        Its values outside of the box are arbitrary.
+        The values outside of the box are arbitrary.
         """
         mode = self.settings.RANDOM_ERASE_MODE
         if mode == "const":

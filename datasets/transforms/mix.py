@@ -57,7 +57,7 @@ class Mixing:
         return mixed
 
     def targets(self, targets: Tensor, table: Tensor) -> Mixed:
-        """Return the targets of each image and of its partner, and the weight of its own target."""
+        """Return each image's target, its partner's target, and the weight of the image's target."""
         partners, factor, _, _, width, height = table.unbind(1)
         return Mixed(targets, targets[partners.long()], factor * (1 - width * height / self.side**2))
 

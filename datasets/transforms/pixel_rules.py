@@ -8,7 +8,7 @@ from PIL import Image
 from configs.schema import Data
 from datasets.types import ImageReadError
 
-# Data sets of a user's own photos, to which EXIF is applied. Published scores on other data sets ignore EXIF.
+# Data sets of a user's own photos: EXIF orientation is applied by default. Published scores on other sets ignore it.
 UPRIGHT = ("imagefolder", "csv", "shards", "parquet")
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
@@ -21,7 +21,7 @@ class PixelRules:
 
     num_channels: int
     applies_exif: bool = False
-    background: tuple[int, ...] = (128, 128, 128)  # RGB, behind transparent pixels
+    background: tuple[int, ...] = (128, 128, 128)  # the RGB colour behind transparent pixels
     max_pixels: int = Data.MAX_PIXELS
 
     @classmethod

@@ -1,8 +1,8 @@
-"""Drawn operations as plain data, and their application by timm's operations or by arithmetic with equal results.
+"""Drawn operations as plain data, and functions that apply them, by timm or by arithmetic with equal results.
 
 Pillow holds the GIL in all operations, so loader threads would wait for each other, and most of its operations are
-slower. The arithmetic here takes 0.3 of Pillow's time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each
-function gets and returns pixels as float32 [H, W, C] with whole numbers from 0 to 255, and may change its input.
+slower. The arithmetic here takes 0.3 of Pillow's time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each of
+its functions gets and returns pixels as float32 [H, W, C] with whole numbers from 0 to 255, and may change its input.
 """
 
 import functools
@@ -50,7 +50,7 @@ class DrawnOperations(NamedTuple):
 
     operations: tuple[Operation, ...] = ()
     chains: tuple[tuple[Operation, ...], ...] = ()  # each starts from the image
-    weights: tuple[float, ...] = ()  # one for each chain
+    weights: tuple[float, ...] = ()  # the weight of each chain
     blend: float = 0.0  # the weight of the chains' sum when it is blended with the image
 
 
@@ -140,7 +140,7 @@ ARITHMETIC = {each.__name__: each for each in (brightness, contrast, color, sola
 
 
 def apply_operations(drawn: DrawnOperations, pixels: np.ndarray, fill: Fill) -> np.ndarray:
-    """Return uint8 [H, W, C] after the operations. It may be the same array as `pixels`, which stays unchanged."""
+    """Return uint8 [H, W, C] after the operations. `pixels` stays unchanged, and may itself be the result."""
     if drawn.chains:
         pixels = _mix(drawn, pixels, fill)
     return _in_turn(drawn.operations, pixels, fill)
@@ -180,7 +180,7 @@ def _mix(drawn: DrawnOperations, pixels: np.ndarray, fill: Fill) -> np.ndarray:
 @functools.cache
 def _pillow_operations() -> dict[str, Callable[..., Image.Image]]:
     """Return {name: function(image, value, resample=, fillcolor=)} for the operations that are not in ARITHMETIC."""
-    from timm.data import auto_augment as timm  # imported here: it takes a second, and most runs do not need it
+    from timm.data import auto_augment as timm  # imported here: the import takes a second, and most runs do not need it
 
     def posterize(image: Image.Image, bits: float, **options) -> Image.Image:
         # timm's strongest posterize keeps no bits, which is black. Pillow 13 refuses 0 bits, older versions accept it.

@@ -45,7 +45,7 @@ class Preparation:
         pixels = batch.images.to(self.device, non_blocking=True)
         targets = batch.targets.to(self.device, non_blocking=True)
         piece, boxes = batch.piece, None
-        # A batch without a piece was made by hand and is neither erased nor mixed.
+        # Erasing and mixing need a piece. A batch that was made by hand has none, and skips both.
         if self.erase and piece:
             boxes = self.copy(self.erase.rows(piece) if batch.boxes is None else batch.boxes)
         parts = self.copy(self.mix.rows(piece)) if self.mix and piece and self.mix.is_on(piece) else None

@@ -35,7 +35,7 @@ class RandomOperation(NamedTuple):
     options: Options
 
     def draw(self, rng: Random) -> tuple[Operation, ...]:
-        """Return the operation with a random value, or none with probability 1 - `probability`."""
+        """Return a tuple of the operation with a random value, or () with probability 1 - `probability`."""
         if self.probability < 1 and rng.random() > self.probability:
             return ()
         name, value_of = TIMM_OPERATIONS[self.name]
@@ -133,7 +133,7 @@ def trivial_augment(resamples: tuple[int, ...]) -> list[OneOfMany | Nothing]:
     def up_to(limit: float) -> list[float]:
         return torch.linspace(0.0, limit, 31).tolist()  # in float32, as in torchvision
 
-    # The shifts are negative, because a positive value moves the image in torchvision, but the visible part here.
+    # Shifts are negative, because positive values move the image right or down in torchvision, but left or up here.
     shifts = [-int(value) for value in up_to(32.0)]
     signed = {
         **dict.fromkeys(("shear_x", "shear_y"), up_to(0.99)),

@@ -252,7 +252,7 @@ def check_memory(config: Config, num_classes: int, precision: Precision, free: i
     try:
         need = estimate(config, num_classes, precision, process)
     except torch.OutOfMemoryError:
-        found = f"{format_bytes(free)} are not enough for a batch of {counted(MORE, 'image')}"
+        found = f"{format_bytes(free)} is not enough for a batch of {counted(MORE, 'image')}"
         return Finding("memory", found, WRONG, advice)
     batch_size = config.DATA.BATCH_SIZE
     total = num_sharing * (need.fixed + batch_size * need.per_image)

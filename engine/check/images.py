@@ -20,7 +20,7 @@ from utils.progress import shown
 from utils.text import counted, first_of
 
 LINE_EACH = ",\n"
-BLOCK, MAX_BLOCKS = 64, 4096  # images per task of a thread, and the largest number of tasks
+BLOCK, MAX_BLOCKS = 64, 4096  # smallest number of images per task of a thread, and about the largest number of tasks
 UNEVEN = 10  # the ratio of largest to smallest class above which classes are reported as uneven
 
 
@@ -44,7 +44,7 @@ class ScanResult:
         return self.count < len(self.image_set)
 
     def index(self, number: int) -> int:
-        """Return the index in the image set of the image with this number in the sample."""
+        """Convert an image's number in the sample to its index in the image set."""
         return number * len(self.image_set) // self.count
 
     def class_name(self, number: int) -> str:
@@ -119,7 +119,8 @@ def check_counts(counts: str, val: ImageSet) -> Finding:
     """Report the numbers of images. Warn if there are few validation images, unless their classes are random."""
     if len(val) >= FEW or val.makes_batches:
         return Finding("data", counts)
-    found = f"{counts}; with so few, an accuracy of 50% has a 95% interval of {interval_of(50, len(val))}"
+    interval = interval_of(50, len(val))
+    found = f"{counts}; with so few validation images, an accuracy of 50% has a 95% interval of {interval}"
     remedy = "add validation images, hold out more (DATA.VAL_FRACTION), or train on folds (DATA.FOLD)"
     return Finding("data", found, WARN, remedy)
 
@@ -181,7 +182,7 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
 def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | None:
     """Report validation images with the same pixels as a training image, and equal images in different classes.
 
-    `train` is None in evaluation. Then the result is None unless equal images have different classes.
+    In evaluation, `train` is None, and the result is None unless equal images have different classes.
     """
     twins, clashes = [], []
     for group in same_pixels([val] if train is None else [train, val]):

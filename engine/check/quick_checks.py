@@ -26,7 +26,7 @@ OK, WARN, WRONG = "ok", "WARN", "WRONG"
 CUSTOMARY = {name: row.usual_rates for name, row in TORCH_OPTIMIZERS.items()}
 RATE_FACTOR = 10  # a learning rate outside the usual range by more than this factor is reported
 # The highest learning rates for fine-tuning, relative to the highest usual rate from scratch. With layer decay the
-# limit is higher, because layers near the image get only a small part of the rate.
+# limit is higher, because layers near the input get only a small part of the rate.
 OF_TRAINED, WITH_LAYER_DECAY = 0.5, 2.5
 USUAL_LAYER_DECAY = 0.75
 MAX_INITIAL = 0.01  # the largest accepted share of initial weights in the final EMA

@@ -95,8 +95,9 @@ def refuse_changes(
         )
     if state.get("progress", {}).get("choices") and not order.has_updates_of(state["config"]):
         raise ConfigError(
-            f"-resume: {path} is partway through the schedule that TRAIN.BUDGET chose, and its updates had different "
-            "images; restore the images and the batch size, or start a new run from its weights with -pretrained"
+            f"-resume: {path} is partway through the schedule that TRAIN.BUDGET chose, but the updates would now have "
+            "different images; restore the images, the batch size and DATA.DROP_LAST, "
+            "or start a new run from its weights with -pretrained"
         )
     lines = [f"resume: RESUME.ALLOW_CHANGED allows {key}: {values}" for key, values in different.items()]
     if not order.has_updates_of(state["config"]):

@@ -18,7 +18,7 @@ def read_checkpoint(path: Path, lazily: bool = False, verify: bool = True) -> di
     try:
         state = read_torch(path, lazily, verify)
     except ConfigError as error:
-        raise ConfigError(f"-resume: {error}; use an older checkpoint in the same folder") from error
+        raise ConfigError(f"-resume: {error}, or use an older checkpoint in the same folder") from error
     return state if isinstance(state, dict) else {}
 
 
@@ -65,7 +65,8 @@ def _first(paths: list[Path], is_wanted: Callable[[Path], bool], warn: Callable[
 
 
 def no_checkpoint_at(resume: str) -> ConfigError:
-    return ConfigError(f"-resume: no checkpoint at {resume}; -resume auto looks for the newest run itself")
+    remedy = "name a run's folder or a checkpoint, or use -resume auto"
+    return ConfigError(f"-resume: there is no checkpoint at {resume}; {remedy}")
 
 
 def checkpoint_at(

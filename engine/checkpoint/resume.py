@@ -34,7 +34,7 @@ def find_checkpoint(config: Config, log: Log) -> Path | None:
 
 
 def run_folder_of(checkpoint: Path | None) -> Path | None:
-    """Return the folder of the checkpoint's run, or None if the file is in no run's folder; then a new run starts."""
+    """Return the folder of the checkpoint's run, or None if the file is not in a run's folder and starts a new run."""
     return checkpoint.parent if checkpoint and (checkpoint.parent / "config.yaml").exists() else None
 
 

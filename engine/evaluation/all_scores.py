@@ -1,6 +1,8 @@
-"""The scores of all images and classes, which the mean average precision needs if images have several labels."""
+"""The scores of all images and classes: for figures of each class that need a ranking, and for the calibration."""
 
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +14,13 @@ BYTES_ON_DEVICE = 2**26  # limit for the scores on the device; above it, all sco
 BYTES_AT_ONCE = 2**26  # limit for the scores that processes exchange in one step
 
 
+class Ranking(NamedTuple):
+    """How well the scores of each class rank the images: float64 [classes], NaN where undefined."""
+
+    average_precision: np.ndarray
+    auc: np.ndarray  # area under the receiver operating characteristic
+
+
 class AllScores:
     """The score of each class for each image of this process."""
 
@@ -20,8 +29,11 @@ class AllScores:
         self._on_host: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, scores: Tensor, targets: Tensor) -> None:
-        """Add scores and labels, both [B, classes]. This waits for the device only once in many batches."""
-        self._on_device.append((scores.float(), targets.bool()))
+        """Add scores [B, classes], and labels: class numbers [B], or with several labels per image bool [B, classes].
+
+        This waits for the device only once in many batches.
+        """
+        self._on_device.append((scores.float(), targets if targets.ndim == 1 else targets.bool()))
         if sum(each.nbytes for each, _ in self._on_device) > BYTES_ON_DEVICE:
             self._move()
 
@@ -32,39 +44,70 @@ class AllScores:
             self._on_device = []
 
     def on_host(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return this process's scores and labels, both [N, classes]."""
+        """Return this process's scores [N, classes], and its labels in the form of `add`."""
         self._move()
         if len(self._on_host) > 1:
             self._on_host = [tuple(np.concatenate(each) for each in zip(*self._on_host, strict=True))]
         return self._on_host[0]
 
     def mean_average_precision(self, process: Process) -> float:
-        """Return mAP in percent over the classes that at least one image has, or 0 if there are none.
+        """Return mAP in percent over the classes that at least one image has, or 0 if there are none. Collective."""
+        values = self.ranking(process).average_precision
+        values = values[~np.isnan(values)]
+        return 100 * math.fsum(values) / len(values) if len(values) else 0.0
+
+    def ranking(self, process: Process) -> Ranking:
+        """Return the average precision and the AUC of each class, over the images of all processes. Collective.
 
         Each process computes some of the classes.
         """
+        found: list[tuple[int, float, float]] = []
+        for turn, (start, scores, positives) in enumerate(self._blocks(process)):
+            if turn % process.world_size == process.rank:
+                for offset, each in enumerate(zip(scores.T, positives.T, strict=True)):
+                    found.append((start + offset, *rank_class(*each)))
+        _, *columns = (np.array(column) for column in zip(*sorted(process.join(found)), strict=True))
+        return Ranking(*columns)
+
+    def _blocks(self, process: Process) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield (first class, scores, whether each image has the class) of all images, for some classes at a time.
+
+        With one label per image, the scores are the logarithms of probabilities, which differ even if the
+        probabilities of two images are rounded to 1.
+        """
         scores, targets = self.on_host()
         num_images, num_classes = process.join([len(scores)]), scores.shape[1]
-        width = max(1, BYTES_AT_ONCE // (5 * max(1, sum(num_images))))
-        found: list[float] = []
-        for turn, start in enumerate(range(0, num_classes, width)):
-            block = slice(start, start + width)
-            parts = process.join([(scores[:, block], targets[:, block])])
-            if turn % process.world_size == process.rank:
-                together = [np.concatenate(each) for each in zip(*parts, strict=True)]
-                classes = zip(*(each.T for each in together), strict=True)
-                found += [average_precision(*each) for each in classes if each[1].any()]
-        found = process.join(found)
-        return 100 * math.fsum(found) / len(found) if found else 0.0
+        width = max(1, BYTES_AT_ONCE // (9 * max(1, sum(num_images))))
+        totals = log_sum_exp(scores) if targets.ndim == 1 else 0.0
+        for start in range(0, num_classes, width):
+            numbers = np.arange(start, min(start + width, num_classes))
+            positives = targets[:, None] == numbers if targets.ndim == 1 else targets[:, numbers]
+            parts = process.join([(scores[:, numbers] - totals, positives)])
+            yield start, *(np.concatenate(each) for each in zip(*parts, strict=True))
 
 
-def average_precision(scores: np.ndarray, positives: np.ndarray) -> float:
-    """Return the average precision of a class: the mean of the precisions at the scores of its images.
+def log_sum_exp(scores: np.ndarray) -> np.ndarray:
+    """Return float64 [N, 1]: the logarithm of the sum of exp(scores) of each image."""
+    largest = np.where(np.isfinite(top := scores.max(1, keepdims=True)), top, 0)
+    with np.errstate(over="ignore", divide="ignore"):
+        return largest + np.log(np.exp(scores - largest).sum(1, dtype=np.float64, keepdims=True))
 
-    Images with equal scores count together.
+
+def rank_class(scores: np.ndarray, positives: np.ndarray) -> tuple[float, float]:
+    """Return average precision and AUC of a class, NaN where undefined. Images with equal scores count together.
+
+    Average precision is the mean of the precisions at the scores of the class's images. AUC is the probability that an
+    image of the class has a higher score than another image; it needs at least one image of each kind.
     """
+    if not positives.any():
+        return math.nan, math.nan
     scores = np.nan_to_num(scores, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
     order = np.argsort(-scores, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # the last image of each score
     right = np.cumsum(positives[order])[ends]
-    return float(np.sum(np.diff(right, prepend=0) * right / (ends + 1)) / right[-1])
+    gained, wrong = np.diff(right, prepend=0), ends + 1 - right
+    num_positives, num_others = int(right[-1]), int(wrong[-1])
+    precision = float(np.sum(gained * right / (ends + 1)) / num_positives)
+    # For each image of the class, count the other images with a lower score, and half of those with the same score.
+    lower = num_others - wrong + np.diff(wrong, prepend=0) / 2
+    return precision, float(np.sum(gained * lower) / (num_positives * num_others)) if num_others else math.nan

@@ -42,7 +42,7 @@ def evaluate(
         model.eval()
         # In training, each rank collects its own BatchNorm statistics. Checkpoints contain the statistics of rank 0.
         process.broadcast(statistics_of(model))
-    tallies = [Tally(process.device, sum_dtype(process.device)) for _ in models]
+    tallies = [Tally(process.device, sum_dtype(process.device), data.num_samples) for _ in models]
     input_dtype, bad = precision.input_dtype(models[0]), []
     # Batches are padded to this size, which is at least 1, because FSDP's all-gather needs every rank's forward pass.
     min_size = 1

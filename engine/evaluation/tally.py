@@ -1,32 +1,34 @@
 """Sums losses and counts over the images of an evaluation, keeps the results of each image, and computes the scores."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.evaluation.all_scores import AllScores, Ranking
 from engine.evaluation.scores import Scores
 from utils.distributed import Process
 from utils.errors import ensure
 
-if TYPE_CHECKING:
-    from engine.evaluation.all_scores import AllScores
+# With more scores (images x classes), only an evaluation with several labels per image keeps all of them. 2**26 scores
+# of float32 take 256 MiB: ImageNet's validation images need 191 MiB.
+MOST_SCORES = 2**26
 
 
 class Tally:
     """An accumulator of scores that is exact for any number of processes.
 
-    It keeps sums over the images, and with several labels per image also the scores of all classes for each image.
+    It keeps sums over the images, and the scores of all classes for each image, up to MOST_SCORES.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype):
+    def __init__(self, device: torch.device, dtype: torch.dtype, num_images: int):
+        """`num_images` is the number of images that all processes together will add."""
         self.sums = torch.zeros(5, dtype=dtype, device=device)  # loss, top-1, top-5, images, excluded
         # Numbers of images, predictions and correct predictions of each class: [3, classes] from the first batch on.
         self.counts = torch.zeros(0, dtype=dtype, device=device)
-        self.scores: AllScores | None = None
+        self.num_images, self.has_several_labels = num_images, False
         self.per_image = PerImage()
 
     def add(self, logits: Tensor, targets: Tensor, num_excluded: int) -> None:
@@ -35,9 +37,13 @@ class Tally:
         B is 0 in a process that has no images left.
         """
         if not len(self.counts):
-            self.counts = self.sums.new_zeros(3, logits.shape[1])
+            self.counts, self.has_several_labels = self.sums.new_zeros(3, logits.shape[1]), targets.ndim == 2
+            if self.has_several_labels or self.num_images * logits.shape[1] <= MOST_SCORES:
+                self.per_image.scores = AllScores()
+        if self.per_image.scores:
+            self.per_image.scores.add(logits, targets)
         best = logits.topk(min(5, logits.shape[1])).indices
-        count = self._add_labels if targets.ndim == 2 else self._add_classes
+        count = self._add_labels if self.has_several_labels else self._add_classes
         losses, are_right = count(logits, targets, best)
         self.sums[0] += losses.to(self.sums).sum()
         self.sums[1] += are_right[:, 0].sum()
@@ -56,12 +62,7 @@ class Tally:
         return functional.cross_entropy(logits, targets, reduction="none"), are_right
 
     def _add_labels(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Do the same as `_add_classes` for images with several labels. A probability above 0.5 predicts a class."""
-        if self.scores is None:
-            from engine.evaluation.all_scores import AllScores
-
-            self.scores = AllScores()
-        self.scores.add(logits, targets)
+        """Count images with several labels, like `_add_classes`. A probability above 0.5 predicts a class."""
         actual, predicted = targets.bool(), logits > 0
         self.counts += torch.stack([each.sum(0) for each in (actual, predicted, actual & predicted)])
         losses = functional.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none").mean(1)
@@ -73,9 +74,9 @@ class Tally:
         loss, top1, top5, count, excluded = values[:5]
         total, counts = max(count, 1), np.reshape(values[5:], (3, -1))
         also = macro_scores(*counts)
-        if self.scores:
-            also |= {"micro_f1": micro_f1(*counts), "map": self.scores.mean_average_precision(process)}
-        self.per_image.counts, self.per_image.scores = counts.astype(np.int64), self.scores
+        if self.has_several_labels:
+            also |= {"micro_f1": micro_f1(*counts), "map": self.per_image.scores.mean_average_precision(process)}
+        self.per_image.counts, self.per_image.has_several_labels = counts.astype(np.int64), self.has_several_labels
         return Scores(loss / total, 100 * top1 / total, 100 * top5 / total, int(count), int(excluded), **also)
 
 
@@ -104,7 +105,7 @@ def micro_f1(actual: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> fl
     return 200 * float(right.sum() / max((actual + predicted).sum(), 1))
 
 
-# The most predicted classes kept for an image with several labels. An untrained model predicts half of all classes.
+# The limit on predicted classes per image with several labels. An untrained model predicts half of all classes.
 MOST_PREDICTED = 100
 
 
@@ -118,6 +119,8 @@ class ImageResults:
     probabilities: np.ndarray  # float32: the probabilities of the predicted classes
     label_probabilities: np.ndarray
     counts: np.ndarray  # [3, classes]: images, predictions and correct predictions of each class
+    local: "PerImage | None" = None  # the part of this process, which has the logits of its images
+    ranking: Ranking | None = None  # None: not computed yet
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,8 @@ class LabelResults:
     are_labels: np.ndarray  # bool
     are_predicted: np.ndarray
     counts: np.ndarray
+    local: "PerImage | None" = None
+    ranking: Ranking | None = None
 
 
 class PerImage:
@@ -138,10 +143,9 @@ class PerImage:
 
     def __init__(self):
         self._rows: list[Tensor] = []  # float32 [B, 4]; float32 is exact for class numbers up to 16 million
-        # Set at the end of the evaluation: the indices of these images, the counts of all processes, and with several
-        # labels per image the scores that replace `_rows`.
-        self.indices, self.counts = np.zeros(0, np.int64), np.zeros((3, 0), np.int64)
-        self.scores: AllScores | None = None
+        self.scores: AllScores | None = None  # None: too many; with several labels per image, they replace `_rows`
+        # Set at the end of the evaluation: the indices of these images, and the counts of all processes.
+        self.indices, self.counts, self.has_several_labels = np.zeros(0, np.int64), np.zeros((3, 0), np.int64), False
 
     def add(self, logits: Tensor, targets: Tensor, predictions: Tensor) -> None:
         """Add a batch: logits [B, classes], targets [B] and predictions [B]."""
@@ -150,16 +154,15 @@ class PerImage:
 
     def gather(self, process: Process) -> ImageResults | LabelResults:
         """Return the results of all processes in each process. This is a collective that waits for the device."""
-        kind = LabelResults if self.scores else ImageResults
-        mine = self._labels(*self.scores.on_host()) if self.scores else self._classes()
+        mine = self._labels(*self.scores.on_host()) if self.has_several_labels else self._classes()
         parts = process.join([mine])
         together = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
         order = np.argsort(together[0], kind="stable")
-        if kind is ImageResults:
-            return ImageResults(*(each[order] for each in together), self.counts)
+        if not self.has_several_labels:
+            return ImageResults(*(each[order] for each in together), self.counts, self)
         indices, images, *columns = together
         rows = np.lexsort((-columns[1], images))
-        return LabelResults(indices[order], images[rows], *(each[rows] for each in columns), self.counts)
+        return LabelResults(indices[order], images[rows], *(each[rows] for each in columns), self.counts, self)
 
     def _classes(self) -> tuple[np.ndarray, ...]:
         """Return the columns of ImageResults for the images of this process."""

@@ -38,7 +38,7 @@ class Parallel:
         return model
 
     def sync_gradients(self, replica: nn.Module, now: bool) -> contextlib.AbstractContextManager:
-        """Return the context of forward and backward. It averages the gradients if `now`, or else accumulates them."""
+        """Return a context for forward and backward that averages the gradients if `now`, or else accumulates them."""
         return contextlib.nullcontext()
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -78,8 +78,8 @@ class Replicated(Parallel):
     """DDP: every process has all weights, and torch averages the gradients."""
 
     def __init__(self, process: Process, reduce: torch.dtype | None = None, bucket_mb: int | None = None):
-        """`reduce`: the type of the all-reduce, or None for the type of the gradients. `bucket_mb`: the size of the
-        buckets in which gradients are averaged, or None for torch's 25 MiB.
+        """Store how gradients are averaged: in the type `reduce` (None: in their own type), and in buckets of
+        `bucket_mb` MiB (None: torch's default of 25).
         """
         super().__init__(process)
         self._reduce, self._bucket_mb = reduce, bucket_mb

@@ -20,7 +20,7 @@ class Clipping:
     """Gradient clipping by TRAIN.CLIP_MODE and TRAIN.GRAD_CLIP. It does nothing if GRAD_CLIP is not set."""
 
     def __init__(self, settings: Train, model: nn.Module, own: dict[str, nn.Parameter] | None = None):
-        """Set the limit, and the parameters that AGC clips. `own`: this process's shards if parameters are sharded."""
+        """Set the limit, and the parameters that AGC clips. `own` has this process's shards of sharded parameters."""
         limit, own = settings.GRAD_CLIP, dict(model.named_parameters()) if own is None else own
         self.max_norm = limit if settings.CLIP_MODE == "norm" else None
         self.max_value = limit if settings.CLIP_MODE == "value" else None
@@ -143,11 +143,11 @@ class FusedLossScaler(LossScaler):
         if not (optimizer.defaults.get("fused") and clipping.is_by_norm):
             return super().unscale_and_clip(optimizer, parameters, parallel, clipping)
         scale, _ = scale_and_growth(self)
-        norm = parallel.norm(_local_norm(parameters)) / scale  # the norm over all processes, so that all skip together
+        norm = parallel.norm(_local_norm(parameters)) / scale  # over all processes, so that all of them skip together
         limit = clipping.max_norm
         kept = (limit / (norm + 1e-6)).clamp(max=1) if limit else torch.ones_like(norm)
         set_found_inf(self, optimizer, (~norm.isfinite()).to(scale))
-        optimizer.grad_scale = (scale / kept).to(scale)  # the kernel divides gradients by it; step() deletes it
+        optimizer.grad_scale = (scale / kept).to(scale)  # the kernel divides by grad_scale; step() deletes it
         return norm
 
 

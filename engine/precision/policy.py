@@ -99,7 +99,7 @@ class Precision:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)
 
     def computing_model(self, model: torch.nn.Module) -> ComputingModel:
-        """Return the model that computes forward passes in training: the model itself, or a half copy in naive mode."""
+        """Return the model for forward passes in training: `model` itself, or a half-precision copy in naive mode."""
         if not self.is_naive:
             return ComputingModel(model)
         from engine.precision.master_weights import HalfCopy
@@ -150,7 +150,7 @@ def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float)
         return f"; bfloat16 is about {speedup:.1f} times as fast on this {what}: -amp" if speedup > WORTHWHILE else ""
     name = str(half).removeprefix("torch.")
     if device.type == "cpu" and half is torch.float16:  # attention is slow in float16 even if large layers are fast
-        slower = f", about {1 / speedup:.1f} times slower than float32 on this one" if speedup < 0.9 else ""
+        slower = f", about {1 / speedup:.1f} times slower than float32 on this CPU" if speedup < 0.9 else ""
         return f"; float16 is slow on CPUs{slower}: -amp_dtype bfloat16, or leave -amp out"
     if speedup < 1:
         slower = f"about {1 / speedup:.1f} times slower than float32" if speedup < 0.9 else "no faster than float32"

@@ -30,7 +30,7 @@ from utils.text import csv_cell, csv_text, one_line
 UNSURE = "unsure"
 PER_CLASS = ("class", "probability")  # the columns of the CSV table for each predicted class
 SHEET_ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-MARK = "halfstep, scripts/predict.py"  # metadata of our pictures, so that a user's own picture is never overwritten
+MARK = "halfstep, scripts/predict.py"  # metadata that marks our pictures, so that no other picture is overwritten
 TABLE = Kind("a table of scripts/predict.py", (b"\xef\xbb\xbfimage_path,",))
 DOCUMENT = Kind("a JSON file of scripts/predict.py", (b'{\n "model": {',))
 PICTURE = Kind("a picture of scripts/predict.py", (b"\x89PNG", b"\xff\xd8"), MARK.encode())
@@ -113,7 +113,7 @@ class Output:
 
 
 class ClassFolders:
-    """Copies each image to the folder of its class. Existing files are never replaced, and links never followed."""
+    """Copies each image to the folder of its class. Existing files are never replaced, and links are not followed."""
 
     def __init__(self, folder: Path, classes: Sequence[str]):
         self._folder, self._names, self._numbers = folder, folder_names([*classes, UNSURE]), Counter()
@@ -137,12 +137,12 @@ class ClassFolders:
 
 
 def is_taken(copy: Path, source: Path) -> bool:
-    """Return whether this name belongs to anything other than a copy of the source."""
+    """Return whether the path `copy` is a link, or exists with other content than the source."""
     return copy.is_symlink() or (copy.exists() and not filecmp.cmp(source, copy, shallow=False))
 
 
 def folder_names(classes: Sequence[str]) -> dict[str, str]:
-    """Return {class: folder name} without special characters. Folder names differ in more than their case."""
+    """Return {class: folder name} without special characters. The names differ even if case is ignored."""
     names, taken = {}, set()
     for each in dict.fromkeys(classes):
         stem = re.sub(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]', "_", each)[:80].strip(" .") or "_"

@@ -18,7 +18,7 @@ from utils.text import first_of
 
 
 class Lettering(NamedTuple):
-    """A font with fallbacks. Text is drawn in the installed font that has most of the letters missing in this one."""
+    """A font with fallbacks. Text with letters that it lacks is drawn in the installed font that has most of them."""
 
     font: ImageFont.FreeTypeFont
     height: int  # height of a line in pixels
@@ -101,11 +101,11 @@ def describe_missing(texts: Iterable[str]) -> str:
     lacking = sorted({letter for text in texts for letter in text if letter.isalpha() and not has_letter(font, letter)})
     boxes = [each for each in lacking if not any(has_letter(other, each) for other in other_fonts(FONT_SIZE))]
     remedy = "install a font that has them, such as fonts-noto-cjk for Chinese, Japanese and Korean"
-    return f"no font of this machine has {first_of(boxes)}, so pictures show boxes; {remedy}" if boxes else ""
+    return f"no font on this machine has {first_of(boxes)}, so pictures show boxes; {remedy}" if boxes else ""
 
 
 FONT_SIZE, GAP, FRAME = 11, 8, 4  # pixels
-MOST_TILES = 100  # the most tiles that are read from the file of a sheet
+MOST_TILES = 100  # maximum number of tiles read from a sheet's file
 NO_IMAGE = (225, 225, 225)  # the colour shown for an unreadable image
 PLACES = "halfstep tiles"  # the PNG text entry with the places and captions of a sheet's images
 

@@ -97,7 +97,7 @@ class Predictor:
                     inputs = normalize(pixels, torch.float32)
                     pictures = draw(PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1)))
                 found = list(zip(indices, guesses, pictures, strict=True))
-            # All processes have the same number of batches. The n-th batches together contain consecutive images.
+            # All processes have the same number of batches. Their n-th batches together contain consecutive images.
             for index, guesses, picture in sorted(self.process.join(found), key=lambda each: each[0]):
                 yield Prediction(index, paths[index], guesses, picture)
 

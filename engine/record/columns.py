@@ -20,7 +20,10 @@ Row = dict[str, float | None]
 
 
 class Epoch(NamedTuple):
-    """The inputs of an epoch's metrics. Process 0 computes metrics more often, so metrics may not use collectives."""
+    """The inputs of an epoch's metrics.
+
+    Process 0 computes metrics more often than the other processes, so metrics may not use collectives.
+    """
 
     trainer: Trainer
     result: EpochResult
@@ -178,7 +181,7 @@ def epoch_row(epoch: Epoch) -> Row:
 
 
 def start_row(trainer: Trainer, scores: Scores, seconds: float) -> Row:
-    """Return the row of metrics.csv for the evaluation of the initial weights. Metrics of training are empty."""
+    """Return the row of metrics.csv for the evaluation of the initial weights. Training metrics are empty."""
     nothing = Report(*[math.nan] * 11)
     row = epoch_row(Epoch(trainer, EpochResult(nothing, {"": scores}, 0, 0.0, seconds), {"data": None}))
     measured = {key: value for key, value in row.items() if value is not None and math.isfinite(value)}

@@ -37,7 +37,7 @@ class Console(Callback):
     def on_update(self, trainer: Trainer) -> None:
         """Refresh the metrics in the progress bar, at most once a second, because reading them waits for the device.
 
-        Until the next report, the metrics cover only this process's images, because this reading is not a collective.
+        Until the next report, the metrics cover only this process's images, because this method uses no collectives.
         """
         if not self._log.on_terminal or self._clock() < self._read + SECONDS:
             return
@@ -88,7 +88,7 @@ class EpochPrinter:
 
     def __init__(self, config: Config, has_ema: bool):
         self._has_ema = has_ema
-        # The metric in the top-1 column: BEST_METRIC, but mAP or top-1 if that is the loss, which has its own column.
+        # The metric in the top-1 column: BEST_METRIC. If that is the loss, which has its own column: mAP or top-1.
         instead_of_loss = "map" if config.DATA.has_several_labels else "top1"
         self._metric = instead_of_loss if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
         self._num_rows = 0
@@ -142,7 +142,7 @@ class EpochPrinter:
 
 
 def _words(row: Row, line: str) -> Iterator[str]:
-    """Yield the texts of the values in this kind of line of log.txt. An unknown value is printed as nan."""
+    """Yield the values of this kind of log.txt line as text. An unknown value is printed as nan."""
     for column in COLUMNS:
         if column.words and column.line == line:
             value = row[column.name]

@@ -13,7 +13,7 @@ from engine.evaluation.scores import Best, rank_of
 from utils.errors import ConfigError, cause_of
 from utils.files import content_of
 
-LARGEST = 1e39  # numbers from here on are ignored as invalid; the largest float32 is 3.4e38
+LARGEST = 1e39  # numbers this large are ignored as invalid; the largest float32 is 3.4e38
 SUFFIXES = ("", "_ema")  # suffixes of the score columns: for the raw weights, and for the EMA weights
 
 
@@ -70,7 +70,7 @@ def is_figure(value: Any) -> bool:
 
 def read_table(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file as {column: text}, or [] without a file. Lines that a kill cut off are ignored."""
-    limit = csv.field_size_limit(2**27)  # affects the whole process; a cell may contain all labels of an image
+    limit = csv.field_size_limit(2**27)  # restored below; a cell may contain all labels of an image
     rows = csv.reader(io.StringIO(read_text(path), newline=""))
     try:
         header = next(rows, [])

@@ -110,7 +110,10 @@ class SavedRun:
 
     @property
     def speed(self) -> float | None:
-        """Return the median of the epochs' images per second: the first epoch is slower, others may be disturbed."""
+        """Return the median of the epochs' images per second.
+
+        The median ignores the first epoch, which is slow, and single disturbed epochs.
+        """
         found = [row["images_per_s"] for row in self.epochs if (row.get("images_per_s") or 0) > 0]
         return statistics.median(found) if found else None
 
@@ -206,9 +209,9 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         root = compose(source, str(path))
     except ConfigError as error:
-        raise ConfigError(f"{error}; restore the file, which the run itself wrote") from None
+        raise ConfigError(f"{error}; restore the file as the run wrote it") from None
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{path}: has no settings; restore the file, which the run itself wrote")
+        raise ConfigError(f"{path}: has no settings; restore the file as the run wrote it")
     values = {key: IMPLIED.get(key, plain(setting.default)) for key, setting in SETTINGS.items()}
     origins = dict.fromkeys(values, "default")
     lines = source.split("\n")
@@ -223,7 +226,7 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
                 values[key] = plain(convert(SETTINGS[key], text, str(path))) if key in SETTINGS else text
         except (ValueError, ConfigError) as error:  # the file may have been edited by hand
             if key in SETTINGS and SETTINGS[key].kind is not str:
-                raise ConfigError(f"{error}; restore the file, which the run itself wrote") from None
+                raise ConfigError(f"{error}; restore the file as the run wrote it") from None
             values[key] = node.value if isinstance(node, yaml.ScalarNode) else "?"
         line = lines[node.end_mark.line] if node.end_mark.line < len(lines) else ""
         comment = line[node.end_mark.column :].partition("# ")[2].strip()

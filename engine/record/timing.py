@@ -12,7 +12,7 @@ from engine.train.counters import Report
 from engine.train.trainer import Trainer
 from utils.torch_internals import call_after_backward
 
-MAX_MARKS = 10_000  # the most marks between two reports: a few MB, enough for about 1200 updates of one micro-batch
+MAX_MARKS = 10_000  # maximum between two reports: a few MB, enough for about 1200 updates of one micro-batch
 
 
 class HostClock:

@@ -18,7 +18,7 @@ class BinaryCrossEntropy:
     """
 
     def __init__(self, settings: Train, class_weights: Tensor | None = None):
-        """`class_weights` [classes] are on the device of the logits."""
+        """Prepare the loss. `class_weights` [classes] must be on the device of the logits."""
         self._settings, self._weights = settings, class_weights
 
     def __call__(self, logits: Tensor, targets: Tensor | Mixed) -> Tensor:

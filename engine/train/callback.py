@@ -53,13 +53,13 @@ class Callback:
         """Called after the first and the last update of an epoch, and every REPORT_FREQ updates between them."""
 
     def on_epoch_end(self, trainer: "Trainer", result: EpochResult) -> None:
-        """Called after an epoch and its evaluation, if due. `trainer.epoch` does not include the epoch yet."""
+        """Called after an epoch and, if one is due, its evaluation. `trainer.epoch` does not include the epoch yet."""
 
     def on_rollback(self, trainer: "Trainer") -> None:
         """Called after the trainer has returned to an earlier state."""
 
     def on_non_finite(self, trainer: "Trainer") -> str:
-        """Return advice for the last message of a run that non-finite gradients end. Collective."""
+        """Return advice for the last message of a run that ends because of non-finite gradients. Collective."""
         return ""
 
     def should_stop(self, trainer: "Trainer", updates_left: int) -> bool:

@@ -66,7 +66,7 @@ class Ema:
     """A copy of the model whose weights are the moving average of the model's weights."""
 
     def __init__(self, model: torch.nn.Module, settings: Train, parallel: Parallel | None = None):
-        """With a sharded model, `parallel.place` copies the tensors of the blocks later."""
+        """Copy the model. If the model is sharded, `parallel.place` copies the tensors of its blocks later."""
         self.model = copy.deepcopy(model, parallel.share_memory(model) if parallel else {}).eval()
         self._settings = settings
 
@@ -76,7 +76,8 @@ class Ema:
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         pairs = [(mine[name], theirs) for name, theirs in parallel.local_state(model).items() if name not in frozen]
         means, values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
-        lerp = ForeachLerp if means[0].device.type in ("cpu", "mps") else FusedLerp  # MPS: see optimizers.py
+        # On MPS the fused kernels of older torch versions ignore found_inf, see optimizers.py.
+        lerp = ForeachLerp if means[0].device.type in ("cpu", "mps") else FusedLerp
         self._lerp = lerp(means, values)
         self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm's batch counters
 

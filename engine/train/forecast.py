@@ -15,7 +15,7 @@ from engine.train.trainer import Trainer
 from utils.text import counted, format_duration
 
 NOT_TYPICAL, MEASURED = 3, 10  # number of slow updates after a start; number of updates needed for a measurement
-MARKS = 200  # about how many points in time are kept to measure updates
+MARKS = 200  # approximate number of points in time that are kept to measure updates
 END_BY_START = 1 / 3  # estimate of the work after the last evaluation, as a fraction of the time until the first update
 ENOUGH = 10.0  # seconds of training after which the log gets an estimate
 
@@ -113,7 +113,7 @@ class Forecast(Callback):
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`start`: the program's start time on `clock`. `beat` gets position and remaining time after each report."""
+        """`start`: the program's start time on `clock`. `beat` gets the step and the remaining time at each report."""
         self.times, self._start, self._max_time = times, start, config.START.MAX_TIME
         self._beat, self._say, self._clock = beat, say, clock
         self._is_said = config.TRAIN.BUDGET is not None  # a budget logs its own line
@@ -173,7 +173,7 @@ class Forecast(Callback):
         return self.times.until_end(trainer.step, trainer.schedule.num_updates, num_done)
 
     def describe(self, step: int, left: float) -> str:
-        """Return as text: remaining time, end time, and the epoch reached if RUN.MAX_TIME ends this start earlier."""
+        """Describe the remaining time, the end time, and the epoch reached if RUN.MAX_TIME ends this start earlier."""
         short = f"{math.ceil(left)} s" if left < 100 else f"{left / 60:.0f} min"
         text = f"about {short if left < 3600 else format_duration(left)}, until {time_in(left)}"
         allowed = self._start + to_seconds(self._max_time) - self._clock() if self._max_time else math.inf

@@ -26,7 +26,7 @@ def build_loss(
 ) -> Loss:
     """Build the loss that TRAIN.LOSS names, by its row in configs/tables.py.
 
-    `class_weights` come from datasets.balance; None: all classes count the same. `device` is the device of the logits.
+    `class_weights` come from datasets.balance. None: all classes have the same weight. `device` is the logits' device.
     """
     weights = None if class_weights is None else torch.tensor(class_weights).to(device)
     return import_named("engine.train", LOSSES[config.TRAIN.LOSS].where)(config.TRAIN, weights)
@@ -40,7 +40,7 @@ class CrossEntropy:
     """
 
     def __init__(self, settings: Train, class_weights: Tensor | None = None):
-        """`class_weights` [classes] are on the device of the logits."""
+        """Prepare the loss. `class_weights` [classes] must be on the device of the logits."""
         self._smoothing, self._weights = settings.SMOOTHING, class_weights
 
     def __call__(self, logits: Tensor, targets: Tensor | Mixed) -> Tensor:
@@ -72,7 +72,7 @@ class StepWrapper(Protocol):
         """Change the model's output in training. The model is not yet copied or compiled."""
 
     def wrap(self, prepare: Preparation, loss: Loss, precision: Precision) -> tuple[Preparation, Loss]:
-        """Return the preparation and the loss that replace the given ones in a step."""
+        """Return replacements for `prepare` and `loss` in the training step."""
 
 
 def hits(logits: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | ExtendedTargets) -> Tensor:

@@ -20,7 +20,7 @@ class Guard:
 
 
 def cut(window: Window, batches: Iterable[Batch], max_images: int | None = None) -> MicroBatches:
-    """Yield micro-batches of at most `max_images` images. None: use the batches of the loader unchanged."""
+    """Yield micro-batches of at most `max_images` images, or the loader's own batches if `max_images` is None."""
     for number, batch in enumerate(batches, start=1):
         parts = [batch] if max_images is None else batch.parts(max_images)
         for part in parts:

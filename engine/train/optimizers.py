@@ -120,7 +120,7 @@ def trained_bytes(model: nn.Module) -> int:
 
 
 def check_state(optimizer: AnyOptimizer, state: dict) -> None:
-    """Refuse a saved optimizer with another number of parameter groups, or with groups of other sizes."""
+    """Refuse a saved optimizer whose parameter groups differ from this optimizer's in number or size."""
     both = state["param_groups"], optimizer.param_groups
     then, now = ([len(group["params"]) for group in groups] for groups in both)
     if then != now:
@@ -147,7 +147,7 @@ def load_state(optimizer: AnyOptimizer, state: dict, name: str) -> None:
     optimizer.load_state_dict(state)
     for group, mine in zip(optimizer.param_groups, own, strict=True):
         group.update(mine)
-    for values in optimizer.state.values():  # torch does not copy host tensors, and these lie in a mapped file
+    for values in optimizer.state.values():  # torch does not copy host tensors, and the saved ones are in a mapped file
         values.update({name: each.clone() for name, each in values.items() if isinstance(each, torch.Tensor)})
 
 
@@ -201,7 +201,7 @@ def check_arguments(chosen: Optimizer, cls: Callable) -> None:
 
 
 def set_arguments(chosen: Optimizer, *names: str) -> dict:
-    """Return {argument: value} for the settings that have a value. For the others, the optimizer's defaults apply."""
+    """Return {argument: value} for the settings that have a value. The optimizer's defaults apply to the rest."""
     values = {name: getattr(chosen, name) for name in names or ("EPS", "BETAS", "MOMENTUM")}
     return {name.lower(): value for name, value in values.items() if value not in (None, ())}
 
@@ -215,7 +215,7 @@ def refusing_arguments(settings: Train) -> Iterator[None]:
         raise
     except Exception as error:
         chosen = settings.OPTIMIZER
-        if "graph_capture_health_check" in str(error):  # timm 1.0.20 uses it, torch 2.11 removed it
+        if "graph_capture_health_check" in str(error):  # a name that timm 1.0.20 uses and torch 2.11 removed
             raise ConfigError(
                 f"{KEY}.NAME: {chosen.NAME} of this timm version needs an older torch; pip install -U timm"
             ) from None
@@ -225,4 +225,6 @@ def refusing_arguments(settings: Train) -> Iterator[None]:
         if not values:
             raise
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise ConfigError(f"{KEY}.KWARGS: {chosen.NAME} does not work with {values} ({reason})") from None
+        raise ConfigError(
+            f"{KEY}.KWARGS: {chosen.NAME} does not work with {values} ({reason}); change or remove these arguments"
+        ) from None

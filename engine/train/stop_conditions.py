@@ -10,13 +10,13 @@ from engine.train.counters import Report
 from engine.train.trainer import Trainer
 from utils.text import counted
 
-DONE = "done"  # the reason of a run that ends after its last epoch
-EARLY_STOP = "early stop"  # the reason of a run that TRAIN.EARLY_STOP ends, also in status.json
+DONE = "done"  # the reason if a run ends after its last epoch
+EARLY_STOP = "early stop"  # the reason if TRAIN.EARLY_STOP ends a run, also in status.json
 ADVICE = "lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP, or in float16 try -amp_dtype bfloat16"
 
 
 class NonFinite(Exception):
-    """Too many consecutive updates had non-finite gradients. Without a rollback the run ends with exit code 3."""
+    """Too many consecutive updates had non-finite gradients. If a rollback is impossible, the exit code is 3."""
 
     def __init__(self, message: str, streak: range):
         super().__init__(message)
@@ -96,7 +96,7 @@ class TimeLimit(Callback):
     ):
         """`start`: the program's start time on `clock`. `longest_save` returns the longest save in seconds."""
         self._end, self._longest_save, self._clock = start + seconds, longest_save, clock
-        self._update = self._turn = 0.0  # seconds so far of the longest update and the longest pause between epochs
+        self._update = self._turn = 0.0  # longest update and longest pause between epochs so far, in seconds
         self._before: tuple[float, int] | None = None  # time and updates_left of the last call
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:

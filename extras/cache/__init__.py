@@ -28,9 +28,9 @@ from utils.host import count_cores
 from utils.progress import shown
 from utils.text import counted, format_bytes, format_bytes_apart
 
-IS_REASON = 0  # the height that marks an unreadable image, whose content is the error message
+IS_REASON = 0  # height stored for an unreadable image; the error message is stored as its content
 NUM_SAMPLED = 64  # number of images from which the total size is estimated
-IMAGES_AHEAD_PER_THREAD = 2  # number of images decoded ahead of the writer
+IMAGES_AHEAD_PER_THREAD = 2  # number of images that each thread decodes ahead of the writer
 FILES_PER_TASK = 4096
 REMEDY = "Set DATA.CACHE_PATH to a writable folder with enough space; DATA.CACHE=256 needs less space"
 
@@ -118,7 +118,9 @@ class CachedImages(ImageSet):
             raise ImageReadError(str(error)) from error
         if height == IS_REASON:
             raise ImageReadError(os.fsdecode(content.tobytes()))
-        if len(content) != height * width * (num_channels := self._image_set.rules.num_channels):  # a hand-made cache
+        if len(content) != height * width * (
+            num_channels := self._image_set.rules.num_channels
+        ):  # in a hand-made cache
             raise ImageReadError(f"{self.cache.location.index} is damaged; remove it, and the next start rebuilds it")
         return content.reshape(height, width, num_channels)
 

@@ -1,4 +1,4 @@
-"""The two files of a cache: `.data` holds the pixels of all images one after the other, `.index` their offsets.
+"""The two files of a cache: `.data` holds the pixels of all images in sequence, and `.index` holds their offsets.
 
 The index is written last and marks the cache as complete. Without it, the next start rebuilds the cache.
 """
@@ -119,7 +119,7 @@ class CacheWriter:
         location.remove()  # not overwritten, because another run may have mapped the damaged cache
         self.location, self._data = location, open(location.data, "wb")  # noqa: SIM115
         self._entries = np.empty(location.num_images, ENTRY)
-        self.num_done, self._end = 0, 0  # number of images so far, and of their bytes
+        self.num_done, self._end = 0, 0  # images and bytes written so far
 
     def add(self, height: int, width: int, content: bytes | np.ndarray) -> None:
         """Append the next image."""
@@ -139,7 +139,7 @@ class CacheWriter:
 
     def close(self) -> None:
         """Remove the files of an unfinished cache."""
-        with contextlib.suppress(OSError):  # a full disk makes closing fail too, but was reported before
+        with contextlib.suppress(OSError):  # on a full disk, closing fails too; that error was reported before
             self._data.close()
         if not self.location.index.exists():
             self.location.remove()

@@ -18,13 +18,13 @@ from utils.text import counted, first_of
 from utils.torch_internals import import_timm
 
 KEY, WEIGHTS_KEY = "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED"
-REMEDY = f"train it on this data first, and name its checkpoint: -opts {KEY}=output/train-.../best.pth"
+REMEDY = f"train the teacher on this data first, and name its checkpoint: -opts {KEY}=output/train-.../best.pth"
 
 
 class TeacherSource(NamedTuple):
     """The model, weights and classes of a teacher that is not built yet."""
 
-    config: Config  # settings that determine its model and how its images are normalized
+    config: Config  # settings for the teacher's model and for the normalization of its images
     weights: str  # a file, or the name of a timm model
     classes: list[str] | None  # names of its outputs, if known
     num_classes: int | None
@@ -61,7 +61,8 @@ def find_teacher(config: Config) -> TeacherSource:
         return _of_run(config, str(path), read_record(path))
     if not timm.is_model(name):
         raise ConfigError(
-            f"{KEY}: no file at {name}, and timm has no model of this name{did_you_mean(name, timm.list_models())}"
+            f"{KEY}: there is no file {name}, and timm has no model of this name"
+            f"{did_you_mean(name, timm.list_models())}"
         )
     cfg = timm.get_pretrained_cfg(weights if weights and timm.is_model(weights) else name)
     file = find_file(weights) if weights else None
@@ -85,7 +86,7 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
             f"and {WEIGHTS_KEY} to this file"
         )
     if config.TRAIN.TEACHER_PRETRAINED:
-        raise ConfigError(f"{WEIGHTS_KEY}: {KEY} {path} has weights already; remove one of these settings")
+        raise ConfigError(f"{WEIGHTS_KEY} is set, but {KEY}, {path}, contains weights; remove one of these settings")
     then = unflatten(settings)
     if then.DATA.IMAGE_CHANNELS != config.DATA.IMAGE_CHANNELS:
         raise ConfigError(
@@ -107,14 +108,16 @@ def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list
             raise ConfigError(f"{KEY}: {found.weights} does not know these classes: {first_of(unknown)}; {REMEDY}")
         return [] if classes == found.classes else [found.classes.index(name) for name in classes]
     if found.num_classes not in (None, num_classes):
-        raise ConfigError(f"{KEY}: {found.weights} has {found.num_classes} classes, the data {num_classes}; {REMEDY}")
+        raise ConfigError(
+            f"{KEY}: {found.weights} has {found.num_classes} classes, but the data has {num_classes}; {REMEDY}"
+        )
     return []
 
 
 def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
-    """Raise ConfigError if the classifier in the file has another number of classes (rows) than the data."""
+    """Raise ConfigError if the classifier in the file and the data differ in their number of classes."""
     state = read_state_dict(file)
     for name in classifier_names(model):
         rows = len(state.get(f"{name}.weight", range(num_classes)))
         if rows != num_classes:
-            raise ConfigError(f"{WEIGHTS_KEY}: {file} has {rows} classes, the data {num_classes}; {REMEDY}")
+            raise ConfigError(f"{WEIGHTS_KEY}: {file} has {rows} classes, but the data has {num_classes}; {REMEDY}")

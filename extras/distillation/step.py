@@ -1,4 +1,4 @@
-"""Adds distillation to a training step: the teacher's logits to the targets, and a term to the loss."""
+"""Adds distillation to a training step: the targets get the teacher's logits, and the loss gets a term for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

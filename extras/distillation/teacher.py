@@ -50,7 +50,7 @@ class Teacher(nn.Module):
 
 
 def use_both_heads(model: nn.Module) -> None:
-    """Make a model with a second head, such as DeiT's distilled models, return the logits of both heads in training.
+    """Make a model with two heads (such as a distilled DeiT) return the logits of both heads in training.
 
     In evaluation, the model always returns the mean of both. Without distillation, it returns the mean in training too.
     """

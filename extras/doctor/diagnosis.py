@@ -169,7 +169,7 @@ def _find_fix(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace
             break
         found.best_scale = best_scale(exact, trace, found.half)
         path = first.path
-        # If a module is listed already, its output is too large for half precision, so its parent is listed.
+        # If the module is already black-listed, its output is too large for half precision, so black-list its parent.
         while is_inside(path, names):
             path = path.rpartition(".")[0]
         largest = exact.largest_gradients()

@@ -52,7 +52,9 @@ def save_overflow(folder: Path, rank: int, last_update: dict, facts: dict) -> st
 def read_overflow(path: Path) -> Batches:
     """Read a file that save_overflow wrote, or a hand-made file with uint8 `images` and `targets`."""
     if not path.is_file():
-        raise ConfigError(f"-batch: no file at {path}; a run writes {OVERFLOW_FILE} into its folder when it stops")
+        raise ConfigError(
+            f"-batch: there is no file {path}; a run writes {OVERFLOW_FILE} into its folder when it stops"
+        )
     state = read_torch(path)
     images, targets = (state.get("images"), state.get("targets")) if isinstance(state, dict) else (None, None)
     if not (isinstance(images, Tensor) and isinstance(targets, Tensor)):

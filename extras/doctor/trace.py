@@ -176,7 +176,7 @@ class Trace(TorchFunctionMode):
 def first_not_finite(model: nn.Module, transforms: ModelTransforms, forward: Callable[[], Any]) -> Location | None:
     """Return the first place in the model whose output is not finite, or None if all outputs are finite.
 
-    `transforms`: the transforms of the model; those that bypass modules are reverted first. `forward`: computes the
+    `transforms`: the model's transforms; transforms that bypass modules are reverted first. `forward`: computes the
     outputs once more.
     """
     transforms.bypassing_modules().revert(model)

@@ -47,7 +47,7 @@ class Nodes:
 
 
 def find_nodes(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the engine's nodes, or None for a single machine. Raise ConfigError if each would train its own model."""
+    """Return the engine's nodes, or None for one machine. Raise ConfigError if each node would train its own model."""
     nodes = kubeflow(environment) or skypilot(environment) or dstack(environment)
     if nodes is None:
         refuse_slurm(environment)
@@ -87,7 +87,7 @@ def dstack(environment: Mapping[str, str]) -> Nodes | None:
 def _read_nodes(
     environment: Mapping[str, str], engine: str, count: str, rank: str, hosts: str, per_node: str
 ) -> Nodes | None:
-    """Return the nodes from these variables of an engine, or None if this node is the only one."""
+    """Return the nodes that an engine's variables describe, or None if this node is the only one."""
     if environment.get(count, "1") == "1":
         return None
     if missing := [name for name in (rank, hosts) if not environment.get(name)]:
@@ -102,8 +102,8 @@ def _read_nodes(
     if not 0 < least <= most or not 0 <= own_rank < most or len(addresses) not in (1, most):
         raise ConfigError(
             f"{count} in the environment is {environment[count]!r}, {rank} {own_rank}, and {hosts} has "
-            f"{counted(len(addresses), 'address')}: they contradict each other; ranks go from 0 to the number of nodes "
-            "- 1"
+            f"{counted(len(addresses), 'address')}, which contradict each other; set ranks from 0 to the number of "
+            "nodes - 1, and one address, or one for each node"
         )
     num_local = environment.get(per_node, "")
     if not re.fullmatch(r"\d*|auto|gpu|cpu", num_local):
@@ -152,7 +152,7 @@ def launch_on_node(nodes: Nodes, script: str, arguments: list[str], num_processe
             several |= elastic_settings(nodes, timeout)
         return launch(script, arguments, num_processes, **several)
     except RendezvousClosedError as error:
-        raise LostProcess(f"{nodes.engine}: another node has ended this run; its log says why") from error
+        raise LostProcess(f"{nodes.engine}: another node has ended this run; see that node's log") from error
     except (RendezvousError, DistError, OSError) as error:
         reason = next(iter(str(error.__cause__ or error).splitlines()), "")
         raise LostProcess(

@@ -27,8 +27,9 @@ from utils.log import Log
 from utils.program import StopSignal
 from utils.text import counted, format_bytes
 
-# Fractions of free memory kept in reserve: on a device for fragmentation and libraries; more on a host, where other
-# programs start and a batch that is too large gets the process killed without an error.
+# Fractions of free memory kept in reserve. On a device, the reserve is for fragmentation and libraries. On a host it is
+# larger, because other programs may start, and because the system kills a process with too large a batch without an
+# error.
 DEVICE_MARGIN, HOST_MARGIN = 0.1, 0.2
 STEP = 8  # batch sizes are multiples of this number, for Tensor Cores
 CLOSE = 0.02  # relative difference of batch sizes that is not worth another trial
@@ -180,8 +181,8 @@ class Trial:
     def begin(self, config: Config, train_data: TrainData) -> None:
         model = add_adapters(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
         silent = Log(rank=1)
-        # The trial has its own precision, because updates change the loss scale. Its guard must not repeat failed
-        # updates.
+        # The trial has its own loss scale, because updates change the loss scale. The trial's guard must not
+        # repeat failed updates.
         process = Process(self.device)
         wrappers = make_wrappers(config, process, silent, config.MODEL.NUM_CLASSES)
         trainer = build_trial(config, process, model, train_data, silent, wrappers)

@@ -133,8 +133,8 @@ class MemoryGuard(RehearsingGuard):
         if self._has_cuda_graphs:
             raise ConfigError(
                 f"COMPILE is {self._config.COMPILE}: memory runs out at step {step}, which cannot be repeated with "
-                "smaller micro-batches, because CUDA graphs do not add gradients; start again, or continue from the "
-                f"last save with -resume auto, with these flags: {self._flags(self._half(old))}"
+                "smaller micro-batches, because CUDA graphs cannot accumulate gradients; start again, or continue from "
+                f"the last save with -resume auto, with these flags: {self._flags(self._half(old))}"
             )
         self.max_images = self._half(old)
         tell = self._log.warn if self.process.is_first else self._log.note
@@ -180,6 +180,6 @@ class MemoryGuard(RehearsingGuard):
         amp = "" if config.AMP else ", or use -amp"
         raise ConfigError(
             f"DATA.IMAGE_SIZE is {config.DATA.IMAGE_SIZE}: memory runs out at step {step} even with micro-batches "
-            f"of {smallest}; lower it, choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp}; or stop other "
-            "programs that use the device's memory"
+            f"of {smallest}; lower the image size, choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp}; or "
+            "stop other programs that use the device's memory"
         )

@@ -1,4 +1,4 @@
-"""Lets the device decide whether an optimizer's update is done or skipped, so that the host need not wait."""
+"""Lets the device decide whether an optimizer's update is applied or skipped, so that the host need not wait."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,13 +10,13 @@ from utils.host import LateValue
 from utils.torch_internals import foreach_copy_, foreach_put_back_, tree_map
 
 ON_DEVICE = object()  # placeholder for device tensors in a copy of the host values
-SET_ELSEWHERE = ("params", "lr")  # keys of a parameter group that no step changes
+SET_ELSEWHERE = ("params", "lr")  # keys of a parameter group that `step` never changes
 
 
 class SkippingOptimizer:
-    """A wrapper for an optimizer of torch, timm or others whose `step` cannot be skipped on the device.
+    """A wrapper for any optimizer (torch's, timm's or another) whose `step` cannot be skipped on the device.
 
-    It copies weights and state, does every update, and restores them on the device if a gradient was not finite.
+    It copies weights and state, runs every update, and restores them on the device if a gradient was not finite.
     Counters that the optimizer keeps on the host, and state that it created in this step, are restored by the host
     before the next update. Only then does the host read whether the last update was skipped. The device has finished
     that update by then and is still busy with the next forward and backward, so it never waits for the host.

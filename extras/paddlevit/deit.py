@@ -1,4 +1,4 @@
-"""Replaces the DeiT of a PaddleViT file by timm's model, and checks that both have the same layers."""
+"""Replaces the DeiT of a PaddleViT file with timm's model, and checks that both have the same layers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -59,7 +59,8 @@ class Deit:
         name = name.partition(".")[0]  # without the tag of the weights
         if not timm.is_model(name):
             raise ConfigError(
-                f"MODEL.NAME is {name!r}, but timm has no such model; leave it out to use {self.origin}'s model"
+                f"MODEL.NAME is {name!r}, but timm has no model of this name; leave out MODEL.NAME to use "
+                f"{self.origin}'s model"
             )
         try:
             with torch.device("meta"):
@@ -80,7 +81,7 @@ class Deit:
 
 
 def take_deit(files: list[Layer], command_line: list[Layer]) -> tuple[list[Layer], Deit | None]:
-    """Replace PaddleViT's DeiT by timm's model in the config layers, and put PaddleViT's defaults below them.
+    """Replace PaddleViT's DeiT with timm's model in the config layers, and put PaddleViT's defaults below them.
 
     Return the layers and the DeiT, or the unchanged layers and None if the files do not describe a DeiT that timm has.
     """
@@ -88,7 +89,10 @@ def take_deit(files: list[Layer], command_line: list[Layer]) -> tuple[list[Layer
     if not typed or _word(typed.texts["MODEL.TYPE"]) != "deit" or not (name := timm_name(_last(files, "MODEL.NAME"))):
         return files, None
     if _word(_last(command_line, "MODEL.TYPE")) not in ("", "timm"):
-        raise ConfigError(f"MODEL.TYPE on the command line is not timm, but {typed.origin} has deit; leave it out")
+        raise ConfigError(
+            f"MODEL.TYPE on the command line is not timm, but {typed.origin} has deit; leave MODEL.TYPE out of the "
+            "command line"
+        )
     if not is_none(_last([*files, *command_line], DISTILLATION)):
         name = timm_name(name.replace("_patch", "_distilled_patch")) or name
     fields: dict[str, tuple[str, Text]] = {}

@@ -76,8 +76,8 @@ _RAND_AUGMENT = Removed((), "set TRAIN.AUTO_AUGMENT=rand-m9-n2-mstd0.5-inc1", re
 REPLACED = {
     "MODEL.ATTN_HEAD_SIZE": Removed(
         ("none",),
-        "a head is MODEL.EMBED_DIM / MODEL.NUM_HEADS wide, the only size that timm's VisionTransformer has; change "
-        "these",
+        "the size of a head is always MODEL.EMBED_DIM / MODEL.NUM_HEADS in timm's VisionTransformer; change one of "
+        "these two settings",
         replace=_head_size,
     ),
     "TRAIN.RAND_AUGMENT": _RAND_AUGMENT,
@@ -131,7 +131,8 @@ def _is_off(key: str, text: Text, origin: str) -> bool:
         return True
     if key == SECTION:
         raise ConfigError(
-            f"{origin}: {key} is {quoted(text)}, but it is a section, with settings such as {next(iter(RENAMED))}"
+            f"{origin}: {key} is {quoted(text)}, but it is a section; set one of its settings, such as "
+            f"{next(iter(RENAMED))}"
         )
     raise ConfigError(
         f"{origin}: {_HYBRID} is {text!r}; for a convolutional stem under the transformer set MODEL.TYPE: timm and "
@@ -140,7 +141,7 @@ def _is_off(key: str, text: Text, origin: str) -> bool:
 
 
 def _check_type(texts: dict[str, Text], origin: str) -> None:
-    """Raise ConfigError if MODEL.TYPE is neither vit nor timm, before such a model's keys are reported as unknown."""
+    """Raise ConfigError if MODEL.TYPE is not vit or timm. Otherwise the model's keys would be reported as unknown."""
     kind = texts.get("MODEL.TYPE", "vit")
     if not isinstance(kind, str) or kind.strip().lower() in SETTINGS["MODEL.TYPE"].choices:
         return
@@ -151,7 +152,7 @@ def _check_type(texts: dict[str, Text], origin: str) -> None:
             f"MODEL.NAME: {found}, and remove MODEL's keys that describe layers (docs/from-paddlevit.md has the "
             "training settings of PaddleViT's families)"
         )
-    import timm  # takes seconds, and only this error needs it
+    import timm  # local: importing timm takes seconds, and only this error needs it
 
     near = did_you_mean(name.replace("-", "_"), timm.list_models()) if isinstance(name, str) else ""
     raise ConfigError(

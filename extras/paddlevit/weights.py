@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models.weights.state import Weights, refusal, weights_of
+from models.weights.state import RESTORE, Weights, refusal, weights_of
 from utils.errors import ConfigError
 
 DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}  # none of these can contain objects
@@ -31,7 +31,9 @@ def read_pdparams(path: Path) -> dict:
     except Refusal as error:
         raise refusal(path, str(error)) from None
     except Exception as error:  # a damaged pickle can fail in any way
-        raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__}: {error})") from None
+        raise ConfigError(
+            f"{path}: damaged, or not a file of weights ({type(error).__name__}: {error}); {RESTORE}"
+        ) from None
 
 
 # This uses Python's unpickler, because the C unpickler can allocate 64 GiB for a file of 9 bytes (large memo index).
@@ -85,7 +87,7 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 def _eval(code: str, names: dict | None = None) -> _Array:
-    """Return the array of eval('data', {'data': array}). Some versions of Paddle write it. Nothing is evaluated."""
+    """Return the array in eval('data', {'data': array}), which some versions of Paddle write. Nothing is evaluated."""
     is_tensor = code == "data" and isinstance(names, dict) and list(names) == ["data"]
     if not is_tensor or not isinstance(names["data"], _Array):
         raise Refusal(f"eval of {code!r}")
@@ -155,7 +157,9 @@ def read_paddle_weights(path: Path) -> Weights:
     for paddle_name, array in arrays.items():
         name = _timms_name(paddle_name, path)
         if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
-            raise ConfigError(f"{path}: {paddle_name} is not an array of floating-point numbers")
+            raise ConfigError(
+                f"{path}: {paddle_name} is not an array of floating-point numbers; use another file of weights"
+            )
         array = array.T if LINEAR.fullmatch(name) else array
         state[name] = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
     return Weights(state, key)

@@ -42,8 +42,8 @@ TRANSIENT_STATUS = {408, 421, 425, 429}  # status codes below 500 that are worth
 LASTING_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EPERM, getattr(errno, "EREMCHG", errno.EINVAL)}
 # Remedies for the error messages: the first for HTTP, the second for S3.
 CREDENTIALS = (
-    "if it needs a password, put it into the file ~/.netrc; if not, ask who runs the server",
-    "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket FSSPEC_S3_ANON=true",
+    "if the server needs a password, put the password into ~/.netrc; otherwise ask the server's administrator",
+    "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket, set FSSPEC_S3_ANON=true",
 )
 ADDRESS = (
     "check the host in DATA.DATA_PATH, the network, HTTPS_PROXY behind a proxy, and SSL_CERT_FILE",
@@ -68,7 +68,8 @@ def parse_address(url: str) -> Address:
     names = [] if url.count("{") > MAX_BRACES else list(itertools.islice(expand(url[len(folder) + 1 :]), MAX_TARS + 1))
     if len(names) > MAX_TARS or url.count("{") > MAX_BRACES:
         raise DataError(
-            f"DATA.DATA_PATH: {url} expands to more than {MAX_TARS:,} tars, or has over {MAX_BRACES} braces; name fewer"
+            f"DATA.DATA_PATH: {url} expands to more than {MAX_TARS:,} tars, or has over {MAX_BRACES} braces; use a "
+            "simpler pattern"
         )
     names = sorted(set(names))
     for name in names or [url]:
@@ -219,7 +220,7 @@ class Server:
         start, wait = time.monotonic() if since is None else since, FIRST_WAIT
         while True:
             try:
-                found = task(fsspec.filesystem(self.scheme, **self._options))  # an instance per process, also if forked
+                found = task(fsspec.filesystem(self.scheme, **self._options))  # one per process, even after a fork
                 self._has_answered = True
                 return found
             except Exception as error:

@@ -100,7 +100,7 @@ class TarCache:
                     if file is None:
                         return False
                     if not self.holds(tar):
-                        file.truncate(tar.size)  # so that other processes that free space count its full size
+                        file.truncate(tar.size)  # so that its full size counts when another process frees space
                         self.make_room()
                         try:
                             self.server.copy(tar.name, tar.size, file, since)
@@ -231,7 +231,7 @@ class ServerFolder(ShardFolder):
     def _unless_absent(self, name: str) -> Iterator[None]:
         """Ignore the error for a missing file.
 
-        S3 reports a missing file as "access denied", so this error is raised only if the server lists the file.
+        S3 reports a missing file as "access denied", so either error is raised only if the server lists the file.
         """
         try:
             yield

@@ -22,12 +22,13 @@ from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
-from extras.report.image_tables import Names, Results, write_tables
+from extras.report.image_tables import Names, Results, class_records, with_ranking, write_tables
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.held_folders import check_in_place
 from utils.log import Log
 
+PER_CLASS_KEY = "per_class"  # the key in results.json with the rates of each class; a run adds it at its end
 RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
 
 
@@ -43,9 +44,11 @@ class ResultFiles:
         record = self._folder / RECORD
         check_in_place(record)
         try:
-            record.unlink(missing_ok=True)  # no record while the tables may mix two evaluations
+            record.unlink(missing_ok=True)  # while the tables may mix two evaluations, there is no record
             write_tables(self._folder, results, self._image_set)
             facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
+            if results.ranking:
+                facts[PER_CLASS_KEY] = class_records(results, Names(self._image_set.classes))
             write_text(record, to_json(facts))
             if with_pictures:
                 from engine.predict.pictures import describe_missing
@@ -69,10 +72,12 @@ class ResultFiles:
         if not self._image_set.makes_batches:
             write_picture(draw_mistakes(results, self._image_set), self._folder / MISTAKES_PICTURE)
 
-    def belong_to(self, best: Best, with_pictures: bool) -> bool:
-        """Return whether the folder has the results of this evaluation."""
+    def belong_to(self, best: Best, with_pictures: bool, with_rates: bool = False) -> bool:
+        """Return whether the folder has the results of this evaluation, with pictures and rates of classes if asked."""
         wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
-        return wanted.items() <= read_object(self._folder / RECORD).items()
+        found = read_object(self._folder / RECORD)
+        has_rates = PER_CLASS_KEY in found or not with_rates
+        return has_rates and all(found.get(key) == value for key, value in wanted.items())
 
 
 def record_of(best: Best) -> dict[str, Any]:
@@ -96,7 +101,7 @@ PAUSE_FACTOR = 100  # pause after a write, in multiples of its duration, so that
 
 
 class BestResults(Callback):
-    """Keeps and writes the results of the best epoch, in process 0. `complete` is called in every process."""
+    """Keeps the results of the best epoch in every process, and writes them in process 0."""
 
     def __init__(self, config: Config, folder: Path, image_set: ImageSet, log: Log, trainer: Trainer):
         self._best_file, self._log, self._trainer = folder / BEST, log, trainer
@@ -106,7 +111,7 @@ class BestResults(Callback):
         self._next_write = time.monotonic() + SECONDS_BETWEEN
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        if result.images is not None and trainer.process.is_first:
+        if result.images is not None:
             self._held = dict([*self._held.items(), (trainer.best, result.images)][-2:])
         if time.monotonic() > self._next_write:
             start = time.monotonic()
@@ -117,14 +122,18 @@ class BestResults(Callback):
     def complete(self, evaluate_best: Callable[[], Results]) -> None:
         """At the end of a run, evaluate best.pth again if the folder has no results for it. Collective.
 
-        An earlier start may have been killed before it wrote them.
+        An earlier start may have been killed before it wrote them. Only the end of a run ranks the images by the
+        scores of each class, because that takes seconds with many classes.
         """
-        if self._trainer.process.first(self._are_missing):
-            self._held = {self._trainer.best: evaluate_best()}
+        trainer = self._trainer
+        if trainer.process.first(self._are_missing):
+            self._held = {trainer.best: evaluate_best()}
+        if results := self._held.get(trainer.best):
+            self._held = {trainer.best: with_ranking(results, trainer.process, self._log)}
 
     def _are_missing(self) -> bool:
         best = self._trainer.best
-        if not best.epoch or best in self._held or self._files.belong_to(best, self._draws):
+        if not best.epoch or best in self._held or self._files.belong_to(best, self._draws, with_rates=True):
             return False
         from engine.checkpoint.find import read_checkpoint
 
@@ -139,8 +148,11 @@ class BestResults(Callback):
 
     def _write(self, with_pictures: bool) -> None:
         best = self._trainer.best
-        if self._trainer.process.is_first and best in self._held and not self._files.belong_to(best, with_pictures):
-            self._files.write(self._held[best], best, with_pictures)
+        if not self._trainer.process.is_first or best not in self._held:
+            return
+        results = self._held[best]
+        if not self._files.belong_to(best, with_pictures, with_rates=results.ranking is not None):
+            self._files.write(results, best, with_pictures)
 
 
 def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> None:
@@ -148,7 +160,7 @@ def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]
     metric = plan.config.TRAIN.BEST_METRIC
     scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
     name, best = max(scores.items(), key=lambda item: item[1].rank)
-    images = found[name].images.gather(session.process)
+    images = with_ranking(found[name].images.gather(session.process), session.process, session.log)
     if session.process.is_first:
         files = ResultFiles(session.path, plan.eval_set, session.log)
         files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)

@@ -1,23 +1,30 @@
 """Writes predictions.csv, per_class.csv and confusion.csv: predictions for each image, and results for each class."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from datasets import ImageSet
-from engine.evaluation.tally import ImageResults, LabelResults
+from engine.evaluation.all_scores import Ranking
+from engine.evaluation.tally import MOST_SCORES, ImageResults, LabelResults
+from utils.distributed import Process
 from utils.files import replacing
+from utils.log import Log
 from utils.text import csv_cell, csv_text
 
 PREDICTIONS, PER_CLASS, CONFUSION = TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
 PREDICTION_COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
-CLASS_COLUMNS = ("class", "precision", "recall", "f1", "count", "predicted", "taken_for", "times_taken_for")
+COUNTED_COLUMNS = ("class", "precision", "recall", "f1", "count", "predicted", "taken_for", "times_taken_for")
+RATE_COLUMNS = ("sensitivity", "specificity", "auc", "average_precision")
+CLASS_COLUMNS = COUNTED_COLUMNS + RATE_COLUMNS
 CELL_COLUMNS = ("label", "prediction", "count")
 CORNER = "label \\ prediction"  # the top left cell of the matrix
 # The largest matrix in confusion.csv, which takes 8 MB. With more classes, the file lists the non-zero cells.
 MOST_CLASSES = 2000
-SEPARATOR = "|"  # between several labels of an image
+SEPARATOR = "|"  # separates several labels of an image
 
 Results = ImageResults | LabelResults
 
@@ -37,6 +44,18 @@ class Names:
         is_shown = (actual + predicted) > 0
         is_shown[: len(self._classes)] = True
         return np.flatnonzero(is_shown)
+
+
+def with_ranking(results: Results, process: Process, log: Log) -> Results:
+    """Return the results with AUC and average precision of each class. Collective."""
+    num_images, num_classes = len(results.indices), results.counts.shape[1]
+    if scores := results.local.scores:
+        return replace(results, ranking=scores.ranking(process))
+    log.say(
+        f"per_class.csv: auc and average_precision are empty, because {num_images:,} images x {num_classes:,} classes "
+        f"are more than {MOST_SCORES:,} scores"
+    )
+    return replace(results, ranking=Ranking(*np.full((2, num_classes), np.nan)))
 
 
 def write_tables(folder: Path, results: Results, image_set: ImageSet) -> None:
@@ -80,6 +99,7 @@ def _label_rows(results: LabelResults, image_set: ImageSet, names: Names) -> Ite
 def class_rows(results: Results, names: Names) -> Iterator[tuple]:
     """Yield a row for each class. Undefined values stay empty, such as the recall of a class without images."""
     taken_for = most_taken_for(results) if isinstance(results, ImageResults) else {}
+    rates = class_rates(results)
     for number in names.shown(results).tolist():
         actual, predicted, right = results.counts[:, number].tolist()
         other, times = taken_for.get(number, (None, 0))
@@ -92,7 +112,26 @@ def class_rows(results: Results, names: Names) -> Iterator[tuple]:
             predicted,
             "" if other is None else names[other],
             times or "",
+            *(format_share(each) if math.isfinite(each) else "" for each in rates[number].tolist()),
         )
+
+
+def class_rates(results: Results) -> np.ndarray:
+    """Return float64 [classes, 4], the RATE_COLUMNS of each class. Undefined rates are NaN."""
+    num_images = len(results.indices)
+    actual, predicted, right = results.counts.astype(np.float64)
+    others = num_images - actual
+    ranking = results.ranking or Ranking(*np.full((2, len(actual)), np.nan))
+    with np.errstate(invalid="ignore"):
+        specificity = (others - (predicted - right)) / others
+        return np.stack([right / actual, specificity, ranking.auc, ranking.average_precision], axis=1)
+
+
+def class_records(results: Results, names: Names) -> dict[str, dict[str, float | None]]:
+    """Return {class: {rate: value}} for results.json. Undefined rates are None."""
+    rates, numbers = class_rates(results).tolist(), names.shown(results).tolist()
+    records = {names[each]: zip(RATE_COLUMNS, rates[each], strict=True) for each in numbers}
+    return {name: {key: rate if math.isfinite(rate) else None for key, rate in row} for name, row in records.items()}
 
 
 def most_taken_for(results: ImageResults) -> dict[int, tuple[int, int]]:

@@ -28,7 +28,7 @@ CAPTIONS = {
     ),
     "mistakes.png": (
         "Most confident mistakes",
-        "Validation images with their label, the prediction and the probability of each. Some labels may be wrong.",
+        "Validation images with the label, the prediction and their probabilities. Some labels may be wrong.",
     ),
     "train_batch.png": (
         "Training images",
@@ -63,9 +63,9 @@ def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
     except FolderMoved:
         raise
     except ConfigError as error:  # no epoch was finished
-        log.note(f"no {REPORT}: {error}")
+        log.note(f"{REPORT} was not written: {error}")
     except OSError as error:
-        log.warn(f"cannot write {path} ({cause_of(error)}); scripts/report.py writes it later")
+        log.warn(f"cannot write {path} ({cause_of(error)}); run scripts/report.py to write it later")
     except Exception as error:  # a bug here must not turn a finished run into a failed one
         log.warn(f"cannot write {path} ({type(error).__name__}: {error})")
     else:
@@ -109,7 +109,7 @@ def describe_end(run: SavedRun, last: int) -> str:
     """Return how the run ended, or an empty text if it ended as planned. `last`: its last epoch."""
     state, reason = run.state, run.status.get("reason")
     if state == "done":
-        return "It ended early: no new best epoch for long enough (TRAIN.EARLY_STOP)." if reason == "early stop" else ""
+        return "TRAIN.EARLY_STOP ended the run: no new best epoch for long enough." if reason == "early stop" else ""
     signal = f" by signal {run.status['signal']}" if "signal" in run.status else ""
     text = {
         "stopped": f"The run was stopped after epoch {last}{signal}",
@@ -188,7 +188,7 @@ def scrolling_picture(path: Path, alt: str) -> Markup | None:
 
 
 def class_table(run: SavedRun) -> Markup | None:
-    """Return a table of the classes with the lowest F1, or of all if there are few; None without complete results."""
+    """Return a table of the classes with the lowest F1, or of all classes if few; None without complete results."""
     record = read_json(run.folder / "results.json")
     rows = read_table(run.folder / "per_class.csv") if record else []
     rated = [row for row in rows if row.get("count", "0") not in ("", "0")]
@@ -200,18 +200,19 @@ def class_table(run: SavedRun) -> Markup | None:
     for row in shown:
         taken = row.get("taken_for", "")
         often = f" ({row.get('times_taken_for')} of {row['count']})" if taken else ""
-        shares = (to_number(row.get(name, "")) for name in ("f1", "recall", "precision"))
+        names = ("f1", "recall", "precision", "specificity", "auc")
+        shares = (to_number(row.get(name, "")) for name in names)
         percents = ("" if share is None else f"{share:.1%}" for share in shares)
         cells.append((row.get("class", ""), *percents, row["count"], taken + often))
     notes = []
     if record.get("epoch") != run.best.epoch:
         notes.append(f"Results of epoch {record.get('epoch')}, which was the best when these figures were written.")
     if len(shown) < len(rated):
-        notes.append(f"Out of {counted(len(rated), 'class')} with images. per_class.csv has all of them.")
+        notes.append(f"{len(shown)} of {counted(len(rated), 'class')} with images; per_class.csv has all of them.")
     title = "Classes, lowest F1 first" if len(shown) == len(rated) else "Classes with the lowest F1"
-    columns = ("class", "F1", "recall", "precision", "images", "most often mistaken for")
+    columns = ("class", "F1", "recall", "precision", "specificity", "AUC", "images", "most often mistaken for")
     soft = [element("p", note, class_="soft") for note in notes]
-    return section(title, *soft, table(columns, cells, title, numbers=range(1, 5)))
+    return section(title, *soft, table(columns, cells, title, numbers=range(1, 7)))
 
 
 def precision(run: SavedRun) -> Markup | None:

@@ -16,9 +16,9 @@ from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 
 KWARGS = ("model-kwargs", "opt-kwargs")  # their values have the form NAME=VALUE
-# For an argument without a default, an empty text means "not set". For these arguments it is a mistake.
+# Arguments without a default for which an empty text is a mistake. For the others it means "not set".
 NEVER_EMPTY = ("gp", "input-img-mode", "kd-model-name")
-# For an argument with a default, an empty text is a mistake. For these arguments it is allowed.
+# Arguments with a default for which an empty text is allowed. For the others it is a mistake.
 MAY_BE_EMPTY = ("train-split", "val-split", "train-interpolation", "dist-bn", "worker-seeding")
 SCRIPTS = ("train.py", "distributed_train.sh")
 COUNTS = ("--nnodes", "--nproc-per-node")  # options of torchrun for the number of nodes and of processes
@@ -37,7 +37,7 @@ class Launch(NamedTuple):
         return self.nodes * self.per_node
 
     def command(self, arguments: Sequence[str]) -> str:
-        """Return the command that starts halfstep with the same number of processes, on several nodes by the same launcher."""
+        """Return the command that starts as many halfstep processes. On several nodes, it uses the same launcher."""
         words = list(self.words) if self.nodes > 1 else ["python"]
         words.append("main_multi_gpu.py" if self.processes > 1 else "main_single_gpu.py")
         count = ["-ngpus", str(self.processes)] if self.nodes == 1 < self.processes else []
@@ -59,8 +59,8 @@ def read_arguments(words: list[str], description: str = "") -> tuple[dict[str, A
         typed["config"] = typed.pop("data")
     elif _is_command(data) or data.endswith((".py", ".sh")) or _is_launcher(data):
         raise ConfigError(
-            f"{data!r} is in the place of train.py's data folder; type the whole command, starting with python or "
-            "torchrun, without quotes around it"
+            f"{data!r} is where train.py expects its data folder; type the whole command, starting with python "
+            "or torchrun, without quotes around it"
         )
     given = _of_file(typed.pop("config")) if "config" in typed else {}
     given |= {_name(key): _typed(_name(key), value) for key, value in typed.items()}
@@ -77,18 +77,18 @@ def read_launch(words: list[str]) -> tuple[Launch, list[str]]:
     variables = list(takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word), words[:place]))
     launcher = words[len(variables) : place]
     if _is_command(script):
-        raise ConfigError(f"{script!r} is one word; type the command without quotes around it")
+        raise ConfigError(f"{script!r} is a command in quotes; leave out the quotes")
     if launcher and not _is_launcher(launcher[0]):
         raise ConfigError(
-            f"{launcher[0]}: the number of processes that it starts is unknown; replace it by torchrun --nnodes NODES "
-            "--nproc_per_node PROCESSES, or by python for one process"
+            f"{launcher[0]}: the number of processes that it starts is unknown; replace it with torchrun --nnodes "
+            "NODES --nproc_per_node PROCESSES, or with python for one process"
         )
     nodes, per_node = (_count(launcher, option) for option in COUNTS)
     world_size = next((each for each in variables if each.startswith("WORLD_SIZE=")), "WORLD_SIZE=1")
     if nodes * per_node == 1 and world_size != "WORLD_SIZE=1":
         raise ConfigError(
             f"{world_size} makes train.py one of several processes; halfstep starts these with torchrun, so replace "
-            "the variables by torchrun --nnodes NODES --nproc_per_node PROCESSES"
+            "the variables with torchrun --nnodes NODES --nproc_per_node PROCESSES"
         )
     if script.endswith(".sh"):
         if not rest or not rest[0].isdecimal():
@@ -133,7 +133,7 @@ def _is_argument(word: str) -> bool:
 def _parser(description: str) -> Parser:
     """Return a parser for the arguments of train.py. It leaves their values as text."""
     parser = Parser(description, usage="from_timm.py ARGUMENT ... | ARGS.YAML", argument_default=argparse.SUPPRESS)
-    parser.allow_abbrev = True  # as in train.py
+    parser.allow_abbrev = True  # because train.py allows abbreviations
     parser.add_argument("-c", "--config", metavar="FILE", help="an args.yaml; other arguments override it")
     for name, argument in TIMM_ARGUMENTS.items():
         options = [f"--{name}", *(dash + argument.short for dash in ("-", "--") if argument.short)]

@@ -27,7 +27,7 @@ NEEDED = {
     "dataset": ("input-key", "target-key", "epoch-repeats"),
     "resume": ("no-resume-opt",),
 }
-# {argument: values with which train.py does what halfstep always does}
+# {argument: values with which train.py behaves as halfstep always does}
 SAME = {
     "train-split": ("train", "training"),
     "val-split": ("validation", "val", "valid", "eval", "evaluation"),
@@ -65,7 +65,7 @@ class ArgumentSettings:
         return " ".join([name if name == "data" else f"--{name}", *texts])
 
     def differs(self, name: str, remark: str) -> None:
-        """Add a remark on an argument that halfstep does not need, or that it follows in a slightly different way."""
+        """Add a remark on an argument that halfstep does not need or implements slightly differently."""
         self.named.add(name)
         self.remarks.append(f"{self.shown(name)}: {remark}")
 

@@ -100,7 +100,7 @@ class Translation(ArgumentSettings):
             self.refuse("train-crop-mode", "only rrc is supported")
         if args["grad-accum-steps"] > 1:
             self.put("DATA.DROP_LAST", False, "grad-accum-steps")
-            difference = "the last update of an epoch uses all remaining images; train.py's uses only whole batches"
+            difference = "the last update of an epoch uses all remaining images; train.py drops a last partial batch"
             remedy = "if less than a batch remains, DATA.DROP_LAST=true makes the number of updates equal"
             self.differs("grad-accum-steps", f"{difference}; {remedy}")
         self.put("TRAIN.ACCUM_ITER", max(1, args["grad-accum-steps"]), "grad-accum-steps")  # as train.py does
@@ -182,12 +182,13 @@ class Translation(ArgumentSettings):
             decay = round(decay) if per_epoch else decay
             if not 0 < decay <= length:
                 raise ConfigError(
-                    f"{self.shown('decay-epochs')}: must be above 0 and at most {length}, the epochs after the warm-up"
+                    f"{self.shown('decay-epochs')}: the value must be above 0 and at most {length}, the number of "
+                    "epochs after the warm-up"
                 )
             self.put("TRAIN.LR_SCHEDULER.DECAY_FRACTION", decay / total, "decay-epochs")
 
     def milestones(self) -> None:
-        """Put the epochs after which the learning rate falls.
+        """Set the epochs after which the learning rate falls.
 
         With milestone 30, timm lowers the rate in the epoch with index 29 or, with --sched-on-updates, in the last
         update before epoch 30.
@@ -200,14 +201,14 @@ class Translation(ArgumentSettings):
             self.differs("sched-on-updates", "the rate falls one update later than in train.py")
 
     def rate(self) -> None:
-        """Put the learning rate: --lr, or the rate that train.py computes from --lr-base and the batch size."""
+        """Set the learning rate: --lr, or the rate that train.py computes from --lr-base and the batch size."""
         args = self.args
         self.leave_open("TRAIN.LINEAR_SCALED_LR", "TRAIN.LR_SCALING")
         if args["lr"]:
             self.put("TRAIN.BASE_LR", args["lr"], "lr")
             return
         if args["lr-base-size"] < 1:
-            raise ConfigError(f"{self.shown('lr-base-size')}: must be at least 1")
+            raise ConfigError(f"{self.shown('lr-base-size')}: the value must be at least 1")
         ratio = args["batch-size"] * self.processes * max(1, args["grad-accum-steps"]) / args["lr-base-size"]
         has_root = any(part in args["opt"].lower() for part in ("ada", "lamb"))
         is_root = args["lr-base-scale"] == "sqrt" if args["lr-base-scale"] else has_root
@@ -283,18 +284,18 @@ class Translation(ArgumentSettings):
                 self.differs("dist-bn", TIMM_ARGUMENTS["dist-bn"].reason)
 
     def choose_device(self, kind: str, number: str) -> None:
-        """Choose a device such as cuda:1 by an environment variable, because no setting can choose it."""
+        """Choose a device such as cuda:1 with an environment variable, because no setting can choose it."""
         if self.processes > 1:
             self.differs("device", "each process uses its own device, as in train.py")
         elif kind != "cuda" or not number.isdecimal():
-            self.refuse("device", "halfstep uses the first device of a kind")
+            self.refuse("device", "halfstep uses the first device of each kind")
         elif not any(each.startswith("CUDA_VISIBLE_DEVICES=") for each in self.launch.variables):
             self.variables.append(f"CUDA_VISIBLE_DEVICES={number}")
         else:
             self.refuse("device", "CUDA_VISIBLE_DEVICES chooses the device; set it to the device to train on")
 
     def resume(self) -> None:
-        """Put the settings for --resume and --start-epoch. Only weights and epoch of a checkpoint are read."""
+        """Set the settings for --resume and --start-epoch. Only the weights and epoch of a checkpoint are read."""
         args, epoch = self.args, self.args["start-epoch"]
         path, name = (
             (args["resume"], "resume") if args["resume"] else (args["initial-checkpoint"], "initial-checkpoint")
@@ -302,7 +303,7 @@ class Translation(ArgumentSettings):
         restart = "the optimizer state of train.py is not read, so the optimizer starts fresh"
         if args["resume"] and epoch == 0:
             self.put("MODEL.PRETRAINED", path, "resume", "start-epoch")
-            self.differs("start-epoch", f"the run starts from the weights, as MODEL.PRETRAINED; {restart}")
+            self.differs("start-epoch", f"the run starts from these weights (MODEL.PRETRAINED); {restart}")
         elif args["resume"] or (epoch and path):
             self.put("MODEL.RESUME", path, name)
             self.put("TRAIN.LAST_EPOCH", epoch, "start-epoch")

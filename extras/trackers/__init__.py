@@ -26,9 +26,9 @@ from utils.text import redacted
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # package names for pip; not in requirements.txt
 PROJECT = "halfstep"
 PATIENCE = 10.0  # seconds without progress after which an ending run stops waiting for a tracker
-LONGEST_END = 60.0  # most seconds that an ending run waits for a tracker that is still opening or sending
+LONGEST_END = 60.0  # maximum seconds that an ending run waits for a tracker that is still opening or sending
 SILENT_WAIT = 2.0  # seconds of waiting after which the log mentions the wait
-ROWS_AT_ONCE = 50  # most rows that a tracker gets in one call
+ROWS_AT_ONCE = 50  # maximum number of rows that a tracker gets in one call
 # Columns of steps.csv that are sent to trackers. The columns *_pct are sent as well.
 STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")
 IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # matches names of environment variables that hold secrets
@@ -69,14 +69,14 @@ class Tracker:
         self.last = {axis: saved.get(axis, -1) for axis in ("step", "epoch")}
 
     def open(self) -> str:
-        """Import the library and connect. Return where the run can be seen."""
+        """Import the library and connect. Return a text for the log that says where to see the run."""
         raise NotImplementedError
 
     def add(self, rows: Sequence[Row]) -> None:
         raise NotImplementedError
 
     def go_back(self, step: int, epoch: int) -> None:
-        """Handle a start at this update, or a rollback to it. Most trackers cannot delete figures, and ignore this."""
+        """Handle a start at this update, or a rollback to it. Most trackers cannot delete figures, and do nothing."""
 
     def end(self, ending: Ending) -> None:
         raise NotImplementedError
@@ -133,7 +133,7 @@ class TrackerThread:
             self._is_open = True
             while self._handle():
                 self._moved = time.monotonic()
-        except FolderMoved as error:  # the main thread reports it when it ends the run
+        except FolderMoved as error:  # the main thread reports this error at the end of the run
             self.lost_folder = error
         except BaseException as error:  # libraries raise SystemExit, too
             reason = without_secrets(f"{type(error).__name__}: {error}".split("\n")[0])[:300]

@@ -93,7 +93,7 @@ def naming_wrong_export(name: str, loaded_by: str, target: Path) -> Iterator[Non
         yield
     except WrongExport as error:
         raise WrongExport(
-            f"-to {name}: loaded again by {loaded_by}, {error}; {target} was not written. Choose another format"
+            f"-to {name}: when {loaded_by} loads the export, {error}; {target} was not written. Choose another format"
         ) from None
 
 
@@ -105,7 +105,8 @@ def check_target(name: str, target: Path) -> None:
     is_taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
     if not suffix and (is_named_as_file or is_taken):
         raise ConfigError(
-            f"-output: {target} is a file or a folder that is not empty; -to {name} writes a new folder, so name another"
+            f"-output: {target} {'has the suffix of a file' if is_named_as_file else 'already exists'}; "
+            f"-to {name} writes a new folder, so name another folder"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.export.model_card import model_card
 from models.export.plain_vit import is_distilled, is_plain
 from models.export.subject import Subject, check_weights
 from models.weights.files import read_weights
@@ -17,33 +18,6 @@ from models.weights.torch_files import to_safetensors
 from utils.errors import ConfigError
 
 FOR_TRANSFORMERS = "transformers.safetensors"  # config.json names this file; timm reads model.safetensors
-CARD = """---
-library_name: timm
-pipeline_tag: image-classification
----
-
-# {name}
-
-Trained with halfstep. The probabilities of its {num_classes} classes are the {activation} of the logits. `config.json` has the
-names of the classes and the preprocessing of images.
-
-```python
-import timm
-
-model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()  # or hf-hub:OWNER/NAME
-transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
-```
-
-The transform does not turn photos upright. If the run did (`DATA.EXIF`), call `PIL.ImageOps.exif_transpose(image)` first.
-
-If the folder contains `transformers.safetensors`, transformers 4.53 or newer can read it too. Its image processor may place
-the crop one pixel away from timm's crop, which changes probabilities by a few hundredths. Use timm's transform instead:
-
-```python
-inputs = transform(image)[None]
-logits = transformers_model(pixel_values=inputs).logits
-```
-"""
 
 
 def refuse_old_timm(subject: Subject) -> None:
@@ -69,8 +43,7 @@ def write(subject: Subject, path: Path) -> None:
         if content:
             text = json.dumps(content, indent=2, ensure_ascii=False)
             (path / name).write_text(text + "\n", encoding="utf-8")
-    facts = {"num_classes": subject.model.num_classes, "activation": subject.activation}
-    (path / "README.md").write_text(CARD.format(name=json.dumps(subject.name)[1:-1], **facts), encoding="utf-8")
+    (path / "README.md").write_text(model_card(subject), encoding="utf-8")
 
 
 def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:

@@ -19,7 +19,7 @@ def is_plain(subject: Subject) -> bool:
     if is_distilled(subject):
         return not subject.config.MODEL.KWARGS and subject.name.startswith("deit_")
     try:
-        # This finds differences that do not show in the names.
+        # Comparing logits finds differences that the names of the weights do not show.
         largest_difference(subject, _plain_model(subject.model, subject.state))
     except (RuntimeError, ValueError, WrongExport):
         return False

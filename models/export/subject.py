@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,17 @@ from models.weights.state import preprocessing_of
 from utils.errors import UserError
 
 
+class Figures(NamedTuple):
+    """The accuracy of the exported weights on their validation images."""
+
+    metric: str  # TRAIN.BEST_METRIC
+    title: str
+    value: float
+    text: str
+    epoch: int
+    classes: dict[str, dict[str, float | None]]  # {class: {rate: value}}; {} if unknown
+
+
 @dataclass(frozen=True)
 class Subject:
     """A trained model to export. `record` is its checkpoint's metadata, written into formats that support metadata."""
@@ -26,6 +37,7 @@ class Subject:
     classes: list[str]
     record: dict[str, Any]
     source: Path
+    figures: Figures | None = None  # None: the weights do not say how accurate they are
 
     @cached_property
     def model(self) -> nn.Module:

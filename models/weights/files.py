@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from models.weights.names import from_google
-from models.weights.state import Weights, check_record, check_tensors, merged, refuse_bomb, weights_of
+from models.weights.state import RESTORE, Weights, check_record, check_tensors, merged, refuse_bomb, weights_of
 from models.weights.torch_files import (
     read_safetensors,
     read_torch,
@@ -27,8 +27,9 @@ def read_google(path: Path) -> Weights:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return Weights(from_google({name: archive[name] for name in archive.files}))
-    except Exception as error:  # numpy passes on errors from zip, from a header, or from the refused pickle
-        raise ConfigError(f"{path}: damaged, or not Google's ViT ({type(error).__name__}: {error})") from None
+    except Exception as error:  # a damaged zip or header, or a pickle, which is refused
+        kind = type(error).__name__
+        raise ConfigError(f"{path}: damaged, or not a ViT of Google ({kind}: {error}); {RESTORE}") from None
 
 
 def read_paddle(path: Path) -> Weights:
@@ -37,8 +38,8 @@ def read_paddle(path: Path) -> Weights:
         with open(path, "rb") as file:
             is_pickle = file.read(1) == b"\x80"
         if is_pickle or path.suffix == ".pdparams":
-            raise ConfigError(f"{path} may be PaddleViT's weights; {how_to_get_back('paddlevit')}")
-        raise ConfigError(f"{path}: damaged, or not a file of weights")
+            raise ConfigError(f"{path} may contain PaddleViT's weights, but {how_to_get_back('paddlevit')}")
+        raise ConfigError(f"{path}: damaged, or not a file of weights; {RESTORE}")
     from extras.paddlevit.weights import read_paddle_weights  # extra: paddlevit
 
     return read_paddle_weights(path)
@@ -86,17 +87,17 @@ def read_weights(source: str | Path) -> Weights:
     """Return the weights in a file of any format, with their metadata."""
     path = find_file(source)
     if path is None:
-        raise ConfigError(f"there is no file {source}, nor one with {', '.join(SUFFIXES)} added")
+        raise ConfigError(f"there is no file {source}, with or without a suffix ({', '.join(SUFFIXES)}); fix the path")
     if path.suffix == ".pdopt":
         raise ConfigError(f"{path} contains the state of an optimizer; name the .pdparams file next to it instead")
-    with naming_damage(path):  # another program may use the same names for tensors of other shapes
+    with naming_damage(path):  # tensors with known names may have unexpected shapes
         weights = READERS[format_of(path)](path)
     check_tensors(weights.state, path)
     for name, tensor in weights.state.items():
         if not tensor.isfinite().all():
             raise ConfigError(f"{path}: {name} contains NaN or infinite values; use an earlier checkpoint")
     if not weights.state:
-        raise ConfigError(f"{path} contains no weights")
+        raise ConfigError(f"{path} contains no weights; use another file")
     with naming_damage(path):
         return weights._replace(state=merged(weights.state, weights.record.get("config", {})))
 
@@ -135,7 +136,7 @@ def _holds_arrays(path: Path) -> bool:
             refuse_bomb(archive, path)
             return all(name.endswith(".npy") for name in archive.namelist())
     except zipfile.BadZipFile:
-        raise ConfigError(f"{path}: damaged or cut off") from None
+        raise ConfigError(f"{path}: damaged or cut off; {RESTORE}") from None
 
 
 def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
@@ -158,7 +159,7 @@ def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
 
 
 def chosen_weights(state: dict, path: Path, key: str | None = None) -> tuple[str, dict]:
-    """Return the key and the merged weights of a checkpoint. Without `key`, choose the weights that scored better."""
+    """Return the key and the weights, with adapters merged. Without `key`, choose the better of raw and EMA weights."""
     key = key or weights_of(state, path)[1]
     if not state.get(key):
         is_ema = key == "state_dict_ema"

@@ -106,10 +106,10 @@ def _fit_heads(
 def _match_classes(
     own: dict[str, Tensor], state: dict[str, Tensor], heads: tuple[str, ...], theirs: list[str], mine: Sequence[str]
 ) -> str:
-    """Put the rows of the classifiers `heads` in the order of `mine`. Return a line for the user.
+    """Reorder the rows of the classifiers `heads` from the file's classes `theirs` to the model's classes `mine`.
 
-    A new class gets the mean of the known rows. Its logit is then never the largest, so at the start the model
-    classifies images of the known classes as before. If no class is known, the classifiers are removed.
+    Return a line for the user. A new class gets the mean of the known rows. Its logit is then never the largest, so at
+    the start the model classifies known classes as before. If no class is known, the classifiers are removed.
     """
     # Normalize the names, because file names on a Mac have two characters for ä.
     theirs, mine = ([normalize("NFC", name) for name in names] for names in (theirs, mine))
@@ -133,8 +133,8 @@ def _match_classes(
 def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> dict[str, Tensor]:
     """Resize the weights that depend on the number or size of patches, as timm does for its own pretrained weights.
 
-    For a ViT these are the position embedding (bicubic, antialiased, class token unchanged) and the patch kernel, and
-    for a Swin its position biases.
+    For a ViT, these are the position embedding (bicubic, antialiased, class token unchanged) and the patch kernel. For a
+    Swin, they are the position biases.
     """
     own = model.state_dict()
     resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
@@ -228,10 +228,10 @@ def fetch(source: str) -> Weights:
     try:
         if repository:
             _check_network(repository)
-        # timm builds a second model: on the CPU, to save device memory, and without changing the run's random state.
+        # timm builds a second model. Build it on the CPU to save device memory, and keep the run's random state.
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             return Weights(timm.create_model(name, pretrained=True).state_dict())
-    except Exception as error:  # the type depends on the library that downloads
+    except Exception as error:  # the type depends on the download library
         address = f" (from {constants.ENDPOINT}/{repository})" if repository else ""
         raise ConfigError(
             f"the weights of {name} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}). "
@@ -246,7 +246,7 @@ def _check_network(repository: str) -> None:
 
     try:
         get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception as error:  # the type depends on the library that the hub uses
+    except Exception as error:  # the type depends on the HTTP library of huggingface_hub
         try:
             snapshot_download(repository, local_files_only=True)
         except OSError:

@@ -40,7 +40,7 @@ def metadata_of(source: str) -> WeightsMetadata:
     record = read_record(path)
     config = record.get("config", {})
     if "MODEL.TYPE" in config:  # a run of halfstep
-        translate_removed(config, config, str(path), ("model",))  # refuses a model that halfstep no longer builds
+        translate_removed(config, config, str(path), ("model",))  # raises ConfigError for a removed model
         parts = ({key: config[key] for key in keys if key in config} for keys in (PREPROCESSING, ARCHITECTURE))
         return WeightsMetadata(str(path), *parts)
     try:
@@ -74,7 +74,7 @@ LARGEST_EPS = 1e-5  # timm's ViTs have 1e-6; all values up to this limit give th
 
 
 def _from_folder(path: Path) -> tuple[Settings, Settings] | None:
-    """Return the settings of images and of the model, or None if there is no config.json or it names no model."""
+    """Return the image and model settings in config.json, or None if the file is missing or names no model."""
     config = _read_json(path.with_name("config.json"))
     if isinstance(config.get("architecture"), str):
         return _from_timms_config(config)
@@ -98,10 +98,10 @@ def _read_json(path: Path) -> dict:
 
 
 def _from_timms_config(config: dict) -> tuple[Settings, Settings]:
-    """Return the settings in timm's config.json.
+    """Return the image and model settings in timm's config.json.
 
-    Of the model's arguments, size and channels become settings of the images. Other arguments that have their own
-    setting are left out, because they only concern training.
+    The image size and channels among the model's arguments become image settings. Other arguments with a setting of
+    their own are left out, because they only concern training.
     """
     # Early versions of timm wrote pretrained_cfg's values at the top level.
     facts, arguments = config.get("pretrained_cfg", config), dict(config.get("model_args") or {})
@@ -157,7 +157,7 @@ OF_THE_MODEL = {"gp": "global_pool", "bn_eps": "bn_eps", "bn_momentum": "bn_mome
 
 
 def _from_training(record: dict) -> tuple[Settings, Settings] | None:
-    """Return the settings of images and of the model from timm's command line, or None if there is none."""
+    """Return the image and model settings from the command line that timm stored, or None if there is none."""
     timm = import_timm()
     arguments, name = record.get("args", {}), record.get("arch")
     if not name or not timm.is_model(name):
@@ -182,13 +182,13 @@ def _crop_pct(side: int, resized: int) -> float:
 
 # --- the shapes in Google's .npz and PaddleViT's .pdparams. The preprocessing follows from the program that wrote them.
 
-# Width -> timm's name, and the number of heads, which no shape shows, for all ViTs of Google, DeiT and PaddleViT.
+# {width: (size in timm's names, number of heads)} of all ViTs of Google, DeiT and PaddleViT. No shape shows the heads.
 USUAL = {192: ("tiny", 3), 384: ("small", 6), 768: ("base", 12), 1024: ("large", 16), 1280: ("huge", 16)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 
 def _from_shapes(path: Path) -> tuple[Settings, Settings] | None:
-    """Return the settings of images and of the model from the shapes, or None for other formats and models.
+    """Derive the image and model settings from the shapes. Return None for other programs and unknown models.
 
     PaddleViT's DeiTs use ImageNet's mean and standard deviation. Its other ViTs and Google's use 0.5.
     """

@@ -19,6 +19,7 @@ from utils.text import format_bytes
 MOST_UNPACKED = 20  # the largest accepted ratio of unpacked to compressed size
 MOST_MEMBERS = 50_000  # the largest accepted number of tensors, including EMA and optimizer
 SMALL = 10**8  # a model with up to this number of weights is accepted for a file of any size
+RESTORE = "restore it, or use another file"  # the remedy in messages about damaged files
 
 
 class Weights(NamedTuple):
@@ -65,9 +66,9 @@ def check_kinds(content: dict, path: Path) -> None:
     is_ours = "halfstep_version" in content
     for name, kind in CHECKPOINT.items() if is_ours else ():
         if name in content and not isinstance(content[name], kind):
-            raise ConfigError(f"{path}: damaged ({name} is of type {type(content[name]).__name__})")
+            raise ConfigError(f"{path}: damaged ({name} is of type {type(content[name]).__name__}); {RESTORE}")
     if is_ours and content.get("step", 0) < 0:
-        raise ConfigError(f"{path}: damaged (step is {content['step']})")
+        raise ConfigError(f"{path}: damaged (step is {content['step']}); {RESTORE}")
     if is_ours:
         check_record(content, path)
     if is_ours and "progress" in content:
@@ -77,7 +78,8 @@ def check_kinds(content: dict, path: Path) -> None:
         wrong |= {name for name, kind in PROGRESS.items() if not isinstance(content["progress"].get(name), kind)}
         best = () if wrong else content["progress"]["best"]
         if wrong or len(best) != len(BEST) or not all(map(isinstance, best, BEST)):
-            raise ConfigError(f"{path}: damaged ({', '.join(sorted(wrong)) or 'the best epoch'} missing or invalid)")
+            names = ", ".join(sorted(wrong)) or "the best epoch"
+            raise ConfigError(f"{path}: damaged (missing or invalid: {names}); {RESTORE}")
 
 
 def check_record(record: dict, path: Path) -> None:
@@ -114,14 +116,14 @@ def check_tensors(state: dict, path: Path) -> None:
     """Raise ConfigError for values that are not tensors of plain numbers."""
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
-            raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights")
+            raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights; use another file")
         if not is_plain(tensor):
             raise ConfigError(
                 f"{path}: {name} is sparse, quantized, expanded or without values, not a plain tensor; save it as a "
                 "contiguous float32 tensor"
             )
         if name.endswith(".weight") and not tensor.ndim:
-            raise ConfigError(f"{path}: {name} is a scalar, not a layer weight")
+            raise ConfigError(f"{path}: {name} is a scalar, not a layer weight; use another file")
 
 
 def record_of(content: dict) -> dict:
@@ -134,7 +136,7 @@ def record_of(content: dict) -> dict:
 
 # Keys of weights in a checkpoint, best first. timm, PaddleViT and torchvision evaluate and fine-tune the EMA too.
 WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
-PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the weights that scored better
+PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the better of raw and EMA weights
 
 
 def preprocessing_of(data: Data) -> dict[str, Any]:
@@ -158,7 +160,7 @@ def weights_of(content, path: Path) -> tuple[dict, str]:
         weights, key = (content[keys[0]], keys[0]) if keys else (content, "")
         if all(isinstance(name, str) for name in weights):
             return dict(weights), key
-    raise ConfigError(f"{path}: no weights found; looked for a dict of tensors, or one under {', '.join(WEIGHT_KEYS)}")
+    raise ConfigError(f"{path} contains no weights; save a dict of tensors, alone or under {' or '.join(WEIGHT_KEYS)}")
 
 
 def rename(name: str, table: dict[str, str]) -> str:
@@ -184,12 +186,13 @@ def refuse_bomb(archive: ZipFile, path: Path) -> None:
     """Raise ConfigError for a zip bomb, which would take minutes or all memory. Real weights hardly compress."""
     if len(archive.infolist()) > MOST_MEMBERS:
         raise ConfigError(
-            f"{path}: refused, because it has more than {MOST_MEMBERS:,} tensors, which no real weights have"
+            f"{path}: refused, because no real weights have more than {MOST_MEMBERS:,} tensors; use another file"
         )
     size, unpacked = path.stat().st_size, sum(each.file_size for each in archive.infolist())
     if unpacked > MOST_UNPACKED * size + 2**20:
         raise ConfigError(
-            f"{path}: refused, because {format_bytes(size)} unpack to {format_bytes(unpacked)}, which no real weights do"
+            f"{path}: refused, because no real weights unpack from {format_bytes(size)} to {format_bytes(unpacked)}; use "
+            "another file"
         )
 
 

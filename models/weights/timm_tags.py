@@ -30,8 +30,8 @@ def pretrained_cfg(source: str) -> dict[str, Any]:
     nearest = did_you_mean(name, timm.list_pretrained() if "." in name else timm.list_models())
     if timm.is_model(name):
         raise ConfigError(f"timm has no pretrained weights for {name}{nearest or '; start from random weights'}")
-    tried = f"there is no file {name}, nor one with {', '.join(SUFFIXES)} added"
-    raise ConfigError(f"{tried}, and timm has no model of this name{nearest}")
+    tried = f"there is no file {name}, with or without a suffix ({', '.join(SUFFIXES)})"
+    raise ConfigError(f"{tried}, and timm has no model of this name{nearest or '; check the name'}")
 
 
 def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | N
 def usual_images(name: str) -> dict[str, Any]:
     """Return the preprocessing of this model's timm weights, or {} if timm has none."""
     timm = import_timm()
-    with contextlib.suppress(RuntimeError):  # unknown tag: the error comes when the model is built
+    with contextlib.suppress(RuntimeError):  # an unknown tag is reported when the model is built
         known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
         return image_settings(known.to_dict()) if known else {}
     return {}
@@ -66,7 +66,7 @@ def model_settings(name: str, arguments: Mapping[str, Any] | None = None) -> dic
 
 
 def is_imagenet_by_other_names(classes: Sequence[str]) -> bool:
-    """Return whether these are ImageNet's classes in order, named by number (lists) or description (parquet files)."""
+    """Return whether these are ImageNet's classes in order, as numbers (from lists) or descriptions (from parquet)."""
     from timm.data import ImageNetInfo
 
     if len(classes) != 1000:

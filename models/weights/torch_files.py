@@ -13,6 +13,7 @@ from torch import Tensor
 from models.weights.sharded import SHARDS, join, shard_names
 from models.weights.state import (
     RECORD,
+    RESTORE,
     Weights,
     check_kinds,
     check_tensors,
@@ -43,13 +44,13 @@ def _read_torch_file(path: Path, from_disk: bool, verify: bool = True):
     """Read one file. With `from_disk`, its tensors are read when they are used. With `verify`, verify checksums."""
     try:
         if kind := not_a_file(path):
-            raise ConfigError(f"{path}: damaged ({kind} instead of a file)")
+            raise ConfigError(f"{path}: damaged ({kind} instead of a file); {RESTORE}")
         if verify and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 refuse_bomb(archive, path)
                 broken = archive.testzip()  # torch.load does not verify the checksums that torch.save wrote
             if broken:
-                raise ConfigError(f"{path}: damaged (wrong checksum of {broken})")
+                raise ConfigError(f"{path}: damaged (wrong checksum of {broken}); {RESTORE}")
         # timm, DeiT and torchvision save their command line with the weights as a Namespace, which is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
             if from_disk:
@@ -67,7 +68,7 @@ def _read_torch_file(path: Path, from_disk: bool, verify: bool = True):
         if forbidden:
             raise refusal(path, forbidden[1] or "TorchScript") from None
         # torch's own message is not shown, because it recommends reading the file without this protection.
-        raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__})") from None
+        raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__}); {RESTORE}") from None
 
 
 def read_torch_weights(path: Path) -> Weights:

@@ -1,4 +1,4 @@
-"""Trains each recipe with halfstep and with timm's train.py, from the same weights on the same batches. Compares both.
+"""Compares halfstep with timm's train.py: both train each recipe from the same weights on the same batches.
 
     python scripts/benchmarks/beside_timm.py -train_py pytorch-image-models/train.py [-- ARGUMENT ...]
 

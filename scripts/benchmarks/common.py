@@ -1,4 +1,4 @@
-"""Times processes that train in turn (A B A B), so that a slow phase of the machine affects all, and prints tables."""
+"""Times processes that take turns (A B A B), so that a slow phase of the machine affects all of them. Prints tables."""
 
 import contextlib
 import json
@@ -71,7 +71,7 @@ class StepWorker:
         self._warm = False
 
     def start(self) -> None:
-        """Start the process without waiting for its setup. Without this call, the first question starts it."""
+        """Start the process without waiting for its setup. If not called, the first request starts the process."""
         if self._process is None:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self._process = subprocess.Popen(list(map(str, self._command)), **pipes)
@@ -288,5 +288,5 @@ class SpeedTable:
     @property
     def ending(self) -> str:
         speeds = ", ".join(f"{product} {peak / 1e9:.4g}" for product, peak in self.peaks.items())
-        text = f"\nUtilisation: {self.flops / 1e9:.4g} GFLOP per training image (3 x forward), relative to matrix products, GFLOP/s: {speeds}.\n"
-        return text if speeds else ""
+        text = f"a training image takes {self.flops / 1e9:.4g} GFLOP (3 x forward)"
+        return f"\nUtilisation: {text}; matrix products reach, in GFLOP/s: {speeds}.\n" if speeds else ""

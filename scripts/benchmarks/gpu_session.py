@@ -112,7 +112,8 @@ def part_names(text: str) -> list[str]:
     """Parse the value of -parts: names of parts, separated by commas."""
     for name in text.split(","):
         if name not in PARTS:
-            raise argparse.ArgumentTypeError(f"no part {name!r}{did_you_mean(name, PARTS)}")
+            hint = did_you_mean(name, PARTS) or f"; choose from {', '.join(PARTS)}"
+            raise argparse.ArgumentTypeError(f"there is no part {name!r}{hint}")
     return text.split(",")
 
 
@@ -173,7 +174,10 @@ def describe_missing() -> str:
     own = [f"--platform {tag}_{platform.machine()}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
     python = "--python-version {}.{}".format(*platform.python_version_tuple())
     download = f"python -m pip download --no-deps --only-binary=:all: {python} {' '.join(own)} -d wheels {names}"
-    return f"missing: {names}; with a network: {download}; then here: python -m pip install --no-deps wheels/*"
+    return (
+        f"these packages are missing: {names}; download them on a machine with a network: {download}; then install "
+        "them here: python -m pip install --no-deps wheels/*"
+    )
 
 
 def run_within(command: str, seconds: float, record: Record) -> str:

@@ -1,4 +1,4 @@
-"""Measures how fast images are read, and what limits a run. Prints the Markdown tables of BENCHMARKS.md.
+"""Measures how fast images are read, and finds the bottleneck of a run. Prints the Markdown tables of BENCHMARKS.md.
 
 python scripts/benchmarks/loader.py limits -cfg FILE [...]   the loader alone, the step alone, both together, and the limit
 python scripts/benchmarks/loader.py run -timm FOLDER         a whole run, compared with timm's train.py in FOLDER
@@ -34,7 +34,7 @@ BATCH_SIZE = 32  # default on a CPU
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    # All other flags are passed to main_single_gpu.py: -cfg -dataset ...
+    # All other flags are flags of main_single_gpu.py, such as -cfg and -dataset.
     command = commands.add_parser("limits", add_help=False)
     command.set_defaults(measure=compare_limits)
     command.add_argument("-seconds", type=float, default=3.0)
@@ -92,10 +92,16 @@ def name_limit(loader: float, step: float, both: float) -> str:
     """Return a sentence that names the bottleneck of a run, given the images/s of the loader, the step, and both."""
     if both < 0.9 * min(loader, step):
         share = both / min(loader, step)
-        return f"both share cores: together they reach {share:.2f} of the slower rate; DATA.CACHE needs fewer cores"
+        return (
+            f"the loader and the step share the cores: together they reach {share:.2f} of the slower of their rates; "
+            "set DATA.CACHE, which needs fewer cores"
+        )
     if loader < 1.1 * step:
-        return f"the loader limits: alone it reaches {loader / step:.2f} of the step's rate; raise -num_workers, or set DATA.CACHE"
-    return f"the step limits: the loader alone reaches {loader / step:.1f} times the step's rate"
+        return (
+            f"the loader is the bottleneck: alone, it reaches {loader / step:.2f} of the step's rate; raise "
+            "-num_workers, or set DATA.CACHE"
+        )
+    return f"the step is the bottleneck: the loader alone reaches {loader / step:.1f} times the step's rate"
 
 
 # --- a whole run ---

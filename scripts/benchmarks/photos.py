@@ -78,7 +78,7 @@ def draw(rng: np.random.Generator, target: int) -> Image.Image:
 
 
 def encode(image: Image.Image) -> bytes:
-    """Encode the image as a JPEG, at the quality with the file size closest to KILOBYTES."""
+    """Encode the image as a JPEG, at the quality that gives the file size closest to KILOBYTES."""
     files = []
     for quality in range(72, 99, 2):
         buffer = io.BytesIO()

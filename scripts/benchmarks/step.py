@@ -47,7 +47,8 @@ def main(argv: list[str]) -> int:
         elif measure is seconds:
             command.add_argument("-iterations", type=at_least(1), default=100, metavar="N", help="steps per turn [100]")
         elif measure is linear:
-            command.add_argument("-scale", type=float, metavar="X", help="factor of width 4096, batch 512 [1, CPU .25]")
+            scale_help = "factor for the width of 4096 and the batch size of 512 [GPU 1, CPU .25]"
+            command.add_argument("-scale", type=float, metavar="X", help=scale_help)
             command.add_argument("-epochs", type=at_least(1), metavar="N", help="epochs of 50 batches [GPU 25, CPU 5]")
         if measure is modes:
             command.add_argument("-modes", nargs="+", choices=CASES, metavar="MODE", help=" ".join(CASES))
@@ -75,7 +76,7 @@ def heading(arguments: argparse.Namespace, what: object) -> str:
 
 
 def modes(arguments: argparse.Namespace) -> str:
-    """Measure memory, iterations/s, images/s and utilisation in each precision; by default, CPUs skip the slow ones."""
+    """Measure memory, iterations/s, images/s and utilisation in each precision. By default, CPUs skip slow modes."""
     names = arguments.modes or fast_modes(arguments.kind)
     reasons = {name: f"only on {CASES[name].kinds[0]}" for name in names if arguments.kind not in CASES[name].kinds}
     names = [name for name in names if name not in reasons]
@@ -114,7 +115,7 @@ def measure_cases(
 
 
 def seconds(arguments: argparse.Namespace) -> str:
-    """Measure the seconds per 100 iterations without and with -amp in turn, and compute average and speed-up."""
+    """Measure the seconds per 100 iterations without and with -amp in turn; compute the averages and the speed-up."""
     workers = {"off": worker(arguments, "AMP=false"), "on": worker(arguments, "AMP=true")}
     measured = compare(workers, Turns(arguments.rounds, arguments.iterations))
     averages = {name: 100 * statistics.mean(each.seconds) for name, each in measured.items()}

@@ -74,7 +74,9 @@ class LoaderWorker:
         self.windows = self.data.windows(0, sys.maxsize)
         self.num_images = self.data.global_batch
         if self.data.order.window_size(0) < self.num_images:
-            raise ConfigError(f"-batch_size: an update of {self.num_images} exceeds {len(train_set)} images; lower it")
+            raise ConfigError(
+                f"-batch_size: an update takes {self.num_images} images, but there are only {len(train_set)}; lower it"
+            )
         workers = choose_workers(config, train_set, self.process)
         per_batch = workers.count if workers.kind == "processes" else 1
         self.num_ahead = 2 + per_batch * workers.ahead if workers.count else 0

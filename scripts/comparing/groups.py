@@ -74,7 +74,8 @@ def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Set[tuple[s
     compared = metric or (chosen.pop() if len(chosen) == 1 else "top1")
     if common is not None and compared != "top1":
         raise ConfigError(
-            f"-metric {metric}: these runs use different data, and on their common images only top1 is known"
+            f"-metric {metric}: these runs use different data, and on their common images only top1 is known; leave "
+            "-metric out, or add -any_data"
         )
     without = [run for run in runs if not any(f"eval_{compared}" in row for row in run.epochs)]
     if without and metric:

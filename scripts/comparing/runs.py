@@ -55,23 +55,23 @@ def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], 
             if original.resolve() == folder.resolve() or is_named:
                 runs.setdefault(folder.resolve(), run)
             else:
-                left_out.append(f"left out: {folder}: a copy of {original}; name both to compare them")
+                left_out.append(f"left out: {folder} is a copy of {original}; name both to compare them")
     if len(runs) < fewest:
-        problem = "; ".join(["only one run" if runs else "no run with a finished epoch", *left_out])
-        raise ConfigError(f"{' '.join(sources)}: {problem}; give two or more runs, or a folder that has them")
+        problem = "; ".join(["found only one run" if runs else "found no run with a finished epoch", *left_out])
+        raise ConfigError(f"{' '.join(sources)}: {problem}; give two or more runs, or a folder that contains them")
     return list(runs.values()), left_out
 
 
 def _folders(source: str) -> Iterator[tuple[Path, bool]]:
-    """Yield the folder of each run, and whether it is `source` itself. A sweep's trials are one level deeper."""
+    """Yield the folder of each run up to two levels below `source`, and whether it is `source` itself."""
     path = folder_of(source)
     found = [path] if path.exists() else sorted(map(Path, glob.glob(str(path))))
     if not found:
-        raise ConfigError(f"{source}: no such folder; give folders of runs, or a folder that has them")
+        raise ConfigError(f"{source}: no such folder; give folders of runs, or a folder that contains them")
     for each in found:
         patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
         inside = next((files for pattern in patterns if (files := sorted(each.glob(pattern)))), [])
-        folders = [file.parent for file in inside] or [each] * (each == path)  # opening it reports the missing file
+        folders = [file.parent for file in inside] or [each] * (each == path)  # open() reports the missing file
         # The oldest run comes first, as the baseline. A run precedes its copies, which have the same start time.
         copies = sorted(newest_first(folders), key=lambda copy: (copy.began, not copy.is_original, copy.folder.name))
         yield from ((copy.folder, copy.folder == path) for copy in copies)
@@ -127,7 +127,7 @@ def _data_of(run: SavedRun, noted: Mapping[str, str]) -> Iterator[tuple[str, Any
 
 @functools.cache
 def scored(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return {(image, label): whether the best weights got it right}; {} without a complete single-label table."""
+    """Return {(image, label): whether the best weights were right}, or {} without complete single-label predictions."""
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
@@ -155,7 +155,7 @@ def have_same_files(run: SavedRun, other: SavedRun) -> bool:
 
 
 def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
-    """Return the test of the second run against the first on the images that both scored; None without such images."""
+    """Return the test of two runs on the images that both scored, or None if they have no scored images in common."""
     common, one, two = common_images([run, other]), scored(run.folder), scored(other.folder)
     pairs = (one, two), (two, one)
     only_first, only_second = (sum(mine[each] > theirs[each] for each in common) for mine, theirs in pairs)
@@ -166,7 +166,7 @@ def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, set[tup
     """Return a warning about different data, and the images to compare the runs on (None: all images of each run)."""
     found = first_of(other_data(runs), "; ", limit=4)
     if not found or is_allowed:
-        return found and f"different data, so the figures are not directly comparable: {found}", None
+        return found and f"the runs have different data, so their figures are not directly comparable: {found}", None
     common = common_images(runs) if len({run.settings["DATA.DATASET"] for run in runs}) == 1 else None
     if not common:
         raise ConfigError(
@@ -175,7 +175,7 @@ def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, set[tup
         )
     most = max(len(scored(run.folder)) for run in runs)
     share = f"{len(common):,} of {most:,} images"
-    return f"different data, so compared on the {share} that all have scored: {found}", common
+    return f"the runs have different data, so they are compared on the {share} that all have scored: {found}", common
 
 
 def differing(runs: Sequence[SavedRun]) -> list[str]:
@@ -192,7 +192,10 @@ def differing(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def value_of(run: SavedRun, key: str) -> str:
-    """Return a setting or fact as text, without credentials; '-' if it is missing. DATA.FOLD: number of folds."""
+    """Return a setting or fact as text without credentials, or '-' if it is missing.
+
+    For DATA.FOLD, return the number of folds.
+    """
     value = run.settings.get(key, run.about.get(key, _facts_of(run).get(key, MISSING)))
     if key == PATH:
         value = run.about.get("data_path", value)

@@ -59,8 +59,8 @@ def _answer(groups: Sequence[Group]) -> str:
         return f"{start}; its lead over {first_of(names, limit=6)} may be noise of the repetitions."
     if any(each.is_noise is None for each in rivals.values()):
         return (
-            f"{start}; one run of a group cannot show whether that is more than noise: repeat the runs with -seed 1, "
-            "-seed 2 ..."
+            f"{start}; a single run per group cannot show whether the lead is more than noise: repeat the runs with "
+            "-seed 1, -seed 2 ..."
         )
     if row == 0:
         return f"{start}; every other group is worse by more than the noise of the repetitions."
@@ -128,7 +128,9 @@ def _notes(groups: Sequence[Group]) -> list[str]:
     notes = []
     if len({run.metric for run in runs}) > 1:
         name = TITLES[groups[0].metric]
-        notes.append(f"the runs chose their best epoch by different metrics (TRAIN.BEST_METRIC); this compares {name}")
+        notes.append(
+            f"the runs chose their best epoch by different metrics (TRAIN.BEST_METRIC); the comparison uses {name}"
+        )
     for run in runs:
         planned, done = run.planned_epochs, run.num_epochs
         if done < planned and run.status.get("reason") != "early stop":
@@ -157,9 +159,9 @@ def _how_to_read(groups: Sequence[Group]) -> list[str]:
         )
     if any(_of_images(groups, group) for group in groups[1:]):
         notes.append(
-            "x : y images, p: of the images that both scored, x are right only in the first run of the group, and y only "
-            "in the first run of group 1; p is from McNemar's exact test. A small p says that these two runs differ on "
-            "images like these; it says nothing about other seeds"
+            "x : y images, p: of the images that both scored, only the first run of the group classifies x correctly, "
+            "and only the first run of group 1 classifies y correctly; p is from McNemar's exact test. A small p says "
+            "that these two runs differ on images like these; it says nothing about other seeds"
         )
     return notes
 

@@ -37,8 +37,8 @@ python main_single_gpu.py -cfg ./configs/vit_digits.yaml -epochs 5 -opts TRAIN.B
 ```
 
 The type below decides how a value is read: `3e-3` is a number, and `010` is 10. `None`, `null`, `~` or an empty value
-means "not set". Words such as `adamw` may be written in any case. A key that is unknown or written twice, and a value of
-another type or out of bounds, are errors. The message names the file and the nearest valid key.
+means "not set". Words such as `adamw` may be written in any case. A key that is unknown or written twice is an error, and
+so is a value of the wrong type or out of bounds. The message names the file and the nearest valid key.
 
 A setting of type "arguments" is a section of keyword arguments for a constructor of another library. They are set one
 by one, in files or with `-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`. `MODEL.KWARGS=null` (in a
@@ -54,8 +54,8 @@ messages. A resumed run (`-resume`) may change settings that are marked with `*`
 START_INTRODUCTION = """
 ## One start of the program
 
-These settings control one start of the program. They are written like the others, with the section in front, but are
-not saved with the run.
+These settings control one start of the program. Write them like other settings, with the section in front. They
+are not saved with the run.
 
 """
 

@@ -36,7 +36,9 @@ def read_over(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         key, _, text = word.partition("=")
         if not text.strip() or key in over:
-            raise ConfigError(f"-over: {word!r} must be KEY=VALUE,VALUE as in TRAIN.BASE_LR=1e-3,3e-3, each key once")
+            raise ConfigError(
+                f"-over: {word!r} must be KEY=VALUE,VALUE as in TRAIN.BASE_LR=1e-3,3e-3; give each key only once"
+            )
         if key in DECIDED:
             raise ConfigError(f"-over: {key} is set by {DECIDED[key]}; leave it out here")
         over[key] = text
@@ -182,7 +184,8 @@ class Sweep:
     def or_saved(self, former: "Sweep", folder: Path) -> "Sweep":
         """Return `former`, the sweep saved in the folder. Raise ConfigError if it differs from this one.
 
-        If no trial of the saved sweep has started, as after a wrong setting, return this sweep, which replaces it.
+        If no trial of the saved sweep has started, for example because a setting was wrong, return this sweep,
+        which replaces the saved one.
         """
         if not any((folder / trial.name).exists() for trial in former.trials):
             return self
@@ -209,7 +212,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / FILE).exists() and any(each.name[0] != "." for each in folder.iterdir()):
             raise ConfigError(f"-output: {folder} is not empty, but has no {FILE}; give a new folder")
-        with open(folder / LOCK, "r+b", opener=creating):  # fails if a link or a pipe has its name
+        with open(folder / LOCK, "r+b", opener=creating):  # fails if the lock file is a link or a pipe
             pass
 
 

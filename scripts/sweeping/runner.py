@@ -82,7 +82,9 @@ class Runner:
             command = [sys.executable, *self.sweep.command(trial, self.folder)]
             program = start(command, self._output(trial), self.sweep.cwd)
         except OSError as error:
-            raise ConfigError(f"-output: cannot start {trial} in {self.folder} ({cause_of(error)})") from error
+            raise ConfigError(
+                f"-output: cannot start {trial} in {self.folder} ({cause_of(error)}); choose another folder"
+            ) from error
         began, is_signalled, is_estimated = time.monotonic(), False, bool(self.seconds)
         while (code := program.poll()) is None:
             if not is_estimated and (eta := self._eta(trial)):
@@ -121,7 +123,7 @@ class Runner:
         if result.state == DONE and result.best is not None:
             outcome = f"{TITLES[result.metric]} {format_value(result.metric, result.best)} in epoch {result.epoch}"
         print(f"[{number}/{self.sweep.num_trials}] {trial}: {outcome}{self._time_left()}", flush=True)
-        if is_refused:  # it ended before training; the other trials would fail in the same way
+        if is_refused:  # the trial ended before training; the other trials would fail in the same way
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
 
 

@@ -63,17 +63,17 @@ def test_opts_flag_may_be_repeated_anywhere():
         ("-opts TRAIN.NUM_EPOCHS=3 SEED=1 -epochs=3", 3, []),
     ],
 )
-def test_last_repeated_flag_wins_with_a_note(words, value, names):
+def test_last_value_of_a_repeated_flag_is_used_with_a_note(words, value, names):
     loaded = load_text("", *words.split())
     assert loaded.config.TRAIN.NUM_EPOCHS == value and len(loaded.notes) == bool(names)
     assert_names("".join(loaded.notes), *names)
 
 
 @pytest.mark.parametrize("flag", ["-amp_dtype float16", "-opts PRECISION.MODE=naive"])
-def test_precision_flag_needs_amp_or_explicit_amp_false(flag):
+def test_precision_flag_is_refused_if_settings_file_turns_amp_off(flag):
     for amp in ("-amp false", "-opts AMP=false"):
         (note,) = load_text("", *f"{flag} {amp}".split()).notes
-        assert_names(note, "without effect", "PRECISION", "AMP is false")
+        assert_names(note, "has no effect", "PRECISION", "AMP is false")
     assert not load_text("AMP: true", *flag.split()).notes
     with refused(ConfigError, "add -amp"):
         load_text("AMP: false", *flag.split())
@@ -85,7 +85,7 @@ def test_command_line_mistake_is_reported_with_remedy(words):
         load_text("", *shlex.split(words.encode().decode("unicode_escape")))
 
 
-def test_flags_of_other_trainers_get_suggestions_of_existing_settings():
+def test_flags_of_other_trainers_suggest_existing_settings():
     arguments = (*SUPPORTED, *itertools.chain.from_iterable(UNSUPPORTED.values()))
     of_timm = [name.replace("-", "_") for each in arguments for name in (each.name, each.short) if name]
     typed = [name for names in (*ALIASES.values(), *NOT_HERE.values()) for name in names.split()]

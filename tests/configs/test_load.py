@@ -18,7 +18,7 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def test_later_sources_win_and_record_their_origin():
+def test_setting_takes_value_and_origin_of_its_last_source():
     write("TRAIN: {NUM_EPOCHS: 1, BASE_LR: 0.1, END_LR: 0.1, WEIGHT_DECAY: 0.1, ACCUM_ITER: 1}", "base.yaml")
     text = "BASE: base.yaml\nTRAIN: {NUM_EPOCHS: 2, BASE_LR: 0.2, END_LR: 0.2, ACCUM_ITER: 2}"
     loaded = load_text(text, "-accum_iter", "3", "-opts", "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=0.4")
@@ -62,7 +62,7 @@ def test_grey_images_use_one_mean_and_deviation():
 @pytest.mark.parametrize(
     ("name", "word", "expected"), [("step", "", False), ("step", "true", True), ("cosine", "", True)]
 )
-def test_step_schedule_counts_from_start_unless_after_warmup_is_set(name, word, expected):
+def test_step_schedule_counts_epochs_from_start_unless_after_warmup_is_set(name, word, expected):
     words = [f"TRAIN.LR_SCHEDULER.NAME={name}", *([f"TRAIN.LR_SCHEDULER.AFTER_WARMUP={word}"] if word else [])]
     assert load(["-opts", *words], needs_file=False).config.TRAIN.LR_SCHEDULER.AFTER_WARMUP is expected
 

@@ -90,7 +90,7 @@ def test_google_recipe_learning_rates_match_their_formula(name):
 
 
 @needing_extra("optimizers")
-def test_deit_3_recipe_uses_lamb_like_apex():
+def test_deit_3_recipe_configures_lamb_as_in_apex():
     config = recipe("deit3_base_patch16_192")
     optimizer = build_optimizer(config.TRAIN, torch.nn.Linear(2, 2))
     assert config.TRAIN.OPTIMIZER.NAME == "lamb"

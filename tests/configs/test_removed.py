@@ -79,7 +79,7 @@ def test_error_for_removed_script_flag_names_its_replacement(monkeypatch):
         Parser("a script").parse_args(["-gone", "3"])
 
 
-def test_run_without_newer_setting_behaves_as_before(monkeypatch):
+def test_settings_newer_than_a_run_reproduce_its_old_behaviour(monkeypatch):
     monkeypatch.setitem(IMPLIED, "TRAIN.SMOOTHING", 0.3)
     saved = flatten(load_text("").config)
     assert unflatten(saved).TRAIN.SMOOTHING == 0.0

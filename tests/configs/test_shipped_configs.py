@@ -38,7 +38,7 @@ def test_shipped_file_states_accuracy_time_and_command_and_survives_saving(path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", MODELS)
-def test_shipped_file_gives_the_named_timm_model(path):
+def test_shipped_file_builds_the_timm_model_of_its_name(path):
     """The step runs on the meta device, where it computes nothing."""
     config = load(["-cfg", str(path)]).config
     with meta_device():

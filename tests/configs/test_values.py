@@ -75,7 +75,7 @@ def test_number_outside_its_bounds_is_refused(key):
 
 # A section of arguments (MODEL.KWARGS) whose types are not in the schema.
 @pytest.mark.parametrize("text", cases_of("texts_as_arguments"))
-def test_model_argument_is_equal_from_every_source_and_survives_saving(text):
+def test_model_argument_has_same_value_from_any_source_and_after_saving(text):
     in_file = load_text(f"MODEL: {{KWARGS: {{some_name: {text}}}}}") if text[0] != "(" else None
     in_opts = load_text("", "-opts", f"MODEL.KWARGS.some_name={text}")
     again = load_text(to_yaml(in_opts.config, in_opts.origins))

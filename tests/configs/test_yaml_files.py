@@ -23,7 +23,7 @@ def test_settings_file_without_settings_gives_the_defaults(text):
     assert load_text(text).config == Config()
 
 
-def test_base_files_load_depth_first_and_own_keys_win():
+def test_settings_file_overrides_its_base_files_loaded_depth_first():
     write("SEED: 1\nDEVICE: cpu\nSAVE: one\nSAVE_FREQ: 1\n", "shared/one.yaml")
     write("BASE: one.yaml\nSEED: 2\nNAME: b\nSAVE: two\n", "shared/two.yaml")
     write("BASE: shared/one.yaml\nSEED: 3\nNAME: c\n", "three.yaml")  # a file may be the BASE of two files
@@ -33,7 +33,7 @@ def test_base_files_load_depth_first_and_own_keys_win():
     assert loaded.origins["SAVE_FREQ"] == "shared/one.yaml"
 
 
-def test_circular_base_files_are_named():
+def test_circular_base_files_are_refused_and_named():
     write("BASE: b.yaml", "a.yaml")
     write("BASE: [./a.yaml]", "b.yaml")
     for first in ("a.yaml", write("BASE: a.yaml")):  # x.yaml leads to the loop but is not part of it

@@ -197,7 +197,7 @@ def test_phone_photos_in_newer_formats_are_found_and_read(tmp_path, name):
     assert_close(load("imagefolder", root)[0].read(0), PICTURE)
 
 
-def test_heif_photos_without_pillow_heif_are_reported(tmp_path, monkeypatch):
+def test_missing_pillow_heif_is_reported_if_data_has_heif_photos(tmp_path, monkeypatch):
     root = folder(tmp_path / "photos", {"a.jpg": photo("JPEG"), "b.heic": photo("HEIF")})
     flags = ["-dataset", "imagefolder", "-data_path", str(root), "-output", str(tmp_path / "shards")]
     assert make_shards.main(flags) == 0
@@ -227,7 +227,7 @@ def test_photo_of_108_megapixels_is_read_unless_limit_is_lower(recwarn):
         read(content, 1, max_pixels=100_000_000)
 
 
-def test_shards_have_the_same_pixels_as_the_files(tmp_path):
+def test_shards_have_the_same_pixels_as_the_image_files(tmp_path):
     files = {f"{turn}.jpg": photo("JPEG", turn) for turn in HELD}
     files |= {"turned.tif": photo("TIFF", 6), "edited.jpg": edited_photo("JPEG", 6)}
     files |= {"alpha.png": hidden_colours("RGBA", "PNG"), "16.png": grey_16_bits("PNG"), "a.heic": photo("HEIF")}
@@ -240,7 +240,7 @@ def test_shards_have_the_same_pixels_as_the_files(tmp_path):
         assert sorted(in_shards) == sorted(wanted)
 
 
-def test_cache_has_the_same_pixels_as_the_files(tmp_path):
+def test_cache_has_the_same_pixels_as_the_image_files(tmp_path):
     cache = pytest.importorskip("extras.cache")
     files = {f"{turn}.jpg": photo("JPEG", turn) for turn in HELD}
     files |= {"turned.tif": photo("TIFF", 6), "edited.jpg": edited_photo("JPEG", 6)}

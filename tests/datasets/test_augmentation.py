@@ -55,7 +55,7 @@ def test_augmented_image_depends_only_on_its_random_generator(train):
     assert len(changed) > 8 and any(not torch.equal(changed[0], each) for each in changed)
 
 
-def test_color_jitter_applies_only_without_policy_or_after_3_augment():
+def test_color_jitter_applies_only_with_3_augment_or_without_policy():
     for policy, jitters in ((None, True), ("3a", True), ("rand-m9-t3a", True), ("rand-m9", False), ("v0", False)):
         augment = build_augmentation(settings(AUTO_AUGMENT=policy, COLOR_JITTER=0.3))
         drawn = [[each.name for each in augment.draw(random.Random(seed)).operations] for seed in range(30)]

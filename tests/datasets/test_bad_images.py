@@ -38,7 +38,7 @@ class Numbered(ImageSet):
         return np.zeros((1, 1, 3), np.uint8)
 
 
-def test_bad_image_limit_allows_few_but_never_all():
+def test_bad_image_limit_allows_a_few_images_but_never_every_image():
     assert [num_allowed(0.01, count) for count in (1, 2, 3, 89, 146, 399, 400, 10_000)] == [0, 1, 2, 3, 3, 3, 4, 100]
     assert num_allowed(0.0, 1000) == 0 and num_allowed(1.0, 1000) == 999
 

@@ -83,7 +83,7 @@ def weighted(value: str, num_classes: int | None = None):
     return replaced(settings(), TRAIN={"CLASS_WEIGHTS": value}, MODEL={"NUM_CLASSES": num_classes})
 
 
-def test_automatic_class_weights_average_one_over_all_images():
+def test_automatic_class_weights_average_to_one_over_all_images():
     images = uneven()
     weights = class_weights(weighted("auto"), images)
     np.testing.assert_allclose(weights, [1000 / (4 * count) for count in COUNTS])

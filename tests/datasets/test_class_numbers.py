@@ -24,7 +24,7 @@ def make_csv(folder, classes: list[str], header: str = "image_path,target", coun
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards"])
-def test_classes_file_numbers_all_classes_even_without_images(tmp_path, dataset):
+def test_classes_file_also_numbers_classes_without_images(tmp_path, dataset):
     (tmp_path / "names.txt").write_text("dog\ncat\nbee\nant\n", "utf-8-sig")
     make_folders(tmp_path / "data", {"ant": 12, "bee": 12, "cat": 12})
     make_set(tmp_path / "data")
@@ -96,7 +96,7 @@ def test_missing_invalid_or_leaking_group_column_is_reported(tmp_path):
     assert [note for note in val.notes if note.startswith("warning") and "DATA.GROUP_BY" in note and "11" in note]
 
 
-def test_single_class_needs_a_checkpoint_with_more_classes(tmp_path):
+def test_data_with_one_class_needs_a_checkpoint_with_more_classes(tmp_path):
     make_folders(tmp_path, {"ant": 12})
     for evaluate in (False, True):
         assert_names(error_of("imagefolder", tmp_path, evaluate), "DATA.DATA_PATH", "ant")

@@ -122,7 +122,7 @@ def test_image_too_large_after_resize_is_cropped_first():
 
 
 @pytest.mark.parametrize(("name", "dim"), [("HFLIP", 2), ("VFLIP", 1)])
-def test_flip_probability_is_met_without_changing_other_draws(name, dim):
+def test_images_flip_with_given_probability_while_other_draws_stay_equal(name, dim):
     image = noise(40, 30)
     given = [Data(IMAGE_SIZE=8, **{"HFLIP": 0.0} | {name: chance}) for chance in (0.0, 0.3)]
     both = [[augmented(data, image, seed) for seed in range(200)] for data in given]
@@ -131,7 +131,7 @@ def test_flip_probability_is_met_without_changing_other_draws(name, dim):
     assert sum(flipped) + sum(unchanged) == 200 and abs(sum(flipped) / 200 - 0.3) < 0.1
 
 
-def test_random_interpolation_picks_bilinear_or_bicubic_equally():
+def test_random_interpolation_picks_bilinear_and_bicubic_equally_often():
     image, found = noise(40, 30), []
     for seed in range(100):
         one, other, drawn = (

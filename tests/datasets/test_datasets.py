@@ -68,7 +68,7 @@ def test_missing_data_path_error_describes_expected_layout(tmp_path, dataset):
     assert ("docs/data.md" in error_of(dataset, tmp_path)) is (dataset != "imagefolder")
 
 
-def test_more_classes_than_model_outputs_is_an_error(tmp_path):
+def test_data_with_more_classes_than_model_outputs_is_refused(tmp_path):
     make_folders(tmp_path / "train", {"ant": 1, "bee": 1, "cat": 1})
     make_folders(tmp_path / "val", {"ant": 1})
     message = error_of("imagefolder", tmp_path, num_classes=2)

@@ -39,7 +39,7 @@ def test_every_epoch_and_seed_orders_all_samples_differently(images):
     assert images.epoch_order(0, 0)[:].tolist() == orders[0]
 
 
-def test_shuffle_buffer_moves_samples_less_than_its_size():
+def test_shuffle_buffer_moves_samples_by_less_than_its_size():
     in_turn = big_set(buffer=1).epoch_order(3, 5)[:]
     assert (np.diff(in_turn.reshape(20, 50), axis=1) == 1).all()  # tar by tar, each in its own order
     tars = (in_turn[::50] // 50).tolist()
@@ -106,7 +106,7 @@ def test_epoch_order_of_a_shard_subset_matches_the_reference_order():
     assert images.take(kept).epoch_order(5, 6)[:].tolist() == wanted.tolist()
 
 
-def test_windows_read_in_any_sequence_match_the_epoch_orders():
+def test_windows_contain_the_same_images_in_any_reading_sequence():
     """Blocks of this size are computed ahead in a thread."""
     steps = order(num_images=150_000, batch_size=10_000)
     epochs = [nearby_in_one_array(150_000, 150_000, 0, epoch) for epoch in range(3)]
@@ -115,7 +115,7 @@ def test_windows_read_in_any_sequence_match_the_epoch_orders():
         assert (steps.window(step) == epochs[epoch][index * 10_000 : (index + 1) * 10_000]).all()
 
 
-def test_epoch_starts_without_waiting_for_its_order():
+def test_order_of_next_epoch_is_computed_ahead_in_another_thread():
     """A block is computed during the previous epoch, outside the training thread."""
     computed_in = []
 

@@ -71,7 +71,7 @@ def test_renumbering_classes_keeps_the_label_fingerprint(tmp_path):
     assert changed_facts(*found).keys() == {"classes and their order"}
 
 
-def test_evaluation_scores_all_images_of_other_data_with_same_names(tmp_path):
+def test_evaluation_scores_every_image_if_names_match_but_contents_differ(tmp_path):
     make("imagefolder", tmp_path)
     train, val = load("imagefolder", tmp_path / "photos")
     kept = SavedData(val.classes, val.split, identity(val), data_facts(train, val))

@@ -74,7 +74,7 @@ def test_data_path_one_folder_too_high_is_refused(tmp_path, folders):
     same_message(found, "mistakes/of_folders_above_the_data", " ".join(folders))
 
 
-def test_classes_file_overrides_folder_too_high_error(tmp_path):
+def test_listing_the_folders_as_classes_prevents_folder_too_high_error(tmp_path):
     make_folders(tmp_path / "data", ABOVE)
     listed, others = tmp_path / "listed.txt", tmp_path / "others.txt"
     listed.write_text("photos\nnew\n")
@@ -182,7 +182,7 @@ KAGGLE = "ILSVRC/Data/CLS-LOC"
 
 
 @pytest.mark.parametrize("folder", ["", "ILSVRC"])
-def test_kaggle_archive_is_refused_with_the_right_command(tmp_path, folder):
+def test_kaggle_archive_error_suggests_the_command_that_reads_it(tmp_path, folder):
     (tmp_path / KAGGLE / "val").mkdir(parents=True)
     found = error_of("imagenet2012", tmp_path / folder)
     assert_names(found, "DATA.DATA_PATH", "docs/data.md", f"-dataset imagefolder -data_path {tmp_path / KAGGLE}")
@@ -211,7 +211,7 @@ def test_imagenet_tars_are_refused_with_unpack_command(tmp_path, is_path):
     assert_names(found, "DATA.DATA_PATH", "torchvision", "ILSVRC2012_devkit_t12.tar.gz", "scipy")
 
 
-def test_plain_class_folders_get_an_imagefolder_hint(tmp_path):
+def test_imagenet2012_error_for_class_folders_suggests_imagefolder(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
     assert_names(error_of("imagenet2012", tmp_path), "DATA.DATA_PATH", "cat", "dog", "-dataset imagefolder")

@@ -180,7 +180,7 @@ def test_index_of_read_only_data_is_in_cache_folder(tmp_path, monkeypatch, datas
 
 
 @pytest.mark.parametrize("dataset", KINDS)
-def test_pickled_set_reloads_its_index_without_copying_columns(tmp_path, dataset):
+def test_pickled_image_set_reloads_its_index_without_copying_columns(tmp_path, dataset):
     KINDS[dataset][0](tmp_path)
     sets = load(dataset, tmp_path, VAL_FRACTION=0.3)
     sent = [pickle.dumps(image_set) for image_set in sets]
@@ -277,7 +277,7 @@ def test_repeated_paths_are_reported_with_and_without_an_index(tmp_path):
     make_list(tmp_path, ["0.jpg 0", "./0.jpg 1", "1.jpg 2", "7.jpg 0", "0.jpg 0"])
     for _ in range(2):
         notes = "".join(load("imagenet2012", tmp_path)[1].notes)
-        assert "2, 1 of them with another class (0.jpg" in notes and "1 (7.jpg)" in notes
+        assert "on 2 lines, 1 of them with another class (0.jpg" in notes and "1 image in common (7.jpg)" in notes
         train, val = load("imagenet2012", tmp_path, evaluate=True)
         assert train is None and "7.jpg" not in "".join(val.notes)
     make_list(tmp_path, [f"{number}.jpg {number % 3}" for number in range(10)])
@@ -301,7 +301,7 @@ def test_split_is_drawn_once_per_fraction_and_fold(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.index"))
 
 
-def test_file_names_are_found_across_index_chunks_and_parts(tmp_path, monkeypatch):
+def test_file_names_are_found_in_all_index_chunks_and_subsets(tmp_path, monkeypatch):
     monkeypatch.setattr(file, "CHUNK", 3)
     paths = ["cat/1.jpg", "cat/21.jpg", "dog/1.jpg", "1.jpg", "a/b/1.jpg", "x", "dog/1.jpg.jpg", "dog/2.jpg"]
     images = FileImages(tmp_path, paths, [0] * len(paths), ["one"], PixelRules(3))

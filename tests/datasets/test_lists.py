@@ -46,7 +46,7 @@ def test_wrong_list_line_is_reported_with_its_number(tmp_path, line):
     same_message(error_of("imagenet2012", root, num_classes=num_classes), "mistakes/in_a_list", line)
 
 
-def test_only_links_out_of_the_data_folder_are_refused(tmp_path):
+def test_links_are_refused_only_if_they_lead_out_of_data_folder(tmp_path):
     root = tmp_path / "data"
     root.mkdir()
     make_lists(root, "a.jpg 0\ninside.jpg 1\nlink.jpg 0\n")
@@ -114,7 +114,7 @@ def test_csv_classes_must_be_utf8_unlike_file_names(tmp_path):
     assert_names(error_of("csv", tmp_path), "train.csv", "UTF-8")
 
 
-def test_equal_rows_are_found_despite_distance_and_hash_collisions():
+def test_equal_rows_are_found_far_apart_and_despite_hash_collisions():
     hashes = np.arange(2**20 + 9)
     hashes[[2**20 + 2, 2**20 + 5]], hashes[9] = 7, 3
     assert list(equal_rows(hashes, lambda row: "one")) == [[3, 9], [7, 2**20 + 2, 2**20 + 5]]
@@ -126,7 +126,7 @@ def test_equal_rows_are_found_despite_distance_and_hash_collisions():
     ("moved", "classes"),
     [(None, ["fox", "1", "bee"]), ("bee/2.png 0", ["0", "1", "2"]), ("0/2.png 2", ["0", "1", "2"])],
 )
-def test_numbered_classes_take_names_of_consistent_folders(tmp_path, moved, classes):
+def test_numbered_class_is_named_after_its_folder_if_labels_agree(tmp_path, moved, classes):
     lines = [f"train/{name}/{number}.png {label}" for name, label in (("fox", 0), ("bee", 2)) for number in range(2)]
     lines += [f"train/{moved}"] if moved else []
     for line in [*lines, "a.png 2"]:
@@ -140,7 +140,7 @@ def test_numbered_classes_take_names_of_consistent_folders(tmp_path, moved, clas
 
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "csv"])
-def test_image_list_read_in_chunks_gives_same_result(tmp_path, monkeypatch, dataset):
+def test_image_list_read_in_chunks_equals_list_read_at_once(tmp_path, monkeypatch, dataset):
     name, header, mark = ("train.csv", "image_path,target\n", ",") if dataset == "csv" else ("train_list.txt", "", " ")
     rows = [f"{number // 3}/{number}.jpg{mark}{number // 2}\n" for number in range(9)]
     (tmp_path / "val_list.txt").write_text("val/8.jpg 1\n")

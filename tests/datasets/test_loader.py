@@ -97,7 +97,7 @@ def test_unread_batches_never_leak_into_next_window():
     assert taken(windows) == whole[2:]
 
 
-def test_loading_leaves_global_rng_and_gc_freeze_unchanged():
+def test_loading_changes_neither_global_random_state_nor_frozen_objects():
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
     config = settings(BATCH_SIZE=700)
@@ -175,7 +175,7 @@ def test_evaluation_skips_and_reports_unreadable_images(folder):
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_fully_unreadable_data_raises_data_error_through_worker(folder, kind):
+def test_data_without_readable_images_raises_data_error_through_workers(folder, kind):
     data = train_data(folder_settings(folder, 1, WORKERS=kind))
     for file in (folder / "train").rglob("*.png"):
         file.unlink()
@@ -230,7 +230,7 @@ print(*[child.pid for child in multiprocessing.active_children()], flush=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_loader_keeps_thread_counts_and_exits_with_program(folder):
+def test_loader_keeps_torch_thread_count_and_ends_with_its_program(folder):
     """The images are large enough that torch would flip one with several threads. The program ends in mid-epoch."""
     command = [sys.executable, "-W", "ignore::UserWarning", "-c", PROGRAM, folder]  # torch warns of 2 workers on 1 core
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)

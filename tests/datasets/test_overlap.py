@@ -68,7 +68,7 @@ def photos(tmp_path) -> Path:
         (2, ["DATA.NUM_WORKERS=0", "DATA.CACHE=disk"]),
     ],
 )
-def test_overlapping_validation_images_are_counted_once_with_any_workers(photos, processes, words):
+def test_overlapping_validation_images_are_counted_once_by_any_loader(photos, processes, words):
     options = ["-opts", "DATA.DROP_LAST=false", *words]
     ended = train(photos, *options, processes=processes)
     (line,) = told(ended, BY_CONTENT)

@@ -156,7 +156,7 @@ def test_mismatched_parts_and_empty_parquet_files_are_refused(tmp_path):
         other.unlink(missing_ok=True)
 
 
-def test_truncated_damaged_and_foreign_parquet_files_are_named(tmp_path):
+def test_error_names_truncated_damaged_or_foreign_parquet_file(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", rows(range(40)))
     content = path.read_bytes()
     names = [place for place in range(len(content)) if content.startswith(b"bytes", place)]  # in the column of images
@@ -174,7 +174,7 @@ def test_truncated_damaged_and_foreign_parquet_files_are_named(tmp_path):
             shades(part)
 
 
-def test_missing_numbered_parquet_files_are_warned_about(tmp_path):
+def test_missing_numbered_parquet_files_cause_a_warning(tmp_path):
     make_parquet(tmp_path, num_files=3)
     (tmp_path / "data" / "train-00001-of-00003.parquet").unlink()
     _, val = load("parquet", tmp_path)
@@ -235,7 +235,7 @@ def test_failed_row_group_read_is_retried_once(tmp_path, monkeypatch):
     assert not failing
 
 
-def test_epoch_reads_row_groups_one_after_another(tmp_path):
+def test_epoch_order_keeps_rows_of_a_row_group_close_together(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", rows(range(200)), group=10)
     write_parquet(tmp_path / "val.parquet", rows(range(3)))
     train, _ = load("parquet", tmp_path, SHUFFLE_BUFFER=20)
@@ -266,7 +266,7 @@ def test_small_cache_still_reads_row_groups_once(tmp_path, monkeypatch):
             assert len(reads) in wanted
 
 
-def test_parquet_rows_sorted_by_class_are_warned_about(tmp_path):
+def test_parquet_rows_sorted_by_class_cause_a_warning(tmp_path):
     columns = rows(range(90), num_classes=30)
     path = write_parquet(tmp_path / "train.parquet", columns)
     assert "warning" not in "\n".join(load("parquet", path, SHUFFLE_BUFFER=9)[1].notes)

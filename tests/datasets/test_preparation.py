@@ -49,7 +49,7 @@ def mixed_one_by_one(images: torch.Tensor, piece: Piece, config: Config) -> torc
 
 @pytest.mark.parametrize("kind", [Erasing, BatchedErasing])
 @pytest.mark.parametrize(("mode", "channels"), [("pixel", 3), ("rand", 1), ("const", 3)])
-def test_random_erasing_matches_erasing_image_by_image(kind, mode, channels):
+def test_random_erasing_of_a_batch_matches_erasing_each_image(kind, mode, channels):
     config = settings(channels, RANDOM_ERASE_MODE=mode, **ERASES)
     images, piece = torch.randn(40, channels, SIDE, SIDE), batch(40).piece
     wanted = erased_one_by_one(images, piece, config)
@@ -70,7 +70,7 @@ def test_erasing_boxes_of_loader_match_boxes_drawn_on_demand():
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8])
-def test_mixing_matches_mixing_image_by_image(count):
+def test_mixing_a_batch_matches_mixing_each_image(count):
     config, piece = settings(**MIXES), batch(count).piece
     images, mixing = torch.randn(count, 3, SIDE, SIDE), Mixing(config)
     got = mixing(images, torch.tensor(mixing.rows(piece)), images.dtype)
@@ -91,7 +91,7 @@ def test_half_precision_images_equal_float32_images_rounded_once(half, kind, tra
     assert wanted.is_contiguous() and got.is_contiguous()
 
 
-def test_mixup_off_epoch_or_batch_without_positions_disables_mixing():
+def test_mixing_ends_at_mixup_off_epoch_and_skips_batches_without_positions():
     config, one = settings(3, MIXUP_OFF_EPOCH=2, **MIXES), batch(4)
     prepare = Preparation(config, Normalize(config.DATA))
     prepared = [prepare(one._replace(piece=one.piece._replace(epoch=epoch))) for epoch in range(4)]

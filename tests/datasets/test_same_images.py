@@ -49,7 +49,7 @@ def test_every_data_source_gives_same_images_however_loaded(tmp_path, name):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_augmented_images_are_equal_for_any_batch_split_or_start(source, case):
+def test_augmented_images_do_not_depend_on_batch_split_or_starting_point(source, case):
     data, train = CASES[case]
     assert_same_however_split_and_started(settings(source | data, train))
 

@@ -66,7 +66,7 @@ def test_image_labels_are_read_from_one_cell_or_several_columns(tmp_path, here, 
     assert dict(zip(order, train.count_classes().tolist(), strict=True)) == {"bird": 2, "cat": 5, "dog": 3}
 
 
-def test_multilabel_targets_are_zeros_and_ones_per_output(tmp_path):
+def test_multilabel_targets_have_a_zero_or_one_for_each_output(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(of="v"))
     words = ["DATA.DATASET=csv", f"DATA.DATA_PATH={tmp_path}", "DATA.LABEL_SEPARATOR=|", "DATA.BATCH_SIZE=8"]
@@ -155,7 +155,7 @@ def test_label_only_in_validation_images_is_refused(tmp_path):
     assert_names(error_of("csv", tmp_path, COLUMNS=("image_path", "cat", "lion")), "train.csv, line 1", "lion")
 
 
-def test_multilabel_data_messages_suggest_separator_and_only_supported_settings(tmp_path):
+def test_multilabel_data_advice_suggests_label_separator_but_never_sampler(tmp_path):
     labels = ["cat", "dog|cat", *["cat"] * 30, "dog"]
     write(tmp_path / "train.csv", separated(labels))
     notes = load("csv", tmp_path, VAL_FRACTION=0.3)[1].notes

@@ -186,7 +186,7 @@ def test_foreign_or_out_of_bounds_shard_index_is_rejected(tmp_path, scanned):
         assert shades(train_only(tmp_path)) == [0, 1, 2] and scanned == ["train-0.tar"]
 
 
-def test_only_new_tars_in_changed_set_are_scanned(tmp_path, scanned):
+def test_only_new_or_replaced_tars_of_a_changed_set_are_scanned(tmp_path, scanned):
     make_set(tmp_path)
     load("shards", tmp_path)
     scanned.clear()
@@ -217,7 +217,7 @@ def test_copied_tar_keeps_its_index_unless_changed(tmp_path, scanned, count):
     assert scanned == ["train-0.tar"]
 
 
-def test_partial_system_read_of_a_tar_is_continued(tmp_path, monkeypatch):
+def test_reading_a_tar_continues_after_a_partial_system_read(tmp_path, monkeypatch):
     path, pread = write_tar(tmp_path / "a.tar", samples(0, 3)), os.pread
     monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 300), offset))
     whole = path.read_bytes()

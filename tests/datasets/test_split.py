@@ -62,7 +62,7 @@ def test_growing_folder_keeps_its_split_and_validates_every_class():
             before, folds = after, held_out
 
 
-def test_split_of_name_ignores_source_and_unicode_form(tmp_path):
+def test_image_split_depends_on_name_but_not_source_or_unicode_form(tmp_path):
     names = [f"{name}/ü{number}.png" for name in ("ant", "bee") for number in range(40)]
     for form in ("NFC", "NFD"):
         for name in names:
@@ -92,7 +92,7 @@ def in_parts(names: list[str], fraction: float = 0.2) -> tuple[dict[str, str], s
     return found, "\n".join(val.notes)
 
 
-def test_relabelling_moves_only_logged_images_between_parts():
+def test_log_names_every_image_that_relabelling_moves_between_parts():
     num_named = 0
     for seed in range(20):
         random = np.random.default_rng(seed)
@@ -369,7 +369,7 @@ def test_each_image_is_held_out_in_one_fold(tmp_path, dataset):
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "digits"])
-def test_fold_0_matches_the_split_of_same_fraction(tmp_path, dataset):
+def test_fold_0_equals_the_split_with_the_same_validation_fraction(tmp_path, dataset):
     path, _ = make(dataset, tmp_path)
     train, val = load(dataset, path, VAL_FRACTION=0.2)
     fold = load(dataset, path, FOLD="0/5")
@@ -416,7 +416,7 @@ def test_unused_validation_fraction_is_reported(tmp_path):
         assert any(note.startswith("warning") and "DATA.VAL_FRACTION 0.3" in note for note in notes) is is_told
 
 
-def test_evaluating_a_fold_used_for_training_warns():
+def test_evaluating_a_fold_used_for_training_causes_a_warning():
     _, val = load("digits", FOLD="3/5")
     kept = SavedData(val.classes, val.split, identity(val))
     for fold in ("3/5", "0/5"):

@@ -67,7 +67,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_torchvision_sets_use_their_split_and_fastest_reader(tmp_path, name):
+def test_torchvision_set_uses_its_own_split_and_fastest_reader(tmp_path, name):
     make, *wanted, classes, cls = LAYOUTS[name]
     make(tmp_path)
     parts = load(f"torchvision/{name}", tmp_path)

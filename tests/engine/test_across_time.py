@@ -112,7 +112,7 @@ def test_resume_refuses_a_different_validation_split(again):
         assert_names(said, "SPLIT: folders", *names)
 
 
-def test_error_without_cfg_names_weights_or_missing_run(tmp_path):
+def test_error_without_cfg_flag_names_the_weights_or_missing_run(tmp_path):
     foreign = {"state_dict": {"head.weight": torch.ones(2, 2)}, "config": {"depth": 2}, "class_names": {0: "cat"}}
     torch.save(foreign, tmp_path / "foreign.pth")
     for flags in (["-eval", "-pretrained"], ["-resume"], ["-pretrained"]):
@@ -229,7 +229,7 @@ def test_split_comparison_detects_images_no_longer_held_out(case):
     assert holds_out_no_more(split | here, {}) == (here.get("rule") == "folders")
 
 
-def test_resume_completes_status_of_a_killed_finished_run(again):
+def test_resume_writes_final_status_of_a_run_killed_after_training(again):
     folder = run_folder(again / "output")
     before = status_of(folder)
     killed = {key: value for key, value in before.items() if key != "exit_code"} | {"state": "training"}

@@ -59,7 +59,7 @@ def test_better_of_raw_and_ema_weights_is_used(scored, tmp_path, small_yaml, key
         assert torch.equal(model.norm.weight, best[key]["norm.weight"])
 
 
-def test_unevaluated_checkpoint_keeps_last_choice_of_weights(scored):
+def test_unevaluated_checkpoint_keeps_last_choice_of_raw_or_ema_weights(scored):
     """Checkpoints record the choice: epochs 2 and 4 are evaluated, epoch 3 is not, and the run is resumed after epoch 2."""
     words = [*EMA, "VALIDATE_FREQ=2", "SAVE_FREQ=1"]
     scored([70, 1.0], [20, 2.0], words=[*words, "TRAIN.NUM_EPOCHS=2"])
@@ -68,7 +68,7 @@ def test_unevaluated_checkpoint_keeps_last_choice_of_weights(scored):
     assert preferred == ["state_dict", "state_dict", "state_dict_ema"]
 
 
-def test_smallest_loss_is_best_and_new_metric_restarts_comparison(scored):
+def test_smallest_loss_is_best_until_another_metric_is_chosen(scored):
     lines, folder = scored([60, 0.4], [70, 0.5], words=["TRAIN.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=2"])
     assert_names(lines[-1], "loss", "0.4000", "epoch 1")
     status = status_of(folder)
@@ -87,7 +87,7 @@ def test_scores_are_ranked_by_the_chosen_metric():
     assert replace(low, loss=float("nan")).rank < replace(low, loss=1e9).rank < low.rank
 
 
-def test_tied_epochs_prefer_smaller_loss_then_the_first():
+def test_equal_scores_are_ranked_by_smaller_loss_then_earlier_epoch():
     scores = Scores(1, 50, 100, 9, 0)
     lower = replace(scores, loss=0.5)
     assert Best.of(scores, 3, "").is_worse_than(lower) and not Best.of(lower, 3, "").is_worse_than(scores)

@@ -12,7 +12,7 @@ from datasets.sources.arrays import ArrayImages
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluation import all_scores as module
-from engine.evaluation.all_scores import average_precision
+from engine.evaluation.all_scores import rank_class
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.not_finite import refuse_not_finite
 from engine.evaluation.tally import Tally
@@ -145,7 +145,7 @@ def test_macro_recall_and_f1_match_scikit_learn():
     rng = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(300, 20, generator=rng), torch.randint(3, 15, (300,), generator=rng)
     logits[torch.arange(300), targets] += 1.5
-    tally = Tally(CPU, torch.float64)
+    tally = Tally(CPU, torch.float64, num_images=300)
     for part in (slice(0, 256), slice(256, 300), slice(300, 300)):  # the last part is that of a process without images
         tally.add(logits[part], targets[part], num_excluded=0)
     scores, predicted, present = tally.result(Process(CPU)), logits.argmax(1), targets.unique()
@@ -160,7 +160,7 @@ def test_macro_recall_and_f1_match_scikit_learn():
 
 def test_non_finite_logits_count_as_wrong():
     logits = torch.tensor([[0, float("inf"), 0], [0, float("nan"), 0], [0, 1, 0]])
-    tally = Tally(CPU, torch.float64)
+    tally = Tally(CPU, torch.float64, num_images=300)
     tally.add(logits, torch.ones(3, dtype=torch.int64), num_excluded=0)
     scores = tally.result(Process(CPU))
     assert (scores.top1, scores.top5) == pytest.approx((100 / 3, 100 / 3))
@@ -208,7 +208,10 @@ def scored():
 
 def tally(process, logits, targets):
     """Score like an evaluation: each process gets every world_size-th image, in batches; the last batch may be empty."""
-    found, share = Tally(CPU, torch.float64), torch.arange(process.rank, len(logits), process.world_size)
+    found, share = (
+        Tally(CPU, torch.float64, num_images=300),
+        torch.arange(process.rank, len(logits), process.world_size),
+    )
     for start in range(0, max(1, -(-len(logits) // process.world_size)), 67):
         part = share[start : start + 67]
         found.add(logits[part], targets[part], num_excluded=0)
@@ -222,7 +225,7 @@ def test_map_recall_and_f1_match_scikit_learn(scored, monkeypatch, world_size):
     monkeypatch.setattr(module, "BYTES_ON_DEVICE", 1000)
     moves, move = [], module.AllScores._move
     monkeypatch.setattr(module.AllScores, "_move", lambda scores: moves.append(scores) or move(scores))
-    monkeypatch.setattr(module, "BYTES_AT_ONCE", 5 * NUM_IMAGES * 2)  # two classes at once
+    monkeypatch.setattr(module, "BYTES_AT_ONCE", 9 * NUM_IMAGES * 2)  # two classes at once
     logits, targets = scored
     results = Threads(world_size).run(lambda process: tally(process, logits, targets))
     assert len(moves) > 2 * world_size, "the device must not keep all scores until the end"
@@ -241,6 +244,48 @@ def test_map_recall_and_f1_match_scikit_learn(scored, monkeypatch, world_size):
     assert len({each.map for each in results}) == 1
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("has_several_labels", [False, True])
+def test_ranking_of_each_class_matches_scikit_learn(scored, world_size, has_several_labels):
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    logits, targets = scored
+    if not has_several_labels:
+        targets = targets.argmax(1)
+
+    def rank(process):
+        found, share = module.AllScores(), torch.arange(process.rank, NUM_IMAGES, process.world_size)
+        for part in share.split(67):
+            found.add(logits[part], targets[part])
+        return found.ranking(process)
+
+    scores = logits if has_several_labels else logits.double().log_softmax(1)
+    found = Threads(world_size).run(rank)
+    for number in range(NUM_CLASSES):
+        is_class = targets[:, number] if has_several_labels else targets == number
+        for each in found:
+            if is_class.any():
+                expected = (
+                    average_precision_score(is_class, scores[:, number]),
+                    roc_auc_score(is_class, scores[:, number]),
+                )
+                assert (each.average_precision[number], each.auc[number]) == pytest.approx(expected, abs=1e-9)
+            else:
+                assert np.isnan(each.average_precision[number]) and np.isnan(each.auc[number])
+
+
+def test_class_of_all_images_has_no_auc():
+    precision, auc = rank_class(np.array([0.5, 0.2]), np.array([True, True]))
+    assert precision == 1 and np.isnan(auc)
+
+
+def test_large_evaluations_keep_no_scores(monkeypatch):
+    monkeypatch.setattr("engine.evaluation.tally.MOST_SCORES", 299 * 4)
+    found = Tally(CPU, torch.float64, num_images=300)
+    found.add(torch.randn(300, 4), torch.zeros(300, dtype=torch.int64), num_excluded=0)
+    assert found.per_image.scores is None
+
+
 @pytest.mark.parametrize(
     ("scores", "positives", "expected"),
     [
@@ -248,14 +293,14 @@ def test_map_recall_and_f1_match_scikit_learn(scored, monkeypatch, world_size):
         ([3e38, np.inf, -np.inf, -3e38], [1, 0, 0, 1], (1 / 2 + 2 / 3) / 2),
     ],
 )
-def test_average_precision_ranks_nan_and_infinite_scores(scores, positives, expected):
-    assert average_precision(np.array(scores), np.array(positives)) == pytest.approx(expected)
+def test_average_precision_ranks_nan_lowest_and_infinity_by_its_sign(scores, positives, expected):
+    assert rank_class(np.array(scores), np.array(positives))[0] == pytest.approx(expected)
 
 
-def test_only_scores_of_top_100_and_true_labels_are_kept():
+def test_image_results_keep_only_top_100_and_true_labels():
     logits, targets = (torch.arange(300.0).roll(7).view(2, 150) - 50) / 60, torch.zeros(2, 150)
     targets[:, :10] = 1
-    found = Tally(CPU, torch.float64)
+    found = Tally(CPU, torch.float64, num_images=300)
     found.add(logits, targets, num_excluded=0)
     found.result(Process(CPU))
     found.per_image.indices = np.arange(2)
@@ -304,7 +349,7 @@ def test_scores_are_zero_without_labels_or_images():
     assert (scores.top1, scores.loss, scores.macro_recall, scores.macro_f1, scores.num_images) == (0, 0, 0, 0, 0)
 
 
-def test_non_finite_outputs_are_refused_without_the_doctor_extra(monkeypatch):
+def test_non_finite_outputs_are_refused_even_without_the_doctor_extra(monkeypatch):
     monkeypatch.setattr("engine.evaluation.not_finite.has_extra", lambda name: False)
     with refused(ConfigError, "bad.pth", "-amp"):
         refuse_not_finite("bad.pth", nn.Identity(), ModelTransforms(()), lambda: torch.tensor(float("nan")))

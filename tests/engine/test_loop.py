@@ -35,7 +35,7 @@ def test_callbacks_close_after_an_error_without_hiding_it(monkeypatch):
     assert "no pictures" in loop.session.log.noted[0]
 
 
-def test_keyboard_interrupt_closes_no_callback(monkeypatch):
+def test_keyboard_interrupt_ends_training_without_closing_callbacks(monkeypatch):
     """A user who presses Ctrl-C a second time does not want to wait for pictures."""
     callback = Mock()
     monkeypatch.setattr(Loop, "train", Mock(side_effect=KeyboardInterrupt))

@@ -81,7 +81,7 @@ def config_of(folder: Path, *options: str):
 
 
 @pytest.mark.parametrize("words", [[], ["MODEL.RESUME=auto"]])
-def test_only_one_of_simultaneous_runs_gets_the_same_name(tmp_path, words):
+def test_only_one_of_simultaneous_runs_gets_the_requested_name(tmp_path, words):
     config, barrier = config_of(tmp_path, *words), Barrier(8)
 
     def begin(number: int) -> RunFolder | str:
@@ -181,7 +181,7 @@ def test_output_folder_inside_an_image_folder_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("output", ["photos", "parts", "parts/o"])
-def test_output_folder_next_to_class_folders_is_no_class(tmp_path, output):
+def test_output_folder_next_to_class_folders_is_not_read_as_class(tmp_path, output):
     make_folders(tmp_path / "photos", {"cat": 4, "dog": 4})
     make_folders(tmp_path / "parts", {"train/cat": 2, "train/dog": 2, "val/cat": 2})
     data, save = tmp_path / output.split("/")[0], tmp_path / output

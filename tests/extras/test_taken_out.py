@@ -67,7 +67,7 @@ def test_every_extra_has_a_test_of_its_deletion():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", extras())
-def test_everything_else_works_if_an_extra_is_deleted(name, tmp_path, small_yaml):
+def test_programs_work_without_a_deleted_extra_or_name_it_as_missing(name, tmp_path, small_yaml):
     root, asking = without(name, tmp_path), ASKING[name]
     words = asking.split() if asking else []
     ended = run("tests/support/programs/taken_out.py", str(root), str(small_yaml), *words).done()

@@ -40,7 +40,7 @@ def resume(key: str) -> None:
     refuse_changes(Config(), ORDER, {}, state, Path("last.pth"))
 
 
-def test_settings_that_may_change_on_resume_match_the_list():
+def test_settings_that_may_change_on_resume_match_the_expected_list():
     listed = {f"{section}.{name}".lstrip(".") for section, names in MAY_CHANGE.items() for name in names.split()}
     assert {key for key in SETTINGS if SETTINGS[key].may_change} - REMOVED_SOON == listed
 
@@ -54,7 +54,7 @@ def test_resume_refuses_change_affecting_weights_and_names_both_values(key):
             resume(key)
 
 
-def test_only_whole_image_caches_may_change_on_resume():
+def test_resume_allows_cache_changes_only_between_none_and_disk():
     for saved, now, differs in (
         ("none", "disk", False),
         ("disk", "none", False),
@@ -120,7 +120,7 @@ def test_resume_refuses_and_names_images_moved_between_classes(tmp_path, start, 
     assert_names(allowed.stdout, "RESUME.ALLOW_CHANGED allows IMAGES: 3 images moved", "Epoch[002/002]")
 
 
-def test_added_images_need_only_permission_for_new_image_count(tmp_path, start, flat):
+def test_resume_with_added_images_needs_permission_only_for_image_count(tmp_path, start, flat):
     start(tmp_path / "o", *flags_of(flat), "-epochs", "1").done()
     for number in range(10):
         shutil.copy(flat / "ant/00.JPEG", flat / f"ant/more{number}.JPEG")

@@ -77,7 +77,7 @@ def test_run_that_never_saved_suggests_no_resume(tmp_path, start):
     assert ended.returncode == 1 and "not saved" in line and "-resume" not in line, line
 
 
-def test_best_epoch_is_updated_after_a_lost_save(tmp_path, start):
+def test_best_epoch_is_updated_after_a_failed_save(tmp_path, start):
     scores = [*RISING, [40.0, 1.0], [40.0, 1.0]]
     ended = start(tmp_path, *OPTIONS, "-epochs", "3", score=scores, find_no_room=FULL_AT_THE_SECOND_SAVE).done()
     assert_names(ended.stdout, "warning", "last.pth", "disk full")

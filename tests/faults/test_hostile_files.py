@@ -94,7 +94,7 @@ def test_cleanup_removes_only_step_folders_and_follows_no_link(tmp_path, theirs,
 def test_embedded_program_in_an_image_is_not_executed(tmp_path, monkeypatch):
     start = Mock()
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", start)
-    with pytest.raises(ImageReadError, match="no format that halfstep reads"):
+    with pytest.raises(ImageReadError, match="a format that halfstep does not read"):
         decode(EPS, PixelRules(3))
     start.assert_not_called()
     assert not {"EPS", "PSD", "FITS", "WMF"} & {*FORMATS}
@@ -391,7 +391,7 @@ NO_MATRICES |= {"float8": MATRIX.to(torch.float8_e4m3fn), "complex": MATRIX.to(t
 
 
 @pytest.mark.parametrize("kind", NO_MATRICES)
-def test_error_names_weights_that_are_not_ordinary_matrices(tmp_path, kind):
+def test_error_names_an_unsupported_tensor_among_the_weights(tmp_path, kind):
     path, state = tmp_path / "w.pth", {"head.bias": torch.zeros(2), "head.weight": NO_MATRICES[kind]}
     torch.save(state, path)
     for read in (lambda: read_weights(path), lambda: chosen_weights({"state_dict": state}, path)):
@@ -616,7 +616,7 @@ FACTS = "notes first_lines folder_names repeated shared shared_groups left_out o
 
 @pytest.mark.parametrize("value", [None, 5, 10**400, "x", [], [[None]], ["x"], {"a": {}}, {"a": "x"}], ids=str)
 @pytest.mark.parametrize("data_set", OF_INDEXES)
-def test_index_with_wrongly_typed_facts_is_rebuilt(tmp_path, monkeypatch, data_set, value):
+def test_index_with_metadata_of_wrong_type_is_rebuilt(tmp_path, monkeypatch, data_set, value):
     make_sets(tmp_path)
     monkeypatch.setattr("datasets.index.SMALL", -1)
     finish = IndexWriter.finish

@@ -101,7 +101,7 @@ def test_signal_before_the_run_starts_leaves_no_folder(tmp_path, start, number):
     assert not (tmp_path / "o").exists()
 
 
-def test_second_signal_ends_run_at_once_without_save(tmp_path, start):
+def test_second_signal_ends_run_at_once_without_saving(tmp_path, start):
     ended = start(tmp_path, take_at_once=[], tell=[0, "accumulation", TERM, INT])
     assert ended.returncode == 128 + INT and "stopped by signal" not in ended.printed
     assert not (run_folder(tmp_path) / "last.pth").exists()

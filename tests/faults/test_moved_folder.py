@@ -31,7 +31,7 @@ def assert_ended(output: Path, ended: Ended, where: str = "moved") -> None:
 
 
 @pytest.mark.parametrize("moment", ["a save", "a rename", "a sign of life"])
-def test_moved_run_reports_save_failed_in_own_folder(tmp_path, start, moment):
+def test_moved_run_reports_a_failed_save_in_its_own_folder(tmp_path, start, moment):
     ended = start(tmp_path, *FAST, move_folder=[str(tmp_path), moment], keep_statuses=[str(tmp_path) + ".kept"])
     assert_ended(tmp_path, ended)
     status = status_of(tmp_path / "moved")
@@ -50,7 +50,7 @@ def test_moved_run_reports_save_failed_in_own_folder(tmp_path, start, moment):
         pytest.param("a trace", ["PROFILE=1"], marks=needing_extra("profiler")),
     ],
 )
-def test_moved_run_never_writes_to_its_replacement(tmp_path, start, moment, flags):
+def test_moved_run_never_writes_to_the_folder_replacing_it(tmp_path, start, moment, flags):
     ended = start(tmp_path, *FAST, *flags, draw_nothing=[], move_folder=[str(tmp_path), moment])
     assert_ended(tmp_path, ended)
 

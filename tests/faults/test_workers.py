@@ -69,7 +69,7 @@ def test_full_shared_memory_causes_a_warning_and_then_an_error(tmp_path, start, 
     assert_names(said[named:], what, "DATA.WORKERS=threads")
 
 
-def test_run_with_unreadable_images_has_equal_hash_for_any_workers(tmp_path, start, photos):
+def test_run_with_unreadable_images_has_equal_hash_for_any_worker_settings(tmp_path, start, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-opts"]
     hashes = set()
     for kind, count in (("threads", 0), ("threads", 1), ("threads", 3), ("processes", 1), ("processes", 2)):

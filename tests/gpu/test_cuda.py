@@ -96,7 +96,7 @@ def test_deterministic_gpu_run_matches_unbroken_run_after_resume(tmp_path):
     assert hashes[0] == hashes[1]
 
 
-def test_digits_run_with_amp_reaches_its_accuracy_on_gpu(tmp_path):
+def test_digits_run_with_amp_reaches_97_percent_accuracy_on_gpu(tmp_path):
     run("main_single_gpu.py", "-cfg", "configs/vit_digits.yaml", "-amp", "-output", str(tmp_path)).done()
     last = epochs_of(run_folder(tmp_path))[-1]
     assert last["eval_top1"] >= 97
@@ -104,7 +104,7 @@ def test_digits_run_with_amp_reaches_its_accuracy_on_gpu(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_gpus_have_the_same_losses_as_one(tmp_path, strategy):
+def test_two_gpus_give_the_same_losses_as_one_gpu(tmp_path, strategy):
     losses = []
     for count in (1, 2):
         flags = f"-amp -epochs 2 -ngpus {count} -batch_size {128 // count} -output {tmp_path}/{count}".split()
@@ -115,7 +115,7 @@ def test_two_gpus_have_the_same_losses_as_one(tmp_path, strategy):
 
 
 @pytest.mark.parametrize("workers", ["threads", "processes"])
-def test_batches_copied_ahead_match_the_cpu(tmp_path, workers):
+def test_batches_copied_ahead_to_gpu_match_batches_on_cpu(tmp_path, workers):
     config = small_config(tmp_path, "DATA.NUM_WORKERS=2", f"DATA.WORKERS={workers}", "DATA.DROP_LAST=false")
     train_set, _ = load_image_sets(config)
     device = torch.device("cuda", 0)

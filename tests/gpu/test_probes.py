@@ -34,7 +34,7 @@ def test_updates_on_real_images_never_wait_for_the_device(device, no_wait, optio
 @pytest.mark.parametrize(
     "options", [["COMPILE=true"], ["COMPILE=true", "PRECISION.RESIDUAL=half"], ["COMPILE=reduce-overhead"]]
 )
-def test_compiled_updates_match_eager_weights(device, options):
+def test_compiled_updates_give_nearly_the_same_weights_as_eager_updates(device, options):
     if "COMPILE=reduce-overhead" in options and device == "cpu":
         pytest.skip("needs CUDA graphs")
     eager = [each for each in options if not each.startswith("COMPILE")]
@@ -109,7 +109,7 @@ def one_process():
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("case", DDP)
-def test_nccl_reduced_gradients_match_one_process(device, case):
+def test_gradients_reduced_by_nccl_match_gradients_of_one_process(device, case):
     options, num_batches, largest = DDP[case]
     eager = [each for each in options.split() if not each.startswith("COMPILE")]
     plain = gradients(device, eager, num_batches, wrapped=False)

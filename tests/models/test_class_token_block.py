@@ -55,7 +55,7 @@ def test_short_last_block_matches_timm_logits_and_gradients(fields, fused):
     torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.1)
 
 
-def test_short_last_block_keeps_weight_names_copies_and_features():
+def test_short_last_block_keeps_weight_names_and_features_and_can_be_copied():
     model = make_vit()
     chosen = with_short_last_block(model)
     assert list(chosen.state_dict()) == list(model.state_dict())
@@ -74,7 +74,7 @@ def test_short_last_block_keeps_weight_names_copies_and_features():
     assert not torch.allclose(copied(images), model(images))
 
 
-def test_short_last_block_keeps_drop_path_and_freezing():
+def test_short_last_block_keeps_drop_path_rate_and_frozen_weights():
     model = make_vit(drop_path_rate=0.5, proj_drop_rate=0.2, attn_drop_rate=0.2)
     model.blocks[-1].attn.qkv.requires_grad_(False)
     chosen = with_short_last_block(model).train()

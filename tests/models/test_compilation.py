@@ -193,7 +193,7 @@ def test_compiler_cache_folder_is_made_private(tmp_path):
         folder.parent.chmod(0o755)
 
 
-def test_compiler_cache_defaults_to_home_or_user_setting(tmp_path, monkeypatch):
+def test_compiler_cache_is_in_home_folder_unless_user_sets_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     set_by_user = {FOLDER: "mine", NUM_WORKERS: "1"}
     environment = dict(set_by_user)

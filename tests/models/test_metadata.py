@@ -108,7 +108,7 @@ def test_transformers_vit_is_built_and_loaded(tmp_path, weights):
 
 
 @pytest.mark.parametrize(("word", "is_name"), [("kind", True), ("LABEL", False)])
-def test_class_names_are_ordered_by_number_without_placeholders(tmp_path, word, is_name):
+def test_class_names_are_sorted_by_number_and_placeholder_names_are_ignored(tmp_path, word, is_name):
     names = [f"{word}_{number}" for number in range(11)]
     labels = {str(number): names[number] for number in reversed(range(11))}
     path = folder(tmp_path / "f", {"a": torch.ones(1)}, config={"id2label": labels})

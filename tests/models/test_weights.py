@@ -41,7 +41,7 @@ def loaded(model, content, tmp_path, **options) -> list[str]:
 DISTILLED = "deit_tiny_distilled_patch16_224"
 
 
-def test_fitting_weights_file_is_loaded_completely_and_named(tmp_path, weights):
+def test_matching_weights_file_is_loaded_completely_and_reported_by_name(tmp_path, weights):
     model, path = vit(), tmp_path / "x.pth"
     assert load_pretrained(model, str(saved(weights, path))) == [f"MODEL.PRETRAINED: weights of {path}"]
     assert_same(model.state_dict(), weights)
@@ -60,7 +60,7 @@ def test_mismatched_head_is_dropped_and_named(tmp_path, weights):
         assert torch.equal(model.head.weight, head) and torch.equal(model.norm.weight, weights["norm.weight"])
 
 
-def test_both_heads_of_a_distilled_model_are_dropped(tmp_path):
+def test_both_mismatched_heads_of_a_distilled_model_are_dropped(tmp_path):
     state = {"model": timm_model(DISTILLED).state_dict()}
     assert [line.split()[0] for line in loaded(timm_model(DISTILLED, 3), state, tmp_path)] == ["head", "head_dist"]
 
@@ -93,7 +93,7 @@ FITTED = {
 
 
 @pytest.mark.parametrize("case", FITTED)
-def test_mismatched_tensor_is_fitted_like_timm(tmp_path, weights, case):
+def test_mismatched_tensor_is_fitted_as_in_timm(tmp_path, weights, case):
     make, name, fit = FITTED[case]
     model = make()
     (line,) = loaded(model, weights, tmp_path)
@@ -116,7 +116,7 @@ def test_swin_position_bias_tables_are_resized(tmp_path):
 
 
 @pytest.mark.parametrize("other", cases_of("mistakes/of_another_architecture"))
-def test_other_architecture_is_refused_without_changing_weights(tmp_path, weights, other):
+def test_weights_of_another_architecture_are_refused_and_model_stays_unchanged(tmp_path, weights, other):
     name, _, value = other.partition("=")
     model = vit(**{name: int(value)}) if value else timm_model(name)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -143,7 +143,7 @@ def by_name(tmp_path, state, classes, num_outputs=None, theirs=THEIRS):
 
 
 @pytest.mark.parametrize("is_exported", [False, True])
-def test_head_rows_follow_class_names_with_the_mean_for_new_classes(tmp_path, weights, is_exported):
+def test_head_rows_are_matched_by_class_name_and_new_classes_get_mean(tmp_path, weights, is_exported):
     state, classes = headed(weights), ["dog", "zebra", "bird"]
     if is_exported:
         metadata = {"format": "pt", "class_names": json.dumps(THEIRS), "config": "no JSON"}

@@ -166,7 +166,7 @@ def test_score_lines_match_the_printed_page():
     same_text("scores", "\n".join(lines))
 
 
-def test_next_steps_match_the_printed_page_for_every_ending(tmp_path, monkeypatch):
+def test_next_steps_match_the_printed_page_for_every_run_ending(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.record.next_steps._python", lambda: "python")
     config, run = small_config(tmp_path, "TRAIN.NUM_EPOCHS=40"), tmp_path / "my run"
     run.mkdir()

@@ -53,7 +53,7 @@ def type_in(folder, monkeypatch, signal_handlers):
     return call
 
 
-def test_printed_output_of_programs_matches_pages(type_in):
+def test_output_of_programs_matches_the_printed_pages(type_in):
     run, single = "-cfg small.yaml -output o -name run -epochs 1 -batch_size 480", "main_single_gpu.py"
     printed = type_in(single, f"{run} -opts TRAIN.MODEL_EMA=true DATA.SYNTHETIC_SIZE=64")
     log = [line for line in Path("o/run/log.txt").read_text().splitlines() if line[20:] not in printed]

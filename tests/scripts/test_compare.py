@@ -171,7 +171,7 @@ def test_folds_of_cross_validation_count_as_repetitions(tmp_path):
 
 
 @pytest.mark.parametrize("change", cases_of("mistakes/of_other_data"))
-def test_runs_on_different_data_need_any_data_flag(tmp_path, change):
+def test_runs_on_different_data_need_the_any_data_flag(tmp_path, change):
     about = json.loads(change) if change.startswith("{") else {}
     make_run(tmp_path / "a", [90.0])
     make_run(tmp_path / "b", [90.0], "" if about else change, {"about": ABOUT | about})
@@ -214,7 +214,7 @@ def about_data(path: str, **changed: str) -> dict:
     }
 
 
-def test_same_image_names_of_other_data_stay_unpaired(tmp_path):
+def test_images_with_equal_names_in_different_data_stay_unpaired(tmp_path):
     right = {f"{number}.jpg": number >= 12 for number in range(40)}
     runs = {
         "a": about_data("/here"),
@@ -243,7 +243,7 @@ def test_same_image_names_of_other_data_stay_unpaired(tmp_path):
         ("", about_data("/here", labels_of_the_training_images="b"), "labels of the training images"),
     ],
 )
-def test_runs_with_different_update_contents_are_grouped_separately(tmp_path, settings, status, column):
+def test_runs_with_different_data_labels_or_update_sizes_are_grouped_separately(tmp_path, settings, status, column):
     same = about_data("/here") if "data" in status.get("about", {}) else {"about": ABOUT | {"images_per_update": 64}}
     for seed in range(2):
         make_run(tmp_path / f"a{seed}", [90.0 + seed], f"SEED: {seed}", same)
@@ -261,7 +261,7 @@ def test_data_with_one_resized_file_counts_as_same_data(tmp_path):
     assert not other_data(runs) and len(group_runs(runs, None)) == 1
 
 
-def test_runs_are_compared_on_images_that_both_scored(here, tmp_path):
+def test_runs_are_compared_only_on_images_that_both_runs_scored(here, tmp_path):
     both = {f"{number}.jpg": number >= 12 for number in range(40)}
     write_predictions(make_run(tmp_path / "a", [70.0]), both | {f"old {number}": True for number in range(90)})
     better = {name: is_right or int(name[:-4]) > 1 for name, is_right in both.items()} | {"12.jpg": False}
@@ -373,7 +373,7 @@ def test_best_value_of_an_unused_metric_considers_ema_weights():
     assert Group(1, {}, [run], "top1").best_of(run) == 85.0
 
 
-def test_group_name_is_short_settings_or_first_folder():
+def test_group_is_named_by_short_settings_or_else_first_run_folder():
     names = {"1": "3: B 1", "y" * 46: f"3: B {'y' * 46}", "y" * 47: "3: x"}
     run = SavedRun(Path("runs/x"), {}, {}, {}, [])
     assert {each: Group(3, {"A.B": each}, [run], "top1").name for each in names} == names
@@ -397,7 +397,7 @@ def test_credentials_in_a_differing_setting_are_hidden(tmp_path):
     assert "@server/b.pth" in out and "secret" not in out + err
 
 
-def test_copy_of_a_run_is_not_a_repetition(tmp_path):
+def test_copy_of_a_run_is_not_counted_as_a_repetition(tmp_path):
     began = {"a": "2026-01-02T00:00:00+00:00", "b": "2026-01-01T00:00:00+00:00"}
     of = {name: {"run": {"id": name, "name": name, "began": time, "saved": time}} for name, time in began.items()}
     for name, run in {"a": "a", "b": "b", "b-backup": "b"}.items():

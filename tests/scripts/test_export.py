@@ -238,7 +238,7 @@ def test_timm_loads_exports_with_grey_images_and_fixed_position_embeddings(tmp_p
     assert metadata_of(str(tmp_path / "x")).images["DATA.IMAGE_CHANNELS"] == 1
 
 
-def test_export_names_outputs_without_class_name_by_number(tmp_path):
+def test_outputs_without_a_class_name_are_exported_by_number(tmp_path):
     source = checkpoint(tmp_path / "a.ckpt", PLAIN | {"NUM_CLASSES": 5}, classes=[*"abcde"], class_names=CLASSES)
     exported(source, "hf", tmp_path / "x").done()
     names = json.loads((tmp_path / "x" / "config.json").read_text(encoding="utf-8"))["label_names"]

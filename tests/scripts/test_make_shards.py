@@ -34,7 +34,7 @@ def photos(tmp_path) -> Path:
     return tmp_path / "photos"
 
 
-def test_shards_contain_unchanged_files_for_any_tar_reader(tmp_path, photos, monkeypatch):
+def test_shards_hold_unchanged_files_that_any_tar_reader_can_read(tmp_path, photos, monkeypatch):
     call("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out", "-samples_per_shard", 5)
     names = [path.name for path in sorted((tmp_path / "out").glob("*.tar"))]
     assert names == ["train-000000.tar", "train-000001.tar", "train-000002.tar", "val-000000.tar"]

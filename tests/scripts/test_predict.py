@@ -30,7 +30,7 @@ def type_in(*words, exit_with=0):
     return [line.split("\t") for line in ended.stdout.splitlines()], ended.stderr
 
 
-def test_all_prediction_outputs_match_the_runs_own_table(trained, digits, tmp_path):
+def test_every_prediction_output_matches_predictions_csv_of_the_run(trained, digits, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     images = sorted(digits.glob("*/*.png"), key=lambda path: int(path.stem))
     files = ("-csv", tmp_path / "x.csv", "-json", tmp_path / "x.json", "-sheet", tmp_path / "x.jpg")

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_setting_of_a_run_hash_variant_has_effect(name, tmp_path):
+def test_every_setting_in_a_run_hash_variant_takes_effect(name, tmp_path):
     assert load(words_of(name, tmp_path)).notes == []
 
 

@@ -137,7 +137,7 @@ def test_refused_trial_stops_sweep_and_allows_another_sweep(tmp_path, start, pre
     start("-seeds", "4,5")
 
 
-def test_sweep_waits_for_orphaned_run_and_stops_trial_once(tmp_path, start, pretended, monkeypatch):
+def test_sweep_waits_for_orphaned_run_and_forwards_stop_signal_once(tmp_path, start, pretended, monkeypatch):
     outlived, told = [True, True], []
 
     class Long(Pretended):
@@ -188,7 +188,7 @@ def test_sweep_continues_after_its_folder_was_moved(tmp_path, small_yaml, preten
     assert pretended.started == names and len(rows(tmp_path / "moved")) == 3
 
 
-def test_moved_sweep_starts_no_trial_in_its_replacement(tmp_path, start, pretended, monkeypatch):
+def test_moved_sweep_starts_no_trial_in_the_folder_replacing_it(tmp_path, start, pretended, monkeypatch):
     class Moving(Pretended):
         def poll(self):
             if not (tmp_path / "moved").exists():
@@ -261,7 +261,7 @@ class Forked:
         self.process.terminate()
 
 
-def test_killed_trial_resumes_to_result_of_manual_run(tmp_path, small_yaml, start, monkeypatch, signal_handlers):
+def test_resumed_trial_after_kill_matches_a_manual_run(tmp_path, small_yaml, start, monkeypatch, signal_handlers):
     class Killed(Forked):
         faults = Forked.faults | {"signal_at": [20, int(signal.SIGKILL), [0]]}  # in the second epoch
 

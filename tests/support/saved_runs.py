@@ -91,9 +91,11 @@ def write_results(folder: Path, names: Sequence[str], epoch: int) -> None:
         matrix[label, label] -= wrong
         matrix[label, (label + 1) % number] += wrong
         shares = [f"{1 - wrong / 50:.6f}"] * 3
-        rows.append([names[label], *shares, 50, 50, names[(label + 1) % number] if wrong else "", wrong or ""])
+        taken_for = [names[(label + 1) % number], wrong] if wrong else ["", ""]
+        rows.append([names[label], *shares, 50, 50, *taken_for, shares[0], 0.97, 0.98, 0.95])
     with open(folder / "per_class.csv", "w", newline="") as file:
         columns = ["class", "precision", "recall", "f1", "count", "predicted", "taken_for", "times_taken_for"]
+        columns += ["sensitivity", "specificity", "auc", "average_precision"]
         csv.writer(file).writerows([columns, *rows])
     with open(folder / "confusion.csv", "w", newline="") as file:
         cells = [[name, *row] for name, row in zip(names, matrix.tolist(), strict=True)]

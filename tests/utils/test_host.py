@@ -35,7 +35,7 @@ process.close()
 """
 
 
-def test_core_share_counts_only_processes_on_its_machine(tmp_path):
+def test_core_share_counts_only_processes_on_the_same_machine(tmp_path):
     (tmp_path / "program.py").write_text(CORES)
     done = run(str(tmp_path / "program.py"), processes=3)
     assert done.stdout.strip() == "[(5, 2), (5, 2), (8, 1)]", done.printed
@@ -106,7 +106,7 @@ for _ in range(4):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tests glibc")
-def test_memory_freed_by_one_step_is_reused_by_next():
+def test_memory_freed_by_one_step_is_reused_by_the_next_step():
     done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
     # Skip the second number, because the layout of memory varies at first.
     first, *_, last = map(int, done.stdout.split())

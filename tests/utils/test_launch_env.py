@@ -107,5 +107,5 @@ def test_srun_or_mpirun_without_launchers_extra_is_refused(monkeypatch, words):
         ("PBS_NODEFILE=/nodes", True),
     ],
 )
-def test_other_nodes_are_expected_only_if_a_variable_counts_them(words, expected):
+def test_several_nodes_are_expected_only_if_launcher_variables_allow_them(words, expected):
     assert may_have_other_nodes(environment_of(words)) is expected

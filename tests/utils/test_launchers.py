@@ -44,7 +44,7 @@ def test_multi_process_flags_are_refused_for_one_process(small_yaml):
 
 @pytest.mark.parametrize("num_processes", [[4, 2], [2, 4], [4, 3, 1]])
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_changed_process_count_still_shows_each_image_once(num_processes, drop_last):
+def test_epoch_shows_each_image_once_after_change_of_process_count(num_processes, drop_last):
     """An epoch of 203 images in updates of 32, started by the first number of processes and continued by the others."""
     begun = Order(
         203, 32 // num_processes[0], num_processes[0], 1, drop_last, 3, ImageSet([0] * 203, ["a"]).epoch_order
@@ -95,7 +95,7 @@ def test_rank_flags_are_not_saved_as_settings(by_flags):
     assert "TIMEOUT: 1800.0" in text and "tcp://" not in text and "WORLD_SIZE" not in text
 
 
-def test_both_main_programs_ignore_the_public_datasets_package(by_flags, small_yaml, tmp_path):
+def test_both_main_programs_ignore_an_installed_package_named_datasets(by_flags, small_yaml, tmp_path):
     """main_multi_gpu.py also starts its processes itself here, and makes the same run."""
     stub = tmp_path / "site" / "datasets"
     stub.mkdir(parents=True)
@@ -256,7 +256,9 @@ def status(output: Path) -> dict:
 @needs_networks
 @needing_extra("launchers")
 @pytest.mark.parametrize(("way", "lost"), [("SkyPilot", 1), ("dstack", 0), ("Kubeflow", 1)])
-def test_nodes_of_cluster_engines_continue_the_run_after_a_kill(by_flags, small_yaml, tmp_path, two_hosts, way, lost):
+def test_restarted_cluster_nodes_continue_a_killed_run_with_equal_result(
+    by_flags, small_yaml, tmp_path, two_hosts, way, lost
+):
     flags = arguments(small_yaml, tmp_path / "o", "-name", "x", "-resume", "auto")
     nodes = [Node(rank, host, tmp_path, way, flags) for rank, host in enumerate(two_hosts)]
     started = [node.start() for node in nodes]

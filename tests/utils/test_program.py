@@ -49,7 +49,7 @@ def test_revision_names_version_and_commit_without_needing_git(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("error", cases_of("errors"))
-def test_error_determines_exit_code_and_message(error):
+def test_each_error_gives_its_exit_code_and_printed_message(error):
     code, message = exit_code_and_message(eval(error, vars(errors)))
     same_message(repr((int(code), message)), "errors", error)
 
@@ -76,7 +76,7 @@ def test_cause_of_error_is_the_underlying_system_message():
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError])
-def test_errors_while_reading_mean_damage_unless_out_of_memory(kind):
+def test_error_while_reading_is_reported_as_damage_unless_memory_ran_out(kind):
     with refused(ConfigError, "x.pth", kind.__name__, "odd"), naming_damage("x.pth"):
         raise kind("odd\nand more")
     with pytest.raises(kind), naming_damage("x.pth"):

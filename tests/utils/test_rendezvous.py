@@ -57,7 +57,7 @@ def test_port_used_by_another_program_is_named():
         Rendezvous(LaunchedRank("test", 0, 2, None, "127.0.0.1", other.getsockname()[1]), timeout=1.0)
 
 
-def test_ranks_without_launcher_count_processes_of_their_machine():
+def test_ranks_started_without_launcher_find_their_local_ranks():
     ranks = [LaunchedRank("test", rank, 3, None, "127.0.0.1", port) for port in [free_port()] for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
         joined = list(pool.map(lambda rank: Rendezvous(rank, timeout=DEADLINE), ranks))
@@ -136,7 +136,7 @@ def test_slow_process_keeps_sending_heartbeats_to_others(monkeypatch):
         assert list(pool.map(live, processes)) == ["made by 0", "made by 1"] and made == [0, 1]
 
 
-def test_delayed_vote_is_not_read_before_it_arrives(monkeypatch):
+def test_delayed_maximum_is_returned_by_the_next_call(monkeypatch):
     class Work:
         def __init__(self, vote):
             self.vote = vote

@@ -43,7 +43,7 @@ def private_names(source: str) -> list[str]:
     return found
 
 
-def test_only_torch_internals_uses_private_names():
+def test_only_torch_internals_module_uses_private_library_names():
     found = {str(path): private_names(path.read_text()) for path in FILES}
     assert [path for path, names in found.items() if names] == [torch_internals.__file__]
 

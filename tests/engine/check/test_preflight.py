@@ -158,7 +158,7 @@ def test_disk_estimate_ignores_checkpoints_of_other_runs(check, tmp_path, monkey
     assert needed() == before
 
 
-def test_check_shows_notes_of_the_data_set_as_row(check, photos):
+def test_check_row_of_the_data_set_shows_its_notes(check, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-out", str(photos.parent / "shards")]
     assert make_shards.main([*flags, "-samples_per_shard", "8"]) == 0
     tar = photos.parent / "shards" / "train-000001.tar"
@@ -181,7 +181,7 @@ def test_check_compiles_the_model_like_a_run(check, monkeypatch):
     assert_names(told, "COMPILE", "blocks")
 
 
-def test_check_warns_of_conflicting_preprocessing_with_working_options(check, tmp_path):
+def test_check_warning_of_conflicting_preprocessing_suggests_options_that_fix_it(check, tmp_path):
     torch.save(weights_of_other_images(tmp_path), tmp_path / "other.pth")
     flags = ["-pretrained", str(tmp_path / "other.pth"), "-opts", "DATA.CROP_PCT=0.5"]
     verdict, text = check(*flags)["preprocessing"]

@@ -30,7 +30,7 @@ from utils.distributed import Process
 
 
 @pytest.mark.parametrize("case", cases_of("rates_of_trained_weights"))
-def test_check_warns_of_high_fine_tuning_rate_with_working_advice(tmp_path, case):
+def test_check_warning_of_high_fine_tuning_rate_suggests_options_that_fix_it(tmp_path, case):
     options, batch = case.removesuffix(" images").split(", ")
 
     def found(*more: str) -> list:
@@ -128,7 +128,7 @@ def test_sharded_memory_estimate_is_weight_share_plus_two_blocks(tmp_path):
         assert estimate(options, 10, precision, Process(CPU, world_size=4)).fixed == need + whole
 
 
-def test_memory_estimate_counts_activations_saved_for_backward_once(tmp_path):
+def test_memory_estimate_counts_each_saved_activation_once(tmp_path):
     config = small_config(tmp_path)
     model = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 1000), torch.nn.Sigmoid(), torch.nn.Linear(1000, 10)

@@ -96,7 +96,7 @@ def test_refused_resume_logs_the_reason(again):
 @pytest.mark.parametrize(
     ("name", "words"), [("weights.safetensors", ["weights", "-last_epoch", "2"]), ("timm.pth.tar", ["timm.pth.tar"])]
 )
-def test_foreign_weights_resume_after_their_last_epoch(again, name, words):
+def test_resume_from_foreign_weights_continues_after_their_last_epoch(again, name, words):
     """Like PaddleViT's -resume weights -last_epoch N. timm's files contain the epoch, counted from 0."""
     weights, path = read(run_folder(again) / "last.pth")["state_dict"], again.parent / name
     if name.endswith(".tar"):
@@ -131,7 +131,7 @@ def test_resume_refuses_unknown_saved_setting():
         refuse_changes(Config(), order(), {}, state, Path("last.pth"))
 
 
-def test_saved_bad_image_numbers_apply_only_to_same_images():
+def test_saved_indices_of_bad_images_are_ignored_for_changed_images():
     saved = {"config": {"NUM_IMAGES": 5}, "bad_images": [3]}
     assert [bad_images_of(saved, 5), bad_images_of(saved, 6), bad_images_of({}, 5)] == [[3], [], []]
     names = "names of the training images"
@@ -145,7 +145,7 @@ def test_last_epoch_gets_a_numbered_checkpoint_despite_save_freq(again):
     assert names == ["checkpoint-3.pth", "checkpoint-2.pth"]
 
 
-def test_resume_and_evaluation_ignore_unused_settings(again):
+def test_resume_ignores_pretrained_file_and_evaluation_ignores_training_settings(again):
     weights, second = run_folder(again) / "best.pth", again.parent / "second"
     words = ["-pretrained", str(weights)]
     begun = start(second, *words, faults={"signal_at": [5, signal.SIGTERM, [0]]})
@@ -217,7 +217,7 @@ def test_resume_auto_picks_newest_run_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(("evaluates", "file"), [(False, "last.pth"), (True, "best.pth")])
-def test_resume_takes_newest_checkpoint_and_evaluation_best_weights(tmp_path, evaluates, file):
+def test_resume_takes_newest_checkpoint_but_evaluation_takes_best_weights(tmp_path, evaluates, file):
     dated, named = (save(tmp_path / name, "last.pth", "best.pth") for name in ("train-20260103-00-00-00", "mine"))
     for resume, name, folder in (("auto", "", dated), ("auto", "mine", named), (str(named), "", named)):
         start = Start(EVAL=evaluates, RESUME=resume, NAME=name)

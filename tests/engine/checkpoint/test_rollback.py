@@ -42,7 +42,7 @@ def bad_batches(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "bad_batches.jsonl").read_text().splitlines()]
 
 
-def test_rollback_across_epoch_end_is_kept_after_a_stop(start):
+def test_resume_after_a_stop_keeps_rollback_across_epoch_end(start):
     # Raw and EMA scores: at the first end of epoch 1, at its second end, and at the end of epoch 2.
     thrown_away, first, second = ([[top1, 1.0]] * 2 for top1 in (50.0, 40.0, 30.0))
     scores = [*thrown_away, *first, *second]
@@ -68,7 +68,7 @@ def test_rollback_across_epoch_end_is_kept_after_a_stop(start):
     assert run_hash(stopped) == run_hash(unbroken)
 
 
-def test_second_streak_of_skipped_updates_ends_run_and_resume(start):
+def test_second_streak_of_skipped_updates_ends_the_run_and_its_resume(start):
     full = ["open .bad_batches.jsonl.tmp", 1, False]
     code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(21, 88), find_no_room=full)
     assert code == 3 and said.count("going back to") == 1

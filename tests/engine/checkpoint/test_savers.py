@@ -97,7 +97,7 @@ def test_second_save_waits_for_the_first_before_copying(tmp_path, saver, monkeyp
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["", "without hard links"])
-def test_checkpoints_are_synced_before_rename_and_folder_after(tmp_path, monkeypatch, links):
+def test_checkpoint_is_synced_before_rename_and_its_folder_afterwards(tmp_path, monkeypatch, links):
     """Check the order of syncs instead of a power cut: after `kill -9` the system still writes everything."""
     saver = AsyncSaver(tmp_path, keep=1, device=CPU, warn=pytest.fail)
     synced, names, after = {}, [], []
@@ -145,7 +145,7 @@ def test_saver_thread_error_is_raised_by_wait(saver):
         saver.wait()
 
 
-def test_host_copy_matches_state_and_reuses_its_memory(trainer):
+def test_host_copy_equals_training_state_and_reuses_host_memory(trainer):
     update(trainer)
     state = trainer.state_dict() | {
         "channels_last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
@@ -210,7 +210,7 @@ def test_shard_is_not_written_if_copying_fails_in_another_process(tmp_path, monk
 
 
 @pytest.mark.parametrize("change", [{"NUM_IMAGES": 99}, {"GLOBAL_BATCH": 4}, {"DATA.DROP_LAST": False}])
-def test_updates_differ_if_image_count_batch_or_drop_last_differs(change):
+def test_changed_image_count_batch_size_or_drop_last_gives_different_updates(change):
     same = order()
     saved = {"NUM_IMAGES": 100, "GLOBAL_BATCH": 8, "DATA.DROP_LAST": True}
     assert same.has_updates_of(saved) and not same.has_updates_of(saved | change)

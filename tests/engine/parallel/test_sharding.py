@@ -139,7 +139,7 @@ def test_black_listed_module_is_gathered_in_float32(runs):
     assert gathered["mlp.fc1"] == torch.float32 and gathered["head"] == half
 
 
-def test_fsdp2_process_holds_half_the_bytes_of_ddp(runs):
+def test_each_of_two_fsdp2_processes_holds_half_the_bytes_of_ddp(runs):
     assert 0.5 <= runs["fsdp2 fp32"]["bytes"] / runs["ddp fp32"]["bytes"] < 0.53
 
 
@@ -228,7 +228,7 @@ def test_options_unsupported_by_fsdp2_are_refused(tmp_path, option):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_saved_row_shares_match_fsdp2_and_can_be_sliced(world_size):
+def test_shares_of_tensor_rows_match_fsdp2_chunks_and_can_be_sliced(world_size):
     for length in (1, 2, 7, 10):
         whole = torch.arange(length)
         shares = [whole[slice(*span(length, rank, world_size))] for rank in range(world_size)]

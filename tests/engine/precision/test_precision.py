@@ -46,7 +46,7 @@ def one_update(precision, config, model, factor=1.0) -> bool:
         (True, "float16", torch.float16, "autocast float16 with GradScaler"),
     ],
 )
-def test_amp_autocasts_to_chosen_dtype_and_reports_it(tmp_path, amp, dtype, expected, line):
+def test_amp_autocasts_to_the_chosen_dtype_and_reports_that_dtype(tmp_path, amp, dtype, expected, line):
     precision = Precision(make(tmp_path, amp, dtype), CPU)
     assert line in precision.describe()
     with precision.autocast():
@@ -77,7 +77,7 @@ def test_memory_advice_suggests_amp_only_if_not_slower(amp, speedup, advice, mon
     assert amp_hint(amp, CPU) == advice
 
 
-def test_speed_of_half_precision_is_measured_with_few_products():
+def test_speed_of_half_precision_is_measured_with_few_matrix_products():
     class CountProducts(TorchFunctionMode):
         dtypes = []
 
@@ -127,7 +127,7 @@ def test_measured_half_precision_speed_includes_gradients(monkeypatch):
 
 
 @pytest.mark.parametrize("amp", [True, False])
-def test_loss_scale_is_one_without_float16_and_updates_still_skip(tmp_path, amp):
+def test_without_float16_loss_scale_is_one_and_nonfinite_updates_are_skipped(tmp_path, amp):
     config = make(tmp_path, amp)
     precision, model = Precision(config, CPU), torch.nn.Linear(3, 2)
     for _ in range(3):

@@ -220,7 +220,7 @@ def test_data_wait_advice_matches_cause_and_appears_once(tmp_path):
     same_text("waiting_for_data", pages)
 
 
-def test_no_data_wait_advice_without_cause_or_remedy(tmp_path):
+def test_data_wait_advice_is_omitted_if_cause_or_remedy_is_missing(tmp_path):
     assert not any(advice_for(tmp_path, 1, 8, [99, 19, 20, 5]))
     for num_workers in (0, 8):
         assert not any(advice_for(tmp_path, num_workers, 8, [99, 99, 99], in_memory=True))

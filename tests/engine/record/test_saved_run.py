@@ -123,7 +123,7 @@ def test_total_seconds_of_a_run_include_all_its_epochs(folder):
     assert SavedRun.open(folder).seconds == pytest.approx(31.5)
 
 
-def test_run_totals_count_skips_memory_and_excluded_updates(folder):
+def test_saved_run_reports_skips_peak_memory_epochs_and_excluded_updates(folder):
     steps = ["0,0,2", "5,0,3", "20,1,1", "40,3,4", "45,3,5", "60,4,"]  # epoch 3 did not finish
     (folder / "steps.csv").write_text("\n".join(["step,epoch,skipped", *steps, ""]))
     memory = zip(ROWS, (100, 300, None), (3, None, 0), strict=True)
@@ -145,7 +145,7 @@ def test_damaged_run_or_run_without_epochs_is_refused(folder, file):
 
 
 @pytest.mark.parametrize("path", ["nothing", "config.yaml", ".."])
-def test_path_that_is_no_run_folder_is_refused(folder, path):
+def test_path_that_is_not_a_run_folder_is_refused(folder, path):
     with refused(ConfigError, folder / path, whole=path != ".."):
         SavedRun.open(folder / path)
 

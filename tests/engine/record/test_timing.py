@@ -127,7 +127,7 @@ def test_device_timing_events_are_not_read_between_reports(tmp_path):
     assert sum(timing.epoch_seconds.values()) == pytest.approx((QueuedEvent.clock - 1) / 1000), "1 ms per event"
 
 
-def test_phase_marks_are_bounded_and_cleared_by_reports():
+def test_number_of_timing_marks_is_bounded_and_reports_clear_them():
     timing = PlannedTiming(forward=1, other=2)
     for _ in range(MAX_MARKS):
         timing.on_phase(None, "forward")

@@ -142,7 +142,7 @@ def test_device_kernels_match_host_after_a_skipped_update(tmp_path):
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
-def test_evaluations_and_saves_sync_only_as_often_as_needed(tmp_path, mode):
+def test_evaluations_and_saves_sync_exactly_as_often_as_listed(tmp_path, mode):
     config = small_config(tmp_path, HALF, f"PRECISION.MODE={mode}", "TRAIN.MODEL_EMA=true")
     trainer, process = trainer_there(config, []), Process(torch.device(DEVICE))
     with waits() as seen:

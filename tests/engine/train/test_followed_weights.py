@@ -156,7 +156,7 @@ def test_preprocessing_of_every_pretrained_tag_matches_timm():
         assert difference.abs().max() <= 2.01, (theirs, image.size)
 
 
-def test_settings_follow_a_pretrained_tag_and_unsupported_tags_are_refused():
+def test_settings_follow_a_supported_pretrained_tag_or_tag_is_refused():
     tag = "convnext_tiny.fb_in22k_ft_in1k_384"
     loaded = load_settings(["-eval", "-pretrained", f"hf-hub:timm/{tag}"])
     assert (loaded.config.DATA.CROP_MODE, loaded.config.MODEL.NAME) == ("squash", tag)

@@ -83,7 +83,7 @@ def test_class_weighted_loss_is_averaged_over_images(fixed, train):
     torch.testing.assert_close(split, loss_of(logits, targets, WEIGHTS))
 
 
-def test_unit_class_weights_keep_the_loss_and_half_logits_become_float32(fixed):
+def test_unit_class_weights_keep_loss_and_half_logits_give_float32_loss(fixed):
     logits, targets, labels = fixed
     for train, each in (({}, targets), ({"LOSS": "bce"}, targets), ({"LOSS": "bce"}, labels)):
         torch.testing.assert_close(loss_of(logits, each, [1.0] * C, **train), loss_of(logits, each, **train))
@@ -91,7 +91,7 @@ def test_unit_class_weights_keep_the_loss_and_half_logits_become_float32(fixed):
         assert half.dtype == torch.float32 and math.isfinite(half)
 
 
-def test_correct_predictions_match_the_dominant_class_or_any_label(fixed):
+def test_prediction_is_correct_if_it_matches_dominant_class_or_any_label(fixed):
     logits, targets, labels = fixed
     best = logits.argmax(1)
     assert hits(logits, targets).tolist() == best.eq(targets).tolist()

@@ -15,7 +15,7 @@ from utils.errors import ConfigError
 from utils.torch_internals import TorchDispatchMode
 
 
-def test_batch_of_a_placeholder_image_is_not_split():
+def test_placeholder_batch_is_not_split_into_micro_batches():
     stand_in = Batch(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), 0, [])
     assert stand_in.parts(1) == [stand_in]
 
@@ -29,7 +29,7 @@ def test_cuda_graphs_are_refused_if_processes_need_extra_micro_batches(tmp_path,
 
 
 @on_pretend_device
-def test_device_waits_for_the_batch_copy_before_use():
+def test_device_waits_for_batch_copy_before_using_the_batch():
     order, stream = [], torch.accelerator.current_stream()
 
     class Watch(TorchDispatchMode):

@@ -34,7 +34,7 @@ def test_torch_optimizer_gets_its_arguments_and_defaults(tmp_path, words, expect
     assert isinstance(optimizer, getattr(torch.optim, words[2].removeprefix("OPTIMIZER.NAME="), object))
 
 
-def test_checkpoint_with_other_parameter_groups_is_refused(tmp_path):
+def test_checkpoint_with_different_parameter_groups_is_refused(tmp_path):
     state = make_trainer(small_config(tmp_path)).state_dict()
     with pytest.raises(ConfigError, match="TRAIN.LAYER_DECAY"):
         make_trainer(small_config(tmp_path, "TRAIN.LAYER_DECAY=0.7")).load_state_dict(state)

@@ -70,7 +70,7 @@ class LikeCuda(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_deterministic_position_embedding_resize_matches_the_default(tmp_path, is_compiled):
+def test_deterministic_resize_of_position_embedding_matches_default_resize(tmp_path, is_compiled):
     config = small_config(tmp_path, SCHEDULE, "DETERMINISTIC=true")
     plain = build_model(config, 5).eval()
     chosen = build_model(config, 5).eval()

@@ -425,7 +425,7 @@ def test_time_of_day_budget_means_its_next_occurrence(text, now, then):
     assert next_time(text, datetime(2026, 3, *now).timestamp()) == datetime(2026, 3, *then).timestamp()
 
 
-def test_too_short_budget_is_refused_with_a_sufficient_suggestion(config):
+def test_error_for_too_short_budget_suggests_a_sufficient_budget(config):
     for machine, most in (({}, 25), ({"update": 3.0}, 240), ({"update": 60.0}, 80 * 60)):
         run = Run(config("15s"), World(**machine))
         with pytest.raises(Stopped):

@@ -73,7 +73,7 @@ def test_new_start_in_same_folder_ignores_old_budget_choices(tmp_path, start):
     assert again().returncode == KILLED and recorded(tmp_path / "exp") == []
 
 
-def test_budget_choice_on_full_disk_counts_with_a_warning(tmp_path, start):
+def test_full_disk_causes_a_warning_but_budget_choice_still_applies(tmp_path, start):
     ended = start(tmp_path, *BUDGET, **STEADY, find_no_room=["open .budget.json.tmp", 2, False]).done()
     folder = run_folder(tmp_path)
     assert f"warning: cannot write {folder / 'budget.json'} (disk full" in ended.printed

@@ -88,7 +88,7 @@ def files_of(config: Config, part: str = "training") -> set[str]:
 # --- reading ---
 
 
-def test_cache_returns_the_same_images_targets_and_names(photos):
+def test_cache_returns_the_images_targets_and_names_of_the_files(photos):
     missing = sorted((photos / "train").rglob("*.*g"))[BROKEN[0]]
     missing.unlink()
     missing.symlink_to("gone.png")
@@ -165,7 +165,7 @@ def test_cache_is_reused_only_if_pixels_would_be_identical(photos):
     assert str(locate_cache(without_effect, "training", load_image_sets(without_effect)[0]).key) == keys[0]
 
 
-def test_cache_skips_in_memory_and_unknown_image_sets(tmp_path):
+def test_image_sets_in_memory_or_of_unknown_kind_are_not_cached(tmp_path):
     messages, config = Messages(), settings("digits", CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
     sets = load_image_sets(config)[0], ImageSet([0], ["a"])
     assert cache_image_sets(config, sets, messages.progress) == sets

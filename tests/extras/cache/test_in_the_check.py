@@ -7,7 +7,7 @@ from tests.support.configs import replaced, small_config
 from tests.support.refusals import assert_names
 
 
-def test_check_reports_cache_size_or_location(photos, tmp_path, monkeypatch):
+def test_check_reports_expected_cache_size_or_existing_cache_location(photos, tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     config, *sets = sets_of(photos, "DATA.CACHE=disk", f"DATA.CACHE_PATH={folder}")
 

@@ -230,7 +230,7 @@ def test_memory_estimate_includes_teacher_in_its_dtype(tmp_path):
 
 @needing_extra("operator_lists")
 @on_pretend_device
-def test_device_teacher_shares_student_kernels_with_float32_batchnorm(tmp_path):
+def test_teacher_on_device_uses_student_kernels_and_float32_batch_norms(tmp_path):
     options = (
         f"AMP=true {' '.join(TEACHER)} TRAIN.DISTILLATION_TYPE=soft PRECISION.CUSTOM_BLACK_LIST=[blocks.0]".split()
     )

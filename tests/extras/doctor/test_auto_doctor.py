@@ -59,7 +59,7 @@ def test_overflows_at_constant_loss_scale_exit_with_3(tmp_path):
     assert 1 <= prescribed.INIT_LOSS_SCALING <= 2**24 and not prescribed.CUSTOM_BLACK_LIST
 
 
-def test_forward_overflows_on_two_processes_reach_minimum_loss_scale(tmp_path):
+def test_forward_overflow_on_two_processes_lowers_loss_scale_to_its_minimum(tmp_path):
     torch.manual_seed(0)
     big_logits(model := build_model(small_config(tmp_path), 10))
     torch.save(model.state_dict(), tmp_path / "weights.pth")
@@ -124,7 +124,7 @@ def test_failing_doctor_does_not_end_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("options", [(), ("AMP=true",)])
-def test_failure_in_float32_names_module_without_prescription(tmp_path, options):
+def test_doctor_names_module_failing_in_float32_but_prescribes_nothing(tmp_path, options):
     told, log = examined(tmp_path, lambda model: model.blocks[1].norm1.weight.data.fill_(float("nan")), *options)
     assert_names(told, "blocks.1.norm1", "float32", "TRAIN.BASE_LR")
     assert len(log.said) == 1 and not (tmp_path / "doctor.yaml").exists()

@@ -72,7 +72,7 @@ def test_explain_flag_writes_table_without_changing_run_hash(tmp_path, small_yam
     assert not (run_folder(tmp_path / "plain") / "precision.csv").exists()
 
 
-def test_naive_mode_is_explained_as_computing_all_in_half(tmp_path):
+def test_naive_mode_is_explained_as_computing_only_in_half(tmp_path):
     trainer = make_trainer(small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive"))
     explain(trainer, Lines(), tmp_path)
     rows = rows_of(tmp_path / "precision.csv")

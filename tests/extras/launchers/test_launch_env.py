@@ -123,7 +123,7 @@ def test_node_restarting_during_the_wait_counts_once():
 
 @pytest.mark.usefixtures("signal_handlers")
 @pytest.mark.parametrize(("codes", "starts"), [([137, 0], 2), ([1, 2], 2)])
-def test_elastic_processes_restart_only_if_a_restart_can_help(tmp_path, monkeypatch, codes, starts):
+def test_elastic_processes_restart_after_retryable_exit_codes_but_not_after_2(tmp_path, monkeypatch, codes, starts):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "")
     lines = ["import os, sys", "open(sys.argv[1], 'a').write('+')", "n = os.path.getsize(sys.argv[1]) - 1"]
     (tmp_path / "x.py").write_text("\n".join([*lines, f"os._exit({codes}[n])"]))

@@ -75,7 +75,7 @@ def test_adapter_inputs_stay_half_and_ema_skips_frozen_weights(tmp_path):
         ["MODEL.LORA.TARGETS=[all-linear]", "MODEL.LORA.ALPHA=7", "AMP=true", "PRECISION.MODE=naive"],
     ],
 )
-def test_merged_lora_weights_give_the_same_logits(tmp_path, options):
+def test_merged_lora_weights_give_the_logits_of_unmerged_model(tmp_path, options):
     trainer = trained(tmp_path, *options)
     config = trainer.config
     plain = build_model(config, 10)
@@ -92,7 +92,7 @@ def test_merged_lora_weights_give_the_same_logits(tmp_path, options):
     assert (ours - begun).abs().max() > 1e-2 * ours.abs().max()
 
 
-def test_lora_refuses_unsupported_models_and_merges(tmp_path, monkeypatch):
+def test_lora_without_supported_layers_mergeable_weights_or_peft_is_refused(tmp_path, monkeypatch):
     config = small_config(tmp_path, RANK)
     state = add_adapters(build_model(config, 10), config).state_dict()
     with refused(ConfigError):

@@ -71,7 +71,7 @@ def calculated(config, monkeypatch, process=None, free=40 * MIB) -> int:
     return calculate(config, 10, Precision(config, CPU), process or Process(CPU), 10**6)[0]
 
 
-def test_calculated_batch_size_leaves_its_memory_margin(tmp_path, monkeypatch):
+def test_calculated_batch_size_leaves_the_required_memory_margin(tmp_path, monkeypatch):
     config = small_config(tmp_path, "TRAIN.MODEL_EMA=true", "MODEL.EMBED_DIM=64")
     trial = Trial(config, 10, Process(CPU), StopSignal())
     trial.update(8)
@@ -117,7 +117,7 @@ def test_batch_size_search_finds_largest_fitting_multiple_of_eight(tmp_path, fit
     assert not trial.trainer or trial.trainer.data.order.num_accumulated == 2, "the second one adds to gradients"
 
 
-def test_batch_size_search_frees_its_trial_trainers(tmp_path, monkeypatch):
+def test_batch_size_search_frees_the_trainer_of_each_trial(tmp_path, monkeypatch):
     called = []
     for name in ("get_device_name", "reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cpu, name, lambda *_, name=name: called.append(name) or "pretended", raising=False)
@@ -154,7 +154,9 @@ def test_unrelated_error_ends_the_batch_size_search(tmp_path):
     ("others", "signal", "found"),
     [(10**6, 0, 64), (8, 0, 8), (0, 0, ConfigError), (8, 15, StoppedBySignal), (-2, 0, StoppedBySignal)],
 )
-def test_batch_size_search_uses_smallest_fit_of_all_processes_or_stops(tmp_path, monkeypatch, others, signal, found):
+def test_batch_size_search_takes_smallest_fit_of_processes_or_obeys_signal(
+    tmp_path, monkeypatch, others, signal, found
+):
     """`others`: the largest fit in another process, or minus its signal."""
     process, config, stop = Process(CPU, world_size=2), small_config(tmp_path, "COMPILE=true"), StopSignal()
     monkeypatch.setattr(process, "host_min", lambda number: min(number, others))

@@ -46,7 +46,7 @@ def weights(tmp_path_factory):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_run_that_splits_batches_ends_with_same_weights(weights, split):
+def test_run_that_splits_batches_matches_weights_of_unsplit_run(weights, split):
     for name, weight in weights[None].items():
         difference = (weight - weights[split][name]).abs().max().item()
         assert difference < 1e-10, f"{name} differs by {difference}"
@@ -163,7 +163,7 @@ def enough(tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_late_out_of_memory_error_suggests_a_remedy(tmp_path, enough, strategy):
+def test_out_of_memory_error_after_first_updates_suggests_a_remedy(tmp_path, enough, strategy):
     """The suggested command must give the weights of processes with enough memory."""
     ended = train_late(tmp_path, 8, strategy=strategy)
     assert ended.codes == [1, 2] and "Traceback" not in ended.stderr  # the launcher returns the 2
@@ -262,7 +262,7 @@ def test_copying_batches_ahead_recovers_from_one_memory_failure(tmp_path):
 
 
 @on_pretend_device
-def test_updates_continue_with_half_batches_when_whole_ones_never_fit(tmp_path):
+def test_updates_continue_with_half_batches_if_whole_batches_never_fit(tmp_path):
     config = small_config(tmp_path, *SPLIT)
     undisturbed, forwards = trained(config, NoRoom())
     half = forwards[0] // 2

@@ -128,7 +128,7 @@ INNER = {
 
 
 @pytest.mark.parametrize("case", INNER)
-def test_innermost_and_most_exact_list_entry_wins(listed, case):
+def test_innermost_and_most_exact_list_entry_takes_effect(listed, case):
     black, white, in_float, in_half = INNER[case]
     found = output_types(listed(black=black, white=white))
     assert {path: found[path] for path in in_float | in_half} == {path: FLOAT for path in in_float} | {
@@ -221,7 +221,7 @@ def test_black_listed_last_block_is_not_shortened(tmp_path):
     assert seen == [FLOAT]
 
 
-def test_operator_lists_also_cast_tensors_inside_a_list():
+def test_black_listed_module_also_casts_tensors_given_in_a_list():
     class Sum(nn.Module):
         def forward(self, terms):
             return terms[0] + terms[1]

@@ -140,7 +140,7 @@ def test_timm_optimizer_gets_its_arguments_and_defaults(tmp_path, words, expecte
 
 
 @pytest.mark.parametrize("words", cases_of("extras/optimizers/mistakes_of_an_optimizer"))
-def test_impossible_optimizer_is_refused_before_building(tmp_path, words):
+def test_impossible_optimizer_is_refused_before_the_model_is_built(tmp_path, words):
     with refused(ConfigError, page="extras/optimizers/mistakes_of_an_optimizer", case=words):
         check_optimizer(small_config(tmp_path, *(f"TRAIN.OPTIMIZER.{word}" for word in words.split())))
 

@@ -61,7 +61,7 @@ def test_command_line_may_correct_deit_model_name_but_not_type():
             load_text(text, "-opts", words)
 
 
-def test_deit_base_file_and_2021_dialect_give_same_settings():
+def test_deit_settings_are_equal_with_and_without_2021_base_file():
     layers = {key: TINY[f"MODEL.{key}"] for key in ("PATCH_SIZE", "EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO")}
     write(yaml_of({f"MODEL.TRANS.{key}": value for key, value in layers.items()}), "base.yaml")
     rest = {key: value for key, value in TINY.items() if key.removeprefix("MODEL.") not in layers}

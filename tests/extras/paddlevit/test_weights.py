@@ -32,7 +32,7 @@ from utils.errors import ConfigError
 
 @pytest.mark.parametrize("layout", PADDLE_LAYOUTS)
 @pytest.mark.parametrize("year", YEARS)
-def test_pdparams_of_every_year_and_layout_are_read(tmp_path, weights, year, layout):
+def test_pdparams_files_of_every_year_and_layout_are_read(tmp_path, weights, year, layout):
     content = PADDLE_LAYOUTS[layout](paddle_arrays(weights, YEARS[year]))
     for protocol, numpy in ((4, None), (2, b"numpy.core.")):
         path = pickled(content, tmp_path / "x.pdparams", protocol)

@@ -49,7 +49,7 @@ def test_profile_writes_trace_without_changing_the_run(start):
 
 
 @pytest.mark.parametrize(("batch_size", "num_traced"), [(359, None), (160, 8 - 6)])
-def test_early_end_keeps_partial_profiler_trace_or_reports_none(tmp_path, batch_size, num_traced):
+def test_run_that_ends_early_saves_partial_trace_or_reports_missing_trace(tmp_path, batch_size, num_traced):
     said, path = [], tmp_path / "trace.json.gz"
     profiler = Profiler(100, path, said.append)
     if num_traced:

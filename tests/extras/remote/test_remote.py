@@ -92,7 +92,7 @@ def test_braces_in_url_replace_a_missing_server_listing(root, caches):
         assert sorted(shades(both[0]) + shades(both[1])) == list(range(20)) and len(both[1])
 
 
-def test_s3_shards_match_folder_and_faults_suggest_remedies(root, caches, monkeypatch):
+def test_s3_shards_match_local_shards_and_errors_suggest_remedies(root, caches, monkeypatch):
     with s3_folder(root, monkeypatch) as url:
         assert_same(remote(url, caches), load("shards", root))
         with refused(DataError, "s3://no-bucket/set", "bucket"):
@@ -102,7 +102,7 @@ def test_s3_shards_match_folder_and_faults_suggest_remedies(root, caches, monkey
             remote(url, caches)
 
 
-def test_remote_images_match_disk_across_ranks_and_resume(tmp_path, caches, monkeypatch):
+def test_remote_images_match_local_images_across_ranks_and_resume(tmp_path, caches, monkeypatch):
     make_set(tmp_path / "set", num_shards=9, count=5)
     common = {"DATASET": "shards", "CACHE_PATH": caches, "SHUFFLE_BUFFER": 8}
     whole = seen(seen_settings(common | {"DATA_PATH": str(tmp_path / "set")}, {}))
@@ -119,7 +119,7 @@ def test_remote_images_match_disk_across_ranks_and_resume(tmp_path, caches, monk
 # --- the index and the cache ---
 
 
-def test_remote_index_lets_threads_download_needed_tars_once(root, caches):
+def test_threads_download_each_needed_tar_of_an_indexed_set_once(root, caches):
     load("shards", root)
     with HttpFolder(root) as server, ThreadPoolExecutor(8) as pool:
         train, _ = remote(server.url, caches)
@@ -168,7 +168,7 @@ def test_tar_contradicting_its_index_is_refused_until_fixed(root, caches):
         assert remote(server.url, caches)[0].read(0) is not None
 
 
-def test_tar_cache_stays_within_limit_and_downloads_tars_again(tmp_path, caches):
+def test_tar_cache_stays_within_limit_and_reloads_dropped_tars(tmp_path, caches):
     for number in range(8):
         write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))
     size = (tmp_path / "set" / "train-0.tar").stat().st_size
@@ -240,7 +240,7 @@ def test_transient_server_faults_are_retried(root, tmp_path, fault):
 
 
 @pytest.mark.parametrize("answer", cases_of("extras/remote/mistakes_of_a_server"))
-def test_permanent_server_faults_end_after_limited_retries(root, tmp_path, monkeypatch, answer):
+def test_permanent_server_fault_raises_data_error_after_limited_retries(root, tmp_path, monkeypatch, answer):
     slept: list[float] = []
     clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
     for module in ("server", "shards"):
@@ -264,7 +264,7 @@ def test_endless_response_headers_time_out(root, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["classes.txt", "train.index"])
-def test_denied_optional_file_is_refused_only_if_listed(root, caches, name):
+def test_denied_optional_file_is_an_error_only_if_server_lists_it(root, caches, name):
     """S3 reports missing files as denied."""
     (root / "classes.txt").write_text("ant\nbee\ncat\n")
     load("shards", root)

@@ -52,7 +52,7 @@ def test_full_cache_drops_the_least_recently_used_tar(cache):
     assert cache.holds(one) and not cache.holds(two)
 
 
-def test_cached_tars_count_as_available_disk_space(tmp_path, monkeypatch):
+def test_space_of_cached_tars_is_counted_as_available_disk_space(tmp_path, monkeypatch):
     make_set(tmp_path / "set")
     with HttpFolder(tmp_path / "set") as server:
         config = settings("shards", server.url, CACHE_PATH=str(tmp_path / "c"), SHUFFLE_BUFFER=1)
@@ -161,7 +161,7 @@ def test_tars_dropped_from_the_cache_are_closed(tmp_path):
         assert len([each for each in opened if str(tmp_path / "c") in each and each.endswith(".tar (deleted)")]) == 0
 
 
-def test_spawned_loader_process_reads_the_same_shards(tmp_path):
+def test_pickled_remote_shards_read_the_same_images(tmp_path):
     make_set(tmp_path / "set")
     with HttpFolder(tmp_path / "set") as server:
         train, _ = load("shards", server.url, CACHE_PATH=str(tmp_path / "c"))

@@ -228,7 +228,7 @@ def test_report_curves_mark_the_epoch_of_best_pth(tmp_path, monkeypatch):
     assert run.best.epoch == 4 and {mark[0] for mark in marks if mark} == {4}
 
 
-def test_report_describes_folder_contents_and_run_end(here):
+def test_report_texts_match_the_printed_page_for_every_run_ending(here):
     folder = write_run(Path("run"), names=["cat", "dog", "owl"], skipped=2, processes=2)
     page_of(folder)
     text = re.sub("<style.*?</style>", "", (folder / "report.html").read_text(), flags=re.S)
@@ -249,7 +249,7 @@ def test_unwritable_report_output_is_refused(tmp_path, output):
     typed(REPORT, folder, "-output", folder / output).refused(folder / output)
 
 
-def test_damaged_run_folder_gives_report_or_remedy(tmp_path):
+def test_damaged_run_folder_gets_a_report_or_an_error_naming_it(tmp_path):
     folder = write_run(tmp_path, skipped=1)
     (folder / "log.txt").write_text("2026-01-02 03:04:05 doctor: found\n")
     for path in sorted(folder.iterdir()):

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -20,14 +21,14 @@ from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Best
-from engine.evaluation.tally import ImageResults, Tally
+from engine.evaluation.tally import ImageResults, PerImage, Tally
 from engine.precision.policy import Precision
 from engine.train.counters import EpochResult
 from extras.report import image_sheets
 from extras.report import image_tables as module
 from extras.report.image_results import BestResults, ResultFiles
 from extras.report.image_sheets import TrainBatch, draw_confusion, draw_mistakes
-from extras.report.image_tables import Names, write_tables
+from extras.report.image_tables import Names, class_records, with_ranking, write_tables
 from tests.support.configs import CPU, small_config
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
@@ -84,7 +85,7 @@ def test_evaluation_tables_match_scikit_learn_for_any_world_size(tmp_path, world
     def results_of(process):
         data, bad = build_eval_data(config, images, process), BadImages(images, 1.0, str)
         (found,) = evaluate([Shades()], data, Normalize(config.DATA), Precision(config, CPU), process, bad)
-        return found.images.gather(process)
+        return with_ranking(found.images.gather(process), process, Lines())
 
     results = Threads(world_size).run(results_of)
     write_tables(tmp_path, results[-1], images)
@@ -115,7 +116,28 @@ def test_evaluation_tables_match_scikit_learn_for_any_world_size(tmp_path, world
             assert (text == "") == math.isnan(value) and (not text or float(text) == pytest.approx(value, abs=1e-6))
         off = matrix[number] * (np.arange(7) != number)
         taken_for = [names[off.argmax()], str(off.max())] if off.any() else ["", ""]
-        assert (row[0], row[5], row[6:]) == (names[number], str(matrix[:, number].sum()), taken_for)
+        assert (row[0], row[5], row[6:8]) == (names[number], str(matrix[:, number].sum()), taken_for)
+    is_class = labels[:, None] == range(7)
+    for each in results:
+        check_rates(
+            class_records(each, Names(CLASSES)), is_class, predicted[:, None] == range(7), np.log(shares), names
+        )
+
+
+def check_rates(records, is_class, is_predicted, scores, names):
+    """Compare sensitivity, specificity, AUC and average precision of each class with scikit-learn's."""
+    from sklearn.metrics import average_precision_score, recall_score, roc_auc_score
+
+    assert [*records] == names
+    for number, row in enumerate(records.values()):
+        actual, found = is_class[:, number], is_predicted[:, number]
+        expected = {
+            "sensitivity": recall_score(actual, found) if actual.any() else None,
+            "specificity": recall_score(~actual, ~found),
+            "auc": roc_auc_score(actual, scores[:, number]) if actual.any() else None,
+            "average_precision": average_precision_score(actual, scores[:, number]) if actual.any() else None,
+        }
+        assert row == pytest.approx(expected, abs=1e-9), names[number]
 
 
 def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
@@ -126,11 +148,11 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     logits = torch.randn(50, 4, generator=rng) + 2 * targets - 1
 
     def results_of(process):
-        tally, share = Tally(CPU, torch.float64), torch.arange(process.rank, 50, process.world_size)
+        tally, share = Tally(CPU, torch.float64, num_images=300), torch.arange(process.rank, 50, process.world_size)
         tally.add(logits[share], targets[share], 0)
         tally.result(process)
         tally.per_image.indices = share.numpy()
-        return tally.per_image.gather(process)
+        return with_ranking(tally.per_image.gather(process), process, Lines())
 
     images = make_images()
     images.classes = names
@@ -156,6 +178,20 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     for number, row in enumerate(table(tmp_path / "per_class.csv")[1:]):
         assert [float(text) for text in row[1:5]] == pytest.approx([each[number] for each in expected], abs=1e-6)
     assert not (tmp_path / "confusion.csv").exists()
+    check_rates(class_records(results, Names(names)), targets.bool().numpy(), (logits > 0).numpy(), logits, names)
+
+
+def test_class_that_all_images_have_has_no_specificity(tmp_path):
+    results = made_up(np.zeros(5, int), np.zeros(5, int), 1)
+    assert class_records(results, Names(["only"]))["only"]["specificity"] is None
+    write_tables(tmp_path, results, SimpleNamespace(classes=["only"], key=str))
+    assert table(tmp_path / "per_class.csv")[1][-4:] == ["1.000000", "", "", ""]
+
+
+def test_log_says_that_large_evaluations_have_no_auc(monkeypatch):
+    results, log = made_up(np.array([0, 1]), np.array([0, 1]), 2), Lines()
+    found = with_ranking(replace(results, local=PerImage()), Process(CPU), log)
+    assert np.isnan(found.ranking.auc).all() and "2 images x 2 classes" in log.said[0]
 
 
 def made_up(labels, predictions, num_classes, probabilities=None) -> ImageResults:
@@ -204,7 +240,7 @@ def test_mistake_sheet_shows_36_most_certain_readable_images(monkeypatch):
         assert ("most certain" in draw_mistakes(every, images)) == (count > 36)
 
 
-def test_first_batch_sheet_names_classes_and_shares(tmp_path, monkeypatch):
+def test_captions_of_first_batch_sheet_name_classes_and_mixup_shares(tmp_path, monkeypatch):
     captions = []
     monkeypatch.setattr(
         image_sheets, "contact_sheet", lambda tiles, **how: captions.append(tiles) or Image.new("L", (1, 1))
@@ -219,9 +255,9 @@ def test_first_batch_sheet_names_classes_and_shares(tmp_path, monkeypatch):
     assert [each[2] if each else caption for each, caption in zip(shares, mixed, strict=True)] == plain
 
 
-def test_process_without_images_gathers_empty_results():
+def test_processes_without_images_gather_empty_results():
     def empty(process: Process) -> ImageResults:
-        tally = Tally(CPU, torch.float64)
+        tally = Tally(CPU, torch.float64, num_images=300)
         tally.add(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0)
         tally.result(process)
         return tally.per_image.gather(process)
@@ -229,7 +265,7 @@ def test_process_without_images_gathers_empty_results():
     assert all(len(each.indices) == 0 and each.counts.shape == (3, 4) for each in Threads(3).run(empty))
 
 
-def test_results_record_is_absent_while_tables_are_written(tmp_path, monkeypatch):
+def test_result_tables_are_valid_only_if_complete_and_for_the_same_weights(tmp_path, monkeypatch):
     images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["a", "b"], PixelRules(1), "made up")
     numbers, shares = np.array([0, 1]), np.full(2, 0.5, np.float32)
     results = ImageResults(numbers, numbers, numbers, shares, shares, np.ones((3, 2), int))
@@ -254,6 +290,12 @@ def test_results_record_is_absent_while_tables_are_written(tmp_path, monkeypatch
     assert not files.belong_to(Best(50.0, 1), with_pictures=False)
 
 
+class Unranked(str):
+    """Stands in for the results of an epoch, which have a name here, and whose ranking is not computed yet."""
+
+    ranking = None
+
+
 def test_best_results_are_written_at_most_once_a_minute(tmp_path, monkeypatch):
     now, written, trainer = [0.0], [], SimpleNamespace(best=Best(), process=Process(CPU))
     monkeypatch.setattr("extras.report.image_results.time.monotonic", lambda: now[0])
@@ -266,7 +308,7 @@ def test_best_results_are_written_at_most_once_a_minute(tmp_path, monkeypatch):
     results = BestResults(small_config(tmp_path, "REPORT=true"), tmp_path, make_images(), log := Lines(), trainer)
     for epoch, (now[0], is_best) in enumerate(((59, True), (61, False), (261, True), (264, True), (463.5, False)), 1):
         trainer.best = Best(50.0 + epoch, epoch) if is_best else trainer.best
-        results.on_epoch_end(trainer, EpochResult(None, {}, 0, 0.0, 0.0, f"of {epoch}" if is_best else None))
+        results.on_epoch_end(trainer, EpochResult(None, {}, 0, 0.0, 0.0, Unranked(f"of {epoch}") if is_best else None))
     assert written == [(61, "of 1", 1, False), (264, "of 4", 4, False)]
     trainer.best = Best(53.0, 3)  # saving best.pth of a later epoch failed
     results.close()
@@ -320,6 +362,7 @@ def test_planted_wrong_labels_are_among_the_most_certain_mistakes(mislabelled):
     record, status = json.loads((mislabelled / "results.json").read_text()), status_of(mislabelled)
     assert len(rows) == 359 and status["best_top1"] == pytest.approx(100 * (359 - len(wrong)) / 359)
     assert (record["epoch"], record["value"]) == (status["best_epoch"], status["best_top1"])
+    assert set(record["per_class"]) == {str(digit) for digit in range(10)}, "the end of the run ranks the images"
     last = epochs_of(mislabelled)[record["epoch"] - 1]
     suffix = "_ema" if record["weights"] == "ema" else ""
     assert last[f"eval_top1{suffix}"] == max(last["eval_top1"], last["eval_top1_ema"])

@@ -15,7 +15,7 @@ KNOWN_FLAGS = {flag: key for group in FLAGS.values() for flag, (key, _) in group
 }
 
 
-def test_every_timm_argument_is_documented_with_a_suggestion():
+def test_every_timm_argument_is_documented_and_gets_a_flag_suggestion():
     page = (ROOT / "docs" / "from-timm.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
     assert len(TIMM_ARGUMENTS) == 172

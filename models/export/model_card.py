@@ -1,0 +1,155 @@
+"""Writes the model card of a Hugging Face folder: figures, base model, data, licence and code to load the model."""
+
+import html
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from models.export.subject import Subject
+from models.weights.files import find_file
+from models.weights.timm_tags import timm_name
+from utils.text import counted, markdown_table, one_line
+
+MOST_CLASSES = 50  # with more classes, the card has no table of classes
+RATES = {
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "auc": "AUC",
+    "average_precision": "average precision",
+}
+USE = """## Use
+
+The probabilities of the {num_classes} classes are the {activation} of the logits. `config.json` has the names of the classes and
+the preprocessing of images.
+
+```python
+import timm
+
+model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()  # or hf-hub:OWNER/NAME
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+```
+
+The transform does not turn photos upright. If the run did (`DATA.EXIF`), call `PIL.ImageOps.exif_transpose(image)` first.
+
+If the folder contains `transformers.safetensors`, transformers 4.53 or newer can read it too. Its image processor may place
+the crop one pixel away from timm's crop, which changes probabilities by a few hundredths. Use timm's transform instead:
+
+```python
+inputs = transform(image)[None]
+logits = transformers_model(pixel_values=inputs).logits
+```
+"""
+
+
+def model_card(subject: Subject) -> str:
+    """Return the text of README.md."""
+    header = {"library_name": "timm", "pipeline_tag": "image-classification"} | base_model(subject)
+    if index := model_index(subject):
+        header["model-index"] = [index]
+    use = USE.format(num_classes=subject.model.num_classes, activation=subject.activation)
+    parts = [
+        f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---",
+        f"# {shown(subject.name)}",
+        "Trained with halfstep.",
+        "\n".join(["## Figures", "", *figures(subject)]),
+        "\n".join(["## Training", "", *training(subject)]),
+        use,
+    ]
+    return "\n\n".join(parts)
+
+
+def settings(subject: Subject) -> dict[str, Any]:
+    """Return the settings of the run, as its checkpoint stores them."""
+    return subject.record.get("config", {})
+
+
+def figures(subject: Subject) -> Iterator[str]:
+    """Yield lines about the accuracy on the validation images, and a table of the classes if the run has written it."""
+    found, num_images = subject.figures, validation_images(subject)
+    if found is None:
+        yield "The file of these weights does not say how accurate they are."
+        return
+    on = f" on {counted(num_images, 'validation image')}" if num_images else ""
+    yield f"{found.title}: {found.text}{on}, after epoch {found.epoch}. These images also chose the epoch, so expect a"
+    yield "little less on other images."
+    if 0 < len(found.classes) <= MOST_CLASSES:
+        yield ""
+        yield markdown_table(["class", *RATES.values()], [class_row(*each) for each in found.classes.items()])
+
+
+def class_row(name: str, rates: dict[str, Any]) -> list[str]:
+    values = (rates.get(key) for key in RATES)
+    return [shown(name), *(f"{value:.3f}" if isinstance(value, int | float) else "" for value in values)]
+
+
+def shown(name: str) -> str:
+    """Return a name as Markdown, without markup of its own."""
+    return html.escape(one_line(name), quote=False).replace("|", "\\|")
+
+
+def validation_images(subject: Subject) -> int | None:
+    return subject.record.get("validation", {}).get("num_images")
+
+
+def training(subject: Subject) -> Iterator[str]:
+    """Yield lines about the base model, the data and the licence."""
+    given = settings(subject)
+    source = given.get("MODEL.PRETRAINED")
+    names = base_model(subject)
+    base = names.get("base_model") or (f"`{shown(Path(source).name)}`" if source else "random weights")
+    yield f"- Base model: {base}"
+    numbers = given.get("NUM_IMAGES"), validation_images(subject)
+    counts = [
+        f"{counted(number, 'image')} for {part}"
+        for number, part in zip(numbers, ("training", "validation"), strict=True)
+        if number
+    ]
+    yield f"- Data: {', '.join([given.get('DATA.DATASET', 'unknown'), *counts])}, {counted(len(subject.classes), 'class')}"
+    known = base_licence(subject)
+    of_base = f"the base model has the licence `{known}`; " if known else ""
+    if source and not known:
+        of_base = "the licence of the base model is unknown; "
+    yield f"- Licence: {of_base}choose the licence of these weights, and add it to the header as `license:`"
+
+
+def pretrained(subject: Subject) -> Any:
+    """Return timm's metadata of the weights that the run started from, or None if they are not timm's."""
+    import timm
+
+    source = settings(subject).get("MODEL.PRETRAINED")
+    if not source or find_file(source) or ("/" in source and "timm/" not in source):
+        return None
+    name = timm_name(source)
+    return timm.get_pretrained_cfg(name) if timm.models.is_model_pretrained(name) else None
+
+
+def base_model(subject: Subject) -> dict[str, str]:
+    """Return the header's row with the name of the base model on the Hugging Face hub, or {} if it has none."""
+    known = pretrained(subject)
+    if not (known and known.hf_hub_id):
+        return {}
+    full_name = ".".join(filter(None, (known.architecture, known.tag)))
+    return {"base_model": f"{known.hf_hub_id}{full_name}" if known.hf_hub_id.endswith("/") else known.hf_hub_id}
+
+
+def base_licence(subject: Subject) -> str:
+    known = pretrained(subject)
+    return (known.license or "") if known else ""
+
+
+def model_index(subject: Subject) -> dict[str, Any] | None:
+    """Return the figure in the form that the Hugging Face hub shows, or None if there is none."""
+    found = subject.figures
+    if found is None:
+        return None
+    data = settings(subject).get("DATA.DATASET", "unknown")
+    kind = "accuracy" if found.metric == "top1" else found.metric
+    value = found.value if found.metric == "loss" else found.value / 100
+    result = {
+        "task": {"type": "image-classification"},
+        "dataset": {"type": data, "name": data, "split": "validation"},
+        "metrics": [{"type": kind, "name": found.title, "value": value}],
+    }
+    return {"name": subject.name, "results": [result]}

@@ -25,6 +25,7 @@ ASKING: dict[str, str | None] = {
     "distillation": f"{TRAIN} -opts TRAIN.DISTILLATION_TYPE=soft",
     "explain": f"{TRAIN} -explain_precision",
     "float8": f"{TRAIN} -amp -opts PRECISION.MODE=float8",
+    "labels": "scripts.labels {output}/run",
     "remote": f"{TRAIN} -dataset shards -data_path https://a.invalid/train-0.tar",
     "report": "scripts.report {output}/run",
     "timm_arguments": "scripts.from_timm --model resnet50",

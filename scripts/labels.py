@@ -14,6 +14,7 @@ corrections back.
 """
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -69,7 +70,12 @@ def find_source(given: str, source: type):
     """Return the runs to read: those of the best point of a sweep, or a single run."""
     folder = folder_of(given)
     if not (folder / FILE).exists():
-        return source(folder, [SavedRun.open(folder)], 0, f"python main_single_gpu.py -cfg {folder / 'config.yaml'}")
+        return source(
+            folder,
+            [SavedRun.open(folder)],
+            0,
+            f"python main_single_gpu.py -cfg {shlex.quote(str(folder / 'config.yaml'))}",
+        )
     sweep = read_sweep(folder)
     if not sweep.folds:
         raise ConfigError(
@@ -82,7 +88,7 @@ def find_source(given: str, source: type):
     done = [trial for trial in trials if results[trial.index].state == DONE]
     if not done:
         raise ConfigError(
-            f"{folder}: no trial of this sweep is done; continue it: python scripts/sweep.py -output {folder}"
+            f"{folder}: no trial of this sweep is done; continue it: python scripts/sweep.py -output {shlex.quote(str(folder))}"
         )
     runs = [SavedRun.open(folder / trial.name) for trial in done]
     return source(folder, runs, len(trials) - len(done), sweep.command_of_point(sweep.points[point]), sweep.folds)

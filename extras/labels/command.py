@@ -89,21 +89,20 @@ def read_tables(
     source: Source, data_path: Path | None, journal: Journal
 ) -> tuple[DataSet, list[Predictions], np.ndarray | None]:
     """Return the data, one table of predictions for each seed, and for a sweep the fold of each image (-1: unknown)."""
-    sets: dict[str | None, DataSet] = {}
+    first = data = folds = None
     by_seed: dict[int, list[Predictions]] = {}
-    folds = None
-    for run in source.runs:
-        config, fold = config_of(run, data_path), run.settings["DATA.FOLD"]
-        if fold not in sets:
-            sets[fold] = DataSet.load(config)
-        data = sets[fold]
+    for run in sorted(source.runs, key=lambda run: str(run.settings["DATA.FOLD"])):
+        config = config_of(run, data_path)
+        if data is None or config.DATA.FOLD != data.config.DATA.FOLD:  # each fold divides the images in another way
+            data = DataSet.load(config)
+            first = first or data
         table = read_predictions(run, data, origins_of(run, data, journal.states()))
         by_seed.setdefault(run.settings["SEED"], []).append(table)
         if source.folds:
             folds = np.full(len(data), -1) if folds is None else folds
             folds[data.numbers[1]] = config.DATA.fold.number
     joined = [Predictions(*map(np.concatenate, zip(*tables, strict=True))) for tables in by_seed.values()]
-    return next(iter(sets.values())), joined, folds
+    return first, joined, folds
 
 
 def say_what_was_judged(source: Source, data: DataSet, judged: np.ndarray) -> None:
@@ -195,7 +194,8 @@ def agrees() -> bool:
     """Ask on the terminal whether to apply. Raise ConfigError without a terminal."""
     if not sys.stdin.isatty():
         raise ConfigError("-apply: there is no terminal to ask on; look at the corrections above, then add -yes")
-    return input("apply? [y/N] ").strip().lower() in ("y", "yes")
+    print("apply? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def undo(source: Source, data_path: Path | None) -> None:

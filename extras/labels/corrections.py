@@ -47,8 +47,6 @@ def plan_corrections(
             f"-apply: DATA.DATASET is {data.config.DATA.DATASET}; labels can be corrected in class folders and in CSV "
             "files (imagefolder, csv), so correct these where the data set was made"
         )
-    if record.get("data") != os.path.realpath(data.root):
-        raise ConfigError(f"-apply: its labels.json is about {record.get('data')}, but the data are in {data.root}")
     number_of = {data.name(number): number for number in range(len(data))}
     names = _names_now(record, journal)
     left = [row for row in confirmed if _is_left(row, names, number_of, data)]

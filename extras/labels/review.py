@@ -89,7 +89,7 @@ def _record(rows: Sequence[Row], data: DataSet, journal: Journal) -> dict[str, A
         size, digest = digest_of(data.root / data.name(row.image))
         images[data.name(row.image)] = {"label": data.label(row.image), "size": size, "sha256": digest}
     state = {"journal": journal.id, "corrections": len(journal.entries)}  # the state of the data
-    return {"version": VERSION, "data": os.path.realpath(data.root), **state, "images": images}
+    return {"version": VERSION, **state, "images": images}
 
 
 def digest_of(path: Path) -> tuple[int | None, str | None]:

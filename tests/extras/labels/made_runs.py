@@ -68,7 +68,8 @@ def make_run(
     for index, target in enumerate(val.targets.tolist()):
         label = val.classes[target]
         rows.append((val.key(index), label, *(predictions or {}).get(val.key(index), (label, SURE, SURE))))
-    (folder / "predictions.csv").write_text(csv_text(map(csv_cell, row) for row in rows))
+    table = csv_text(map(csv_cell, row) for row in rows)
+    (folder / "predictions.csv").write_bytes(table.encode(errors="surrogateescape"))
     (folder / "results.json").write_text("{}")
     return folder
 

@@ -41,7 +41,7 @@ def find(
 
 def confirm(*images: str, suggestion: str | None = None) -> None:
     """Write yes into the rows of these images, or of all images."""
-    rows = rows_of(TABLE)
+    rows = table_rows()
     assert rows
     for row in rows:
         if not images or row["image"] in images:
@@ -50,12 +50,17 @@ def confirm(*images: str, suggestion: str | None = None) -> None:
     write_table(rows)
 
 
+def table_rows() -> list[dict[str, str]]:
+    text = TABLE.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
 def write_table(rows: list[dict[str, str]], separator: str = ",") -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), delimiter=separator)
     writer.writeheader()
     writer.writerows(rows)
-    TABLE.write_bytes(text.getvalue().encode("utf-8-sig"))
+    TABLE.write_bytes(text.getvalue().encode("utf-8-sig", errors="surrogateescape"))
 
 
 def images_of(*options: str, part: int = 1) -> list[str]:
@@ -241,7 +246,7 @@ def test_correction_without_training_may_be_confirmed_in_two_calls(photos):
     assert (photos / second.replace("cat/", "bird/")).exists() and (photos / first.replace("cat/", "dog/")).exists()
 
 
-@pytest.mark.parametrize("answer, is_applied", [("y\n", True), ("\n", False), ("no\n", False)])
+@pytest.mark.parametrize("answer, is_applied", [("y\n", True), ("\n", False), ("no\n", False), ("", False)])
 def test_terminal_is_asked(photos, monkeypatch, answer, is_applied):
     (name,) = held_out("cat")
     find((name, "dog"))
@@ -263,6 +268,24 @@ def test_journal_in_the_data_folder_is_no_data(photos):
     train, val = load_image_sets(settings_of(Path("settings"), photos, HALF))
     assert len(train) + len(val) == 60 and len(val.classes) == 3
     assert not any("left out" in note for note in val.notes)
+
+
+def test_hostile_file_names_are_moved_and_moved_back(photos):
+    names = [b"cat/=1+1.png", b'cat/a,b"c\n.png', b"cat/\xff\xfe.png", "cat/Mu\u0308ller.png".encode()]
+    for number, name in enumerate(names):
+        draw_image(photos / "x.png", 100 + number)
+        os.rename(photos / "x.png", os.fsencode(photos) + b"/" + name)
+    keys = [os.fsdecode(name) for name in names]
+    for fold in (0, 1):
+        judged = [name for name in images_of(f"DATA.FOLD={fold}/2") if name in keys]
+        find(*((name, "dog") for name in judged), options=(f"DATA.FOLD={fold}/2",))
+        before = contents(photos)
+        assert judged and len(table_rows()) == len(judged)
+        confirm()
+        apply().done()
+        assert all((photos / name.replace("cat/", "dog/")).exists() for name in judged)
+        typed(SCRIPT, "run", "-undo").done()
+        assert contents(photos) == before
 
 
 # CSV files
@@ -558,9 +581,13 @@ def test_table_without_its_record_is_refused(found):
     refused("labels.json")
 
 
-def test_table_of_other_data_is_refused(found):
-    shutil.copytree("photos", "other")
-    typed(SCRIPT, "run", "-apply", TABLE, "-yes", "-data_path", "other").refused("photos", "other")
+def test_data_that_moved_since_is_corrected_in_its_new_place(found):
+    shutil.copytree("photos", "new")
+    before = contents(Path("photos"))
+    typed(SCRIPT, "run", "-apply", TABLE, "-yes", "-data_path", "new").done()
+    assert contents(Path("photos")) == before and not (Path("new") / found).exists()
+    typed(SCRIPT, "run", "-undo", "-data_path", "new").done()
+    assert contents(Path("new")) == before
 
 
 def test_last_image_of_a_class_is_not_moved(here):

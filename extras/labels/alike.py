@@ -144,7 +144,7 @@ def _compare(
     known = np.empty((min(len(rows), MOST_DIFFERENT), SIDE * SIDE * 3), np.int16)
     for row in rows:
         own = pixels[images[row]].astype(np.int16).ravel()
-        differences = np.abs(known[: len(firsts)] - own).mean(1)
+        differences = np.abs(known[: len(firsts)] - own).sum(1, dtype=np.int32) / own.size
         is_near = differences <= most_difference(np.minimum(contrasts[firsts], contrasts[row]))
         if is_near.any():
             yield row, firsts[int(np.argmax(is_near))]

@@ -8,10 +8,10 @@ import numpy as np
 
 UNKNOWN = -1  # the number of a prediction that is no class of the data set
 # A label is doubtful if the model predicts another class, and gives the label less than this share of the probability
-# that it gives on average to the labels of this class. The labels are sorted by this probability. On drawn photos with
-# 5% wrong labels and 74% accuracy, this finds 92% of the wrong labels, and 29% of the found labels are wrong. The average
-# precision is 0.84. It is 0.80 for cleanlab's find_label_issues sorted by self-confidence (22% of its labels are wrong),
-# and 0.52 for the margin between label and prediction above the class thresholds of the predictions.
+# that it gives on average to the labels of this class. The labels are sorted by this probability. On 2,000 drawn photos
+# with 5% wrong labels and 74% accuracy (five seeds), this finds 94% of the wrong labels, 29% of the found labels are
+# wrong, and the average precision is 0.85. With cleanlab 2.9 (find_label_issues, sorted by self-confidence), 22% of the
+# found labels are wrong, and the average precision is 0.82. Sorted by the margin between label and prediction, it is 0.58.
 DOUBTFUL_SHARE = 0.5
 
 

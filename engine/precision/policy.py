@@ -82,7 +82,7 @@ class Precision:
         return f"{mode} {str(self.half).removeprefix('torch.')}"
 
     def describe(self, origin: str = "") -> str:
-        """Return a line with the precision, the setting's origin, the reason, and advice from measuring the device."""
+        """Return a line with the precision, where it was set, why it was chosen, and advice from the device's measured speed."""
         speedup = half_speedup(self.device, self.half or torch.bfloat16)
         advice = speed_advice(self.device, self.half, speedup)
         if self.half is None:
@@ -156,7 +156,7 @@ def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float)
         slower = f"about {1 / speedup:.1f} times slower than float32" if speedup < 0.9 else "no faster than float32"
         return f"; {name} is {slower} on this {what}: leave -amp out, unless you need to save memory"
     if half is torch.float16 and device.type != "mps" and has_bfloat16(device):
-        return f"; this {what} also has bfloat16, which needs no loss scale: -amp_dtype bfloat16"
+        return f"; this {what} also supports bfloat16, which needs no loss scale; use -amp_dtype bfloat16"
     return ""
 
 

@@ -79,7 +79,7 @@ class SavedRun:
             raise ConfigError(f"{folder}: {what}, for example output/train-20260102-03-04-05")
         if not (folder / "config.yaml").exists():
             inside = [each.parent.name for each in sorted(folder.glob("*/config.yaml"))]
-            near = f"; it contains runs, give one of them: {', '.join(inside[:5])}" if inside else ""
+            near = f"; it contains runs: give one of them: {', '.join(inside[:5])}" if inside else ""
             raise ConfigError(f"{folder}: not the folder of a run, because it has no config.yaml{near}")
         settings, origins = read_settings(folder / "config.yaml")
         rows = read_rows(folder / "metrics.jsonl")

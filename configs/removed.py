@@ -65,7 +65,7 @@ def _replacement(removed: Removed, key: str, context: Texts) -> dict[str, Any] |
 
 
 def _is_same(value: Any, accepted: str) -> bool:
-    """Return whether a text or saved value means the same as the accepted text, such as 1 and 1.0, or None and null."""
+    """Return whether a text or saved value means the same as the accepted text: 1 the same as 1.0, None as null."""
     one, other = plain_word(value), plain_word(accepted)
     try:
         return float(one) == float(other)

@@ -39,7 +39,7 @@ class Bounds(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A requirement on a text, a list or a number, in addition to its type and bounds."""
+    """A requirement on a string, a list or a number, in addition to its type and bounds."""
 
     fits: Callable[[Any], bool]
     words: str  # the end of a sentence that starts with `it must be`
@@ -76,7 +76,7 @@ def _is_size_schedule(entries: tuple[str, ...]) -> bool:
 
 
 def _is_folder_name(text: str) -> bool:
-    """Return whether a text can name a folder. The limit of 200 bytes is below the 255 that file systems allow."""
+    """Return whether a string can name a folder. The limit of 200 bytes is below the 255 that file systems allow."""
     return len(text.encode(errors="surrogateescape")) <= 200 and not re.search(r"^\.|[/\x00-\x1f\x7f]", text)
 
 
@@ -164,7 +164,7 @@ class Fold(NamedTuple):
 class Arguments(Mapping):
     """Keyword arguments for another library's constructor: the value of an open section such as MODEL.KWARGS.
 
-    Immutable, hashable and picklable. Its values are None, booleans, numbers, texts and tuples of these.
+    Immutable, hashable and picklable. Its values are None, booleans, numbers, strings and tuples of these.
     """
 
     def __init__(self, values: Mapping[str, Any] = MappingProxyType({})):
@@ -276,12 +276,12 @@ class Data:
 
     @property
     def has_label_columns(self) -> bool:
-        """Whether the csv file has one column of 0 and 1 for each class."""
+        """Return whether the csv file has one column of 0 and 1 for each class."""
         return len(self.COLUMNS) > 2 or self.COLUMNS[1:] == ("*",)
 
     @property
     def has_several_labels(self) -> bool:
-        """Whether an image can have any number of labels."""
+        """Return whether an image can have any number of labels."""
         return bool(self.LABEL_SEPARATOR) or self.has_label_columns
 
     @property
@@ -503,12 +503,12 @@ class Train:
 
     @property
     def augments(self) -> bool:
-        """Whether a policy or colour jitter changes training images."""
+        """Return whether a policy or colour jitter changes training images."""
         return bool(self.AUTO_AUGMENT or self.COLOR_JITTER)
 
     @property
     def mixes(self) -> bool:
-        """Whether mixup or cutmix is on."""
+        """Return whether mixup or cutmix is on."""
         return bool(self.MIXUP_ALPHA or self.CUTMIX_ALPHA or self.CUTMIX_MINMAX)
 
 

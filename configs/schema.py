@@ -14,7 +14,7 @@ from configs.tables import LOSSES, TORCH_OPTIMIZERS
 from utils.text import is_url
 
 AUTO = "auto"  # a value that lets the program choose at the start
-MAX_INT = 2**63 - 1  # the largest integer of torch and numpy
+MAX_INT = 2**63 - 1  # the largest integer that torch and numpy support
 
 # Roles of settings. Each section has a role; a field with a different role has that role in its annotation. The role
 # decides whether a resumed run may change the setting, whether an evaluation takes its value from the weights, and

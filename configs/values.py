@@ -213,12 +213,12 @@ def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any
 
 
 def usual_optimizer_values(values: Mapping[str, Any]) -> list[str]:
-    """Return the keys of OPTIMIZER_VALUES whose value in `values` equals the default of torch."""
+    """Return the keys of OPTIMIZER_VALUES whose value in `values` equals torch's default."""
     return [key for key, usual in OPTIMIZER_VALUES.items() if key in values and plain(values[key]) == plain(usual)]
 
 
 def wrong_in(saved: dict[str, Any]) -> list[str]:
-    """Return the names of saved settings and saved counts whose values have a wrong type or are out of bounds."""
+    """Return the names of saved settings and saved counts whose values have the wrong type or are out of bounds."""
     counts = {name: saved.get(name, 1) for name in ("GLOBAL_BATCH", "NUM_IMAGES")}
     wrong = [name for name, count in counts.items() if type(count) is not int or count < 1]
     for key, value in today(saved).items():

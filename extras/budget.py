@@ -236,7 +236,7 @@ class ChoiceRecord(Callback):
 
 
 def basis_of(trainer: Trainer) -> dict[str, Any]:
-    """Return the facts that a choice depends on. A run with other facts does not repeat the choice."""
+    """Return the facts that a choice depends on. If any of them differs, a run does not repeat the choice."""
     data = trainer.data
     return {
         "budget": trainer.config.TRAIN.BUDGET,

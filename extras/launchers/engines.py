@@ -47,7 +47,7 @@ class Nodes:
 
 
 def find_nodes(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the engine's nodes, or None if there is only one. Raise ConfigError if each node would train its own model."""
+    """Return the engine's nodes, or None if there is only one. Raise ConfigError if nodes would train separate models."""
     nodes = kubeflow(environment) or skypilot(environment) or dstack(environment)
     if nodes is None:
         refuse_slurm(environment)

@@ -39,7 +39,7 @@ def read_paddle(path: Path) -> Weights:
             is_pickle = file.read(1) == b"\x80"
         if is_pickle or path.suffix == ".pdparams":
             raise ConfigError(f"{path} may contain PaddleViT's weights, but {how_to_get_back('paddlevit')}")
-        raise ConfigError(f"{path}: damaged, or not a file of weights; {RESTORE}")
+        raise ConfigError(f"{path}: damaged, or not a weights file; {RESTORE}")
     from extras.paddlevit.weights import read_paddle_weights  # extra: paddlevit
 
     return read_paddle_weights(path)

@@ -116,7 +116,7 @@ def check_tensors(state: dict, path: Path) -> None:
     """Raise ConfigError for values that are not tensors of plain numbers."""
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
-            raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights; use another file")
+            raise ConfigError(f"{path}: {name} is not a tensor, so this is not a weights file; use another file")
         if not is_plain(tensor):
             raise ConfigError(
                 f"{path}: {name} is sparse, quantized, expanded or without values, not a plain tensor; save it as a "

@@ -68,7 +68,7 @@ def _read_torch_file(path: Path, from_disk: bool, verify: bool = True):
         if forbidden:
             raise refusal(path, forbidden[1] or "TorchScript") from None
         # torch's own message is not shown, because it recommends reading the file without this protection.
-        raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__}); {RESTORE}") from None
+        raise ConfigError(f"{path}: damaged, or not a weights file ({type(error).__name__}); {RESTORE}") from None
 
 
 def read_torch_weights(path: Path) -> Weights:

@@ -91,7 +91,7 @@ class Loop:
             refuse_if_nothing_counted(self.trainer)
         except Stopped as stopped:
             self.session.process.first(self.watchers.refuse)
-            return self.save_and_stop(stopped, made_progress=self.trainer.step > first_step)
+            return self.save_and_stop(stopped, made_progress=self.trainer.step != first_step)
         except NonFinite as error:
             self.wait_for_disk()
             advice = [each.on_non_finite(self.trainer) for each in self.trainer.callbacks]

@@ -48,7 +48,7 @@ def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path
 
 
 def _recorded_settings(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, dict[str, Any]]:
-    """Return the weights file, if any, and the settings of its run, or {} if another program wrote the file."""
+    """Return the weights file or None, and the settings of its run, which are {} if another program wrote the weights."""
     from models.weights.files import find_file, read_record
 
     resumes = "MODEL.RESUME" in given

@@ -82,7 +82,7 @@ class Precision:
         return f"{mode} {str(self.half).removeprefix('torch.')}"
 
     def describe(self, origin: str = "") -> str:
-        """Return a line with the precision, the setting's origin, the reason, and advice from measuring the device."""
+        """Return a line with the precision, where it was set, why it was chosen, and advice from the device's measured speed."""
         speedup = half_speedup(self.device, self.half or torch.bfloat16)
         advice = speed_advice(self.device, self.half, speedup)
         if self.half is None:

@@ -33,7 +33,7 @@ class RunTimes:
     update: float = 0.0
     evaluation: float = 0.0
     end_work: float = 0.0  # pictures, tables and report after the last evaluation
-    then: float = 0.0  # seconds per update when end_work was measured
+    then: float = 0.0  # seconds per update at the time when end_work was measured
 
     @classmethod
     def of(

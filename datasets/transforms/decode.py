@@ -46,7 +46,9 @@ SEGMENTS = {*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}  # other markers that 
 # The first limit holds for images of any size. Small images may have more scans, up to the second limit, as long as
 # scans x pixels stay below MOST_OF_SCANS.
 MOST_SCANS, MOST_OF_SCANS = (64, 500), 10**10
-MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # markers that are followed by a length, and the end of the image
+MARKER = re.compile(
+    rb"\xff[^\0\1\xd0-\xd7\xff]"
+)  # the end-of-image marker, and all markers that are followed by a length
 # Limits on the reads and pieces of a file. Pillow's parsers take microseconds per read, and copy the rest of the file
 # for each piece of EXIF data or comment.
 BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100

@@ -72,7 +72,7 @@ class Mixing:
         return rng.betavariate(settings.MIXUP_ALPHA, settings.MIXUP_ALPHA), 0.0, 0.0, 0.0, 0.0
 
     def _box(self, share: float, rng: random.Random) -> tuple[float, ...]:
-        """Draw a box with 1 - `share` of the area around a random centre, clipped to the image.
+        """Draw a box with a random centre that covers 1 - `share` of the image's area, and clip it to the image.
 
         With CUTMIX_MINMAX, draw a box of random size inside the image instead.
         """

@@ -103,7 +103,7 @@ def read_weights(source: str | Path) -> Weights:
 
 
 def read_record(path: Path) -> dict:
-    """Return the metadata in a halfstep file, such as its class names. Files of other programs have little or no metadata."""
+    """Return the metadata in a halfstep file, such as its class names. Other programs write little or none."""
     reader = {"torch": record_in_torch_file, "safetensors": record_in_safetensors}.get(format_of(path))
     record = reader(path) if reader else {}
     check_record(record, path)

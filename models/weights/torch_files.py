@@ -89,7 +89,7 @@ def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def record_in_torch_file(path: Path) -> dict:
-    """Return a checkpoint's metadata without reading its weights, or {} for a file in torch's format before 2020."""
+    """Return a checkpoint's metadata without reading its weights, or {} for a file in torch's pre-2020 format."""
     content = read_index(path) if zipfile.is_zipfile(path) else {}
     with contextlib.suppress(ConfigError):  # a file without weights is reported when its weights are read
         content = content | {"weights": weights_of(content, path)[1]}

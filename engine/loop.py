@@ -115,7 +115,7 @@ class Loop:
         """Train the remaining epochs.
 
         After MAX_CONSECUTIVE_SKIPS skipped updates in a row, roll back to a checkpoint from before this streak and
-        leave its updates out. The second time, or without an older checkpoint, NonFinite ends the run with exit code 3.
+        leave its updates out. NonFinite ends the run (exit code 3) the second time, or if no older checkpoint exists.
         """
         trainer = self.trainer
         if self.plan.scores_start:

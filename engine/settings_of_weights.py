@@ -38,7 +38,7 @@ def checkpoint_of(given: dict[str, Text]) -> Path | None:
 
 
 def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:
-    """Return the file of the weights and the settings layers of their run. Other programs' weights have no layers."""
+    """Return the weights file and the settings layers of its run, or [] if another program wrote the file."""
     path, recorded = _recorded_settings(given, checkpoint)
     if "MODEL.TYPE" in recorded:
         return path, _settings_of_run(recorded, given, f"checkpoint {path}")

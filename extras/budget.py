@@ -182,8 +182,8 @@ class Budget(Callback):
             shortest = math.ceil(self.allowance.used() + self._need(step, chosen))
             fits = f"{shortest}s" if shortest < 120 else f"{math.ceil(shortest / 60)}m"
             raise ConfigError(
-                f"TRAIN.BUDGET (-budget) is {self.allowance.text}: too short for warm-up and decay of the learning "
-                f"rate; give it at least about {fits}"
+                f"TRAIN.BUDGET (-budget) is {self.allowance.text}, too short for the warm-up and decay of the learning "
+                f"rate; set it to about {fits} or more"
             )
 
     def describe(self, step: int, num_updates: int) -> str:

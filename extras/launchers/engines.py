@@ -47,7 +47,7 @@ class Nodes:
 
 
 def find_nodes(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the engine's nodes, or None if there is only one. Raise ConfigError if nodes would train separate models."""
+    """Return the nodes, or None if there is only one node. Raise ConfigError if each node would train its own model."""
     nodes = kubeflow(environment) or skypilot(environment) or dstack(environment)
     if nodes is None:
         refuse_slurm(environment)
@@ -133,7 +133,7 @@ def refuse_pbs(environment: Mapping[str, str]) -> None:
     if count != 1:
         found = f"lists {counted(count, 'node')}" if count else "is a file on another node"
         raise ConfigError(
-            f"PBS_NODEFILE {found}, and each node would train its own model: use mpirun, or on each node "
+            f"PBS_NODEFILE {found}, and each node would train its own model: use mpirun, or run on each node "
             f"{TORCHRUN.format(count or 'N')}; or unset PBS_NODEFILE"
         )
 

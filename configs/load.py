@@ -163,9 +163,8 @@ def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str
 def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
     """Return a note for each setting that has no effect because of other settings.
 
-    Raise ConfigError if the command line has a setting for another NAME (for example, for another schedule), or a
-    setting that needs AMP, but not -amp. Files may contain settings without effect: PaddleViT's files list the settings
-    of all schedules.
+    Raise ConfigError if the command line has a setting for a schedule other than NAME, or one that needs -amp,
+    without -amp. Files may contain settings without effect: PaddleViT's files list the settings of all schedules.
     """
     notes = []
     for key, setting in SETTINGS.items():

@@ -53,7 +53,7 @@ class Lists:
 
 
 def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
-    """Return the images of each list, in evaluation only of the last list.
+    """Return the images of each list or, in evaluation, of the last list only.
 
     Paths are relative to the folder of the list and must not lead out of it.
     """
@@ -225,7 +225,7 @@ def _folder_names(folders: list[str], pairs: list[int], num_labels: int) -> list
 
 
 def encoding_of(file: Path) -> str:
-    """Return the encoding of a list, by its first bytes. Refuse anything but a regular file, without reading it."""
+    """Detect the encoding of a list from its first bytes. Refuse anything but a regular file, without reading it."""
     if kind := not_a_file(file):
         raise DataError(f"{file} is {kind}, not a list of images; remove or rename it")
     with open(file, "rb") as content:

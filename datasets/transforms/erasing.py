@@ -83,7 +83,7 @@ class BatchedErasing(Erasing):
     def _fillings(
         self, noise: Tensor, left: Tensor, top: Tensor, noise_left: Tensor, noise_top: Tensor
     ) -> Tensor | float:
-        """Return the values that fill each image's box: [B, C, H, W], or [B, C, 1, 1] for one colour.
+        """Return the values that fill each image's box: [B, C, H, W], or [B, C, 1, 1] if each box has one colour.
 
         The values outside of the box are arbitrary.
         """

@@ -359,7 +359,7 @@ def open_index(path: Path, verify: bool = True) -> Index | None:
 
 
 def _description(columns: dict[str, list], facts: dict) -> bytes:
-    """Return the start of the file with the description, padded with spaces so that the columns are aligned."""
+    """Return the header of the file. It has the description, padded with spaces so that the columns are aligned."""
     content = json.dumps({"id": secrets.token_hex(8), "columns": columns, "facts": facts}).encode()
     content += b" " * (-(len(MAGIC) + 2 * NUMBER + len(content)) % ALIGNMENT)
     return MAGIC + b"".join(each.to_bytes(NUMBER, "little") for each in (len(content), zlib.crc32(content))) + content

@@ -51,7 +51,7 @@ class LaunchedRank:
 
     @property
     def parent_is_launcher(self) -> bool:
-        """Whether the parent is the launcher, with which this process must die. Otherwise the parent may be a shell."""
+        """Return whether the parent is the launcher. If so, this process must end with it. Otherwise it may be a shell."""
         return self.launcher in ("torchrun", "Open MPI")
 
 

@@ -25,7 +25,7 @@ def escape_controls(text: str) -> str:
 
 
 def one_line(name: str) -> str:
-    """Return a name for a line of output: printable, with newlines and tabs escaped."""
+    """Return the name in a printable form that fits on one line, with newlines and tabs escaped."""
     return printable(name).replace("\n", "\\n").replace("\t", "\\t")
 
 

@@ -237,7 +237,7 @@ def _blocked_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _preserved_sigchld_handler() -> Iterator[None]:
-    """Remove torch's handler, which would raise an error about a dead worker at any time, even during a save."""
+    """Restore the SIGCHLD handler afterwards. torch's handler raises an error if a worker dies, even during a save."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -34,7 +34,7 @@ class System(NamedTuple):
     """The numbers from which the maps of a class are made. Each picture of the class changes them slightly."""
 
     num_maps: int
-    num_sides: int  # sides of the polyline along which a curve is drawn; 0: a cloud
+    num_sides: int  # number of sides of the polyline that the curve follows; 0 draws a cloud of points instead
     is_closed: bool
     numbers: np.ndarray  # float64, from -1 to 1
 

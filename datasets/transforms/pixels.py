@@ -56,7 +56,7 @@ class DrawnOperations(NamedTuple):
 
 GREY = (19595, 38470, 7471)  # weights of red, green and blue, in 1/65536; their sums are exact in float32
 BLUR_PASSES = 3  # box blurs that Pillow applies along each side
-BLUR_BITS = 24  # fixed-point bits of the weights of a box
+BLUR_BITS = 24  # fractional bits of the fixed-point weights of the box blur
 BLUR_UNIT = 2**BLUR_BITS
 
 

@@ -127,7 +127,7 @@ def _data_of(run: SavedRun, noted: Mapping[str, str]) -> Iterator[tuple[str, Any
 
 @functools.cache
 def scored(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return {(image, label): whether the best weights were right}, or {} without complete single-label predictions."""
+    """Return {(image, label): whether the best weights were right}, or {} if they are incomplete or have several labels."""
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}

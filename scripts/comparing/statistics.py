@@ -71,7 +71,7 @@ class ImageTest:
 
     @property
     def value(self) -> float:
-        """Return the second run's accuracy minus the first's, in percent."""
+        """Return the second run's accuracy minus the first's, in percentage points."""
         return 100 * (self.only_second - self.only_first) / self.num_images
 
     @property

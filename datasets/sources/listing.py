@@ -155,7 +155,7 @@ class _Builder:
         def add(rows: Rows) -> None:
             if "\0" in "".join(rows.paths):
                 line = next(line for path, line in zip(rows.paths, rows.lines, strict=True) if "\0" in path)
-                raise DataError(f"{file}, line {line}: the path has a zero byte; save the list again as UTF-8")
+                raise DataError(f"{file}, line {line}: the path contains a zero byte; save the list again as UTF-8")
             self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
             self.writer.add(f"{number}.path", paths := encoded(rows.paths))
             of_rows.frombytes((numbers := labels.add(rows.labels, rows.lines)).tobytes())
@@ -233,7 +233,7 @@ def encoding_of(file: Path) -> str:
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in start:
-        raise DataError(f"{file} has zero bytes, so it is not text, or it is UTF-16 without a BOM; save it as UTF-8")
+        raise DataError(f"{file} has a zero byte, so it is not text, or it is UTF-16 without a BOM; save it as UTF-8")
     return "utf-8-sig"
 
 

@@ -9,7 +9,7 @@ from configs.schema import Config
 from datasets.batch_order import Piece, sample_rng
 from datasets.transforms.crop import crop_box, inside_box
 
-ERASED_AREA = (0.02, 1 / 3)  # smallest and largest fraction of the image
+ERASED_AREA = (0.02, 1 / 3)  # smallest and largest fraction of the image that a box covers
 ERASED_RATIO = (0.3, 1 / 0.3)  # smallest and largest width / height of a box
 NO_BOX = (0,) * 6
 

@@ -39,7 +39,7 @@ class MemoryEstimate:
 
 
 def estimate(config: Config, num_classes: int, precision: Precision, process: Process) -> MemoryEstimate:
-    """Estimate one process's memory from forward passes of two and of three images with random weights."""
+    """Estimate one process's memory by running a model with random weights on two and on three images."""
     model = add_adapters(build_model(config, num_classes), config)
     choose_transforms(config, process.device, precision.half).apply(model)
     fixed = fixed_bytes(config, model, precision)

@@ -74,7 +74,7 @@ def page() -> str:
 
 
 def with_tables(path: str, *tables: tuple[Sequence[str], Iterable[str]]) -> str:
-    """Return the page at `path` with new rows in the tables with these headers. `tables`: (header, rows) of each."""
+    """Return the page at `path` after replacing the rows of some tables. `tables`: (header, new rows) of each."""
     text = (ROOT / path).read_text(encoding="utf-8")
     for titles, rows in tables:
         columns = f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n"

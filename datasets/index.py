@@ -40,11 +40,11 @@ CHUNK = 1 << 16  # rows of a column that are loaded into memory at once
 
 
 class IndexWriteError(Exception):
-    """The index cannot be written to its path."""
+    """An error for an index that cannot be written to its path."""
 
 
 class BuiltElsewhereError(Exception):
-    """Another process built the index while this process waited for it."""
+    """An error for an index that another process built while this process waited for it."""
 
 
 class MappedColumn(np.ndarray):
@@ -70,7 +70,7 @@ class Texts(Sequence):
         return cls(starts, np.frombuffer(b"".join(values), np.uint8))
 
     def digest(self) -> bytes:
-        """Return bytes that identify these strings. With the checksums of an index file, the strings are not read."""
+        """Return bytes that identify these strings. If the checksums are known, the strings are not read."""
         checksums = self._checksums or (zlib.crc32(self.starts), zlib.crc32(self.blob))
         return b"%d %d %d" % (*checksums, len(self.starts))
 
@@ -125,7 +125,7 @@ class Texts(Sequence):
 
 
 def _hash_strings(places: Iterable[np.ndarray]) -> np.ndarray:
-    """Return a hash below 2**16 for each string. Each of `places` has the bytes of all strings at one position."""
+    """Return a hash below 2**16 for each string. `places`: for each position, the bytes of all strings there."""
     total = np.uint32(0)
     for values in places:
         total = total * np.uint32(2654435761) + values

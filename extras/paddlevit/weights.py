@@ -23,7 +23,7 @@ class Refusal(Exception):
 
 
 def read_pdparams(path: Path) -> dict:
-    """Return the file as nested dicts of plain values and numpy arrays. A training file is {model, optimizer, ...}."""
+    """Read a file into nested dicts of plain values and numpy arrays. A training file is {model, optimizer, ...}."""
     try:
         with open(path, "rb") as file:
             content = _Reader(file, encoding="latin1").load()

@@ -525,7 +525,7 @@ class Precision:
     )
     """autocast: half-precision operations where that is safe, float32 weights; naive: half-precision weights and operations, with float32 master weights for the optimizer; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that support it)."""
     RESIDUAL: Annotated[Literal["auto", "bfloat16", "float32", "half"], Only("AMP")] = AUTO
-    """Type of the residual stream between transformer blocks under autocast: float32; half, the half-precision type of AMP, which is less precise, but faster with COMPILE; bfloat16, like half, but float32 if AMP uses float16 or the device is a CPU; auto, like bfloat16 with COMPILE, float32 without it."""
+    """Type of the residual stream between transformer blocks under autocast. float32: the most precise; half: the half-precision type of AMP, less precise but faster with COMPILE; bfloat16: like half, but float32 if AMP uses float16 or the device is a CPU; auto: bfloat16 with COMPILE, otherwise float32."""
     REDUCE: Annotated[Literal["float32", "half"], Only("AMP")] = "float32"
     """Type of the gradient all-reduce: float32; half, the half-precision type of autocast, which halves the traffic."""
     MATMUL: Literal["ieee", "tf32"] = "ieee"

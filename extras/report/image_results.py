@@ -28,7 +28,7 @@ from utils.files import write_text
 from utils.held_folders import check_in_place
 from utils.log import Log
 
-PER_CLASS_KEY = "per_class"  # the key in results.json with the rates of each class; a run adds it at its end
+PER_CLASS_KEY = "per_class"  # the key of the per-class rates in results.json; added at the end of a run
 RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
 
 
@@ -73,7 +73,7 @@ class ResultFiles:
             write_picture(draw_mistakes(results, self._image_set), self._folder / MISTAKES_PICTURE)
 
     def belong_to(self, best: Best, with_pictures: bool, with_rates: bool = False) -> bool:
-        """Return whether the folder has the results of this evaluation, with pictures and rates of classes if asked."""
+        """Return whether the folder has this evaluation's results, including pictures and class rates if requested."""
         wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
         found = read_object(self._folder / RECORD)
         has_rates = PER_CLASS_KEY in found or not with_rates
@@ -122,8 +122,8 @@ class BestResults(Callback):
     def complete(self, evaluate_best: Callable[[], Results]) -> None:
         """At the end of a run, evaluate best.pth again if the folder has no results for it. Collective.
 
-        An earlier start may have been killed before it wrote them. Only the end of a run ranks the images by the
-        scores of each class, because that takes seconds with many classes.
+        An earlier start may have been killed before it wrote them. Images are ranked by the scores of each class only
+        here, because ranking takes seconds if there are many classes.
         """
         trainer = self._trainer
         if trainer.process.first(self._are_missing):

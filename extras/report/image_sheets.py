@@ -27,7 +27,7 @@ NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
 
 
 def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
-    """Return a sheet of the most confident mistakes, the most confident first. Only their images are read again."""
+    """Return a sheet of the most confident mistakes, the most confident first. Only images on the sheet are read."""
     names = Names(image_set.classes)
     find = most_certain_errors if isinstance(results, ImageResults) else most_certain_label_errors
     number, errors = find(results, names)
@@ -54,7 +54,7 @@ def most_certain_errors(results: ImageResults, names: Names) -> tuple[int, list[
 
 
 def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """Return the same as most_certain_errors for images with several labels.
+    """Return the number of mistakes in images with several labels, and (image index, caption) for the most confident.
 
     Each missed label and each wrong prediction is a mistake.
     """

@@ -1,4 +1,4 @@
-"""Weights from a file under timm's names: their key in a checkpoint, checks, merging of adapters, and averaging."""
+"""Weights from a file, renamed as in timm: their key in a checkpoint, checks, merging of adapters, and averaging."""
 
 import re
 from argparse import Namespace
@@ -116,10 +116,10 @@ def check_tensors(state: dict, path: Path) -> None:
     """Raise ConfigError for values that are not tensors of plain numbers."""
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
-            raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights; use another file")
+            raise ConfigError(f"{path}: {name} is not a tensor, so this is not a weights file; use another file")
         if not is_plain(tensor):
             raise ConfigError(
-                f"{path}: {name} is sparse, quantized, expanded or without values, not a plain tensor; save it as a "
+                f"{path}: {name} is sparse, quantized, expanded or without data, not a plain tensor; save it as a "
                 "contiguous float32 tensor"
             )
         if name.endswith(".weight") and not tensor.ndim:
@@ -140,7 +140,7 @@ PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the bett
 
 
 def preprocessing_of(data: Data) -> dict[str, Any]:
-    """Return the preprocessing for evaluation under timm's names."""
+    """Return the preprocessing for evaluation as a dict with timm's names."""
     return {
         "mean": list(data.IMAGENET_MEAN),
         "std": list(data.IMAGENET_STD),
@@ -186,7 +186,7 @@ def refuse_bomb(archive: ZipFile, path: Path) -> None:
     """Raise ConfigError for a zip bomb, which would take minutes or all memory. Real weights hardly compress."""
     if len(archive.infolist()) > MOST_MEMBERS:
         raise ConfigError(
-            f"{path}: refused, because no real weights have more than {MOST_MEMBERS:,} tensors; use another file"
+            f"{path}: refused, because no real checkpoint has more than {MOST_MEMBERS:,} tensors; use another file"
         )
     size, unpacked = path.stat().st_size, sum(each.file_size for each in archive.infolist())
     if unpacked > MOST_UNPACKED * size + 2**20:
@@ -207,7 +207,7 @@ BASE_LAYER = ".base_layer."  # peft's name for the layer that an adapter extends
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
-    """Return the weights with any adapters merged into them. `settings` are the settings of the weights' run."""
+    """Return the weights with any adapters merged into them. `settings` are those of the run that trained them."""
     if not any(BASE_LAYER in name for name in state):
         return state
     from extras.lora import merge_adapters  # extra: lora

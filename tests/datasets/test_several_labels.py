@@ -118,7 +118,9 @@ def test_unused_separator_or_class_is_reported(tmp_path):
         notes = load("csv", tmp_path, LABEL_SEPARATOR=separator, VAL_FRACTION=0.3)[1].notes
         assert any("warning" in line and "';'" in line for line in notes) is is_told
     write(tmp_path / "train.csv", [f"{row},0" for row in in_columns()], "image_path,bird,cat,dog,eel")
-    assert_names(" ".join(load("csv", tmp_path, VAL_FRACTION=0.3, **IN_COLUMNS)[1].notes), "no image has: eel")
+    assert_names(
+        " ".join(load("csv", tmp_path, VAL_FRACTION=0.3, **IN_COLUMNS)[1].notes), "no image has these classes: eel"
+    )
 
 
 def test_validation_set_identity_depends_on_labels_but_not_their_order(tmp_path):

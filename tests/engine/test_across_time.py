@@ -243,7 +243,7 @@ def test_resume_writes_final_status_of_a_run_killed_after_training(again):
     }
 
 
-def test_resume_of_finished_checkpoint_outside_a_run_creates_no_folder(again):
+def test_resume_from_copied_finished_checkpoint_creates_no_folder(again):
     shutil.copytree(run_folder(again / "output"), again / "moved")
     said = halfstep("-resume", again / "moved", "-output", "/proc/nowhere", "-epochs", "5", "-check")
     assert_names(rows(said)["output"][1], again / "moved")

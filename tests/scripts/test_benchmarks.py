@@ -165,7 +165,7 @@ def test_gpu_session_parts_are_valid_and_fit_limits(monkeypatch, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_loader_benchmark_uses_synthetic_images_only_for_the_step(monkeypatch, tmp_path):
+def test_loader_benchmark_uses_synthetic_images_only_to_time_updates(monkeypatch, tmp_path):
     make_photos(tmp_path, 10, 10)
     asked = []
     monkeypatch.setattr(

@@ -62,7 +62,7 @@ def test_every_prediction_output_matches_predictions_csv_of_the_run(trained, dig
     assert not (tmp_path / "x-5.jpg").exists()
 
 
-def test_prediction_rows_are_utf8_and_copies_replace_no_files(trained, digits, tmp_path, monkeypatch):
+def test_predict_writes_utf8_rows_and_never_overwrites_files(trained, digits, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.predict.pictures.other_fonts", lambda size: [])
     names = ["猫", "../x", "a/b", "A_B", "d", "..", "Ä", ".", "x y", "n"]
     (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")

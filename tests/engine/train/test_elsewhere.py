@@ -32,6 +32,7 @@ WAITS = {
     "evaluation": {"tolist": 1},  # the sums over all batches
     "evaluation of several labels": {"tolist": 1, "blocking copy": 2},  # and the scores and labels of all images
     "best epoch": {"blocking copy": 1},  # per-image results
+    "ranking": {"blocking copy": 2},  # the scores and labels of all images
     "save": {"item": 3, "synchronize": 1},  # the loss scale and its two counters; copies of all tensors
 }
 HALF = "AMP=true"
@@ -222,8 +223,8 @@ def test_whole_run_syncs_only_for_reports_evaluations_and_saves(tmp_path):
     with mock.patch.object(Loop, "run", counted):
         assert engine.run.run(load([*words, *options]), Process(torch.device(DEVICE))) == 0
     # 11 updates: reports after updates 1, 6 and 11 and the epoch; evaluations of raw and EMA weights; saves after updates 4
-    # and 8 and after the epoch, which is the best.
-    events = {"report": 4, "evaluation": 2, "best epoch": 1, "save": 3}
+    # and 8 and after the epoch, which is the best. At its end, the run ranks the images for the figures of each class.
+    events = {"report": 4, "evaluation": 2, "best epoch": 1, "save": 3, "ranking": 1}
     total = {}
     for event, number in events.items():
         for kind, count in WAITS[event].items():

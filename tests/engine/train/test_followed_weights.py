@@ -86,7 +86,7 @@ def test_run_prints_settings_taken_from_weights(checkpoint, bare, tmp_path):
     [
         ({"ant": 3, "cat": 1}, "75.000%"),
         ({"ant": 3, "cat": 1, "dog": 4}, "37.500%"),
-        ({"ant": 3, "cat": 1, "owl": 4}, "warning: the weights have other classes (cat, dog, ant)"),
+        ({"ant": 3, "cat": 1, "owl": 4}, "warning: the classes of the weights (cat, dog, ant) differ"),
     ],
 )
 def test_weights_with_class_names_are_evaluated_by_name(tmp_path, photos, said):

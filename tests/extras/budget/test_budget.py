@@ -234,7 +234,7 @@ def test_killed_run_repeats_learning_rates_and_ignores_its_downtime(config):
 
 
 @pytest.mark.parametrize("processes", [(ALONE, ALONE), (Lagging, Lagging), (Lagging, ALONE), (ALONE, Lagging)])
-def test_killed_run_repeats_budget_choices_made_since_its_save(config, tmp_path, processes):
+def test_restart_after_kill_repeats_budget_choices_since_last_save(config, tmp_path, processes):
     """The run is killed before an update uses a choice, after one did, and some updates later."""
     settings, load = config("5m"), comes_and_goes(9, 2)
     first, then = ((lambda of=each: of() if of is Lagging else of) for each in processes)

@@ -162,6 +162,8 @@ def test_different_photos_and_plain_pictures_are_no_copies(here):
         plain = Image.new("RGB", (64, 64), (200, 200, 200))
         plain.paste((190, 190, 190), (8 * (number % 8), 8 * (number // 8), 8 * (number % 8) + 8, 8 * (number // 8) + 8))
         plain.save(here / f"photos/{'cat' if number % 2 else 'dog'}/plain{number}.png")
+    for side, name in ((64, "cat"), (32, "dog")):  # empty pages say nothing about each other
+        Image.new("RGB", (side, side), "white").save(here / f"photos/{name}/white.png")
     make_run(here / "run", here / "photos", None, HALF)
     typed(SCRIPT, "run").done()
     assert rows_of("run/labels/labels.csv") == []

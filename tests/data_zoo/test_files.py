@@ -87,7 +87,7 @@ def test_xmp_orientation_is_read_as_in_pillow(form, style, monkeypatch):
             assert np.array_equal(read(content, applies_exif=True), as_pillow_turns(content)), orientation
 
 
-def test_exif_orientation_precedes_xmp_and_may_span_segments():
+def test_exif_orientation_overrides_xmp_and_may_span_segments():
     for turn in (None, 0, 1, 6):
         exif = Image.Exif()
         exif[0x010F] = "maker"

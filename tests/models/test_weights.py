@@ -143,7 +143,7 @@ def by_name(tmp_path, state, classes, num_outputs=None, theirs=THEIRS):
 
 
 @pytest.mark.parametrize("is_exported", [False, True])
-def test_head_rows_are_matched_by_class_name_and_new_classes_get_mean(tmp_path, weights, is_exported):
+def test_head_rows_match_classes_by_name_and_new_classes_get_mean_row(tmp_path, weights, is_exported):
     state, classes = headed(weights), ["dog", "zebra", "bird"]
     if is_exported:
         metadata = {"format": "pt", "class_names": json.dumps(THEIRS), "config": "no JSON"}

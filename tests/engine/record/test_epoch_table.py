@@ -167,7 +167,7 @@ def test_full_disk_delays_the_epoch_row_until_close(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("has_budget", [False, True])
-def test_only_runs_with_budget_record_number_of_updates(tmp_path, has_budget):
+def test_steps_csv_has_num_updates_column_only_for_runs_with_budget(tmp_path, has_budget):
     StepRows(tmp_path, 0, has_budget).close()
     assert ("num_updates" in (tmp_path / "steps.csv").read_text().strip().split(",")) is has_budget
 

@@ -105,7 +105,7 @@ def test_weights_with_class_names_are_evaluated_by_name(tmp_path, photos, said):
     assert said in typed("main_single_gpu.py", *flags, "-output", tmp_path / "o").done().printed
 
 
-def test_weights_without_cfg_are_fine_tuned_on_folders(tmp_path):
+def test_pretrained_weights_without_cfg_select_finetune_yaml_and_imagefolder(tmp_path):
     weights = saved(vit().state_dict(), tmp_path / "weights.pth")
     words = ["-pretrained", str(weights), "-data_path", "photos", "-opts", "MODEL.NAME=test_vit"]
     short = load_settings(words)

@@ -181,7 +181,7 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     check_rates(class_records(results, Names(names)), targets.bool().numpy(), (logits > 0).numpy(), logits, names)
 
 
-def test_class_that_all_images_have_has_no_specificity(tmp_path):
+def test_class_shared_by_all_images_has_no_specificity(tmp_path):
     results = made_up(np.zeros(5, int), np.zeros(5, int), 1)
     assert class_records(results, Names(["only"]))["only"]["specificity"] is None
     write_tables(tmp_path, results, SimpleNamespace(classes=["only"], key=str))

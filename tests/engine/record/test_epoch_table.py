@@ -76,7 +76,7 @@ def test_epoch_table_header_repeats_after_a_screen_of_lines(tmp_path):
     assert counts == [2, *[1] * (LINES_BELOW_A_HEAD - 1), 2, 1]
 
 
-def test_new_metrics_column_reaches_table_terminal_and_log(tmp_path, monkeypatch):
+def test_new_metrics_column_appears_in_csv_row_terminal_and_log(tmp_path, monkeypatch):
     seven = columns.Column(
         "seven", "always 7", lambda epoch: 7.0, title="seven", text="{:.1f}".format, words="Seven: {:.2f}".format
     )

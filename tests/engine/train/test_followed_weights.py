@@ -45,7 +45,7 @@ def bare(tmp_path):
     return str(tmp_path / "bare.yaml")
 
 
-def test_unset_settings_come_from_the_weights_with_recorded_origin(checkpoint, bare):
+def test_unset_settings_are_taken_from_weights_and_their_origin_is_recorded(checkpoint, bare):
     loaded = load_settings(["-cfg", bare, "-pretrained", str(checkpoint), "-opts", "DATA.CROP_PCT=0.5"])
     assert (loaded.config.DATA.IMAGENET_MEAN, loaded.config.DATA.CROP_PCT) == ((0.25,), 0.5)
     assert (loaded.config.MODEL.EMBED_DIM, loaded.config.MODEL.NAME) == (16, "vit_small_test")

@@ -46,7 +46,7 @@ def weights(tmp_path_factory):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_run_that_splits_batches_matches_weights_of_unsplit_run(weights, split):
+def test_run_that_splits_batches_ends_with_weights_of_unsplit_run(weights, split):
     for name, weight in weights[None].items():
         difference = (weight - weights[split][name]).abs().max().item()
         assert difference < 1e-10, f"{name} differs by {difference}"

@@ -376,7 +376,7 @@ def test_evaluating_best_pth_writes_the_same_tables(mislabelled, tmp_path):
     assert tables(run_folder(tmp_path / "o")) == tables(mislabelled)
 
 
-def test_killed_run_gets_tables_of_its_best_pth(tmp_path, small_yaml):
+def test_resumed_run_writes_the_result_tables_missing_after_a_kill(tmp_path, small_yaml):
     mixed = ["-epochs", "1", "-opts", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.MODEL_EMA=true"]
     assert start(small_yaml, tmp_path / "whole", *mixed).returncode == 0
     whole = run_folder(tmp_path / "whole")

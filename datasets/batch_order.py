@@ -20,7 +20,7 @@ from utils.seed import keyed_rng
 from utils.text import counted
 
 NUM_BLOCKS = 3  # blocks of the order in memory: the current, the previous and the next one
-COMPUTED_AHEAD = 1 << 17  # images of the smallest block that is computed ahead; smaller blocks take a few milliseconds
+COMPUTED_AHEAD = 1 << 17  # minimum block size, in images, for computing ahead; smaller blocks take only milliseconds
 
 
 class Piece(NamedTuple):

@@ -191,7 +191,7 @@ class Loop:
             session.log.note(f"checkpointing blocked training for {saves.saver.seconds:.3f} s, {share:.3%} of the run")
 
     def end(self, outcome: Outcome) -> Outcome:
-        """Close the callbacks, and write how the run ended to status.json and the log."""
+        """Close the callbacks, and record the outcome of the run in status.json and the log."""
         for callback in self.trainer.callbacks:
             callback.close()
         if self.saves.failure:

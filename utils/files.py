@@ -148,7 +148,7 @@ class LineFile:
     def write(self, lines: str) -> None:
         """Append whole lines at once. Raise OSError if they cannot be written."""
         self._unwritten += lines.encode()
-        # Make no copy in a folder that was moved or taken over by another run, because it would replace that run's file.
+        # Make no copy if the folder was moved or another run uses it now: the copy could replace the other run's file.
         if has_other_names(self._file.fileno()) and is_in_place(self.path) and _is_at(self._file, self.path):
             self._separate()
         while self._unwritten:

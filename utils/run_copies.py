@@ -48,7 +48,7 @@ class RunCopy(NamedTuple):
     def describe(self) -> str:
         """Return a log line about this folder for a run that continues in another folder."""
         saved = datetime.fromtimestamp(self.saved, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        return f"{self.folder} is another copy of this run: step {self.step}, saved {saved}; name that folder to use it"
+        return f"{self.folder} is another copy of this run: step {self.step}, saved {saved}; pass that folder to use it"
 
 
 def _time_of(folder: Path, text: Any) -> float:

@@ -88,6 +88,6 @@ def is_checkpoint_of_run(path: Path) -> bool:
 
 
 def folder_of(source: str | Path) -> Path:
-    """Return the folder of the run that `source` names: by `latest`, its folder or one of its checkpoints."""
+    """Return the folder of a run. `source` is `latest`, the folder of a run, or one of its checkpoints."""
     path = Path(without_latest(source)).expanduser()
     return path.parent if path.suffix == ".pth" and (path.parent / "config.yaml").exists() else path

@@ -154,8 +154,8 @@ def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
     if not is_sorted or train.reach >= len(train) or len(train.classes) <= 2:
         return []
     return [
-        f"warning: the rows are sorted by class, and an epoch moves them by at most {train.reach:,} places within "
-        "shuffled row groups, so a batch has few classes; scripts/make_shards.py makes shards that are better mixed"
+        f"warning: the rows are sorted by class, and shuffling moves a row by at most {train.reach:,} places within "
+        "its row group, so a batch has few classes; scripts/make_shards.py makes shards that are better mixed"
     ]
 
 

@@ -131,7 +131,7 @@ class ShardFolder:
 
 
 def _find_tars(root: Path) -> dict[str, list[Path]]:
-    """Return the sorted tars of each part: PART-000000.tar, with or without a prefix, PART/*.tar, or any other tar."""
+    """Return {part: its sorted tars}. `part_of` decides to which part a tar belongs."""
     folders, tars = [root, *(root / name for name in subfolders(root))], defaultdict(list)
     for path in sorted(path for folder in folders for path in folder.iterdir()):
         # A compressed tar is refused when it is read, unless its unpacked tar is next to it.
@@ -143,7 +143,7 @@ def _find_tars(root: Path) -> dict[str, list[Path]]:
 
 
 def part_of(name: str) -> str:
-    """Return the part to which a tar belongs, by its name below the folder."""
+    """Return the part of a tar: its folder, PART in [PREFIX-]PART-000000.tar, or otherwise its whole name."""
     tar = PurePosixPath(name)
     part = OF_PART.fullmatch(tar.name)
     return tar.parent.name or (part[1] if part else tar.stem)
@@ -250,7 +250,7 @@ class ShardTable:
         return {name: number for number, name in enumerate(self.tar_names.chunk(0, len(self.tar_names)))}
 
     def find(self, tar: ShardTar) -> int | None:
-        """Return the number of this tar, or None if it is unknown or a server's index has samples outside the tar."""
+        """Return the index of this tar, or None if it is unknown, its size differs, or samples end after its end."""
         number = self._numbers.get(os.fsencode(tar.name))
         if number is None or self.tar_sizes[number] != tar.size:
             return None

@@ -101,7 +101,7 @@ class Table(Log):
     def conclude(self) -> int:
         """Print a last line with the numbers of errors and warnings. Return the exit code."""
         wrong, warnings = self.verdicts.count(WRONG), self.verdicts.count(WARN)
-        skipped = "checks that depend on the wrong ones were skipped; " * bool(wrong)
+        skipped = "checks that depend on a failed check were skipped; " * bool(wrong)
         self.say(f"check: {wrong} wrong, {counted(warnings, 'warning')}; {skipped}nothing was saved")
         return 2 if wrong else 0
 

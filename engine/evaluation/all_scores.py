@@ -44,7 +44,7 @@ class AllScores:
             self._on_device = []
 
     def on_host(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return this process's scores [N, classes], and its labels in the form of `add`."""
+        """Return this process's scores [N, classes], and its labels in the format that `add` takes."""
         self._move()
         if len(self._on_host) > 1:
             self._on_host = [tuple(np.concatenate(each) for each in zip(*self._on_host, strict=True))]

@@ -111,7 +111,7 @@ MOST_PREDICTED = 100
 
 @dataclass(frozen=True)
 class ImageResults:
-    """The results of all readable images with one label each: arrays [N] in the order of the image set."""
+    """The results of each readable image, if an image has one label: arrays [N] in the order of the image set."""
 
     indices: np.ndarray  # the index of each image in its set
     labels: np.ndarray  # class numbers

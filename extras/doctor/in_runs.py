@@ -108,7 +108,7 @@ class AutoDoctor(Callback):
         self._advice: str | None = None  # None: not examined yet
 
     def get_advice(self) -> str:
-        """Return the finding and the remedy, or an empty text if nothing was examined."""
+        """Return the finding and the remedy, or an empty string if nothing was examined."""
         return self._advice or ""
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
@@ -120,7 +120,7 @@ class AutoDoctor(Callback):
         self._advice = None
 
     def _examine(self, trainer: Trainer) -> str:
-        """Return the finding and the remedy, or an empty text if the doctor fails."""
+        """Return the finding and the remedy, or an empty string if the doctor fails."""
         log, config, device = self._log, self._config, trainer.process.device
         step = self._last_update.step
         try:
@@ -133,7 +133,7 @@ class AutoDoctor(Callback):
                 trainer.transforms.revert(model)
                 found = diagnose(make_case(config, model, trainer.prepare, update, scale, trainer.loss))
             is_written = bool(prescribe(found, config, self._folder))
-        except Exception as error:  # such as out of memory or a full disk; none of these ends the run
+        except Exception as error:  # for example, out of memory or a full disk; no error here ends the run
             log.warn(
                 f"the doctor cannot examine step {step} ({type(error).__name__}: {error}); training continues "
                 "without it"

@@ -122,8 +122,8 @@ class BestResults(Callback):
     def complete(self, evaluate_best: Callable[[], Results]) -> None:
         """At the end of a run, evaluate best.pth again if the folder has no results for it. Collective.
 
-        An earlier start may have been killed before it wrote them. Only the end of a run ranks the images by the
-        scores of each class, because that takes seconds with many classes.
+        An earlier start may have been killed before it wrote them. Images are ranked by the scores of each class only
+        here, because ranking takes seconds if there are many classes.
         """
         trainer = self._trainer
         if trainer.process.first(self._are_missing):

@@ -207,7 +207,7 @@ BASE_LAYER = ".base_layer."  # peft's name for the layer that an adapter extends
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
-    """Return the weights with any adapters merged into them. `settings` are the settings of the weights' run."""
+    """Return the weights with any adapters merged into them. `settings` are those of the run that trained them."""
     if not any(BASE_LAYER in name for name in state):
         return state
     from extras.lora import merge_adapters  # extra: lora

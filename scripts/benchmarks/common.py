@@ -252,9 +252,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 class SpeedTable:
-    """Prints each case's speed, memory and share of the peak of matrix products as soon as the case is measured.
+    """Prints the speed, memory and FLOPs utilisation of each case as soon as the case is measured.
 
-    `products`: {case: type of the matrix products that limit its speed}. All cases are compared with the first.
+    `products`: {case: type of its matrix products, which decides the peak FLOPs per second}. All cases are compared with the first.
     """
 
     def __init__(self, title: str, products: dict[str, str]):

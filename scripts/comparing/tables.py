@@ -94,7 +94,7 @@ def _mean(group: Group, figure: str, to_text: Callable[[float], str]) -> str:
 
 
 def _of_images(groups: Sequence[Group], group: Group) -> str:
-    """Return the result of the image test if a group has a single run, whose noise over seeds is unknown; else ''."""
+    """Return the result of the image test if either group has only one run, so that its noise is unknown; else ''."""
     if groups[0].metric != "top1" or min(len(groups[0].best), len(group.best)) > 1:
         return ""
     test = image_test(groups[0].runs[0], group.runs[0])

@@ -36,7 +36,7 @@ def parts(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_photos_page_commands_lead_to_predictions(here):
+def test_photos_page_commands_produce_predictions(here):
     draw_photos(here / "photos", "cat", "dog", count=24)
     draw_photos(here / "new_photos", "cat", "dog", count=2)
     draw_photos(here / "their_photos", "dog")

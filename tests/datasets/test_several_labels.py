@@ -82,7 +82,7 @@ def test_multilabel_targets_have_a_zero_or_one_for_each_output(tmp_path):
     assert torch.equal(batch.targets, expected[torch.from_numpy(batch.piece.indices.astype(np.int64))])
 
 
-def test_checkpoint_or_classes_file_numbers_the_labels(tmp_path):
+def test_label_order_comes_from_checkpoint_or_classes_file(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(of="v"))
     (tmp_path / "classes.txt").write_text("dog\ncat\nbird\n")

@@ -342,7 +342,7 @@ def test_disk_failure_at_start_prints_no_traceback(tmp_path, start, what):
 STRANGE = "=1+1\n2026 forged\t\x1b[31m\u202e"
 
 
-def test_strange_names_in_predictions_stay_on_one_line_without_formulas(tmp_path, capfd):
+def test_hostile_names_are_escaped_on_console_and_in_csv(tmp_path, capfd):
     path = os.fsdecode(b"\xff=.png")
     found = Prediction(0, path, [Guess(0, STRANGE, 0.5)])
     given = Namespace(csv=tmp_path / "p.csv", json=None, sheet=None, into=None, unsure=None)

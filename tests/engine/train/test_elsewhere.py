@@ -183,7 +183,7 @@ def test_multi_label_updates_and_evaluations_avoid_syncs(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
-def test_device_checkpoint_resumes_bitwise_on_the_device(tmp_path, mode):
+def test_device_training_resumes_bitwise_from_its_checkpoint(tmp_path, mode):
     options = (HALF, "PRECISION.DTYPE=float16", f"PRECISION.MODE={mode}", "TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.1")
     config = small_config(tmp_path, *options)
     trainer, resumed = update(trainer_there(config), 2), trainer_there(config)

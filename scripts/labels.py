@@ -67,7 +67,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def find_source(given: str, source: type):
-    """Return the runs to read: those of the best point of a sweep, or a single run."""
+    """Return the runs to read: the finished runs of the best point of a sweep, or a single run."""
     folder = folder_of(given)
     if not (folder / FILE).exists():
         return source(

@@ -182,9 +182,8 @@ class _Edit:
         path = root / self.file
         number = len(journal.entries) + 1
         copy = path.with_name(f".{path.name}.before-labels-{number}")
-        journal.write(
-            copy=os.path.relpath(copy, root), edit=self.file
-        )  # so that -undo removes what a kill leaves of them
+        # -undo removes these files, and their temporary files after a kill.
+        journal.write(copy=os.path.relpath(copy, root), edit=self.file)
         with replacing(copy) as file:
             file.write(self.before)
         digest = file_digest(copy)

@@ -16,6 +16,7 @@ corrections back.
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> int:
     arguments = parse(argv)
     from extras.labels.command import Source, apply, find, undo  # extra: labels
 
-    source = find_source(arguments.source, Source)
+    source = replace(find_source(arguments.source, Source), data_path=arguments.data_path)
     if arguments.undo:
         undo(source, arguments.data_path)
     elif arguments.apply:

@@ -36,8 +36,10 @@ class Source:
     num_missing: int  # trials of the sweep that are not done
     train: str  # the command that trains again
     folds: int | None = None
+    data_path: Path | None = None  # where the data are now, if they have moved since
 
     def command(self, *words: str) -> str:
+        words += ("-data_path", shlex.quote(str(self.data_path))) if self.data_path else ()
         return f"python scripts/labels.py {shlex.quote(str(self.folder))} {' '.join(words)}"
 
 

@@ -584,7 +584,8 @@ def test_table_without_its_record_is_refused(found):
 def test_data_that_moved_since_is_corrected_in_its_new_place(found):
     shutil.copytree("photos", "new")
     before = contents(Path("photos"))
-    typed(SCRIPT, "run", "-apply", TABLE, "-yes", "-data_path", "new").done()
+    said = typed(SCRIPT, "run", "-apply", TABLE, "-yes", "-data_path", "new").done().stdout
+    assert "python scripts/labels.py run -undo -data_path new\n" in said
     assert contents(Path("photos")) == before and not (Path("new") / found).exists()
     typed(SCRIPT, "run", "-undo", "-data_path", "new").done()
     assert contents(Path("new")) == before

@@ -1,4 +1,4 @@
-"""Reads open sections such as MODEL.KWARGS: arguments of other libraries' constructors, which have no schema here."""
+"""Reads open sections such as MODEL.KWARGS: arguments of other libraries' constructors, without a schema."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from configs.values import FLOAT, INT, Text, quoted
 from configs.yaml_files import Quoted, compose, read_node
 from utils.errors import ConfigError
 
-BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|[()]""")  # a quoted text, or a parenthesis outside quotes
+BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|[()]""")  # a quoted string, or a parenthesis outside quotes
 
 
 def add_argument(arguments: Arguments, section: str, key: str, text: Text, origin: str) -> Arguments:

@@ -12,13 +12,13 @@ from configs.values import SETTINGS, to_text
 from utils.errors import ConfigError, did_you_mean
 from utils.text import is_url, problem_of
 
-# Properties of a run that -resume compares with the checkpoint, besides the settings.
+# Properties of a run that -resume compares with the checkpoint, in addition to the settings.
 NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "IMAGES", "CLASS_NAMES", "SPLIT", "AUGMENTATION")
 CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET that are read in file order
 WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET that read no files
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-MAX_WEIGHTS = 1e11  # maximum weights of all blocks: about five times as many as the largest ViT has so far
+MAX_WEIGHTS = 1e11  # maximum number of weights in all blocks: about five times the largest ViT so far
 Values = dict[str, Any]  # {full key: value}
 Rules = Iterator[tuple[bool, str, str]]  # whether the rule is broken, the setting to name, the problem
 
@@ -121,12 +121,12 @@ def _image_rules(values: Values, named: Callable[[str], str]) -> Rules:
     size = values["DATA.BATCH_SIZE"]
     is_odd = size != AUTO and size % 2 and not values["EVAL"]
     for key in ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX"):
-        problem = f"must be even, because images are mixed in pairs: {named(key)}"
+        problem = f"must be even, because {named(key)}, mixes images in pairs"
         yield is_odd and bool(values[key]), "DATA.BATCH_SIZE", problem
     key, dataset = "DATA.SAMPLER", "DATA.DATASET"
     problem = (
-        f"must be shuffle with {named(dataset)}, whose images are read in the order of its files; TRAIN.CLASS_WEIGHTS=auto "
-        "(-opts) weights the classes instead"
+        f"must be shuffle with {named(dataset)}, whose images are read in the order of its files; set "
+        "TRAIN.CLASS_WEIGHTS=auto (-opts) to weight the classes instead"
     )
     yield values[key] == "balanced" and values[dataset] in IN_THEIR_ORDER, key, problem
 

@@ -39,7 +39,7 @@ class LoadedConfig:
     origins: dict[str, str]  # 'DATA.BATCH_SIZE': 'configs/x.yaml', 'flag -batch_size', '-opts' or 'default'
     notes: list[str]
     arguments: list[str]  # the command line, without the program's name
-    started: float = field(default_factory=when_started)  # start of the program, by time.monotonic()
+    started: float = field(default_factory=when_started)  # when the program started, by time.monotonic()
     weights: Layer | None = None  # settings implied by the pretrained weights, below all other layers
 
     def with_value(self, key: str, value: Any, origin: str) -> "LoadedConfig":
@@ -163,8 +163,8 @@ def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str
 def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
     """Return a note for each setting that has no effect because of other settings.
 
-    Raise ConfigError if the command line has a setting of another NAME (such as another schedule), or one that needs
-    -amp. Files may contain settings without effect: PaddleViT's files list the settings of all schedules.
+    Raise ConfigError if the command line has a setting for a schedule other than NAME, or one that needs -amp,
+    without -amp. Files may contain settings without effect: PaddleViT's files list the settings of all schedules.
     """
     notes = []
     for key, setting in SETTINGS.items():

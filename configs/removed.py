@@ -31,7 +31,7 @@ REMOVED_FLAGS: dict[str, str] = {}  # {flag of a script: what to do instead}
 def translate_removed(
     texts: Texts, context: Texts, origin: str, roles: tuple[str, ...] = ROLES, removed: Mapping[str, Removed] = REMOVED
 ) -> dict[str, Any]:
-    """Return replacements of the removed settings in `texts`. Raise ConfigError for a setting without a replacement.
+    """Return replacements for the removed settings in `texts`. Raise ConfigError for a setting without a replacement.
 
     `context`: `texts` and the texts of earlier layers, because one setting may replace several settings.
     `roles`: without a replacement, settings of these roles are refused, and settings of other roles are dropped.
@@ -58,14 +58,14 @@ def not_translated(saved: Texts) -> dict[str, Any]:
 
 
 def _replacement(removed: Removed, key: str, context: Texts) -> dict[str, Any] | None:
-    """Return the replacement of a removed setting: {} if none is needed, None if there is none."""
+    """Return the replacement for a removed setting: {} if none is needed, None if there is none."""
     if any(_is_same(context[key], each) for each in removed.accepted):
         return {}
     return removed.replace(context) if removed.replace else None
 
 
 def _is_same(value: Any, accepted: str) -> bool:
-    """Return whether a text or saved value means the same as the accepted text, such as 1 and 1.0, or None and null."""
+    """Return whether a text or saved value means the same as the accepted text: 1 the same as 1.0, None as null."""
     one, other = plain_word(value), plain_word(accepted)
     try:
         return float(one) == float(other)

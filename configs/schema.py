@@ -14,7 +14,7 @@ from configs.tables import LOSSES, TORCH_OPTIMIZERS
 from utils.text import is_url
 
 AUTO = "auto"  # a value that lets the program choose at the start
-MAX_INT = 2**63 - 1  # the largest integer of torch and numpy
+MAX_INT = 2**63 - 1  # the largest integer that torch and numpy support
 
 # Roles of settings. Each section has a role; a field with a different role has that role in its annotation. The role
 # decides whether a resumed run may change the setting, whether an evaluation takes its value from the weights, and
@@ -39,7 +39,7 @@ class Bounds(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A requirement on a text, a list or a number, in addition to its type and bounds."""
+    """A requirement on a string, a list or a number, in addition to its type and bounds."""
 
     fits: Callable[[Any], bool]
     words: str  # the end of a sentence that starts with `it must be`
@@ -76,7 +76,7 @@ def _is_size_schedule(entries: tuple[str, ...]) -> bool:
 
 
 def _is_folder_name(text: str) -> bool:
-    """Return whether a text can name a folder. The limit of 200 bytes is below the 255 that file systems allow."""
+    """Return whether a string can name a folder. The limit of 200 bytes is below the 255 that file systems allow."""
     return len(text.encode(errors="surrogateescape")) <= 200 and not re.search(r"^\.|[/\x00-\x1f\x7f]", text)
 
 
@@ -164,7 +164,7 @@ class Fold(NamedTuple):
 class Arguments(Mapping):
     """Keyword arguments for another library's constructor: the value of an open section such as MODEL.KWARGS.
 
-    Immutable, hashable and picklable. Its values are None, booleans, numbers, texts and tuples of these.
+    Immutable, hashable and picklable. Its values are None, booleans, numbers, strings and tuples of these.
     """
 
     def __init__(self, values: Mapping[str, Any] = MappingProxyType({})):
@@ -276,12 +276,12 @@ class Data:
 
     @property
     def has_label_columns(self) -> bool:
-        """Whether the csv file has one column of 0 and 1 for each class."""
+        """Return whether the csv file has one column of 0 and 1 for each class."""
         return len(self.COLUMNS) > 2 or self.COLUMNS[1:] == ("*",)
 
     @property
     def has_several_labels(self) -> bool:
-        """Whether an image can have any number of labels."""
+        """Return whether an image can have any number of labels."""
         return bool(self.LABEL_SEPARATOR) or self.has_label_columns
 
     @property
@@ -503,12 +503,12 @@ class Train:
 
     @property
     def augments(self) -> bool:
-        """Whether a policy or colour jitter changes training images."""
+        """Return whether a policy or colour jitter changes training images."""
         return bool(self.AUTO_AUGMENT or self.COLOR_JITTER)
 
     @property
     def mixes(self) -> bool:
-        """Whether mixup or cutmix is on."""
+        """Return whether mixup or cutmix is on."""
         return bool(self.MIXUP_ALPHA or self.CUTMIX_ALPHA or self.CUTMIX_MINMAX)
 
 
@@ -525,7 +525,7 @@ class Precision:
     )
     """autocast: half-precision operations where that is safe, float32 weights; naive: half-precision weights and operations, with float32 master weights for the optimizer; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that support it)."""
     RESIDUAL: Annotated[Literal["auto", "bfloat16", "float32", "half"], Only("AMP")] = AUTO
-    """Type of the residual stream between transformer blocks under autocast: float32; half, the half-precision type of AMP, which is less precise, but faster with COMPILE; bfloat16, like half, but float32 if AMP uses float16 or the device is a CPU; auto, like bfloat16 with COMPILE, float32 without it."""
+    """Type of the residual stream between transformer blocks under autocast. float32: the most precise; half: the half-precision type of AMP, less precise but faster with COMPILE; bfloat16: like half, but float32 if AMP uses float16 or the device is a CPU; auto: bfloat16 with COMPILE, otherwise float32."""
     REDUCE: Annotated[Literal["float32", "half"], Only("AMP")] = "float32"
     """Type of the gradient all-reduce: float32; half, the half-precision type of autocast, which halves the traffic."""
     MATMUL: Literal["ieee", "tf32"] = "ieee"

@@ -34,7 +34,7 @@ class OptimizerRow(NamedTuple):
 
     sentence: str  # the description in settings and documentation, without a full stop
     settings: tuple[str, ...]  # the settings in TRAIN.OPTIMIZER that this optimizer uses, besides KWARGS
-    usual_rates: tuple[float, float]  # learning rates for 256 images per update: for fine-tuning, and from scratch
+    usual_rates: tuple[float, float]  # learning rates at 256 images per update: fine-tuning, training from scratch
     defaults: Mapping[str, float] = {}  # our defaults where they differ from torch's
 
 
@@ -54,7 +54,7 @@ TORCH_OPTIMIZERS = {
 class SourceRow(NamedTuple):
     """A row of SOURCES: one data set or kind of data set."""
 
-    where: str  # file and function in datasets/sources/; its __init__.py describes the return value
+    where: str  # file and function in datasets/sources/, whose __init__.py describes the return value
     sentence: str  # the description in settings and documentation, without a full stop
     split: str  # where the validation images come from
     section: str = ""  # anchor of the section in docs/data.md, if it differs from the data set's name

@@ -186,7 +186,7 @@ UNSUPPORTED = {
     "there is no plateau schedule; TRAIN.EARLY_STOP ends a run that no longer improves": (
         Argument("patience-epochs", "", int, 10),
     ),
-    "multiply TRAIN.NUM_EPOCHS instead": (Argument("epoch-repeats", "", float, 0.0),),
+    "multiply TRAIN.NUM_EPOCHS by this number instead": (Argument("epoch-repeats", "", float, 0.0),),
     "TRAIN.AUTO_AUGMENT=none, TRAIN.COLOR_JITTER=0, DATA.HFLIP=0 and DATA.TRAIN_CROP=simple are the closest settings": (
         Argument("no-aug", "", bool, False),
     ),

@@ -76,12 +76,12 @@ def _by_name(table: dict[str, str], of_timm: dict[str, str]) -> dict[str, str]:
 _TIMM = {name: each for each in TIMM_ARGUMENTS.values() for name in (each.name, each.short) if name}
 _TARGETS = _by_name(ALIASES, {name: each.setting for name, each in _TIMM.items()})
 _REASONS = _by_name(NOT_HERE, {name: each.reason for name, each in _TIMM.items()})
-MOST_WORDS = 20  # of a long key, only this many words at its end are looked up
+MOST_WORDS = 20  # only this many words at the end of a long key are looked up
 _CUTOFF = 0.75  # minimum similarity of spelling; less similar guesses would mislead
 
 
 def why_no_setting(key: str, text: Text) -> str:
-    """Return the error message for a key in a file or -opts that is not a setting."""
+    """Return the error message for an unknown key in a file or in -opts."""
     if key == "BASE":
         return "BASE is for files only; name another file with -cfg"
     if key in SECTIONS:
@@ -111,7 +111,7 @@ def suggest_key(key: str, known: Iterable[str]) -> str:
 
 
 def setting_meant(name: str) -> str:
-    """Return the setting for a name from another trainer, or '' for an unknown name."""
+    """Return the setting for a name from another trainer, or '' if the name is unknown."""
     return _TARGETS.get(name.lstrip("-").lower().replace("-", "_"), "")
 
 

@@ -44,11 +44,11 @@ _NONE_WORDS = ("", "none", "null", "~")
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 INT = re.compile(r"[+-]?[0-9]+")
 FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")  # texts that need no quotes in YAML
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")  # strings that need no quotes in YAML
 
 
 def is_none(text: Text) -> bool:
-    """Return whether a text means "not set", in YAML or in Python."""
+    """Return whether a string means "not set", in YAML or in Python."""
     return isinstance(text, str) and text.strip().lower() in _NONE_WORDS
 
 
@@ -71,7 +71,7 @@ class Setting:
 
     @property
     def may_change(self) -> bool:
-        """Whether a resumed run may change this setting."""
+        """Return whether a resumed run may change this setting."""
         return self.role in (START, MACHINE, RECORD) or MAY_CHANGE in self.marks
 
     @property
@@ -86,7 +86,7 @@ class Setting:
 
     @property
     def is_open(self) -> bool:
-        """Whether the setting is a section that accepts arguments of any name."""
+        """Return whether the setting is a section that accepts arguments of any name."""
         return self.kind is Arguments
 
 
@@ -213,12 +213,12 @@ def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any
 
 
 def usual_optimizer_values(values: Mapping[str, Any]) -> list[str]:
-    """Return the keys of OPTIMIZER_VALUES whose value in `values` equals the default of torch."""
+    """Return the keys of OPTIMIZER_VALUES whose value in `values` equals torch's default."""
     return [key for key, usual in OPTIMIZER_VALUES.items() if key in values and plain(values[key]) == plain(usual)]
 
 
 def wrong_in(saved: dict[str, Any]) -> list[str]:
-    """Return the names of saved settings and saved counts whose values have a wrong type or are out of bounds."""
+    """Return the names of saved settings and saved counts whose values have the wrong type or are out of bounds."""
     counts = {name: saved.get(name, 1) for name in ("GLOBAL_BATCH", "NUM_IMAGES")}
     wrong = [name for name, count in counts.items() if type(count) is not int or count < 1]
     for key, value in today(saved).items():
@@ -325,7 +325,7 @@ def _convert_one(setting: Setting, text: Text) -> Any:
 
 
 def _convert_word(setting: Setting, text: str) -> Any:
-    """Convert a text that does not mean "not set"."""
+    """Convert a string that does not mean "not set"."""
     word = text.strip().lower()
     if word in setting.special:
         return word
@@ -390,5 +390,5 @@ def describe_bounds(setting: Setting) -> str:
 
 
 def quoted(text: Text) -> str:
-    """Return a text, or a list of texts, in the quoted form for error messages."""
+    """Return a string, or a list of strings, in quotes for an error message."""
     return repr(text) if isinstance(text, str) else f"[{', '.join(quoted(member).strip(chr(39)) for member in text)}]"

@@ -20,7 +20,7 @@ MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16
 
 
 class Quoted(str):
-    """A text that is quoted in its file, so that an open section does not read it as a number, a boolean or None."""
+    """A string that is quoted in its file, so that an open section does not read it as a number, a boolean or None."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Layer:
 
 
 def shipped_files() -> list[Path]:
-    """Return halfstep's own settings files: those in configs/, then the recipes."""
+    """Return halfstep's own settings files: first the files in configs/, then the recipes."""
     return [*sorted(SHIPPED.glob("*.yaml")), *sorted(SHIPPED.glob("recipes/*.yaml"))]
 
 
@@ -134,7 +134,7 @@ def read_file(path: str) -> dict[str, Text]:
 def compose(source: str, name: str) -> yaml.Node | None:
     """Return the root node of a YAML text, or None if it is empty. `name`: the file's name, for messages."""
     if len(source) > MOST_BYTES:
-        raise ConfigError(f"{name} has more than {format_bytes(MOST_BYTES)}; settings files must be smaller")
+        raise ConfigError(f"{name} is larger than {format_bytes(MOST_BYTES)}, the limit for a settings file")
     try:
         loader = Loader(source)
         loader.name = name
@@ -204,6 +204,6 @@ def _nearest_files(path: str) -> str:
 
 
 def _relative_to_cwd(path: Path) -> str:
-    """Return the path relative to the working directory if it is inside, else the absolute path."""
+    """Return a path inside the working directory as a relative path, and any other path as an absolute path."""
     path = path.absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -48,7 +48,7 @@ class BadImages:
             process.first(lambda: self._refuse(len(self.image_set)))
 
     def check_sample(self, process: Process) -> None:
-        """Read a sample of the images, or all of a small set. Raise DataError if too many of them are unreadable."""
+        """Read a sample of the images, or all images of a small set. Raise DataError if too many are unreadable."""
         if self.image_set.in_memory:
             return
         count = min(len(self.image_set), NUM_SAMPLED)

@@ -20,7 +20,7 @@ from utils.seed import keyed_rng
 from utils.text import counted
 
 NUM_BLOCKS = 3  # blocks of the order in memory: the current, the previous and the next one
-COMPUTED_AHEAD = 1 << 17  # images of the smallest block that is computed ahead; smaller blocks take a few milliseconds
+COMPUTED_AHEAD = 1 << 17  # minimum block size, in images, for computing ahead; smaller blocks take only milliseconds
 
 
 class Piece(NamedTuple):
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     repeats: np.ndarray | None = None  # for each image, a number that distinguishes its occurrences in this epoch
 
     def part(self, start: int, end: int) -> "Piece":
-        """Return part of a training piece, in which all images count."""
+        """Return part of a training piece. All of its images affect the result."""
         return self._replace(
             indices=self.indices[start:end],
             num_samples=end - start,
@@ -82,7 +82,7 @@ class Order:
         return min(self.global_batch, self.num_images - start)
 
     def num_micro_batches(self, step: int) -> int:
-        """Return the number of pieces of each process in this step."""
+        """Return the number of pieces per process in this step."""
         return math.ceil(self.window_size(step) / (self.batch_size * self.world_size))
 
     def describe_split(self) -> str:

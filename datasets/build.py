@@ -22,7 +22,7 @@ from utils.text import counted, is_url
 
 NUM_SMALLEST = 3  # the number of smallest classes that the log names
 # The largest training set that overlap.py compares with the validation set. The comparison takes 16 MB per process, and
-# a second at the start.
+# delays the start by a second.
 MOST_TRAINED = 2_000_000
 
 
@@ -80,7 +80,7 @@ def _refuse_output_inside(parts: Iterable[ImageSet], output: str | None) -> None
     for part in parts:
         if output and (place := part.place_of(output)):
             raise ConfigError(
-                f"SAVE: {output} lies in {place}, so the run's own pictures would be read as data; choose a folder "
+                f"SAVE: {output} is in {place}, so the run's own pictures would be read as data; choose a folder "
                 "outside with -output"
             )
 
@@ -91,12 +91,12 @@ def _check_own_parts(config: Config, val: ImageSet) -> None:
     if data.FOLD:
         if "folds" not in val.split:
             raise ConfigError(
-                f"DATA.FOLD is {data.FOLD}, but {name} has validation images of its own ({val.split['validation']}); "
+                f"DATA.FOLD is {data.FOLD}, but {name} has its own validation images ({val.split['validation']}); "
                 "leave DATA.FOLD out, or set -data_path to the folder or file of one part to divide only that part"
             )
     elif data.VAL_FRACTION not in (Data.VAL_FRACTION, val.split.get("fraction")):
-        text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g}, because {name} has validation images of its own"
-        val.notes = (f"warning: without effect: {text}", *val.notes)
+        text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g} has no effect, because {name} has its own validation images"
+        val.notes = (f"warning: {text}", *val.notes)
 
 
 def _output_in_data(path: str, output: str, error: DataError) -> ConfigError | None:
@@ -105,7 +105,7 @@ def _output_in_data(path: str, output: str, error: DataError) -> ConfigError | N
     below = Path(os.path.relpath(os.path.realpath(output), os.path.realpath(root)))
     if not any(str(error).startswith(f"{root / each}: ") for each in (below, *below.parents) if each.name):
         return None
-    return ConfigError(f"SAVE: {output} lies inside the data ({error}); choose a folder outside with -output")
+    return ConfigError(f"SAVE: {output} is inside the data ({error}); choose a folder outside with -output")
 
 
 def _are_listed(config: Config, saved: SavedData | None, classes: list[str]) -> bool:
@@ -145,7 +145,7 @@ def _describe_smallest(train: ImageSet | None, val: ImageSet) -> list[str]:
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:
-    """Raise DataError if all training images have the same class, or in evaluation if only one class is known."""
+    """Raise DataError if all training images have the same class, or, in an evaluation, if only one class is known."""
     name = val.target_names()[int(val.targets[0])]
     is_one = len(val.classes) == 1 and not val.labels_are_numbers and not val.label_sets
     if val.makes_batches:

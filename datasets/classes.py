@@ -114,7 +114,7 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
 
 
 def _warn_of_unused_classes(config: Config, parts: list[ImageSet]) -> list[str]:
-    """Warn of names in DATA.CLASSES that no image has. If images can have several labels, raise DataError instead,
+    """Warn about names in DATA.CLASSES that no image has. If images can have several labels, raise DataError instead,
     because such labels are often misspelt."""
     counts, names = sum(part.count_classes() for part in parts), parts[0].classes
     unused = [] if config.START.EVAL else [names[number] for number in np.flatnonzero(counts == 0)]
@@ -129,7 +129,7 @@ def _warn_of_unused_classes(config: Config, parts: list[ImageSet]) -> list[str]:
 
 
 def _warn_of_similar_names(classes: list[str]) -> list[str]:
-    """Warn of names that probably mean the same class, such as cat and Cat, or maine_coon and Maine Coon."""
+    """Warn about names that probably mean the same class, such as cat and Cat, or maine_coon and Maine Coon."""
     spellings: dict[str, list[str]] = {}
     for name in classes:
         plain = normalize("NFC", name).casefold().replace("_", " ").replace("-", " ")
@@ -141,7 +141,7 @@ def _warn_of_similar_names(classes: list[str]) -> list[str]:
 
 
 def _warn_of_joined_labels(classes: list[str]) -> list[str]:
-    """Warn of class names that look like several labels (cat|dog), if one of the labels also occurs elsewhere (cat)."""
+    """Warn about class names that look like several labels (cat|dog) if one label also occurs elsewhere (cat)."""
     for separator in SEPARATORS:
         labels = {name: [label.strip() for label in name.split(separator)] for name in classes}
         times = Counter(itertools.chain.from_iterable(labels.values()))
@@ -173,7 +173,7 @@ def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], 
 
 
 def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
-    """Raise DataError if the parts lack or add classes. With `may_lack`, ignore classes that no image has."""
+    """Raise DataError if the classes of the parts differ from `classes`. With `may_lack`, ignore classes without images."""
     names = parts[0].classes
     new, gone = _differences(parts, classes)
     if may_lack:

@@ -48,7 +48,7 @@ def is_other_data(facts: Mapping[str, Any], val: ImageSet) -> bool:
 
 
 def _labels(image_set: ImageSet) -> Iterable[bytes | np.ndarray]:
-    """Yield content to hash that depends on the labels, but not on the numbers of their classes."""
+    """Yield values to hash, which depend on the labels but not on how their classes are numbered."""
     meanings = image_set.target_names()
     places = {name: place for place, name in enumerate(sorted(set(meanings)))}
     lookup = np.array([places[name] for name in meanings], "<i4")

@@ -33,18 +33,18 @@ NUMBERS = ("u1", "<i4", "<u4", "<i8", "<u8")  # the allowed types in a file
 TEXT = "text"  # the type of a column of byte strings; other types are numpy's, such as <i4
 SMALL = 4 << 20  # bytes of the largest index that is kept only in memory (about 60,000 images)
 ALIGNMENT = 64  # each column starts at a multiple of this number of bytes
-COMPARED = 2**30  # bytes of the largest file whose columns are compared with their checksums
+COMPARED = 2**30  # maximum size in bytes of a file whose columns are compared with their checksums
 NUMBER = 8  # bytes of each number before the description: its length and its checksum
 COPIED_AT_ONCE = 16 << 20  # bytes
 CHUNK = 1 << 16  # rows of a column that are loaded into memory at once
 
 
 class IndexWriteError(Exception):
-    """The index cannot be written to its path."""
+    """An error for an index that cannot be written to its path."""
 
 
 class BuiltElsewhereError(Exception):
-    """Another process built the index while this process waited for it."""
+    """An error for an index that another process built while this process waited for it."""
 
 
 class MappedColumn(np.ndarray):
@@ -70,7 +70,7 @@ class Texts(Sequence):
         return cls(starts, np.frombuffer(b"".join(values), np.uint8))
 
     def digest(self) -> bytes:
-        """Return bytes that identify these strings. With the checksums of an index file, the strings are not read."""
+        """Return bytes that identify these strings. If the checksums are known, the strings are not read."""
         checksums = self._checksums or (zlib.crc32(self.starts), zlib.crc32(self.blob))
         return b"%d %d %d" % (*checksums, len(self.starts))
 
@@ -125,7 +125,7 @@ class Texts(Sequence):
 
 
 def _hash_strings(places: Iterable[np.ndarray]) -> np.ndarray:
-    """Return a hash below 2**16 for each string. Each of `places` has the bytes of all strings at one position."""
+    """Return a hash below 2**16 for each string. `places`: for each position, the bytes of all strings there."""
     total = np.uint32(0)
     for values in places:
         total = total * np.uint32(2654435761) + values
@@ -359,7 +359,7 @@ def open_index(path: Path, verify: bool = True) -> Index | None:
 
 
 def _description(columns: dict[str, list], facts: dict) -> bytes:
-    """Return the start of the file with the description, padded with spaces so that the columns are aligned."""
+    """Return the header of the file. It has the description, padded with spaces so that the columns are aligned."""
     content = json.dumps({"id": secrets.token_hex(8), "columns": columns, "facts": facts}).encode()
     content += b" " * (-(len(MAGIC) + 2 * NUMBER + len(content)) % ALIGNMENT)
     return MAGIC + b"".join(each.to_bytes(NUMBER, "little") for each in (len(content), zlib.crc32(content))) + content

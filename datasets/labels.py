@@ -14,7 +14,7 @@ from utils.errors import DataError, did_you_mean
 from utils.text import counted, first_of
 
 MAX_CLASSES = 1_000_000  # a label this high is a mistake, and a list of so many class names would fill the memory
-USUAL_CLASSES = 1000  # with at most this many classes, there may be fewer images, as in a trial with part of ImageNet
+USUAL_CLASSES = 1000  # up to this many classes, a set may have fewer images than classes, such as part of ImageNet
 LABELS_EXPECTED = (
     "DATA.LABEL_SEPARATOR must separate the names in the class column, or DATA.COLUMNS must name columns of 0 and 1"
 )
@@ -23,19 +23,19 @@ MAX_DIGITS = 18  # digits of the longest label that is read as a number; int() r
 
 @dataclass(frozen=True)
 class Labels:
-    """The distinct labels of one list as written, in the order of their first lines."""
+    """The distinct labels of one list, as written, in order of first occurrence."""
 
     file: Path
     written: list[str]
-    lines: np.ndarray  # the first line of each label
-    counts: np.ndarray  # the number of images of each label
+    lines: np.ndarray  # the first line with each label
+    counts: np.ndarray  # the number of images with each label
 
     def where(self, index: int) -> str:
         return f"{self.file}, line {self.lines[index]}"
 
 
 def are_mostly_numbers(lists: list[Labels]) -> bool:
-    """Return whether more than half of the images have a number as label. If so, other labels are typos, not names."""
+    """Return whether more than half of the images have a numeric label. If so, other labels are typos, not names."""
     numbers = sum(
         int(each.counts[index]) for each in lists for index, label in enumerate(each.written) if _is_number(label)
     )
@@ -51,8 +51,8 @@ def _is_number(label: str) -> bool:
 
 
 def class_numbers(config: Config, lists: list[Labels], are_numbers: bool) -> tuple[list[np.ndarray], list[str]]:
-    """Return for each list the class number of each label, and the classes. The first of two lists is for training and
-    must have all classes. Labels that are not numbers are class names, which are numbered in sorted order."""
+    """Return the class numbers of each list's labels, and the classes. If there are two lists, the first is for
+    training and must have all classes. Labels that are not numbers are class names, numbered in sorted order."""
     if are_numbers:
         targets = [_numbered_targets(config, labels) for labels in lists]
         num_images = sum(int(each.counts.sum()) for each in lists)
@@ -78,7 +78,7 @@ def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
         if not is_number or int(label) >= MAX_CLASSES:
             raise DataError(
                 f"{labels.where(index)}: label {shortened(written)!r} is not a class number from 0 to "
-                f"{MAX_CLASSES - 1:,}; correct it (if labels are class names, less than half of them may be numbers)"
+                f"{MAX_CLASSES - 1:,}; correct it (in a CSV of class names, at most half the labels may be numbers)"
             )
         target = int(label)
         if num_classes is not None and target >= num_classes:
@@ -93,7 +93,7 @@ def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
 def several_labels(
     config: Config, lists: list[Labels], columns: Sequence[str]
 ) -> tuple[list[list[tuple[int, ...]]], list[str]]:
-    """Return for each list the class numbers of each label, and the classes. The first of two lists is for training.
+    """Return the class numbers of each label of each list, and the classes. The first of two lists is for training.
 
     `columns`: the label columns of DATA.COLUMNS; a label is then a string of the values in these columns, such as 0101.
     Without label columns, DATA.LABEL_SEPARATOR separates the class names in a label.
@@ -147,7 +147,7 @@ def shortened(label: str) -> str:
 def numbered_classes(
     config: Config, targets: list[np.ndarray], where: list[Callable[[int], str]], num_images: int | None = None
 ) -> list[str]:
-    """Return the classes of labels that are numbers: all numbers up to the highest label.
+    """Return the classes of numeric labels: all numbers up to the highest label.
 
     Raise DataError if there are far more classes than images, because a typo would make the model huge. `targets`: the
     labels of each part; `where`: for each part, a function that names an image or line; `num_images`: the number of

@@ -15,7 +15,7 @@ from utils.distributed import Process
 
 MOST_NAMES = 2_000  # validation images whose names are looked up in the training set
 FEW_FILES = 16  # pairs of files with equal names and sizes that are compared byte by byte
-# Limits on the validation images that are read again to confirm a match: usually, and if images are read in groups.
+# The most validation images that are read again to confirm a match: usually, and if images are read in groups.
 MOST_READ, MOST_IN_GROUPS = 200, 50
 MOST_ALIKE = 4  # the most training images with which a validation image is compared
 # The approximate number of pixel bytes that a fingerprint hashes. Hashing takes 5 us; reading a photo takes 3,000 us.
@@ -79,7 +79,7 @@ class Overlap:
         return self._describe({index: by_print[value] for index, value in scored.tolist() if value in by_print})
 
     def _describe(self, alike: dict[int, list[int]]) -> list[str]:
-        """Return a warning if images with equal fingerprints are equal. `alike`: {validation: training indices}."""
+        """Return a warning if images with equal fingerprints are identical. `alike`: {validation: training indices}."""
         most = MOST_IN_GROUPS if self.train.is_read_in_groups else MOST_READ
         sample = _spread(sorted(alike), most)
         with ThreadPoolExecutor() as pool:

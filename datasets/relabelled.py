@@ -11,8 +11,8 @@ from utils.text import first_of
 
 
 def trained_by_other_folders(val: ImageSet, former: Sequence[str], record: dict) -> np.ndarray:
-    """Return the indices of validation images that were training images in a run with the classes `former` and this
-    record. The part of an image can change with the classes, because the hash of its name leaves out class folders."""
+    """Return the indices of validation images that were training images in a run with this record and the classes
+    `former`. An image's part can change with the classes, because the hash of its name leaves out class folders."""
     if val.is_listing or not val.class_folders:
         return np.zeros(0, np.int64)
     seed = record["seed"]

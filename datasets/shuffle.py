@@ -1,4 +1,4 @@
-"""Random orders that depend only on their seeds, in every version of numpy.
+"""Random orders that depend only on their seeds, not on the version of numpy.
 
 numpy guarantees the same output in every version for its bit generators, but not for `Generator.permutation`. So these
 orders sort raw draws.

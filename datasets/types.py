@@ -132,7 +132,7 @@ class ImageSet:
         return () if self.rows is None else (np.ascontiguousarray(self.rows),)
 
     def file_sizes(self, indices: Sequence[int]) -> list[int]:
-        """Return the file sizes of some images quickly, -1 for a missing file. Return [] if images are not files."""
+        """Return the file sizes of some images quickly (-1: the file is missing). Return [] if images are not files."""
         return []
 
     def take(self, indices: np.ndarray) -> "ImageSet":

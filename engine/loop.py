@@ -91,7 +91,7 @@ class Loop:
             refuse_if_nothing_counted(self.trainer)
         except Stopped as stopped:
             self.session.process.first(self.watchers.refuse)
-            return self.save_and_stop(stopped, made_progress=self.trainer.step > first_step)
+            return self.save_and_stop(stopped, made_progress=self.trainer.step != first_step)
         except NonFinite as error:
             self.wait_for_disk()
             advice = [each.on_non_finite(self.trainer) for each in self.trainer.callbacks]
@@ -115,7 +115,7 @@ class Loop:
         """Train the remaining epochs.
 
         After MAX_CONSECUTIVE_SKIPS skipped updates in a row, roll back to a checkpoint from before this streak and
-        leave its updates out. The second time, or without an older checkpoint, NonFinite ends the run with exit code 3.
+        leave its updates out. NonFinite ends the run (exit code 3) the second time, or if no older checkpoint exists.
         """
         trainer = self.trainer
         if self.plan.scores_start:
@@ -191,7 +191,7 @@ class Loop:
             session.log.note(f"checkpointing blocked training for {saves.saver.seconds:.3f} s, {share:.3%} of the run")
 
     def end(self, outcome: Outcome) -> Outcome:
-        """Close the callbacks, and write how the run ended to status.json and the log."""
+        """Close the callbacks, and record the outcome of the run in status.json and the log."""
         for callback in self.trainer.callbacks:
             callback.close()
         if self.saves.failure:

@@ -121,7 +121,7 @@ class TrainPlan(Plan):
 
     train_set: ImageSet
     order: Order  # which training images each update sees
-    class_weights: list[float] | None  # weights in the training loss; None: all classes count the same
+    class_weights: list[float] | None  # class weights in the training loss; None: all are equal
     validation: dict  # fingerprint of the validation images
     facts: dict  # facts that identify the data (datasets/fingerprint.py)
 
@@ -222,7 +222,7 @@ def _find(config: Config, log: Log) -> Path | None:
 
 
 def _record(source: str | None, saved: dict) -> dict:
-    """Return the metadata that halfstep stored in the weights, or {} for files of other programs."""
+    """Return the metadata that halfstep stored in the weights, or {} if another program wrote them."""
     if saved or not source:
         return record_of(saved)
     from models.weights.files import find_file, read_record
@@ -251,7 +251,7 @@ def _refuse_other_data(inputs: Inputs, facts: dict) -> None:
 
 
 def _describe_save(saved: dict) -> str:
-    """Return a text that identifies a checkpoint: its step, its run and the time of the save."""
+    """Return a string that identifies a checkpoint: its step, its run and the time of the save."""
     run = Identity.of(saved)
     of_run = f" of {run.name}, saved {saved['run'].get('saved')}" if run else ""
     return f"step {saved.get('step')}{of_run}"

@@ -91,8 +91,8 @@ def describe_evaluation(plan: EvalPlan) -> list[str]:
         lines.append(f"the validation images have {number} of the checkpoint's {len(plan.classes)} classes")
     if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
         lines.append(
-            f"warning: the weights have other classes ({first_of(names)}) than the data ({first_of(plan.classes)}); "
-            "class N of the weights is treated as class N of the data"
+            f"warning: the classes of the weights ({first_of(names)}) differ from the classes of the data "
+            f"({first_of(plan.classes)}); class N of the weights is treated as class N of the data"
         )
     lines += [f"warning: {each}" for each in differences(plan.inputs.record, flatten(plan.config), ARCHITECTURE)]
     return [*lines, *compare_with_weights(plan)]

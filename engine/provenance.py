@@ -19,7 +19,7 @@ SOURCE_FOLDERS = ("configs", "datasets", "engine", "models", "utils")
 PATHS = "DATA.DATA_PATH", "DATA.CLASSES"
 # Settings that name a file or a timm model. For a file, its content and its name without the folder are compared.
 FILES = "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED", "TRAIN.CLASS_WEIGHTS"
-# Settings that decide when processes wait for each other. They have other roles than DATA, MODEL and RECIPE.
+# Settings that decide when processes wait for each other. Their roles are not DATA, MODEL or RECIPE.
 IN_STEP = ("DIST.STRATEGY", "REPORT_FREQ", "SAVE_FREQ", "SAVE_STEPS", "KEEP_CHECKPOINTS")
 
 

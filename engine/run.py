@@ -1,7 +1,7 @@
 """A run from its settings to its result, in the order of execution.
 
 Read these files in this order: this one, plan.py, build.py, loop.py, train/trainer.py, ../datasets/loading/readers.py,
-evaluation/evaluate.py and saves.py. docs/architecture.md has a diagram of them.
+evaluation/evaluate.py and saves.py. docs/architecture.md describes them.
 
 -eval (eval_run.py) evaluates weights on the validation images and trains nothing. -check (check/check.py) plans and
 builds a run with the functions used here, makes a few updates, prints errors and warnings, and saves nothing.

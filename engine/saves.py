@@ -26,11 +26,11 @@ class Saves:
     after at least one update, stops the run. The old last.pth becomes previous.pth. During a streak of skipped updates,
     previous.pth stays the last checkpoint from before the streak. The save after an epoch is also written as best.pth
     if its evaluation is the best so far, and as checkpoint-N.pth every SAVE_FREQ epochs and after the last one. The
-    newest KEEP_CHECKPOINTS of these files are kept (0: none are written). A failed save only causes a warning.
+    newest KEEP_CHECKPOINTS files checkpoint-N.pth are kept (0: none). A failed save only causes a warning.
 
-    Only this class decides which epoch is the best: the epoch with the best TRAIN.BEST_METRIC, and at equal values the
-    smaller loss, of the raw or the EMA weights. `compare_with_best` compares each evaluation with the best so far, and
-    `wait_and_sync_best` returns to the previous best if best.pth could not be written.
+    Only this class decides which epoch is the best: the epoch whose raw or EMA weights have the best
+    TRAIN.BEST_METRIC, and at equal values the smaller loss. `compare_with_best` compares each evaluation with the best
+    so far, and `wait_and_sync_best` returns to the previous best if best.pth could not be written.
     """
 
     def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, watchers: Watchers):

@@ -38,7 +38,7 @@ def checkpoint_of(given: dict[str, Text]) -> Path | None:
 
 
 def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:
-    """Return the file of the weights and the settings layers of their run. Other programs' weights have no layers."""
+    """Return the weights file and the settings layers of its run, or [] if another program wrote the file."""
     path, recorded = _recorded_settings(given, checkpoint)
     if "MODEL.TYPE" in recorded:
         return path, _settings_of_run(recorded, given, f"checkpoint {path}")
@@ -48,7 +48,7 @@ def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path
 
 
 def _recorded_settings(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, dict[str, Any]]:
-    """Return the file of the weights, if any, and the settings of their run, or {} for other programs' weights."""
+    """Return the weights file or None, and the settings of its run, which are {} if another program wrote the weights."""
     from models.weights.files import find_file, read_record
 
     resumes = "MODEL.RESUME" in given

@@ -25,7 +25,7 @@ MIN_UPDATES = 13  # minimum number of updates after the first choice, for the re
 SPARE, SPARE_PART = 1.5, 0.5  # reserve for variations: seconds, plus a fraction of the time after the last update
 MAX_SPARE, MAX_SPARE_PART = 2.5, 0.025  # limit of the reserve: seconds or a fraction of the budget, whichever is larger
 CHECK_AGAIN, TOLERANCE = 0.05, 0.02  # fractions of the time left: pause between checks; tolerated error of the end time
-COSTS = ("update", "evaluation", "end_work", "then")  # fields of the forecast's times that a checkpoint holds
+COSTS = ("update", "evaluation", "end_work", "then")  # fields of the forecast's times, as saved in a checkpoint
 CHOICES_FILE = "budget.json"  # in the run's folder
 MAX_BYTES = 2**20  # largest size of CHOICES_FILE
 
@@ -73,7 +73,7 @@ class Allowance:
 
 
 def next_time(text: str, now: float) -> float:
-    """Return when the time of day `text`, such as 07:00, comes next after `now`, in seconds since 1970."""
+    """Return the next time after `now` when a clock shows `text`, such as 07:00, in seconds since 1970."""
     hour, minute = map(int, text.split(":"))
     here = datetime.fromtimestamp(now)
     today = here.replace(hour=hour, minute=minute, second=0, microsecond=0)
@@ -182,8 +182,8 @@ class Budget(Callback):
             shortest = math.ceil(self.allowance.used() + self._need(step, chosen))
             fits = f"{shortest}s" if shortest < 120 else f"{math.ceil(shortest / 60)}m"
             raise ConfigError(
-                f"TRAIN.BUDGET (-budget) is {self.allowance.text}: too short for warm-up and decay of the learning "
-                f"rate; give it at least about {fits}"
+                f"TRAIN.BUDGET (-budget) is {self.allowance.text}, too short for the warm-up and decay of the learning "
+                f"rate; set it to about {fits} or more"
             )
 
     def describe(self, step: int, num_updates: int) -> str:
@@ -201,7 +201,7 @@ class Budget(Callback):
 class ChoiceRecord(Callback):
     """Writes each chosen number of updates to the run's folder before it takes effect. A resumed run repeats the choices.
 
-    Used only in process 0. A checkpoint has only the choices made before it; this file also has later choices.
+    Used only in process 0. A checkpoint contains only the choices made before it; this file contains later ones too.
     Rejected: saving a checkpoint for each choice, because training would wait until a large model is saved.
     """
 
@@ -236,7 +236,7 @@ class ChoiceRecord(Callback):
 
 
 def basis_of(trainer: Trainer) -> dict[str, Any]:
-    """Return the facts that a choice depends on. A run with other facts does not repeat the choice."""
+    """Return the facts that a choice depends on. If any of them differs, a run does not repeat the choice."""
     data = trainer.data
     return {
         "budget": trainer.config.TRAIN.BUDGET,

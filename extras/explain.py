@@ -76,7 +76,7 @@ class TypeRecorder(TorchDispatchMode):
 
 @torch.no_grad()
 def record_types(model: nn.Module, images: Tensor, autocast: torch.autocast) -> list[ModuleTypes]:
-    """Return the modules' types in one forward in training mode. Random state and BatchNorm statistics are restored."""
+    """Run one forward in training mode. Return the modules' types. Restore random state and BatchNorm statistics."""
     found = TypeRecorder(model)
     with (
         unchanged_random_state(images.device),
@@ -91,7 +91,7 @@ def record_types(model: nn.Module, images: Tensor, autocast: torch.autocast) -> 
 
 
 def explain(trainer: Trainer, log: Log, folder: Path) -> None:
-    """Print the modules' data types as a table with similar modules in one row. Write all modules to precision.csv."""
+    """Print the modules' data types as a table, one row per group of similar modules. Write all to precision.csv."""
     windows = trainer.data.windows(trainer.step, trainer.step + 1)
     with contextlib.closing(windows):
         batch = next(iter(next(windows).batches))

@@ -72,7 +72,7 @@ def merge_adapters(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor
     alpha = settings.get("MODEL.LORA.ALPHA")
     if alpha is None:
         raise ConfigError(
-            "the file has LoRA adapters without their settings (MODEL.LORA.ALPHA); use the run's checkpoint"
+            "the file contains LoRA adapters, but not their settings (MODEL.LORA.ALPHA); use the run's checkpoint"
         )
     plain = {}
     for name, tensor in state.items():

@@ -36,7 +36,7 @@ LAYERS, MOST_LAYERS = ("depth", "depths", "layers", "num_layers"), 1_000
 
 
 def check_kwargs(model: Model) -> None:
-    """Raise ConfigError for arguments that have their own setting, give too many layers, or give no classifier."""
+    """Raise ConfigError for arguments that have their own setting, add too many layers, or do not suit a classifier."""
     settings = SETTING_OF | SETTING_BY_TYPE[model.TYPE]
     for name, value in model.KWARGS.items():
         if name in settings:
@@ -46,7 +46,7 @@ def check_kwargs(model: Model) -> None:
                 f"MODEL.KWARGS.{name}: {value!r} is too large: at most {MOST_LAYERS:,} layers are allowed; lower it"
             )
         if name in NOT_TAKEN or (name, value) == ("global_pool", ""):
-            raise ConfigError(f"MODEL.KWARGS.{name}: {value!r} does not give a classifier to train; remove it")
+            raise ConfigError(f"MODEL.KWARGS.{name}: {value!r} cannot be used to train a classifier; remove it")
 
 
 def refuse_unknown(model: Model, name: str, constructor: Callable) -> None:
@@ -61,7 +61,7 @@ def refuse_unknown(model: Model, name: str, constructor: Callable) -> None:
 def refusing_values(model: Model) -> Iterator[None]:
     """Turn errors of timm's constructor into ConfigError if MODEL.KWARGS has arguments.
 
-    A file of weights may contain MODEL.KWARGS too, so the constructor is stopped before huge weights fill the memory.
+    A weights file may contain MODEL.KWARGS too, so the constructor is stopped before huge weights fill the memory.
     """
     counts, most = [0, 0], free_host_memory() // 2  # [tensors, bytes] so far, and the most bytes allowed
 
@@ -69,7 +69,7 @@ def refusing_values(model: Model) -> Iterator[None]:
         counts[:] = counts[0] + 1, counts[1] + (0 if weight.is_meta else weight.nbytes)
         if counts[0] > MOST_TENSORS or counts[1] > most:
             found = f"{counts[0]:,} tensors and {format_bytes(counts[1])} of weights already"
-            raise ValueError(f"{found}; at most {MOST_TENSORS:,} and {format_bytes(most)} are allowed")
+            raise ValueError(f"{found}; at most {MOST_TENSORS:,} tensors and {format_bytes(most)} are allowed")
 
     hook = register_module_parameter_registration_hook(count) if model.KWARGS else contextlib.nullcontext()
     try:

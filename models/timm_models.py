@@ -79,7 +79,7 @@ def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.
                 rest = {argument: value for argument, value in arguments.items() if argument != refused}
                 return _create(settings, num_classes, rest)
             if refused in arguments:
-                raise ConfigError(f"{setting_of[refused]}: {name} has no such setting; set it to 0") from None
+                raise ConfigError(f"{setting_of[refused]}: {name} does not support this setting; set it to 0") from None
             if refused and "unexpected" in str(error):
                 refuse_unknown(settings, refused, type(timm.create_model(name)))
             raise

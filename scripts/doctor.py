@@ -1,4 +1,4 @@
-"""Finds the module at which half precision overflows, on one batch of a run, and writes settings that fix it.
+"""Finds the first module that overflows in half precision on one batch of a run, and writes settings that prevent it.
 
     python scripts/doctor.py output/train-20260102-03-04-05
 

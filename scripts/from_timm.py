@@ -28,4 +28,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main, ["--", *sys.argv[1:]]))  # after --, flags keep the two dashes of train.py
+    sys.exit(
+        exit_code(main, ["--", *sys.argv[1:]])
+    )  # because of --, argparse leaves the two-dash flags of train.py unchanged

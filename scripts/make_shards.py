@@ -6,7 +6,7 @@
 
 A sample consists of the unchanged image file and KEY.cls with its class number; classes.txt has the class names. Images
 that are not files are written as PNG. Training images are shuffled once; validation images keep their order. If the
-script was killed, the same command continues after the last complete shard.
+script was killed, run the same command again to continue after the last complete shard.
 """
 
 import argparse
@@ -54,9 +54,8 @@ def main(argv: list[str]) -> int:
     number_help = "images per shard [1000]"
     parser.add_argument("-samples_per_shard", type=at_least(1), default=1000, metavar="N", help=number_help)
     parser.add_argument("-shuffle_seed", type=at_least(0), default=0, metavar="N", help="seed of the shuffle [0]")
-    parser.add_argument(
-        "-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="such as DATA.VAL_FRACTION=0.2"
-    )
+    opts_help = "settings of the data set, such as DATA.VAL_FRACTION=0.2"
+    parser.add_argument("-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=opts_help)
     make_shards(parser.parse_args(argv))
     return 0
 

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         rows = [(name, *figures) for name, figures in FIRST.items()]
         print("\n".join(align([("name", "parameters", "ImageNet top-1", "images/s"), *rows])))
         print("\nfigures measured by timm; images/s: training in half precision on an RTX 3090, for comparison")
-        print(f"to find other models, give words of their names, or -all; see -h\n{train(MIDDLE)}")
+        print(f"to find other models, give words from their names, or -all; see -h\n{train(MIDDLE)}")
         return 0
     names = find_names(arguments.words)
     models = describe_models(names if arguments.all else names[:LIMIT])
@@ -134,7 +134,7 @@ def count_parameters(name: str) -> int:
             fills = function.__name__.endswith("_") and not function.__name__.endswith("__")
             if fills and isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 return tensor
-            if function is torch.Tensor.item and tensor.is_meta:  # timm 1.0.20 reads its drop-path rates like this
+            if function is torch.Tensor.item and tensor.is_meta:  # timm 1.0.20 reads its drop-path rates with item()
                 return 0.0
             return function(*args, **kwargs or {})
 

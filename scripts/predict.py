@@ -155,7 +155,7 @@ class Outputs(NamedTuple):
 
 
 def _start_below(root: str, folder: Path | None) -> str:
-    """Return the prefix of paths in `folder`, listed from `root`, or NUL, which matches no path, if it is outside."""
+    """Return how paths in `folder` start if they are listed from `root`, or NUL if `folder` is outside `root`."""
     place = os.path.relpath(os.path.realpath(folder), os.path.realpath(root)) if folder else os.pardir
     return "\0" if place.startswith(os.pardir) else os.path.join(os.path.abspath(os.path.join(root, place)), "")
 

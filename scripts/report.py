@@ -1,4 +1,4 @@
-"""Writes report.html of a run: its result, curves, mistakes, times and settings on one page.
+"""Writes report.html for a run: its result, curves, mistakes, times and settings on one page.
 
     python scripts/report.py output/train-20260102-03-04-05
     python scripts/report.py output/train-20260102-03-04-05 -output digits.html

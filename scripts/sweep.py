@@ -94,14 +94,14 @@ def seeds(text: str) -> list[int]:
 
 
 def find_sweep(arguments: argparse.Namespace, flags: list[str], folder: Path) -> Sweep:
-    """Return the sweep saved in the folder, or a new one from the flags. If there are both, they must be the same."""
+    """Return the sweep saved in the folder, or a new one from the flags. Sweep.or_saved compares them if both exist."""
     former = read_sweep(folder)
     if not (flags or arguments.over or arguments.seeds or arguments.folds):
         if former:
             return former
         raise ConfigError(
-            f"-output: {arguments.output} has no sweep to continue; for a new one give -over KEY=VALUE,VALUE, -seeds or "
-            "-folds"
+            f"-output: {arguments.output} has no sweep to continue; to start one, give -over KEY=VALUE,VALUE, -seeds "
+            "or -folds"
         )
     sweep = Sweep.new(flags, read_over(arguments.over), seeds=arguments.seeds, folds=arguments.folds)
     return sweep.or_saved(former, folder) if former else sweep

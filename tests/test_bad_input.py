@@ -61,7 +61,7 @@ def test_error_for_torchvision_not_matching_torch_suggests_a_remedy(monkeypatch,
     assert "pip install -r requirements.txt" in capsys.readouterr().err
 
 
-def test_internal_error_exits_1_with_a_traceback(capsys):
+def test_program_exits_with_1_and_traceback_after_an_internal_error(capsys):
     assert exit_code(lambda arguments: 1 // 0, []) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
 
@@ -87,7 +87,7 @@ def test_output_never_overwrites_its_input_under_another_name(tmp_path, monkeypa
         check_no_input("-output", Path(name), [Path("best.pth")])
 
 
-def test_repeated_script_flag_adds_settings_or_is_noted(capsys):
+def test_repeated_script_flag_adds_values_or_overrides_with_a_note(capsys):
     assert predict.parse("RUN x.jpg -opts A=1 -opts B=2 C=3".split()).opts == ["A=1", "B=2", "C=3"]
     assert sweep.parse("-over A=1,2 -over B=3,4".split())[0].over == ["A=1,2", "B=3,4"]
     assert not capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_repeated_script_flag_adds_settings_or_is_noted(capsys):
     assert_names(note, "-csv", "a.csv", "b.csv")
 
 
-def test_example_photos_lie_in_class_folders(tmp_path):
+def test_example_photos_are_in_class_folders(tmp_path):
     typed(PHOTOS, *WRITERS[PHOTOS], "-output", tmp_path).done()
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.jpg"))
     assert files == ["train/class0/00000.jpg", "train/class1/00001.jpg", "val/class0/00000.jpg"]

@@ -36,7 +36,7 @@ def test_packages_import_only_in_the_documented_direction(room):
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
-def test_libraries_that_import_public_datasets_package_are_never_used():
+def test_program_never_imports_libraries_that_import_public_datasets_package():
     banned = ("accelerate", "transformers", "torch.hub", "datasets.load")
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):

@@ -69,7 +69,7 @@ def test_generated_docs_page_matches_the_program_tables(page):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_registered_loss_has_class_arguments_and_test(name):
+def test_registered_loss_has_a_class_with_expected_arguments_and_a_test(name):
     file, _, cls = LOSSES[name].where.rpartition(".")
     path = f"engine/train/{file}.py"
     is_defined = defines(path, f"class {cls}")
@@ -290,7 +290,7 @@ def test_files_and_names_in_contributing_exist():
             assert is_defined, f"CONTRIBUTING.md: add the right name for {name} in `{code}`"
 
 
-def test_contributing_gives_the_right_file_for_each_name():
+def test_names_quoted_in_contributing_occur_in_the_stated_files():
     pairs = re.findall(r"`(\w+)`(?: and `\w+`)? (?:of|in) `([\w/]+\.py)`", without_blocks())
     assert len(pairs) > 10
     for name, path in pairs:

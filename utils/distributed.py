@@ -32,8 +32,9 @@ def find_devices(setting: str) -> tuple[str, int]:
         if setting in ("auto", kind) and count():
             if kind == "cuda" and not torch.cuda.is_available():
                 raise ConfigError(
-                    f"DEVICE is {setting}: there is a GPU, but its driver cannot run this torch (built for CUDA {torch.version.cuda}): "
-                    "install a newer driver or a torch for an older CUDA, or use DEVICE=cpu"
+                    f"DEVICE is {setting}: there is a GPU, but its driver cannot run this torch "
+                    f"(built for CUDA {torch.version.cuda}); install a newer driver or a torch for an older CUDA, "
+                    "or use DEVICE=cpu"
                 )
             return kind, count()
     if setting not in ("auto", "cpu"):
@@ -227,7 +228,7 @@ class Process:
                 dist.broadcast(tensor, src=0)
 
     def gather(self, rows: torch.Tensor, length: int) -> torch.Tensor | None:
-        """Return all `length` rows on rank 0's host, None on other ranks. The last ranks may have shorter shards."""
+        """Return all `length` rows on rank 0's host, and None on others. The last ranks may have shorter shards."""
         padded = rows.new_zeros(-(-length // self.world_size), *rows.shape[1:])
         padded[: len(rows)] = rows
         sent = padded.view(-1).view(torch.uint8)  # sent as bytes, because gloo does not support every type

@@ -18,7 +18,7 @@ from utils.held_folders import check_in_place, is_in_place
 
 MOST_NAMES = 2**28  # maximum bytes of a file with one name per line
 BYTES_THAT_TELL = 4096  # number of bytes at the start of a file that show its kind
-SECONDS_BETWEEN_ATTEMPTS = 0.2  # between attempts to lock a file that another process has locked
+SECONDS_BETWEEN_ATTEMPTS = 0.2  # pause before the next attempt to lock a file that another process has locked
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ class LineFile:
     def write(self, lines: str) -> None:
         """Append whole lines at once. Raise OSError if they cannot be written."""
         self._unwritten += lines.encode()
-        # Make no copy in a folder that was moved or taken over by another run, because it would replace that run's file.
+        # Make no copy if the folder was moved or another run uses it now: the copy could replace the other run's file.
         if has_other_names(self._file.fileno()) and is_in_place(self.path) and _is_at(self._file, self.path):
             self._separate()
         while self._unwritten:
@@ -182,9 +182,9 @@ class LineFile:
 
 
 def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (None,)) -> bytes:
-    """Return the bytes of a file. Raise OSError if it has more than `most` bytes, or if it is not a regular file.
+    """Return the bytes of a file. Raise OSError if the file is larger than `most` bytes or of a kind not in `takes`.
 
-    `takes`: the accepted kinds, as `not_a_file` returns them. A file of another kind may be endless.
+    `takes`: the accepted kinds, as `not_a_file` returns them; by default regular files. Other kinds may be endless.
     """
     if (kind := not_a_file(path)) not in takes:
         raise OSError(errno.EINVAL, f"it is {kind}; name a file", str(path))
@@ -199,14 +199,14 @@ def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (N
 
 
 def read_names(path: Path, errors: str = "strict") -> str:
-    """Return the text of a file or pipe of names. Raise OSError if it is too large, ConfigError if it is not text."""
+    """Return the text of a file or pipe that lists names. Raise OSError if it is too large, ConfigError if not text."""
     return names_in(content_of(path, MOST_NAMES, (None, "a pipe")), errors, str(path))
 
 
 def names_in(content: bytes, errors: str, path: str) -> str:
-    """Return the text of a file of names from its bytes. Raise ConfigError if they are not text."""
+    """Decode the content of a file that lists names. Raise ConfigError if it is not text."""
     if b"\0" in content:
-        raise ConfigError(f"{path} has a zero byte, so it is UTF-16 or not a text file; save it as UTF-8 text")
+        raise ConfigError(f"{path} contains a zero byte, so it is UTF-16 or not a text file; save it as UTF-8 text")
     return content.decode("utf-8-sig", errors)
 
 
@@ -231,7 +231,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the number of bytes that can be written to a folder. The folder may not exist yet."""
+    """Return the number of bytes that can be written to a folder, which need not exist yet."""
     return shutil.disk_usage(nearest_existing(folder)).free
 
 

@@ -13,7 +13,7 @@ LOCK = ".lock"  # the file that a run locks in its folder
 
 
 class FolderMoved(UserError):
-    """An error for a run whose folder is no longer at its path. The run ends, because files at that path are not its own."""
+    """An error for a run whose folder is no longer at its path. The run ends, so that it writes nothing there."""
 
     code = 1
 
@@ -51,7 +51,7 @@ class HeldFolder:
         place, ends = self._place(), f"while this {self._user} wrote to it, so this {self._user} ends"
         start = f"{self._setting}: {self.path}"
         if place is None:
-            return FolderMoved(f"{start} was deleted or moved {ends}; start it again")
+            return FolderMoved(f"{start} was deleted or moved {ends}; start the {self._user} again")
         if place == self.path.absolute():
             return FolderMoved(
                 f"{self._setting}: another run took over {self.path} {ends}; wait until the other run ends"

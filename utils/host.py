@@ -65,7 +65,7 @@ def free_host_memory(
     cgroup: Path = Path("/sys/fs/cgroup"),
     membership: Path = Path("/proc/self/cgroup"),
 ) -> int:
-    """Return the free memory of the machine in bytes, or of its container or job if less; on macOS, all memory."""
+    """Return the free memory in bytes of the machine, or of its container or job if smaller; on macOS, all memory."""
     if not meminfo.exists():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
@@ -97,7 +97,7 @@ def has_streams(device: torch.device) -> bool:
 
 
 class LateValue:
-    """A number on the device that the host reads later. Reading waits only for work queued before its creation."""
+    """A number on the device that the host reads later. Reading waits only for work queued before this object."""
 
     def __init__(self, value: torch.Tensor):
         self._value, self._event = value, None

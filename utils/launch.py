@@ -51,7 +51,7 @@ class LaunchedRank:
 
     @property
     def parent_is_launcher(self) -> bool:
-        """Whether the parent is the launcher, with which this process must die. Otherwise the parent may be a shell."""
+        """Return whether the parent is the launcher. If so, this process must end with it. Otherwise it may be a shell."""
         return self.launcher in ("torchrun", "Open MPI")
 
 
@@ -71,7 +71,7 @@ def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions = 
 
 
 def may_have_other_nodes(environment: Mapping[str, str]) -> bool:
-    """Return whether the environment has a number of nodes other than 1, or the list of nodes of a PBS job."""
+    """Return whether the environment gives a number of nodes other than 1, or lists the nodes of a PBS job."""
     return "PBS_NODEFILE" in environment or any(environment.get(name, "1") != "1" for name in NODE_COUNTS)
 
 

@@ -149,8 +149,9 @@ def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str
     if launched.local_size == launched.world_size and launched.launcher != VARIABLES:
         return "127.0.0.1"
     raise ConfigError(
-        f"MASTER_ADDR is not set, and the machine of process 0 is not known from {launched.launcher}; set MASTER_ADDR "
-        "and MASTER_PORT for all processes (mpirun -x MASTER_ADDR=HOST ...), or give -dist_url tcp://HOST:PORT"
+        f"MASTER_ADDR is not set, and the machine of process 0 cannot be determined from {launched.launcher}; "
+        "set MASTER_ADDR and MASTER_PORT for all processes (mpirun -x MASTER_ADDR=HOST ...), "
+        "or give -dist_url tcp://HOST:PORT"
     )
 
 

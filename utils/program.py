@@ -147,7 +147,7 @@ def with_one_dash(arguments: list[str]) -> list[str]:
 
 
 def exit_code_and_message(error: BaseException) -> tuple[int, str | None]:
-    """Return the exit code for an error and its message: '' if it is already reported, None for a bug in halfstep."""
+    """Return the exit code for an error and its message: '' if it has already been reported, None for a bug in halfstep."""
     if isinstance(error, AlreadyReportedError):
         return error.code, ""
     if isinstance(error, UserError):

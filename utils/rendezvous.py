@@ -37,7 +37,7 @@ class Rendezvous:
 
     @property
     def grace_period(self) -> float:
-        """The seconds of the timeout that are reserved for finding the missing process."""
+        """The part of the timeout, in seconds, that is reserved for finding the missing process."""
         return min(10.0, self.timeout / 4)
 
     @property
@@ -97,7 +97,7 @@ class Rendezvous:
 
     def unresponsive_ranks(self, seconds: float) -> list[int]:
         """Announce that a rank is lost, wait for all ranks to announce the same, and return the ranks that do not."""
-        # If the store is gone, rank 0 counts as lost, because rank 0, or torchrun on its machine, serves the store.
+        # If the store is gone, report rank 0, because rank 0, or torchrun on the machine of rank 0, serves the store.
         silent = [0]
         # Poll in a thread, because a request to a hanging store never returns.
         thread = threading.Thread(target=self._poll_ranks, args=(silent, seconds), daemon=True)

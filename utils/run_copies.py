@@ -48,14 +48,14 @@ class RunCopy(NamedTuple):
     def describe(self) -> str:
         """Return a log line about this folder for a run that continues in another folder."""
         saved = datetime.fromtimestamp(self.saved, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        return f"{self.folder} is another copy of this run: step {self.step}, saved {saved}; name that folder to use it"
+        return f"{self.folder} is another copy of this run: step {self.step}, saved {saved}; pass that folder to use it"
 
 
 def _time_of(folder: Path, text: Any) -> float:
-    """Return the time in a text, in seconds since 1970.
+    """Return the time that a string contains, in seconds since 1970.
 
-    Without a valid text (status.json is missing or damaged), return the local time in the folder's name, else the date of
-    config.yaml, else 0.
+    Without a valid string (status.json is missing or damaged), return the local time in the folder's name, else the
+    date of config.yaml, else 0.
     """
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         return datetime.fromisoformat(text).timestamp()
@@ -89,7 +89,7 @@ def newest_first(folders: Iterable[Path]) -> list[RunCopy]:
 
 
 def _with_lost_identities(copies: Sequence[RunCopy]) -> list[RunCopy]:
-    """Return the copies. A folder whose status.json is unreadable gets its identity from a copy that names it."""
+    """Return the copies. If status.json is unreadable, take the identity from a copy that names the folder."""
     lost = {copy.folder: copy for copy in copies if not copy.name}
     for copy in copies:
         folder = copy.folder.with_name(copy.name) if copy.name else copy.folder

@@ -48,7 +48,7 @@ def utc_now() -> str:
 
 def is_run_folder(folder: str | Path) -> bool:
     """Return whether this is the folder of a run."""
-    # A class folder has neither status.json nor config.yaml, so each of thousands of such folders costs two checks.
+    # A class folder has neither status.json nor config.yaml, so it costs only two checks. There may be thousands.
     found = [name for name in FILES_OF_A_RUN[:2] if os.path.exists(os.path.join(folder, name))]
     return bool(found) and has_files_of_run([*found, *os.listdir(folder)])
 
@@ -88,6 +88,6 @@ def is_checkpoint_of_run(path: Path) -> bool:
 
 
 def folder_of(source: str | Path) -> Path:
-    """Return the folder of the run that `source` names: by `latest`, its folder or one of its checkpoints."""
+    """Return the folder of a run. `source` is `latest`, the folder of a run, or one of its checkpoints."""
     path = Path(without_latest(source)).expanduser()
     return path.parent if path.suffix == ".pth" and (path.parent / "config.yaml").exists() else path

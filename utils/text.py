@@ -25,7 +25,7 @@ def escape_controls(text: str) -> str:
 
 
 def one_line(name: str) -> str:
-    """Return a name for a line of output: printable, with newlines and tabs escaped."""
+    """Return the name in a printable form that fits on one line, with newlines and tabs escaped."""
     return printable(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -49,7 +49,7 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
 
 
 def cut(text: str, limit: int = 8_000) -> str:
-    """Return a text, cut to a readable length because it may contain a whole file."""
+    """Return the text, cut to a readable length because it may contain a whole file."""
     return text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit:,} more characters)"
 
 
@@ -59,7 +59,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_bytes_apart(one: float, other: float) -> tuple[str, str]:
-    """Return two sizes as texts that differ if the sizes differ, such as 2.3 MiB and 2.0 MiB, for a message that compares them."""
+    """Return two sizes for a message that compares them, as strings that differ if the sizes do: 2.3 MiB, 2.0 MiB."""
     texts = format_bytes(one), format_bytes(other)
     if texts[0] != texts[1] or one == other:
         return texts

@@ -54,7 +54,7 @@ class Reader:
         return Buffers(images.permute(0, 3, 1, 2), targets, [[]] * count)
 
     def put_target(self, index: int, target: Tensor) -> None:
-        """Write the target of an image: its class number, or with several labels per image a 0 or 1 for each class."""
+        """Write the target of an image: its class number, or a 0 or 1 for each class if images have several labels."""
         number, sets = int(self.image_set.targets[index]), self.image_set.label_sets
         if sets is None:
             target.fill_(number)
@@ -66,7 +66,7 @@ class Reader:
         raise NotImplementedError
 
     def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
-        """Return the batch of a piece whose positions are all filled."""
+        """Return the batch of a piece after `fill` has filled all its positions."""
         raise NotImplementedError
 
     def __getitem__(self, piece: Piece) -> Batch | DataError:

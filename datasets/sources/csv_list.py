@@ -95,7 +95,7 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
     """Pass these columns of all rows of a file to `add`. Return lines for the log."""
     with _opened(file, columns.names) as (rows, notes):
         names = [name.strip() for name in next(rows)]
-        places = {name: place for place, name in enumerate(names)}  # of columns with the same name, the last is used
+        places = {name: place for place, name in enumerate(names)}  # if a name is repeated, its last column is used
         values = _Values(file, columns, [(column, places[column]) for column in columns.names], len(names))
         while found := values.take(rows):
             add(found)
@@ -188,7 +188,7 @@ class _Values(NamedTuple):
         return ["".join(each) for each in zip(*bits, strict=True)]
 
     def _refuse_bytes(self, labels: list[str], lines: array) -> None:
-        """Raise DataError if a label is not UTF-8 (has surrogates). File names may have them, so paths may too."""
+        """Raise DataError if a label is not UTF-8 (has surrogates). Paths may have surrogates, as file names may."""
         if "".join(labels).isprintable():
             return
         for label, line in zip(labels, lines, strict=True):

@@ -29,14 +29,14 @@ DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # matches 2024, 20
 # endings of files that are left out without a warning
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
 MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
-MOST_DATA_SETS = 100  # with more class folders than this, none is checked for being a data set
+MOST_DATA_SETS = 100  # if there are more class folders, none is checked for being a data set
 THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
 SHAPE = Shape(
     {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"},
     ["path target", "folder date"],
     {"left_out": {str: int}},
 )
-INDEX_FILE = f"images{ENDING}"  # a file next to the class folders; other programs would take a folder there for a class
+INDEX_FILE = f"images{ENDING}"  # a file, because other programs would read a folder here as one more class
 EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
 
 
@@ -72,12 +72,12 @@ class Content(NamedTuple):
 
     @property
     def is_class(self) -> bool:
-        """Whether the folder has more than a few stray images."""
+        """Return whether the folder has more than a few stray images."""
         return self.num_images > MOST_STRAY or self.num_images >= max(len(self.folders), 1)
 
     @property
     def is_data_set(self) -> bool:
-        """Whether the folder has several subfolders, not all of them dates, and hardly any images."""
+        """Return whether the folder has several subfolders, not all of them dates, and hardly any images."""
         return not self.is_class and len(self.folders) > 1 and not all(map(DATE.match, self.folders))
 
     def describe(self) -> str:
@@ -97,9 +97,9 @@ def _why_no_classes(root: Path, names: list[str]) -> str:
         return ""
     first = root / several[0]
     return (
-        f"DATA.DATA_PATH: {first} holds {inside[several[0]].describe()}, and the other folders of {root} are like it: "
-        f"is -data_path one folder too high? Name the folder that contains the class folders, as in -data_path "
-        f"{shlex.quote(str(first))}; if {first_of(names, limit=4)} are the classes, list them in a file: "
+        f"DATA.DATA_PATH: {first} holds {inside[several[0]].describe()}, and the other folders of {root} are similar, "
+        f"so -data_path seems to be one folder too high. Name the folder that contains the class folders, as in "
+        f"-data_path {shlex.quote(str(first))}; if {first_of(names, limit=4)} are the classes, list them in a file: "
         "-opts DATA.CLASSES=classes.txt"
     )
 
@@ -357,8 +357,8 @@ class FolderScan:
         repeated = sorted(set(folders) & set(self.names))
         if len(repeated) > 1:
             raise DataError(
-                f"{self.root / name}: this class folder has folders with the names of other classes "
-                f"({first_of(repeated)}), as after unpacking a zip file twice; remove it, or rename those inside"
+                f"{self.root / name}: this class folder has subfolders named like other classes "
+                f"({first_of(repeated)}), as if a zip file was unpacked twice; remove it, or rename the subfolders"
             )
 
 
@@ -374,7 +374,7 @@ def describe_left_out(root: Path, left_out: Counter) -> list[str]:
 
 
 def _is_folder(entry: os.DirEntry) -> bool:
-    """Return whether an entry is a folder or a link to a folder, and False for a link that cannot be followed."""
+    """Return whether an entry is a folder or a link to a folder. Return False for a link that cannot be followed."""
     try:
         return entry.is_dir()
     except OSError:

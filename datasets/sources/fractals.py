@@ -1,4 +1,4 @@
-"""`fractals`: images of iterated function systems, which are computed when they are read, without files.
+"""`fractals`: images of iterated function systems. They are computed when they are read, so there are no files.
 
 A class is a system of contracting affine maps, and its images show the attractor of the system. Two of every three
 classes show lines: a fractal curve along each side of a polyline, open or closed. The third shows a cloud of points.
@@ -34,7 +34,7 @@ class System(NamedTuple):
     """The numbers from which the maps of a class are made. Each picture of the class changes them slightly."""
 
     num_maps: int
-    num_sides: int  # sides of the polyline along which a curve is drawn; 0: a cloud
+    num_sides: int  # number of sides of the polyline that the curve follows; 0 draws a cloud of points instead
     is_closed: bool
     numbers: np.ndarray  # float64, from -1 to 1
 
@@ -104,7 +104,7 @@ def points_of(system: System, numbers: np.ndarray) -> np.ndarray:
 
 
 def curve_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
-    """Return float64 [maps, 6]: maps of the segment (0, 0) to (1, 0) to the sides of a polyline with the same ends."""
+    """Return float64 [maps, 6]: maps from the segment (0, 0)-(1, 0) to the sides of a polyline with the same ends."""
     right, up, turn, shear = numbers[: 4 * num_maps].reshape(4, num_maps)
     ends = np.zeros((num_maps + 1, 2))
     ends[1:, 0] = (np.arange(num_maps) + 1 + 0.4 * right) / num_maps
@@ -140,13 +140,13 @@ def cloud_maps(num_maps: int, numbers: np.ndarray) -> np.ndarray:
 
 
 def rotations(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosine and sine of the direction of each pair, without functions that machines round differently."""
+    """Return cosine and sine of each pair's direction, computed without functions that machines round differently."""
     length = np.sqrt(pairs[:, 0] * pairs[:, 0] + pairs[:, 1] * pairs[:, 1]) + 1e-9
     return pairs[:, 0] / length, pairs[:, 1] / length
 
 
 def attractor(maps: np.ndarray) -> np.ndarray:
-    """Return float64 [2, points]: the origin after each sequence of maps of one length. All lie near the attractor."""
+    """Return float64 [2, points]: the origin after each sequence of maps of one length, all near the attractor."""
     points = np.zeros((2, 1))
     while points.shape[1] * len(maps) <= MAX_POINTS:
         points = applied(maps, points)
@@ -161,7 +161,7 @@ def applied(maps: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def drawn(points: np.ndarray, place: np.ndarray | None = None) -> np.ndarray:
-    """Return int64 [SIDE, SIDE]: points per pixel, after scaling them to the image and applying `place`."""
+    """Return int64 [SIDE, SIDE]: how many points fall into each pixel after scaling and after applying `place`."""
     low, high = points.min(axis=1), points.max(axis=1)
     middle, extent = (low + high) / 2, max(*(high - low), 1e-9)
     x, y = (points - middle[:, None]) / extent  # from -0.5 to 0.5

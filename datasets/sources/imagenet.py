@@ -49,18 +49,19 @@ def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | Non
 
 
 def _refuse_tars(root: Path) -> None:
-    """Raise DataError with the command that unpacks ImageNet's official tars, if the folder has them."""
+    """If the folder has ImageNet's official tars, raise DataError with the command that unpacks them."""
     names = [path.name for path in ([root] if root.is_file() else root.iterdir())]
     if any(map(OFFICIAL_TARS.fullmatch, names)):
         raise DataError(
             f"DATA.DATA_PATH: {root} has the official tars of ImageNet, which are not read in place; unpack them with\n"
             f"  python -c \"from torchvision.datasets import ImageNet; [ImageNet('{root}', part) for part in ('train', 'val')]\"\n"
-            "which needs the development kit ILSVRC2012_devkit_t12.tar.gz there, and pip install scipy"
+            "The command needs scipy (pip install scipy) and, in the same folder, the development kit "
+            "ILSVRC2012_devkit_t12.tar.gz"
         )
 
 
 def _refuse_kaggle(root: Path) -> None:
-    """Raise DataError that names the right folder, if this is Kaggle's unpacked archive."""
+    """If this is Kaggle's unpacked archive, raise DataError with the name of the right folder."""
     places = (each / "Data" / "CLS-LOC" for each in (root, root / "ILSVRC"))
     if images := next(filter(Path.is_dir, places), None):
         raise DataError(

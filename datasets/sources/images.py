@@ -60,7 +60,7 @@ class EncodedImages(ImageSet):
 class FileImages(EncodedImages):
     """Images in files below one folder."""
 
-    groups: Texts | None = None  # the group of each image, with DATA.GROUP_BY; a group stays in one part
+    groups: Texts | None = None  # the group of each image if DATA.GROUP_BY is set; a group stays in one part
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class FileImages(EncodedImages):
 
 
 def normal_paths(paths: list[bytes]) -> list[bytes]:
-    """Normalize paths like FileImages.key. For most lists, one check of all paths shows that none needs a change."""
+    """Normalize paths as FileImages.key does. For most lists, one check of all paths shows that none needs a change."""
     together = b"\n" + b"\n".join(paths) + b"\n"
     if any(each in together for each in (b"./", b"//", b"/\n", b"/.\n", b"/..\n", b"\n\n")):
         return [os.path.normpath(path) for path in paths]

@@ -53,7 +53,7 @@ class Lists:
 
 
 def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
-    """Return the images of each list, in evaluation only of the last list.
+    """Return the images of each list or, in evaluation, of the last list only.
 
     Paths are relative to the folder of the list and must not lead out of it.
     """
@@ -155,7 +155,7 @@ class _Builder:
         def add(rows: Rows) -> None:
             if "\0" in "".join(rows.paths):
                 line = next(line for path, line in zip(rows.paths, rows.lines, strict=True) if "\0" in path)
-                raise DataError(f"{file}, line {line}: the path has a zero byte; save the list again as UTF-8")
+                raise DataError(f"{file}, line {line}: the path contains a zero byte; save the list again as UTF-8")
             self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
             self.writer.add(f"{number}.path", paths := encoded(rows.paths))
             of_rows.frombytes((numbers := labels.add(rows.labels, rows.lines)).tobytes())
@@ -225,7 +225,7 @@ def _folder_names(folders: list[str], pairs: list[int], num_labels: int) -> list
 
 
 def encoding_of(file: Path) -> str:
-    """Return the encoding of a list, by its first bytes. Refuse anything but a regular file, without reading it."""
+    """Detect the encoding of a list from its first bytes. Refuse anything but a regular file, without reading it."""
     if kind := not_a_file(file):
         raise DataError(f"{file} is {kind}, not a list of images; remove or rename it")
     with open(file, "rb") as content:
@@ -233,7 +233,7 @@ def encoding_of(file: Path) -> str:
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in start:
-        raise DataError(f"{file} has zero bytes, so it is not text, or it is UTF-16 without a BOM; save it as UTF-8")
+        raise DataError(f"{file} has a zero byte, so it is not text, or it is UTF-16 without a BOM; save it as UTF-8")
     return "utf-8-sig"
 
 

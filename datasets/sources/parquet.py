@@ -1,4 +1,4 @@
-"""`parquet`: images with labels in row groups, the format of Hugging Face. pyarrow reads one row group at a time."""
+"""`parquet`: images with labels in row groups, as stored by Hugging Face. pyarrow reads one row group at a time."""
 
 import functools
 import itertools
@@ -154,8 +154,8 @@ def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
     if not is_sorted or train.reach >= len(train) or len(train.classes) <= 2:
         return []
     return [
-        f"warning: the rows are sorted by class, and an epoch moves them by at most {train.reach:,} places within "
-        "shuffled row groups, so a batch has few classes; scripts/make_shards.py makes shards that are better mixed"
+        f"warning: the rows are sorted by class, and shuffling moves a row by at most {train.reach:,} places within "
+        "its row group, so a batch has few classes; scripts/make_shards.py makes shards that are better mixed"
     ]
 
 
@@ -163,17 +163,17 @@ def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
 
 
 class Columns(NamedTuple):
-    """The columns with image, file name and label of a row, as dotted paths of parquet."""
+    """The columns of images, file names and labels, as dotted parquet paths."""
 
     image: str
     path: str | None  # the file name that is stored with an image
     label: str
-    are_names: bool  # whether labels are names; else they are numbers
+    are_names: bool  # whether labels are names instead of numbers
     classes: tuple[str, ...] | None  # class names by number, if the file has them
 
 
 def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
-    """Return the columns of DATA.COLUMNS, or the usual columns on Hugging Face. `schema` is pyarrow's."""
+    """Return the columns of DATA.COLUMNS, or the columns that are usual on Hugging Face. `schema` is pyarrow's."""
     import pyarrow.types as types
 
     names = data.COLUMNS or USUAL_COLUMNS
@@ -337,7 +337,7 @@ def _labels(file: Path, columns: Columns) -> Any:
 
 
 def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:
-    """Return a file's row groups, its labels as int32, and its image names, which are all empty if one is missing."""
+    """Return a file's row groups, its labels as int32, and its image names (all empty if any is missing)."""
     labels, names = _labels(file, columns), []
     if columns.are_names:
         import pyarrow
@@ -427,7 +427,7 @@ class ParquetImages(EncodedImages):
     is_read_in_groups = True
 
     def __init__(self, data: Data, index: Index, rows: range):
-        """`rows`: the rows of this set in the index, which are all rows of some files."""
+        """`rows`: the rows of this set in the index, which are all the rows of one or more files."""
         super().__init__(index.column("label")[rows.start : rows.stop], [])
         self.rules, self.first, self.column = PixelRules.of(data), rows.start, index.facts["image"]
         self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]
@@ -505,7 +505,7 @@ class ParquetImages(EncodedImages):
         return GroupedShuffle(starts, reach, seed, epoch)
 
     def _within(self, num_bytes: int) -> int:
-        """Return how far an image may move while its row group is cached. A quarter of the bytes is for prefetching."""
+        """Return how far an image may move while its row group is cached. Prefetching gets a quarter of the bytes."""
         mean = max(self.num_bytes // max(int(self.group_starts[-1]), 1), 1)
         return max(num_bytes * 3 // 4 // mean, 1)
 

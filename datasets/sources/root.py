@@ -8,8 +8,8 @@ from configs.schema import Config, Data
 from utils.errors import DataError, not_a_file
 from utils.text import first_of
 
-# Names in any letter case; the first name that exists is read. Test images are for a final evaluation, not to choose a
-# model, so their name comes last.
+# Names in any letter case; the first name that exists is read. Test images are for a final evaluation, not for choosing
+# a model, so their name comes last.
 TRAIN_NAMES, TEST_NAME = ("train", "training"), "test"
 VAL_NAMES = ("val", "valid", "validation", "eval", "dev", TEST_NAME)
 
@@ -28,8 +28,8 @@ class Parts(NamedTuple):
             notes.append(f"not read: {first_of([f'{root}/{name}{ending}' for name in self.unread])}")
         if self.val and self.val.lower() == TEST_NAME and self.train and not config.START.EVAL:
             notes.append(
-                f"warning: {root}/{self.val}{ending} has the only validation images, so the best checkpoint is chosen "
-                f"by test images; for a fair test, add separate validation images ({root}/{VAL_NAMES[0]}{ending})"
+                f"warning: the only validation images are in {root}/{self.val}{ending}, so the best checkpoint is "
+                f"chosen on test images; for a fair test, add other validation images ({root}/{VAL_NAMES[0]}{ending})"
             )
         return tuple(notes)
 

@@ -47,7 +47,7 @@ VERSION = 2  # version of the content of the index
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
 TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
 SHAPE = Shape(SAMPLES | TARS, ["label offset size name", "tar tar.size tar.version tar.checksum", "tar.first"], {})
-NUM_PIECES, PIECE = 64, 8192  # number and bytes of the pieces of a tar that its checksum covers; together half a MiB
+NUM_PIECES, PIECE = 64, 8192  # number and size in bytes of the pieces that a tar's checksum covers, half a MiB in total
 MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
 MAX_OPEN_TARS = 128  # in each process, whose limit for open files may be 256
 NUM_THREADS = 16  # threads, which mostly wait for the disk
@@ -131,7 +131,7 @@ class ShardFolder:
 
 
 def _find_tars(root: Path) -> dict[str, list[Path]]:
-    """Return the sorted tars of each part: PART-000000.tar, with or without a prefix, PART/*.tar, or any other tar."""
+    """Return {part: its sorted tars}. `part_of` decides to which part a tar belongs."""
     folders, tars = [root, *(root / name for name in subfolders(root))], defaultdict(list)
     for path in sorted(path for folder in folders for path in folder.iterdir()):
         # A compressed tar is refused when it is read, unless its unpacked tar is next to it.
@@ -143,7 +143,7 @@ def _find_tars(root: Path) -> dict[str, list[Path]]:
 
 
 def part_of(name: str) -> str:
-    """Return the part to which a tar belongs, by its name below the folder."""
+    """Return the part of a tar: its folder, PART in [PREFIX-]PART-000000.tar, or otherwise its whole name."""
     tar = PurePosixPath(name)
     part = OF_PART.fullmatch(tar.name)
     return tar.parent.name or (part[1] if part else tar.stem)
@@ -250,7 +250,7 @@ class ShardTable:
         return {name: number for number, name in enumerate(self.tar_names.chunk(0, len(self.tar_names)))}
 
     def find(self, tar: ShardTar) -> int | None:
-        """Return the number of this tar, or None if it is unknown or a server's index has samples outside the tar."""
+        """Return the index of this tar, or None if it is unknown, its size differs, or samples end after its end."""
         number = self._numbers.get(os.fsencode(tar.name))
         if number is None or self.tar_sizes[number] != tar.size:
             return None

@@ -26,7 +26,7 @@ class Tar:
     """An open tar. It keeps no position, so threads and forked processes can read from it concurrently."""
 
     def __init__(self, path: Path, title: str = ""):
-        """Open a tar. `title` is its name in messages, by default the path. Raise DataError if it is not a file."""
+        """Open a tar. `title` is its name in messages, by default the path. Raise DataError if this is not a file."""
         self.path, self.title = path, title or str(path)
         kind = not_a_file(path)
         if kind:
@@ -78,7 +78,7 @@ class Tar:
 
 
 class _Headers:
-    """A tar as a file of headers for `tarfile`. It refuses headers that stall older Pythons or fill the memory."""
+    """The file from which `tarfile` reads a tar's headers. Refuses headers that stall older Pythons or fill memory."""
 
     def __init__(self, tar: Tar):
         self.tar, self.position = tar, 0
@@ -95,5 +95,5 @@ class _Headers:
         content = self.tar.read(self.position, size)
         self.position += len(content)
         if size > BLOCK and TOO_MANY_DIGITS.search(content):
-            raise tarfile.ReadError("a header has a number of 256 or more digits")
+            raise tarfile.ReadError("a header has a number with 256 or more digits")
         return content

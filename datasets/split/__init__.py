@@ -193,7 +193,7 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
 
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
-    """Divide a set by a record into training and validation images, in order. Store the split of an indexed set."""
+    """Split a set into training and validation images as the record says, in the set's order. Store it next to an index."""
     class_folders = class_folders_of(image_set, record)
 
     def draw() -> tuple[dict[str, np.ndarray], list[str]]:

@@ -1,6 +1,7 @@
 """Hold out images by a hash of their names, so that new images never move a training image to validation."""
 
 import hashlib
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
@@ -13,6 +14,7 @@ from utils.text import first_of
 
 HASH_BYTES = 8
 NUM_NAMED = 10  # maximum number of images that a log line names because their class decided their part
+MARK = re.compile(rb"\.moved-[0-9]+(?=\.[^./]+$)")  # in the name of a file that scripts/labels.py moved to a taken name
 
 
 def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
@@ -60,7 +62,7 @@ def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
 
 
 def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] = frozenset()) -> np.ndarray:
-    """Return a uint64 hash of each key, without the first of its folders that is in `class_folders`.
+    """Return a uint64 hash of each key, without the first of its folders that is in `class_folders`, and without MARK.
 
     Names are normalized first, because a Mac writes umlauts as two characters.
     """
@@ -72,10 +74,17 @@ def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] 
         return hashed.digest()
 
     for chunk in keys:
-        names = chunk if b"".join(chunk).isascii() else [composed(name) for name in chunk]
+        together = b"".join(chunk)
+        names = chunk if together.isascii() else [composed(name) for name in chunk]
+        names = [without_mark(name) for name in names] if b".moved-" in together else names
         names = [_without_first(class_folders, name) for name in names] if class_folders else names
         found.append(np.frombuffer(b"".join(map(digest, names)), dtype=">u8").astype(np.uint64))
     return np.concatenate([*found, np.empty(0, np.uint64)])
+
+
+def without_mark(name: bytes) -> bytes:
+    """Return a name as it was before scripts/labels.py moved the file to a taken name: without .moved-2 in a.moved-2.jpg."""
+    return MARK.sub(b"", name)
 
 
 def _without_first(class_folders: Set[bytes], name: bytes) -> bytes:

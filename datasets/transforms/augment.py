@@ -100,7 +100,7 @@ def _check_limits(policy: Policy, text: str) -> None:
 
 
 class SubPolicies(NamedTuple):
-    """A policy like AutoAugment that draws one of several sequences of operations."""
+    """A policy that draws one of several sequences of operations, as AutoAugment does."""
 
     sequences: list[list]
 
@@ -220,7 +220,7 @@ class Augmentation:
             pixels[...] = changed
 
     def _draw_jitter(self, rng: Random) -> list[Operation]:
-        """Draw changes of colour like torchvision's ColorJitter: in random order, each by a random factor."""
+        """Draw colour changes as torchvision's ColorJitter does: in random order, each with a random factor."""
         names = list(self.jitter)
         operations = []
         while names:

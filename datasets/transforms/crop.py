@@ -88,7 +88,7 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """A resize to IMAGE_SIZE / CROP_PCT and a centre crop, by CROP_MODE. Its pixels equal torchvision's and timm's."""
+    """A resize to IMAGE_SIZE / CROP_PCT and a centre crop (CROP_MODE). Its pixels equal torchvision's and timm's."""
 
     def __init__(self, data: Data):
         self.side, self.mode = data.IMAGE_SIZE, data.CROP_MODE

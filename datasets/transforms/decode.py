@@ -46,12 +46,12 @@ SEGMENTS = {*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}  # other markers that 
 # The first limit holds for images of any size. Small images may have more scans, up to the second limit, as long as
 # scans x pixels stay below MOST_OF_SCANS.
 MOST_SCANS, MOST_OF_SCANS = (64, 500), 10**10
-MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # markers that are followed by a length, and the end of the image
+MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # the end of the image, and markers that are followed by a length
 # Limits on the reads and pieces of a file. Pillow's parsers take microseconds per read, and copy the rest of the file
 # for each piece of EXIF data or comment.
 BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100
 PIECES = {JPEG_START: EXIF, b"P1": b"#", b"P2": b"#", b"P3": b"#"}  # {first bytes of the file: start of a piece}
-WEBP_COST = 1.6  # relative cost of a pixel: Pillow needs 17 to 21 bytes for it, but 9 to 13 in other formats
+WEBP_COST = 1.6  # relative cost of a pixel: Pillow needs 17 to 21 bytes per pixel of a WebP, 9 to 13 in other formats
 LEAST_WIDTH = 16  # narrower rows cost as much as a row of this many pixels
 # A JPEG of at most this many bytes x pixels is decoded in less than a second, because each scan has at least 10 bytes.
 QUICK = 2**34
@@ -100,7 +100,7 @@ def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
 
 
 def _decode_jpeg(data: bytes, rules: PixelRules) -> np.ndarray | None:
-    """Decode a JPEG with libjpeg. Return None if Pillow must read it, because of its colour space or of errors."""
+    """Decode a JPEG with libjpeg. Return None if Pillow must read it because of its colour space or an error."""
     with contextlib.suppress(ValueError):
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
         _refuse_bomb(data, width, height, rules)

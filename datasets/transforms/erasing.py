@@ -9,7 +9,7 @@ from configs.schema import Config
 from datasets.batch_order import Piece, sample_rng
 from datasets.transforms.crop import crop_box, inside_box
 
-ERASED_AREA = (0.02, 1 / 3)  # smallest and largest fraction of the image
+ERASED_AREA = (0.02, 1 / 3)  # smallest and largest fraction of the image that a box covers
 ERASED_RATIO = (0.3, 1 / 0.3)  # smallest and largest width / height of a box
 NO_BOX = (0,) * 6
 
@@ -83,7 +83,7 @@ class BatchedErasing(Erasing):
     def _fillings(
         self, noise: Tensor, left: Tensor, top: Tensor, noise_left: Tensor, noise_top: Tensor
     ) -> Tensor | float:
-        """Return the values that fill each image's box: [B, C, H, W], or [B, C, 1, 1] for one colour.
+        """Return the values that fill each image's box: [B, C, H, W], or [B, C, 1, 1] if each box has one colour.
 
         The values outside of the box are arbitrary.
         """

@@ -46,7 +46,7 @@ class Mixing:
         return rows
 
     def __call__(self, images: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
-        """Mix images [B, C, H, W] as the table [B, 6] from `rows` says, and round the result to `dtype`."""
+        """Mix images [B, C, H, W] according to the table [B, 6] from `rows`, and round the result to `dtype`."""
         _, factor, *box = table.unbind(1)
         weight = torch.where(inside_box(*box, self.side), 0.0, factor[:, None, None, None]).to(images.dtype)
         mixed, paired = torch.empty_like(images, dtype=dtype), len(images) // 2 * 2
@@ -72,7 +72,7 @@ class Mixing:
         return rng.betavariate(settings.MIXUP_ALPHA, settings.MIXUP_ALPHA), 0.0, 0.0, 0.0, 0.0
 
     def _box(self, share: float, rng: random.Random) -> tuple[float, ...]:
-        """Draw a box with 1 - `share` of the area around a random centre, clipped to the image.
+        """Draw a box with a random centre and 1 - `share` of the image's area, and clip it to the image.
 
         With CUTMIX_MINMAX, draw a box of random size inside the image instead.
         """

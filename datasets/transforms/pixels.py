@@ -1,8 +1,8 @@
-"""Drawn operations as plain data, and functions that apply them, by timm or by arithmetic with equal results.
+"""Drawn operations as plain data, and functions that apply them, with timm or with equivalent arithmetic.
 
 Pillow holds the GIL in all operations, so loader threads would wait for each other, and most of its operations are
-slower. The arithmetic here takes 0.3 of Pillow's time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each of
-its functions gets and returns pixels as float32 [H, W, C] with whole numbers from 0 to 255, and may change its input.
+slower. The arithmetic here takes 0.3 of Pillow's time for brightness, 0.5 to 0.7 for a blur, 0.9 for colour. Each
+arithmetic function gets and returns float32 [H, W, C] with whole numbers from 0 to 255, and may change its input.
 """
 
 import functools
@@ -56,7 +56,7 @@ class DrawnOperations(NamedTuple):
 
 GREY = (19595, 38470, 7471)  # weights of red, green and blue, in 1/65536; their sums are exact in float32
 BLUR_PASSES = 3  # box blurs that Pillow applies along each side
-BLUR_BITS = 24  # fixed-point bits of the weights of a box
+BLUR_BITS = 24  # fractional bits of the fixed-point weights of the box blur
 BLUR_UNIT = 2**BLUR_BITS
 
 
@@ -183,7 +183,7 @@ def _pillow_operations() -> dict[str, Callable[..., Image.Image]]:
     from timm.data import auto_augment as timm  # imported here: the import takes a second, and most runs do not need it
 
     def posterize(image: Image.Image, bits: float, **options) -> Image.Image:
-        # timm's strongest posterize keeps no bits, which is black. Pillow 13 refuses 0 bits, older versions accept it.
+        # timm's strongest posterize keeps no bits, which is black. Pillow 13 refuses 0 bits; older versions do not.
         return timm.posterize(image, int(bits)) if bits >= 1 else Image.new(image.mode, image.size)
 
     return {

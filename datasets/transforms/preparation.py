@@ -21,7 +21,7 @@ class Preparation:
     """Turns a loader's batch into the inputs of model and loss, on the device of `normalize`."""
 
     def __init__(self, config: Config, normalize: Normalize, is_compiled: bool = False):
-        """Build the transforms. With `is_compiled`, they are compiled to one kernel per batch size."""
+        """Build the transforms. If `is_compiled`, compile them to one kernel per batch size."""
         self.normalize = normalize
         self.device = normalize.scale.device
         self.copy = functools.partial(copied, device=self.device)
@@ -77,7 +77,7 @@ class SizedPreparation:
 def build_preparation(
     config: Config, normalize: Normalize, is_compiled: bool = False
 ) -> Preparation | SizedPreparation:
-    """Return the preparation for these settings. With `is_compiled`, it is compiled to one kernel per batch size."""
+    """Return the preparation for these settings. If `is_compiled`, it has one compiled kernel per batch size."""
     return (SizedPreparation if config.TRAIN.SIZE_SCHEDULE else Preparation)(config, normalize, is_compiled)
 
 

@@ -35,7 +35,7 @@ class RandomOperation(NamedTuple):
     options: Options
 
     def draw(self, rng: Random) -> tuple[Operation, ...]:
-        """Return a tuple of the operation with a random value, or () with probability 1 - `probability`."""
+        """Return the operation with a random value as a tuple, or () with probability 1 - `probability`."""
         if self.probability < 1 and rng.random() > self.probability:
             return ()
         name, value_of = TIMM_OPERATIONS[self.name]

@@ -101,7 +101,7 @@ class Table(Log):
     def conclude(self) -> int:
         """Print a last line with the numbers of errors and warnings. Return the exit code."""
         wrong, warnings = self.verdicts.count(WRONG), self.verdicts.count(WARN)
-        skipped = "checks that depend on these were skipped; " * bool(wrong)
+        skipped = "checks that depend on a failed check were skipped; " * bool(wrong)
         self.say(f"check: {wrong} wrong, {counted(warnings, 'warning')}; {skipped}nothing was saved")
         return 2 if wrong else 0
 
@@ -197,7 +197,7 @@ def simulated_process(setting: str, world_size: int | None, local_size: int | No
 
 
 def alone(inputs: Inputs) -> Inputs:
-    """Return inputs for process 0 without other processes. The process still computes only its share of an update."""
+    """Return the inputs as if process 0 were the only process. It still computes only its share of an update."""
     return replace(inputs, process=replace(inputs.process, world_size=1, local_size=1))
 
 
@@ -246,7 +246,7 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
 
 
 def check_memory(config: Config, num_classes: int, precision: Precision, free: int, process: Process) -> Finding:
-    """Compare the estimated memory of all processes that share a device with `free` bytes."""
+    """Compare `free` bytes with the estimated memory of all processes that share a device."""
     num_sharing = process.local_size if process.device.type == "cpu" else 1
     advice = "lower -batch_size and raise -accum_iter by the same factor" + amp_hint(config.AMP, process.device)
     try:

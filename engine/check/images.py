@@ -20,7 +20,7 @@ from utils.progress import shown
 from utils.text import counted, first_of
 
 LINE_EACH = ",\n"
-BLOCK, MAX_BLOCKS = 64, 4096  # smallest number of images per task of a thread, and about the largest number of tasks
+BLOCK, MAX_BLOCKS = 64, 4096  # minimum number of images per thread task, and approximate maximum number of tasks
 UNEVEN = 10  # the ratio of largest to smallest class above which classes are reported as uneven
 
 

@@ -39,7 +39,7 @@ class MemoryEstimate:
 
 
 def estimate(config: Config, num_classes: int, precision: Precision, process: Process) -> MemoryEstimate:
-    """Estimate one process's memory from forward passes of two and of three images with random weights."""
+    """Estimate one process's memory by running a model with random weights on two and on three images."""
     model = add_adapters(build_model(config, num_classes), config)
     choose_transforms(config, process.device, precision.half).apply(model)
     fixed = fixed_bytes(config, model, precision)
@@ -157,7 +157,7 @@ class SavedTensors:
         return max((count for block, count in self.by_block.items() if block or not self._inputs), default=0)
 
     def count(self, recomputes: bool) -> int:
-        """Return the total bytes. With `recomputes`, only the inputs of blocks and the largest block count."""
+        """Return the total bytes. If `recomputes`, count only blocks' inputs, the largest block and block 0."""
         if recomputes and self._inputs:
             return self.by_block[0] + sum(self._inputs) + self.largest_block
         return self.by_block.total()

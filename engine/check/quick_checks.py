@@ -156,7 +156,7 @@ def check_ema(settings: Train, num_updates: int) -> Finding:
 
 
 def check_disk(config: Config, path: Path, each: int) -> Finding:
-    """Check that all files of a run fit on the disk of `path`. A checkpoint has `each` bytes."""
+    """Check that all files of a run fit on the disk of `path`. Each checkpoint takes up `each` bytes."""
     numbered = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
     count = numbered + 4  # best, last, previous, and the file that is being written
     # The checkpoints of a resumed run already take up space. A file with several names is counted only once.

@@ -145,7 +145,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        # value.copy() would lose a state_dict's attribute _metadata, which has the versions of the modules.
+        # value.copy() would lose a state_dict's attribute _metadata, which records each module's version.
         new = copy(value)
         new.update((key, map_tensors(each, change)) for key, each in value.items())
         return new

@@ -95,7 +95,7 @@ def refuse_changes(
         )
     if state.get("progress", {}).get("choices") and not order.has_updates_of(state["config"]):
         raise ConfigError(
-            f"-resume: {path} is partway through the schedule that TRAIN.BUDGET chose, but the updates would now have "
+            f"-resume: {path} is partway through the schedule that TRAIN.BUDGET chose, but the updates would now use "
             "different images; restore the images, the batch size and DATA.DROP_LAST, "
             "or start a new run from its weights with -pretrained"
         )
@@ -103,7 +103,7 @@ def refuse_changes(
     if not order.has_updates_of(state["config"]):
         step = (state["epoch"] + 1) * order.steps_per_epoch
         lines.append(
-            f"resume: the updates now have different images, so epoch {state['epoch'] + 2} starts from its "
+            f"resume: the updates now use different images, so epoch {state['epoch'] + 2} starts from its "
             f"beginning, at step {step}"
         )
     then, now = state["config"].get("TRAIN.NUM_EPOCHS"), config.TRAIN.NUM_EPOCHS

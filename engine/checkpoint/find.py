@@ -11,9 +11,9 @@ from utils.runs import DATED, weights_in
 
 
 def read_checkpoint(path: Path, lazily: bool = False, verify: bool = True) -> dict:
-    """Read a checkpoint of this or another program without executing its content. Raise ConfigError if it is damaged.
+    """Read a checkpoint that this or another program wrote. Raise ConfigError if it is damaged.
 
-    `lazily` and `verify` are passed to read_torch.
+    No code in the file is executed. `lazily` and `verify` are passed to read_torch.
     """
     try:
         state = read_torch(path, lazily, verify)
@@ -28,7 +28,7 @@ def read_lazily(path: Path) -> dict:
 
 
 def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """Return the newest valid checkpoint of the newest run without -name, for -resume auto. `read`: see newest_in."""
+    """Return the newest valid checkpoint of the newest run that has no -name (-resume auto). `read`: see newest_in."""
     runs = newest_first(path for path in Path(save).glob("train-*") if DATED.fullmatch(path.name))
     found = next((found for run in runs if (found := newest_in(run.folder, warn, read))), None)
     for copy in other_copies(found.parent) if found else ():
@@ -77,7 +77,7 @@ def checkpoint_at(
     warn: Callable[[str], None],
     read: Callable[[Path], dict] = read_lazily,
 ) -> Path | None:
-    """Return the checkpoint that -resume names by `auto`, a run's folder or a file. `read` is as in newest_in.
+    """Return the checkpoint for -resume, which is `auto`, a run's folder or a file. `read` is as in newest_in.
 
     A run continues from its newest checkpoint. An evaluation uses the run's best weights.
     """

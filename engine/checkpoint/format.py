@@ -73,7 +73,7 @@ def keep_as(path: Path, other: Path) -> None:
     temporary.unlink(missing_ok=True)
     try:
         os.link(path, temporary)
-    except OSError:  # a file system without hard links
+    except OSError:  # the file system does not support hard links
         with open(path, "rb") as source, replacing(other) as copy:
             shutil.copyfileobj(source, copy)
         return
@@ -85,16 +85,16 @@ def keep_as(path: Path, other: Path) -> None:
 
 
 def remove_old(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` files checkpoint-N.pth."""
+    """Remove all checkpoint-N.pth files except the newest `keep`."""
     check_in_place(folder)
     for old in numbered(folder)[keep:]:
         old.unlink(missing_ok=True)
 
 
 def remove_unused_parts(folder: Path) -> None:
-    """Remove checkpoint shards that no checkpoint of the run refers to, left by older checkpoints and killed saves.
+    """Remove the shards of deleted checkpoints and killed saves, to which no checkpoint of the run refers.
 
-    Only folders whose names a save creates are removed. Links are never followed.
+    Remove only folders whose names have the form that a save uses. Never follow links.
     """
     check_in_place(folder)
     shards = folder / FOLDER

@@ -34,12 +34,12 @@ def find_checkpoint(config: Config, log: Log) -> Path | None:
 
 
 def run_folder_of(checkpoint: Path | None) -> Path | None:
-    """Return the folder of the checkpoint's run, or None if the file is not in a run's folder and starts a new run."""
+    """Return the folder of the checkpoint's run, or None for a new run (the file is not in a run's folder)."""
     return checkpoint.parent if checkpoint and (checkpoint.parent / "config.yaml").exists() else None
 
 
 def read_saved(path: Path | None, lazily: bool, verify: bool) -> dict:
-    """Return the state in a checkpoint, or {} without a checkpoint or for a file that contains only weights.
+    """Return the state in a checkpoint, or {} if there is no checkpoint or the file contains only weights.
 
     `lazily` and `verify` are passed to read_torch.
     """
@@ -58,7 +58,7 @@ def drop_tensors(saved: dict) -> None:
 
 
 def is_run(saved: dict) -> bool:
-    """Return whether this is the complete state of a run. Files of other programs have weights and at most an epoch."""
+    """Return whether this is the complete state of a run. Other programs store weights and at most an epoch number."""
     return "progress" in saved
 
 

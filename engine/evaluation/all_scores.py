@@ -1,4 +1,4 @@
-"""The scores of all images and classes: for figures of each class that need a ranking, and for the calibration."""
+"""The scores of all images and classes, for per-class metrics that need a ranking, and for calibration."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ BYTES_AT_ONCE = 2**26  # limit for the scores that processes exchange in one ste
 
 
 class Ranking(NamedTuple):
-    """How well the scores of each class rank the images: float64 [classes], NaN where undefined."""
+    """Metrics of each class's ranking of the images by score: float64 [classes], NaN where undefined."""
 
     average_precision: np.ndarray
     auc: np.ndarray  # area under the receiver operating characteristic
@@ -29,9 +29,9 @@ class AllScores:
         self._on_host: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, scores: Tensor, targets: Tensor) -> None:
-        """Add scores [B, classes], and labels: class numbers [B], or with several labels per image bool [B, classes].
+        """Add scores [B, classes], and labels: class numbers [B], or bool [B, classes] with several labels per image.
 
-        This waits for the device only once in many batches.
+        Most calls do not wait for the device.
         """
         self._on_device.append((scores.float(), targets if targets.ndim == 1 else targets.bool()))
         if sum(each.nbytes for each, _ in self._on_device) > BYTES_ON_DEVICE:
@@ -44,7 +44,7 @@ class AllScores:
             self._on_device = []
 
     def on_host(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return this process's scores [N, classes], and its labels in the form of `add`."""
+        """Return this process's scores [N, classes], and its labels in the format that `add` takes."""
         self._move()
         if len(self._on_host) > 1:
             self._on_host = [tuple(np.concatenate(each) for each in zip(*self._on_host, strict=True))]
@@ -70,10 +70,10 @@ class AllScores:
         return Ranking(*columns)
 
     def _blocks(self, process: Process) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield (first class, scores, whether each image has the class) of all images, for some classes at a time.
+        """Yield (first class, scores, whether each image has the class) of all images, a few classes at a time.
 
-        With one label per image, the scores are the logarithms of probabilities, which differ even if the
-        probabilities of two images are rounded to 1.
+        With one label per image, the scores are log-probabilities, which still differ between two images whose
+        probabilities are both rounded to 1.
         """
         scores, targets = self.on_host()
         num_images, num_classes = process.join([len(scores)]), scores.shape[1]
@@ -97,7 +97,7 @@ def rank_class(scores: np.ndarray, positives: np.ndarray) -> tuple[float, float]
     """Return average precision and AUC of a class, NaN where undefined. Images with equal scores count together.
 
     Average precision is the mean of the precisions at the scores of the class's images. AUC is the probability that an
-    image of the class has a higher score than another image; it needs at least one image of each kind.
+    image of the class has a higher score than an image outside the class. It needs at least one image of each kind.
     """
     if not positives.any():
         return math.nan, math.nan

@@ -54,7 +54,7 @@ def evaluate(
         # Pad on the device: a batch padded on the host would not be pinned, and its copy would make the host wait.
         if missing > 0:
             pixels = torch.cat((pixels, pixels.new_zeros(missing, *pixels.shape[1:])))
-        min_size = len(pixels) if data.is_padded else 1  # a compiled model gets all batches in the same size
+        min_size = len(pixels) if data.is_padded else 1  # a compiled model gets batches of one size only
         images = normalize(pixels, input_dtype)
         targets = batch.targets.to(process.device, non_blocking=True)[: batch.num_samples]
         for model, tally in zip(models, tallies, strict=True):
@@ -67,6 +67,6 @@ def evaluate(
     found = [Evaluation(tally.result(process), tally.per_image) for tally in tallies]
     for scores, images in found:
         num_seen = scores.num_images + scores.num_excluded
-        ensure(num_seen == data.num_samples, f"the evaluation saw {num_seen:,} images of {data.num_samples:,}")
+        ensure(num_seen == data.num_samples, f"the evaluation saw {num_seen:,} of {data.num_samples:,} images")
         images.indices = data.share[~np.isin(data.share, bad)]
     return found

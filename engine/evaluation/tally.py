@@ -12,8 +12,8 @@ from engine.evaluation.scores import Scores
 from utils.distributed import Process
 from utils.errors import ensure
 
-# With more scores (images x classes), only an evaluation with several labels per image keeps all of them. 2**26 scores
-# of float32 take 256 MiB: ImageNet's validation images need 191 MiB.
+# Above this number of scores (images x classes), an evaluation keeps all scores only if images can have several
+# labels. 2**26 float32 scores take 256 MiB: ImageNet's validation images need 191 MiB.
 MOST_SCORES = 2**26
 
 
@@ -62,7 +62,7 @@ class Tally:
         return functional.cross_entropy(logits, targets, reduction="none"), are_right
 
     def _add_labels(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Count images with several labels, like `_add_classes`. A probability above 0.5 predicts a class."""
+        """Count images with several labels, like `_add_classes`. Classes with a probability above 0.5 are predicted."""
         actual, predicted = targets.bool(), logits > 0
         self.counts += torch.stack([each.sum(0) for each in (actual, predicted, actual & predicted)])
         losses = functional.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none").mean(1)
@@ -89,7 +89,7 @@ def are_finite(logits: Tensor) -> Tensor:
 
 
 def macro_scores(actual: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> dict[str, float]:
-    """Return the means of recall and F1 over the classes that have images, in percent, or 0 without images."""
+    """Return the means of recall and F1 over the classes that have images, in percent, or 0 if there are no images."""
     present = actual > 0
     actual, predicted, right = actual[present], predicted[present], right[present]
     if not len(actual):
@@ -111,7 +111,7 @@ MOST_PREDICTED = 100
 
 @dataclass(frozen=True)
 class ImageResults:
-    """The results of all readable images with one label each: arrays [N] in the order of the image set."""
+    """The results of each readable image, if an image has one label: arrays [N] in the order of the image set."""
 
     indices: np.ndarray  # the index of each image in its set
     labels: np.ndarray  # class numbers
@@ -119,7 +119,7 @@ class ImageResults:
     probabilities: np.ndarray  # float32: the probabilities of the predicted classes
     label_probabilities: np.ndarray
     counts: np.ndarray  # [3, classes]: images, predictions and correct predictions of each class
-    local: "PerImage | None" = None  # the part of this process, which has the logits of its images
+    local: "PerImage | None" = None  # this process's results, with all scores of its images if kept
     ranking: Ranking | None = None  # None: not computed yet
 
 
@@ -143,7 +143,7 @@ class PerImage:
 
     def __init__(self):
         self._rows: list[Tensor] = []  # float32 [B, 4]; float32 is exact for class numbers up to 16 million
-        self.scores: AllScores | None = None  # None: too many; with several labels per image, they replace `_rows`
+        self.scores: AllScores | None = None  # None if there are too many; used instead of `_rows` with several labels
         # Set at the end of the evaluation: the indices of these images, and the counts of all processes.
         self.indices, self.counts, self.has_several_labels = np.zeros(0, np.int64), np.zeros((3, 0), np.int64), False
 
@@ -185,7 +185,7 @@ class PerImage:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Return the tensor in float32 if it has a half type, else unchanged."""
+    """Return a half-precision tensor as float32, and any other tensor unchanged."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

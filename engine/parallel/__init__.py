@@ -12,7 +12,7 @@ from models.weights.sharded import Parts, changed
 from utils.distributed import Process
 from utils.errors import ConfigError
 
-LARGE = ("state_dict", "state_dict_ema", "optimizer")  # the parts of a state that have large tensors
+LARGE = ("state_dict", "state_dict_ema", "optimizer")  # the parts of a state that contain large tensors
 # DDP's bucket size in MiB with torch.compile, which cuts the graph at every bucket (ViT-Base into 13 pieces with the
 # default of 25). Used only on CUDA, because the size changes the last bit of an average over more than two processes.
 BUCKET_MB = 100
@@ -38,7 +38,7 @@ class Parallel:
         return model
 
     def sync_gradients(self, replica: nn.Module, now: bool) -> contextlib.AbstractContextManager:
-        """Return a context for forward and backward that averages the gradients if `now`, or else accumulates them."""
+        """Return a context for forward and backward that averages the gradients if `now`, else accumulates them."""
         return contextlib.nullcontext()
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -56,7 +56,7 @@ class Parallel:
         """Move the gradients to the parameters that the optimizer updates."""
 
     def sync_found_inf(self, found_inf: Tensor) -> None:
-        """Set found_inf in all processes if it is set in one."""
+        """Set found_inf in all processes if it is set in any of them."""
 
     def norm(self, norm: Tensor) -> Tensor:
         """Return the norm of the whole gradient, given the norm of this process's part."""

@@ -128,7 +128,7 @@ class Sharded(Parallel):
         return within_large(state, gather)
 
     def split_for_save(self, state: dict) -> tuple[dict, dict[str, Tensor]]:
-        """Return the state without its large tensors, and this process's rows of them by path."""
+        """Return the state without its large tensors, and {path: this process's rows of the tensor}."""
         pieces = {}
 
         def take(place: str, value: Any) -> Any:

@@ -12,15 +12,15 @@ from configs.schema import Precision, Train
 from engine.parallel import Parallel
 from utils.torch_internals import found_inf, found_infs, scale_and_growth, set_found_inf
 
-Optimizer = Any  # a torch optimizer, or SkippingOptimizer of extras/optimizers, whose step() takes found_inf
-SMALLEST_UNIT = 1e-3  # AGC's lower limit for the norm of a unit's weights, so that a unit of zeros can learn
+Optimizer = Any  # a torch optimizer, or SkippingOptimizer from extras/optimizers, whose step() takes found_inf
+SMALLEST_UNIT = 1e-3  # AGC's lower limit for the norm of a unit's weights, so that a unit can learn even if all are 0
 
 
 class Clipping:
     """Gradient clipping by TRAIN.CLIP_MODE and TRAIN.GRAD_CLIP. It does nothing if GRAD_CLIP is not set."""
 
     def __init__(self, settings: Train, model: nn.Module, own: dict[str, nn.Parameter] | None = None):
-        """Set the limit, and the parameters that AGC clips. `own` has this process's shards of sharded parameters."""
+        """Set the limit, and the parameters that AGC clips. `own` maps names to this process's shards."""
         limit, own = settings.GRAD_CLIP, dict(model.named_parameters()) if own is None else own
         self.max_norm = limit if settings.CLIP_MODE == "norm" else None
         self.max_value = limit if settings.CLIP_MODE == "value" else None

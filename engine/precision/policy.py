@@ -82,7 +82,7 @@ class Precision:
         return f"{mode} {str(self.half).removeprefix('torch.')}"
 
     def describe(self, origin: str = "") -> str:
-        """Return a line with the precision, the setting's origin, the reason, and advice from measuring the device."""
+        """Return a line with the precision, where it was set, why it was chosen, and advice from the device's measured speed."""
         speedup = half_speedup(self.device, self.half or torch.bfloat16)
         advice = speed_advice(self.device, self.half, speedup)
         if self.half is None:
@@ -92,7 +92,7 @@ class Precision:
             moves = "moving" if self.scaler.moves else "constant"
             scale += f" (loss scale {self.scaler.get_scale():g}, {moves})"
         if self.is_float8:
-            advice = "" if self._config.COMPILE else "; float8 gains time only with -compile"
+            advice = "" if self._config.COMPILE else "; float8 is faster only with -compile"
         return f"{self.name}{scale}{origin}, {self.reason}{advice}"
 
     def autocast(self) -> torch.autocast:
@@ -147,16 +147,17 @@ def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float)
     """Return advice on a faster precision. `speedup` compares the half type (bfloat16 without -amp) with float32."""
     what = "processor" if device.type == "cpu" else f"{device.type} device"
     if half is None:
-        return f"; bfloat16 is about {speedup:.1f} times as fast on this {what}: -amp" if speedup > WORTHWHILE else ""
+        advice = f"; bfloat16 is about {speedup:.1f} times as fast on this {what}: use -amp"
+        return advice if speedup > WORTHWHILE else ""
     name = str(half).removeprefix("torch.")
     if device.type == "cpu" and half is torch.float16:  # attention is slow in float16 even if large layers are fast
         slower = f", about {1 / speedup:.1f} times slower than float32 on this CPU" if speedup < 0.9 else ""
-        return f"; float16 is slow on CPUs{slower}: -amp_dtype bfloat16, or leave -amp out"
+        return f"; float16 is slow on CPUs{slower}: use -amp_dtype bfloat16, or leave -amp out"
     if speedup < 1:
         slower = f"about {1 / speedup:.1f} times slower than float32" if speedup < 0.9 else "no faster than float32"
         return f"; {name} is {slower} on this {what}: leave -amp out, unless you need to save memory"
     if half is torch.float16 and device.type != "mps" and has_bfloat16(device):
-        return f"; this {what} also has bfloat16, which needs no loss scale: -amp_dtype bfloat16"
+        return f"; this {what} also supports bfloat16, which needs no loss scale: use -amp_dtype bfloat16"
     return ""
 
 
@@ -166,9 +167,9 @@ def amp_hint(amp: bool, device: torch.device) -> str:
 
 
 def check_matmul(mode: str, device: torch.device) -> None:
-    """Raise ConfigError for tf32 on a device that does not have it."""
+    """Raise ConfigError for tf32 on a device that does not support it."""
     if mode == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
-        raise ConfigError(f"PRECISION.MATMUL is tf32, which this {device.type} device does not have; use ieee")
+        raise ConfigError(f"PRECISION.MATMUL is tf32, which this {device.type} device does not support; use ieee")
 
 
 def set_matmul(mode: str) -> None:

@@ -30,7 +30,7 @@ class Lettering(NamedTuple):
     def fit(self, text: str, width: float) -> str:
         """Return the text, shortened to its beginning and end if it is wider than `width` pixels.
 
-        Two thirds of the kept text are the end, because the end distinguishes paths and names that begin alike.
+        Two thirds of the result come from the end of the text, which distinguishes paths and names that begin alike.
         """
         text = self._drawable(text)
         font = self._font_of(text)

@@ -197,7 +197,7 @@ def finite(value: float, digits: int = 6) -> float | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of the device if it counts memory, otherwise of this process."""
+    """Return the peak memory of the device in bytes, or of this process if the device does not count memory."""
     if device.type in ("cuda", "xpu"):
         return getattr(torch, device.type).max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

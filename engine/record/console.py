@@ -88,7 +88,7 @@ class EpochPrinter:
 
     def __init__(self, config: Config, has_ema: bool):
         self._has_ema = has_ema
-        # The metric in the top-1 column: BEST_METRIC. If that is the loss, which has its own column: mAP or top-1.
+        # The metric in the top-1 column is BEST_METRIC, or mAP or top-1 if that is the loss, which has its own column.
         instead_of_loss = "map" if config.DATA.has_several_labels else "top1"
         self._metric = instead_of_loss if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
         self._num_rows = 0

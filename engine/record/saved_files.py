@@ -47,7 +47,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a JSON Lines file sorted by epoch, or [] without a file. A cut-off last line is ignored."""
+    """Return the rows of a JSON Lines file sorted by epoch, or [] if there is none. A cut-off last line is ignored."""
     lines = [line for line in read_text(path).split("\n") if line.strip()]
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
@@ -69,7 +69,7 @@ def is_figure(value: Any) -> bool:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file as {column: text}, or [] without a file. Lines that a kill cut off are ignored."""
+    """Return the rows of a CSV file as {column: text}, or [] if there is none. Lines that a kill cut off are ignored."""
     limit = csv.field_size_limit(2**27)  # restored below; a cell may contain all labels of an image
     rows = csv.reader(io.StringIO(read_text(path), newline=""))
     try:
@@ -82,7 +82,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def to_number(text: str) -> float | None:
-    """Return the number in a text, or None if the text is empty or not a finite number."""
+    """Return the number in a string, or None if the string is empty or not a finite number."""
     try:
         value = float(text)
     except ValueError:

@@ -66,7 +66,7 @@ class SavedRun:
     settings: dict[str, Any]  # {full key: plain value} of all settings, see `read_settings`
     origins: dict[str, str]  # {full key: 'flag -epochs', 'configs/x.yaml', 'default' ...}
     status: dict[str, Any]  # status.json; {} without that file
-    epochs: list[dict[str, Any]]  # rows of metrics.jsonl; `epoch` counts from 0, accuracies are in percent
+    epochs: list[dict[str, Any]]  # rows of metrics.jsonl; `epoch` counts from 0, and accuracies are in percent
     # The row of metrics.jsonl for the initial weights; {} if they were not evaluated.
     before: dict[str, Any] = field(default_factory=dict)
 
@@ -79,8 +79,8 @@ class SavedRun:
             raise ConfigError(f"{folder}: {what}, for example output/train-20260102-03-04-05")
         if not (folder / "config.yaml").exists():
             inside = [each.parent.name for each in sorted(folder.glob("*/config.yaml"))]
-            near = f"; it contains runs, give one of them: {', '.join(inside[:5])}" if inside else ""
-            raise ConfigError(f"{folder}: not the folder of a run, because it has no config.yaml{near}")
+            near = f"; give one of the runs inside it: {', '.join(inside[:5])}" if inside else ""
+            raise ConfigError(f"{folder} is not the folder of a run, because it has no config.yaml{near}")
         settings, origins = read_settings(folder / "config.yaml")
         rows = read_rows(folder / "metrics.jsonl")
         epochs = [row for row in rows if row["epoch"] >= 0]
@@ -182,7 +182,7 @@ class SavedRun:
         number = self.status.get("best", {}).get("epoch")
         on_disk = best_of([row for row in self.epochs if row["epoch"] + 1 == number], self.metric)
         found = on_disk if on_disk.epoch else best_of(self.epochs, self.metric)
-        # Unreadable images are not scored. results.json counts the scored images, status.json all images.
+        # Unreadable images are not scored. results.json counts the scored images, and status.json all images.
         scored = read_object(self.folder / "results.json").get("num_images")
         num_images = scored if isinstance(scored, int) else self.about.get("validation_images", 0)
         return found._replace(num_images=num_images if found.epoch else 0)
@@ -246,7 +246,7 @@ def _leaves(node: yaml.MappingNode, prefix: str = ""):
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Return status.json of a run, without values of an unexpected type."""
+    """Return the values in a run's status.json, except those with an unexpected type."""
     status = _of_their_kinds(read_json(folder / "status.json"))
     return status | {name: _of_their_kinds(status[name]) for name in ("about", "best") if name in status}
 

@@ -35,7 +35,7 @@ class EpochResult:
     """The results of one epoch."""
 
     report: Report
-    scores: dict[str, Scores]  # key "": raw weights, "_ema": EMA weights; empty without evaluation
+    scores: dict[str, Scores]  # key "": raw weights, "_ema": EMA weights; empty if not evaluated
     num_images: int  # images used for training, not counting images before a resume
     training_seconds: float
     evaluation_seconds: float

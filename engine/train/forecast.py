@@ -33,7 +33,7 @@ class RunTimes:
     update: float = 0.0
     evaluation: float = 0.0
     end_work: float = 0.0  # pictures, tables and report after the last evaluation
-    then: float = 0.0  # seconds of an update when end_work was measured
+    then: float = 0.0  # seconds per update at the time when end_work was measured
 
     @classmethod
     def of(
@@ -73,18 +73,18 @@ class RunTimes:
 
 
 class UpdateTimer:
-    """Measures the seconds of an update in this start of the program.
+    """Measures the mean seconds per update in this start of the program.
 
     The mean covers as much past time as the run has left, because the causes of slow updates may occur again.
     """
 
     def __init__(self, now: float, step: int, earlier: float):
-        """`earlier`: seconds of an update in an earlier start, used until this start has measured it; 0: unknown."""
+        """`earlier`: seconds per update in an earlier start, used until this start has measured them; 0: unknown."""
         self.first_step, self.is_measured, self._earlier = step, False, earlier
         self._marks = deque([(now, step)])  # (seconds of training, step)
 
     def measure(self, now: float, step: int, left: float) -> float:
-        """Return the seconds of an update. `step` includes the update just done. `left`: seconds until the run ends."""
+        """Return the seconds per update. `step` includes the update just done. `left`: seconds until the run ends."""
         marks = self._marks
         while len(marks) > 1 and step - marks[1][1] >= MEASURED and now - marks[1][0] > left:
             marks.popleft()

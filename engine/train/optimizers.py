@@ -16,7 +16,7 @@ from models.weights.sharded import is_plain
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import tree_leaves, without_compiler
 
-# torch.optim.Optimizer, or the SkippingOptimizer of extras/optimizers, whose step also takes found_inf
+# torch.optim.Optimizer, or the SkippingOptimizer from extras/optimizers, whose step also takes found_inf
 AnyOptimizer = Any
 
 KEY = "TRAIN.OPTIMIZER"
@@ -31,7 +31,7 @@ def build_optimizer(
 ) -> AnyOptimizer:
     """Build the optimizer of all trainable parameters. It can skip an update on the device.
 
-    `own` has this process's part of each parameter if the model is sharded. `peak` is the highest learning rate of the
+    `own` is this process's part of each parameter if the model is sharded. `peak` is the highest learning rate of the
     run, by which some optimizers scale the weight decay. The default is TRAIN.BASE_LR.
     """
     own = dict(model.named_parameters()) if own is None else own
@@ -125,8 +125,8 @@ def check_state(optimizer: AnyOptimizer, state: dict) -> None:
     then, now = ([len(group["params"]) for group in groups] for groups in both)
     if then != now:
         raise ConfigError(
-            f"-resume: the optimizer of the checkpoint has {len(then)} groups of {then} parameters, this run {len(now)} of "
-            f"{now}; restore the settings that decide the groups (TRAIN.LAYER_DECAY, MODEL.FREEZE), or "
+            f"-resume: the checkpoint's optimizer has {len(then)} groups of {then} parameters, but this run has "
+            f"{len(now)} of {now}; restore the settings that decide the groups (TRAIN.LAYER_DECAY, MODEL.FREEZE), or "
             "start a new run from its weights with -pretrained"
         )
 
@@ -217,7 +217,7 @@ def refusing_arguments(settings: Train) -> Iterator[None]:
         chosen = settings.OPTIMIZER
         if "graph_capture_health_check" in str(error):  # a name that timm 1.0.20 uses and torch 2.11 removed
             raise ConfigError(
-                f"{KEY}.NAME: {chosen.NAME} of this timm version needs an older torch; pip install -U timm"
+                f"{KEY}.NAME: {chosen.NAME} of this timm version needs an older torch; run pip install -U timm"
             ) from None
         arguments = {} if chosen.NAME in OURS else set_arguments(chosen)
         arguments |= dict(chosen.KWARGS)

@@ -42,7 +42,7 @@ class Stopped(Exception):
 
 
 def why_finished(settings: Train, num_epochs: int, epoch: int, not_better: int) -> str:
-    """Return why a run of `num_epochs` ends after `epoch`, or an empty text if it continues.
+    """Return why a run of `num_epochs` ends after `epoch`, or an empty string if it continues.
 
     `not_better` is the number of evaluations since the best one.
     """
@@ -57,7 +57,7 @@ class SkipLimit(Callback):
     """At each report, raises NonFinite if PRECISION.MAX_CONSECUTIVE_SKIPS updates in a row were skipped."""
 
     def __init__(self, max_skips: int, get_advice: Callable[[], str] | None = None):
-        """`get_advice` returns a text that says what to change, or an empty text."""
+        """`get_advice` returns advice on what to change, or an empty string."""
         self._max_skips, self._get_advice = max_skips, get_advice
 
     def on_report(self, trainer: Trainer, report: Report) -> None:

@@ -94,7 +94,7 @@ class CacheFile:
     def read(self, number: int) -> tuple[int, int, np.ndarray]:
         """Return height, width and bytes of an image. Raise DamagedCacheError if the bytes are damaged.
 
-        Each process compares the checksum of an image when it first reads it. Rejected: comparing all checksums at the
+        Each process verifies the checksum of an image on the first read. Rejected: verifying all checksums at the
         start, because that reads the whole file, perhaps hundreds of GB.
         """
         start, length, height, width, checksum = (int(column[number]) for column in self.columns)

@@ -22,7 +22,7 @@ REMEDY = f"train the teacher on this data first, and name its checkpoint: -opts 
 
 
 class TeacherSource(NamedTuple):
-    """The model, weights and classes of a teacher that is not built yet."""
+    """The model, weights and classes of a teacher that has not been built yet."""
 
     config: Config  # settings for the teacher's model and for the normalization of its images
     weights: str  # a file, or the name of a timm model

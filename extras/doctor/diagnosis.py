@@ -233,7 +233,7 @@ def best_scale(exact: Trace, trace: Trace, half: torch.dtype) -> float:
 def vanishing(model: nn.Module, half: torch.dtype, trace: Trace) -> list[Vanishing]:
     """Return the parameters, buffers and numbers such as `eps` that become zero in the half type.
 
-    A tensor is listed if at least half of its elements become zero: of millions of trained weights, a few always do.
+    A tensor is listed if at least half of its elements become zero. A few of millions of trained weights always do.
     """
     found = []
     halves = {place.path for place, kinds in trace.types.items() if half in kinds}

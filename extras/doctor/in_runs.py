@@ -90,7 +90,7 @@ class AutoDoctor(Callback):
         self._advice: str | None = None  # None: not examined yet
 
     def get_advice(self) -> str:
-        """Return the finding and the remedy, or an empty text if nothing was examined."""
+        """Return the finding and the remedy, or an empty string if nothing was examined."""
         return self._advice or ""
 
     def on_report(self, trainer: Trainer, report: Report) -> None:

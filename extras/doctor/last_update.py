@@ -45,7 +45,7 @@ def save_last_update(
 def examine(
     config: Config, folder: Path, log: Log, step: int, batches: list[tuple[Batch, float]], trainer: Trainer
 ) -> str:
-    """Return the finding and the remedy for the update of this step, or an empty text if the doctor fails."""
+    """Return the finding and the remedy for the update of this step, or an empty string if the doctor fails."""
     try:
         update = Batches(step, trainer.process.rank, batches)
         with unchanged_random_state(trainer.process.device):
@@ -53,7 +53,7 @@ def examine(
             trainer.transforms.revert(model)
             found = diagnose(make_case(config, model, trainer.prepare, update, scale, trainer.loss))
         is_written = bool(prescribe(found, config, folder))
-    except Exception as error:  # such as out of memory or a full disk; none of these ends the run
+    except Exception as error:  # for example, out of memory or a full disk; no error here ends the run
         log.warn(
             f"the doctor cannot examine step {step} ({type(error).__name__}: {error}); training continues without it"
         )

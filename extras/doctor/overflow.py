@@ -104,7 +104,7 @@ def make_case(
 
 
 def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
-    """Write the settings that prevent the overflow, if any, to doctor.yaml. Return its text, or an empty text."""
+    """Write the settings that prevent the overflow, if any, to doctor.yaml. Return its text, or an empty string."""
     settings = [f"    {name}: {value}" for name, value in found.prescription(config.PRECISION).items()]
     if not settings:
         return ""

@@ -47,7 +47,7 @@ class Nodes:
 
 
 def find_nodes(environment: Mapping[str, str]) -> Nodes | None:
-    """Return the engine's nodes, or None for one machine. Raise ConfigError if each node would train its own model."""
+    """Return the nodes, or None if there is only one node. Raise ConfigError if each node would train its own model."""
     nodes = kubeflow(environment) or skypilot(environment) or dstack(environment)
     if nodes is None:
         refuse_slurm(environment)
@@ -133,7 +133,7 @@ def refuse_pbs(environment: Mapping[str, str]) -> None:
     if count != 1:
         found = f"lists {counted(count, 'node')}" if count else "is a file on another node"
         raise ConfigError(
-            f"PBS_NODEFILE {found}, and each node would train its own model: use mpirun, or on each node "
+            f"PBS_NODEFILE {found}, and each node would train its own model: use mpirun, or run on each node "
             f"{TORCHRUN.format(count or 'N')}; or unset PBS_NODEFILE"
         )
 
@@ -181,7 +181,7 @@ def elastic_settings(nodes: Nodes, timeout: float) -> dict[str, Any]:
 
 
 def _own_address(nodes: Nodes) -> str | None:
-    """Return the address at which other nodes reach this node. Without a route, return None; torchrun then guesses."""
+    """Return this node's address for other nodes, or None if there is no route; torchrun then guesses an address."""
     if nodes.rank == 0:
         return nodes.hosts[0]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -230,7 +230,7 @@ def meet_nodes(nodes: Nodes, timeout: float) -> "TCPStore":
 
 
 def _contradiction(store: "TCPStore", nodes: Nodes) -> str:
-    """Register this node in the store. Return how it contradicts a node that came earlier, or an empty text."""
+    """Register this node in the store. Return how it contradicts an earlier node, or an empty string."""
     host, place = socket.gethostname(), f"node {nodes.rank}"
     for name, value in (("the number of nodes", str(nodes.least)), (place, host)):
         other = store.compare_set(name, "", value).decode()

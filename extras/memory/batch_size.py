@@ -28,11 +28,11 @@ from utils.program import StopSignal
 from utils.text import counted, format_bytes
 
 # Fractions of free memory kept in reserve. On a device, the reserve is for fragmentation and libraries. On a host it is
-# larger, because other programs may start, and because the system kills a process with too large a batch without an
-# error.
+# larger, because other programs may start, and because the system kills a process whose batch is too large,
+# without an error.
 DEVICE_MARGIN, HOST_MARGIN = 0.1, 0.2
 STEP = 8  # batch sizes are multiples of this number, for Tensor Cores
-CLOSE = 0.02  # relative difference of batch sizes that is not worth another trial
+CLOSE = 0.02  # relative difference between batch sizes that is not worth another trial
 # Minimum number of updates per epoch. With fewer updates, a model hardly learns from a small data set.
 UPDATES = 10
 AT_LIMIT = f"with a larger batch an epoch would have fewer than {UPDATES} updates"
@@ -135,7 +135,7 @@ class Trial:
     """Tries batch sizes with a throw-away trainer like the run's trainer, on random weights and images."""
 
     def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal | None = None):
-        # The second micro-batch runs with the gradients of the first in memory; a third would not need more.
+        # The second micro-batch runs with the gradients of the first in memory; a third would need no more memory.
         train = replace(config.TRAIN, ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2), REPEATED_AUG=1)
         if config.TRAIN.SIZE_SCHEDULE:
             train = replace(train, SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))

@@ -38,10 +38,10 @@ def find_timms(name: str) -> Callable:
         near = did_you_mean(name, [*map(str.lower, OURS), *known])
         _refuse(name, f"is not among {', '.join(OURS)} and timm's optimizers{near}")
     if getattr(get_optimizer_info(name), "second_order", False):
-        _refuse(name, "needs second derivatives, which are not computed here; lamb and adabelief do not need them")
+        _refuse(name, "needs second derivatives, which halfstep does not compute; use lamb or adabelief instead")
     if name.startswith("kron"):
         # Each process would update the preconditioners with different random numbers, so their weights would diverge.
-        _refuse(name, "is not supported: it draws different random numbers in each process; the nearest is muon")
+        _refuse(name, "is not supported: it draws different random numbers in each process; use muon instead")
     try:
         return get_optimizer_class(name)
     except (ImportError, AssertionError):

@@ -33,7 +33,7 @@ DEFAULTS = {
     "DATA.IMAGENET_STD": "[0.229, 0.224, 0.225]",
 }
 
-# {field of a file: function that returns its value in timm's model}
+# {field in a settings file: function that returns its value in timm's model}
 FIELDS: dict[str, Callable[[Any], float]] = {
     "PATCH_SIZE": lambda model: model.patch_embed.patch_size[0],
     "EMBED_DIM": lambda model: model.embed_dim,
@@ -88,9 +88,9 @@ def take_deit(files: list[Layer], command_line: list[Layer]) -> tuple[list[Layer
     typed = next((layer for layer in reversed(files) if "MODEL.TYPE" in layer.texts), None)
     if not typed or _word(typed.texts["MODEL.TYPE"]) != "deit" or not (name := timm_name(_last(files, "MODEL.NAME"))):
         return files, None
-    if _word(_last(command_line, "MODEL.TYPE")) not in ("", "timm"):
+    if (kind := _word(_last(command_line, "MODEL.TYPE"))) not in ("", "timm"):
         raise ConfigError(
-            f"MODEL.TYPE on the command line is not timm, but {typed.origin} has deit; leave MODEL.TYPE out of the "
+            f"MODEL.TYPE is {kind} on the command line, but deit in {typed.origin}; leave MODEL.TYPE out of the "
             "command line"
         )
     if not is_none(_last([*files, *command_line], DISTILLATION)):
@@ -127,7 +127,7 @@ def _field(key: str) -> str | None:
 
 
 def _last(layers: list[Layer], key: str) -> Text:
-    """Return the key's text in the last layer that has it, or an empty text."""
+    """Return the key's text in the last layer that has it, or an empty string."""
     return next((layer.texts[key] for layer in reversed(layers) if key in layer.texts), "")
 
 

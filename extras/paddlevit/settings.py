@@ -67,7 +67,8 @@ def _rand_augment(context: Texts) -> dict[str, Any]:
         return {policy: f"rand-m{float(magnitude):g}-n{int(number)}-mstd0.5-inc1"}
     except (ValueError, TypeError):
         raise ConfigError(
-            f"{switch}_MAGNITUDE is {magnitude!r}, and {switch}_LAYERS {number!r}; both must be numbers"
+            f"{switch}_MAGNITUDE is {magnitude!r}, and {switch}_LAYERS is {number!r}; set them to a number and an "
+            "integer"
         ) from None
 
 

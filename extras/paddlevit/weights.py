@@ -23,7 +23,7 @@ class Refusal(Exception):
 
 
 def read_pdparams(path: Path) -> dict:
-    """Return the file as nested dicts of plain values and numpy arrays. A training file is {model, optimizer, ...}."""
+    """Read a file into nested dicts of plain values and numpy arrays. A training file is {model, optimizer, ...}."""
     try:
         with open(path, "rb") as file:
             content = _Reader(file, encoding="latin1").load()
@@ -32,7 +32,7 @@ def read_pdparams(path: Path) -> dict:
         raise refusal(path, str(error)) from None
     except Exception as error:  # a damaged pickle can fail in any way
         raise ConfigError(
-            f"{path}: damaged, or not a file of weights ({type(error).__name__}: {error}); {RESTORE}"
+            f"{path}: damaged, or not a weights file ({type(error).__name__}: {error}); {RESTORE}"
         ) from None
 
 
@@ -158,7 +158,7 @@ def read_paddle_weights(path: Path) -> Weights:
         name = _timms_name(paddle_name, path)
         if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
             raise ConfigError(
-                f"{path}: {paddle_name} is not an array of floating-point numbers; use another file of weights"
+                f"{path}: {paddle_name} is not an array of floating-point numbers; use another weights file"
             )
         array = array.T if LINEAR.fullmatch(name) else array
         state[name] = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))

@@ -37,7 +37,7 @@ NO_CONNECTION = {"ClientConnectorError", "EndpointConnectionError", "gaierror", 
 # Errors that a retry cannot fix: bad certificates, malformed names, redirects to other schemes, redirect loops.
 LASTING = {"ClientSSLError", "ClientConnectorCertificateError", "SSLError", "SSLCertVerificationError"}
 LASTING |= {"ParamValidationError", "InvalidURL", "NonHttpUrlClientError", "ValueError", "RecursionError"}
-TRANSIENT_STATUS = {408, 421, 425, 429}  # status codes below 500 that are worth a retry
+TRANSIENT_STATUS = {408, 421, 425, 429}  # status codes below 500 after which a retry can succeed
 # errno values from s3fs that a retry cannot fix: another region, a malformed request, a malformed name.
 LASTING_ERRNO = {errno.EINVAL, errno.ENAMETOOLONG, errno.EPERM, getattr(errno, "EREMCHG", errno.EINVAL)}
 # Remedies for the error messages: the first for HTTP, the second for S3.
@@ -103,7 +103,7 @@ class ShortAnswerError(Exception):
 
 
 class NotThereError(DataError):
-    """An error for a file or folder that does not exist or may not be read."""
+    """An error for a file or folder that does not exist or that the user is not allowed to read."""
 
 
 class Trouble(NamedTuple):
@@ -131,7 +131,7 @@ def judge(error: BaseException, scheme: str) -> Trouble:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Return the HTTP status in an error of aiohttp or botocore."""
+    """Return the HTTP status code of an error from aiohttp or botocore, or None if it has none."""
     answer = getattr(error, "response", None)
     if isinstance(answer, dict):
         return answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -142,7 +142,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 class ListedFile(NamedTuple):
-    """A file or folder of a listing. `size` and `version` are None if the listing does not include them."""
+    """A file or folder in a listing. `size` and `version` are None if the listing does not include them."""
 
     name: str  # without the folder
     is_folder: bool
@@ -177,7 +177,7 @@ class Server:
         for each in self._request(url, lambda files: files.ls(url, detail=True)):
             name = each["name"].rstrip("/").rpartition("/")[2]
             name, no_file = (name, "/") if self.scheme == "s3" else (unquote(name), "/?#")
-            # The name becomes a file name in the cache, and must not lead out of it.
+            # The name becomes a file name in the cache, so the name must not lead out of the cache.
             if not name.startswith(".") and not set(no_file) & set(name):
                 found.append(ListedFile(name, each["type"] == "directory", each.get("size"), _version_of(each)))
         return found
@@ -279,7 +279,7 @@ def response_class(seconds: float) -> type:
                 content += chunk
                 if len(content) > most:
                     self.close()
-                    raise ValueError(f"the response has more than {format_bytes(most)}")
+                    raise ValueError(f"the response is larger than {format_bytes(most)}")
             return bytes(content)
 
         async def text(self, encoding: str | None = None, errors: str = "replace") -> str:

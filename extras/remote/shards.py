@@ -46,13 +46,13 @@ NUM_SCANS = 4  # tars that are downloaded concurrently for the index
 NUM_PULLERS = 4  # prefetch threads per process; each downloads one tar at a time
 MOST_AHEAD = 256  # largest number of tars to prefetch
 SHARE_AHEAD = 0.8  # fraction of the cache's limit for prefetched tars; the rest is for other tars, such as validation
-SHARE_OF_DISK = 0.8  # largest cache by default, as a fraction of the free disk space plus its own size
+SHARE_OF_DISK = 0.8  # default limit of the cache, as a fraction of the free disk space plus the size of the cache
 PART = ".part"  # ending of incomplete files
 VERSION_DIGITS = 12  # hexadecimal digits of the version in file names
 
 
 def read_remote_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
-    """Return the training and the validation images on the server. None: the set has no shards or is not needed."""
+    """Return the training and validation images on the server. A set is None if it has no shards or is not needed."""
     folder = ServerFolder(config, say)
     try:
         train, val = read_from(folder, config)
@@ -75,7 +75,7 @@ class TarCache:
         return self.folder / f"{tar.name[: -len('.tar')]}.{tar.version:0{VERSION_DIGITS}x}.tar"
 
     def holds(self, tar: ShardTar) -> bool:
-        """Return whether the tar is cached with its full size. After a crash of the machine, a file may be shorter."""
+        """Return whether the tar is cached with its full size. After a machine crash, a file may be shorter."""
         try:
             return self.path(tar).stat().st_size == tar.size
         except FileNotFoundError:
@@ -154,7 +154,7 @@ def _order_of(images: ShardImages, seed: int, epoch: int) -> GroupedShuffle:
 class ServerFolder(ShardFolder):
     """A folder on a server. Each process has threads that prefetch the next tars of the epoch.
 
-    The threads skip a tar that another process of the host is downloading. Nothing waits for or depends on a thread.
+    The threads skip a tar that another process of the host is downloading. Nothing waits for or needs the threads.
     """
 
     drops_tars = True
@@ -211,7 +211,7 @@ class ServerFolder(ShardFolder):
         return [each for each in here if not each.is_folder and each.name.lower().endswith(".tar")]
 
     def _make_room(self, tars: list[ShardTar]) -> None:
-        """Set the cache's limit: DATA.REMOTE_CACHE_GB, or by default the size of all tars if the disk has the space."""
+        """Set the cache limit: DATA.REMOTE_CACHE_GB or, by default, the size of all tars if the disk can hold them."""
         self.cache.remove_left()
         free, total = free_bytes(self.cache.folder), sum(tar.size for tar in tars)
         held = sum(tar.size for tar in tars if self.cache.holds(tar))

@@ -13,7 +13,7 @@ from extras.report.plot import Plotter
 class RunReport:
     """Writes tables, pictures and curves of a training run, and report.html at its end.
 
-    With REPORT false it writes no pictures of images and no report.html.
+    If REPORT is false, it writes neither pictures of images nor report.html.
     """
 
     def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer):

@@ -29,7 +29,7 @@ from utils.files import write_text
 from utils.held_folders import check_in_place
 from utils.log import Log
 
-PER_CLASS_KEY = "per_class"  # the key in results.json with the rates of each class; a run adds it at its end
+PER_CLASS_KEY = "per_class"  # the key of the per-class rates in results.json; added at the end of a run
 RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
 Calibration = dict[str, Any] | None  # the figures of a calibration, or None if there is none
 
@@ -78,7 +78,7 @@ class ResultFiles:
     def belong_to(
         self, best: Best, with_pictures: bool, with_rates: bool = False, calibration: Calibration = None
     ) -> bool:
-        """Return whether the folder has the results of this evaluation, with pictures and rates of classes if asked."""
+        """Return whether the folder has this evaluation's results, including pictures and class rates if requested."""
         wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
         wanted |= {CALIBRATION: calibration} if calibration else {}
         found = read_object(self._folder / RECORD)
@@ -128,8 +128,8 @@ class BestResults(Callback):
     def complete(self, evaluate_best: Callable[[], Results]) -> None:
         """At the end of a run, evaluate best.pth again if the folder has no results for it. Collective.
 
-        An earlier start may have been killed before it wrote them. Only the end of a run ranks the images by the
-        scores of each class, because that takes seconds with many classes.
+        An earlier start may have been killed before it wrote them. Images are ranked by the scores of each class only
+        here, because ranking takes seconds if there are many classes.
         """
         trainer = self._trainer
         if trainer.process.first(self._are_missing):

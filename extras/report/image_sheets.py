@@ -27,7 +27,7 @@ NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
 
 
 def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
-    """Return a sheet of the most confident mistakes, the most confident first. Only their images are read again."""
+    """Return a sheet of the most confident mistakes, the most confident first. Only images on the sheet are read."""
     names = Names(image_set.classes)
     find = most_certain_errors
     if not isinstance(results, ImageResults):

@@ -22,7 +22,7 @@ RATE_COLUMNS = ("sensitivity", "specificity", "auc", "average_precision")
 CLASS_COLUMNS = COUNTED_COLUMNS + RATE_COLUMNS
 CELL_COLUMNS = ("label", "prediction", "count")
 CORNER = "label \\ prediction"  # the top left cell of the matrix
-# The largest matrix in confusion.csv, which takes 8 MB. With more classes, the file lists the non-zero cells.
+# The most classes for which confusion.csv is a matrix (of 8 MB). With more classes, the file lists the non-zero cells.
 MOST_CLASSES = 2000
 SEPARATOR = "|"  # separates several labels of an image
 
@@ -47,7 +47,7 @@ class Names:
 
 
 def with_ranking(results: Results, process: Process, log: Log) -> Results:
-    """Return the results with AUC and average precision of each class. Collective."""
+    """Return the results with the AUC and average precision of each class. Collective."""
     num_images, num_classes = len(results.indices), results.counts.shape[1]
     if scores := results.local.scores:
         return replace(results, ranking=scores.ranking(process))
@@ -97,7 +97,7 @@ def _label_rows(results: LabelResults, image_set: ImageSet, names: Names) -> Ite
 
 
 def class_rows(results: Results, names: Names) -> Iterator[tuple]:
-    """Yield a row for each class. Undefined values stay empty, such as the recall of a class without images."""
+    """Yield a row for each class. Undefined values, such as the recall of a class without images, stay empty."""
     taken_for = most_taken_for(results) if isinstance(results, ImageResults) else {}
     rates = class_rates(results)
     for number in names.shown(results).tolist():

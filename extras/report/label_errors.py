@@ -8,7 +8,7 @@ from extras.report.image_tables import Names
 
 
 def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """Return the same as most_certain_errors for images with several labels.
+    """Return the number of mistakes in images with several labels, and (image index, caption) for the most confident.
 
     Each missed label and each wrong prediction is a mistake.
     """

@@ -65,12 +65,12 @@ def table(
 
 
 def scrolling(content: Markup, label: str) -> Markup:
-    """Return a frame that scrolls content wider than the page, also by keyboard."""
+    """Return a frame in which content wider than the page can be scrolled, also with the keyboard."""
     return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
 def write_page(path: Path, title: str, body: Iterable[object]) -> None:
-    """Write a page. Its security policy allows only its own style sheet and pictures inside the file."""
+    """Write a page with a security policy that allows only the page's style sheet and embedded pictures."""
     style = STYLE.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -105,10 +105,10 @@ def contact_sheet(path: Path, alt: str) -> Markup | None:
 
 
 def smallest(image: Image.Image) -> tuple[bytes, str]:
-    """Return the image as a file's bytes, and its format: PNG if that is smaller, as for drawings, otherwise JPEG."""
+    """Return the encoded image and its format: PNG if that is smaller, which is likely for drawings, otherwise JPEG."""
     image = image.convert("RGB")
     kinds = {"jpeg": {"quality": QUALITY, "optimize": True}}
-    if image.getcolors(MOST_COLORS):  # a photo is never smaller as PNG, which takes 20 ms for an image of 240 x 240
+    if image.getcolors(MOST_COLORS):  # PNG is never smaller for photos, and encoding 240 x 240 pixels takes 20 ms
         kinds["png"] = {"optimize": True}
     found = []
     for kind, options in kinds.items():

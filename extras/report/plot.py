@@ -34,7 +34,7 @@ class Plot(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the picture in words, for people who cannot see it."""
+        """Describe the picture in words, for people who cannot see it."""
         ends = (f"{name} {points[0][1]:.4g} to {points[-1][1]:.4g}" for name, points in self.curves.items())
         return f"{self.title} by {self.x}: {'; '.join(ends)}"
 
@@ -62,7 +62,7 @@ def plots_of(epochs: Rows, steps: Rows, metric: str, best: Best | None = None) -
 
 
 def choose_curves(epochs: Rows, metric: str) -> dict[str, tuple[str, dict[str, str]]]:
-    """Return {file: (title of the axis, {column: name of the curve})}. Top-5 is left out if it is always 100%."""
+    """Return {file: (axis title, {column: curve name})}. Top-5 is left out if it is always 100%."""
     names = {"top1": "top-1", "top5": "top-5", "map": "mAP"}
     names |= {} if metric in ("loss", *names) else {metric: TITLES[metric]}
     if all(value == 100 for _, value in points_of(epochs, "eval_top5")):

@@ -36,7 +36,7 @@ CAPTIONS = {
     ),
 }
 SETTING = ("setting", "value", "from")
-# With up to 12 classes the table shows all of them, with more classes only the 15 with the lowest F1.
+# With up to 12 classes the table shows all of them; with more classes, only the 15 with the lowest F1.
 FEW_CLASSES, MOST_ROWS = 12, 15
 
 
@@ -107,7 +107,7 @@ def result(run: SavedRun) -> Iterator[Markup]:
 
 
 def describe_end(run: SavedRun, last: int) -> str:
-    """Return how the run ended, or an empty text if it ended as planned. `last`: its last epoch."""
+    """Return how the run ended, or an empty string if it ended as planned. `last`: its last epoch."""
     state, reason = run.state, run.status.get("reason")
     if state == "done":
         return "TRAIN.EARLY_STOP ended the run: no new best epoch for long enough." if reason == "early stop" else ""
@@ -189,7 +189,7 @@ def scrolling_picture(path: Path, alt: str) -> Markup | None:
 
 
 def class_table(run: SavedRun) -> Markup | None:
-    """Return a table of the classes with the lowest F1, or of all classes if few; None without complete results."""
+    """Return a table of the classes with the lowest F1, or of all if there are few; None if at most one has images."""
     record = read_json(run.folder / "results.json")
     rows = read_table(run.folder / "per_class.csv") if record else []
     rated = [row for row in rows if row.get("count", "0") not in ("", "0")]
@@ -294,7 +294,7 @@ def repeat(run: SavedRun) -> Markup:
 
 
 def commands(run: SavedRun) -> Iterator[tuple[str, str]]:
-    """Yield (title, command line) of this run's command, and of a command that repeats the run."""
+    """Yield (title, command line) for this run's command, and for a command that repeats the run."""
     processes = run.about.get("processes", 1)
     program = ["main_multi_gpu.py", "-ngpus", processes] if processes > 1 else ["main_single_gpu.py"]
     if started := run.about.get("command"):

@@ -16,9 +16,9 @@ from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 
 KWARGS = ("model-kwargs", "opt-kwargs")  # their values have the form NAME=VALUE
-# Arguments without a default for which an empty text is a mistake. For the others it means "not set".
+# Arguments without a default that must not be empty. For the others, an empty value means "not set".
 NEVER_EMPTY = ("gp", "input-img-mode", "kd-model-name")
-# Arguments with a default for which an empty text is allowed. For the others it is a mistake.
+# Arguments with a default that may be empty. For the others, an empty value is a mistake.
 MAY_BE_EMPTY = ("train-split", "val-split", "train-interpolation", "dist-bn", "worker-seeding")
 SCRIPTS = ("train.py", "distributed_train.sh")
 COUNTS = ("--nnodes", "--nproc-per-node")  # options of torchrun for the number of nodes and of processes
@@ -37,7 +37,7 @@ class Launch(NamedTuple):
         return self.nodes * self.per_node
 
     def command(self, arguments: Sequence[str]) -> str:
-        """Return the command that starts as many halfstep processes. On several nodes, it uses the same launcher."""
+        """Return the halfstep command with the same number of processes. On several nodes it uses the same launcher."""
         words = list(self.words) if self.nodes > 1 else ["python"]
         words.append("main_multi_gpu.py" if self.processes > 1 else "main_single_gpu.py")
         count = ["-ngpus", str(self.processes)] if self.nodes == 1 < self.processes else []
@@ -98,7 +98,7 @@ def read_launch(words: list[str]) -> tuple[Launch, list[str]]:
 
 
 def _count(launcher: list[str], option: str) -> int:
-    """Return the number after the last occurrence of an option of torchrun. The option may be abbreviated."""
+    """Return the number after the last occurrence of a torchrun option. The option may be abbreviated."""
     number = 1
     for word, following in zip_longest(launcher, launcher[1:], fillvalue=""):
         name, equals, value = word.partition("=")
@@ -167,7 +167,7 @@ def _name(key: str) -> str:
 
 
 def _typed(name: str, given: Any) -> Any:
-    """Return the value of an argument, converted from its text or texts."""
+    """Return the value of an argument, converted from one or more strings."""
     argument = TIMM_ARGUMENTS[name]
     if name in KWARGS:
         return _pairs(name, given)
@@ -196,7 +196,7 @@ def _convert(name: str, argument: Argument, text: Any) -> Any:
 
 
 def _checked(name: str, argument: Argument, text: str) -> str | None:
-    """Return the text unchanged, even if it is 007, on or null. Return None if an empty text means "not set"."""
+    """Return the text unchanged, even if it is 007, on or null. Return None if an empty string means "not set"."""
     try:
         text.encode()
     except UnicodeEncodeError:

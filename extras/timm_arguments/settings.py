@@ -116,7 +116,7 @@ class ArgumentSettings:
         if setting in PATHS and (is_none(value) or value.lower() in WORDS):
             return f"./{value}"
         if is_none(value) and (name, value) != ("train-interpolation", ""):
-            raise ConfigError(f"--{name} is {value!r}, which a settings file reads as no value; choose another one")
+            raise ConfigError(f"--{name} is {value!r}, which a settings file reads as no value; choose another value")
         return value
 
     def leave_open(self, *settings: str) -> None:
@@ -133,7 +133,7 @@ class ArgumentSettings:
     def name_the_rest(self, kept: list[str]) -> None:
         """Add a remark on each argument that has no effect in combination with the others, in halfstep or in train.py.
 
-        An example is a parameter of a schedule that is not used.
+        An example is a parameter of an unused schedule.
         """
         kept_layers = (key for key in self.layers if saved_key(key) in kept or key not in SETTINGS)
         used = {name for key in kept_layers for name in self.sources[key]}

@@ -104,7 +104,7 @@ class Translation(ArgumentSettings):
             remedy = "if less than a batch remains, DATA.DROP_LAST=true makes the number of updates equal"
             self.differs("grad-accum-steps", f"{difference}; {remedy}")
         self.put("TRAIN.ACCUM_ITER", max(1, args["grad-accum-steps"]), "grad-accum-steps")  # as train.py does
-        if args["validation-batch-size"] == 0:  # with 0, train.py uses the batch size of training
+        if args["validation-batch-size"] == 0:  # with 0, train.py uses the training batch size
             self.leave_open("DATA.BATCH_SIZE_EVAL")
 
     def model(self) -> None:
@@ -118,7 +118,7 @@ class Translation(ArgumentSettings):
         if args["input-img-mode"] not in (None, {1: "L", 3: "RGB"}.get(channels)):
             self.refuse(
                 "input-img-mode",
-                f"images must be colour (RGB) or grey (L), and the model has {counted(channels, 'channel')}",
+                f"images must be RGB (3 channels) or L (1 channel), and the model has {counted(channels, 'channel')}",
             )
         if channels not in (1, 3):
             name = "in-chans" if args["in-chans"] is not None else "input-size"

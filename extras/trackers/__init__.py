@@ -69,7 +69,7 @@ class Tracker:
         self.last = {axis: saved.get(axis, -1) for axis in ("step", "epoch")}
 
     def open(self) -> str:
-        """Import the library and connect. Return a text for the log that says where to see the run."""
+        """Import the library and connect. Return a log message that says where to see the run."""
         raise NotImplementedError
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -182,7 +182,7 @@ class Trackers:
     def begin(
         self, step: int, epoch: int, steps: Sequence[Mapping[str, Any]], epochs: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Report that training starts at this update and epoch, or goes back. `steps`, `epochs`: all earlier rows."""
+        """Report a start at this update and epoch, or a rollback to them. `steps`, `epochs`: all earlier rows."""
         for each in self._threads:
             each.put((step, epoch))
         for axis, rows in (("step", steps), ("epoch", epochs)):
@@ -251,7 +251,7 @@ def figures_of(axis: str, row: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without credentials in URLs, and without the values of environment variables with secrets."""
+    """Return the text without credentials in URLs, and without the values of secret environment variables."""
     for name, value in os.environ.items():
         if IS_SECRET.search(name) and len(value) >= SHORTEST_SECRET:
             text = text.replace(value, "***")

@@ -9,7 +9,7 @@ from utils.held_folders import check_in_place
 
 
 class TensorBoard(Tracker):
-    """Writes TensorBoard's files. A resumed run discards the figures of earlier starts at or after its first step."""
+    """Writes TensorBoard's files. A resumed run discards earlier figures for its first step and later steps."""
 
     _writer = None
     _first_step = 0

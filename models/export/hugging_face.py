@@ -1,4 +1,4 @@
-"""Writes a folder in Hugging Face's format, for timm and, with a plain ViT or distilled DeiT, for transformers."""
+"""Writes a folder in Hugging Face's format for timm, and for transformers if the model is a plain ViT or DeiT."""
 
 import json
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def write(subject: Subject, path: Path) -> None:
 
 
 def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
-    """Load the folder with timm, and check the file for transformers with halfstep's own reader.
+    """Load the folder with timm, and check transformers.safetensors, if it exists, with halfstep's own reader.
 
     The transformers library cannot be imported here, because it needs another package called `datasets`.
     """
@@ -93,7 +93,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
 
 
 def transformers_config(subject: Subject) -> dict[str, Any]:
-    """Return the part of config.json for transformers. Versions before 4.53 ignore `transformers_weights`."""
+    """Return the entries of config.json that transformers reads. Versions before 4.53 ignore `transformers_weights`."""
     model, distilled = subject.model, is_distilled(subject)
     channels, side, _ = subject.data["input_size"]
     has_several_labels = subject.config.DATA.has_several_labels

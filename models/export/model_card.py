@@ -21,8 +21,8 @@ RATES = {
 }
 USE = """## Use
 
-The probabilities of the {num_classes} classes are the {activation} of the logits. `config.json` has the names of the classes and
-the preprocessing of images.
+The probabilities of the {num_classes} classes are the {activation} of the logits. `config.json` has the class names and
+the image preprocessing.
 
 ```python
 import timm
@@ -66,14 +66,14 @@ def settings(subject: Subject) -> dict[str, Any]:
 
 
 def figures(subject: Subject) -> Iterator[str]:
-    """Yield lines about the accuracy on the validation images, and a table of the classes if the run has written it."""
+    """Yield lines about the validation accuracy, and a table of rates per class if the run recorded them."""
     found, num_images = subject.figures, validation_images(subject)
     if found is None:
-        yield "The file of these weights does not say how accurate they are."
+        yield "The weights file does not say how accurate the weights are."
         return
     on = f" on {counted(num_images, 'validation image')}" if num_images else ""
-    yield f"{found.title}: {found.text}{on}, after epoch {found.epoch}. These images also chose the epoch, so expect a"
-    yield "little less on other images."
+    yield f"{found.title}: {found.text}{on}, after epoch {found.epoch}. The epoch was chosen on these images, so"
+    yield "expect slightly worse results on other images."
     if 0 < len(found.classes) <= MOST_CLASSES:
         yield ""
         yield markdown_table(["class", *RATES.values()], [class_row(*each) for each in found.classes.items()])
@@ -85,7 +85,7 @@ def class_row(name: str, rates: dict[str, Any]) -> list[str]:
 
 
 def shown(name: str) -> str:
-    """Return a name as Markdown, without markup of its own."""
+    """Escape HTML and table separators in a name, so that Markdown shows them as text."""
     return html.escape(one_line(name), quote=False).replace("|", "\\|")
 
 
@@ -126,7 +126,7 @@ def pretrained(subject: Subject) -> Any:
 
 
 def base_model(subject: Subject) -> dict[str, str]:
-    """Return the header's row with the name of the base model on the Hugging Face hub, or {} if it has none."""
+    """Return {"base_model": its name on the Hugging Face hub} for the header, or {} if the name is unknown."""
     known = pretrained(subject)
     if not (known and known.hf_hub_id):
         return {}
@@ -140,7 +140,7 @@ def base_licence(subject: Subject) -> str:
 
 
 def model_index(subject: Subject) -> dict[str, Any] | None:
-    """Return the figure in the form that the Hugging Face hub shows, or None if there is none."""
+    """Return the score in the form that the Hugging Face hub displays, or None if the score is unknown."""
     found = subject.figures
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The subject of an export: a trained float32 model with its classes and preprocessing, and checks of an export."""
+"""A trained float32 model to export, with its classes and preprocessing, and checks of the exported model."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -81,7 +81,7 @@ class Subject:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Return the metadata of a graph file as JSON texts: class names, preprocessing, meaning of the logits ..."""
+        """Return the metadata of a graph file as JSON strings: class names, preprocessing, meaning of the logits ..."""
         facts = {key: self.record[key] for key in ("arch", "epoch", "halfstep_version") if key in self.record}
         facts |= {"temperature": self.temperature, "calibrated": self.is_calibrated} if self.temperature else {}
         facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.activation}
@@ -114,7 +114,7 @@ BATCHES = (1, 8)
 
 
 class WrongExport(UserError):
-    """An error for an export whose results differ from its model's. The user can only choose another format."""
+    """An error for an export whose results differ from the trained model's. The user can only choose another format."""
 
     code = 1
 
@@ -142,7 +142,10 @@ def batches(subject: Subject) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def largest_difference(subject: Subject, run: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-    """Return the largest difference of the export's logits, and the bound. Raise WrongExport if it is exceeded."""
+    """Return the largest difference between the logits of the model and of the export, and the bound.
+
+    Raise WrongExport if the difference exceeds the bound.
+    """
     largest, bound = 0.0, BOUND
     for images in batches(subject):
         expected, found = subject.graph(images), run(images)
@@ -150,7 +153,7 @@ def largest_difference(subject: Subject, run: Callable[[Tensor], Tensor]) -> tup
             raise WrongExport(f"it returns logits of shape {list(found.shape)}, not {list(expected.shape)}")
         difference = (found.double() - expected.double()).abs().max().item()
         bound = max(bound, BOUND * expected.abs().max().item())
-        if not difference <= bound:  # also for NaN
+        if not difference <= bound:  # true for NaN too
             raise WrongExport(
                 f"its logits for {len(images)} images differ by up to {difference:.1e} (at most {bound:.1e} is allowed)"
             )

@@ -49,7 +49,7 @@ def choose_transforms(
             )
         # The overrides are first, because the entries of the lists name modules by their original classes.
         transforms.append(OpOverrides(settings.CUSTOM_BLACK_LIST, settings.CUSTOM_WHITE_LIST, device.type, half))
-    # ClassTokenBlock is after the overrides. If the last block has overrides, it does nothing: it would bypass them.
+    # ClassTokenBlock comes after the overrides and leaves a block with overrides alone. Otherwise it would bypass them.
     transforms.append(ClassTokenBlock())
     # Kernels come next: they replace only layers of timm's own classes, and ClassTokenBlock needs timm's attention.
     if device.type == "cpu":

@@ -69,7 +69,7 @@ def has_blocks(model: nn.Module) -> bool:
 
 
 def blocks_of(model: nn.Module, setting: str, instead: str) -> nn.Sequential | nn.ModuleList:
-    """Return the model's blocks. Without blocks, raise ConfigError about `setting` that recommends `instead`."""
+    """Return the model's blocks. If it has none, raise ConfigError about `setting` that recommends `instead`."""
     if not has_blocks(model):
         raise ConfigError(
             f"{setting}, but this model is not a plain sequence of transformer blocks (it has no .blocks); use {instead}"

@@ -1,4 +1,4 @@
-"""Transforms for blocks: activation checkpointing, half-precision inputs, one graph for DropPath, and resizing."""
+"""Transforms for blocks: checkpointing, half-precision inputs, one graph for DropPath, resized position embeddings."""
 
 from dataclasses import dataclass
 

@@ -39,7 +39,7 @@ def _weights_of_one(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
 
 
 class QkvLayoutAttention(Attention):
-    """timm's attention with one copy less in backward.
+    """timm's attention with one fewer copy in the backward pass.
 
     Gradients of queries, keys and values are stacked directly in the layout of the qkv layer, while timm stacks them and
     then copies them into that layout. The results are equal.

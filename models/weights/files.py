@@ -1,4 +1,4 @@
-"""Files of weights: finding a file, detecting its format from its content, and reading it under timm's names."""
+"""Weights files: finding a file, detecting its format from its content, and reading it under timm's names."""
 
 import zipfile
 from pathlib import Path
@@ -29,7 +29,7 @@ def read_google(path: Path) -> Weights:
             return Weights(from_google({name: archive[name] for name in archive.files}))
     except Exception as error:  # a damaged zip or header, or a pickle, which is refused
         kind = type(error).__name__
-        raise ConfigError(f"{path}: damaged, or not a ViT of Google ({kind}: {error}); {RESTORE}") from None
+        raise ConfigError(f"{path}: damaged, or not one of Google's ViTs ({kind}: {error}); {RESTORE}") from None
 
 
 def read_paddle(path: Path) -> Weights:
@@ -39,7 +39,7 @@ def read_paddle(path: Path) -> Weights:
             is_pickle = file.read(1) == b"\x80"
         if is_pickle or path.suffix == ".pdparams":
             raise ConfigError(f"{path} may contain PaddleViT's weights, but {how_to_get_back('paddlevit')}")
-        raise ConfigError(f"{path}: damaged, or not a file of weights; {RESTORE}")
+        raise ConfigError(f"{path}: damaged, or not a weights file; {RESTORE}")
     from extras.paddlevit.weights import read_paddle_weights  # extra: paddlevit
 
     return read_paddle_weights(path)
@@ -103,7 +103,7 @@ def read_weights(source: str | Path) -> Weights:
 
 
 def read_record(path: Path) -> dict:
-    """Return the metadata in a halfstep file, such as its class names. Files of other programs have little or none."""
+    """Return the metadata in a halfstep file, such as its class names. Other programs write little or none."""
     reader = {"torch": record_in_torch_file, "safetensors": record_in_safetensors}.get(format_of(path))
     record = reader(path) if reader else {}
     check_record(record, path)

@@ -76,7 +76,7 @@ def _fit_heads(
     by_name = []
     if theirs and mine and named and not needs_head:
         by_name = [_match_classes(own, state, tuple(f"{head}." for head in named), theirs, mine)]
-    # Old ViTs have a hidden layer before the classifier, timm's ViTs do not. The two layers are only useful together.
+    # Old ViTs have a hidden layer before the classifier; timm's ViTs do not. The two layers are useful only together.
     dropped = [name for name in state if name.startswith("pre_logits.") and name not in own]
     lines = []
     for head in heads:
@@ -86,9 +86,8 @@ def _fit_heads(
         elif dropped:
             reason = "the classifier in the file has a hidden layer, which timm's model does not have"
         elif len(state[key]) != len(own[key]):
-            reason = (
-                f"the classifier in the file has {counted(len(state[key]), 'class')}, this model has {len(own[key])}"
-            )
+            in_file = counted(len(state[key]), "class")
+            reason = f"the classifier in the file has {in_file}, but this model has {len(own[key])}"
         else:
             continue
         if reason:
@@ -111,7 +110,7 @@ def _match_classes(
     Return a line for the user. A new class gets the mean of the known rows. Its logit is then never the largest, so at
     the start the model classifies known classes as before. If no class is known, the classifiers are removed.
     """
-    # Normalize the names, because file names on a Mac have two characters for ä.
+    # Normalize the names, because macOS may write ä in a file name as two characters.
     theirs, mine = ([normalize("NFC", name) for name in names] for names in (theirs, mine))
     number = {name: row for row, name in enumerate(theirs)}
     known, new = [name for name in mine if name in number], [name for name in mine if name not in number]

@@ -70,7 +70,7 @@ def classes_of_weights(source: str) -> list[str]:
 # --- the config.json in a folder as on the Hugging Face hub
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-LARGEST_EPS = 1e-5  # timm's ViTs have 1e-6; all values up to this limit give the same scores in fp32 and half types
+LARGEST_EPS = 1e-5  # timm's ViTs use 1e-6; all values up to this limit give the same scores in fp32 and half types
 
 
 def _from_folder(path: Path) -> tuple[Settings, Settings] | None:
@@ -82,7 +82,7 @@ def _from_folder(path: Path) -> tuple[Settings, Settings] | None:
         return None
     if config["model_type"] not in TRANSFORMERS_KINDS:
         raise ConfigError(
-            f"{path.parent}: its model is {config['model_type']!r} of transformers, but only "
+            f"{path.parent}: its model_type is {config['model_type']!r}, but of transformers' models only "
             f"{' and '.join(TRANSFORMERS_KINDS)} are supported; look for the same weights in timm (timm.list_pretrained())"
         )
     return _transformers_images(path, config), _transformers_model(config)
@@ -113,7 +113,7 @@ def _from_timms_config(config: dict) -> tuple[Settings, Settings]:
 
 
 def _transformers_images(path: Path, config: dict) -> Settings:
-    """Return the settings of images from the configuration of a transformers image processor.
+    """Return the image settings from the configuration of a transformers image processor.
 
     An image processor resizes every image to exactly `size`, and may then cut out the centre.
     """
@@ -182,7 +182,7 @@ def _crop_pct(side: int, resized: int) -> float:
 
 # --- the shapes in Google's .npz and PaddleViT's .pdparams. The preprocessing follows from the program that wrote them.
 
-# {width: (size in timm's names, number of heads)} of all ViTs of Google, DeiT and PaddleViT. No shape shows the heads.
+# {width: (size in timm's names, number of heads)} of the ViTs of Google, DeiT and PaddleViT. Shapes do not show heads.
 USUAL = {192: ("tiny", 3), 384: ("small", 6), 768: ("base", 12), 1024: ("large", 16), 1280: ("huge", 16)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 

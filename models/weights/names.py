@@ -1,4 +1,4 @@
-"""Converts weight names of ViTs of Google, torchvision and transformers to timm's names, and back to transformers."""
+"""Converts weight names in Google's, torchvision's and transformers' ViTs to timm's, and back to transformers'."""
 
 import re
 

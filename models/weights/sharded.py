@@ -12,7 +12,7 @@ from utils.errors import ConfigError, naming_damage
 ROWS = "rows_in_shards"  # in the index, {ROWS: 12} replaces a tensor of 12 rows
 SHARDS = "shards"  # the key in the index for the list of files, in the order of their rows
 FOLDER = "shards"  # the folder of the shards, next to the index
-PIECES = "pieces"  # the key, in a state to save, of {path of a tensor: the rows that this process saves}
+PIECES = "pieces"  # the key in a state to save for {path of a tensor: the rows that this process saves}
 
 NUMBERS = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),

@@ -1,4 +1,4 @@
-"""Weights from a file under timm's names: their key in a checkpoint, checks, merging of adapters, and averaging."""
+"""Weights from a file, renamed as in timm: their key in a checkpoint, checks, merging of adapters, and averaging."""
 
 import re
 from argparse import Namespace
@@ -96,7 +96,7 @@ def check_record(record: dict, path: Path) -> None:
         if wrong := [fact for fact, value in record.get("trained_on", {}).items() if not isinstance(value, int | str)]:
             raise ValueError(f"trained_on.{wrong[0]} is neither an integer nor text"[:200])
         if split.get("rule") in ("hash", "position"):
-            part = 0 < split.get("fold", 1) <= split.get("folds", 1)
+            part = 0 <= split.get("fold", 0) < split.get("folds", 1)
             if not (0 <= split["fraction"] <= 1 and split["seed"] >= 0 and part):
                 raise ValueError(f"invalid split: {split}"[:200])
 
@@ -117,10 +117,10 @@ def check_tensors(state: dict, path: Path) -> None:
     """Raise ConfigError for values that are not tensors of plain numbers."""
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
-            raise ConfigError(f"{path}: {name} is not a tensor, so this is not a file of weights; use another file")
+            raise ConfigError(f"{path}: {name} is not a tensor, so this is not a weights file; use another file")
         if not is_plain(tensor):
             raise ConfigError(
-                f"{path}: {name} is sparse, quantized, expanded or without values, not a plain tensor; save it as a "
+                f"{path}: {name} is sparse, quantized, expanded or without data, not a plain tensor; save it as a "
                 "contiguous float32 tensor"
             )
         if name.endswith(".weight") and not tensor.ndim:
@@ -141,7 +141,7 @@ PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the bett
 
 
 def preprocessing_of(data: Data) -> dict[str, Any]:
-    """Return the preprocessing for evaluation under timm's names."""
+    """Return the preprocessing for evaluation as a dict with timm's names."""
     return {
         "mean": list(data.IMAGENET_MEAN),
         "std": list(data.IMAGENET_STD),
@@ -187,7 +187,7 @@ def refuse_bomb(archive: ZipFile, path: Path) -> None:
     """Raise ConfigError for a zip bomb, which would take minutes or all memory. Real weights hardly compress."""
     if len(archive.infolist()) > MOST_MEMBERS:
         raise ConfigError(
-            f"{path}: refused, because no real weights have more than {MOST_MEMBERS:,} tensors; use another file"
+            f"{path}: refused, because no real checkpoint has more than {MOST_MEMBERS:,} tensors; use another file"
         )
     size, unpacked = path.stat().st_size, sum(each.file_size for each in archive.infolist())
     if unpacked > MOST_UNPACKED * size + 2**20:
@@ -208,7 +208,7 @@ BASE_LAYER = ".base_layer."  # peft's name for the layer that an adapter extends
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
-    """Return the weights with any adapters merged into them. `settings` are the settings of the weights' run."""
+    """Return the weights with any adapters merged into them. `settings` are those of the run that trained them."""
     if not any(BASE_LAYER in name for name in state):
         return state
     from extras.lora import merge_adapters  # extra: lora

@@ -35,7 +35,7 @@ def pretrained_cfg(source: str) -> dict[str, Any]:
 
 
 def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return preprocessing settings from timm's pretrained_cfg. `trained_with`, arguments for train.py, override it."""
+    """Return preprocessing settings from timm's pretrained_cfg. Arguments for train.py (`trained_with`) override it."""
     from timm.data import resolve_data_config
 
     facts = resolve_data_config(dict(trained_with or {}), pretrained_cfg=dict(known))

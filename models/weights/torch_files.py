@@ -68,7 +68,7 @@ def _read_torch_file(path: Path, from_disk: bool, verify: bool = True):
         if forbidden:
             raise refusal(path, forbidden[1] or "TorchScript") from None
         # torch's own message is not shown, because it recommends reading the file without this protection.
-        raise ConfigError(f"{path}: damaged, or not a file of weights ({type(error).__name__}); {RESTORE}") from None
+        raise ConfigError(f"{path}: damaged, or not a weights file ({type(error).__name__}); {RESTORE}") from None
 
 
 def read_torch_weights(path: Path) -> Weights:
@@ -89,7 +89,7 @@ def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def record_in_torch_file(path: Path) -> dict:
-    """Return a checkpoint's metadata without reading its weights, or {} for a file in torch's format before 2020."""
+    """Return a checkpoint's metadata without reading its weights, or {} for a file in torch's pre-2020 format."""
     content = read_index(path) if zipfile.is_zipfile(path) else {}
     with contextlib.suppress(ConfigError):  # a file without weights is reported when its weights are read
         content = content | {"weights": weights_of(content, path)[1]}

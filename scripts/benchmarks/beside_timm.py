@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "-train_py", required=True, type=local_path, metavar="FILE", help="train.py of timm's repository"
     )
-    parser.add_argument("words", nargs="*", metavar="ARGUMENT", help="arguments of train.py for all recipes")
+    parser.add_argument("words", nargs="*", metavar="ARGUMENT", help="arguments of train.py, added to all recipes")
     arguments = parser.parse_args(argv)
     rows, largest = [], 0.0
     for name, recipe in RECIPES.items():

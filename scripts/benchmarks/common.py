@@ -71,7 +71,7 @@ class StepWorker:
         self._warm = False
 
     def start(self) -> None:
-        """Start the process without waiting for its setup. If not called, the first request starts the process."""
+        """Start the process without waiting for its setup. Without this call, the first request starts it."""
         if self._process is None:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self._process = subprocess.Popen(list(map(str, self._command)), **pipes)
@@ -164,7 +164,7 @@ def take_turns(
 ) -> tuple[dict[str, Measured], dict[str, str]]:
     """Measure all cases. Return {case: its figures} and {case that cannot be measured: the reason}.
 
-    `products`: {case: type of the matrix products to time}. These products are timed after the memory peak was read.
+    `products`: {case: type of the matrix products to time}. These products are timed after the peak memory use is read.
     """
     rounds = Rounds(workers, turns, products or {})
     for worker in workers.values():
@@ -252,9 +252,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 class SpeedTable:
-    """Prints each case's speed, memory and share of the peak of matrix products as soon as the case is measured.
+    """Prints the speed, memory and FLOPs utilisation of each case as soon as the case is measured.
 
-    `products`: {case: type of the matrix products that limit its speed}. All cases are compared with the first.
+    `products`: {case: type of its matrix products, which decides the peak FLOPs per second}. All cases are compared with the first.
     """
 
     def __init__(self, title: str, products: dict[str, str]):

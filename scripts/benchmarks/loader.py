@@ -94,7 +94,7 @@ def name_limit(loader: float, step: float, both: float) -> str:
         share = both / min(loader, step)
         return (
             f"the loader and the step share the cores: together they reach {share:.2f} of the slower of their rates; "
-            "set DATA.CACHE, which needs fewer cores"
+            "set DATA.CACHE, so that loading needs fewer cores"
         )
     if loader < 1.1 * step:
         return (
@@ -130,7 +130,7 @@ class Setup:
         return 1 if self.kind == "cpu" else 10
 
     def timm(self, folder: Path, photos: Path, output: Path) -> list[str]:
-        """Return the command of timm's train.py, with train.py's flags for this device."""
+        """Return the command that runs timm's train.py with the flags for this device."""
         words = [sys.executable, folder / "train.py", "--data-dir", photos, "--output", output, *TIMM.split()]
         words += ["--model", self.model, "-b", self.batch_size, "--device", self.kind, "--workers", self.workers]
         words += ["--log-interval", self.report_every]

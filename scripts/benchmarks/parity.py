@@ -1,4 +1,4 @@
-"""Trains one recipe in several precisions with several seeds, and checks that none is less accurate than float32.
+"""Trains one recipe in several precisions with several seeds, and checks that no precision is worse than float32.
 
 python scripts/benchmarks/parity.py                                    the digits, in the fast precisions of this device
 python scripts/benchmarks/parity.py -cfg configs/vit_cifar10.yaml -modes fp32 bf16 naive-bf16 fp16 -seeds 3

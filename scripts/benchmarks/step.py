@@ -151,8 +151,8 @@ def linear(arguments: argparse.Namespace) -> str:
     for name, each in results.items():
         row = [name, spread([seconds for seconds, _ in each], 3)]
         rows.append([*row, f"{medians['fp32'] / medians[name]:.2f}", f"{each[-1][1]:.4f}"])
-    title = f"three Linear layers of {width}, batch {batch}, 50 batches, {epochs} epochs. {machine()}"
-    return table(title, ["case", "seconds, median (least to most)", "speed-up", "last loss"], rows)
+    title = f"three Linear layers of width {width}, batch {batch}, 50 batches, {epochs} epochs. {machine()}"
+    return table(title, ["case", "seconds, median (minimum to maximum)", "speed-up", "last loss"], rows)
 
 
 def train_linear(config, kind: str, sizes: tuple[int, int], steps: int, accumulate: int) -> tuple[float, float]:

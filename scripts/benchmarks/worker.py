@@ -58,7 +58,7 @@ def reason_of(error: Exception) -> str:
 class LoaderWorker:
     """A worker whose updates only load batches onto the device, as for a training step. The data never ends."""
 
-    num_ahead = 0  # updates that may already be loaded when a turn begins; they are not timed
+    num_ahead = 0  # updates whose batches may be loaded before a turn begins; they are not timed
 
     def __init__(self, argv: list[str]):
         from datasets import build_train_data, choose_workers, load_image_sets

@@ -106,7 +106,7 @@ def _noted(runs: Sequence[SavedRun]) -> dict[str, str]:
 
 
 def _facts_of(run: SavedRun) -> dict[str, Any]:
-    """Return the recorded digests of the images, their labels and files; {} without status.json."""
+    """Return the recorded digests of the images, their labels and files, or {} if there is no status.json."""
     facts = run.about.get("data", {})
     return {fact: facts[fact] for fact in FACTS_OF_IMAGES if isinstance(facts.get(fact), str)}
 
@@ -127,7 +127,7 @@ def _data_of(run: SavedRun, noted: Mapping[str, str]) -> Iterator[tuple[str, Any
 
 @functools.cache
 def scored(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return {(image, label): whether the best weights were right}, or {} without complete single-label predictions."""
+    """Return {(image, label): whether the best weights were right}; {} if single-label predictions are incomplete."""
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}

@@ -14,7 +14,7 @@ STUDENT = (
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Return the mean and standard deviation of a sample, such as 98.50 ± 0.25; '-' without values."""
+    """Return the mean and standard deviation of a sample as text: 98.50 ± 0.25, or '-' if there are no values."""
     if not values:
         return "-"
     width = f" ± {np.std(values, ddof=1):,.{digits}f}" if len(values) > 1 else ""
@@ -71,7 +71,7 @@ class ImageTest:
 
     @property
     def value(self) -> float:
-        """Return the second run's accuracy minus the first's, in percent."""
+        """Return the second run's accuracy minus the first's, in percentage points."""
         return 100 * (self.only_second - self.only_first) / self.num_images
 
     @property

@@ -56,15 +56,15 @@ def _answer(groups: Sequence[Group]) -> str:
     rivals = found if row == 0 else {number: each for number, each in found.items() if number == best.number}
     if near := [number for number, each in rivals.items() if each.is_noise]:
         names = [f"group {number}" for number in near] if row == 0 else ["group 1"]
-        return f"{start}; its lead over {first_of(names, limit=6)} may be noise of the repetitions."
+        return f"{start}; its lead over {first_of(names, limit=6)} may be noise between repetitions."
     if any(each.is_noise is None for each in rivals.values()):
         return (
             f"{start}; a single run per group cannot show whether the lead is more than noise: repeat the runs with "
             "-seed 1, -seed 2 ..."
         )
     if row == 0:
-        return f"{start}; every other group is worse by more than the noise of the repetitions."
-    return f"{start}, by more than the noise of the repetitions." if rivals else f"{start}."
+        return f"{start}; every other group is worse by more than the noise between repetitions."
+    return f"{start}, by more than the noise between repetitions." if rivals else f"{start}."
 
 
 def _results(groups: Sequence[Group]) -> str:
@@ -94,7 +94,7 @@ def _mean(group: Group, figure: str, to_text: Callable[[float], str]) -> str:
 
 
 def _of_images(groups: Sequence[Group], group: Group) -> str:
-    """Return the result of the image test if a group has a single run, whose noise over seeds is unknown; else ''."""
+    """Return the result of the image test if either group has only one run, so that its noise is unknown; else ''."""
     if groups[0].metric != "top1" or min(len(groups[0].best), len(group.best)) > 1:
         return ""
     test = image_test(groups[0].runs[0], group.runs[0])
@@ -176,5 +176,5 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _text(cell: object) -> str:
-    """Escape a text, so that any file name or value stays text in one cell of a table."""
+    """Escape a string, so that any file name or value stays plain text in one table cell."""
     return re.sub(r"([\\`*\[\]<>|]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(printable(str(cell)).split()))

@@ -43,7 +43,7 @@ so is a value of the wrong type or out of bounds. The message names the file and
 A setting of type "arguments" is a section of keyword arguments for a constructor of another library. They are set one
 by one, in files or with `-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`. `MODEL.KWARGS=null` (in a
 file `KWARGS: null`) first removes the arguments from earlier files. The value of an argument is a number, `true`, `false`,
-`null`, a text or a list of these; `"3"` in quotes is a text.
+`null`, a string or a list of these; `"3"` in quotes is a string.
 
 Each setting has a role: **data**, the images and labels; **model**, the architecture and the preparation of its images;
 **recipe**, the training of the weights; **machine**, the place and speed of the computation; **record**, the files and
@@ -74,7 +74,7 @@ def page() -> str:
 
 
 def with_tables(path: str, *tables: tuple[Sequence[str], Iterable[str]]) -> str:
-    """Return the page at `path` with new rows in the tables with these headers. `tables`: (header, rows) of each."""
+    """Return the page at `path` after replacing the rows of some tables. `tables`: (header, new rows) of each."""
     text = (ROOT / path).read_text(encoding="utf-8")
     for titles, rows in tables:
         columns = f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n"

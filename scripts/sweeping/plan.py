@@ -174,7 +174,7 @@ class Sweep:
         return [str(ROOT / self.program), *self.words(trial), *place]
 
     def command_of_point(self, point: Mapping[str, str]) -> str:
-        """Return the command of a run with these settings outside of the sweep."""
+        """Return the command that trains with these settings outside the sweep."""
         return shlex.join(["python", self.program, *self.words(Trial(0, 0, point))])
 
     def save(self, folder: Path) -> None:

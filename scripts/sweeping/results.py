@@ -89,18 +89,27 @@ def table(sweep: Sweep, results: Sequence[Result]) -> str:
     summary = ", ".join(f"{number} {state}" for state, number in numbers.items() if number)
     summary = f"{counted(len(states), 'trial')}: {summary}\n\n"
     metric = next((each.metric for each in results if each.metric), None)
-    sign, digits = (1, 4) if metric == "loss" else (-1, 2)
+    digits = 4 if metric == "loss" else 2
     points = []
-    for number, settings in enumerate(sweep.points):
+    for number, values in ranked_points(sweep, results):
+        of_point = sum(trial.point == number for trial in sweep.trials)
+        row = [describe(sweep.points[number]) or "as given", spread(values, digits), f"{len(values)} of {of_point}"]
+        points.append((number, row))
+    if not points:
+        return f"{summary}no trial is done"
+    title = f"best {TITLES[metric]}{'' if metric == 'loss' else ', %'}"
+    rows = markdown_table(["settings", title, "trials"], [row for _, row in points])
+    command = sweep.command_of_point(sweep.points[points[0][0]])
+    return f"{summary}{rows}\n\n±: standard deviation over seeds and folds. Best settings:\n\n    {command}"
+
+
+def ranked_points(sweep: Sweep, results: Sequence[Result]) -> list[tuple[int, list[float]]]:
+    """Return (point, best values of its finished trials), the best mean first. Points with unfinished trials come last."""
+    metric = next((each.metric for each in results if each.metric), None)
+    sign, points = 1 if metric == "loss" else -1, []
+    for number in range(len(sweep.points)):
         of_point = [result for trial, result in zip(sweep.trials, results, strict=True) if trial.point == number]
         values = [each.best for each in of_point if each.state == DONE and each.best is not None]
         if values:
-            row = [describe(settings) or "as given", spread(values, digits), f"{len(values)} of {len(of_point)}"]
-            points.append((len(values) < len(of_point), sign * sum(values) / len(values), number, row))
-    if not points:
-        return f"{summary}no trial is done"
-    points.sort()
-    title = f"best {TITLES[metric]}{'' if metric == 'loss' else ', %'}"
-    rows = markdown_table(["settings", title, "trials"], [row for *_, row in points])
-    command = sweep.command_of_point(sweep.points[points[0][2]])
-    return f"{summary}{rows}\n\n±: standard deviation over seeds and folds. Best settings:\n\n    {command}"
+            points.append((len(values) < len(of_point), sign * sum(values) / len(values), number, values))
+    return [(number, values) for *_, number, values in sorted(points, key=lambda point: point[:3])]

@@ -85,7 +85,7 @@ def test_command_line_mistake_is_reported_with_remedy(words):
         load_text("", *shlex.split(words.encode().decode("unicode_escape")))
 
 
-def test_flags_of_other_trainers_suggest_existing_settings():
+def test_suggestions_for_flags_of_other_trainers_name_existing_settings():
     arguments = (*SUPPORTED, *itertools.chain.from_iterable(UNSUPPORTED.values()))
     of_timm = [name.replace("-", "_") for each in arguments for name in (each.name, each.short) if name]
     typed = [name for names in (*ALIASES.values(), *NOT_HERE.values()) for name in names.split()]

@@ -34,7 +34,7 @@ def test_setting_takes_value_and_origin_of_its_last_source():
     assert {key: (values[key], loaded.origins[key]) for key in expected} == expected
 
 
-def test_derived_settings_do_not_modify_the_merged_settings():
+def test_deriving_settings_leaves_merged_settings_unchanged():
     files = Layer("x.yaml", {"MODEL.TYPE": "vit", "MODEL.EMBED_DIM": "64"})
     texts = {
         "MODEL.TYPE": "timm",

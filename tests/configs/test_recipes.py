@@ -99,7 +99,7 @@ def test_deit_3_recipe_configures_lamb_as_in_apex():
     assert recipe("deit3_base_patch16_224_finetune").TRAIN.OPTIMIZER.NAME == "AdamW"
 
 
-def test_plain_vit_decays_only_the_kernels_that_big_vision_decays():
+def test_plain_vit_recipe_decays_only_the_kernels_decayed_by_big_vision():
     """Its wd_mults name only kernels: those of the patch embedding, of attention and MLP, and of the classifier."""
     config = recipe("vit_small_patch16_224_90ep")
     with meta_device():

@@ -23,7 +23,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("path", [*CONFIGS, *RECIPES], ids=lambda path: path.stem)
-def test_shipped_file_states_accuracy_time_and_command_and_survives_saving(path, here):
+def test_shipped_file_documents_results_and_command_and_reloads_unchanged_after_saving(path, here):
     """test_recipes.py compares recipes with their sources."""
     opening = "".join(itertools.takewhile(lambda line: line.startswith("#"), path.open(encoding="utf-8")))
     assert "Expected accuracy: " in opening and "Time: " in opening

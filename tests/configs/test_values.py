@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.mark.parametrize("word", cases_of("texts_as_values"))
-def test_text_converts_by_schema_type_in_every_source(word):
+def test_text_value_in_file_or_command_line_converts_to_schema_type(word):
     key, _, text = word.partition("=")
     *sections, name = key.split(".")
     lines = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
@@ -90,7 +90,7 @@ def test_model_argument_tuples_split_by_yaml_are_refused():
         load_text("MODEL: {KWARGS: {a: [(1, 2), (3, 4)]}}")
 
 
-def test_files_merge_model_arguments_and_null_clears_them():
+def test_model_arguments_of_files_are_merged_and_null_clears_them():
     write("MODEL: {KWARGS: {a: 1, b: 2}}", "base.yaml")
     loaded = load_text("BASE: base.yaml\nMODEL: {KWARGS: {b: 3}}", "-opts", "MODEL.KWARGS.c=4")
     assert dict(loaded.config.MODEL.KWARGS) == {"a": 1, "b": 3, "c": 4}

@@ -87,7 +87,7 @@ def test_xmp_orientation_is_read_as_in_pillow(form, style, monkeypatch):
             assert np.array_equal(read(content, applies_exif=True), as_pillow_turns(content)), orientation
 
 
-def test_exif_orientation_precedes_xmp_and_may_span_segments():
+def test_exif_orientation_overrides_xmp_and_may_span_segments():
     for turn in (None, 0, 1, 6):
         exif = Image.Exif()
         exif[0x010F] = "maker"
@@ -156,7 +156,7 @@ def test_image_with_damaged_exif_is_still_read(damage):
 
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
-def test_images_of_16_bits_are_scaled_and_of_32_bits_refused(form):
+def test_16_bit_images_are_scaled_and_32_bit_images_refused(form):
     assert read(grey_16_bits(form), 1)[:, :, 0].tolist() == GREY.tolist()
     assert read(grey_16_bits(form), 3).tolist() == np.dstack([GREY] * 3).tolist()
     full = encoded(np.array([[0, 128, 129, 65535]], np.uint16), form)

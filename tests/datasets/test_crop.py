@@ -122,7 +122,7 @@ def test_image_too_large_after_resize_is_cropped_first():
 
 
 @pytest.mark.parametrize(("name", "dim"), [("HFLIP", 2), ("VFLIP", 1)])
-def test_images_flip_with_given_probability_while_other_draws_stay_equal(name, dim):
+def test_images_are_flipped_with_given_probability_without_changing_other_draws(name, dim):
     image = noise(40, 30)
     given = [Data(IMAGE_SIZE=8, **{"HFLIP": 0.0} | {name: chance}) for chance in (0.0, 0.3)]
     both = [[augmented(data, image, seed) for seed in range(200)] for data in given]

@@ -70,7 +70,7 @@ def test_evaluation_reads_only_the_validation_list(tmp_path):
     assert_names(error_of("imagenet2012", tmp_path), tmp_path, "validation")
 
 
-def test_validation_class_without_training_images_is_refused_with_its_line(tmp_path):
+def test_error_gives_line_of_validation_class_without_training_images(tmp_path):
     make_lists(tmp_path, "a.jpg 0\na.jpg 2\n", "a.jpg 2\nn02/c.jpg 1\n")
     assert_names(error_of("imagenet2012", tmp_path), "val_list.txt, line 2", "class 1", "train_list.txt")
     make_csv(tmp_path / "train.csv", "images/1.jpg,dog\n")

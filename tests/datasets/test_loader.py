@@ -230,7 +230,7 @@ print(*[child.pid for child in multiprocessing.active_children()], flush=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_loader_keeps_torch_thread_count_and_ends_with_its_program(folder):
+def test_loader_adds_no_torch_threads_and_its_processes_end_with_program(folder):
     """The images are large enough that torch would flip one with several threads. The program ends in mid-epoch."""
     command = [sys.executable, "-W", "ignore::UserWarning", "-c", PROGRAM, folder]  # torch warns of 2 workers on 1 core
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)

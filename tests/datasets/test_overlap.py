@@ -18,7 +18,7 @@ from utils.distributed import Process
 
 pytestmark = pytest.mark.slow
 
-BY_NAME, BY_CONTENT = "have the class, name and size of", "are training images"
+BY_NAME, BY_CONTENT = "have the class, name and size of", "are also training images"
 
 
 def draw_noise(folder: Path, *classes: str, count: int = 4, seed: int = 0, ending: str = "png") -> None:

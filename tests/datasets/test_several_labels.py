@@ -82,7 +82,7 @@ def test_multilabel_targets_have_a_zero_or_one_for_each_output(tmp_path):
     assert torch.equal(batch.targets, expected[torch.from_numpy(batch.piece.indices.astype(np.int64))])
 
 
-def test_checkpoint_or_classes_file_numbers_the_labels(tmp_path):
+def test_label_order_comes_from_checkpoint_or_classes_file(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(of="v"))
     (tmp_path / "classes.txt").write_text("dog\ncat\nbird\n")
@@ -118,7 +118,9 @@ def test_unused_separator_or_class_is_reported(tmp_path):
         notes = load("csv", tmp_path, LABEL_SEPARATOR=separator, VAL_FRACTION=0.3)[1].notes
         assert any("warning" in line and "';'" in line for line in notes) is is_told
     write(tmp_path / "train.csv", [f"{row},0" for row in in_columns()], "image_path,bird,cat,dog,eel")
-    assert_names(" ".join(load("csv", tmp_path, VAL_FRACTION=0.3, **IN_COLUMNS)[1].notes), "no image has: eel")
+    assert_names(
+        " ".join(load("csv", tmp_path, VAL_FRACTION=0.3, **IN_COLUMNS)[1].notes), "no image has these classes: eel"
+    )
 
 
 def test_validation_set_identity_depends_on_labels_but_not_their_order(tmp_path):

@@ -34,7 +34,7 @@ def parts_of(dataset: str, path, **options) -> dict[str, str]:
     return {each.key(index): part for part, each in zip("tv", (train, val), strict=True) for index in range(len(each))}
 
 
-def test_growing_folder_keeps_its_split_and_validates_every_class():
+def test_growing_folder_keeps_its_split_with_validation_images_of_every_class():
     for seed in range(20):
         random = np.random.default_rng(seed)
         limit, classes = random.integers(3, 31, 6), ["ant", "bee", "cat", "dog", "fox", "gnu"]

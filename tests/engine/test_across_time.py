@@ -112,7 +112,7 @@ def test_resume_refuses_a_different_validation_split(again):
         assert_names(said, "SPLIT: folders", *names)
 
 
-def test_error_without_cfg_flag_names_the_weights_or_missing_run(tmp_path):
+def test_start_without_cfg_is_refused_and_error_names_weights_or_run(tmp_path):
     foreign = {"state_dict": {"head.weight": torch.ones(2, 2)}, "config": {"depth": 2}, "class_names": {0: "cat"}}
     torch.save(foreign, tmp_path / "foreign.pth")
     for flags in (["-eval", "-pretrained"], ["-resume"], ["-pretrained"]):
@@ -243,7 +243,7 @@ def test_resume_writes_final_status_of_a_run_killed_after_training(again):
     }
 
 
-def test_resume_of_finished_checkpoint_outside_a_run_creates_no_folder(again):
+def test_resume_from_copied_finished_checkpoint_creates_no_folder(again):
     shutil.copytree(run_folder(again / "output"), again / "moved")
     said = halfstep("-resume", again / "moved", "-output", "/proc/nowhere", "-epochs", "5", "-check")
     assert_names(rows(said)["output"][1], again / "moved")

@@ -246,7 +246,7 @@ def test_map_recall_and_f1_match_scikit_learn(scored, monkeypatch, world_size):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("has_several_labels", [False, True])
-def test_ranking_of_each_class_matches_scikit_learn(scored, world_size, has_several_labels):
+def test_average_precision_and_auc_of_each_class_match_scikit_learn(scored, world_size, has_several_labels):
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     logits, targets = scored
@@ -274,7 +274,7 @@ def test_ranking_of_each_class_matches_scikit_learn(scored, world_size, has_seve
                 assert np.isnan(each.average_precision[number]) and np.isnan(each.auc[number])
 
 
-def test_class_of_all_images_has_no_auc():
+def test_class_shared_by_all_images_has_no_auc():
     precision, auc = rank_class(np.array([0.5, 0.2]), np.array([True, True]))
     assert precision == 1 and np.isnan(auc)
 
@@ -321,7 +321,7 @@ def test_multi_label_top1_accepts_any_true_label(scored):
     assert scores.loss == pytest.approx(losses.item(), rel=1e-6)
 
 
-def test_multi_label_run_uses_map_and_threshold_of_one_half(tmp_path, small_yaml):
+def test_multi_label_run_selects_by_map_and_predicts_labels_above_one_half(tmp_path, small_yaml):
     file, _ = write_digits(tmp_path, 120)
     words = ["DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.3", "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=0.01"]
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-dataset", "csv", "-data_path", str(file)]

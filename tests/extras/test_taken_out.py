@@ -26,6 +26,7 @@ ASKING: dict[str, str | None] = {
     "distillation": f"{TRAIN} -opts TRAIN.DISTILLATION_TYPE=soft",
     "explain": f"{TRAIN} -explain_precision",
     "float8": f"{TRAIN} -amp -opts PRECISION.MODE=float8",
+    "labels": "scripts.labels {output}/run",
     "remote": f"{TRAIN} -dataset shards -data_path https://a.invalid/train-0.tar",
     "report": "scripts.report {output}/run",
     "timm_arguments": "scripts.from_timm --model resnet50",
@@ -106,7 +107,7 @@ def test_srun_and_mpirun_are_refused_after_deleting_the_launchers_extra(tmp_path
     assert not (root / "runs").exists()
 
 
-def test_run_without_report_extra_keeps_its_metrics(tmp_path, small_yaml):
+def test_run_without_report_extra_still_writes_metrics(tmp_path, small_yaml):
     root = without("report", tmp_path)
     shutil.copy(ROOT / "main_single_gpu.py", root / "start.py")  # Python resolves a link to the original folder
     words = ["-cfg", small_yaml, "-output", root / "runs", "-epochs", "1", "-opts", "REPORT=true"]

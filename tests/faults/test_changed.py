@@ -81,7 +81,7 @@ def test_resume_refuses_changed_image_count_unless_allowed(tmp_path, start, phot
     assert "Epoch[" not in allowed.printed, "its only epoch is already trained"
 
 
-def test_images_added_mid_epoch_restart_that_epoch(tmp_path, start, photos):
+def test_resume_after_adding_images_mid_epoch_restarts_that_epoch(tmp_path, start, photos):
     flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-opts", "DATA.NUM_WORKERS=0"]
     stopped = start(tmp_path / "o", *flags, signal_at=[17, signal.SIGTERM, [0]])  # of 24 updates
     assert stopped.returncode == 128 + signal.SIGTERM
@@ -139,7 +139,7 @@ def test_resume_refuses_different_images_with_the_same_names(tmp_path, start, ph
     start(tmp_path / "o", *flags_of(tmp_path / "copy")).refused("IMAGES: sizes of the training files: 64 of 64 differ")
 
 
-def test_resume_refuses_changed_list_labels_and_validation_images(tmp_path, start, photos):
+def test_resume_refuses_changed_labels_of_listed_training_or_validation_images(tmp_path, start, photos):
     for part in ("train", "val"):
         names = [path.relative_to(photos).as_posix() for path in sorted((photos / part).rglob("*.JPEG"))]
         lines = [f"{name},{name.split('/')[1]}" for name in names]

@@ -99,7 +99,7 @@ def fail_from(patched, operation: str, nth: int) -> list[int]:
     return calls
 
 
-def test_run_survives_unwritable_checkpoints_and_keeps_old_checkpoint(tmp_path, start, unbroken):
+def test_training_continues_if_checkpoints_cannot_be_written_and_old_checkpoint_remains(tmp_path, start, unbroken):
     assert start(tmp_path / "o", kill_at=[2, 0]).returncode == -signal.SIGKILL
     folder = run_folder(tmp_path / "o")
     before = (folder / "last.pth").read_bytes()

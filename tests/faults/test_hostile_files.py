@@ -342,7 +342,7 @@ def test_disk_failure_at_start_prints_no_traceback(tmp_path, start, what):
 STRANGE = "=1+1\n2026 forged\t\x1b[31m\u202e"
 
 
-def test_strange_names_in_predictions_stay_on_one_line_without_formulas(tmp_path, capfd):
+def test_hostile_names_are_escaped_on_console_and_in_csv(tmp_path, capfd):
     path = os.fsdecode(b"\xff=.png")
     found = Prediction(0, path, [Guess(0, STRANGE, 0.5)])
     given = Namespace(csv=tmp_path / "p.csv", json=None, sheet=None, into=None, unsure=None)
@@ -470,9 +470,10 @@ SPLIT = {"rule": "hash", "fraction": 0.2, "seed": 0}
     "change", [{"fraction": "x"}, {"fraction": float("nan")}, {"seed": None}, {"folds": 0}, {"fold": 2}], ids=str
 )
 def test_checkpoint_with_unusable_split_is_reported_damaged(tmp_path, change):
-    for split in (SPLIT | change, {"rule": "position"}, SPLIT):
+    folds = [SPLIT | {"folds": 2, "fold": number} for number in (0, 1)]
+    for split in (SPLIT | change, SPLIT | {"folds": 2, "fold": 2}, {"rule": "position"}, SPLIT, *folds):
         (tmp_path / "w.safetensors").write_bytes(to_safetensors({"a": torch.zeros(1)}, {"split": json.dumps(split)}))
-        with contextlib.nullcontext() if split == SPLIT else pytest.raises(ConfigError, match="damaged"):
+        with contextlib.nullcontext() if split in (SPLIT, *folds) else pytest.raises(ConfigError, match="damaged"):
             assert read_record(tmp_path / "w.safetensors")["split"] == split
 
 

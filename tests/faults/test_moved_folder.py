@@ -56,7 +56,7 @@ def test_moved_run_never_writes_to_the_folder_replacing_it(tmp_path, start, mome
 
 
 @pytest.mark.parametrize(("flags", "moment", "rank"), [(FAST, "a save", 0), (SHARDED, "a sharded save", 1)])
-def test_all_processes_of_a_run_with_moved_folder_end(tmp_path, start, flags, moment, rank):
+def test_moving_the_folder_of_a_run_ends_all_its_processes(tmp_path, start, flags, moment, rank):
     ended = start(tmp_path, *flags, processes=2, move_folder=[str(tmp_path), moment, rank])
     assert_ended(tmp_path, ended)
     assert status_of(tmp_path / "moved")["state"] == "save_failed"

@@ -111,7 +111,7 @@ def test_processes_may_read_images_from_different_folders(tiny, photos):
     assert (run_folder(photos.parent / "o") / "last.pth").exists()
 
 
-def test_process_running_other_code_is_refused_with_the_file_name(tiny, photos, tmp_path):
+def test_process_with_different_code_is_refused_naming_the_file(tiny, photos, tmp_path):
     checkout = tmp_path / "checkout"
     for name in CODE:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -106,7 +106,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_run_folder_contains_nothing_from_the_environment(tmp_path, start, processes):
+def test_run_files_and_output_contain_no_secret_environment_variables(tmp_path, start, processes):
     """Check two runs: one that succeeds, and one that fails with a traceback."""
     profile = ["-profile", "1"] if has_extra("profiler") else []
     flags = ["-batch_size", "4", *profile, "-opts", "TRACK=tensorboard", "DATA.SYNTHETIC_SIZE=256"]

@@ -34,7 +34,7 @@ def assert_tidy(folder) -> None:
     assert there == {name for path in folder.glob("*.pth") for name in named_shards(path)}
 
 
-def test_export_joins_shards_and_no_unused_shard_remains(tmp_path, unbroken):
+def test_sharded_checkpoint_has_no_unused_shards_and_exports_to_one_file(tmp_path, unbroken):
     folder, _ = unbroken
     assert_tidy(folder)
     assert sorted(each.name for each in (folder / "shards").iterdir()) == [

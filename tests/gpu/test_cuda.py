@@ -55,7 +55,7 @@ def updated(tmp_path, *options: str) -> tuple[float, int, torch.dtype | None]:
     return trainer.report().mean_loss, torch.cuda.max_memory_allocated(), trainer.precision.half
 
 
-def test_amp_uses_float16_and_grad_checkpointing_saves_memory(tmp_path):
+def test_amp_and_grad_checkpointing_each_save_memory_on_gpu(tmp_path):
     _, memory, half = updated(tmp_path)
     loss, less, chosen = updated(tmp_path, "AMP=true")
     again, least, _ = updated(tmp_path, "AMP=true", "TRAIN.GRAD_CHECKPOINTING=true")

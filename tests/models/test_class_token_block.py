@@ -89,7 +89,7 @@ def test_short_last_block_keeps_drop_path_rate_and_frozen_weights():
 
 
 @pytest.mark.slow
-def test_short_last_block_compiles_and_evaluates_without_dropout():
+def test_short_last_block_applies_dropout_only_in_training_and_compiles():
     chosen, images = with_short_last_block(make_vit(attn_drop_rate=0.5)), torch.randn(2, 3, 32, 32)
     assert not torch.equal(chosen.train()(images), chosen(images))
     assert torch.equal(chosen.eval()(images), chosen(images))

@@ -212,7 +212,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("case", UNUSABLE)
-def test_untrusted_cache_folder_falls_back_to_torch(tmp_path, case):
+def test_unusable_compiler_cache_folder_is_reported_and_never_used(tmp_path, case):
     (tmp_path / "file").touch()
     place = {"in a home that nobody knows": "", "below a file": str(tmp_path / "file")}.get(case, str(tmp_path))
     environment = {"XDG_CACHE_HOME": place}

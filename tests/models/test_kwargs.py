@@ -26,7 +26,7 @@ KWARGS = [
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
 @pytest.mark.parametrize("kwargs", KWARGS)
-def test_logits_and_gradients_match_plain_timm_model(tmp_path, kwargs, half, training):
+def test_model_arguments_give_logits_and_gradients_of_plain_timm_model(tmp_path, kwargs, half, training):
     given = {name: value for name, value in kwargs.items() if name != "pos_embed"}
     fields = {"POS_EMBED": kwargs.get("pos_embed", "learn"), "KWARGS": Arguments(given)}
     config = replaced(small_config(tmp_path), MODEL=fields, PRECISION={"RESIDUAL": "float32"})

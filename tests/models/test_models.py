@@ -59,7 +59,7 @@ def test_building_a_model_never_uses_the_network(monkeypatch):
         build_model(config_of(224, TYPE="timm", NAME="resnet18.a1_in1k"), 10)
 
 
-def test_timm_models_take_image_size_channels_and_dropout():
+def test_timm_models_are_built_with_configured_image_size_channels_and_dropout():
     name = "swin_tiny_patch4_window7_224"
     with meta_device():
         model = build_model(config_of(256, TYPE="timm", NAME=name, DROPPATH=0.1, ATTENTION_DROPOUT=0.1), 10)

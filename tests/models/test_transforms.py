@@ -94,7 +94,7 @@ def test_reverting_transforms_restores_the_model(config, chosen, name, is_copy):
         assert all(torch.equal(changed[each], before[each]) for each in before) is is_exact
 
 
-def test_reverting_transforms_that_bypass_modules_restores_calls_of_blocks(tmp_path, monkeypatch):
+def test_blocks_are_called_again_after_reverting_transforms_that_bypass_modules(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     model = timm.create_model("vit_tiny_r_s16_p8_224", img_size=32, depth=1)  # it has convolutions before its blocks
     transforms = choose_transforms(small_config(tmp_path), torch.device("cuda"), None, training=False)

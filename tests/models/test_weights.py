@@ -143,7 +143,7 @@ def by_name(tmp_path, state, classes, num_outputs=None, theirs=THEIRS):
 
 
 @pytest.mark.parametrize("is_exported", [False, True])
-def test_head_rows_are_matched_by_class_name_and_new_classes_get_mean(tmp_path, weights, is_exported):
+def test_head_rows_match_classes_by_name_and_new_classes_get_mean_row(tmp_path, weights, is_exported):
     state, classes = headed(weights), ["dog", "zebra", "bird"]
     if is_exported:
         metadata = {"format": "pt", "class_names": json.dumps(THEIRS), "config": "no JSON"}
@@ -159,7 +159,7 @@ def test_head_rows_are_matched_by_class_name_and_new_classes_get_mean(tmp_path, 
 
 
 @pytest.mark.parametrize(("num_theirs", "num_mine"), [(4, 4), (3, 5), (5, 3)])
-def test_same_classes_keep_their_head_rows_at_any_size(tmp_path, weights, num_theirs, num_mine):
+def test_head_rows_of_same_classes_are_kept_for_any_number_of_outputs(tmp_path, weights, num_theirs, num_mine):
     state = headed(weights, num_theirs)
     model, lines = by_name(tmp_path, state, THEIRS, num_mine)
     rows = num_mine if num_theirs == num_mine else 3  # includes rows without a class name

@@ -142,7 +142,7 @@ def test_killed_gpu_session_keeps_every_known_row(tmp_path, known):
     assert {path.name for path in tmp_path.iterdir()} <= {"session.md", "session.json", ".session.json.tmp"}
 
 
-def test_gpu_session_parts_are_valid_and_fit_limits(monkeypatch, tmp_path):
+def test_gpu_session_parts_have_valid_commands_and_fit_the_time_limit(monkeypatch, tmp_path):
     ran = []
     monkeypatch.setattr(gpu_session, "run_session", lambda folder, parts, kind: ran.append(parts) or 0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -165,7 +165,7 @@ def test_gpu_session_parts_are_valid_and_fit_limits(monkeypatch, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_loader_benchmark_uses_synthetic_images_only_for_the_step(monkeypatch, tmp_path):
+def test_loader_benchmark_uses_synthetic_images_only_to_time_updates(monkeypatch, tmp_path):
     make_photos(tmp_path, 10, 10)
     asked = []
     monkeypatch.setattr(

@@ -253,7 +253,7 @@ def test_runs_with_different_data_labels_or_update_sizes_are_grouped_separately(
     assert [len(group.runs) for group in groups] == [2, 1] and list(groups[0].settings) == [column]
 
 
-def test_data_with_one_resized_file_counts_as_same_data(tmp_path):
+def test_one_changed_file_size_does_not_make_data_different(tmp_path):
     for number, sizes in enumerate(("1 2 3 4", "1 2 3 9")):
         status = about_data("/here", sizes_of_the_training_files=sizes)
         make_run(tmp_path / f"{number}", [90.0], f"SEED: {number}", status)
@@ -345,7 +345,7 @@ def test_runs_without_an_epoch_are_skipped_unless_named(folder):
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_compare"))
-def test_compare_mistake_exits_2_with_a_remedy(folder, here, words):
+def test_compare_exits_with_2_and_one_error_line_for_each_mistake(folder, here, words):
     (here / "empty").mkdir()
     out, err = type_in(*words.replace("(nothing)", "").split(), exit_with=2)
     assert not out and err.startswith("error: ") and err.count("\n") == 1
@@ -373,7 +373,7 @@ def test_best_value_of_an_unused_metric_considers_ema_weights():
     assert Group(1, {}, [run], "top1").best_of(run) == 85.0
 
 
-def test_group_is_named_by_short_settings_or_else_first_run_folder():
+def test_group_without_short_settings_is_named_by_its_first_run_folder():
     names = {"1": "3: B 1", "y" * 46: f"3: B {'y' * 46}", "y" * 47: "3: x"}
     run = SavedRun(Path("runs/x"), {}, {}, {}, [])
     assert {each: Group(3, {"A.B": each}, [run], "top1").name for each in names} == names

@@ -19,7 +19,7 @@ def card_of(source, target, *flags) -> tuple[dict, str]:
     return yaml.safe_load(header), text
 
 
-def test_card_of_a_run_has_its_figures_and_data(small_yaml, tmp_path):
+def test_model_card_states_metrics_data_and_base_model_of_a_run(small_yaml, tmp_path):
     words = [
         "-opts",
         "TRAIN.MODEL_EMA=true",

@@ -62,7 +62,7 @@ def test_every_prediction_output_matches_predictions_csv_of_the_run(trained, dig
     assert not (tmp_path / "x-5.jpg").exists()
 
 
-def test_prediction_rows_are_utf8_and_copies_replace_no_files(trained, digits, tmp_path, monkeypatch):
+def test_predict_writes_utf8_rows_and_never_overwrites_files(trained, digits, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.predict.pictures.other_fonts", lambda size: [])
     names = ["猫", "../x", "a/b", "A_B", "d", "..", "Ä", ".", "x y", "n"]
     (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")
@@ -175,7 +175,7 @@ def test_photos_are_rotated_and_cropped_as_in_training(trained, digits, tmp_path
     assert config_of(state).DATA.CROP_MODE == (crop_mode or "center")
 
 
-def test_run_folder_argument_means_its_best_or_last_checkpoint(trained, digits, tmp_path):
+def test_predict_uses_best_or_last_checkpoint_of_a_given_run_folder(trained, digits, tmp_path):
     (tmp_path / "photos").mkdir()
     shutil.copy(sorted((digits / "3").iterdir())[0], tmp_path / "photos")
     for name in ("notes.txt", "more.txt", "raw.cr2"):
@@ -246,7 +246,7 @@ def test_flip_averaged_predictions_are_equal_for_image_and_mirror(trained, digit
     assert flipped[0][1:] == flipped[1][1:] and flipped[2][1:] == plain[2][1:]
 
 
-def test_prediction_follows_command_line_precision_and_settings(trained, digits):
+def test_command_line_precision_and_settings_change_predictions(trained, digits):
     image = sorted((digits / "4").iterdir())[0]
     words = ("-top", 10, "-device", "cpu", "-batch_size", 1)
     more = ([], ["-amp"], ["-amp", "false"], ["-opts", "DATA.CROP_PCT=0.5"])
@@ -255,7 +255,7 @@ def test_prediction_follows_command_line_precision_and_settings(trained, digits)
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes/of_predict"))
-def test_prediction_mistake_exits_2_and_is_named(trained, tmp_path, words):
+def test_predict_exits_with_2_and_an_error_for_each_mistake(trained, tmp_path, words):
     state = torch.load(trained / "last.pth", weights_only=True)
     state["config"] |= {"DATA.DATASET": "csv", "DATA.LABEL_SEPARATOR": "|"}
     torch.save(state, tmp_path / "several.pth")

@@ -106,7 +106,7 @@ for _ in range(4):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tests glibc")
-def test_memory_freed_by_one_step_is_reused_by_the_next_step():
+def test_memory_freed_by_tensors_is_reused_without_new_page_faults():
     done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
     # Skip the second number, because the layout of memory varies at first.
     first, *_, last = map(int, done.stdout.split())

@@ -59,7 +59,7 @@ def test_elastic_maximum_of_processes_comes_from_torchrun(words, range_, most):
     assert subprocess.run(launcher, cwd=ROOT, capture_output=True, text=True).stdout == f"{most}\n"
 
 
-def test_launch_flags_work_alone_or_complete_launcher_variables():
+def test_launch_flags_work_alone_or_with_launcher_variables():
     launched = find_launched_rank({}, LaunchOptions("tcp://[::1]:99", 4, 2))
     assert launched == LaunchedRank("the command line", 2, 4, None, "::1", 99)
     assert find_launched_rank({"MASTER_ADDR": "h", "MASTER_PORT": "8"}, LaunchOptions("env://", 4, 2)).port == 8

@@ -49,7 +49,7 @@ def test_absent_process_is_named_within_the_timeout(rank, names):
         Rendezvous(LaunchedRank("test", rank, 2, None, "127.0.0.1", port), timeout=1.0)
 
 
-def test_port_used_by_another_program_is_named():
+def test_error_names_port_used_by_another_program():
     with (
         socket.create_server(("", 0)) as other,
         refused(ConfigError, "-dist_url", other.getsockname()[1], "MASTER_PORT", whole=False),

@@ -123,7 +123,7 @@ def test_check_compares_settings_with_the_resumed_run(tmp_path, small_yaml):
     assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == before
 
 
-def test_check_scales_estimates_to_the_number_of_processes(check):
+def test_check_estimates_scale_with_the_number_of_processes(check):
     found = check("-ngpus", "3", program="main_multi_gpu.py")
     assert trouble(found) == {}
     assert_names(found["device"][1], "processes: 3")

@@ -71,7 +71,7 @@ def test_too_little_shared_memory_fails_or_warns(tmp_path, monkeypatch):
     assert verdicts == [WRONG, WARN, OK]
 
 
-def test_shared_memory_counts_loaders_of_all_local_processes(photos):
+def test_shared_memory_check_counts_loader_processes_of_all_local_ranks(photos):
     config, train, _ = sets_of(photos, "DATA.NUM_WORKERS=3")
     process = Process(CPU, world_size=4, local_size=2)
     assert loader_processes(config, train, process) == 0

@@ -226,7 +226,7 @@ def test_resume_takes_newest_checkpoint_but_evaluation_takes_best_weights(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD", pytest.param("lamb", marks=needing_extra("optimizers"))])
-def test_loading_a_checkpoint_releases_its_memory(tmp_path, name):
+def test_checkpoint_file_is_unmapped_after_its_state_is_loaded(tmp_path, name):
     trainer = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true", f"TRAIN.OPTIMIZER.NAME={name}"))
     update(trainer, 2)
     save_checkpoint(tmp_path / "last.pth", trainer.state_dict())

@@ -166,7 +166,7 @@ def test_host_copy_equals_training_state_and_reuses_host_memory(trainer):
     assert {name: tensor.data_ptr() for name, tensor in again["state_dict"].items()} == places
 
 
-def test_host_copy_handles_changing_number_of_tensors(monkeypatch):
+def test_host_copy_equals_state_after_number_of_tensors_changes(monkeypatch):
     monkeypatch.setattr("engine.checkpoint.async_saver.CHUNK", 256)
     host_copy = HostCopy(CPU)
     for count in (1, 9, 2):
@@ -210,7 +210,7 @@ def test_shard_is_not_written_if_copying_fails_in_another_process(tmp_path, monk
 
 
 @pytest.mark.parametrize("change", [{"NUM_IMAGES": 99}, {"GLOBAL_BATCH": 4}, {"DATA.DROP_LAST": False}])
-def test_changed_image_count_batch_size_or_drop_last_gives_different_updates(change):
+def test_changing_image_count_batch_size_or_drop_last_changes_the_updates(change):
     same = order()
     saved = {"NUM_IMAGES": 100, "GLOBAL_BATCH": 8, "DATA.DROP_LAST": True}
     assert same.has_updates_of(saved) and not same.has_updates_of(saved | change)

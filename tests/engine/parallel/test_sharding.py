@@ -192,7 +192,7 @@ def test_recomputing_blocks_gives_bitwise_equal_training(runs, strategy):
 
 
 @pytest.mark.parametrize("name", ["loaded", "loaded from ddp", "loaded by ddp"])
-def test_checkpoint_resumes_under_fsdp2_and_ddp(runs, name):
+def test_fsdp2_and_ddp_runs_resume_from_each_others_checkpoints(runs, name):
     unbroken, later = runs["saved"], runs[name]
     for mine, theirs in zip(later["updates"], unbroken["updates"][2:], strict=True):
         assert mine[:2] == pytest.approx(theirs[:2], rel=1e-4)
@@ -203,7 +203,7 @@ def test_checkpoint_resumes_under_fsdp2_and_ddp(runs, name):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_sharded_checkpoint_resumes_with_another_world_size(runs, folder, world_size):
+def test_training_continues_from_sharded_checkpoint_with_another_world_size(runs, folder, world_size):
     batch = {1: "DATA.BATCH_SIZE=64", 3: "DATA.BATCH_SIZE=22"}[world_size]  # the global batch need not stay at 128
     case = f"other:{COMMON},{batch},{FSDP},load={folder / 'fsdp2/last.pth'}"
     settings = folder / "settings.yaml"
@@ -228,7 +228,7 @@ def test_options_unsupported_by_fsdp2_are_refused(tmp_path, option):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_shares_of_tensor_rows_match_fsdp2_chunks_and_can_be_sliced(world_size):
+def test_tensor_rows_are_divided_like_fsdp2_chunks_and_can_be_sliced(world_size):
     for length in (1, 2, 7, 10):
         whole = torch.arange(length)
         shares = [whole[slice(*span(length, rank, world_size))] for rank in range(world_size)]

@@ -127,7 +127,7 @@ def test_measured_half_precision_speed_includes_gradients(monkeypatch):
 
 
 @pytest.mark.parametrize("amp", [True, False])
-def test_without_float16_loss_scale_is_one_and_nonfinite_updates_are_skipped(tmp_path, amp):
+def test_loss_scale_is_one_without_float16_and_nonfinite_updates_are_skipped(tmp_path, amp):
     config = make(tmp_path, amp)
     precision, model = Precision(config, CPU), torch.nn.Linear(3, 2)
     for _ in range(3):

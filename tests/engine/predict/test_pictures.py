@@ -51,7 +51,7 @@ def test_contact_sheet_draws_any_text():
     assert without.size == (158 + 2 * GAP, 158 + 2 * GAP + lettering(11).height)
 
 
-def test_fallback_font_draws_missing_letters_or_reports_them(monkeypatch):
+def test_missing_letters_use_fallback_font_or_are_reported(monkeypatch):
     fonts = find_spec("matplotlib").submodule_search_locations[0] + "/mpl-data/fonts/ttf/"
     letters, name = lettering(11), "cat \u1d81"  # STIX has this letter
     for found, is_drawn in (([fonts + "cmr10.ttf", fonts + "STIXGeneral.ttf", __file__], True), ([], False)):

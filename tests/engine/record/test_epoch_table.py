@@ -76,7 +76,7 @@ def test_epoch_table_header_repeats_after_a_screen_of_lines(tmp_path):
     assert counts == [2, *[1] * (LINES_BELOW_A_HEAD - 1), 2, 1]
 
 
-def test_new_metrics_column_reaches_table_terminal_and_log(tmp_path, monkeypatch):
+def test_new_metrics_column_appears_in_csv_row_terminal_and_log(tmp_path, monkeypatch):
     seven = columns.Column(
         "seven", "always 7", lambda epoch: 7.0, title="seven", text="{:.1f}".format, words="Seven: {:.2f}".format
     )
@@ -167,7 +167,7 @@ def test_full_disk_delays_the_epoch_row_until_close(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("has_budget", [False, True])
-def test_only_runs_with_budget_record_number_of_updates(tmp_path, has_budget):
+def test_steps_csv_has_num_updates_column_only_for_runs_with_budget(tmp_path, has_budget):
     StepRows(tmp_path, 0, has_budget).close()
     assert ("num_updates" in (tmp_path / "steps.csv").read_text().strip().split(",")) is has_budget
 

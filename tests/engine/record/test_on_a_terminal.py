@@ -30,7 +30,7 @@ def seen(tmp_path_factory) -> tuple[Path, str]:
     return folder / "mine", written
 
 
-def test_terminal_keeps_one_line_per_epoch(seen):
+def test_terminal_shows_one_line_per_epoch(seen):
     lines = [line for line in visible(seen[1]) if line]
     epochs = [line for line in lines if re.match(r" *[12]/2 ", line)]
     assert [line.split()[0] for line in epochs] == ["1/2", "2/2"]

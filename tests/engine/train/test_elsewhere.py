@@ -24,7 +24,6 @@ from tests.support.run_hash import state_hash
 from tests.support.several_labels import write_digits
 from tests.support.trainers import big_logits, make_trainer, update
 from utils.distributed import Process
-from utils.extras import has_extra
 
 # {event of a run: the operations in which the host waits for the device}
 WAITS = {
@@ -33,7 +32,7 @@ WAITS = {
     "evaluation": {"tolist": 1},  # the sums over all batches
     "evaluation of several labels": {"tolist": 1, "blocking copy": 2},  # and the scores and labels of all images
     "best epoch": {"blocking copy": 1},  # per-image results
-    "calibration": {"blocking copy": 2},  # the logits and labels of all images
+    "ranking": {"blocking copy": 2},  # the scores and labels of all images
     "save": {"item": 3, "synchronize": 1},  # the loss scale and its two counters; copies of all tensors
 }
 HALF = "AMP=true"
@@ -184,7 +183,7 @@ def test_multi_label_updates_and_evaluations_avoid_syncs(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
 @on_pretend_device
-def test_device_checkpoint_resumes_bitwise_on_the_device(tmp_path, mode):
+def test_device_training_resumes_bitwise_from_its_checkpoint(tmp_path, mode):
     options = (HALF, "PRECISION.DTYPE=float16", f"PRECISION.MODE={mode}", "TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.1")
     config = small_config(tmp_path, *options)
     trainer, resumed = update(trainer_there(config), 2), trainer_there(config)
@@ -224,8 +223,8 @@ def test_whole_run_syncs_only_for_reports_evaluations_and_saves(tmp_path):
     with mock.patch.object(Loop, "run", counted):
         assert engine.run.run(load([*words, *options]), Process(torch.device(DEVICE))) == 0
     # 11 updates: reports after updates 1, 6 and 11 and the epoch; evaluations of raw and EMA weights; saves after updates 4
-    # and 8 and after the epoch, which is the best.
-    events = {"report": 4, "evaluation": 2, "best epoch": 1, "calibration": int(has_extra("calibration")), "save": 3}
+    # and 8 and after the epoch, which is the best. At its end, the run ranks the images for the figures of each class.
+    events = {"report": 4, "evaluation": 2, "best epoch": 1, "save": 3, "ranking": 1}
     total = {}
     for event, number in events.items():
         for kind, count in WAITS[event].items():

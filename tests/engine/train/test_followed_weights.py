@@ -45,7 +45,7 @@ def bare(tmp_path):
     return str(tmp_path / "bare.yaml")
 
 
-def test_unset_settings_come_from_the_weights_with_recorded_origin(checkpoint, bare):
+def test_unset_settings_are_taken_from_weights_and_their_origin_is_recorded(checkpoint, bare):
     loaded = load_settings(["-cfg", bare, "-pretrained", str(checkpoint), "-opts", "DATA.CROP_PCT=0.5"])
     assert (loaded.config.DATA.IMAGENET_MEAN, loaded.config.DATA.CROP_PCT) == ((0.25,), 0.5)
     assert (loaded.config.MODEL.EMBED_DIM, loaded.config.MODEL.NAME) == (16, "vit_small_test")
@@ -86,7 +86,7 @@ def test_run_prints_settings_taken_from_weights(checkpoint, bare, tmp_path):
     [
         ({"ant": 3, "cat": 1}, "75.000%"),
         ({"ant": 3, "cat": 1, "dog": 4}, "37.500%"),
-        ({"ant": 3, "cat": 1, "owl": 4}, "warning: the weights have other classes (cat, dog, ant)"),
+        ({"ant": 3, "cat": 1, "owl": 4}, "warning: the classes of the weights (cat, dog, ant) differ"),
     ],
 )
 def test_weights_with_class_names_are_evaluated_by_name(tmp_path, photos, said):
@@ -105,7 +105,7 @@ def test_weights_with_class_names_are_evaluated_by_name(tmp_path, photos, said):
     assert said in typed("main_single_gpu.py", *flags, "-output", tmp_path / "o").done().printed
 
 
-def test_weights_without_cfg_are_fine_tuned_on_folders(tmp_path):
+def test_pretrained_weights_without_cfg_select_finetune_yaml_and_imagefolder(tmp_path):
     weights = saved(vit().state_dict(), tmp_path / "weights.pth")
     words = ["-pretrained", str(weights), "-data_path", "photos", "-opts", "MODEL.NAME=test_vit"]
     short = load_settings(words)

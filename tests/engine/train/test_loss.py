@@ -83,7 +83,7 @@ def test_class_weighted_loss_is_averaged_over_images(fixed, train):
     torch.testing.assert_close(split, loss_of(logits, targets, WEIGHTS))
 
 
-def test_unit_class_weights_keep_loss_and_half_logits_give_float32_loss(fixed):
+def test_class_weighted_loss_stays_float32_and_unit_weights_do_not_change_it(fixed):
     logits, targets, labels = fixed
     for train, each in (({}, targets), ({"LOSS": "bce"}, targets), ({"LOSS": "bce"}, labels)):
         torch.testing.assert_close(loss_of(logits, each, [1.0] * C, **train), loss_of(logits, each, **train))

@@ -45,7 +45,7 @@ def weights(tmp_path_factory):
 
 @pytest.mark.parametrize("split", ["2 x 16", "2 processes x 2 x 8"])
 @pytest.mark.parametrize("images", SETS)
-def test_whole_accumulated_and_distributed_batches_give_equal_weights(weights, images, split):
+def test_accumulated_or_distributed_batches_give_same_weights_as_whole_batches(weights, images, split):
     for name, weight in weights[images, "1 x 32"].items():
         assert weight.dtype is torch.float64
         difference = (weight - weights[images, split][name]).abs().max().item()

@@ -60,7 +60,7 @@ def test_attention_map_never_overwrites_another_picture(trained, digits, tmp_pat
 
 
 @pytest.mark.parametrize("words", cases_of("extras/attention_maps/mistakes_of_attention_maps"))
-def test_bad_attention_map_request_exits_with_2(trained, words):
+def test_predict_exits_with_2_for_bad_attention_map_request(trained, words):
     ended = typed("scripts/predict.py", *words.format(run=trained).split())
     assert ended.returncode == 2 and not ended.stdout
     same_message(ended.stderr, "extras/attention_maps/mistakes_of_attention_maps", words, run=trained)

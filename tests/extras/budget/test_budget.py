@@ -215,7 +215,7 @@ def killed(
     return run
 
 
-def test_killed_run_repeats_learning_rates_and_ignores_its_downtime(config):
+def test_resume_after_kill_repeats_learning_rates_and_excludes_downtime_from_budget(config):
     settings, before, repeated = config("5m", "SAVE_STEPS=100"), None, 0
     for step in (197, 985, 1485, None):
         saved = before.saved if before else None
@@ -234,7 +234,7 @@ def test_killed_run_repeats_learning_rates_and_ignores_its_downtime(config):
 
 
 @pytest.mark.parametrize("processes", [(ALONE, ALONE), (Lagging, Lagging), (Lagging, ALONE), (ALONE, Lagging)])
-def test_killed_run_repeats_budget_choices_made_since_its_save(config, tmp_path, processes):
+def test_restart_after_kill_repeats_budget_choices_since_last_save(config, tmp_path, processes):
     """The run is killed before an update uses a choice, after one did, and some updates later."""
     settings, load = config("5m"), comes_and_goes(9, 2)
     first, then = ((lambda of=each: of() if of is Lagging else of) for each in processes)
@@ -272,7 +272,7 @@ def test_resume_from_older_checkpoint_repeats_later_budget_choices(config, tmp_p
     assert older["budget"]["used"] + again.world.now <= 300
 
 
-def test_much_slower_machine_replaces_recorded_budget_choices(config, tmp_path):
+def test_resume_on_much_slower_machine_replaces_recorded_budget_choices(config, tmp_path):
     settings, record = config("5m"), tmp_path / CHOICES_FILE
     first = killed(settings, World(load=comes_and_goes(17, 2)), 1200, record=record)
     older = next(saved for saved in first.saves if saved["choices"])

@@ -285,7 +285,7 @@ def test_damaged_cache_is_detected_and_rebuilt(photos, name, damage):
     assert len(messages.warnings) == 1 and str(Path(config.DATA.CACHE_PATH)) in messages.warnings[0]
 
 
-def test_damaged_cached_image_fails_without_affecting_others(photos):
+def test_reading_a_damaged_cached_image_fails_without_affecting_other_images(photos):
     config = config_of(photos)
     whole = cached(config)
     before, (start, length) = outcomes(whole), (int(column[7]) for column in whole.cache.columns[:2])

@@ -96,7 +96,7 @@ def test_timm_teacher_uses_its_own_normalization(tmp_path):
     assert (found.IMAGENET_MEAN, found.IMAGENET_STD) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def test_teacher_classes_match_by_name_or_are_refused(tmp_path):
+def test_teacher_logits_follow_class_names_and_unknown_classes_are_refused(tmp_path):
     config = small_config(tmp_path, "DATA.IMAGENET_MEAN=[0.3]", "DATA.IMAGENET_STD=[0.4]")
     path, state = str(tmp_path / "best.pth"), build_model(config, 3).state_dict()
     torch.save({"state_dict": state, "config": flatten(config), "class_names": ["ant", "bee", "cat"]}, path)

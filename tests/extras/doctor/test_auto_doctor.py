@@ -49,7 +49,7 @@ def scales_of_stopped_run(path, said, finding) -> list[float]:
     return [float(row["loss_scale"]) for row in rows]
 
 
-def test_overflows_at_constant_loss_scale_exit_with_3(tmp_path):
+def test_run_overflowing_at_constant_loss_scale_exits_with_3(tmp_path):
     options = [f"PRECISION.INIT_LOSS_SCALING={2.0**100}", "PRECISION.USE_DYNAMIC_LOSS_SCALING=false", *OVERFLOWS]
     path, said = start(tmp_path, "output", *options, flags=("-batch_size", "2"), code=3)
     finding = "head: the first gradient that is not finite, at loss scale 1.26765e+30"

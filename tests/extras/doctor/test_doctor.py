@@ -236,7 +236,7 @@ def test_doctor_without_saved_batch_replays_the_next_batch(saved, tmp_path, mode
 
 
 @pytest.mark.parametrize("words", cases_of("extras/doctor/mistakes_of_the_doctor"))
-def test_bad_doctor_arguments_exit_with_2(saved, tmp_path, words):
+def test_doctor_exits_with_2_for_bad_arguments(saved, tmp_path, words):
     batches = {"large": ((1, 3, 16, 16), torch.uint8, 0), "float": ((1, 1, 8, 8), torch.float32, 0)}
     for name, (shape, dtype, target) in (batches | {"class": ((1, 1, 8, 8), torch.uint8, 10)}).items():
         batch = {"images": torch.zeros(shape, dtype=dtype), "targets": torch.tensor([target])}

@@ -73,7 +73,7 @@ def test_float8_is_refused_on_old_gpu_or_without_torchao(monkeypatch, capability
             check_float8(CUDA)
 
 
-def test_start_reports_that_float8_needs_compile_for_speed(tmp_path):
+def test_float8_description_suggests_compile_flag_only_if_compile_is_off(tmp_path):
     for words, is_told in (((), True), (("COMPILE=true",), False)):
         told = Precision(small_config(tmp_path, *FLOAT8, *words), CPU).describe()
         assert told.startswith("float8 in large Linear layers") and ("-compile" in told) is is_told

@@ -30,7 +30,7 @@ def nodes_of(environment: dict[str, str]) -> Nodes | None:
 
 
 @pytest.mark.parametrize("words", cases_of("extras/launchers/launchers"))
-def test_rank_or_nodes_are_read_from_variables_of_every_launcher(words):
+def test_rank_or_node_list_is_read_from_variables_of_every_launcher(words):
     found = launched_rank_of(words) or nodes_of(environment_of(words))
     same_message(f"{found}", "extras/launchers/launchers", words)
 
@@ -111,7 +111,7 @@ def test_nodes_with_contradictory_settings_are_refused_on_every_node(monkeypatch
         assert isinstance(found["c"], LostProcess), "a node was restarted before the others ended"
 
 
-def test_node_restarting_during_the_wait_counts_once():
+def test_node_restarting_while_others_are_awaited_counts_once():
     nodes = Nodes("dstack", 3, 3, 1, ("127.0.0.1",), free_port())
     first = TCPStore("127.0.0.1", nodes.port, is_master=True, wait_for_workers=False)
     for _ in range(nodes.least):

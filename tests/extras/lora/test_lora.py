@@ -50,7 +50,7 @@ def test_lora_trains_only_adapters_and_classifier(tmp_path):
     assert len([name for name in moved if ".lora_" in name]) == 2 * 2 * 4  # A and B, blocks, layers per block
 
 
-def test_adapter_inputs_stay_half_and_ema_skips_frozen_weights(tmp_path):
+def test_ema_of_lora_model_skips_frozen_weights_and_uses_half_adapter_inputs(tmp_path):
     trainer = trained(tmp_path, "AMP=true", "TRAIN.MODEL_EMA=true", "MODEL.LORA.TARGETS=[blocks.*.fc2]")
     average = trainer.ema.model
     weight, before = average.blocks[0].attn.qkv.weight, average.head.weight.clone()
@@ -92,7 +92,7 @@ def test_merged_lora_weights_give_the_logits_of_unmerged_model(tmp_path, options
     assert (ours - begun).abs().max() > 1e-2 * ours.abs().max()
 
 
-def test_lora_without_supported_layers_mergeable_weights_or_peft_is_refused(tmp_path, monkeypatch):
+def test_lora_is_refused_for_unsupported_layers_unmergeable_weights_or_missing_peft(tmp_path, monkeypatch):
     config = small_config(tmp_path, RANK)
     state = add_adapters(build_model(config, 10), config).state_dict()
     with refused(ConfigError):

@@ -154,9 +154,7 @@ def test_unrelated_error_ends_the_batch_size_search(tmp_path):
     ("others", "signal", "found"),
     [(10**6, 0, 64), (8, 0, 8), (0, 0, ConfigError), (8, 15, StoppedBySignal), (-2, 0, StoppedBySignal)],
 )
-def test_batch_size_search_takes_smallest_fit_of_processes_or_obeys_signal(
-    tmp_path, monkeypatch, others, signal, found
-):
+def test_batch_size_search_uses_smallest_process_result_or_ends_on_signal(tmp_path, monkeypatch, others, signal, found):
     """`others`: the largest fit in another process, or minus its signal."""
     process, config, stop = Process(CPU, world_size=2), small_config(tmp_path, "COMPILE=true"), StopSignal()
     monkeypatch.setattr(process, "host_min", lambda number: min(number, others))

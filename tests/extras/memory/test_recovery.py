@@ -46,7 +46,7 @@ def weights(tmp_path_factory):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_run_that_splits_batches_matches_weights_of_unsplit_run(weights, split):
+def test_run_that_splits_batches_ends_with_weights_of_unsplit_run(weights, split):
     for name, weight in weights[None].items():
         difference = (weight - weights[split][name]).abs().max().item()
         assert difference < 1e-10, f"{name} differs by {difference}"
@@ -59,7 +59,7 @@ def sizes_seen(trainer):
     return sizes
 
 
-def test_halved_batch_size_lasts_until_restart_with_one_warning(tmp_path, capsys):
+def test_batch_size_stays_halved_until_restart_after_a_single_warning(tmp_path, capsys):
     config = small_config(tmp_path)
     trainer = make_trainer(config)
     sizes = sizes_seen(trainer)
@@ -83,7 +83,7 @@ def test_halved_batch_matches_smaller_batch_bitwise_with_dropout(tmp_path):
     assert state_hash(update(short, 3).state_dict()) == state_hash(update(small, 3).state_dict())
 
 
-def test_no_memory_for_one_image_exits_with_2(tmp_path, small_yaml):
+def test_run_without_memory_for_one_image_exits_with_2(tmp_path, small_yaml):
     words = ["-cfg", str(small_yaml), "-output", str(tmp_path / "output")]
     ended = run("main_single_gpu.py", *words, faults={"run_out_of_memory": [0, 0, 0]}).refused()
     assert ended.stdout.count("warning: out of memory") == 5  # 32, 16, 8, 4, 2

@@ -29,7 +29,7 @@ PARAMETERS = {  # {timm's model with 1000 classes: its number of parameters}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_each_paddlevit_deit_file_gives_the_timm_model(name):
+def test_each_paddlevit_deit_file_selects_the_timm_model(name):
     loaded = load_text(yaml_of(FILES[f"{name}.yaml"]))
     assert (loaded.config.MODEL.TYPE, loaded.config.MODEL.NAME) == ("timm", name)
     assert f"{PARAMETERS[name]:,} parameters" in loaded.notes[0]

@@ -74,7 +74,7 @@ def test_http_shards_match_the_local_folder(root, caches, ranges, monkeypatch):
         assert found[0].name(12) == f"{server.url}/train-000001.tar: 0012.png"
 
 
-def test_remote_and_local_part_folders_hold_out_the_same_images(tmp_path, caches):
+def test_split_of_remote_training_shards_equals_split_of_local_shards(tmp_path, caches):
     for number in range(4):
         write_tar(tmp_path / "train" / f"{number}.tar", samples(10 * number, 10))
     with HttpFolder(tmp_path) as server:
@@ -92,7 +92,7 @@ def test_braces_in_url_replace_a_missing_server_listing(root, caches):
         assert sorted(shades(both[0]) + shades(both[1])) == list(range(20)) and len(both[1])
 
 
-def test_s3_shards_match_local_shards_and_errors_suggest_remedies(root, caches, monkeypatch):
+def test_s3_shards_match_local_shards_or_error_suggests_a_remedy(root, caches, monkeypatch):
     with s3_folder(root, monkeypatch) as url:
         assert_same(remote(url, caches), load("shards", root))
         with refused(DataError, "s3://no-bucket/set", "bucket"):

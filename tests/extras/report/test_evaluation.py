@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("metric, name", [("top1", "raw"), ("loss", "EMA")])
-def test_evaluation_tables_use_raw_or_ema_weights_with_better_metric(tmp_path, metric, name):
+def test_evaluation_tables_use_the_better_of_raw_and_ema_weights(tmp_path, metric, name):
     gathered, numbers = [], np.zeros(1, int)
     results = ImageResults(*[numbers] * 5, np.ones((3, 1), int), PerImage())
 

@@ -181,7 +181,7 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     check_rates(class_records(results, Names(names)), targets.bool().numpy(), (logits > 0).numpy(), logits, names)
 
 
-def test_class_that_all_images_have_has_no_specificity(tmp_path):
+def test_class_shared_by_all_images_has_no_specificity(tmp_path):
     results = made_up(np.zeros(5, int), np.zeros(5, int), 1)
     assert class_records(results, Names(["only"]))["only"]["specificity"] is None
     write_tables(tmp_path, results, SimpleNamespace(classes=["only"], key=str))
@@ -376,7 +376,7 @@ def test_evaluating_best_pth_writes_the_same_tables(mislabelled, tmp_path):
     assert tables(run_folder(tmp_path / "o")) == tables(mislabelled)
 
 
-def test_killed_run_gets_tables_of_its_best_pth(tmp_path, small_yaml):
+def test_resumed_run_writes_the_result_tables_missing_after_a_kill(tmp_path, small_yaml):
     mixed = ["-epochs", "1", "-opts", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.MODEL_EMA=true"]
     assert start(small_yaml, tmp_path / "whole", *mixed).returncode == 0
     whole = run_folder(tmp_path / "whole")

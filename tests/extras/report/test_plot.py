@@ -32,7 +32,7 @@ def marked(axes) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 60])
-def test_epoch_axis_has_integer_ticks_and_visible_points(number):
+def test_epoch_ticks_are_integers_and_only_short_curves_have_point_markers(number):
     for axes in drawn(epochs(*range(number))).values():
         ticks, (low, high) = axes.get_xticks(), axes.get_xlim()
         assert all(tick == int(tick) for tick in ticks) and any(low <= tick <= high for tick in ticks)

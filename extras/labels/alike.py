@@ -1,0 +1,252 @@
+"""Finds equal and nearly equal images: copies that were saved again, resized, or cropped a little."""
+
+import itertools
+import sys
+import tempfile
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from datasets import BadImages, ImageSet
+from datasets.sources.images import EncodedImages
+from datasets.transforms.decode import decode
+from datasets.types import ImageReadError
+from extras.labels.data import DataSet
+
+NUM_THREADS, NUM_AHEAD = 8, 64  # images that are read in parallel, and that wait for it
+SIDE = 16  # pixels; copies are compared as pictures of this size
+PICTURE = (SIDE, SIDE, 3)
+# Two pictures are nearly equal if their mean difference per value (of 255) is at most SHARE of their contrast, bounded
+# by LOW and MOST. With photographs drawn by program, this finds copies that were saved again at JPEG quality 50, halved
+# in size, or cropped by 2%, whose difference is at most 6.5; it is at least 24 for two different photos, and 5 for
+# plain drawings. The contrast is the mean deviation of the picture's values from their mean.
+SHARE, LOW, MOST = 0.25, 3.5, 7.5
+LEAST_CONTRAST = 2.0  # a picture with less contrast is nearly plain: it is compared for exact equality only
+# Figures of a picture: mean grey, two colour differences, and five low frequencies. For each: how much it differs
+# between copies at most, and the width of a cell of the search.
+TOLERANCES = np.array([3.0, 2.0, 2.0, 1.5, 1.5, 1.5, 1.5, 1.5])
+WIDTHS = np.array([12.0, 8.0, 8.0, 6.0, 6.0, 6.0, 6.0, 6.0])
+FREQUENCIES = ((0, 1), (1, 0), (1, 1), (0, 2), (2, 0))
+MOST_DIFFERENT = 64  # different pictures of one cell with which each further picture is compared
+
+
+class Pair(NamedTuple):
+    """Two images that are equal, or nearly equal."""
+
+    image: int
+    other: int
+    is_equal: bool
+
+
+class Pictures:
+    """The digests and small pictures of all images. The pictures are in a temporary file, not in memory."""
+
+    def __init__(self, num_images: int):
+        self.digests: list[bytes | None] = [None] * num_images  # None: the image could not be read
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the pictures)
+        shape = (num_images, *PICTURE)
+        self.pixels = np.memmap(self._file, np.uint8, "w+", shape=shape) if num_images else np.zeros(shape, np.uint8)
+
+    def read(self, data: DataSet) -> None:
+        """Read all images, with a progress bar. Report unreadable images as a run does."""
+        bad: dict[bool, list[int]] = {False: [], True: []}
+        with ThreadPoolExecutor(NUM_THREADS, "images") as pool:
+            results = _in_order(pool, data)
+            for number, found in tqdm(
+                results, "reading images", len(data), unit="image", file=sys.stderr, disable=None
+            ):
+                if found is None:
+                    part, index = data.find(number)
+                    bad[part is data.val].append(index)
+                else:
+                    self.digests[number], self.pixels[number] = found
+        for part, indices in zip(data.parts, bad.values(), strict=True):
+            BadImages(part, data.config.DATA.MAX_BAD_FRACTION, print).note(indices)
+
+
+def _in_order(pool: ThreadPoolExecutor, data: DataSet) -> Iterator[tuple[int, tuple[bytes, np.ndarray] | None]]:
+    """Yield the number, digest and picture of each image, or None if it cannot be read. Few images are in memory."""
+    waiting: deque = deque()
+    for number in range(len(data)):
+        waiting.append((number, pool.submit(_read, *data.find(number))))
+        if len(waiting) == NUM_AHEAD:
+            number, future = waiting.popleft()
+            yield number, future.result()
+    for number, future in waiting:
+        yield number, future.result()
+
+
+def _read(part: ImageSet, index: int) -> tuple[bytes, np.ndarray] | None:
+    try:
+        if isinstance(part, EncodedImages):
+            content = part.file(index)[1]
+            pixels = decode(content, part.rules)
+        else:
+            pixels = part.read(index)
+            content = repr(pixels.shape).encode() + pixels.tobytes()
+    except ImageReadError:
+        return None
+    return blake2b(content, digest_size=16).digest(), picture_of(pixels)
+
+
+def picture_of(pixels: np.ndarray) -> np.ndarray:
+    """Return an image as uint8 [SIDE, SIDE, 3]. Each pixel is the mean of its part of the image."""
+    image = Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0]).convert("RGB")
+    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX))
+
+
+def find_pairs(pictures: Pictures) -> list[Pair]:
+    """Return pairs of equal and of nearly equal images. Each image is paired with the first image that it is like."""
+    first_of: dict[bytes, int] = {}
+    pairs, distinct = [], []
+    for number, digest in enumerate(pictures.digests):
+        if digest is None:
+            continue
+        if (first := first_of.setdefault(digest, number)) != number:
+            pairs.append(Pair(number, first, True))
+        else:
+            distinct.append(number)
+    return pairs + _nearly_equal(pictures.pixels, np.array(distinct, np.int64))
+
+
+def _nearly_equal(pixels: np.ndarray, images: np.ndarray) -> list[Pair]:
+    """Return the pairs of nearly equal images among images without equal ones.
+
+    The figures of two copies differ by at most TOLERANCES, so both are entered in a common cell; only images of one
+    cell are compared.
+    """
+    contrasts = np.array([contrast_of(pixels[number]) for number in images.tolist()])
+    images, contrasts = images[contrasts >= LEAST_CONTRAST], contrasts[contrasts >= LEAST_CONTRAST]
+    if len(images) < 2:
+        return []
+    rows, cells = _cells(np.array([_figures(pixels[number]) for number in images.tolist()]))
+    order = np.lexsort((rows, cells))
+    rows, cells = rows[order], cells[order]
+    edges = np.flatnonzero(np.diff(cells, prepend=cells[:1] + np.uint64(1), append=cells[-1:] + np.uint64(1)))
+    found: dict[tuple[int, int], None] = {}
+    for cell in np.flatnonzero(np.diff(edges) > 1).tolist():
+        members = rows[edges[cell] : edges[cell + 1]].tolist()
+        found.update(dict.fromkeys(_compare(pixels, images, contrasts, members)))
+    return [Pair(int(images[row]), int(images[other]), False) for row, other in found]
+
+
+def _compare(
+    pixels: np.ndarray, images: np.ndarray, contrasts: np.ndarray, rows: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Yield pairs of nearly equal images of one cell. Each is compared with the first of each group of alike images."""
+    firsts: list[int] = []
+    known = np.empty((min(len(rows), MOST_DIFFERENT), SIDE * SIDE * 3), np.int16)
+    for row in rows:
+        own = pixels[images[row]].astype(np.int16).ravel()
+        differences = np.abs(known[: len(firsts)] - own).sum(1, dtype=np.int32) / own.size
+        is_near = differences <= most_difference(np.minimum(contrasts[firsts], contrasts[row]))
+        if is_near.any():
+            yield row, firsts[int(np.argmax(is_near))]
+        elif len(firsts) < len(known):
+            known[len(firsts)] = own
+            firsts.append(row)
+
+
+def most_difference(contrast: np.ndarray | float) -> np.ndarray:
+    """Return the largest mean difference of nearly equal pictures with this contrast."""
+    return np.minimum(np.maximum(SHARE * contrast, np.minimum(LOW, contrast / 2)), MOST)
+
+
+def contrast_of(picture: np.ndarray) -> float:
+    return float(np.abs(picture - picture.mean((0, 1))).mean())
+
+
+def _figures(picture: np.ndarray) -> np.ndarray:
+    """Return the figures of a picture that are compared with TOLERANCES."""
+    red, green, blue = picture.mean((0, 1))
+    grey = picture.mean(2)
+    places = np.pi * (2 * np.arange(SIDE) + 1) / (2 * SIDE)
+    low = [np.cos(u * places) @ grey @ np.cos(v * places) / SIDE**2 for u, v in FREQUENCIES]
+    return np.array([grey.mean(), red - green, blue - green, *low])
+
+
+def _cells(figures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows and the hashes of all cells that touch the box of half the tolerances around the figures."""
+    low, high = (np.floor((figures + sign * TOLERANCES / 2) / WIDTHS).astype(np.int64) for sign in (-1, 1))
+    rows, cells = [], []
+    for ends in itertools.product((0, 1), repeat=len(WIDTHS)):
+        chosen = np.flatnonzero(((high > low) | (np.array(ends) == 0)).all(1))
+        place, hashes = np.where(ends, high, low)[chosen], np.zeros(len(chosen), np.uint64)
+        for column in place.T:
+            hashes = (hashes ^ column.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+            hashes ^= hashes >> np.uint64(29)
+        rows.append(chosen)
+        cells.append(hashes)
+    return np.concatenate(rows), np.concatenate(cells)
+
+
+class Copy(NamedTuple):
+    """A finding about an image: which image it is like, and why that is a problem."""
+
+    image: int
+    reason: str
+    has_other_label: bool
+
+
+def find_copies(pairs: Iterable[Pair], data: DataSet, folds: Sequence[int] | None = None) -> list[Copy]:
+    """Return images whose copies have another label, and validation images with copies in training.
+
+    `folds`: for a sweep with -folds, the fold that holds out each image (-1: unknown). Then a copy in another fold is a
+    copy in training.
+    """
+    copies: list[Copy] = []
+    for group in _groups(pairs):
+        copies += _other_labels(group, data) or _across(group, data, folds)
+    return copies
+
+
+def _groups(pairs: Iterable[Pair]) -> list[dict[int, int]]:
+    """Return the groups of images that pairs connect. A group is {image: the first image that is equal to it}."""
+    group_of: dict[int, dict[int, int]] = {}
+    for pair in sorted(pairs, key=lambda pair: not pair.is_equal):
+        group = group_of.setdefault(pair.other, {pair.other: pair.other})
+        joined = group_of.get(pair.image, {pair.image: pair.other if pair.is_equal else pair.image})
+        if joined is not group:
+            group |= joined
+            group_of |= dict.fromkeys(joined, group)
+    distinct = {id(group): group for group in group_of.values()}
+    return [dict(sorted(group.items())) for group in distinct.values()]
+
+
+def _other_labels(group: dict[int, int], data: DataSet) -> list[Copy]:
+    """Return the images of a group whose label is not the most frequent one, and an image that has it."""
+    labels = {number: data.label(number) for number in group}
+    counts = Counter(labels.values())
+    if len(counts) == 1:
+        return []
+    most = counts.most_common(1)[0][0]
+    usual = next(number for number, label in labels.items() if label == most)
+    others = [number for number, label in labels.items() if label != most]
+    pairs = [(usual, others[0]), *((number, usual) for number in others)]
+    return [
+        Copy(one, f"{_how(group, one, other)} to {data.name(other)}, labelled {labels[other]}", True)
+        for one, other in pairs
+    ]
+
+
+def _across(group: dict[int, int], data: DataSet, folds: Sequence[int] | None) -> list[Copy]:
+    """Return the validation images of a group with an image in training; with folds, all images outside of one fold."""
+    if folds is not None:
+        known = [number for number in group if folds[number] >= 0]
+        pairs = [(number, known[0], "in another fold") for number in known if folds[number] != folds[known[0]]]
+    else:
+        trained = next((number for number in group if not data.is_held_out[number]), None)
+        pairs = [
+            (number, trained, "in training") for number in group if data.is_held_out[number] and trained is not None
+        ]
+    return [Copy(one, f"{_how(group, one, other)} to {data.name(other)} {where}", False) for one, other, where in pairs]
+
+
+def _how(group: dict[int, int], one: int, other: int) -> str:
+    return "equal" if group[one] == group[other] else "nearly equal"

@@ -1,0 +1,276 @@
+"""The data set of finished runs as it is now: numbered images, and the predictions of a run for them."""
+
+import copy
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+from unicodedata import normalize
+
+import numpy as np
+
+from configs.schema import Config
+from configs.values import unflatten
+from datasets import ImageSet, load_image_sets
+from datasets.fingerprint import data_facts, describe_changed_images
+from datasets.sources.images import FileImages
+from datasets.split import DRAWN, divide
+from engine.record.saved_files import read_table, to_number
+from engine.record.saved_run import SavedRun
+from extras.labels.ranking import UNKNOWN, Predictions
+from utils.errors import ConfigError, DataError
+from utils.facts import SIZES, changed_facts
+from utils.text import csv_cell, first_of
+
+TABLE, RECORD = "predictions.csv", "results.json"
+COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
+PARTS = ("training", "validation")
+
+
+class Origin(NamedTuple):
+    """The name and the label that an image had before -apply."""
+
+    name: str
+    label: str
+
+
+def config_of(run: SavedRun, data_path: Path | None) -> Config:
+    """Return the settings of a run. `data_path`: where the data are now, if they have moved since."""
+    config = unflatten(run.settings)
+    title = f"{run.folder}: "
+    if config.DATA.has_several_labels:
+        raise ConfigError(f"{title}its images can have several labels; labels.py reads runs with one label per image")
+    path, recorded = config.DATA.DATA_PATH, run.about.get("data_path")
+    if data_path:
+        path = str(data_path)
+    elif recorded and os.path.exists(recorded):
+        # DATA.DATA_PATH may be relative to the folder in which the run was started.
+        is_same = os.path.realpath(Path(path).expanduser()) == recorded
+        path = path if is_same else recorded
+    return replace(config, DATA=replace(config.DATA, DATA_PATH=path))
+
+
+def folder_of_data(config: Config) -> Path:
+    """Return the folder that contains the images: DATA.DATA_PATH, or the folder of a list."""
+    path = Path(config.DATA.DATA_PATH).expanduser()
+    return path.parent if path.is_file() else path
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """All images of a data set, as the settings of a run divide them.
+
+    An image's number is its row in the whole set. In data with its own validation part, these rows follow the rows of
+    the training part.
+    """
+
+    config: Config
+    train: ImageSet
+    val: ImageSet
+
+    @classmethod
+    def load(cls, config: Config) -> "DataSet":
+        train, val = load_image_sets(config)
+        if val.makes_batches:
+            raise ConfigError(f"DATA.DATASET: the images of {config.DATA.DATASET} are computed, so no label is wrong")
+        return cls(config, train, val)
+
+    def __len__(self) -> int:
+        return len(self.train) + len(self.val)
+
+    @property
+    def parts(self) -> tuple[ImageSet, ImageSet]:
+        return self.train, self.val
+
+    @property
+    def is_divided(self) -> bool:
+        """Return whether a part of one set was held out. Otherwise, the data has its own validation part."""
+        return self.val.split.get("rule") in DRAWN
+
+    @property
+    def classes(self) -> list[str]:
+        return self.val.classes
+
+    @property
+    def root(self) -> Path:
+        """Return the folder to which the names of images are relative."""
+        return folder_of_data(self.config)
+
+    @cached_property
+    def numbers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of the training and of the validation images."""
+        if self.is_divided:
+            return self.train.rows.astype(np.int64), self.val.rows.astype(np.int64)
+        return np.arange(len(self.train)), len(self.train) + np.arange(len(self.val))
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """Return int64 [N]: the class number of each image."""
+        labels = np.empty(len(self), np.int64)
+        for numbers, part in zip(self.numbers, self.parts, strict=True):
+            labels[numbers] = part.targets
+        return labels
+
+    @cached_property
+    def is_held_out(self) -> np.ndarray:
+        """Return bool [N]: whether each image is in the validation part."""
+        held_out = np.zeros(len(self), bool)
+        held_out[self.numbers[1]] = True
+        return held_out
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        places = np.empty(len(self), np.int64)
+        for numbers in self.numbers:
+            places[numbers] = np.arange(len(numbers))
+        return places
+
+    def find(self, number: int) -> tuple[ImageSet, int]:
+        """Return the part of an image, and its index in it."""
+        return self.parts[int(self.is_held_out[number])], int(self._places[number])
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Return the key of each image in its part."""
+        keys = [""] * len(self)
+        for numbers, part in zip(self.numbers, self.parts, strict=True):
+            found = (key.decode(errors="surrogateescape") for chunk in part.all_keys() for key in chunk)
+            for number, key in zip(numbers.tolist(), found, strict=True):
+                keys[number] = key
+        return keys
+
+    def name(self, number: int) -> str:
+        """Return the path of an image relative to `root`, or its key if it is not a file."""
+        part = self.parts[int(self.is_held_out[number])]
+        return (
+            os.path.normpath(os.path.join(below(part, self.root), self.keys[number]))
+            if part.root
+            else self.keys[number]
+        )
+
+    def label(self, number: int) -> str:
+        return self.classes[self.labels[number]]
+
+    def facts_before(self, origins: Mapping[str, Origin]) -> dict[str, int | str]:
+        """Return the facts of the data before some corrections, without the sizes of files."""
+        if not (isinstance(self.train, FileImages) and isinstance(self.val, FileImages)):
+            return {}
+        if self.is_divided:
+            train, val = divide(earlier(_whole(self.train, self.val), self.root, origins), self.val.split)
+        else:
+            train, val = (earlier(part, self.root, origins) for part in self.parts)
+        return {fact: value for fact, value in data_facts(train, val).items() if not fact.startswith(SIZES)}
+
+
+def below(part: ImageSet, root: Path) -> str:
+    """Return the folder of a part relative to the folder of the data."""
+    return os.path.relpath(part.root, root)
+
+
+def _whole(train: FileImages, val: FileImages) -> FileImages:
+    """Return the set of which a part was held out."""
+    whole = copy.copy(val)
+    whole.rows = whole.index = None
+    whole.targets = np.empty(len(whole.paths), val.targets.dtype)
+    for part in (train, val):
+        whole.targets[part.rows] = part.targets
+    return whole
+
+
+def earlier(now: FileImages, root: Path, origins: Mapping[str, Origin]) -> FileImages:
+    """Return a set with the names and labels that its images had before some corrections. `origins`: {name: origin}."""
+    folder, numbers = below(now, root), {name: number for number, name in enumerate(now.classes)}
+    keys = [key.decode(errors="surrogateescape") for chunk in now.all_keys() for key in chunk]
+    targets = now.targets.copy()
+    for row, key in enumerate(keys):
+        if origin := origins.get(os.path.normpath(os.path.join(folder, key))):
+            keys[row] = os.path.relpath(origin.name, folder)
+            targets[row] = numbers[origin.label]
+    then = FileImages(now.root, keys, targets, now.classes, now.rules)
+    if now.is_listing:  # a scan of class folders sorts the paths of each class
+        order = np.array(sorted(range(len(keys)), key=lambda row: (keys[row].partition("/")[0], keys[row])))
+        then = FileImages(now.root, [keys[row] for row in order.tolist()], targets[order], now.classes, now.rules)
+    for name in ("split", "groups", "labels_are_numbers", "classes_are_names", "is_listing", "class_folders"):
+        setattr(then, name, getattr(now, name))
+    return then
+
+
+def cell_of(text: str) -> str:
+    """Return a name or class as it is read from a table: with a mark against formulas, without invalid UTF-8."""
+    return str(csv_cell(text)).encode(errors="surrogateescape").decode(errors="replace")
+
+
+def origins_of(run: SavedRun, data: DataSet, states: list[dict[str, Origin]]) -> dict[str, Origin]:
+    """Return how the images were named and labelled when the run read them. Raise DataError if it read other data.
+
+    `states`: the corrections since each state of the data that the journal knows, the present state first.
+    """
+    then, now = run.about.get("data"), data_facts(*data.parts)
+    if not isinstance(then, dict) or not then:
+        raise ConfigError(f"{run.folder}: it has no record of its data in status.json, so its images may be others")
+    found = changed_facts(then, now)
+    if not found:
+        return {}
+    for origins in states:
+        if origins and not changed_facts(then, data.facts_before(origins)):
+            return origins
+    words, _ = describe_changed_images(run.folder / "split.csv", *data.parts)
+    changed = first_of(words or [f"{fact}: {values}" for fact, values in found.items()], "; ", limit=4)
+    raise DataError(
+        f"{run.folder}: the data in {data.root} are not the data of this run ({changed}); train again on them, or name "
+        "the folder of the run's data with -data_path"
+    )
+
+
+def read_predictions(run: SavedRun, data: DataSet, origins: Mapping[str, Origin]) -> Predictions:
+    """Read the predictions of a run for its held-out images. Images that were corrected since are left out."""
+    rows = read_table(run.folder / TABLE) if (run.folder / RECORD).exists() else []
+    if not rows:
+        raise ConfigError(
+            f"{run.folder}: it has no complete {TABLE}, which a run writes with REPORT=true and extras/report; train "
+            "the run again with it"
+        )
+    if missing := [name for name in COLUMNS if name not in rows[0]]:
+        raise ConfigError(f"{run.folder / TABLE}: has no column {first_of(missing)}; restore the file")
+    numbers_of, classes = _numbers_by_cell(data, origins), {cell_of(name): n for n, name in enumerate(data.classes)}
+    images, predicted, probabilities, of_labels = [], [], [], []
+    for row in rows:
+        number = next(iter(numbers_of.get(row["image"], ())), None)
+        if number is None:
+            raise DataError(f"{run.folder / TABLE}: no image {row['image']} in {data.root}; give the run's own data")
+        if len(numbers_of[row["image"]]) > 1:  # a list can name an image twice
+            numbers_of[row["image"]].pop(0)
+        if data.name(number) in origins:
+            continue
+        values = to_number(row["probability"]), to_number(row["label_probability"])
+        if row["label"] != cell_of(data.label(number)) or None in values:
+            raise DataError(
+                f"{run.folder / TABLE}: the label of {row['image']} is {row['label']}, but {data.label(number)} in "
+                f"{data.root}; train again on the data as they are"
+            )
+        images.append(number)
+        predicted.append(classes.get(row["prediction"], UNKNOWN))
+        probabilities.append(values[0])
+        of_labels.append(values[1])
+    return Predictions(
+        np.array(images, np.int64), np.array(predicted, np.int64), np.array(probabilities), np.array(of_labels)
+    )
+
+
+def _numbers_by_cell(data: DataSet, origins: Mapping[str, Origin]) -> dict[str, list[int]]:
+    """Return {cell in the column `image`: numbers of the images with this key}, for the keys that the run has seen."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for number in range(len(data)) if data.is_divided else data.numbers[1].tolist():
+        key = data.keys[number]
+        if origins and (origin := origins.get(data.name(number))):
+            key = os.path.relpath(origin.name, below(data.val, data.root))
+        found[cell_of(key)].append(number)
+    return found
+
+
+def class_of_folder(name: str) -> str:
+    """Return the class of a folder. A Mac writes umlauts in folder names as two characters."""
+    return normalize("NFC", name)

@@ -1,0 +1,214 @@
+"""Writes and reads labels.csv, in which a person confirms corrections, and draws labels.png, a sheet to look at."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from datasets.types import ImageReadError
+from engine.predict.pictures import Tile, contact_sheet, fitted, write_picture
+from engine.record.saved_files import read_json
+from extras.labels.data import DataSet, cell_of
+from extras.labels.journal import Journal
+from utils.errors import ConfigError, DataError, cause_of, did_you_mean
+from utils.files import Kind, content_of, refuse_other_kind, replacing, write_text
+from utils.text import csv_cell, csv_text, first_of
+
+TABLE, SHEET, RECORD = "labels.csv", "labels.png", "labels.json"
+COLUMNS = ("image", "label", "suggestion", "confidence", "reason", "confirmed")
+NEEDED = ("image", "suggestion", "confirmed")
+KIND = Kind("a table of scripts/labels.py", (b"\xef\xbb\xbfimage,label,suggestion,",))
+VERSION = 1  # of labels.json
+YES, NO = ("yes", "y", "1", "x", "true"), ("", "no", "n", "0", "false")
+SEPARATORS = ",;\t"  # Excel writes the separator of the user's language
+MOST_BYTES = 2**28
+PER_SHEET, THUMBNAIL, NUM_COLUMNS, MOST_SHEETS = 100, 150, 10, 20
+
+
+class Row(NamedTuple):
+    """A row of labels.csv."""
+
+    image: int  # number of the image
+    suggestion: str  # class name; empty if the model has no doubt
+    confidence: float | None
+    reason: str
+
+
+class Confirmed(NamedTuple):
+    """A row that a person confirmed."""
+
+    name: str  # as in labels.json
+    label: str
+    suggestion: str
+
+
+def write_review(folder: Path, rows: Sequence[Row], data: DataSet, journal: Journal) -> list[Path]:
+    """Write the table, its record and the sheets, and return the paths of the sheets."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        table = folder / TABLE
+        refuse_confirmed(table)
+        write_text(folder / RECORD, json.dumps(_record(rows, data, journal), indent=1) + "\n")
+        sheets = list(_draw(folder, rows, data))
+        cells = [
+            [data.name(row.image), data.label(row.image), row.suggestion, _share(row), row.reason, ""] for row in rows
+        ]
+        text = csv_text(map(csv_cell, row) for row in (COLUMNS, *cells))
+        with replacing(table) as file:
+            file.write(text.encode("utf-8-sig", errors="surrogateescape"))  # the BOM makes Excel read the file as UTF-8
+    except OSError as error:
+        raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
+    return sheets
+
+
+def refuse_confirmed(table: Path) -> None:
+    """Raise ConfigError if the table has confirmed rows, which a new table would replace."""
+    if not table.exists():
+        return
+    if any(row["confirmed"].strip() for row in _rows(table)):
+        raise ConfigError(
+            f"-output: {table} has confirmed rows, which would be lost; apply them first with -apply {table}, or name "
+            "another folder"
+        )
+    refuse_other_kind("-output", table, KIND, "name another folder")
+
+
+def _share(row: Row) -> str:
+    return "" if row.confidence is None else f"{row.confidence:.4f}"
+
+
+def _record(rows: Sequence[Row], data: DataSet, journal: Journal) -> dict[str, Any]:
+    images = {}
+    for row in rows:
+        size, digest = digest_of(data.root / data.name(row.image))
+        images[data.name(row.image)] = {"label": data.label(row.image), "size": size, "sha256": digest}
+    state = {"journal": journal.id, "corrections": len(journal.entries)}  # the state of the data
+    return {"version": VERSION, **state, "images": images}
+
+
+def digest_of(path: Path) -> tuple[int | None, str | None]:
+    """Return size and SHA-256 of a file, or None twice if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None, None
+
+
+def sheet_path(folder: Path, number: int) -> Path:
+    """Return the path of a sheet, counted from 0: labels.png, labels-2.png, labels-3.png ..."""
+    path = folder / SHEET
+    return path if number == 0 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
+
+
+def _draw(folder: Path, rows: Sequence[Row], data: DataSet) -> Iterator[Path]:
+    """Write the sheets, and remove sheets of an earlier call with more rows. Yield the paths of the sheets."""
+    count = min(-(-len(rows) // PER_SHEET), MOST_SHEETS)
+    for number in range(count):
+        tiles = [_tile(row, data) for row in rows[number * PER_SHEET : (number + 1) * PER_SHEET]]
+        write_picture(contact_sheet(tiles, NUM_COLUMNS, THUMBNAIL), sheet_path(folder, number))
+        yield sheet_path(folder, number)
+    for number in range(count, MOST_SHEETS):
+        sheet_path(folder, number).unlink(missing_ok=True)
+
+
+def _tile(row: Row, data: DataSet) -> Tile:
+    part, index = data.find(row.image)
+    try:
+        pixels = fitted(part.read(index), THUMBNAIL)
+    except ImageReadError:
+        pixels = None
+    label = data.label(row.image)
+    title = f"{label} -> {row.suggestion} {row.confidence:.2f}" if row.suggestion else label
+    return Tile(None if pixels is None else np.asarray(pixels), [title, data.name(row.image), row.reason])
+
+
+def read_confirmed(table: Path, classes: Sequence[str]) -> tuple[list[Confirmed], dict[str, Any]]:
+    """Return the confirmed rows of a table, and the content of its labels.json."""
+    if not table.is_file():
+        raise ConfigError(f"-apply: no file {table}; give the {TABLE} that this script wrote")
+    rows = _rows(table)
+    path = table.with_name(RECORD)
+    record = read_json(path)
+    if record.get("version") != VERSION or not isinstance(record.get("images"), dict):
+        raise ConfigError(
+            f"-apply: {path} is missing or of another version; keep it next to {table}, or find labels again"
+        )
+    names = {cell_of(name): name for name in record["images"]}
+    class_of = {cell_of(name): name for name in classes}
+    confirmed: dict[str, Confirmed] = {}
+    for line, row in enumerate(rows, start=2):
+        where, answer = f"-apply: {table}, row {line}", row["confirmed"].strip().lower()
+        if answer not in (*YES, *NO):
+            raise ConfigError(f"{where}: confirmed is {row['confirmed']!r}; write yes, or leave it empty")
+        if answer in NO:
+            continue
+        name = names.get(row["image"])
+        if name is None:
+            raise ConfigError(f"{where}: {row['image']} is not an image of {path}; leave the column image as it was")
+        suggestion = _class_named(row["suggestion"], class_of)
+        if suggestion is None:
+            problem = f"{row['suggestion']!r} is no class of the data" if row["suggestion"].strip() else "is empty"
+            near = did_you_mean(row["suggestion"], classes)
+            raise ConfigError(
+                f"{where}: suggestion {problem}; write the right class of {name}, or do not confirm it{near}"
+            )
+        if (
+            confirmed.setdefault(name, Confirmed(name, record["images"][name]["label"], suggestion)).suggestion
+            != suggestion
+        ):
+            raise ConfigError(f"{where}: {name} is in two rows with different suggestions; confirm one of them")
+    return list(confirmed.values()), record
+
+
+def _class_named(cell: str, class_of: Mapping[str, str]) -> str | None:
+    """Return the class in a cell. A spreadsheet may have removed the zeros at the start of a number."""
+    if cell in class_of or cell.strip() in class_of:
+        return class_of.get(cell, class_of.get(cell.strip()))
+    alike = [
+        name for name in class_of.values() if cell.strip().isdecimal() and name.isdecimal() and int(name) == int(cell)
+    ]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    """Return the rows of a table that a spreadsheet may have written, as {column: cell}."""
+    try:
+        content = content_of(table, MOST_BYTES)
+        is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
+        text = content.decode("utf-16" if is_utf16 else "utf-8-sig", errors="strict" if is_utf16 else "surrogateescape")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{table}: cannot be read ({error}); save it as CSV in UTF-8") from None
+    text = text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
+    for separator in SEPARATORS:
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        try:
+            header = [name.strip().lower() for name in next(rows, [])]
+            if {*NEEDED} <= {*header}:
+                return [dict(zip(header, [*row, *[""] * len(header)], strict=False)) for row in rows if any(row)]
+        except csv.Error as error:
+            raise ConfigError(f"{table}: damaged ({error}); save it again as CSV in UTF-8") from None
+    first = first_of(text.splitlines()[:1] or ["nothing"])[:100]
+    raise ConfigError(
+        f"{table}: not a table of scripts/labels.py, which has the columns {', '.join(COLUMNS)}; it starts with {first!r}"
+    )
+
+
+def check_unchanged(confirmed: Sequence[Confirmed], places: Mapping[str, Path], record: Mapping[str, Any]) -> None:
+    """Raise DataError if a confirmed file is gone or changed since labels.csv was written. `places`: its path now."""
+    changed = []
+    for row in confirmed:
+        known = record["images"][row.name]
+        if digest_of(places[row.name]) != (known.get("size"), known.get("sha256")):
+            changed.append(row.name)
+    if changed:
+        raise DataError(
+            f"-apply: {len(changed)} of {len(confirmed)} files are gone or have changed since {TABLE} was written "
+            f"({first_of(changed, limit=3)}); find labels again, or do not confirm these rows"
+        )

@@ -1,0 +1,94 @@
+"""Folders of finished runs and sweeps with chosen predictions, made without training."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from configs.load import load, to_yaml
+from configs.schema import Config
+from datasets import load_image_sets
+from datasets.fingerprint import data_facts
+from datasets.split import write_split
+from scripts.sweeping.plan import Sweep
+from tests.engine.check.small_photos import CLEAN
+from utils.text import csv_cell, csv_text
+
+SURE = 0.9  # the probability of predictions that are not given
+
+
+def draw_image(path: Path, seed: int, size: tuple[int, int] = (48, 36)) -> None:
+    """Draw a picture that differs from those of other seeds in large patches of colour."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    patches = np.random.default_rng(seed).integers(256, size=(4, 5, 3), dtype=np.uint8)
+    Image.fromarray(patches).resize(size, Image.Resampling.BICUBIC).save(path)
+
+
+def make_photos(folder: Path, counts: Mapping[str, int]) -> Path:
+    """Draw different images: 0.png, 1.png ... in the folder of each class, numbered over all classes."""
+    number = 0
+    for name, count in counts.items():
+        for _ in range(count):
+            draw_image(folder / name / f"{number}.png", number)
+            number += 1
+    return folder
+
+
+def settings_of(folder: Path, data_path: Path, *options: str, dataset: str = "imagefolder") -> Config:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "small.yaml").write_text(CLEAN)
+    words = ["-cfg", str(folder / "small.yaml"), "-dataset", dataset, "-data_path", str(data_path)]
+    return load([*words, *(["-opts", *options] if options else [])]).config
+
+
+def make_run(
+    folder: Path,
+    data_path: Path,
+    predictions: Mapping[str, tuple[str, float, float]] | None = None,
+    *options: str,
+    dataset: str = "imagefolder",
+) -> Path:
+    """Make the folder of a run that predicted these (class, its probability, probability of the label) by image key.
+
+    The other held-out images are predicted right, with probability SURE.
+    """
+    config = settings_of(folder, data_path, *options, dataset=dataset)
+    train, val = load_image_sets(config)
+    (folder / "config.yaml").write_text(to_yaml(config, {}))
+    row = {"epoch": 0, "train_loss": 1.0, "eval_loss": 1.0, "eval_top1": 90.0}
+    write_split(folder / "split.csv", train, val)
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    about = {"data": data_facts(train, val), "data_path": str(data_path.resolve())}
+    best = {"top1": 90.0, "epoch": 1}
+    status = {"state": "done", "kind": "train", "best_metric": "top1", "best": best, "about": about}
+    (folder / "status.json").write_text(json.dumps(status))
+    rows = [("image", "label", "prediction", "probability", "label_probability")]
+    for index, target in enumerate(val.targets.tolist()):
+        label = val.classes[target]
+        rows.append((val.key(index), label, *(predictions or {}).get(val.key(index), (label, SURE, SURE))))
+    table = csv_text(map(csv_cell, row) for row in rows)
+    (folder / "predictions.csv").write_bytes(table.encode(errors="surrogateescape"))
+    (folder / "results.json").write_text("{}")
+    return folder
+
+
+def make_sweep(
+    folder: Path,
+    data_path: Path,
+    predictions: Mapping[str, tuple[str, float, float]],
+    folds: int = 2,
+    seeds: tuple[int, ...] = (),
+    left_out: tuple[int, ...] = (),
+) -> Path:
+    """Make the folder of a sweep in which all trials predicted the same, except trials that were not done."""
+    settings_of(folder, data_path)
+    flags = ["-cfg", str(folder / "small.yaml"), "-dataset", "imagefolder", "-data_path", str(data_path)]
+    sweep = Sweep(flags, {}, list(seeds), folds, points=[{}])
+    sweep.save(folder)
+    for trial in sweep.trials:
+        if trial.index not in left_out:
+            options = [f"DATA.FOLD={trial.fold}/{folds}", f"SEED={trial.seed or 0}"]
+            make_run(folder / trial.name, data_path, predictions, *options)
+    return folder

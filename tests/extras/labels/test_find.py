@@ -1,0 +1,285 @@
+"""scripts/labels.py on runs and sweeps: the images that it lists, its files, and the runs that it refuses."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.predict.pictures import tiles_of
+from tests.extras.labels.made_runs import draw_image, make_photos, make_run, make_sweep
+from tests.support.printed import same_text
+from tests.support.runs import rows_of, typed
+
+SCRIPT = "scripts/labels.py"
+COUNTS = {"bird": 20, "cat": 20, "dog": 20}
+COLUMNS = ["image", "label", "suggestion", "confidence", "reason", "confirmed"]
+HALF = "DATA.VAL_FRACTION=0.5"
+
+
+def held_out(run: Path) -> list[str]:
+    return [row["image"] for row in rows_of(run / "predictions.csv")]
+
+
+def doubt(run: Path, image: str, prediction: str, probability: float = 0.8, of_label: float = 0.1) -> None:
+    """Change the prediction of a run for an image."""
+    path = run / "predictions.csv"
+    lines = path.read_text().splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith(f"{image},"))
+    lines[place] = f"{image},{image.partition('/')[0]},{prediction},{probability},{of_label}"
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_run_lists_its_doubtful_held_out_images(here):
+    make_photos(here / "photos", COUNTS)
+    run = make_run(here / "run", here / "photos", None, HALF)
+    cat, bird = (next(name for name in held_out(run) if name.startswith(each)) for each in ("cat", "bird"))
+    doubt(run, cat, "dog", 0.7, 0.2)
+    doubt(run, bird, "cat", 0.8, 0.1)
+    ended = typed(SCRIPT, "run").done()
+    assert rows_of("run/labels/labels.csv") == [
+        dict(zip(COLUMNS, (bird, "bird", "cat", "0.8000", "predicted cat", ""), strict=True)),
+        dict(zip(COLUMNS, (cat, "cat", "dog", "0.7000", "predicted dog", ""), strict=True)),
+    ]
+    assert Path("run/labels/labels.csv").read_bytes().startswith(b"\xef\xbb\xbf")  # Excel reads it as UTF-8
+    with Image.open("run/labels/labels.png") as sheet:
+        captions = [caption for _, caption in tiles_of(sheet)]
+    assert captions == [["bird -> cat 0.80", bird, "predicted cat"], ["cat -> dog 0.70", cat, "predicted dog"]]
+    same_text("extras/labels/run", ended.stdout)
+
+
+def test_sweep_judges_every_image_and_averages_its_seeds(here):
+    make_photos(here / "photos", COUNTS)
+    make_sweep(here / "sweep", here / "photos", {"cat/25.png": ("dog", 0.9, 0.05)}, folds=2, seeds=(3, 4))
+    (first,) = [each for each in here.glob("sweep/trial-*") if "cat/25.png" in held_out(each)][:1]
+    doubt(first, "cat/25.png", "dog", 0.7, 0.15)
+    ended = typed(SCRIPT, "sweep").done()
+    (row,) = rows_of("sweep/labels/labels.csv")
+    assert (row["image"], row["suggestion"], row["confidence"]) == ("cat/25.png", "dog", "0.8000")
+    assert "predictions for 60 of 60 images by 4 runs" in ended.stdout
+
+
+def test_unfinished_folds_are_reported_with_their_images(here):
+    make_photos(here / "photos", COUNTS)
+    make_sweep(here / "sweep", here / "photos", {}, folds=2, left_out=(1,))
+    judged = len(held_out(here / "sweep/trial-000"))
+    ended = typed(SCRIPT, "sweep").done()
+    assert f"predictions for {judged} of 60 images by 1 run" in ended.stdout
+    assert f"{60 - judged} images were not judged, because 1 trial" in ended.stdout
+    assert "python scripts/sweep.py -output sweep" in ended.stdout
+
+
+def test_class_without_held_out_images_is_named(here):
+    make_photos(here / "photos", {"bird": 20, "cat": 20, "zebra": 1})
+    make_run(here / "run", here / "photos")
+    assert "labels are not checked: zebra" in typed(SCRIPT, "run").done().stdout
+
+
+def test_own_validation_folder_is_judged_with_its_path(here):
+    make_photos(here / "photos/train", {"cat": 6, "dog": 6})
+    for number, name in ((20, "cat"), (21, "cat"), (22, "dog"), (23, "dog")):
+        draw_image(here / f"photos/val/{name}/{number}.png", number)
+    make_run(here / "run", here / "photos", {"cat/21.png": ("dog", 0.9, 0.1)})
+    typed(SCRIPT, "run").done()
+    (row,) = rows_of("run/labels/labels.csv")
+    assert row["image"] == "val/cat/21.png"
+
+
+def test_list_with_names_that_look_like_formulas_is_judged(here):
+    names = [f"=image{number}.png" for number in range(20)]
+    for number, name in enumerate(names):
+        draw_image(here / name, number)
+    lines = ["image_path,target", *(f"{name},{'+a' if number % 2 else 'b'}" for number, name in enumerate(names))]
+    Path("list.csv").write_text("\n".join(lines) + "\n")
+    predictions = {name: ("b", 0.9, 0.1) if name == "=image7.png" else ("+a", 0.9, 0.9) for name in names[1::2]}
+    make_run(here / "run", here / "list.csv", predictions, HALF, dataset="csv")
+    if "'=image7.png" not in held_out(here / "run"):
+        make_run(here / "run", here / "list.csv", predictions, "DATA.FOLD=0/2", dataset="csv")
+        if "'=image7.png" not in held_out(here / "run"):
+            make_run(here / "run", here / "list.csv", predictions, "DATA.FOLD=1/2", dataset="csv")
+    typed(SCRIPT, "run").done()
+    (row,) = rows_of("run/labels/labels.csv")
+    assert [row[name] for name in COLUMNS[:3]] == ["'=image7.png", "'+a", "b"]
+
+
+def test_folder_of_data_that_moved_is_found_by_flag(here):
+    make_photos(here / "photos", COUNTS)
+    make_run(here / "run", here / "photos", None, HALF)
+    shutil.move("photos", "elsewhere")
+    typed(SCRIPT, "run").refused("DATA.DATA_PATH")
+    typed(SCRIPT, "run", "-data_path", "elsewhere").done()
+
+
+# Copies
+
+
+def save_again(path: Path, copy: Path, quality: int = 90, scale: float = 1.0, crop: float = 0.0) -> None:
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with Image.open(path) as image:
+        width, height = image.size
+        image = image.crop((round(crop * width), round(crop * height), width, height))
+        image.resize((round(scale * image.width), round(scale * image.height))).convert("RGB").save(
+            copy, quality=quality
+        )
+
+
+def photo(path: Path, seed: int) -> None:
+    """Draw a picture with details at several scales, as a photograph has them."""
+    rng = np.random.default_rng(seed)
+    pixels = np.zeros((120, 160, 3))
+    for octave in range(1, 6):
+        patch = Image.fromarray(rng.integers(256, size=(3 * 2**octave // 2, 2 * 2**octave, 3), dtype=np.uint8))
+        pixels += np.asarray(patch.resize((160, 120), Image.Resampling.BICUBIC)).astype(float) / 1.6**octave
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray((pixels / pixels.max() * 255).astype(np.uint8)).save(path, quality=95)
+
+
+CHANGES = {"recompressed": {"quality": 50}, "halved": {"scale": 0.5}, "cropped": {"crop": 0.02}, "equal": None}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_copy_with_another_label_is_listed_with_its_original(here, change):
+    for number in range(16):
+        photo(here / f"photos/{'cat' if number % 2 else 'dog'}/{number}.jpg", number)
+    source, copy = here / "photos/cat/5.jpg", here / "photos/dog/copy.jpg"
+    shutil.copy(source, copy) if CHANGES[change] is None else save_again(source, copy, **CHANGES[change])
+    make_run(here / "run", here / "photos")
+    ended = typed(SCRIPT, "run").done()
+    how = "equal" if change == "equal" else "nearly equal"
+    assert {row["image"]: row["reason"] for row in rows_of("run/labels/labels.csv")} == {
+        "cat/5.jpg": f"{how} to dog/copy.jpg, labelled dog",
+        "dog/copy.jpg": f"{how} to cat/5.jpg, labelled cat",
+    }
+    assert "equal or nearly equal images with different labels: 2" in ended.stdout
+
+
+def test_different_photos_and_plain_pictures_are_no_copies(here):
+    for number in range(60):
+        photo(here / f"photos/{'cat' if number % 2 else 'dog'}/{number}.jpg", number)
+    for number in range(40):  # plain pictures that differ in one small square
+        plain = Image.new("RGB", (64, 64), (200, 200, 200))
+        plain.paste((190, 190, 190), (8 * (number % 8), 8 * (number // 8), 8 * (number % 8) + 8, 8 * (number // 8) + 8))
+        plain.save(here / f"photos/{'cat' if number % 2 else 'dog'}/plain{number}.png")
+    for side, name in ((64, "cat"), (32, "dog")):  # empty pages say nothing about each other
+        Image.new("RGB", (side, side), "white").save(here / f"photos/{name}/white.png")
+    make_run(here / "run", here / "photos", None, HALF)
+    typed(SCRIPT, "run").done()
+    assert rows_of("run/labels/labels.csv") == []
+
+
+def test_validation_copy_of_a_training_image_is_listed(here):
+    make_photos(here / "photos/train", {"cat": 6, "dog": 6})
+    for number, name in ((20, "cat"), (21, "dog")):
+        draw_image(here / f"photos/val/{name}/{number}.png", number)
+    shutil.copy("photos/train/cat/3.png", "photos/val/cat/again.png")
+    make_run(here / "run", here / "photos")
+    typed(SCRIPT, "run").done()
+    (row,) = rows_of("run/labels/labels.csv")
+    assert (row["image"], row["reason"]) == ("val/cat/again.png", "equal to train/cat/3.png in training")
+    typed(SCRIPT, "run", "-no_copies", "-output", "quick").done()
+    assert rows_of("quick/labels.csv") == []
+
+
+def test_copy_in_another_fold_is_listed(here):
+    make_photos(here / "photos", COUNTS)
+    make_sweep(here / "sweep", here / "photos", {})
+    fold = [set(held_out(here / f"sweep/trial-00{number}")) for number in (0, 1)]
+    first, second = (next(name for name in sorted(names) if name.startswith("cat")) for names in fold)
+    shutil.copy(here / "photos" / first, here / "photos" / second)
+    make_sweep(here / "sweep", here / "photos", {})
+    typed(SCRIPT, "sweep").done()
+    (row,) = rows_of("sweep/labels/labels.csv")
+    assert {row["image"], row["reason"].split()[2]} == {first, second} and row["reason"].endswith("in another fold")
+
+
+def test_unreadable_images_are_counted_and_named(here):
+    make_photos(here / "photos", COUNTS)
+    Path("photos/cat/25.png").write_bytes(b"not an image")
+    make_run(here / "run", here / "photos")
+    said = typed(SCRIPT, "run").done().stdout
+    assert f"cannot read {here}/photos/cat/25.png (UnidentifiedImageError" in said and "; 1 of " in said
+
+
+# Refusals
+
+
+@pytest.fixture
+def run(here) -> Path:
+    make_photos(here / "photos", COUNTS)
+    return make_run(here / "run", here / "photos", None, HALF)
+
+
+def test_run_of_other_data_is_refused_with_the_change(run):
+    draw_image(Path("photos/cat/new.png"), 99)
+    typed(SCRIPT, "run").refused("cat/new.png", "-data_path")
+
+
+def test_run_without_table_or_record_is_refused(run):
+    (run / "results.json").unlink()
+    typed(SCRIPT, "run").refused("predictions.csv", "REPORT")
+
+
+def test_run_without_record_of_its_data_is_refused(run):
+    status = json.loads((run / "status.json").read_text())
+    del status["about"]["data"]
+    (run / "status.json").write_text(json.dumps(status))
+    typed(SCRIPT, "run").refused("status.json")
+
+
+def test_run_with_several_labels_is_refused(run):
+    text = (run / "config.yaml").read_text().replace("DATASET: imagefolder", "DATASET: csv")
+    (run / "config.yaml").write_text(text.replace("LABEL_SEPARATOR: null", "LABEL_SEPARATOR: '|'"))
+    typed(SCRIPT, "run").refused("several labels")
+
+
+def test_table_without_probabilities_is_refused(run):
+    text = (run / "predictions.csv").read_text().replace("label_probability", "other")
+    (run / "predictions.csv").write_text(text)
+    typed(SCRIPT, "run").refused("label_probability")
+
+
+def test_sweep_without_folds_is_refused(here):
+    make_photos(here / "photos", COUNTS)
+    make_sweep(here / "sweep", here / "photos", {}, folds=None, seeds=(1, 2), left_out=(0, 1))
+    typed(SCRIPT, "sweep").refused("-folds")
+
+
+def test_sweep_without_finished_trial_is_refused(here):
+    make_photos(here / "photos", COUNTS)
+    make_sweep(here / "sweep", here / "photos", {}, left_out=(0, 1))
+    typed(SCRIPT, "sweep").refused("scripts/sweep.py")
+
+
+def test_one_class_is_refused(run):
+    shutil.rmtree("photos/cat")
+    shutil.rmtree("photos/dog")
+    typed(SCRIPT, "run").refused("bird")
+
+
+def test_folder_with_confirmed_rows_is_not_overwritten(run):
+    doubt(run, next(name for name in held_out(run) if name.startswith("cat")), "dog")
+    typed(SCRIPT, "run").done()
+    table = Path("run/labels/labels.csv")
+    typed(SCRIPT, "run").done()  # nothing is confirmed yet
+    table.write_bytes(table.read_bytes().rstrip() + b"yes\n")
+    before = table.read_bytes()
+    typed(SCRIPT, "run").refused("run/labels/labels.csv", "-output")
+    assert table.read_bytes() == before
+    typed(SCRIPT, "run", "-output", "other").done()
+
+
+def test_table_of_another_program_is_not_overwritten(run):
+    Path("mine").mkdir()
+    Path("mine/labels.csv").write_text("image,label\n1,2\n")
+    typed(SCRIPT, "run", "-output", "mine").refused("mine/labels.csv")
+    Path("mine/labels.csv").write_text("image,suggestion,confirmed\n1,2,\n")
+    typed(SCRIPT, "run", "-output", "mine").refused("mine/labels.csv")
+
+
+@pytest.mark.parametrize(
+    "words", ["-apply x.csv -undo", "-yes", "-undo -output x", "-apply x.csv -no_copies", "-undo -yes"]
+)
+def test_flags_that_do_not_belong_together_are_refused(here, words):
+    typed(SCRIPT, "run", *words.split()).refused("-apply" if "-output" not in words else "-output")

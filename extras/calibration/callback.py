@@ -16,7 +16,7 @@ from utils.distributed import Process
 from utils.log import Log
 
 MOST_SCORES, MOST_IMAGES = 2**22, 2**17  # more images do not make the temperature noticeably more precise
-FEWEST_IMAGES = 10
+FEWEST_IMAGES, HASH = 10, 2654435761  # Knuth's multiplicative hash
 
 
 class Calibration(Callback):
@@ -41,16 +41,15 @@ class Calibration(Callback):
                 self._log.note(f"no calibration, because {self._state['reason']}")
         elif best.epoch and best.epoch != self._state.get("epoch"):
             # The run was killed after it wrote best.pth, or the last best.pth could not be written.
-            self._state = process.first(lambda: progress_in(self._best_file).get(CALIBRATION, {})) or {
-                "epoch": best.epoch
-            }
+            found = process.first(lambda: progress_in(self._best_file).get(CALIBRATION))
+            self._state = found or {"epoch": best.epoch}
 
 
 def gather_scores(images: ImageResults | LabelResults, process: Process) -> tuple[np.ndarray, np.ndarray] | tuple[()]:
     """Return the logits and targets of all processes in the order of the image set. Collective.
 
-    With many images, they are those of every second, third ... image, with any number of processes. Images whose
-    logits are not all finite are left out. If the evaluation kept no logits, return an empty tuple.
+    Of many images, only a part is used, chosen by a hash of their index. Images whose logits are not all finite are
+    left out. If the evaluation kept no logits, return an empty tuple.
     """
     local = images.local
     if local.scores is None:
@@ -58,7 +57,7 @@ def gather_scores(images: ImageResults | LabelResults, process: Process) -> tupl
     logits, targets = local.scores.on_host()
     num_images = len(images.indices)
     every = max(1, -(-num_images * logits.shape[1] // MOST_SCORES), -(-num_images // MOST_IMAGES))
-    chosen = local.indices % every == 0
+    chosen = local.indices * HASH % 2**32 < 2**32 // every
     parts = process.join([(local.indices[chosen], logits[chosen], targets[chosen])])
     indices, logits, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(indices, kind="stable")
@@ -83,8 +82,8 @@ def calibrate(scores: tuple[np.ndarray, np.ndarray] | tuple[()]) -> dict[str, An
         "num_images": num_images,
         "ece_before": expected_error(bins["bins_before"]),
         "ece_after": expected_error(bins["bins_after"]),
-        "nll_before": before.nll,
-        "nll_after": after.nll,
+        "nll_before": float(before.losses.mean()),
+        "nll_after": float(after.losses.mean()),
     }
     return {
         "temperature": temperature.tolist() if has_several_labels else float(temperature[0]),

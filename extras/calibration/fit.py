@@ -94,10 +94,6 @@ class Measured(NamedTuple):
     are_right: np.ndarray  # bool: whether that class is the label, or the image has the label
     losses: np.ndarray  # the negative log-likelihood
 
-    @property
-    def nll(self) -> float:
-        return float(self.losses.mean())
-
 
 def measure(logits: np.ndarray, targets: np.ndarray, temperature: np.ndarray) -> Measured:
     """Compare the probabilities at this temperature with the labels."""

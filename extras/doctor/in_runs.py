@@ -7,10 +7,8 @@ are not finite. The code that examines and saves is imported late, because most 
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from configs.schema import Config
-from datasets import Batch, Piece
+from datasets import Batch
 from engine.parallel import is_sharded
 from engine.plan import TrainPlan
 from engine.session import Session
@@ -53,19 +51,9 @@ class LastUpdate(Callback):
 
     def state_dict(self) -> dict:
         """Return images (uint8) and targets of all micro-batches, and the pieces that determine mixing and erasing."""
-        return {
-            "step": self.step,
-            "images": torch.cat([batch.images.cpu() for batch in self._batches]),
-            "targets": torch.cat([batch.targets.cpu() for batch in self._batches]),
-            "sizes": [len(batch.targets) for batch in self._batches],
-            "pieces": [_plain(batch.piece) for batch in self._batches],
-            "shares": self._shares,
-        }
+        from extras.doctor.last_update import content_of
 
-
-def _plain(piece: Piece) -> dict:
-    """Return a piece as plain values, because torch reads these files with weights_only."""
-    return {**piece._asdict(), "indices": piece.indices.tolist(), "repeats": piece.repeats.tolist()}
+        return {"step": self.step, "shares": self._shares, **content_of(self._batches)}
 
 
 class KeepLastUpdate(Callback):

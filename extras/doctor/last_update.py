@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from configs.schema import Config
 from configs.values import flatten
-from datasets import Batch
+from datasets import Batch, Piece
 from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.trainer import Trainer
@@ -17,6 +19,21 @@ from extras.doctor.overflow import DOCTOR_FILE, Batches, advice, make_case, pres
 from utils.errors import cause_of
 from utils.log import Log
 from utils.seed import unchanged_random_state
+
+
+def content_of(batches: list[Batch]) -> dict[str, Any]:
+    """Return the images (uint8), targets and pieces of these batches."""
+    return {
+        "images": torch.cat([batch.images.cpu() for batch in batches]),
+        "targets": torch.cat([batch.targets.cpu() for batch in batches]),
+        "sizes": [len(batch.targets) for batch in batches],
+        "pieces": [plain(batch.piece) for batch in batches],
+    }
+
+
+def plain(piece: Piece) -> dict[str, Any]:
+    """Return a piece as plain values, because torch reads these files with weights_only."""
+    return {**piece._asdict(), "indices": piece.indices.tolist(), "repeats": piece.repeats.tolist()}
 
 
 def save_last_update(

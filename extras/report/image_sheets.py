@@ -31,7 +31,7 @@ def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
     names = Names(image_set.classes)
     find = most_certain_errors
     if not isinstance(results, ImageResults):
-        from extras.report.label_errors import most_certain_label_errors as find  # local: most runs have one label
+        from extras.report.several_labels import most_certain_label_errors as find  # local: most runs have one label
     number, errors = find(results, names)
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # reading from a large file or a server is slow
         pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])

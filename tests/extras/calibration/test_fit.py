@@ -86,7 +86,7 @@ def test_measures_equal_their_definitions():
     measured = measure(logits, labels, np.array([1.7]))
     assert measured.confidences == pytest.approx(shares.max(1))
     assert (measured.are_right == (shares.argmax(1) == labels)).all()
-    assert measured.nll == pytest.approx(-np.log(shares[np.arange(300), labels]).mean())
+    assert measured.losses.mean() == pytest.approx(-np.log(shares[np.arange(300), labels]).mean())
     bins = reliability(measured)
     places = np.minimum((shares.max(1) * 15).astype(int), 14)
     gaps = [abs((shares.max(1) - (shares.argmax(1) == labels))[places == each].sum()) for each in np.unique(places)]
@@ -100,13 +100,13 @@ def test_measures_of_several_labels_cover_all_pairs():
     shares = expit(logits / temperature)
     measured = measure(logits, targets, temperature)
     assert measured.confidences == pytest.approx(shares.ravel()) and (measured.are_right == targets.ravel()).all()
-    assert measured.nll == pytest.approx(-np.log(np.where(targets, shares, 1 - shares)).mean())
+    assert measured.losses.mean() == pytest.approx(-np.log(np.where(targets, shares, 1 - shares)).mean())
 
 
 def test_certain_predictions_have_finite_losses():
     logits = np.array([[200.0, -200.0], [-200.0, 200.0]], np.float32)
     assert measure(logits, np.array([0, 0]), np.ones(1)).losses == pytest.approx([0, 400])
-    assert measure(logits, logits < 0, np.ones(1)).nll == pytest.approx(200)
+    assert measure(logits, logits < 0, np.ones(1)).losses.mean() == pytest.approx(200)
 
 
 @pytest.mark.parametrize("num_images", [1000, 1001, 5000])

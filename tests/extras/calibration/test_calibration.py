@@ -1,6 +1,8 @@
 """A run stores a calibration with its best weights; the weights and the run hash do not change."""
 
 import json
+import re
+import shutil
 import signal
 
 import numpy as np
@@ -15,8 +17,9 @@ from extras.calibration.fit import fit_temperature
 from models.weights.files import read_weights
 from models.weights.torch_files import read_torch
 from tests.support.configs import CPU, small_config
+from tests.support.extras import needing_extra
 from tests.support.run_hash import run_hash, state_hash
-from tests.support.runs import run, run_folder
+from tests.support.runs import run, run_folder, typed
 from tests.support.several_labels import write_digits
 from tests.support.threads import Threads
 from tests.support.trainers import Lines, make_trainer
@@ -151,6 +154,25 @@ def test_killed_and_resumed_run_stores_the_same_calibration(tmp_path, small_yaml
         assert one["temperature"] and state_hash(one) == state_hash(other)
     records = [json.loads((folder / "results.json").read_text()) for folder in (whole, resumed)]
     assert records[0] == records[1] and "calibration" in records[0]
+
+
+@needing_extra("report")
+def test_report_shows_both_calibration_errors_and_a_diagram(calibrated, tmp_path):
+    page, figures = (
+        (calibrated / "report.html").read_text(),
+        read_torch(calibrated / "best.pth")["calibration"]["figures"],
+    )
+    section = re.search(r"<section><h2>Calibration</h2>.*?</section>", page, re.S)[0]
+    assert f"{figures['ece_before']:.1%} before" in section and f"{figures['ece_after']:.1%} after" in section
+    assert section.count("data:image/png") == 1
+    copy = shutil.copytree(calibrated, tmp_path / "copy")
+    record = json.loads((copy / "results.json").read_text())
+    (copy / "results.json").write_text(json.dumps(record | {"calibration": {"bins_before": 1}}))
+    typed("scripts/report.py", copy).refused("results.json", "damaged")
+    del record["calibration"]
+    (copy / "results.json").write_text(json.dumps(record))
+    typed("scripts/report.py", copy).done()
+    assert "Calibration" not in (copy / "report.html").read_text()
 
 
 def test_finished_run_completes_results_with_the_calibration(tmp_path, small_yaml):

@@ -647,6 +647,8 @@ class Config:
         bool, RECORD, Extra("report", "no report.html, no curves, and no tables and pictures of images")
     ] = True
     """Draw the wrong predictions (confusion.png, mistakes.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written."""
+    CALIBRATE: Annotated[bool, RECORD, Extra("calibration", "probabilities are not calibrated")] = True
+    """Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right; the weights do not change."""
     TRACK: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD, Extra("trackers", "no TensorBoard")
     ] = ("tensorboard",)

@@ -49,6 +49,15 @@ def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunRepo
     return RunReport(session, plan, trainer)
 
 
+def calibrate_best(session: Session, plan: TrainPlan, trainer: Trainer) -> list[Callback]:
+    """Return a list with the callback that calibrates the best weights, or [] without CALIBRATE or its extra."""
+    if not (plan.config.CALIBRATE and has_extra("calibration")):
+        return []
+    from extras.calibration.callback import Calibration  # extra: calibration
+
+    return [Calibration(session.path, session.log, trainer, plan.inputs.saved.get("calibration", {}))]
+
+
 def advice_on_data(session: Session, plan: TrainPlan, trainer: Trainer) -> list[Callback]:
     """Return a list with the callback that gives advice if updates wait for data, or [] for images in memory."""
     image_set = trainer.data.image_set
@@ -76,6 +85,7 @@ def choose_callbacks(
     started = plan.inputs.loaded.started
     times = RunTimes.of(config, plan.order, len(plan.eval_set), lambda: saver.longest)
     forecast = add(Forecast(config, times, started, session.beat, log.say))
+    callbacks += calibrate_best(session, plan, trainer)
     report = make_report(session, plan, trainer)
     callbacks += report.callbacks if report else []
     if process.is_first and config.START.PROFILE:

@@ -25,6 +25,7 @@ that is named twice counts twice. Weights of other programs, such as PaddleViT's
 import json
 import os
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,6 +53,7 @@ KINDS = {
     "onnx": Kind("an ONNX file of torch", (b"\x08",), b"pytorch"),
     "torch": Kind("a .pt2 file", (b"PK",), b"archive/"),
 }
+GRAPHS = ("onnx", "torch")
 FORMATS = ("safetensors", "onnx", "torch", "hf")
 FACTS = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version")
 NEEDED = {"config", "class_names", "data"}
@@ -74,10 +76,14 @@ def main(argv: list[str]) -> int:
     kind = parser.add_mutually_exclusive_group()
     for flag, key, name in (("-ema", "state_dict_ema", "EMA"), ("-raw", "state_dict", "raw")):
         kind.add_argument(flag, dest="key", action="store_const", const=key, help=f"write the {name} weights")
+    divide_help = "divide the logits in the graph by the temperature; for onnx and torch"
+    parser.add_argument("-calibrated", action="store_true", help=divide_help)
     arguments = parser.parse_args(argv)
+    if arguments.calibrated:
+        refuse_calibrated(arguments)
     sources = arguments.checkpoints
     if len(sources) == 1:
-        print(export(sources[0], arguments.output, arguments.key, arguments.to))
+        print(export(sources[0], arguments.output, arguments.key, arguments.to, arguments.calibrated))
         return 0
     to = format_of(arguments.output, arguments.to)
     if to == "checkpoint":
@@ -108,7 +114,20 @@ def check_target(target: Path, to: str, sources: list[Path]) -> None:
         raise ConfigError(f"-output: {target} is a checkpoint of the run in {target.parent}; name another file")
 
 
-def export(source: str | Path, target: Path, key: str | None = None, to: str | None = None) -> str:
+def refuse_calibrated(arguments: Namespace) -> None:
+    """Raise ConfigError if the output cannot have a temperature in its graph."""
+    if format_of(arguments.output, arguments.to) not in GRAPHS:
+        raise ConfigError(
+            f"-calibrated: {arguments.output} holds weights, not a graph, and its metadata has the temperature; "
+            "leave -calibrated out, or use -to onnx or -to torch"
+        )
+    if len(arguments.checkpoints) > 1:
+        raise ConfigError("-calibrated: the mean of several checkpoints has no temperature; leave -calibrated out")
+
+
+def export(
+    source: str | Path, target: Path, key: str | None = None, to: str | None = None, calibrated: bool = False
+) -> str:
     """Write the model of one checkpoint, or the weights of another program. Return a summary line."""
     from models.weights.files import find_file, read_record
 
@@ -121,12 +140,13 @@ def export(source: str | Path, target: Path, key: str | None = None, to: str | N
     check_target(target, to, [part.path])
     epoch = f", after epoch {part.facts['epoch']}" if "epoch" in part.facts else ""
     name = f"{counted(len(part.weights), 'tensor')} of {part.facts.get('arch', 'the model')}{epoch}"
-    return f"{target}: {name}, from {part.path} ({part.key}); {write(part, to, target)}"
+    return f"{target}: {name}, from {part.path} ({part.key}); {write(part, to, target, calibrated)}"
 
 
 def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
     """Read a checkpoint of a run. `key`: the weights to use; None: the better of raw and EMA weights."""
     from models.weights.files import chosen_weights, read_checkpoint
+    from models.weights.temperature import KEY, calibration_of
 
     path, content = read_checkpoint(source, needed)
     facts = {name: content[name] for name in FACTS if name in content}
@@ -134,10 +154,12 @@ def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
     chosen, weights = chosen_weights(content, path, key)
     if chosen != chosen_weights(content, path, None)[0]:
         facts.pop("metric", None)  # it is the metric of the better weights
+    if calibration := calibration_of(content, chosen, path):
+        facts[KEY] = calibration
     return Part(path, facts, chosen, weights)
 
 
-def write(part: Part, to: str, target: Path) -> str:
+def write(part: Part, to: str, target: Path, calibrated: bool = False) -> str:
     """Write the weights in the format `to`. Return a text that says how the file was checked."""
     import torch  # local: importing torch takes seconds
 
@@ -148,12 +170,16 @@ def write(part: Part, to: str, target: Path) -> str:
     from models.weights.torch_files import to_safetensors
 
     facts = part.facts | {"weights": part.key}
+    if calibrated and not facts.get("calibration", {}).get("temperature"):
+        raise ConfigError(
+            f"-calibrated: {part.path} has no calibration of {part.key}; leave -calibrated out, or use the best.pth of a "
+            "run with CALIBRATE: true"
+        )
     if to != "safetensors":
         with torch.no_grad():
             classes = list(facts["class_names"])
-            subject = Subject(
-                part.weights, config_of(facts, part.path), classes, facts, part.path, figures=figures_of(part)
-            )
+            more = {"figures": figures_of(part), "is_calibrated": calibrated}
+            subject = Subject(part.weights, config_of(facts, part.path), classes, facts, part.path, **more)
             return formats.export(subject, to, target)
     metadata = {name: json.dumps(fact) for name, fact in facts.items()}
     with formats.staged(target) as path:
@@ -249,7 +275,7 @@ def write_mean(parts: list[Part], to: str, target: Path) -> str:
     from models.weights.state import average
 
     last = max(parts, key=lambda part: part.facts.get("epoch", 0))
-    facts = {name: value for name, value in last.facts.items() if name != "metric"}
+    facts = {name: value for name, value in last.facts.items() if name not in ("metric", "calibration")}
     facts["averaged"] = [{"file": os.fspath(part.path), "weights": part.key} for part in parts]
     mean = average([part.weights for part in parts])
     checked = write(Part(last.path, facts, "state_dict", mean), to, target)

@@ -3,6 +3,7 @@
     python scripts/predict.py output/train-20260102-03-04-05 photo.jpg more_photos/ -top 3 -csv classes.csv
     python scripts/predict.py output/train-20260102-03-04-05 'photos/**/*.jpg' -sheet photos.png -attention maps
     python scripts/predict.py output/train-20260102-03-04-05 new_photos -into sorted -unsure 0.6
+    python scripts/predict.py output/train-20260102-03-04-05 new_photos -into sorted -unknown 0.95
     python scripts/predict.py vit_base_patch16_224 -list files.txt -json classes.json
 
 Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by
@@ -30,6 +31,8 @@ from utils.launch import find_launched_rank
 from utils.text import counted, first_of, natural
 
 if TYPE_CHECKING:
+    from engine.predict.classifier import Classifier
+    from engine.predict.output import Mark, Output
     from utils.distributed import Process
 
 MODEL_HELP = (
@@ -83,6 +86,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-attention", type=Path, metavar="FOLDER", help="also draw a map of the model's attention for each image")
     add("-into", type=Path, metavar="FOLDER", help="also copy each image into the folder of its class in FOLDER")
     add("-unsure", type=float, metavar="P", help="mark images whose class has a probability below P")
+    unknown_help = "mark images as unknown whose confidence is too low for a share P of right answers, as in 0.95"
+    add("-unknown", type=float, metavar="P", help=unknown_help)
     add = parser.add_argument_group("model").add_argument
     add("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
     add("-classes", type=Path, metavar="FILE", help="names of the classes, one per line")
@@ -105,6 +110,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.unsure is not None and not 0 <= arguments.unsure <= 1:
         raise ConfigError(f"-unsure: {arguments.unsure} is not a probability; give a number from 0 to 1")
+    if arguments.unknown is not None and not 0 < arguments.unknown < 1:
+        raise ConfigError(f"-unknown: {arguments.unknown} is not a share; give a number between 0 and 1, such as 0.95")
+    if None not in (arguments.unsure, arguments.unknown):
+        raise ConfigError("-unsure, -unknown: both mark images with a low probability; leave one of them out")
     return arguments
 
 
@@ -273,7 +282,6 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     """Print the most probable classes of each image, and write the files that the flags name. Return the exit code."""
     from engine.predict.classifier import load_classifier
     from engine.predict.output import Output, thumbnails
-    from engine.predict.pictures import describe_missing
     from engine.predict.predictor import Predictor
 
     given = (arguments.model, settings_flags(arguments), arguments.raw, arguments.classes)
@@ -283,7 +291,7 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
         from extras.attention_maps import Maps  # extra: attention_maps
 
         maps = process.after_first(lambda: Maps.of(classifier, process.device, arguments.attention, paths))
-    for flag in ("into", "unsure"):
+    for flag in ("into", "unsure", "unknown"):
         if classifier.config.DATA.has_several_labels and getattr(arguments, flag) is not None:
             raise ConfigError(f"-{flag}: with this model an image can have several classes or none; leave -{flag} out")
     predictor = Predictor(classifier, process, arguments.flip, report)
@@ -291,22 +299,45 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
         several = "" if process.world_size == 1 else f", {counted(process.world_size, 'process')}"
         report(f"{classifier.describe()}, on {process.device.type}{several}")
 
+    mark = mark_of(arguments, classifier, process.is_first)
+
     def look(batch) -> list:
         if maps:
             maps.write(batch)
         return thumbnails(batch) if arguments.sheet else [None] * len(batch.indices)
 
     may_stop = process.world_size == 1 and not maps
-    output = Output(paths, arguments, classifier.classes, process.is_first, may_stop)
+    output = Output(paths, arguments, classifier.classes, process.is_first, may_stop, mark)
     for prediction in predictor(paths, arguments.top, look if maps or arguments.sheet else None):
         output.add(prediction)
     output.close(classifier.facts())
-    has_pictures = process.is_first and (arguments.sheet or arguments.attention)
-    if has_pictures and (missing := describe_missing(classifier.classes)):
-        report(missing)
-    if output.num_unreadable and process.is_first:
-        report(f"{output.num_unreadable} of {counted(len(paths), 'image')} could not be read")
+    if process.is_first:
+        report_end(arguments, output, classifier.classes)
     return 2 if output.num_unreadable else 0
+
+
+def report_end(arguments: argparse.Namespace, output: "Output", classes: list[str]) -> None:
+    """Report the share of images that -unknown answers, missing fonts, and the number of unreadable images."""
+    from engine.predict.pictures import describe_missing
+
+    if arguments.unknown is not None and output.num_read:
+        share = 1 - output.num_marked / output.num_read
+        report(f"-unknown {arguments.unknown}: answers {share:.1%} of {counted(output.num_read, 'image')}")
+    if (arguments.sheet or arguments.attention) and (missing := describe_missing(classes)):
+        report(missing)
+    if output.num_unreadable:
+        report(f"{output.num_unreadable} of {counted(len(output.paths), 'image')} could not be read")
+
+
+def mark_of(arguments: argparse.Namespace, classifier: "Classifier", reports: bool) -> "Mark | None":
+    """Return the mark of images with a low probability, or None. With `reports`, print how -unknown marks images."""
+    from engine.predict.output import UNKNOWN, UNSURE, Mark
+
+    if arguments.unknown is not None:
+        from extras.calibration.unknown import find_threshold  # extra: calibration
+
+        return Mark(UNKNOWN, find_threshold(classifier, arguments.unknown, report if reports else lambda line: None))
+    return None if arguments.unsure is None else Mark(UNSURE, arguments.unsure)
 
 
 def report(line: str) -> None:

@@ -21,6 +21,7 @@ from utils.files import replacing, sync, write_text
 from utils.held_folders import check_in_place
 from utils.runs import Identity
 
+CALIBRATION = "calibration"  # the key in a checkpoint for the state of extras/calibration
 BAD_BATCHES_FILE = "bad_batches.jsonl"
 PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # the name of a folder in shards/
 
@@ -53,12 +54,13 @@ def start_of_streak(state: dict) -> int:
 
 
 def progress_in(path: Path) -> dict[str, Any]:
-    """Return the finished epochs, step, best epoch and run of a checkpoint on disk, or {} if there is no valid file."""
+    """Return the finished epochs, step, best epoch, run and calibration of a checkpoint, or {} without a valid file."""
     try:
         state = read_index(path)
         with naming_damage(path):
             best = state.get("progress", {}).get("best", ())
             facts = {"epoch": state["epoch"] + 1, "step": state["step"], "best": [*best]}
+            facts |= {CALIBRATION: state[CALIBRATION]} if state.get(CALIBRATION) else {}
             return facts | ({"run": state["run"]} if Identity.of(state) else {})
     except ConfigError:
         return {}

@@ -1,7 +1,7 @@
 """A trained classifier loaded from a run, a checkpoint or other weights, with its settings, classes and description."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from models.weights.files import chosen_weights, find_file, read_checkpoint, rea
 from models.weights.load import load_exactly, load_pretrained
 from models.weights.metadata import classes_of_weights
 from models.weights.state import preprocessing_of
+from models.weights.temperature import calibration_of
 from models.weights.timm_tags import pretrained_cfg
 from utils.errors import ConfigError, naming_damage
 from utils.text import counted
@@ -36,11 +37,20 @@ class Classifier:
     source: str  # the file or name of the weights
     weights: str  # the key of the weights in a checkpoint, such as state_dict_ema
     epoch: int | None  # the epoch after which the weights were saved, if known
+    calibration: dict[str, Any] = field(default_factory=dict)  # of these weights, from their run; {}: none
+
+    @property
+    def temperature(self) -> float | list[float] | None:
+        """Return the number, or one for each class, by which logits are divided, or None without a calibration."""
+        return self.calibration.get("temperature")
 
     def describe(self) -> str:
         kind = f" ({self.weights})" if self.weights else ""
         epoch = f" after epoch {self.epoch}" if self.epoch else ""
-        return f"{self.source}{kind}: {self.config.MODEL.NAME}{epoch}, {counted(len(self.classes), 'class')}"
+        calibrated = ", calibrated" if self.temperature else ""
+        return (
+            f"{self.source}{kind}: {self.config.MODEL.NAME}{epoch}, {counted(len(self.classes), 'class')}{calibrated}"
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return facts about the model and its preprocessing as plain values, for a JSON file."""
@@ -51,6 +61,7 @@ class Classifier:
                 "architecture": self.config.MODEL.NAME,
                 "epoch": self.epoch,
                 "classes": self.classes,
+                "temperature": self.temperature,
             },
             "preprocessing": preprocessing_of(self.config.DATA)
             | {"exif": "apply" if PixelRules.of(self.config.DATA).applies_exif else "ignore"},
@@ -110,7 +121,8 @@ def _load_ours(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
     classes = list(state["class_names"])
     model = build_model(config, config.MODEL.NUM_CLASSES or len(classes))
     load_exactly(model, weights, path)
-    return Classifier(config, model, classes, str(path), kind, state["epoch"] + 1 if "epoch" in state else None)
+    epoch = state["epoch"] + 1 if "epoch" in state else None
+    return Classifier(config, model, classes, str(path), kind, epoch, calibration_of(state, kind, path))
 
 
 def _settings_of_other(source: str, flags: Sequence[str]) -> Config:

@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -27,7 +27,7 @@ from utils.files import Kind, replacing
 from utils.program import nobody_reads
 from utils.text import csv_cell, csv_text, one_line
 
-UNSURE = "unsure"
+UNSURE, UNKNOWN = "unsure", "unknown"
 PER_CLASS = ("class", "probability")  # the columns of the CSV table for each predicted class
 SHEET_ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 MARK = "halfstep, scripts/predict.py"  # metadata that marks our pictures, so that no other picture is overwritten
@@ -37,17 +37,32 @@ PICTURE = Kind("a picture of scripts/predict.py", (b"\x89PNG", b"\xff\xd8"), MAR
 PER_SHEET, THUMBNAIL, NUM_COLUMNS = 100, 150, 10
 
 
+class Mark(NamedTuple):
+    """The mark of images whose most probable class has a probability below the threshold."""
+
+    word: str
+    threshold: float
+
+
 class Output:
     """Prints predictions one by one, and writes tables at the end."""
 
-    def __init__(self, paths: Sequence[str], given: Namespace, classes: Sequence[str], is_first: bool, may_stop: bool):
+    def __init__(
+        self,
+        paths: Sequence[str],
+        given: Namespace,
+        classes: Sequence[str],
+        is_first: bool,
+        may_stop: bool,
+        mark: Mark | None = None,
+    ):
         """Prepare the output.
 
-        `given` has the paths `csv`, `json`, `sheet` and `into` (None if not wanted), and `unsure`, the probability
-        below which an image is marked as unsure. With `may_stop`, BrokenPipeError is raised once nobody reads stdout,
-        as in `| head`, unless a file is wanted.
+        `given` has the paths `csv`, `json`, `sheet` and `into` (None if not wanted). With `may_stop`, BrokenPipeError
+        is raised once nobody reads stdout, as in `| head`, unless a file is wanted.
         """
-        self.paths, self.is_first, self._given = paths, is_first, given
+        self.paths, self.is_first, self._given, self._mark = paths, is_first, given, mark
+        self.num_marked = 0
         self._folders = ClassFolders(given.into, classes) if given.into else None
         self._may_stop = may_stop and not any((given.csv, given.json, given.sheet, given.into))
         self._predictions: list[Prediction] = []  # for the tables
@@ -57,15 +72,20 @@ class Output:
         self._bar = tqdm(total=len(paths), unit="image", file=sys.stderr, disable=None if is_first else True)
 
     @property
+    def num_read(self) -> int:
+        return sum(self._is_read)
+
+    @property
     def num_unreadable(self) -> int:
-        return len(self.paths) - sum(self._is_read)
+        return len(self.paths) - self.num_read
 
     def add(self, prediction: Prediction) -> None:
         self._is_read[prediction.index] = 1
         if not self.is_first:
             return
-        if prediction.guesses and prediction.guesses[0].probability < (self._given.unsure or 0):
-            prediction = prediction._replace(mark=UNSURE)
+        if self._mark and prediction.guesses and prediction.guesses[0].probability < self._mark.threshold:
+            prediction = prediction._replace(mark=self._mark.word)
+            self.num_marked += 1
         self._print(prediction)
         self._bar.update()
         if self._folders:
@@ -87,7 +107,7 @@ class Output:
         if self._tiles:
             self._write_sheet()
         if self._given.csv:
-            table = as_csv(self._predictions, self._given.unsure is not None)
+            table = as_csv(self._predictions, self._mark.word if self._mark else "")
             # The BOM makes Excel read the file as UTF-8.
             write(self._given.csv, table.encode("utf-8-sig", errors="surrogateescape"))
         if self._given.json:
@@ -116,7 +136,7 @@ class ClassFolders:
     """Copies each image to the folder of its class. Existing files are never replaced, and links are not followed."""
 
     def __init__(self, folder: Path, classes: Sequence[str]):
-        self._folder, self._names, self._numbers = folder, folder_names([*classes, UNSURE]), Counter()
+        self._folder, self._names, self._numbers = folder, folder_names([*classes, UNSURE, UNKNOWN]), Counter()
 
     def add(self, path: str, name: str) -> None:
         """Copy an image to the folder of class `name`, unless the folder already has a copy of it."""
@@ -162,15 +182,15 @@ def sheet_paths(path: Path, num_images: int) -> list[Path]:
     return [path.with_name(name) for name in itertools.islice(names, -(-num_images // PER_SHEET))]
 
 
-def as_csv(predictions: Sequence[Prediction], has_marks: bool) -> str:
-    """Return a CSV table with a row for each image and two columns for each predicted class."""
+def as_csv(predictions: Sequence[Prediction], mark: str) -> str:
+    """Return a CSV table with a row for each image, two columns for each predicted class, and one for the mark."""
     width = max([1, *(len(each.guesses) for each in predictions)])
     titles = [f"{name}{'' if number == 1 else f'_{number}'}" for number in range(1, width + 1) for name in PER_CLASS]
-    rows = [["image_path", *titles, *[UNSURE] * has_marks]]
+    rows = [["image_path", *titles, *filter(None, [mark])]]
     for each in predictions:
         cells = [cell for guess in each.guesses for cell in (csv_cell(guess.name), f"{guess.probability:.6f}")]
         cells += [""] * (2 * width - len(cells))
-        rows.append([csv_cell(each.path), *cells, *[each.mark] * has_marks])
+        rows.append([csv_cell(each.path), *cells, *([each.mark] if mark else [])])
     return csv_text(rows)
 
 
@@ -179,7 +199,9 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
         {"class": each.name, "number": each.number, "probability": round(each.probability, 6)}
         for each in prediction.guesses
     ]
-    return {"image_path": prediction.path, "predictions": guesses} | ({UNSURE: True} if prediction.mark else {})
+    return {"image_path": prediction.path, "predictions": guesses} | (
+        {prediction.mark: True} if prediction.mark else {}
+    )
 
 
 def describe(guesses: Sequence[Guess]) -> list[str]:

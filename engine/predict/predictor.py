@@ -36,7 +36,7 @@ class Prediction(NamedTuple):
     path: str
     guesses: list[Guess]  # the most probable first
     picture: Any = None  # the item that `draw` returned for this image
-    mark: str = ""  # "unsure" if the highest probability is too low
+    mark: str = ""  # "unsure" or "unknown" if the highest probability is too low
 
 
 class PredictedBatch(NamedTuple):
@@ -68,6 +68,7 @@ class Predictor:
         self.transforms.apply(classifier.model)
         self.model = self.precision.computing(classifier.model.to(process.device)).eval()
         self.several = config.DATA.has_several_labels
+        self.temperature = torch.tensor(classifier.temperature or 1.0, device=process.device)
 
     def __call__(
         self, paths: list[str], top: int | None = None, draw: Callable[[PredictedBatch], list] | None = None
@@ -114,6 +115,7 @@ class Predictor:
             with self.precision.autocast():
                 mirrored = self.model(images.flip(-1))
             logits = (logits + widen(mirrored)) / 2
+        logits = logits / self.temperature
         return logits.sigmoid() if self.several else logits.softmax(1)
 
     def _guesses(self, probabilities: Tensor, top: int | None) -> list[list[Guess]]:

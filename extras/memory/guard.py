@@ -2,12 +2,12 @@
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
@@ -16,7 +16,6 @@ from engine.parallel import is_sharded
 from engine.train.guards import RehearsingGuard, RereadableBatches
 from engine.train.micro_batches import MicroBatches, cut
 from engine.train.trainer import Trainer
-from models.parts import unchanged_buffers
 from utils.errors import OUT_OF_MEMORY, ConfigError
 from utils.log import Log
 from utils.text import counted
@@ -35,23 +34,6 @@ def release(device: torch.device) -> None:
     gc.collect()
     if device.type != "cpu":
         getattr(torch, device.type).empty_cache()
-
-
-def probe_memory(model: nn.Module, compute: Callable[[], Tensor], passes: int) -> str | None:
-    """Run forward and backward `passes` times without changing the model. Return the out-of-memory message, if any."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    kept = []
-    try:
-        with unchanged_buffers(model):
-            for _ in range(passes):
-                # Not backward(): that would trigger DDP's gradient hooks.
-                kept.append(torch.autograd.grad(compute(), trained, allow_unused=True))
-    except RuntimeError as error:
-        reason = shortage(error)
-        if not reason:
-            raise
-        return reason
-    return None
 
 
 class MemoryGuard(RehearsingGuard):
@@ -101,6 +83,8 @@ class MemoryGuard(RehearsingGuard):
 
     def _probe(self, window: Window, batches: RereadableBatches) -> None:
         """Halve the micro-batch until an update fits into the memory of each process. Collective."""
+        from extras.memory.probe import probe_memory  # local: a single process does not probe
+
         trainer, largest = self.trainer, max(batches, key=lambda batch: len(batch.targets))
         trainer.notify("on_phase", "other")
         while True:

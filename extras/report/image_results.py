@@ -13,6 +13,7 @@ from PIL.Image import DecompressionBombError
 from configs.schema import Config
 from datasets import ImageSet
 from engine.checkpoint.async_saver import BEST
+from engine.checkpoint.format import CALIBRATION, progress_in
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults
@@ -30,6 +31,7 @@ from utils.log import Log
 
 PER_CLASS_KEY = "per_class"  # the key of the per-class rates in results.json; added at the end of a run
 RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
+Calibration = dict[str, Any] | None  # the figures of a calibration, or None if there is none
 
 
 class ResultFiles:
@@ -39,14 +41,15 @@ class ResultFiles:
         self._folder, self._image_set, self._log = folder, image_set, log
         self._has_failed = False
 
-    def write(self, results: Results, best: Best, with_pictures: bool) -> None:
-        """Write the results of the evaluation that `best` describes."""
+    def write(self, results: Results, best: Best, with_pictures: bool, calibration: Calibration = None) -> None:
+        """Write the results of the evaluation that `best` describes, and the figures of its calibration, if any."""
         record = self._folder / RECORD
         check_in_place(record)
         try:
             record.unlink(missing_ok=True)  # while the tables may mix two evaluations, there is no record
             write_tables(self._folder, results, self._image_set)
             facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
+            facts |= {CALIBRATION: calibration} if calibration else {}
             if results.ranking:
                 facts[PER_CLASS_KEY] = class_records(results, Names(self._image_set.classes))
             write_text(record, to_json(facts))
@@ -72,9 +75,12 @@ class ResultFiles:
         if not self._image_set.makes_batches:
             write_picture(draw_mistakes(results, self._image_set), self._folder / MISTAKES_PICTURE)
 
-    def belong_to(self, best: Best, with_pictures: bool, with_rates: bool = False) -> bool:
+    def belong_to(
+        self, best: Best, with_pictures: bool, with_rates: bool = False, calibration: Calibration = None
+    ) -> bool:
         """Return whether the folder has this evaluation's results, including pictures and class rates if requested."""
         wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
+        wanted |= {CALIBRATION: calibration} if calibration else {}
         found = read_object(self._folder / RECORD)
         has_rates = PER_CLASS_KEY in found or not with_rates
         return has_rates and all(found.get(key) == value for key, value in wanted.items())
@@ -133,7 +139,7 @@ class BestResults(Callback):
 
     def _are_missing(self) -> bool:
         best = self._trainer.best
-        if not best.epoch or best in self._held or self._files.belong_to(best, self._draws, with_rates=True):
+        if not best.epoch or best in self._held or self._has_written(self._draws, with_rates=True):
             return False
         from engine.checkpoint.find import read_checkpoint
 
@@ -151,8 +157,20 @@ class BestResults(Callback):
         if not self._trainer.process.is_first or best not in self._held:
             return
         results = self._held[best]
-        if not self._files.belong_to(best, with_pictures, with_rates=results.ranking is not None):
-            self._files.write(results, best, with_pictures)
+        if not self._has_written(with_pictures, with_rates=results.ranking is not None):
+            self._files.write(results, best, with_pictures, self._calibration())
+
+    def _has_written(self, with_pictures: bool, with_rates: bool) -> bool:
+        return self._files.belong_to(self._trainer.best, with_pictures, with_rates, self._calibration())
+
+    def _calibration(self) -> Calibration:
+        """Return the figures of the best epoch's calibration, from this run or from best.pth."""
+        part, epoch = self._trainer.parts.get(CALIBRATION), self._trainer.best.epoch
+        found = part.state() if part else {}
+        if found.get("epoch") != epoch:
+            found = progress_in(self._best_file).get(CALIBRATION, {})
+        is_of_best = found.get("epoch") == epoch and "figures" in found
+        return {"temperature": found["temperature"], **found["figures"]} if is_of_best else None
 
 
 def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> None:

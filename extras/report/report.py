@@ -15,7 +15,7 @@ from engine.record.saved_run import PICTURES, SavedRun, written
 from extras.report.page import Markup, contact_sheet, element, embedded, picture, scrolling, section, table, write_page
 from extras.report.plot import Plot, plots_of, to_png
 from utils import VERSION
-from utils.errors import ConfigError, cause_of
+from utils.errors import ConfigError, cause_of, naming_damage
 from utils.held_folders import FolderMoved, check_in_place
 from utils.log import Log
 from utils.text import counted, format_bytes, format_duration, redacted
@@ -45,8 +45,9 @@ def write_report(run: SavedRun, path: Path) -> None:
     foot = element("footer", f"halfstep {VERSION}, {written_date(run.status.get('time'))}")
     of_images = pictures(run)
     body = [
-        *(head(run), curves(run), of_images.get("confusion.png"), class_table(run), of_images.get("mistakes.png")),
-        *(of_images.get("train_batch.png"), precision(run), settings(run), repeat(run), foot),
+        *(head(run), curves(run), of_images.get("confusion.png"), class_table(run), calibration(run)),
+        *(of_images.get("mistakes.png"), of_images.get("train_batch.png")),
+        *(precision(run), settings(run), repeat(run), foot),
     ]
     write_page(path, title_of(run.settings), body)
 
@@ -213,6 +214,23 @@ def class_table(run: SavedRun) -> Markup | None:
     columns = ("class", "F1", "recall", "precision", "specificity", "AUC", "images", "most often mistaken for")
     soft = [element("p", note, class_="soft") for note in notes]
     return section(title, *soft, table(columns, cells, title, numbers=range(1, 7)))
+
+
+def calibration(run: SavedRun) -> Markup | None:
+    """Return the section with a reliability diagram, or None without complete results or without a calibration."""
+    path = run.folder / "results.json"
+    record = read_json(path).get("calibration")
+    if not record:
+        return None
+    with naming_damage(path):
+        curves = {name: [each[:2] for each in record[f"bins_{name}"]] for name in ("before", "after")}
+        text = (
+            f"Expected calibration error on {counted(record['num_images'], 'validation image')}: "
+            f"{record['ece_before']:.1%} before the calibration, {record['ece_after']:.1%} after it."
+        )
+    how = "Below the dashed line, the model is too confident. predict.py prints calibrated probabilities."
+    diagram = figure(Plot("", "share of right answers", curves, "confidence", is_reliability=True))
+    return section("Calibration", element("p", text), element("p", how, class_="soft"), diagram)
 
 
 def precision(run: SavedRun) -> Markup | None:

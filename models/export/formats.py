@@ -35,7 +35,7 @@ def need_onnx(subject: Subject) -> None:
 
 def write_onnx(subject: Subject, path: Path) -> None:
     program = torch.onnx.export(
-        subject.model,
+        subject.graph,
         (subject.images(2, seed=0),),
         dynamo=True,
         dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
@@ -56,7 +56,7 @@ def load_onnx(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
 
 def write_program(subject: Subject, path: Path) -> None:
     batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(subject.model, (subject.images(2, seed=0),), dynamic_shapes=({0: batch},))
+    program = torch.export.export(subject.graph, (subject.images(2, seed=0),), dynamic_shapes=({0: batch},))
     written = io.BytesIO()  # in memory, because torch aborts the process if the end of a file cannot be written
     torch.export.save(program, written, extra_files={f"{key}.json": value for key, value in subject.facts.items()})
     path.write_bytes(written.getbuffer())

@@ -14,6 +14,7 @@ from configs.schema import Config
 from models import build_model
 from models.weights.load import load_exactly
 from models.weights.state import preprocessing_of
+from models.weights.temperature import KEY as CALIBRATION
 from utils.errors import UserError
 
 
@@ -38,6 +39,7 @@ class Subject:
     record: dict[str, Any]
     source: Path
     figures: Figures | None = None  # None: the weights do not say how accurate they are
+    is_calibrated: bool = False  # whether the graph divides the logits by the temperature
 
     @cached_property
     def model(self) -> nn.Module:
@@ -45,6 +47,15 @@ class Subject:
         model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
         load_exactly(model, self.weights, self.source)
         return model.float().eval()
+
+    @property
+    def temperature(self) -> float | list[float] | None:
+        return self.record.get(CALIBRATION, {}).get("temperature")
+
+    @cached_property
+    def graph(self) -> nn.Module:
+        """Return the model whose logits are exported: the model, or with `is_calibrated` the model with temperature."""
+        return Calibrated(self.model, self.temperature).eval() if self.is_calibrated else self.model
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
@@ -72,6 +83,7 @@ class Subject:
     def facts(self) -> dict[str, str]:
         """Return the metadata of a graph file as JSON strings: class names, preprocessing, meaning of the logits ..."""
         facts = {key: self.record[key] for key in ("arch", "epoch", "halfstep_version") if key in self.record}
+        facts |= {"temperature": self.temperature, "calibrated": self.is_calibrated} if self.temperature else {}
         facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.activation}
         return {key: json.dumps(value) for key, value in facts.items()}
 
@@ -83,6 +95,18 @@ class Subject:
     def normalized(self, images: Tensor) -> Tensor:
         mean, std = (torch.tensor(self.data[key], dtype=torch.float32)[:, None, None] for key in ("mean", "std"))
         return (images - mean) / std
+
+
+class Calibrated(nn.Module):
+    """A model whose logits are divided by its temperature."""
+
+    def __init__(self, model: nn.Module, temperature: float | list[float]):
+        super().__init__()
+        self.model = model
+        self.register_buffer("temperature", torch.tensor(temperature))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images) / self.temperature
 
 
 BOUND = 1e-4  # the largest difference allowed, times max(1, largest logit); reordered float32 sums differ by less
@@ -124,7 +148,7 @@ def largest_difference(subject: Subject, run: Callable[[Tensor], Tensor]) -> tup
     """
     largest, bound = 0.0, BOUND
     for images in batches(subject):
-        expected, found = subject.model(images), run(images)
+        expected, found = subject.graph(images), run(images)
         if found.shape != expected.shape:
             raise WrongExport(f"it returns logits of shape {list(found.shape)}, not {list(expected.shape)}")
         difference = (found.double() - expected.double()).abs().max().item()

@@ -40,6 +40,7 @@ RECORD = {
     "config": dict,
     "data": dict,
     "weights": str,
+    "calibration": dict,
     "args": dict,  # the command line of timm's and torchvision's training scripts
 }
 

@@ -20,6 +20,7 @@ TRAIN = "main_single_gpu -cfg {small} -output {output} -name asking -epochs 1"
 ASKING: dict[str, str | None] = {
     "attention_maps": "scripts.predict {output}/run {output}/run/loss.png -attention {output}/maps",
     "budget": f"{TRAIN} -budget 5m",
+    "calibration": "scripts.predict {output}/run {output}/run/loss.png -unknown 0.9",
     "cache": f"{TRAIN} -opts DATA.CACHE=disk",
     "doctor": "scripts.doctor {output}/run",
     "distillation": f"{TRAIN} -opts TRAIN.DISTILLATION_TYPE=soft",
@@ -40,7 +41,7 @@ ASKING: dict[str, str | None] = {
     "optimizers": f"{TRAIN} -opts TRAIN.OPTIMIZER.NAME=lamb",
 }
 # Every run uses these extras, so a run without one of them logs that it is missing.
-IN_EVERY_RUN = ("doctor", "memory", "report")
+IN_EVERY_RUN = ("calibration", "doctor", "memory", "report")
 
 
 def extras() -> list[str]:

@@ -10,10 +10,12 @@ from tests.support.runs import run, run_folder
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_yaml):
-    """Return the folder of a run of one epoch with EMA weights."""
+    """Return the folder of a run of one epoch with EMA weights, which predicts without a calibration."""
     output = tmp_path_factory.mktemp("trained")
     flags = ["-cfg", str(small_yaml), "-output", str(output), "-epochs", "1", "-amp"]
-    run("main_single_gpu.py", *flags, "-opts", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.8").done()
+    run(
+        "main_single_gpu.py", *flags, "-opts", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.8", "CALIBRATE=false"
+    ).done()
     return run_folder(output)
 
 

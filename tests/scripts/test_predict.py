@@ -134,7 +134,7 @@ def test_prediction_copies_have_utf8_names_in_any_locale(trained, digits, tmp_pa
 
 def test_prediction_table_rows_have_equal_length():
     found = [Prediction(number, "a.png", [Guess(0, "ant", 0.75)] * number) for number in (0, 1, 2)]
-    assert {line.count(",") for line in as_csv(found, has_marks=True).splitlines()} == {5}
+    assert {line.count(",") for line in as_csv(found, "unsure").splitlines()} == {5}
 
 
 def test_each_class_gets_a_unique_portable_folder_name():

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from configs.load import load
-from extras.doctor import diagnosis
 from extras.doctor.diagnosis import Diagnosis, best_scale, replay
 from extras.doctor.in_runs import AutoDoctor, LastUpdate
 from extras.doctor.overflow import Batches, make_case
@@ -182,7 +181,9 @@ def test_recommended_loss_scale_stays_within_its_bounds(case):
 def test_streak_of_skips_after_rollback_is_diagnosed_again(tmp_path, monkeypatch):
     config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"DTYPE": "float16"})
     last, log, found = LastUpdate(), Lines(), []
-    monkeypatch.setattr(diagnosis, "diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found)))
+    monkeypatch.setattr(
+        "extras.doctor.last_update.diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found))
+    )
     doctor = AutoDoctor(config, tmp_path, log, last)
     trainer = make_trainer(config, callbacks=[last])
     report = train(trainer)

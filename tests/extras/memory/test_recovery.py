@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from configs.load import load
-from extras.memory import guard
+from extras.memory import guard, probe
 from extras.memory.guard import shortage
 from models.weights.torch_files import read_torch
 from tests.support.configs import CPU, SMALL, small_config
@@ -121,7 +121,7 @@ def test_unrelated_forward_errors_end_the_run(tmp_path):
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         update(trainer)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        guard.probe_memory(trainer.model, lambda: trainer.model(torch.ones(1, 1, 8, 8)).sum(), passes=1)
+        probe.probe_memory(trainer.model, lambda: trainer.model(torch.ones(1, 1, 8, 8)).sum(), passes=1)
 
 
 def test_out_of_memory_is_distinguished_from_other_errors():
@@ -189,7 +189,7 @@ def test_proposed_batch_flags_keep_the_images_per_update(tmp_path, capsys):
 @pytest.mark.parametrize(("accumulated", "passes"), [(1, 1), (2, 2)])
 def test_first_two_updates_are_probed_for_memory(tmp_path, monkeypatch, accumulated, passes):
     seen, config = [], small_config(tmp_path, f"TRAIN.ACCUM_ITER={accumulated}")
-    monkeypatch.setattr(guard, "probe_memory", lambda model, compute, passes: seen.append(passes))
+    monkeypatch.setattr(probe, "probe_memory", lambda model, compute, passes: seen.append(passes))
     trainer = make_trainer(config)
     trainer.process = Process(CPU, world_size=2)
     monkeypatch.setattr(trainer.process, "all_true", lambda flag: flag)

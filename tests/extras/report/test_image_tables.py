@@ -24,7 +24,7 @@ from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults, PerImage, Tally
 from engine.precision.policy import Precision
 from engine.train.counters import EpochResult
-from extras.report import image_sheets
+from extras.report import image_sheets, several_labels
 from extras.report import image_tables as module
 from extras.report.image_results import BestResults, ResultFiles
 from extras.report.image_sheets import TrainBatch, draw_confusion, draw_mistakes
@@ -158,8 +158,8 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     images.classes = names
     write_tables(tmp_path, (results := Threads(2).run(results_of)[1]), images)
     shares = logits.sigmoid()
-    monkeypatch.setattr(image_sheets, "NUM_SHOWN", 20)
-    number, errors = image_sheets.most_certain_label_errors(results, Names(names))
+    monkeypatch.setattr(several_labels, "NUM_SHOWN", 20)
+    number, errors = several_labels.most_certain_label_errors(results, Names(names))
     is_wrong = (shares > 0.5) != targets.bool()
     certainty = torch.where(is_wrong, (shares - 0.5).abs(), -1.0).flatten().sort(descending=True).indices[:20].tolist()
     assert number == is_wrong.sum() > 20
@@ -278,7 +278,7 @@ def test_result_tables_are_valid_only_if_complete_and_for_the_same_weights(tmp_p
     monkeypatch.setattr("engine.predict.pictures.describe_missing", lambda names: f"no font has {names[0]}")
     files.write(results, Best(50.0, 1), with_pictures=True)
     assert files.belong_to(Best(50.0, 1), with_pictures=True) and log.said == ["no font has a"]
-    trainer = SimpleNamespace(process=Process(CPU), best=Best(60.0, 2))
+    trainer = SimpleNamespace(process=Process(CPU), best=Best(60.0, 2), parts={})
     best = BestResults(SimpleNamespace(REPORT=False), tmp_path, images, Lines(), trainer)
     for trainer.best in (Best(60.0, 2), Best(70.0, 3)):
         best.on_epoch_end(trainer, SimpleNamespace(images=results))
@@ -297,10 +297,10 @@ class Unranked(str):
 
 
 def test_best_results_are_written_at_most_once_a_minute(tmp_path, monkeypatch):
-    now, written, trainer = [0.0], [], SimpleNamespace(best=Best(), process=Process(CPU))
+    now, written, trainer = [0.0], [], SimpleNamespace(best=Best(), process=Process(CPU), parts={})
     monkeypatch.setattr("extras.report.image_results.time.monotonic", lambda: now[0])
 
-    def write(files, images, best, with_pictures) -> None:
+    def write(files, images, best, with_pictures, calibration) -> None:
         written.append((now[0], images, best.epoch, with_pictures))
         now[0] += 2.0
 

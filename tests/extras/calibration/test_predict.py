@@ -1,0 +1,273 @@
+"""predict.py and export.py use the temperature of a run, and -unknown answers above a confidence."""
+
+import importlib.util
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from engine.predict.classifier import load_classifier
+from extras.calibration.unknown import Answered, fewest_images, lowest_confidence
+from models.weights.files import read_record
+from models.weights.torch_files import read_torch
+from tests.support.checkpoints import checkpoint
+from tests.support.refusals import assert_names
+from tests.support.runs import Ended, rows_of, run, run_folder, typed
+from tests.support.several_labels import write_digits
+
+pytestmark = pytest.mark.slow
+
+CURVE = [[0.99, 10, 10], [0.9, 40, 39], [0.8, 60, 56], [0.7, 80, 77], [0.5, 100, 90]]
+
+
+def predicted(*words, exit_with=0) -> tuple[list[list[str]], Ended]:
+    """Run predict.py. Return its lines split at tabs, and the whole output."""
+    ended = typed("scripts/predict.py", *words)
+    assert ended.returncode == exit_with, ended.printed
+    return [line.split("\t") for line in ended.stdout.splitlines()], ended
+
+
+def in_order(folder) -> list:
+    return sorted(folder.glob("*/*.png"), key=lambda path: int(path.stem))
+
+
+@pytest.fixture(scope="module")
+def confidences(calibrated, digits):
+    """Return the confidence of each validation image, and whether the model is right."""
+    lines, _ = predicted(calibrated, *in_order(digits))
+    rows = rows_of(calibrated / "predictions.csv")
+    assert [line[1] for line in lines] == [row["prediction"] for row in rows]
+    return np.array([float(line[2]) for line in lines]), np.array([row["prediction"] == row["label"] for row in rows])
+
+
+def test_predicted_probabilities_are_of_the_divided_logits(calibrated, digits, tmp_path):
+    state, image = read_torch(calibrated / "best.pth"), in_order(digits)[0]
+    key, temperature = state["preferred"], state["calibration"]["temperature"]
+    lines, ended = predicted(calibrated, image, "-top", 10, "-json", tmp_path / "x.json")
+    assert ", calibrated, on cpu" in ended.stderr
+    assert json.loads((tmp_path / "x.json").read_text())["model"]["temperature"] == temperature
+    plain = tmp_path / "plain.pth"
+    torch.save({name: value for name, value in state.items() if name != "calibration"}, plain)
+    others, ended = predicted(plain, image, "-top", 10, "-json", tmp_path / "y.json")
+    assert "calibrated" not in ended.stderr
+    assert json.loads((tmp_path / "y.json").read_text())["model"]["temperature"] is None
+    assert lines[0][1::2] == others[0][1::2]
+    (found,), (expected,) = (
+        [row["predictions"] for row in json.loads((tmp_path / name).read_text())["images"]]
+        for name in ("x.json", "y.json")
+    )
+    powers = np.array([each["probability"] for each in expected]) ** (1 / temperature)
+    assert [each["probability"] for each in found] == pytest.approx(powers / powers.sum(), abs=1e-4)
+    assert load_classifier(calibrated / "best.pth").weights == key
+
+
+@pytest.mark.parametrize("case", ["the other weights", "a later epoch", "a later update"])
+def test_calibration_of_other_weights_is_not_used(calibrated, digits, tmp_path, case):
+    state, flags = read_torch(calibrated / "best.pth"), []
+    if case == "the other weights":
+        state["calibration"]["weights"] = "state_dict"
+        state["preferred"], flags = "state_dict_ema", []
+    elif case == "a later epoch":
+        state["epoch"] += 1
+    else:
+        state["step"] += 1
+    torch.save(state, tmp_path / "best.pth")
+    _, ended = predicted(tmp_path / "best.pth", in_order(digits)[0], *flags)
+    assert "calibrated" not in ended.stderr
+    ended = predicted(tmp_path / "best.pth", in_order(digits)[0], "-unknown", 0.9, exit_with=2)[1]
+    assert_names(ended.stderr, "-unknown", "no calibration of these weights")
+
+
+def test_raw_weights_are_not_calibrated_by_the_ema(calibrated, digits, tmp_path):
+    state = read_torch(calibrated / "best.pth")
+    state["preferred"] = state["calibration"]["weights"] = "state_dict_ema"
+    torch.save(state, tmp_path / "best.pth")
+    image = in_order(digits)[0]
+    assert "calibrated" in predicted(tmp_path / "best.pth", image)[1].stderr
+    assert "calibrated" not in predicted(tmp_path / "best.pth", image, "-raw")[1].stderr
+
+
+def test_damaged_temperature_is_refused(calibrated, digits, tmp_path):
+    state = read_torch(calibrated / "best.pth")
+    for value in (0.0, -1.0, math.nan, "1", [1.0, 1.0], None):
+        state["calibration"]["temperature"] = value
+        torch.save(state, tmp_path / "best.pth")
+        _, ended = predicted(tmp_path / "best.pth", in_order(digits)[0], exit_with=2)
+        assert_names(ended.stderr, "best.pth", "damaged", "temperature")
+
+
+def test_evaluation_does_not_use_the_temperature(calibrated, tmp_path):
+    flags = ["-eval", "-pretrained", str(calibrated), "-output", str(tmp_path)]
+    run("main_single_gpu.py", *flags).done()
+    found, run_record = (
+        json.loads((folder / "results.json").read_text()) for folder in (run_folder(tmp_path), calibrated)
+    )
+    assert found["loss"] == run_record["loss"] and "calibration" not in found
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9, 0.93, 0.95, 0.97, 1.0])
+def test_threshold_is_the_lowest_confidence_with_that_share_right(share):
+    fitting = [Answered(*each) for each in CURVE if each[2] >= share * each[1]]
+    assert lowest_confidence(CURVE, share) == fitting[-1]
+    assert lowest_confidence([[0.9, 10, 5]], share) is None
+
+
+@pytest.mark.parametrize(("share", "number"), [(0.5, 5), (0.95, 59), (0.99, 299)])
+def test_claim_needs_the_images_of_the_binomial_bound(share, number):
+    assert fewest_images(share) == number and share**number <= 0.05 < share ** (number - 1)
+
+
+@pytest.mark.parametrize("share", [0.95, 0.97, 0.985])
+def test_unknown_images_match_a_search_over_all_confidences(calibrated, digits, confidences, tmp_path, share):
+    sure, right = confidences
+    fitting = [each for each in sure if right[sure >= each].mean() >= share]
+    words = ["-unknown", share, "-csv", tmp_path / "x.csv", "-json", tmp_path / "x.json", "-into", tmp_path / "into"]
+    lines, ended = predicted(calibrated, *in_order(digits), *words, "-sheet", tmp_path / "x.png")
+    is_unknown = [line[3:] == ["unknown"] for line in lines]
+    # Printed confidences are rounded, so images next to the threshold may differ.
+    differing = np.array(is_unknown) != (sure < min(fitting))
+    assert np.abs(sure[differing] - min(fitting)).max(initial=0) < 1e-4
+    assert 0 < sum(is_unknown) < len(is_unknown)
+    answered = f"{1 - np.mean(is_unknown):.1%}"
+    assert_names(ended.stderr, f"that is {answered} of 359 validation images", f"answers {answered} of 359 images")
+    assert "too few" not in ended.stderr
+    assert [row["unknown"] for row in rows_of(tmp_path / "x.csv")] == ["unknown" * each for each in is_unknown]
+    listed = json.loads((tmp_path / "x.json").read_text())["images"]
+    assert [each.get("unknown", False) for each in listed] == is_unknown
+    assert len(list((tmp_path / "into" / "unknown").iterdir())) == sum(is_unknown)
+
+
+def changed(calibrated, folder, **values):
+    """Write a copy of best.pth whose calibration has other values."""
+    state = read_torch(calibrated / "best.pth")
+    state["calibration"] |= values
+    torch.save(state, folder / "best.pth")
+    return folder / "best.pth"
+
+
+def test_too_few_validation_images_for_the_claim_are_reported(calibrated, digits, tmp_path):
+    path = changed(calibrated, tmp_path, curve=[[0.6, 30, 30], [0.2, 40, 36]])
+    _, ended = predicted(path, in_order(digits)[0], "-unknown", 0.95)
+    assert_names(ended.stderr, "0.6000", "30 validation images", "at least 59")
+
+
+def test_all_images_are_unknown_if_no_confidence_is_right_often_enough(calibrated, digits, tmp_path):
+    path = changed(calibrated, tmp_path, curve=[[0.6, 30, 20], [0.2, 40, 21]])
+    lines, ended = predicted(path, *in_order(digits)[:5], "-unknown", 0.95)
+    assert [line[3] for line in lines] == ["unknown"] * 5
+    assert_names(ended.stderr, "at no confidence", "answers 0.0% of 5 images")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["-unknown 0", "-unknown 1", "-unknown 1.5", "-unknown nan", "-unknown 0.9 -unsure 0.5"],
+)
+def test_mistake_in_unknown_flag_is_refused(calibrated, digits, flags):
+    typed("scripts/predict.py", calibrated, in_order(digits)[0], *flags.split()).refused("-unknown")
+
+
+def test_unknown_is_refused_without_a_calibration(calibrated, digits, tmp_path):
+    reason = "there are 4 validation images, fewer than 10"
+    image, path = in_order(digits)[0], changed(calibrated, tmp_path)
+    state = read_torch(path)
+    weights = {name: state["calibration"][name] for name in ("epoch", "step", "weights")}
+    torch.save(state | {"calibration": weights | {"reason": reason}}, path)
+    typed("scripts/predict.py", path, image, "-unknown", 0.9).refused("-unknown", reason)
+    typed("scripts/predict.py", path, image).done()
+
+
+def test_unknown_is_refused_with_several_labels(small_yaml, tmp_path):
+    table, _ = write_digits(tmp_path, 200)
+    flags = ["-dataset", "csv", "-data_path", str(table), "-opts", "DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.3"]
+    run("main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(tmp_path / "runs"), *flags).done()
+    folder = run_folder(tmp_path / "runs")
+    typed("scripts/predict.py", folder, tmp_path / "0.png", "-unknown", 0.9).refused("-unknown", "several classes")
+    found = load_classifier(folder)
+    assert len(found.temperature) == 4
+    _, ended = predicted(folder, tmp_path / "0.png", "-top", 4, "-json", tmp_path / "x.json")
+    guesses = json.loads((tmp_path / "x.json").read_text())["images"][0]["predictions"]
+    changed_path = tmp_path / "plain.pth"
+    torch.save(
+        {name: each for name, each in read_torch(folder / "best.pth").items() if name != "calibration"}, changed_path
+    )
+    predicted(changed_path, tmp_path / "0.png", "-top", 4, "-json", tmp_path / "y.json")
+    plain = {each["class"]: each for each in json.loads((tmp_path / "y.json").read_text())["images"][0]["predictions"]}
+    for each in guesses:
+        odds = math.log(plain[each["class"]]["probability"] / (1 - plain[each["class"]]["probability"]))
+        expected = 1 / (1 + math.exp(-odds / found.temperature[each["number"]]))
+        assert each["probability"] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf"])
+def test_exported_weights_predict_with_the_temperature(calibrated, digits, tmp_path, to):
+    target = tmp_path / ("x.safetensors" if to == "safetensors" else "x")
+    typed("scripts/export.py", calibrated, "-to", to, "-output", target).done()
+    file = target if to == "safetensors" else target / "model.safetensors"
+    assert read_record(file)["calibration"] == read_torch(calibrated / "best.pth")["calibration"]
+    for flags in ([], ["-unknown", 0.97]):
+        images = in_order(digits)[:20]
+        assert predicted(target, *images, *flags)[0] == predicted(calibrated, *images, *flags)[0]
+
+
+@pytest.mark.parametrize("is_calibrated", [False, True])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        ".pt2",
+        pytest.param(
+            ".onnx", marks=pytest.mark.skipif(not importlib.util.find_spec("onnxscript"), reason="needs onnxscript")
+        ),
+    ],
+)
+def test_calibrated_graph_divides_logits_by_the_temperature(calibrated, tmp_path, ending, is_calibrated):
+    target, temperature = tmp_path / f"x{ending}", read_torch(calibrated / "best.pth")["calibration"]["temperature"]
+    flags = ["-calibrated"] if is_calibrated else []
+    typed("scripts/export.py", calibrated, "-output", target, *flags).done()
+    classifier = load_classifier(calibrated)
+    images = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    if ending == ".pt2":
+        files = {"temperature.json": "", "calibrated.json": ""}
+        found = torch.export.load(target, extra_files=files).module()(images)
+        texts = files["temperature.json"], files["calibrated.json"]
+    else:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(target, providers=["CPUExecutionProvider"])
+        found = torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+        metadata = session.get_modelmeta().custom_metadata_map
+        texts = metadata["temperature"], metadata["calibrated"]
+    assert list(map(json.loads, texts)) == [temperature, is_calibrated]
+    with torch.no_grad():
+        expected = classifier.model.float()(images) / (temperature if is_calibrated else 1)
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_raw_export_of_an_ema_calibration_has_no_temperature(calibrated, tmp_path):
+    path = changed(calibrated, tmp_path, weights="state_dict_ema")
+    typed("scripts/export.py", path, "-raw", "-output", tmp_path / "x.safetensors").done()
+    assert "calibration" not in read_record(tmp_path / "x.safetensors")
+    typed("scripts/export.py", path, "-raw", "-calibrated", "-output", tmp_path / "x.pt2").refused(
+        "-calibrated", "state_dict"
+    )
+    assert not (tmp_path / "x.pt2").exists()
+
+
+def test_mean_of_checkpoints_has_no_temperature(calibrated, tmp_path):
+    words = [calibrated / "best.pth", calibrated / "last.pth"]
+    typed("scripts/export.py", *words, "-output", tmp_path / "x.safetensors").done()
+    assert "calibration" not in read_record(tmp_path / "x.safetensors")
+    typed("scripts/export.py", *words, "-output", tmp_path / "x.pt2", "-calibrated").refused("-calibrated", "mean")
+
+
+@pytest.mark.parametrize("target", ["x.safetensors", "x.pth", "-to hf"])
+def test_calibrated_export_of_plain_weights_is_refused(calibrated, tmp_path, target):
+    words = [tmp_path / "x", "-to", "hf"] if target == "-to hf" else [tmp_path / target]
+    typed("scripts/export.py", calibrated, "-calibrated", "-output", *words).refused("-calibrated")
+    assert not list(tmp_path.iterdir())
+
+
+def test_calibrated_export_without_a_calibration_is_refused(tmp_path):
+    path = checkpoint(tmp_path / "best.pth")
+    typed("scripts/export.py", path, "-calibrated", "-output", tmp_path / "x.pt2").refused("-calibrated", "best.pth")

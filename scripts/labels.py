@@ -80,7 +80,7 @@ def find_source(given: str, source: type):
     sweep = read_sweep(folder)
     if not sweep.folds:
         raise ConfigError(
-            f"{folder}: this sweep was started without -folds, so all its runs judge the same images; give one of its "
+            f"{folder}: this sweep was started without -folds, so its runs do not judge every image; give one of its "
             "runs, or a sweep with -folds"
         )
     results = [read_result(folder / trial.name) for trial in sweep.trials]

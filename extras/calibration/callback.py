@@ -16,7 +16,8 @@ from utils.distributed import Process
 from utils.log import Log
 
 MOST_SCORES, MOST_IMAGES = 2**22, 2**17  # more images do not make the temperature noticeably more precise
-FEWEST_IMAGES, HASH = 10, 2654435761  # Knuth's multiplicative hash
+FEWEST_IMAGES = 10
+HASH = 2654435761  # the factor of Knuth's multiplicative hash
 
 
 class Calibration(Callback):

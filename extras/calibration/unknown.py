@@ -9,6 +9,7 @@ from utils.errors import ConfigError
 from utils.text import counted
 
 CERTAINTY = 0.95  # of the claim that the answers are right often enough
+EPSILON = 1e-12  # tolerated rounding of a probability
 ROUNDING = 1e-5  # a probability differs by less if the same image is computed again in another batch
 
 
@@ -20,10 +21,28 @@ class Answered(NamedTuple):
     num_right: int
 
 
-def lowest_confidence(curve: list[list], share: float) -> Answered | None:
-    """Return the lowest confidence at or above which at least this share of the validation images was right."""
-    fits = [Answered(*point) for point in curve if point[2] / point[1] >= share]
-    return min(fits, default=None)
+def find_answered(curve: list[list], share: float) -> tuple[Answered | None, bool]:
+    """Return the lowest confidence with at least this share of right answers, and whether that is certain enough.
+
+    At this confidence, an exact binomial test shows that at least this share is right, with 95% certainty. Without the
+    test, the share on other images would be too low about every second time. If no confidence passes the test, return
+    the lowest one with this share on the validation images, or None.
+    """
+    fitting = sorted(Answered(*point) for point in curve if point[2] / point[1] >= share)
+    certain = next((each for each in fitting if is_certain(each, share)), None)
+    return (certain, True) if certain else (fitting[0] if fitting else None, False)
+
+
+def is_certain(answered: Answered, share: float) -> bool:
+    """Return whether so many right answers have a probability of at most 5% if only this share is right."""
+    total = answered.num_images
+
+    def log_probability(right: int) -> float:
+        ways = math.lgamma(total + 1) - math.lgamma(right + 1) - math.lgamma(total - right + 1)
+        return ways + right * math.log(share) + (total - right) * math.log1p(-share)
+
+    numbers = range(answered.num_right, total + 1)
+    return math.fsum(math.exp(log_probability(right)) for right in numbers) <= 1 - CERTAINTY + EPSILON
 
 
 def fewest_images(share: float) -> int:
@@ -40,7 +59,7 @@ def find_threshold(classifier: Classifier, share: float, report: Callable[[str],
             f"-unknown: {classifier.source} has no calibration of these weights{f', because {why}' if why else ''}; use "
             "the best.pth of a run with CALIBRATE: true, or -unsure with a probability"
         )
-    total, found = calibration["figures"]["num_images"], lowest_confidence(calibration["curve"], share)
+    total, (found, certain) = calibration["figures"]["num_images"], find_answered(calibration["curve"], share)
     if found is None:
         report(
             f"-unknown {share}: at no confidence were {share:.3g} of the {counted(total, 'validation image')} right, so "
@@ -51,9 +70,10 @@ def find_threshold(classifier: Classifier, share: float, report: Callable[[str],
         f"-unknown {share}: answers from a confidence of {found.confidence:.4f} on; that is {found.num_images / total:.1%} "
         f"of {counted(total, 'validation image')}, and {found.num_right / found.num_images:.1%} of these were right"
     )
-    if found.num_images < (needed := fewest_images(share)):
+    if not certain:
         report(
             f"-unknown {share}: {counted(found.num_images, 'validation image')} with at least this confidence are too few "
-            f"for this claim; it needs at least {needed}, all of them right"
+            f"to be {CERTAINTY:.0%} certain of this share on other images; it takes at least {fewest_images(share)}, "
+            "and more unless all are right"
         )
     return found.confidence - ROUNDING

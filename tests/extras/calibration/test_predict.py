@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 
 from engine.predict.classifier import load_classifier
-from extras.calibration.unknown import Answered, fewest_images, lowest_confidence
+from extras.calibration.unknown import Answered, fewest_images, find_answered
 from models.weights.files import read_record
 from models.weights.torch_files import read_torch
 from tests.support.checkpoints import checkpoint
@@ -19,7 +20,7 @@ from tests.support.several_labels import write_digits
 
 pytestmark = pytest.mark.slow
 
-CURVE = [[0.99, 10, 10], [0.9, 40, 39], [0.8, 60, 56], [0.7, 80, 77], [0.5, 100, 90]]
+CURVE = [[0.99, 10, 10], [0.9, 140, 139], [0.8, 160, 150], [0.7, 280, 275], [0.5, 1000, 900], [0.2, 2000, 1720]]
 
 
 def predicted(*words, exit_with=0) -> tuple[list[list[str]], Ended]:
@@ -107,11 +108,16 @@ def test_evaluation_does_not_use_the_temperature(calibrated, tmp_path):
     assert found["loss"] == run_record["loss"] and "calibration" not in found
 
 
-@pytest.mark.parametrize("share", [0.6, 0.9, 0.93, 0.95, 0.97, 1.0])
-def test_threshold_is_the_lowest_confidence_with_that_share_right(share):
-    fitting = [Answered(*each) for each in CURVE if each[2] >= share * each[1]]
-    assert lowest_confidence(CURVE, share) == fitting[-1]
-    assert lowest_confidence([[0.9, 10, 5]], share) is None
+@pytest.mark.parametrize("share", [0.3, 0.8, 0.85, 0.9, 0.95, 0.97, 0.999])
+def test_threshold_is_the_lowest_confidence_that_passes_a_binomial_test(share):
+    fitting = [Answered(*each) for each in CURVE if binomtest(each[2], each[1], share, "greater").pvalue <= 0.05]
+    found, is_certain = find_answered(CURVE, share)
+    assert is_certain is bool(fitting)
+    assert found == (fitting or [Answered(*each) for each in CURVE if each[2] >= share * each[1]])[-1]
+
+
+def test_no_confidence_is_found_if_too_few_images_are_right():
+    assert find_answered([[0.9, 10, 5], [0.5, 20, 9]], 0.95) == (None, False)
 
 
 @pytest.mark.parametrize(("share", "number"), [(0.5, 5), (0.95, 59), (0.99, 299)])
@@ -119,10 +125,11 @@ def test_claim_needs_the_images_of_the_binomial_bound(share, number):
     assert fewest_images(share) == number and share**number <= 0.05 < share ** (number - 1)
 
 
-@pytest.mark.parametrize("share", [0.95, 0.97, 0.985])
+@pytest.mark.parametrize("share", [0.9, 0.93, 0.95])
 def test_unknown_images_match_a_search_over_all_confidences(calibrated, digits, confidences, tmp_path, share):
     sure, right = confidences
-    fitting = [each for each in sure if right[sure >= each].mean() >= share]
+    counts = {each: (int(right[sure >= each].sum()), int((sure >= each).sum())) for each in sure.tolist()}
+    fitting = [each for each, count in counts.items() if binomtest(*count, share, "greater").pvalue <= 0.05]
     words = ["-unknown", share, "-csv", tmp_path / "x.csv", "-json", tmp_path / "x.json", "-into", tmp_path / "into"]
     lines, ended = predicted(calibrated, *in_order(digits), *words, "-sheet", tmp_path / "x.png")
     is_unknown = [line[3:] == ["unknown"] for line in lines]
@@ -206,7 +213,7 @@ def test_exported_weights_predict_with_the_temperature(calibrated, digits, tmp_p
     typed("scripts/export.py", calibrated, "-to", to, "-output", target).done()
     file = target if to == "safetensors" else target / "model.safetensors"
     assert read_record(file)["calibration"] == read_torch(calibrated / "best.pth")["calibration"]
-    for flags in ([], ["-unknown", 0.97]):
+    for flags in ([], ["-unknown", 0.95]):
         images = in_order(digits)[:20]
         assert predicted(target, *images, *flags)[0] == predicted(calibrated, *images, *flags)[0]
 

@@ -5,12 +5,12 @@
     python scripts/labels.py sweeps/folds -apply sweeps/folds/labels/labels.csv
     python scripts/labels.py sweeps/folds -undo
 
-A sweep with -folds has predictions for every image, by a model that was not trained on this image. Of a single run,
-only the held-out images are judged. labels.csv lists images whose label the model doubts, equal or nearly equal images
+In a sweep with -folds, every image has a prediction by a model that was not trained on it. With a single run, only
+the held-out images are judged. labels.csv lists images whose label the model doubts, equal or nearly equal images
 with different labels, and copies of training images among the validation images; labels.png shows them. Write yes into
 the column `confirmed`, and change the suggestion if another class is right. -apply moves these images to the folder of
-their class, or changes their label in the CSV file of the data set. It deletes and overwrites nothing. -undo takes all
-corrections back.
+their class, or changes their label in the CSV file of the data set. It never deletes or overwrites an image. -undo takes
+all corrections back.
 """
 
 import argparse
@@ -51,19 +51,19 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add(
         "-output", type=Path, metavar="FOLDER", help="folder for labels.csv and labels.png [labels in the run's folder]"
     )
-    add("-no_copies", action="store_true", help="do not look for equal images, for which every image is read")
+    add("-no_copies", action="store_true", help="do not look for copies (the search reads every image)")
     add("-apply", type=Path, metavar="FILE", help="correct the confirmed labels of this labels.csv")
     add("-undo", action="store_true", help="take back all corrections of the data set")
     add("-yes", action="store_true", help="apply without asking")
-    add("-data_path", type=Path, metavar="PATH", help="where the data are now, if they moved since the run")
+    add("-data_path", type=Path, metavar="PATH", help="where the data are now, if they were moved after the run")
     arguments = parser.parse_args(argv)
     if arguments.apply and arguments.undo:
         raise ConfigError("-apply and -undo are both given; leave one of them out")
     for flag, value in (("-output", arguments.output), ("-no_copies", arguments.no_copies)):
         if value and (arguments.apply or arguments.undo):
-            raise ConfigError(f"{flag} has no effect with -apply and -undo; leave it out")
+            raise ConfigError(f"{flag} has no effect with -apply or -undo; leave it out")
     if arguments.yes and not arguments.apply:
-        raise ConfigError("-yes has an effect only with -apply; leave it out")
+        raise ConfigError("-yes has no effect without -apply; leave it out")
     return arguments
 
 
@@ -80,8 +80,8 @@ def find_source(given: str, source: type):
     sweep = read_sweep(folder)
     if not sweep.folds:
         raise ConfigError(
-            f"{folder}: this sweep has no -folds, so no run of it judges the other images; give one of its runs, or a "
-            "sweep with -folds"
+            f"{folder}: this sweep was started without -folds, so its runs do not judge every image; give one of its "
+            "runs, or a sweep with -folds"
         )
     results = [read_result(folder / trial.name) for trial in sweep.trials]
     point = next((number for number, _ in ranked_points(sweep, results)), 0)

@@ -1,4 +1,4 @@
-"""Finds equal and nearly equal images: copies that were saved again, resized, or cropped a little."""
+"""Finds equal and nearly equal images: exact copies, and copies that were saved again, resized or slightly cropped."""
 
 import itertools
 import sys
@@ -19,25 +19,25 @@ from datasets.transforms.decode import decode
 from datasets.types import ImageReadError
 from extras.labels.data import DataSet
 
-NUM_THREADS, NUM_AHEAD = 8, 64  # images that are read in parallel, and that wait for it
-SIDE = 16  # pixels; copies are compared as pictures of this size
+NUM_THREADS, NUM_AHEAD = 8, 64  # images read in parallel, and the queue of images to read
+SIDE = 16  # pixels; images are compared as square pictures of this size
 PICTURE = (SIDE, SIDE, 3)
 # Two pictures are nearly equal if their mean difference per value (of 255) is at most SHARE of their contrast, bounded
-# by LOW and MOST. With photographs drawn by program, this finds copies that were saved again at JPEG quality 50, halved
-# in size, or cropped by 2%, whose difference is at most 6.5; it is at least 24 for two different photos, and 5 for
-# plain drawings. The contrast is the mean deviation of the picture's values from their mean.
+# by LOW and MOST. On synthetic photographs, this finds copies that were saved again at JPEG quality 50, halved in size,
+# or cropped by 2%: they differ by at most 6.5. Two different photos differ by at least 24, two plain drawings by 5.
+# The contrast is the mean deviation of the picture's values from their mean.
 SHARE, LOW, MOST = 0.25, 3.5, 7.5
 LEAST_CONTRAST = 2.0  # a picture with less contrast is nearly plain: it is compared for exact equality only
-# Figures of a picture: mean grey, two colour differences, and five low frequencies. For each: how much it differs
-# between copies at most, and the width of a cell of the search.
+# Figures of a picture: mean grey, two colour differences, and five low frequencies. For each: the largest
+# difference between copies, and the width of a cell of the search.
 TOLERANCES = np.array([3.0, 2.0, 2.0, 1.5, 1.5, 1.5, 1.5, 1.5])
 WIDTHS = np.array([12.0, 8.0, 8.0, 6.0, 6.0, 6.0, 6.0, 6.0])
 FREQUENCIES = ((0, 1), (1, 0), (1, 1), (0, 2), (2, 0))
-MOST_DIFFERENT = 64  # different pictures of one cell with which each further picture is compared
+MOST_DIFFERENT = 64  # number of different pictures in a cell with which each further picture is compared
 
 
 class Pair(NamedTuple):
-    """Two images that are equal, or nearly equal."""
+    """Two equal or nearly equal images."""
 
     image: int
     other: int
@@ -48,8 +48,8 @@ class Pictures:
     """The digests and small pictures of all images. The pictures are in a temporary file, not in memory."""
 
     def __init__(self, num_images: int):
-        self.digests: list[bytes | None] = [None] * num_images  # None: the image could not be read
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the pictures)
+        self.digests: list[bytes | None] = [None] * num_images  # None: the image cannot be read
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (stays open as long as the pictures are used)
         shape = (num_images, *PICTURE)
         self.pixels = np.memmap(self._file, np.uint8, "w+", shape=shape) if num_images else np.zeros(shape, np.uint8)
 
@@ -71,7 +71,7 @@ class Pictures:
 
 
 def _in_order(pool: ThreadPoolExecutor, data: DataSet) -> Iterator[tuple[int, tuple[bytes, np.ndarray] | None]]:
-    """Yield the number, digest and picture of each image, or None if it cannot be read. Few images are in memory."""
+    """Yield the number, digest and picture of each image, or None if the image cannot be read. Keep few images in memory."""
     waiting: deque = deque()
     for number in range(len(data)):
         waiting.append((number, pool.submit(_read, *data.find(number))))
@@ -96,13 +96,13 @@ def _read(part: ImageSet, index: int) -> tuple[bytes, np.ndarray] | None:
 
 
 def picture_of(pixels: np.ndarray) -> np.ndarray:
-    """Return an image as uint8 [SIDE, SIDE, 3]. Each pixel is the mean of its part of the image."""
+    """Return an image as uint8 [SIDE, SIDE, 3]. Each of its pixels is the mean of a part of the image."""
     image = Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0]).convert("RGB")
     return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX))
 
 
 def find_pairs(pictures: Pictures) -> list[Pair]:
-    """Return pairs of equal and of nearly equal images. Each image is paired with the first image that it is like."""
+    """Return pairs of equal and of nearly equal images. Each image is paired with the first image like it."""
     first_of: dict[bytes, int] = {}
     pairs, distinct = [], []
     for number, digest in enumerate(pictures.digests):
@@ -116,9 +116,9 @@ def find_pairs(pictures: Pictures) -> list[Pair]:
 
 
 def _nearly_equal(pixels: np.ndarray, images: np.ndarray) -> list[Pair]:
-    """Return the pairs of nearly equal images among images without equal ones.
+    """Return the pairs of nearly equal images. No two of the given images are equal.
 
-    The figures of two copies differ by at most TOLERANCES, so both are entered in a common cell; only images of one
+    The figures of two copies differ by at most TOLERANCES, so the copies share a cell. Only images in the same
     cell are compared.
     """
     contrasts = np.array([contrast_of(pixels[number]) for number in images.tolist()])
@@ -139,7 +139,7 @@ def _nearly_equal(pixels: np.ndarray, images: np.ndarray) -> list[Pair]:
 def _compare(
     pixels: np.ndarray, images: np.ndarray, contrasts: np.ndarray, rows: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """Yield pairs of nearly equal images of one cell. Each is compared with the first of each group of alike images."""
+    """Yield pairs of nearly equal images of one cell. Each is compared with the first image of each group."""
     firsts: list[int] = []
     known = np.empty((min(len(rows), MOST_DIFFERENT), SIDE * SIDE * 3), np.int16)
     for row in rows:
@@ -154,7 +154,7 @@ def _compare(
 
 
 def most_difference(contrast: np.ndarray | float) -> np.ndarray:
-    """Return the largest mean difference of nearly equal pictures with this contrast."""
+    """Return the largest mean difference at which two pictures with this contrast are nearly equal."""
     return np.minimum(np.maximum(SHARE * contrast, np.minimum(LOW, contrast / 2)), MOST)
 
 
@@ -172,7 +172,7 @@ def _figures(picture: np.ndarray) -> np.ndarray:
 
 
 def _cells(figures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and the hashes of all cells that touch the box of half the tolerances around the figures."""
+    """Return rows and cell hashes: each row once per cell within half the tolerances of its figures."""
     low, high = (np.floor((figures + sign * TOLERANCES / 2) / WIDTHS).astype(np.int64) for sign in (-1, 1))
     rows, cells = [], []
     for ends in itertools.product((0, 1), repeat=len(WIDTHS)):
@@ -187,7 +187,7 @@ def _cells(figures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Copy(NamedTuple):
-    """A finding about an image: which image it is like, and why that is a problem."""
+    """An image that is like another image, and why that is a problem."""
 
     image: int
     reason: str
@@ -197,8 +197,8 @@ class Copy(NamedTuple):
 def find_copies(pairs: Iterable[Pair], data: DataSet, folds: Sequence[int] | None = None) -> list[Copy]:
     """Return images whose copies have another label, and validation images with copies in training.
 
-    `folds`: for a sweep with -folds, the fold that holds out each image (-1: unknown). Then a copy in another fold is a
-    copy in training.
+    `folds`: for a sweep with -folds, the fold that holds out each image (-1: unknown). With folds, a copy in another
+    fold is a copy in training.
     """
     copies: list[Copy] = []
     for group in _groups(pairs):
@@ -207,7 +207,7 @@ def find_copies(pairs: Iterable[Pair], data: DataSet, folds: Sequence[int] | Non
 
 
 def _groups(pairs: Iterable[Pair]) -> list[dict[int, int]]:
-    """Return the groups of images that pairs connect. A group is {image: the first image that is equal to it}."""
+    """Return the groups of images that are connected by pairs. A group is {image: the first image that is equal to it}."""
     group_of: dict[int, dict[int, int]] = {}
     for pair in sorted(pairs, key=lambda pair: not pair.is_equal):
         group = group_of.setdefault(pair.other, {pair.other: pair.other})
@@ -220,7 +220,7 @@ def _groups(pairs: Iterable[Pair]) -> list[dict[int, int]]:
 
 
 def _other_labels(group: dict[int, int], data: DataSet) -> list[Copy]:
-    """Return the images of a group whose label is not the most frequent one, and an image that has it."""
+    """Return the images without the most frequent label of their group, and one image with it."""
     labels = {number: data.label(number) for number in group}
     counts = Counter(labels.values())
     if len(counts) == 1:
@@ -236,7 +236,7 @@ def _other_labels(group: dict[int, int], data: DataSet) -> list[Copy]:
 
 
 def _across(group: dict[int, int], data: DataSet, folds: Sequence[int] | None) -> list[Copy]:
-    """Return the validation images of a group with an image in training; with folds, all images outside of one fold."""
+    """Return validation images with copies in training, or with folds, images outside the fold of the first image."""
     if folds is not None:
         known = [number for number in group if folds[number] >= 0]
         pairs = [(number, known[0], "in another fold") for number in known if folds[number] != folds[known[0]]]

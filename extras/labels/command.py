@@ -23,20 +23,20 @@ from utils.errors import ConfigError, DataError, cause_of
 from utils.files import sync_folder
 from utils.text import counted, first_of, one_line
 
-NUM_CONFUSIONS = 10  # pairs of classes that the summary lists
-NUM_MOVES = 20  # corrections that are printed
+NUM_CONFUSIONS = 10  # number of class pairs that the summary lists
+NUM_MOVES = 20  # number of corrections that are printed
 
 
 @dataclass(frozen=True)
 class Source:
-    """The runs of which the predictions are read."""
+    """The finished runs whose predictions are read."""
 
     folder: Path  # of the run or the sweep
     runs: list[SavedRun]
     num_missing: int  # trials of the sweep that are not done
-    train: str  # the command that trains again
+    train: str  # the command to train again
     folds: int | None = None
-    data_path: Path | None = None  # where the data are now, if they have moved since
+    data_path: Path | None = None  # where the data are now, if they were moved after the run
 
     def command(self, *words: str) -> str:
         words += ("-data_path", shlex.quote(str(self.data_path))) if self.data_path else ()
@@ -81,7 +81,7 @@ def read_closed_journal(config: Config, source: Source) -> Journal:
     journal = Journal.read(path_of_journal(config))
     if journal.is_open:
         raise ConfigError(
-            f"{journal.path}: an -apply or -undo was interrupted; repeat the -apply, or take it back with "
+            f"{journal.path}: an -apply or -undo was interrupted; repeat -apply, or take all corrections back: "
             f"{source.command('-undo')}"
         )
     return journal
@@ -90,12 +90,12 @@ def read_closed_journal(config: Config, source: Source) -> Journal:
 def read_tables(
     source: Source, data_path: Path | None, journal: Journal
 ) -> tuple[DataSet, list[Predictions], np.ndarray | None]:
-    """Return the data, one table of predictions for each seed, and for a sweep the fold of each image (-1: unknown)."""
+    """Return the data, one table of predictions for each seed, and the fold of each image in a sweep (-1: unknown)."""
     first = data = folds = None
     by_seed: dict[int, list[Predictions]] = {}
     for run in sorted(source.runs, key=lambda run: str(run.settings["DATA.FOLD"])):
         config = config_of(run, data_path)
-        if data is None or config.DATA.FOLD != data.config.DATA.FOLD:  # each fold divides the images in another way
+        if data is None or config.DATA.FOLD != data.config.DATA.FOLD:  # each fold splits the images differently
             data = DataSet.load(config)
             first = first or data
         table = read_predictions(run, data, origins_of(run, data, journal.states()))
@@ -143,7 +143,7 @@ def rows_of(doubts: Sequence[Doubt], copies: Sequence[Copy], data: DataSet) -> l
 
 
 def summary(doubts: Sequence[Doubt], copies: Sequence[Copy], data: DataSet, finds_copies: bool) -> list[str]:
-    """Return lines about the findings."""
+    """Return the lines that summarize the findings."""
     lines = [f"doubtful labels: {len(doubts):,}"]
     pairs = Counter((data.label(each.image), data.classes[each.suggestion]) for each in doubts)
     lines += [
@@ -167,7 +167,7 @@ def apply(source: Source, data_path: Path | None, table: Path, is_agreed: bool) 
         corrections = plan_corrections(data, confirmed, record, journal)
         if not corrections:
             print(
-                f"{table}: nothing to correct; {counted(len(confirmed), 'row')} confirmed, and their labels are right"
+                f"{table}: nothing to correct; the labels of {counted(len(confirmed), 'confirmed row')} are already right"
             )
             if journal.is_open:
                 journal.write(applied=len(journal.starts))
@@ -176,7 +176,7 @@ def apply(source: Source, data_path: Path | None, table: Path, is_agreed: bool) 
             print(each.describe())
         print(
             f"{counted(len(corrections), 'label')} to correct"
-            + (", the first of them above" * (len(corrections) > NUM_MOVES))
+            + (f", the first {NUM_MOVES} are listed above" * (len(corrections) > NUM_MOVES))
         )
         if not (is_agreed or agrees()):
             print("nothing was changed")
@@ -193,9 +193,11 @@ def apply(source: Source, data_path: Path | None, table: Path, is_agreed: bool) 
 
 
 def agrees() -> bool:
-    """Ask on the terminal whether to apply. Raise ConfigError without a terminal."""
+    """Ask on the terminal whether to apply. Raise ConfigError if there is no terminal."""
     if not sys.stdin.isatty():
-        raise ConfigError("-apply: there is no terminal to ask on; look at the corrections above, then add -yes")
+        raise ConfigError(
+            "-apply: cannot ask without a terminal; check the corrections above, then repeat the command with -yes"
+        )
     print("apply? [y/N] ", end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -206,7 +208,7 @@ def undo(source: Source, data_path: Path | None) -> None:
     root = folder_of_data(config)
     if not path_of_journal(config).exists():
         raise ConfigError(
-            f"-undo: there is nothing to undo in {root}, because it has no {path_of_journal(config).name}"
+            f"-undo: there is nothing to undo in {root}, because the journal {path_of_journal(config).name} does not exist"
         )
     problems, count = [], 0
     with locked_journal(config, "-undo") as journal:
@@ -223,10 +225,10 @@ def undo(source: Source, data_path: Path | None) -> None:
         if problems:
             raise DataError(
                 f"-undo: {counted(len(problems), 'correction')} cannot be taken back ({first_of(problems, '; ', limit=3)}); "
-                f"{count:,} others were. Repeat -undo after you have mended this, or remove {journal.path}"
+                f"the others ({count:,}) were taken back. Fix this and repeat -undo, or give up undoing: delete {journal.path}"
             )
         for path in journal.leftovers(root):
             path.unlink(missing_ok=True)
         os.unlink(journal.path)
         sync_folder(journal.path.parent)
-    print(f"took back {counted(count, 'correction')}; the labels in {root} are as before -apply")
+    print(f"took back {counted(count, 'correction')}; the labels in {root} are as they were before -apply")

@@ -1,4 +1,4 @@
-"""Plans and makes confirmed corrections: a file moves to the folder of its class, or its label in a CSV file changes."""
+"""Plans and makes confirmed corrections: moves a file to the folder of its class, or edits its label in a CSV file."""
 
 import hashlib
 import itertools
@@ -23,7 +23,7 @@ from utils.text import one_line
 
 @dataclass(frozen=True)
 class Correction:
-    """A label to correct. `target`: the name that the file gets; the same name if only a cell of a table changes."""
+    """A label to correct. `target`: the name that the file gets; unchanged if only a cell of a table changes."""
 
     number: int
     name: str
@@ -40,12 +40,12 @@ class Correction:
 def plan_corrections(
     data: DataSet, confirmed: Sequence[Confirmed], record: Mapping[str, Any], journal: Journal
 ) -> list[Correction]:
-    """Return the corrections that are left to make. Raise an error if one of them is not possible."""
+    """Return the corrections that are still to be made. Raise an error if one of them is impossible."""
     is_listing = all(isinstance(part, FileImages) and part.is_listing for part in data.parts)
     if not (is_listing or data.config.DATA.DATASET == "csv"):
         raise ConfigError(
-            f"-apply: DATA.DATASET is {data.config.DATA.DATASET}; labels can be corrected in class folders and in CSV "
-            "files (imagefolder, csv), so correct these where the data set was made"
+            f"-apply: DATA.DATASET is {data.config.DATA.DATASET}; -apply can only correct class folders and CSV "
+            "files (imagefolder, csv); correct the labels in the data from which this data set was made"
         )
     number_of = {data.name(number): number for number in range(len(data))}
     names = _names_now(record, journal)
@@ -63,28 +63,28 @@ def plan_corrections(
 
 
 def _names_now(record: Mapping[str, Any], journal: Journal) -> dict[str, str]:
-    """Return {name when labels.csv was written: name now} for the files that were moved since."""
+    """Return {name when labels.csv was written: name now} for the files that were moved after that."""
     since = record.get("corrections", 0) + 1 if record.get("journal") == journal.id else 1
     return {origin.name: name for name, origin in journal.origins(since).items()}
 
 
 def _is_left(row: Confirmed, names: Mapping[str, str], number_of: Mapping[str, int], data: DataSet) -> bool:
-    """Return whether a confirmed label is still to be corrected. Raise DataError if it was changed in another way."""
+    """Return whether a confirmed label is still to be corrected. Raise DataError if it was changed to a third label."""
     number = number_of.get(names.get(row.name, row.name))
     if number is None:
         raise DataError(
-            f"-apply: {row.name} is not in {data.root} any more; find labels again, or do not confirm this row"
+            f"-apply: {row.name} is no longer in {data.root}; find wrong labels again, or do not confirm this row"
         )
     if data.label(number) not in (row.label, row.suggestion):
         raise DataError(
-            f"-apply: {row.name} was labelled {row.label} and is now {data.label(number)}; find labels again, or do not "
+            f"-apply: {row.name} was labelled {row.label} and is now {data.label(number)}; find wrong labels again, or do not "
             "confirm this row"
         )
     return data.label(number) != row.suggestion
 
 
 def _refuse_empty_class(data: DataSet, numbers: Sequence[int], suggestions: Sequence[str]) -> None:
-    """Raise DataError if a class would have no images left in a part. Its empty folder could not be read."""
+    """Raise DataError if a class would have no images left in a part. An empty class folder cannot be read."""
     labels, of_class = data.labels.copy(), {name: number for number, name in enumerate(data.classes)}
     labels[list(numbers)] = [of_class[name] for name in suggestions]
     parts = {"the data": slice(None)} if data.is_divided else dict(zip(PARTS, data.numbers, strict=True))
@@ -104,7 +104,7 @@ class _Targets:
 
     def __init__(self, data: DataSet):
         self.data, self.taken = data, set()
-        self.folders: dict[tuple[bool, str], str] = {}  # {part, class: name of its folder}
+        self.folders: dict[tuple[bool, str], str] = {}  # {(is in its own validation part, class): folder name}
         for number, key in enumerate(data.keys):
             folder = key.partition("/")[0]
             self.folders.setdefault(
@@ -112,7 +112,7 @@ class _Targets:
             )
 
     def add(self, number: int, row: Confirmed) -> str:
-        """Return the name that a file gets. Folders inside its class folder stay, and so does the file's own name."""
+        """Return the name that a file gets. Subfolders and the file name are kept if the name is free."""
         part, _ = self.data.find(number)
         is_own_part = part is self.data.val and not self.data.is_divided
         folder = self.folders.get((is_own_part, row.suggestion), row.suggestion)
@@ -120,7 +120,7 @@ class _Targets:
         base = os.fsdecode(without_mark(os.fsencode(inside)))
         stem, ending = os.path.splitext(base)
         for count in itertools.count(1):
-            # Not a part of the key of the split (datasets/split/by_hash.py), so the image stays in its part.
+            # The split ignores .moved-N (datasets/split/by_hash.py), so the image stays in its part.
             name = base if count == 1 else f"{stem}.moved-{count}{ending}"
             target = os.path.normpath(os.path.join(below(part, self.data.root), folder, name))
             if target not in self.taken and not os.path.lexists(self.data.root / target):
@@ -133,13 +133,13 @@ class _Targets:
         """Raise DataError if the file cannot be moved to this name."""
         place = next(each for each in target.parents if each.exists())
         if os.stat(place).st_dev != os.stat(source.parent).st_dev:
-            raise DataError(f"-apply: {source} and {place} are on different file systems; move this file yourself")
+            raise DataError(f"-apply: {source} and {place} are on different file systems; move the file yourself")
         if source.is_symlink() and os.path.realpath(target.parent / os.readlink(source)) != os.path.realpath(source):
             raise DataError(f"-apply: {source} is a link that would break in {target.parent}; move it yourself")
 
 
 def apply_corrections(data: DataSet, corrections: Sequence[Correction], journal: Journal) -> None:
-    """Make the corrections. Each is in the journal, on the disk, before it is made."""
+    """Make the corrections. Each is written to the journal on disk before it is made."""
     if data.config.DATA.DATASET == "csv":
         edits = _edits(data, corrections)  # before the first line, because a file may be refused
         journal.write(apply=len(journal.starts) + 1)
@@ -162,7 +162,7 @@ def apply_corrections(data: DataSet, corrections: Sequence[Correction], journal:
 
 
 def _make_folders(root: Path, folder: Path, journal: Journal) -> None:
-    """Make the missing folders of a path, each with its line in the journal, so that -undo removes them."""
+    """Make the missing folders of a path, and announce each in the journal, so that -undo removes it."""
     for each in [*reversed(folder.parents), folder]:
         if not (root / each).is_dir():
             journal.announce(folder=str(each))
@@ -182,13 +182,13 @@ class _Edit:
         path = root / self.file
         number = len(journal.entries) + 1
         copy = path.with_name(f".{path.name}.before-labels-{number}")
-        # -undo removes these files, and their temporary files after a kill.
+        # -undo removes this copy, and temporary files that a kill left.
         journal.write(copy=os.path.relpath(copy, root), edit=self.file)
         with replacing(copy) as file:
             file.write(self.before)
         digest = file_digest(copy)
         if digest != file_digest(path):
-            raise DataError(f"-apply: {path} was changed in the meantime; repeat the command")
+            raise DataError(f"-apply: {path} was changed while -apply ran; repeat the command")
         after = hashlib.sha256(self.after).hexdigest()
         names = {"edit": self.file, "copy": os.path.relpath(copy, root)}
         journal.announce(**names, before=digest, after=after, rows=self.rows)
@@ -208,14 +208,17 @@ def _edit(data: DataSet, is_own_part: bool, corrections: Sequence[Correction]) -
     numbers = np.arange(len(data)) if data.is_divided else data.numbers[is_own_part]
     table = CsvFile.read(path, data.config)
     if [os.path.normpath(each) for each in table.paths] != [data.keys[number] for number in numbers.tolist()]:
-        raise DataError(f"-apply: {path} was changed in the meantime; repeat the command")
+        raise DataError(f"-apply: {path} was changed while -apply ran; repeat the command")
     labels = data.labels[numbers]
     changes: dict[int, str] = {}
     for each in corrections:
         old, new = (data.classes.index(name) for name in (each.label, each.suggestion))
         written = next((table.labels[row] for row in np.flatnonzero(labels == new).tolist()), None)
         if written is None and not data.val.classes_are_names:
-            raise DataError(f"-apply: {path} has no image of class {each.suggestion}, so its number is unknown")
+            raise DataError(
+                f"-apply: {path} has no image of class {each.suggestion}, so the number of this class is unknown; "
+                "correct the row yourself"
+            )
         # A list can name an image in several lines.
         rows = [
             row for row in np.flatnonzero(labels == old).tolist() if data.keys[numbers[row]] == data.keys[each.number]

@@ -1,4 +1,4 @@
-"""Changes cells of a CSV file, and keeps every other byte: separator, encoding, quotes, line ends and other cells."""
+"""Changes label cells of a CSV file and keeps every other byte: separator, encoding, quotes and line ends."""
 
 import codecs
 import csv
@@ -31,7 +31,7 @@ class CsvFile:
 
     @classmethod
     def read(cls, file: Path, config: Config) -> "CsvFile":
-        encoding_of(file)  # refuses other files
+        encoding_of(file)  # refuses files that are not text
         content = content_of(file, MOST_BYTES)
         bom = next((bom for bom in BOMS if content.startswith(bom)), b"")
         encoding = BOMS.get(bom, "utf-8")
@@ -48,7 +48,7 @@ class CsvFile:
         places = tuple(len(names) - 1 - names[::-1].index(name) for name in (columns.path, columns.of_labels[0]))
         table = cls(file, content, bom, encoding, separator, records, places)
         if table._encode(records) != content:
-            raise DataError(f"{file}: its text cannot be written back unchanged; save it as UTF-8")
+            raise DataError(f"{file}: the text cannot be written back unchanged; save the file as UTF-8")
         return table
 
     def _encode(self, records: list[str]) -> bytes:
@@ -68,7 +68,7 @@ class CsvFile:
         return self._column(self.places[1])
 
     def with_labels(self, changes: Mapping[int, str]) -> bytes:
-        """Return the content with other labels in some rows, counted from 0 without empty lines."""
+        """Return the content with changed labels. `changes`: {row: label}; rows count from 0 and skip empty lines."""
         records, row = [self.records[0]], -1
         for record in self.records[1:]:
             fields = _fields(record, self.separator)
@@ -79,7 +79,7 @@ class CsvFile:
                 fields[self.places[1]] = changes[row] + spaces
                 if _fields(changed, self.separator) != fields:
                     raise DataError(
-                        f"{self.file}: the quotes of this row are unusual, so correct it yourself: {record!r}"
+                        f"{self.file}: the quotes of a row are unusual, so its label cannot be changed; correct the row yourself: {record!r}"
                     )
                 record = changed
             records.append(record)
@@ -95,7 +95,7 @@ class CsvFile:
 
 
 def _records(text: str, separator: str) -> Iterator[str]:
-    """Yield the text of each row, which has several lines if a cell has a line end."""
+    """Yield the text of each row, which spans several lines if a cell contains a line break."""
     lines: list[str] = []
 
     def keep() -> Iterator[str]:
@@ -116,7 +116,7 @@ def _fields(record: str, separator: str) -> list[str]:
 
 
 def _spans(record: str, separator: str) -> list[tuple[int, int]]:
-    """Return start and end of each cell in the text of a row, without the space before it and the line end."""
+    """Return the start and end of each cell in the text of a row, without leading spaces and the line end."""
     end_of_row = len(record.rstrip("\r\n"))
     spans, place = [], 0
     while True:

@@ -38,11 +38,11 @@ class Origin(NamedTuple):
 
 
 def config_of(run: SavedRun, data_path: Path | None) -> Config:
-    """Return the settings of a run. `data_path`: where the data are now, if they have moved since."""
+    """Return the settings of a run. `data_path`: where the data are now, if they were moved after the run."""
     config = unflatten(run.settings)
     title = f"{run.folder}: "
     if config.DATA.has_several_labels:
-        raise ConfigError(f"{title}its images can have several labels; labels.py reads runs with one label per image")
+        raise ConfigError(f"{title}its images can have several labels; give a run with one label per image")
     path, recorded = config.DATA.DATA_PATH, run.about.get("data_path")
     if data_path:
         path = str(data_path)
@@ -61,10 +61,10 @@ def folder_of_data(config: Config) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """All images of a data set, as the settings of a run divide them.
+    """All images of a data set, split into parts by the settings of a run.
 
-    An image's number is its row in the whole set. In data with its own validation part, these rows follow the rows of
-    the training part.
+    An image's number is its row in the whole set. If the data has its own validation part, its rows follow the rows
+    of the training part.
     """
 
     config: Config
@@ -75,7 +75,10 @@ class DataSet:
     def load(cls, config: Config) -> "DataSet":
         train, val = load_image_sets(config)
         if val.makes_batches:
-            raise ConfigError(f"DATA.DATASET: the images of {config.DATA.DATASET} are computed, so no label is wrong")
+            raise ConfigError(
+                f"DATA.DATASET: the images of {config.DATA.DATASET} are generated, so no label is wrong; "
+                "give a run with real data"
+            )
         return cls(config, train, val)
 
     def __len__(self) -> int:
@@ -87,7 +90,7 @@ class DataSet:
 
     @property
     def is_divided(self) -> bool:
-        """Return whether a part of one set was held out. Otherwise, the data has its own validation part."""
+        """Return whether the validation part was split off. If not, the data has its own validation part."""
         return self.val.split.get("rule") in DRAWN
 
     @property
@@ -129,12 +132,12 @@ class DataSet:
         return places
 
     def find(self, number: int) -> tuple[ImageSet, int]:
-        """Return the part of an image, and its index in it."""
+        """Return the part that contains an image, and the index of the image in this part."""
         return self.parts[int(self.is_held_out[number])], int(self._places[number])
 
     @cached_property
     def keys(self) -> list[str]:
-        """Return the key of each image in its part."""
+        """Return the key that each image has in its part."""
         keys = [""] * len(self)
         for numbers, part in zip(self.numbers, self.parts, strict=True):
             found = (key.decode(errors="surrogateescape") for chunk in part.all_keys() for key in chunk)
@@ -155,7 +158,7 @@ class DataSet:
         return self.classes[self.labels[number]]
 
     def facts_before(self, origins: Mapping[str, Origin]) -> dict[str, int | str]:
-        """Return the facts of the data before some corrections, without the sizes of files."""
+        """Return the facts of the data as they were before these corrections, without file sizes."""
         if not (isinstance(self.train, FileImages) and isinstance(self.val, FileImages)):
             return {}
         if self.is_divided:
@@ -171,7 +174,7 @@ def below(part: ImageSet, root: Path) -> str:
 
 
 def _whole(train: FileImages, val: FileImages) -> FileImages:
-    """Return the set of which a part was held out."""
+    """Join the two parts of a set that was split."""
     whole = copy.copy(val)
     whole.rows = whole.index = None
     whole.targets = np.empty(len(whole.paths), val.targets.dtype)
@@ -181,7 +184,7 @@ def _whole(train: FileImages, val: FileImages) -> FileImages:
 
 
 def earlier(now: FileImages, root: Path, origins: Mapping[str, Origin]) -> FileImages:
-    """Return a set with the names and labels that its images had before some corrections. `origins`: {name: origin}."""
+    """Return a set with the names and labels that its images had before corrections. `origins`: {name: origin}."""
     folder, numbers = below(now, root), {name: number for number, name in enumerate(now.classes)}
     keys = [key.decode(errors="surrogateescape") for chunk in now.all_keys() for key in chunk]
     targets = now.targets.copy()
@@ -199,18 +202,21 @@ def earlier(now: FileImages, root: Path, origins: Mapping[str, Origin]) -> FileI
 
 
 def cell_of(text: str) -> str:
-    """Return a name or class as it is read from a table: with a mark against formulas, without invalid UTF-8."""
+    """Return a name or class as tables show it: formulas are marked, invalid UTF-8 is replaced."""
     return str(csv_cell(text)).encode(errors="surrogateescape").decode(errors="replace")
 
 
 def origins_of(run: SavedRun, data: DataSet, states: list[dict[str, Origin]]) -> dict[str, Origin]:
-    """Return how the images were named and labelled when the run read them. Raise DataError if it read other data.
+    """Return {name now: name and label when the run read the image}. Raise DataError if it read other data.
 
-    `states`: the corrections since each state of the data that the journal knows, the present state first.
+    `states`: the corrections since each earlier state of the data in the journal, the latest state first.
     """
     then, now = run.about.get("data"), data_facts(*data.parts)
     if not isinstance(then, dict) or not then:
-        raise ConfigError(f"{run.folder}: it has no record of its data in status.json, so its images may be others")
+        raise ConfigError(
+            f"{run.folder}: status.json does not describe the data of this run, so it cannot be compared; train "
+            "the run again"
+        )
     found = changed_facts(then, now)
     if not found:
         return {}
@@ -220,27 +226,31 @@ def origins_of(run: SavedRun, data: DataSet, states: list[dict[str, Origin]]) ->
     words, _ = describe_changed_images(run.folder / "split.csv", *data.parts)
     changed = first_of(words or [f"{fact}: {values}" for fact, values in found.items()], "; ", limit=4)
     raise DataError(
-        f"{run.folder}: the data in {data.root} are not the data of this run ({changed}); train again on them, or name "
-        "the folder of the run's data with -data_path"
+        f"{run.folder}: {data.root} does not contain the data of this run ({changed}); train again on this data, or "
+        "give the run's data with -data_path"
     )
 
 
 def read_predictions(run: SavedRun, data: DataSet, origins: Mapping[str, Origin]) -> Predictions:
-    """Read the predictions of a run for its held-out images. Images that were corrected since are left out."""
+    """Read the predictions of a run for its held-out images. Leave out images that were corrected later."""
     rows = read_table(run.folder / TABLE) if (run.folder / RECORD).exists() else []
     if not rows:
         raise ConfigError(
-            f"{run.folder}: it has no complete {TABLE}, which a run writes with REPORT=true and extras/report; train "
-            "the run again with it"
+            f"{run.folder}: it has no complete {TABLE}; train the run again with REPORT=true and extras/report, which "
+            "writes this table"
         )
     if missing := [name for name in COLUMNS if name not in rows[0]]:
-        raise ConfigError(f"{run.folder / TABLE}: has no column {first_of(missing)}; restore the file")
+        raise ConfigError(
+            f"{run.folder / TABLE}: it lacks the column {first_of(missing)}; restore the file, or train the run again"
+        )
     numbers_of, classes = _numbers_by_cell(data, origins), {cell_of(name): n for n, name in enumerate(data.classes)}
     images, predicted, probabilities, of_labels = [], [], [], []
     for row in rows:
         number = next(iter(numbers_of.get(row["image"], ())), None)
         if number is None:
-            raise DataError(f"{run.folder / TABLE}: no image {row['image']} in {data.root}; give the run's own data")
+            raise DataError(
+                f"{run.folder / TABLE}: {row['image']} is not in {data.root}; give the run's data with -data_path"
+            )
         if len(numbers_of[row["image"]]) > 1:  # a list can name an image twice
             numbers_of[row["image"]].pop(0)
         if data.name(number) in origins:
@@ -261,7 +271,7 @@ def read_predictions(run: SavedRun, data: DataSet, origins: Mapping[str, Origin]
 
 
 def _numbers_by_cell(data: DataSet, origins: Mapping[str, Origin]) -> dict[str, list[int]]:
-    """Return {cell in the column `image`: numbers of the images with this key}, for the keys that the run has seen."""
+    """Return {cell in the column `image`: numbers of the images with this key}, with the keys at the time of the run."""
     found: dict[str, list[int]] = defaultdict(list)
     for number in range(len(data)) if data.is_divided else data.numbers[1].tolist():
         key = data.keys[number]

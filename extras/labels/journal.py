@@ -1,7 +1,7 @@
-"""The journal of corrections in the data folder: each change is on the disk here before it is made, so it can be undone.
+"""The journal of corrections in the data folder: each change is on disk before it is made, so it can be undone.
 
 The journal is a file of JSON lines. A line {"entry": N, ...} announces a change, {"undone": N} and {"skipped": N} say
-that it was taken back or not made. {"apply": N} and {"applied": N} are the start and the end of an -apply.
+that change N was taken back or not made. {"apply": N} and {"applied": N} mark the start and the end of an -apply.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from utils.errors import ConfigError, cause_of
 from utils.files import check_writable, content_of, locked, replacing, sync, sync_folder
 from utils.runs import utc_now
 
-NAME, VERSION, TITLE = ".halfstep-labels.jsonl", 1, "halfstep corrections of labels"  # hidden files are no data
+NAME, VERSION, TITLE = ".halfstep-labels.jsonl", 1, "halfstep corrections of labels"  # the data ignores hidden files
 MOST_BYTES = 2**30
-DONE, NOT_DONE, HALF_DONE, LOST = "done", "not done", "half done", "lost"  # states of a change on the disk
+DONE, NOT_DONE, HALF_DONE, LOST = "done", "not done", "half done", "lost"  # states of a change on disk
 
 
 def path_of_journal(config: Config) -> Path:
@@ -46,7 +46,7 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path, file: IO[bytes] | None = None) -> "Journal":
-        """Read a journal. A last line that a kill cut off is ignored. `file`: the locked journal, to write to it."""
+        """Read a journal. Ignore a last line that a kill cut off. `file`: the locked journal, if it will be written."""
         try:
             content = file.read() if file else content_of(path, MOST_BYTES) if path.exists() else b""
         except OSError as error:
@@ -58,10 +58,13 @@ class Journal:
                 journal._add(json.loads(line))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 raise ConfigError(
-                    f"{path}, line {number}: damaged, so its corrections cannot be undone; restore the file from a backup"
+                    f"{path}, line {number}: the line is damaged, so no correction can be undone; restore the file "
+                    "from a backup"
                 ) from None
         if journal.lines and (journal.lines[0].get("journal"), journal.lines[0].get("version")) != (TITLE, VERSION):
-            raise ConfigError(f"{path}: another version of halfstep wrote it; use that version, or move the file away")
+            raise ConfigError(
+                f"{path}: this journal was written by another version of halfstep; use that version, or move the file away"
+            )
         return journal
 
     @property
@@ -86,7 +89,7 @@ class Journal:
             self.is_open = False
 
     def write(self, **line: Any) -> None:
-        """Append a line, and return when it is on the disk."""
+        """Append a line, and return once it is on disk."""
         if not self.lines:
             self._append({"journal": TITLE, "version": VERSION, "id": secrets.token_hex(8), "time": utc_now()})
         self._append(line)
@@ -103,13 +106,13 @@ class Journal:
         self._add(line)
 
     def announce(self, **change: Any) -> int:
-        """Write the entry of a change that will now be made, and return its number."""
+        """Write the entry of a change that is about to be made, and return its number."""
         number = len(self.entries) + 1
         self.write(entry=number, **change)
         return number
 
     def in_effect(self, since: int = 1) -> list[tuple[int, dict[str, Any]]]:
-        """Return number and entry of the changes from this number on that were not taken back."""
+        """Return the number and entry of each change that was not taken back, starting at number `since`."""
         return [
             (number, each) for number, each in self.entries.items() if number >= since and number not in self.closed
         ]
@@ -119,7 +122,7 @@ class Journal:
         return [self.origins(start) for start in reversed(self.starts)]
 
     def origins(self, since: int = 1) -> dict[str, Origin]:
-        """Return {name now: name and label before the changes from this number on}."""
+        """Return {name now: name and label before change `since` and all later ones}."""
         found: dict[str, Origin] = {}
         for _, entry in self.in_effect(since):
             for name, new_name, label, new_label in corrections_of(entry):
@@ -136,9 +139,9 @@ class Journal:
         return copies | {file.with_name(f".{file.name}.tmp") for file in files}
 
     def settle(self, root: Path) -> None:
-        """Complete the journal of an interrupted command: its last change was announced, but perhaps not made.
+        """Complete the journal of an interrupted command, whose last change was announced but perhaps not made.
 
-        Changes are made one after the other, so the changes before one that was made were made too.
+        Changes are made in order: if a change was made, all earlier changes were made too.
         """
         for number, entry in reversed(self.in_effect()) if self.is_open else ():
             state = state_of(root, entry)
@@ -151,7 +154,7 @@ class Journal:
 
 @contextlib.contextmanager
 def locked_journal(config: Config, flag: str) -> Iterator[Journal]:
-    """Yield the journal of the data, locked against other processes. It is created with the first line."""
+    """Yield the journal of the data, locked against other processes. It is created when its first line is written."""
     path = path_of_journal(config)
     try:
         check_writable(path.parent)
@@ -159,7 +162,7 @@ def locked_journal(config: Config, flag: str) -> Iterator[Journal]:
         raise ConfigError(f"{flag}: cannot write to {path.parent} ({cause_of(error)}); check its permissions") from None
     with locked(path) as file:
         if file is None:
-            raise ConfigError(f"{flag}: another labels.py is changing {path.parent}; wait for it")
+            raise ConfigError(f"{flag}: another labels.py is changing {path.parent}; wait until it ends")
         journal = Journal.read(path, file)
         try:
             yield journal
@@ -169,7 +172,7 @@ def locked_journal(config: Config, flag: str) -> Iterator[Journal]:
 
 
 def corrections_of(entry: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield name before and after, label before and after, of each image that a change corrects."""
+    """Yield old name, new name, old label and new label of each image that a change corrects."""
     if "move" in entry:
         yield (*entry["move"], *entry["labels"])
     for name, label, new_label in entry.get("rows", ()):
@@ -177,7 +180,7 @@ def corrections_of(entry: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]
 
 
 def state_of(root: Path, entry: dict[str, Any]) -> str:
-    """Return whether the disk shows a change as done."""
+    """Return the state of a change on disk: done, not done, half done, or lost (unknown)."""
     if "folder" in entry:
         return DONE if (root / entry["folder"]).is_dir() else NOT_DONE
     if "edit" in entry:
@@ -199,7 +202,7 @@ def file_digest(path: Path) -> str | None:
 
 
 def undo_change(root: Path, entry: dict[str, Any]) -> str | None:
-    """Take a change back, or complete this if it was interrupted. Return the problem if that is not possible."""
+    """Undo a change, or complete an interrupted undo. Return the problem if that is not possible."""
     state = state_of(root, entry)
     if "folder" in entry:
         with contextlib.suppress(OSError):  # other files were added to it, or it is gone
@@ -207,13 +210,17 @@ def undo_change(root: Path, entry: dict[str, Any]) -> str | None:
         return None
     if "edit" in entry:
         if state == LOST:
-            return f"{root / entry['edit']} was changed since -apply; its content before is in {root / entry['copy']}"
+            return f"{root / entry['edit']} was changed since -apply; its earlier content is in {root / entry['copy']}"
         if state == DONE:
             put_back(root / entry["copy"], root / entry["edit"])
         return None
     source, target = (root / each for each in entry["move"])
     if state == LOST:
-        return f"{target} is gone" if not os.path.lexists(target) else f"{target}: the name {source} is taken"
+        return (
+            f"{target} is gone"
+            if not os.path.lexists(target)
+            else f"{target} cannot move back, because {source} exists"
+        )
     if state == HALF_DONE:
         os.unlink(target)
     elif state == DONE:
@@ -228,7 +235,7 @@ def put_back(copy: Path, file: Path) -> None:
 
 
 def replace_content(file: Path, content: bytes) -> None:
-    """Replace the content of a file at once, with the same permissions."""
+    """Replace the content of a file atomically, and keep its permissions."""
     file = file.resolve()  # a link stays a link
     with replacing(file) as new:
         os.fchmod(new.fileno(), file.stat().st_mode & 0o7777)

@@ -1,4 +1,4 @@
-"""Writes and reads labels.csv, in which a person confirms corrections, and draws labels.png, a sheet to look at."""
+"""Writes and reads labels.csv, in which a person confirms corrections, and draws labels.png, which shows these images."""
 
 import csv
 import hashlib
@@ -68,15 +68,15 @@ def write_review(folder: Path, rows: Sequence[Row], data: DataSet, journal: Jour
 
 
 def refuse_confirmed(table: Path) -> None:
-    """Raise ConfigError if the table has confirmed rows, which a new table would replace."""
+    """Raise ConfigError if a new table would replace confirmed rows, or a file of another program."""
     if not table.exists():
         return
     if any(row["confirmed"].strip() for row in _rows(table)):
         raise ConfigError(
-            f"-output: {table} has confirmed rows, which would be lost; apply them first with -apply {table}, or name "
+            f"-output: {table} has confirmed rows, which would be lost; apply them first with -apply {table}, or choose "
             "another folder"
         )
-    refuse_other_kind("-output", table, KIND, "name another folder")
+    refuse_other_kind("-output", table, KIND, "choose another folder")
 
 
 def _share(row: Row) -> str:
@@ -88,12 +88,12 @@ def _record(rows: Sequence[Row], data: DataSet, journal: Journal) -> dict[str, A
     for row in rows:
         size, digest = digest_of(data.root / data.name(row.image))
         images[data.name(row.image)] = {"label": data.label(row.image), "size": size, "sha256": digest}
-    state = {"journal": journal.id, "corrections": len(journal.entries)}  # the state of the data
+    state = {"journal": journal.id, "corrections": len(journal.entries)}  # describes the state of the data
     return {"version": VERSION, **state, "images": images}
 
 
 def digest_of(path: Path) -> tuple[int | None, str | None]:
-    """Return size and SHA-256 of a file, or None twice if it cannot be read."""
+    """Return the size and SHA-256 of a file, or (None, None) if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
@@ -108,7 +108,7 @@ def sheet_path(folder: Path, number: int) -> Path:
 
 
 def _draw(folder: Path, rows: Sequence[Row], data: DataSet) -> Iterator[Path]:
-    """Write the sheets, and remove sheets of an earlier call with more rows. Yield the paths of the sheets."""
+    """Write the sheets, and remove further sheets that an earlier call wrote. Yield the paths of the sheets."""
     count = min(-(-len(rows) // PER_SHEET), MOST_SHEETS)
     for number in range(count):
         tiles = [_tile(row, data) for row in rows[number * PER_SHEET : (number + 1) * PER_SHEET]]
@@ -132,13 +132,13 @@ def _tile(row: Row, data: DataSet) -> Tile:
 def read_confirmed(table: Path, classes: Sequence[str]) -> tuple[list[Confirmed], dict[str, Any]]:
     """Return the confirmed rows of a table, and the content of its labels.json."""
     if not table.is_file():
-        raise ConfigError(f"-apply: no file {table}; give the {TABLE} that this script wrote")
+        raise ConfigError(f"-apply: {table} does not exist; give the {TABLE} that this script wrote")
     rows = _rows(table)
     path = table.with_name(RECORD)
     record = read_json(path)
     if record.get("version") != VERSION or not isinstance(record.get("images"), dict):
         raise ConfigError(
-            f"-apply: {path} is missing or of another version; keep it next to {table}, or find labels again"
+            f"-apply: {path} is missing, or was written by another version; put it next to {table}, or find wrong labels again"
         )
     names = {cell_of(name): name for name in record["images"]}
     class_of = {cell_of(name): name for name in classes}
@@ -151,10 +151,10 @@ def read_confirmed(table: Path, classes: Sequence[str]) -> tuple[list[Confirmed]
             continue
         name = names.get(row["image"])
         if name is None:
-            raise ConfigError(f"{where}: {row['image']} is not an image of {path}; leave the column image as it was")
+            raise ConfigError(f"{where}: {row['image']} is not in {path}; leave the column image as it was")
         suggestion = _class_named(row["suggestion"], class_of)
         if suggestion is None:
-            problem = f"{row['suggestion']!r} is no class of the data" if row["suggestion"].strip() else "is empty"
+            problem = f"{row['suggestion']!r} is not a class of the data" if row["suggestion"].strip() else "is empty"
             near = did_you_mean(row["suggestion"], classes)
             raise ConfigError(
                 f"{where}: suggestion {problem}; write the right class of {name}, or do not confirm it{near}"
@@ -163,12 +163,14 @@ def read_confirmed(table: Path, classes: Sequence[str]) -> tuple[list[Confirmed]
             confirmed.setdefault(name, Confirmed(name, record["images"][name]["label"], suggestion)).suggestion
             != suggestion
         ):
-            raise ConfigError(f"{where}: {name} is in two rows with different suggestions; confirm one of them")
+            raise ConfigError(
+                f"{where}: {name} is confirmed in two rows with different suggestions; confirm only one of them"
+            )
     return list(confirmed.values()), record
 
 
 def _class_named(cell: str, class_of: Mapping[str, str]) -> str | None:
-    """Return the class in a cell. A spreadsheet may have removed the zeros at the start of a number."""
+    """Return the class in a cell. A spreadsheet may have removed leading zeros."""
     if cell in class_of or cell.strip() in class_of:
         return class_of.get(cell, class_of.get(cell.strip()))
     alike = [
@@ -184,7 +186,7 @@ def _rows(table: Path) -> list[dict[str, str]]:
         is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
         text = content.decode("utf-16" if is_utf16 else "utf-8-sig", errors="strict" if is_utf16 else "surrogateescape")
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{table}: cannot be read ({error}); save it as CSV in UTF-8") from None
+        raise ConfigError(f"{table}: this table cannot be read ({error}); save it as CSV in UTF-8") from None
     text = text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
     for separator in SEPARATORS:
         rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
@@ -193,15 +195,15 @@ def _rows(table: Path) -> list[dict[str, str]]:
             if {*NEEDED} <= {*header}:
                 return [dict(zip(header, [*row, *[""] * len(header)], strict=False)) for row in rows if any(row)]
         except csv.Error as error:
-            raise ConfigError(f"{table}: damaged ({error}); save it again as CSV in UTF-8") from None
+            raise ConfigError(f"{table}: this table is damaged ({error}); save it again as CSV in UTF-8") from None
     first = first_of(text.splitlines()[:1] or ["nothing"])[:100]
     raise ConfigError(
-        f"{table}: not a table of scripts/labels.py, which has the columns {', '.join(COLUMNS)}; it starts with {first!r}"
+        f"{table}: this is not a table of scripts/labels.py, which has the columns {', '.join(COLUMNS)}; it starts with {first!r}"
     )
 
 
 def check_unchanged(confirmed: Sequence[Confirmed], places: Mapping[str, Path], record: Mapping[str, Any]) -> None:
-    """Raise DataError if a confirmed file is gone or changed since labels.csv was written. `places`: its path now."""
+    """Raise DataError if a confirmed file was removed or changed after labels.csv was written. `places`: {name: path}."""
     changed = []
     for row in confirmed:
         known = record["images"][row.name]
@@ -209,6 +211,6 @@ def check_unchanged(confirmed: Sequence[Confirmed], places: Mapping[str, Path], 
             changed.append(row.name)
     if changed:
         raise DataError(
-            f"-apply: {len(changed)} of {len(confirmed)} files are gone or have changed since {TABLE} was written "
-            f"({first_of(changed, limit=3)}); find labels again, or do not confirm these rows"
+            f"-apply: {len(changed)} of {len(confirmed)} confirmed files were removed or changed after {TABLE} was written "
+            f"({first_of(changed, limit=3)}); find wrong labels again, or do not confirm these rows"
         )

@@ -16,18 +16,18 @@ from scripts.sweeping.plan import Sweep
 from tests.engine.check.small_photos import CLEAN
 from utils.text import csv_cell, csv_text
 
-SURE = 0.9  # the probability of predictions that are not given
+SURE = 0.9  # the probability of predictions that the test does not give
 
 
 def draw_image(path: Path, seed: int, size: tuple[int, int] = (48, 36)) -> None:
-    """Draw a picture that differs from those of other seeds in large patches of colour."""
+    """Draw large patches of colour that are different for each seed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     patches = np.random.default_rng(seed).integers(256, size=(4, 5, 3), dtype=np.uint8)
     Image.fromarray(patches).resize(size, Image.Resampling.BICUBIC).save(path)
 
 
 def make_photos(folder: Path, counts: Mapping[str, int]) -> Path:
-    """Draw different images: 0.png, 1.png ... in the folder of each class, numbered over all classes."""
+    """Draw different images in a folder per class. Their numbers (0.png, 1.png ...) continue over the classes."""
     number = 0
     for name, count in counts.items():
         for _ in range(count):
@@ -50,9 +50,9 @@ def make_run(
     *options: str,
     dataset: str = "imagefolder",
 ) -> Path:
-    """Make the folder of a run that predicted these (class, its probability, probability of the label) by image key.
+    """Make the folder of a run. `predictions`: {image key: (class, its probability, probability of the label)}.
 
-    The other held-out images are predicted right, with probability SURE.
+    All other held-out images are predicted correctly, with probability SURE.
     """
     config = settings_of(folder, data_path, *options, dataset=dataset)
     train, val = load_image_sets(config)
@@ -82,7 +82,7 @@ def make_sweep(
     seeds: tuple[int, ...] = (),
     left_out: tuple[int, ...] = (),
 ) -> Path:
-    """Make the folder of a sweep in which all trials predicted the same, except trials that were not done."""
+    """Make the folder of a sweep whose trials all made these predictions. The trials `left_out` are not done."""
     settings_of(folder, data_path)
     flags = ["-cfg", str(folder / "small.yaml"), "-dataset", "imagefolder", "-data_path", str(data_path)]
     sweep = Sweep(flags, {}, list(seeds), folds, points=[{}])

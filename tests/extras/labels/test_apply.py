@@ -32,7 +32,7 @@ def contents(folder: Path) -> dict[str, bytes | str]:
 def find(
     *doubts: tuple[str, str], data: str = "photos", dataset: str = "imagefolder", options: tuple = (HALF,)
 ) -> None:
-    """Make a run that doubts these images (image, prediction), and find its labels. All are held out."""
+    """Make a run that doubts these held-out images (image, prediction), and find the wrong labels."""
     shutil.rmtree("run", ignore_errors=True)
     predictions = {image: (prediction, 0.8, 0.1) for image, prediction in doubts}
     make_run(Path("run"), Path(data), predictions, *options, dataset=dataset)
@@ -40,7 +40,7 @@ def find(
 
 
 def confirm(*images: str, suggestion: str | None = None) -> None:
-    """Write yes into the rows of these images, or of all images."""
+    """Write yes into the rows of these images, or into all rows if none is given."""
     rows = table_rows()
     assert rows
     for row in rows:
@@ -164,7 +164,7 @@ def test_taken_name_gets_a_suffix_and_image_keeps_its_part(photos):
     assert contents(photos)[moved] == before[name] and contents(photos)[f"dog/{file}"] == before[f"dog/{file}"]
     expected = {moved if each == name else each: part for each, part in split.items()}
     assert parts() == expected
-    find((moved, "bird"))  # moved once more, the file gets its own name again
+    find((moved, "bird"))  # the next move restores the original name
     confirm()
     apply().done()
     assert contents(photos)[f"bird/{file}"] == before[name]
@@ -236,7 +236,7 @@ def test_runs_before_and_after_corrections_are_accepted(photos):
     typed(SCRIPT, "old", "-output", "other").refused("cat/new.png")
 
 
-def test_correction_without_training_may_be_confirmed_in_two_calls(photos):
+def test_rows_of_one_table_may_be_applied_in_two_calls(photos):
     first, second = held_out("cat", 2)
     find((first, "dog"), (second, "bird"))
     confirm(first)
@@ -247,7 +247,7 @@ def test_correction_without_training_may_be_confirmed_in_two_calls(photos):
 
 
 @pytest.mark.parametrize("answer, is_applied", [("y\n", True), ("\n", False), ("no\n", False), ("", False)])
-def test_terminal_is_asked(photos, monkeypatch, answer, is_applied):
+def test_apply_asks_on_terminal(photos, monkeypatch, answer, is_applied):
     (name,) = held_out("cat")
     find((name, "dog"))
     confirm()
@@ -260,7 +260,7 @@ def test_terminal_is_asked(photos, monkeypatch, answer, is_applied):
     assert (photos / JOURNAL).exists() is is_applied
 
 
-def test_journal_in_the_data_folder_is_no_data(photos):
+def test_journal_in_data_folder_is_not_read_as_data(photos):
     (name,) = held_out("cat")
     find((name, "dog"))
     confirm()
@@ -359,7 +359,7 @@ def test_numbers_are_written_as_in_the_file(here):
     assert Path("list.csv").read_text() == text.replace(f"{name},{old}.0", f"{name},{new}.0")
 
 
-def test_two_csv_files_are_corrected_each(here):
+def test_label_in_val_csv_leaves_train_csv_unchanged(here):
     for part, first in (("train", 0), ("val", 30)):
         lines = ["image_path,target"]
         for number in range(first, first + 12):
@@ -477,7 +477,7 @@ def test_apply_after_kill_anywhere_completes_the_corrections(confirmed):
 
 
 @pytest.mark.slow
-def test_undo_after_kill_in_apply_and_again_in_undo_restores_every_byte(confirmed):
+def test_undo_after_kills_in_apply_and_undo_restores_every_byte(confirmed):
     here, data, before = confirmed
     run(SCRIPT, *APPLY, cwd=here, faults={"kill_at_call": [9]})
     killed_everywhere(here, data, UNDO, [UNDO])
@@ -508,18 +508,18 @@ def found(photos) -> str:
 
 
 def refused(*names: str) -> None:
-    """Assert that -apply is refused with these names, and changes nothing."""
+    """Assert that -apply is refused with a message that has these names, and changes nothing."""
     before = contents(Path("photos"))
     apply().refused(*names)
     assert contents(Path("photos")) == before
 
 
-def test_without_terminal_yes_is_needed(found, monkeypatch):
+def test_apply_without_terminal_requires_yes(found, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     typed(SCRIPT, "run", "-apply", TABLE).refused("-yes")
 
 
-def test_file_that_changed_since_is_refused(found):
+def test_file_changed_after_labels_csv_is_refused(found):
     draw_image(Path("photos") / found, 66)
     refused(found)
 
@@ -562,7 +562,7 @@ def test_table_saved_by_a_spreadsheet_is_read(found, separator, answer):
     assert not (Path("photos") / found).exists()
 
 
-def test_class_of_digits_may_lose_its_zeros_in_a_spreadsheet(here):
+def test_class_name_without_its_leading_zeros_is_recognized(here):
     make_photos(here / "photos", {"cat": 20, "007": 20})
     (name,) = held_out("cat")
     find((name, "007"))
@@ -571,7 +571,7 @@ def test_class_of_digits_may_lose_its_zeros_in_a_spreadsheet(here):
     assert (here / "photos" / name.replace("cat/", "007/")).exists()
 
 
-def test_other_file_than_labels_csv_is_refused(found):
+def test_file_other_than_labels_csv_is_refused(found):
     typed(SCRIPT, "run", "-apply", "run/predictions.csv", "-yes").refused("run/predictions.csv")
     typed(SCRIPT, "run", "-apply", "none.csv", "-yes").refused("none.csv")
 
@@ -581,7 +581,7 @@ def test_table_without_its_record_is_refused(found):
     refused("labels.json")
 
 
-def test_data_that_moved_since_is_corrected_in_its_new_place(found):
+def test_moved_data_is_corrected_in_its_new_folder(found):
     shutil.copytree("photos", "new")
     before = contents(Path("photos"))
     said = typed(SCRIPT, "run", "-apply", TABLE, "-yes", "-data_path", "new").done().stdout
@@ -629,7 +629,7 @@ def test_damaged_or_newer_journal_is_refused(found):
 
 
 @pytest.mark.parametrize("name", ["../cat.png", "/tmp/cat.png"])
-def test_journal_that_leads_out_of_the_data_is_refused(found, name):
+def test_journal_with_path_outside_data_folder_is_refused(found, name):
     apply().done()
     journal = Path("photos") / JOURNAL
     journal.write_text(journal.read_text().replace(f'["{found}"', f'["{name}"'))

@@ -77,7 +77,7 @@ def test_class_without_held_out_images_is_named(here):
     assert "labels are not checked: zebra" in typed(SCRIPT, "run").done().stdout
 
 
-def test_own_validation_folder_is_judged_with_its_path(here):
+def test_image_of_own_validation_folder_is_listed_with_its_path(here):
     make_photos(here / "photos/train", {"cat": 6, "dog": 6})
     for number, name in ((20, "cat"), (21, "cat"), (22, "dog"), (23, "dog")):
         draw_image(here / f"photos/val/{name}/{number}.png", number)
@@ -104,7 +104,7 @@ def test_list_with_names_that_look_like_formulas_is_judged(here):
     assert [row[name] for name in COLUMNS[:3]] == ["'=image7.png", "'+a", "b"]
 
 
-def test_folder_of_data_that_moved_is_found_by_flag(here):
+def test_moved_data_is_found_with_data_path(here):
     make_photos(here / "photos", COUNTS)
     make_run(here / "run", here / "photos", None, HALF)
     shutil.move("photos", "elsewhere")
@@ -155,14 +155,14 @@ def test_copy_with_another_label_is_listed_with_its_original(here, change):
     assert "equal or nearly equal images with different labels: 2" in ended.stdout
 
 
-def test_different_photos_and_plain_pictures_are_no_copies(here):
+def test_different_photos_and_plain_pictures_are_not_copies(here):
     for number in range(60):
         photo(here / f"photos/{'cat' if number % 2 else 'dog'}/{number}.jpg", number)
     for number in range(40):  # plain pictures that differ in one small square
         plain = Image.new("RGB", (64, 64), (200, 200, 200))
         plain.paste((190, 190, 190), (8 * (number % 8), 8 * (number // 8), 8 * (number % 8) + 8, 8 * (number // 8) + 8))
         plain.save(here / f"photos/{'cat' if number % 2 else 'dog'}/plain{number}.png")
-    for side, name in ((64, "cat"), (32, "dog")):  # empty pages say nothing about each other
+    for side, name in ((64, "cat"), (32, "dog")):  # blank pages are not copies of each other
         Image.new("RGB", (side, side), "white").save(here / f"photos/{name}/white.png")
     make_run(here / "run", here / "photos", None, HALF)
     typed(SCRIPT, "run").done()
@@ -211,7 +211,7 @@ def run(here) -> Path:
     return make_run(here / "run", here / "photos", None, HALF)
 
 
-def test_run_of_other_data_is_refused_with_the_change(run):
+def test_run_on_other_data_is_refused_with_the_difference(run):
     draw_image(Path("photos/cat/new.png"), 99)
     typed(SCRIPT, "run").refused("cat/new.png", "-data_path")
 
@@ -281,5 +281,5 @@ def test_table_of_another_program_is_not_overwritten(run):
 @pytest.mark.parametrize(
     "words", ["-apply x.csv -undo", "-yes", "-undo -output x", "-apply x.csv -no_copies", "-undo -yes"]
 )
-def test_flags_that_do_not_belong_together_are_refused(here, words):
+def test_contradictory_flags_are_refused(here, words):
     typed(SCRIPT, "run", *words.split()).refused("-apply" if "-output" not in words else "-output")

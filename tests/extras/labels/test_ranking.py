@@ -39,7 +39,7 @@ def test_ranking_equals_reference_for_one_table():
 
 
 def tables_with(*rows: tuple[int, float, float]) -> list[Predictions]:
-    """Return tables for image 0 of class 0, each with one prediction. Nine certain images of class 0 come after it."""
+    """Return tables for image 0 of class 0, each with one prediction. Nine confident images of class 0 follow."""
     tables = []
     for predicted, probability, of_label in rows:
         columns = [*range(10)], [predicted, *[0] * 9], [probability, *[1.0] * 9], [of_label, *[1.0] * 9]
@@ -53,7 +53,7 @@ def test_suggestion_of_several_seeds_is_most_frequent_prediction():
     assert found == Doubt(0, 2, 0.5, np.mean([0.0, 0.1, 0.2]))
 
 
-def test_doubt_of_half_of_the_seeds_is_not_listed():
+def test_label_doubted_by_half_of_the_seeds_is_not_listed():
     labels = np.zeros(10, int)
     assert not find_doubts(labels, tables_with((1, 0.9, 0.0), (0, 0.9, 0.9)), 3)
     assert find_doubts(labels, tables_with((1, 0.9, 0.0), (1, 0.9, 0.0), (0, 0.9, 0.9)), 3)
@@ -68,12 +68,12 @@ def test_prediction_that_is_no_class_is_never_suggested():
     assert not find_doubts(np.zeros(10, int), tables_with((UNKNOWN, 0.9, 0.0)), 3)
 
 
-def test_classes_without_judged_images_are_no_obstacle():
+def test_class_without_judged_images_can_be_suggested():
     (found,) = find_doubts(np.zeros(10, int), tables_with((2, 0.9, 0.0)), 3)
     assert found.suggestion == 2
 
 
-def test_only_images_of_a_small_class_can_be_doubtful():
+def test_all_images_of_a_small_class_can_be_doubtful():
     labels = np.array([0] * 10 + [1, 1])
     table = Predictions(np.arange(12), np.zeros(12, int), np.full(12, 0.9), np.array([0.9] * 10 + [0.1, 0.1]))
     assert [each.image for each in find_doubts(labels, [table], 2)] == [10, 11]

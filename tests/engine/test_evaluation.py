@@ -113,7 +113,7 @@ def test_lost_image_ends_an_evaluation_even_with_asserts_disabled(tmp_path, smal
     environment = {"PYTHONOPTIMIZE": "1", "PYTHONPATH": str(ROOT)}
     ended = run_fresh(str(tmp_path / "loses.py"), *words, environment=environment)
     assert ended.returncode == 1, ended
-    assert_names(ended.stderr, "AssertionError", "images of 359")
+    assert_names(ended.stderr, "AssertionError", "of 359 images")
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -142,7 +142,7 @@ def test_endless_server_answer_is_refused(monkeypatch, what):
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         asks = Server(f"http://127.0.0.1:{server.server_port}/set", 60.0, str)
-        with pytest.raises(DataError, match="more than"):
+        with pytest.raises(DataError, match="is larger than"):
             asks.listing() if what == "listing" else asks.read("classes.txt")
         server.shutdown()
 

@@ -50,7 +50,7 @@ def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunRepo
 
 
 def calibrate_best(session: Session, plan: TrainPlan, trainer: Trainer) -> list[Callback]:
-    """Return a list with the callback that calibrates the best weights, or [] without CALIBRATE or its extra."""
+    """Return [the callback that calibrates the best weights], or [] if CALIBRATE is false or its extra is missing."""
     if not (plan.config.CALIBRATE and has_extra("calibration")):
         return []
     from extras.calibration.callback import Calibration  # extra: calibration

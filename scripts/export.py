@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     kind = parser.add_mutually_exclusive_group()
     for flag, key, name in (("-ema", "state_dict_ema", "EMA"), ("-raw", "state_dict", "raw")):
         kind.add_argument(flag, dest="key", action="store_const", const=key, help=f"write the {name} weights")
-    divide_help = "divide the logits in the graph by the temperature; for onnx and torch"
+    divide_help = "divide the logits in the graph by the temperature (only for onnx and torch)"
     parser.add_argument("-calibrated", action="store_true", help=divide_help)
     arguments = parser.parse_args(argv)
     if arguments.calibrated:
@@ -115,7 +115,7 @@ def check_target(target: Path, to: str, sources: list[Path]) -> None:
 
 
 def refuse_calibrated(arguments: Namespace) -> None:
-    """Raise ConfigError if the output cannot have a temperature in its graph."""
+    """Raise ConfigError if the output has no graph, or if the weights are a mean, which has no temperature."""
     if format_of(arguments.output, arguments.to) not in GRAPHS:
         raise ConfigError(
             f"-calibrated: {arguments.output} holds weights, not a graph, and its metadata has the temperature; "
@@ -172,8 +172,8 @@ def write(part: Part, to: str, target: Path, calibrated: bool = False) -> str:
     facts = part.facts | {"weights": part.key}
     if calibrated and not facts.get("calibration", {}).get("temperature"):
         raise ConfigError(
-            f"-calibrated: {part.path} has no calibration of {part.key}; leave -calibrated out, or use the best.pth of a "
-            "run with CALIBRATE: true"
+            f"-calibrated: {part.path} has no calibration for {part.key}; leave -calibrated out, or use the best.pth of "
+            "a run with CALIBRATE: true"
         )
     if to != "safetensors":
         with torch.no_grad():

@@ -86,7 +86,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-attention", type=Path, metavar="FOLDER", help="also draw a map of the model's attention for each image")
     add("-into", type=Path, metavar="FOLDER", help="also copy each image into the folder of its class in FOLDER")
     add("-unsure", type=float, metavar="P", help="mark images whose class has a probability below P")
-    unknown_help = "mark images as unknown whose confidence is too low for a share P of right answers, as in 0.95"
+    unknown_help = "mark images as unknown if their confidence is too low for a share P of right answers, such as 0.95"
     add("-unknown", type=float, metavar="P", help=unknown_help)
     add = parser.add_argument_group("model").add_argument
     add("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
@@ -111,7 +111,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if arguments.unsure is not None and not 0 <= arguments.unsure <= 1:
         raise ConfigError(f"-unsure: {arguments.unsure} is not a probability; give a number from 0 to 1")
     if arguments.unknown is not None and not 0 < arguments.unknown < 1:
-        raise ConfigError(f"-unknown: {arguments.unknown} is not a share; give a number between 0 and 1, such as 0.95")
+        raise ConfigError(f"-unknown: {arguments.unknown} is not between 0 and 1; give a share such as 0.95")
     if None not in (arguments.unsure, arguments.unknown):
         raise ConfigError("-unsure, -unknown: both mark images with a low probability; leave one of them out")
     return arguments
@@ -330,7 +330,7 @@ def report_end(arguments: argparse.Namespace, output: "Output", classes: list[st
 
 
 def mark_of(arguments: argparse.Namespace, classifier: "Classifier", reports: bool) -> "Mark | None":
-    """Return the mark of images with a low probability, or None. With `reports`, print how -unknown marks images."""
+    """Return the mark for images with a low probability, or None. If `reports`, print the threshold of -unknown."""
     from engine.predict.output import UNKNOWN, UNSURE, Mark
 
     if arguments.unknown is not None:

@@ -59,7 +59,7 @@ class AllScores:
     def ranking(self, process: Process) -> Ranking:
         """Return the average precision and the AUC of each class, over the images of all processes. Collective.
 
-        Each process computes some of the classes.
+        The classes are divided among the processes.
         """
         found: list[tuple[int, float, float]] = []
         for turn, (start, scores, positives) in enumerate(self._blocks(process)):
@@ -97,7 +97,7 @@ def rank_class(scores: np.ndarray, positives: np.ndarray) -> tuple[float, float]
     """Return average precision and AUC of a class, NaN where undefined. Images with equal scores count together.
 
     Average precision is the mean of the precisions at the scores of the class's images. AUC is the probability that an
-    image of the class has a higher score than an image outside the class. It needs at least one image of each kind.
+    image of the class has a higher score than an image outside the class. AUC needs at least one image of each kind.
     """
     if not positives.any():
         return math.nan, math.nan

@@ -41,7 +41,7 @@ class Classifier:
 
     @property
     def temperature(self) -> float | list[float] | None:
-        """Return the number, or one for each class, by which logits are divided, or None without a calibration."""
+        """Return the number, or one for each class, by which logits are divided, or None if not calibrated."""
         return self.calibration.get("temperature")
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""Calibrates the best weights of a run before they are saved, and holds the result for its checkpoints."""
+"""Calibrates the best weights of a run before they are saved, and stores the result in its checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class Calibration(Callback):
             weights = {"epoch": best.epoch, "step": trainer.step, "weights": f"state_dict{best.suffix}"}
             self._state = process.first(lambda: weights | calibrate(scores))
             if "reason" in self._state:
-                self._log.note(f"no calibration, because {self._state['reason']}")
+                self._log.note(f"the best weights are not calibrated, because {self._state['reason']}")
         elif best.epoch and best.epoch != self._state.get("epoch"):
             # The run was killed after it wrote best.pth, or the last best.pth could not be written.
             found = process.first(lambda: progress_in(self._best_file).get(CALIBRATION))
@@ -49,8 +49,8 @@ class Calibration(Callback):
 def gather_scores(images: ImageResults | LabelResults, process: Process) -> tuple[np.ndarray, np.ndarray] | tuple[()]:
     """Return the logits and targets of all processes in the order of the image set. Collective.
 
-    Of many images, only a part is used, chosen by a hash of their index. Images whose logits are not all finite are
-    left out. If the evaluation kept no logits, return an empty tuple.
+    If there are too many images, only a subset is used, chosen by a hash of the index. Images whose logits are not
+    all finite are left out. If the evaluation kept no logits, return an empty tuple.
     """
     local = images.local
     if local.scores is None:
@@ -73,7 +73,7 @@ def calibrate(scores: tuple[np.ndarray, np.ndarray] | tuple[()]) -> dict[str, An
     logits, targets = scores
     num_images, has_several_labels = len(logits), targets.ndim == 2
     if num_images < FEWEST_IMAGES:
-        return {"reason": f"there are {num_images} validation images, fewer than {FEWEST_IMAGES}"}
+        return {"reason": f"there are {num_images} validation images with finite logits, fewer than {FEWEST_IMAGES}"}
     if logits.shape[1] < 2 and not has_several_labels:
         return {"reason": "there is only one class"}
     temperature = fit_temperature(logits, targets)

@@ -1,6 +1,6 @@
 """Fits a temperature to the logits of images with known labels, and measures how well the probabilities are calibrated.
 
-A calibrated model is right in 80% of the images for which it gives its class a probability of 80%.
+When a calibrated model gives its predicted class a probability of 80%, the model is right 80% of the time.
 """
 
 from collections.abc import Callable
@@ -9,19 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LOWEST, HIGHEST = 0.05, 20.0  # bounds of a temperature
-# The fit adds a normal prior on log temperature with mean 0 and this standard deviation. With many images it changes
-# nothing. With few, or if all are right, the likelihood alone would choose a temperature near 0. Rejected: smoothed
-# labels as in Platt scaling, with which 30 images made a good model's loss on other images five times larger.
+# The fit adds a normal prior on log temperature with mean 0 and this standard deviation. With many images, the
+# prior has almost no effect. With few images, or if all predictions are right, the likelihood alone would choose a
+# temperature near 0. Rejected: smoothed labels as in Platt scaling. With 30 images, they made a good model's loss on
+# other images five times larger.
 PRIOR_DEVIATION = 0.5
-FIRST_SCORES = (2**16, 2**19)  # the fit starts with parts of the images that have this many scores
+FIRST_SCORES = (2**16, 2**19)  # the fit starts with subsets of the images that have about this many scores
 SCORES_AT_ONCE = 2**15  # small enough for the processor's cache
-MOST_STEPS, PRECISE_STEP = 60, 1e-5  # Newton's method squares the error, so the step after this one would be 1e-10
+MOST_STEPS, PRECISE_STEP = 60, 1e-5  # Newton's method squares the error, so the next step would be about 1e-10
 NUM_BINS = 15
-MOST_POINTS = 1000  # limit for the points of a curve
+MOST_POINTS = 1000  # maximum number of points on a curve
 
 
 def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return the most probable temperature: float64 [1], or one for each class [classes] with several labels per image.
+    """Return the most probable temperature: float64 [1], or [classes] if images can have several labels.
 
     `logits`: [N, classes], all finite; `targets`: class numbers [N], or bool [N, classes] with several labels.
     """
@@ -61,7 +62,7 @@ def find_root(derivatives: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def slopes_of_classes(logits: np.ndarray, targets: np.ndarray, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two derivatives, [1], of the mean negative log-likelihood with respect to the inverse temperature [1]."""
+    """Return the first and second derivatives [1] of the mean negative log-likelihood by the inverse temperature."""
     first = second = np.zeros(1)
     for start, below_top, exponentials in softmax_parts(logits, inverse):
         totals = exponentials.sum(1)
@@ -74,14 +75,14 @@ def slopes_of_classes(logits: np.ndarray, targets: np.ndarray, inverse: np.ndarr
 
 
 def blocks(logits: np.ndarray):
-    """Yield (index of the first image, float64 logits) for some images at a time."""
+    """Yield (index of the first image, float64 logits) for one block of images at a time."""
     size = max(1, SCORES_AT_ONCE // logits.shape[1])
     for start in range(0, len(logits), size):
         yield start, logits[start : start + size].astype(np.float64)
 
 
 def softmax_parts(logits: np.ndarray, inverse: np.ndarray):
-    """Yield (index of the first image, logits minus the largest, their scaled exponentials) of some images at a time."""
+    """Yield (index of the first image, logits minus the largest, their scaled exponentials) for each block."""
     for start, scores in blocks(logits):
         below_top = scores - scores.max(1, keepdims=True)
         yield start, below_top, np.exp(below_top * inverse)
@@ -110,7 +111,7 @@ def measure(logits: np.ndarray, targets: np.ndarray, temperature: np.ndarray) ->
 
 
 def reliability(measured: Measured) -> list[list[Any]]:
-    """Return [mean confidence, share that is right, number] for each of 15 equally wide bins that is not empty."""
+    """Return [mean confidence, share of right answers, count] for each non-empty bin, of 15 bins of equal width."""
     bins = np.minimum((measured.confidences * NUM_BINS).astype(int), NUM_BINS - 1)
     counts, confidences, right = (
         np.bincount(bins, weights, NUM_BINS) for weights in (None, measured.confidences, measured.are_right)
@@ -122,15 +123,15 @@ def reliability(measured: Measured) -> list[list[Any]]:
 
 
 def expected_error(bins: list[list[Any]]) -> float:
-    """Return the expected calibration error: the mean difference of confidence and share right over all entries."""
+    """Return the expected calibration error: the mean gap between confidence and share right, weighted by bin count."""
     total = sum(count for _, _, count in bins)
     return sum(abs(confidence - share) * count for confidence, share, count in bins) / total
 
 
 def confidence_curve(measured: Measured) -> list[list[Any]]:
-    """Return [confidence, number of images at or above it, number of these that are right], falling in confidence.
+    """Return [confidence, number of images at or above it, number of these that are right], highest confidence first.
 
-    Each distinct confidence has a point, up to 1,000 points. Of more, only some are kept, equally far apart.
+    Each distinct confidence has a point. If there are more than 1,000 points, 1,000 evenly spaced points are kept.
     """
     order = np.argsort(-measured.confidences, kind="stable")
     confidences, right = measured.confidences[order], np.cumsum(measured.are_right[order])

@@ -6,7 +6,7 @@ from extras.calibration.fit import Measured, blocks
 
 
 def slopes_of_labels(logits: np.ndarray, targets: np.ndarray, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the derivatives of each class, [classes], for several labels per image."""
+    """Return the first and second derivatives of each class's mean loss by its inverse temperature, each [classes]."""
     first = second = np.zeros(len(inverse))
     for start, scores in blocks(logits):
         chances = sigmoid(scores * inverse)

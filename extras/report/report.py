@@ -217,7 +217,7 @@ def class_table(run: SavedRun) -> Markup | None:
 
 
 def calibration(run: SavedRun) -> Markup | None:
-    """Return the section with a reliability diagram, or None without complete results or without a calibration."""
+    """Return the section with a reliability diagram, or None if the results are incomplete or have no calibration."""
     path = run.folder / "results.json"
     record = read_json(path).get("calibration")
     if not record:

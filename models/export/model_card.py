@@ -44,7 +44,7 @@ logits = transformers_model(pixel_values=inputs).logits
 
 
 def model_card(subject: Subject) -> str:
-    """Return the text of README.md."""
+    """Return the model card, the text of README.md."""
     header = {"library_name": "timm", "pipeline_tag": "image-classification"} | base_model(subject)
     if index := model_index(subject):
         header["model-index"] = [index]
@@ -66,7 +66,7 @@ def settings(subject: Subject) -> dict[str, Any]:
 
 
 def figures(subject: Subject) -> Iterator[str]:
-    """Yield lines about the validation accuracy, and a table of rates per class if the run recorded them."""
+    """Yield lines about the validation score, and a table of rates per class if the run recorded them."""
     found, num_images = subject.figures, validation_images(subject)
     if found is None:
         yield "The weights file does not say how accurate the weights are."
@@ -115,7 +115,7 @@ def training(subject: Subject) -> Iterator[str]:
 
 
 def pretrained(subject: Subject) -> Any:
-    """Return timm's metadata of the weights that the run started from, or None if they are not timm's."""
+    """Return timm's metadata for the weights that the run started from, or None if they are not timm's."""
     import timm
 
     source = settings(subject).get("MODEL.PRETRAINED")

@@ -1,4 +1,4 @@
-"""The calibration that a run stores with its best weights (extras/calibration): reading it, and its temperature."""
+"""Reads the calibration that a run stores with its best weights (extras/calibration), and checks its temperature."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ def calibration_of(state: dict[str, Any], key: str, path: Path) -> dict[str, Any
 
 
 def check_temperature(temperature: float | list[float], num_classes: int) -> None:
-    """Raise ValueError unless this is a finite positive number, or one for each class."""
+    """Raise ValueError unless the temperature is a finite positive number, or a list with one such number per class."""
     values = temperature if isinstance(temperature, list) else [temperature]
     is_whole = len(values) == (num_classes if isinstance(temperature, list) else 1)
     if not (is_whole and all(isinstance(each, float) and 0 < each < math.inf for each in values)):

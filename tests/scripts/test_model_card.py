@@ -54,7 +54,7 @@ def test_card_names_base_model_and_its_licence(tmp_path):
     assert licence and f"the base model has the licence `{licence}`" in text
 
 
-def test_card_says_that_licence_of_a_file_is_unknown(tmp_path):
+def test_card_of_run_from_local_file_says_licence_is_unknown(tmp_path):
     source = checkpoint(tmp_path / "best.pth", PLAIN | {"PRETRAINED": "/home/me/private/pets.safetensors"})
     header, text = card_of(source, tmp_path / "x")
     assert "base_model" not in header and "the licence of the base model is unknown" in text

@@ -17,7 +17,7 @@ REPORT: false
 
 @pytest.fixture(scope="session")
 def convolutions(tmp_path_factory):
-    """Return a file with these settings."""
+    """Return a YAML file with the settings above."""
     path = tmp_path_factory.mktemp("settings") / "convolutions.yaml"
     path.write_text(CONVOLUTIONS)
     return path
@@ -25,7 +25,7 @@ def convolutions(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def calibrated(tmp_path_factory, convolutions):
-    """Return the folder of a run with these settings, with its report."""
+    """Return the folder of a run with the settings above, including its report."""
     output = tmp_path_factory.mktemp("calibrated")
     flags = ["-cfg", str(convolutions), "-output", str(output), "-opts", "REPORT=true"]
     run("main_single_gpu.py", *flags, faults={"draw_no_curves": []}).done()

@@ -40,7 +40,7 @@ def make_scores(has_several_labels: bool = False) -> tuple[torch.Tensor, torch.T
 
 
 def evaluated(process: Process, has_several_labels: bool = False):
-    """Return the results of an evaluation of these images, which the processes share in turn."""
+    """Return the results of an evaluation of these images, which are dealt out to the processes in turn."""
     logits, targets = make_scores(has_several_labels)
     tally = Tally(CPU, torch.float64, NUM_IMAGES)
     share = np.arange(process.rank, NUM_IMAGES, process.world_size)
@@ -83,12 +83,12 @@ def test_calibration_has_only_plain_numbers(tmp_path):
     ("scores", "reason"),
     [
         ((), "too many images and classes"),
-        ((np.zeros((9, 3), np.float32), np.zeros(9, np.int64)), "9 validation images, fewer than 10"),
+        ((np.zeros((9, 3), np.float32), np.zeros(9, np.int64)), "9 validation images with finite logits, fewer"),
         ((np.zeros((20, 1), np.float32), np.zeros(20, np.int64)), "only one class"),
     ],
     ids=["no scores", "few images", "one class"],
 )
-def test_reason_is_stored_where_no_calibration_is_possible(tmp_path, monkeypatch, scores, reason):
+def test_impossible_calibration_stores_its_reason(tmp_path, monkeypatch, scores, reason):
     monkeypatch.setattr(callback, "gather_scores", lambda images, process: scores)
     trainer = make_trainer(small_config(tmp_path))
     calibration = Calibration(tmp_path, log := Lines(), trainer, {})
@@ -175,7 +175,7 @@ def test_report_shows_both_calibration_errors_and_a_diagram(calibrated, tmp_path
     assert "Calibration" not in (copy / "report.html").read_text()
 
 
-def test_finished_run_completes_results_with_the_calibration(tmp_path, small_yaml):
+def test_rerun_of_finished_run_restores_calibration_in_results(tmp_path, small_yaml):
     start(small_yaml, tmp_path, "-opts", "REPORT=true").done()
     path = run_folder(tmp_path) / "results.json"
     before = path.read_text()
@@ -187,7 +187,7 @@ def test_finished_run_completes_results_with_the_calibration(tmp_path, small_yam
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_processes_store_the_calibration_of_one(tmp_path, small_yaml, strategy):
+def test_two_processes_store_the_same_calibration_as_one(tmp_path, small_yaml, strategy):
     flags = ("-epochs", "1", "-opts", "DATA.BATCH_SIZE=16", f"DIST.STRATEGY={strategy}")
     start(small_yaml, tmp_path / "two", *flags, processes=2).done()
     two = read_torch(run_folder(tmp_path / "two") / "best.pth")["calibration"]
@@ -197,7 +197,7 @@ def test_two_processes_store_the_calibration_of_one(tmp_path, small_yaml, strate
     assert two["figures"]["num_images"] == one["figures"]["num_images"] == 359
 
 
-def test_run_with_several_labels_has_a_temperature_for_each(tmp_path, small_yaml):
+def test_run_with_several_labels_has_a_temperature_for_each_label(tmp_path, small_yaml):
     table, _ = write_digits(tmp_path, 300)
     flags = ["-dataset", "csv", "-data_path", str(table), "-opts", "DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.3"]
     start(small_yaml, tmp_path / "runs", *flags).done()

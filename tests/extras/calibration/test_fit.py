@@ -14,7 +14,7 @@ PRIOR_VARIANCE = 0.25
 
 
 def draw(num_images: int, num_classes: int, temperature: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return logits and labels for which `temperature` is right."""
+    """Return logits and labels for which `temperature` is the true temperature."""
     rng = np.random.default_rng(seed)
     logits = 3 * rng.normal(size=(num_images, num_classes))
     labels = np.array([rng.choice(num_classes, p=softmax(row)) for row in logits])
@@ -55,7 +55,7 @@ def test_fit_in_parts_equals_fit_on_all_images(monkeypatch):
     assert fit_temperature(logits, labels) == pytest.approx(whole, abs=1e-7)
 
 
-def test_each_label_of_several_gets_scipys_temperature():
+def test_several_labels_each_get_scipys_temperature():
     logits, _ = draw(500, 4, 1.0)
     rng = np.random.default_rng(1)
     targets = rng.random(logits.shape) < expit(logits / [0.5, 1.0, 2.0, 4.0])
@@ -93,7 +93,7 @@ def test_measures_equal_their_definitions():
     assert expected_error(bins) == pytest.approx(sum(gaps) / 300) and sum(count for *_, count in bins) == 300
 
 
-def test_measures_of_several_labels_cover_all_pairs():
+def test_measures_of_several_labels_cover_all_image_label_pairs():
     rng = np.random.default_rng(2)
     logits, targets = rng.normal(size=(40, 3)).astype(np.float32), rng.random((40, 3)) < 0.3
     temperature = np.array([0.5, 1.0, 2.0])

@@ -1,4 +1,4 @@
-"""predict.py and export.py use the temperature of a run, and -unknown answers above a confidence."""
+"""predict.py and export.py use the temperature of a run, and -unknown answers only above a confidence threshold."""
 
 import importlib.util
 import json
@@ -43,7 +43,7 @@ def confidences(calibrated, digits):
     return np.array([float(line[2]) for line in lines]), np.array([row["prediction"] == row["label"] for row in rows])
 
 
-def test_predicted_probabilities_are_of_the_divided_logits(calibrated, digits, tmp_path):
+def test_predicted_probabilities_use_logits_divided_by_temperature(calibrated, digits, tmp_path):
     state, image = read_torch(calibrated / "best.pth"), in_order(digits)[0]
     key, temperature = state["preferred"], state["calibration"]["temperature"]
     lines, ended = predicted(calibrated, image, "-top", 10, "-json", tmp_path / "x.json")
@@ -78,10 +78,10 @@ def test_calibration_of_other_weights_is_not_used(calibrated, digits, tmp_path, 
     _, ended = predicted(tmp_path / "best.pth", in_order(digits)[0], *flags)
     assert "calibrated" not in ended.stderr
     ended = predicted(tmp_path / "best.pth", in_order(digits)[0], "-unknown", 0.9, exit_with=2)[1]
-    assert_names(ended.stderr, "-unknown", "no calibration of these weights")
+    assert_names(ended.stderr, "-unknown", "no calibration for these weights")
 
 
-def test_raw_weights_are_not_calibrated_by_the_ema(calibrated, digits, tmp_path):
+def test_raw_weights_do_not_use_calibration_of_the_ema(calibrated, digits, tmp_path):
     state = read_torch(calibrated / "best.pth")
     state["preferred"] = state["calibration"]["weights"] = "state_dict_ema"
     torch.save(state, tmp_path / "best.pth")
@@ -121,7 +121,7 @@ def test_no_confidence_is_found_if_too_few_images_are_right():
 
 
 @pytest.mark.parametrize(("share", "number"), [(0.5, 5), (0.95, 59), (0.99, 299)])
-def test_claim_needs_the_images_of_the_binomial_bound(share, number):
+def test_fewest_images_match_the_binomial_bound(share, number):
     assert fewest_images(share) == number and share**number <= 0.05 < share ** (number - 1)
 
 
@@ -138,7 +138,7 @@ def test_unknown_images_match_a_search_over_all_confidences(calibrated, digits, 
     assert np.abs(sure[differing] - min(fitting)).max(initial=0) < 1e-4
     assert 0 < sum(is_unknown) < len(is_unknown)
     answered = f"{1 - np.mean(is_unknown):.1%}"
-    assert_names(ended.stderr, f"that is {answered} of 359 validation images", f"answers {answered} of 359 images")
+    assert_names(ended.stderr, f"this covers {answered} of 359 validation images", f"answers {answered} of 359 images")
     assert "too few" not in ended.stderr
     assert [row["unknown"] for row in rows_of(tmp_path / "x.csv")] == ["unknown" * each for each in is_unknown]
     listed = json.loads((tmp_path / "x.json").read_text())["images"]
@@ -147,7 +147,7 @@ def test_unknown_images_match_a_search_over_all_confidences(calibrated, digits, 
 
 
 def changed(calibrated, folder, **values):
-    """Write a copy of best.pth whose calibration has other values."""
+    """Write a copy of best.pth with changed calibration values, and return its path."""
     state = read_torch(calibrated / "best.pth")
     state["calibration"] |= values
     torch.save(state, folder / "best.pth")
@@ -164,7 +164,7 @@ def test_all_images_are_unknown_if_no_confidence_is_right_often_enough(calibrate
     path = changed(calibrated, tmp_path, curve=[[0.6, 30, 20], [0.2, 40, 21]])
     lines, ended = predicted(path, *in_order(digits)[:5], "-unknown", 0.95)
     assert [line[3] for line in lines] == ["unknown"] * 5
-    assert_names(ended.stderr, "at no confidence", "answers 0.0% of 5 images")
+    assert_names(ended.stderr, "no confidence threshold", "answers 0.0% of 5 images")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_mistake_in_unknown_flag_is_refused(calibrated, digits, flags):
 
 
 def test_unknown_is_refused_without_a_calibration(calibrated, digits, tmp_path):
-    reason = "there are 4 validation images, fewer than 10"
+    reason = "there are 4 validation images with finite logits, fewer than 10"
     image, path = in_order(digits)[0], changed(calibrated, tmp_path)
     state = read_torch(path)
     weights = {name: state["calibration"][name] for name in ("epoch", "step", "weights")}

@@ -172,8 +172,8 @@ def write(part: Part, to: str, target: Path, calibrated: bool = False) -> str:
     facts = part.facts | {"weights": part.key}
     if calibrated and not facts.get("calibration", {}).get("temperature"):
         raise ConfigError(
-            f"-calibrated: {part.path} has no calibration for {part.key}; leave -calibrated out, or use the best.pth of "
-            "a run with CALIBRATE: true"
+            f"-calibrated: {part.path} has no calibration for {part.key}; leave -calibrated out, or use the best.pth "
+            "of a run with CALIBRATE: true"
         )
     if to != "safetensors":
         with torch.no_grad():

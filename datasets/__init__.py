@@ -12,5 +12,5 @@ from datasets.split import holds_out_no_more, identity, write_split
 from datasets.transforms import check_policy
 from datasets.transforms.crop import Normalize
 from datasets.transforms.mixed import Mixed, dominant_class
-from datasets.transforms.preparation import Preparation, SizedPreparation, build_preparation
+from datasets.transforms.preparation import Preparation, SizedPreparation, build_normalize, build_preparation
 from datasets.types import Batch, ImageSet, SavedData

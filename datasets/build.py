@@ -10,7 +10,7 @@ import numpy as np
 from configs.schema import Config, Data
 from datasets.batch_order import Order
 from datasets.classes import number_classes, read_classes, without_new_classes
-from datasets.loading.readers import EvalData, EvalReader, SizedReader, TrainData, TrainReader
+from datasets.loading.readers import EvalData, EvalReader, Reader, SizedReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.shuffle import EpochOrder
 from datasets.sources import find_source
@@ -213,12 +213,28 @@ def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:
     return read_class_weights(config, image_set)
 
 
+def _train_reader(config: Config) -> type[Reader]:
+    if config.DATA.TOKENS:
+        from extras.native_aspect.readers import TrainSequenceReader  # extra: native_aspect
+
+        return TrainSequenceReader
+    return SizedReader if config.TRAIN.SIZE_SCHEDULE else TrainReader
+
+
+def _eval_reader(config: Config) -> type[Reader]:
+    if config.DATA.TOKENS:
+        from extras.native_aspect.readers import EvalSequenceReader  # extra: native_aspect
+
+        return EvalSequenceReader
+    return EvalReader
+
+
 def build_train_data(config: Config, image_set: ImageSet, process: Process, order: Order | None = None) -> TrainData:
     """Return the training data of one process in this order, or in the order of a new run if `order` is None."""
     order = order or build_order(config, image_set, process.world_size)
     load = image_set.makes_batches and image_set.makes_batches(config, order.batch_size, process.rank, process.device)
     if not load:
-        reader = (SizedReader if config.TRAIN.SIZE_SCHEDULE else TrainReader)(image_set, config)
+        reader = _train_reader(config)(image_set, config)
         load = make_loader(reader, choose_workers(config, image_set, process), process.device)
     return TrainData(image_set, order, process.rank, load)
 
@@ -228,7 +244,9 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
     batch_size = config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE
     load = image_set.makes_batches and image_set.makes_batches(config, batch_size, process.rank, process.device)
     if not load:
-        load = make_loader(EvalReader(image_set, config), choose_workers(config, image_set, process), process.device)
+        load = make_loader(
+            _eval_reader(config)(image_set, config), choose_workers(config, image_set, process), process.device
+        )
     return EvalData(image_set, batch_size, process.rank, process.world_size, load, is_padded=config.COMPILE)
 
 

@@ -9,9 +9,9 @@ from torch import nn
 from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import (
-    Normalize,
     SavedData,
     TrainData,
+    build_normalize,
     build_preparation,
     build_train_data,
     load_image_sets,
@@ -155,7 +155,7 @@ def build_trainer(
     schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)
     optimizer = build_optimizer(config.TRAIN, model, local, schedule.base)
     parallel.track_optimizer(optimizer)
-    normalize = Normalize(config.DATA, parameters[0].dtype).to(process.device)
+    normalize = build_normalize(config.DATA, parameters[0].dtype).to(process.device)
     prepare = build_preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
     loss = build_loss(config, loss_weights, process.device)
     for wrapper in wrappers:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.load import LoadedConfig
-from datasets import BadImages, EvalData, Normalize, build_eval_data
+from datasets import BadImages, EvalData, build_eval_data, build_normalize
 from engine.build import load_data_sets, make_model
 from engine.checkpoint.resume import is_run
 from engine.evaluation.evaluate import evaluate
@@ -47,7 +47,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     log.say(f"precision: {precision.describe()}")
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
-    normalize = Normalize(config.DATA, torch.float32).to(process.device)
+    normalize = build_normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     found, transforms = {}, choose_transforms(config, process.device, precision.half)
     for name, model in weights_to_score(plan, partial(make_model, plan, log)):
@@ -92,7 +92,7 @@ def refuse_outputs(
 
     for batch in data:
         images = normalize(batch.images.to(precision.device), precision.input_dtype(model))
-        if len(images) and not are_finite(forward()).all():
+        if len(batch.targets) and not are_finite(forward()).all():
             break
     refuse_not_finite(str(plan.inputs.source[1]), model, transforms, forward)
 

@@ -79,7 +79,7 @@ def record_types(model: nn.Module, images: Tensor, autocast: torch.autocast) -> 
     """Run one forward in training mode. Return the modules' types. Restore random state and BatchNorm statistics."""
     found = TypeRecorder(model)
     with (
-        unchanged_random_state(images.device),
+        unchanged_random_state(next(model.parameters()).device),
         unchanged_buffers(model),
         found.modules.following(found.note_module),
         autocast,
@@ -100,7 +100,7 @@ def explain(trainer: Trainer, log: Log, folder: Path) -> None:
     model = copy.deepcopy(precision.computing(trainer.model)).train()
     trainer.transforms.bypassing_modules().revert(model)
     rows = [seen.row() for seen in record_types(model, images, precision.autocast())]
-    log.say(f"the types in which each module computes (one pass of {counted(len(images), 'image')}):")
+    log.say(f"the types in which each module computes (one pass of {counted(len(batch.targets), 'image')}):")
     for line in align([COLUMNS, *collapse(rows)]):
         log.say(f"  {line}")
     trainer.process.first(lambda: write_text(folder / "precision.csv", csv_text([COLUMNS, *rows])))

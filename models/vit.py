@@ -42,14 +42,14 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
             **model.KWARGS,
         )
     if is_fixed:
-        rows = _sincos2d(built.patch_embed.grid_size, model.EMBED_DIM).to(built.pos_embed)
+        rows = sincos2d(built.patch_embed.grid_size, model.EMBED_DIM).to(built.pos_embed)
         with torch.no_grad():
             built.pos_embed.zero_()[:, -len(rows) :] = rows  # class token and registers come first and have no position
         built.pos_embed.requires_grad_(False)
     return built
 
 
-def _sincos2d(grid: tuple[int, int], width: int) -> Tensor:
+def sincos2d(grid: tuple[int, int], width: int) -> Tensor:
     """Return MoCo v3's position embedding [patches, width] in big_vision's order: sines and cosines of x, then of y."""
     if width % 4:
         raise ConfigError(f"MODEL.EMBED_DIM: {width} is not a multiple of 4, which MODEL.POS_EMBED sincos2d needs")

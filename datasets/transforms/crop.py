@@ -198,3 +198,10 @@ class Normalize(nn.Module):
         # gradients of the first convolution would not have the layout of its weights.
         normalized = torch.empty(images.shape, dtype=dtype or self.dtype, device=images.device)
         return torch.addcmul(self.shift, images, self.scale, out=normalized)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Return normalized images as uint8 again."""
+        return ((images - self.shift) / self.scale).round().clamp(0, 255).to(torch.uint8)
+
+    def mirrored(self, images: Tensor) -> Tensor:
+        return images.flip(-1)

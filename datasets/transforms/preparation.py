@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.schema import Config
+from configs.schema import Config, Data
 from datasets.transforms.crop import BySize, Normalize
 from datasets.transforms.mixed import Mixed
 from datasets.types import Batch
@@ -74,10 +74,23 @@ class SizedPreparation:
         return self.by_size.at(batch.piece.epoch if batch.piece else 0)(batch, dtype)
 
 
+def build_normalize(data: Data, dtype: torch.dtype = torch.float32) -> Normalize:
+    """Return the normalization of the images of a batch. See Normalize for `dtype`."""
+    if data.TOKENS:
+        from extras.native_aspect.preparation import PatchNormalize  # extra: native_aspect
+
+        return PatchNormalize(data, dtype)
+    return Normalize(data, dtype)
+
+
 def build_preparation(
     config: Config, normalize: Normalize, is_compiled: bool = False
 ) -> Preparation | SizedPreparation:
     """Return the preparation for these settings. If `is_compiled`, it has one compiled kernel per batch size."""
+    if config.DATA.TOKENS:
+        from extras.native_aspect.preparation import SequencePreparation  # extra: native_aspect
+
+        return SequencePreparation(config, normalize)
     return (SizedPreparation if config.TRAIN.SIZE_SCHEDULE else Preparation)(config, normalize, is_compiled)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from configs.schema import Config
-from datasets import Normalize
+from datasets import build_normalize
 from engine.parallel import is_sharded
 from engine.parallel.sharding import gathered_blocks
 from engine.precision.policy import Precision
@@ -99,7 +99,7 @@ def record_forward(config: Config, model: nn.Module, precision: Precision, count
     kept = SavedTensors(model)
     side = config.largest_train_side
     pixels = torch.zeros((count, data.IMAGE_CHANNELS, side, side), dtype=torch.uint8)
-    images = Normalize(data).to(device)(pixels.to(device), precision.input_dtype(model))
+    images = build_normalize(data).to(device)(pixels.to(device), precision.input_dtype(model))
     with kept.following(model), torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
         with precision.autocast():
             logits = model(images)

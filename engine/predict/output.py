@@ -208,8 +208,12 @@ def describe(guesses: Sequence[Guess]) -> list[str]:
     return [f"{guess.name} {guess.probability:.2f}" for guess in guesses[:3]] or ["no class above 0.5"]
 
 
-def as_pictures(pixels: Tensor) -> np.ndarray:
-    """Return uint8 [B, C, H, W] as an array [B, H, W, C]."""
+def as_pictures(pixels: Tensor) -> Sequence[np.ndarray]:
+    """Return the images of a batch, uint8 [B, C, H, W] or sequences of patches, as arrays [H, W, C]."""
+    if pixels.ndim == 3:  # DATA.TOKENS
+        from extras.native_aspect.grids import pictures_of  # extra: native_aspect
+
+        return pictures_of(pixels.cpu())
     return pixels.permute(0, 2, 3, 1).cpu().numpy()
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from datasets import BadImages, Normalize, build_eval_data
+from datasets import BadImages, build_eval_data, build_normalize
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
 from engine.evaluation.not_finite import refuse_not_finite
@@ -85,13 +85,13 @@ class Predictor:
         # Each image's index is its target, so that a batch shows which images it contains.
         images = FileImages(Path(), paths, range(len(paths)), self.classifier.classes, PixelRules.of(config.DATA))
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
-        normalize = Normalize(config.DATA).to(self.process.device)
+        normalize = build_normalize(config.DATA).to(self.process.device)
         for batch in build_eval_data(config, images, self.process):
             bad_images.note(batch.bad)
             found = []
             if batch.num_samples:
                 pixels = batch.images.to(self.process.device)
-                probabilities = self._probabilities(normalize(pixels, self.precision.input_dtype(self.model)))
+                probabilities = self._probabilities(normalize, pixels)
                 guesses, indices = self._guesses(probabilities, top), batch.targets.tolist()
                 pictures = [None] * len(indices)
                 if draw:
@@ -103,7 +103,9 @@ class Predictor:
                 yield Prediction(index, paths[index], guesses, picture)
 
     @torch.no_grad()
-    def _probabilities(self, images: Tensor) -> Tensor:
+    def _probabilities(self, normalize: nn.Module, pixels: Tensor) -> Tensor:
+        images = normalize(pixels, self.precision.input_dtype(self.model))
+
         def forward() -> Tensor:
             with self.precision.autocast():
                 return self.model(images)
@@ -113,7 +115,7 @@ class Predictor:
             refuse_not_finite(self.classifier.source, self.model, self.transforms, forward)
         if self.flip:
             with self.precision.autocast():
-                mirrored = self.model(images.flip(-1))
+                mirrored = self.model(normalize.mirrored(images))
             logits = (logits + widen(mirrored)) / 2
         logits = logits / self.temperature
         return logits.sigmoid() if self.several else logits.softmax(1)

@@ -10,8 +10,8 @@ import torch
 from configs.schema import Config
 from configs.values import unflatten
 from datasets import (
-    Normalize,
     SavedData,
+    build_normalize,
     build_preparation,
     build_train_data,
     load_image_sets,
@@ -51,7 +51,7 @@ def examine(source: str, batch: Path | None, cfg: str | None, half: str | None) 
     config, scale = precision_of(config, state, half)
     device = choose_device("auto", local_rank=0)
     set_matmul(config.PRECISION.MATMUL)
-    prepare = build_preparation(config, Normalize(config.DATA).to(device))
+    prepare = build_preparation(config, build_normalize(config.DATA).to(device))
     loss = build_loss(config, state.get("class_weights"), device)
     for each in batches or [next_batch(config, state)]:
         found = diagnose(make_case(config, make_model(config, state, each), prepare, each, scale, loss))

@@ -1,6 +1,7 @@
 """Pictures of images and classes: confusion.png, mistakes.png, train_batch.png."""
 
 import functools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from configs.schema import Config
-from datasets import Batch, ImageSet, Mixed, Normalize, build_preparation
+from datasets import Batch, ImageSet, Mixed, build_normalize, build_preparation
 from datasets.types import ImageReadError
 from engine.evaluation.tally import ImageResults
 from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
@@ -168,9 +169,9 @@ class TrainBatch(Callback):
         return first_of([self._names[number] for number in numbers]) or "no label"
 
 
-def prepared(config: Config, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
-    """Return a training batch as the model gets it: images as uint8 [B, C, H, W] on the host, and targets."""
+def prepared(config: Config, batch: Batch) -> tuple[Sequence[Tensor], Tensor | Mixed]:
+    """Return a training batch as the model gets it: images as uint8 [C, H, W] on the host, and targets."""
     batch = batch._replace(images=batch.images.cpu(), targets=batch.targets.cpu())
-    normalize = Normalize(config.DATA, torch.float32)
+    normalize = build_normalize(config.DATA, torch.float32)
     images, targets = build_preparation(config, normalize)(batch)
-    return ((images - normalize.shift) / normalize.scale).round().clamp(0, 255).to(torch.uint8), targets
+    return normalize.pixels(images), targets

@@ -1,0 +1,95 @@
+"""Mixup and cutmix of images of different sizes: as in timm's NaFlexMixup, only their central overlap is mixed."""
+
+import math
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.schema import Config
+from datasets.batch_order import Piece
+from extras.native_aspect.grids import unpack
+from utils.seed import keyed_rng
+
+
+class Mix(NamedTuple):
+    """The part of an image that is mixed with its partner: a box of their central overlap, in pixels."""
+
+    weight: float  # of the image itself inside the box
+    overlap: tuple[int, int]  # height and width
+    top: int
+    left: int
+    height: int
+    width: int
+
+    def cut(self, pixels: Tensor) -> Tensor:
+        """Return a view of the box in an image [H, W, C]."""
+        top, left = ((side - inner) // 2 for side, inner in zip(pixels.shape[:2], self.overlap, strict=True))
+        top, left = top + self.top, left + self.left
+        return pixels[top : top + self.height, left : left + self.width]
+
+
+class PatchMixing:
+    """Mixes the neighbours 2k and 2k + 1 in the window. `Order` keeps them in one piece.
+
+    timm pairs the images of a batch by aspect ratio instead. That would make an update depend on how it is split.
+    """
+
+    def __init__(self, config: Config, patch: int):
+        self.settings, self.seed, self.patch = config.TRAIN, config.SEED, patch
+
+    def is_on(self, piece: Piece | None) -> bool:
+        settings = self.settings
+        is_early = not settings.MIXUP_OFF_EPOCH or (piece and piece.epoch < settings.MIXUP_OFF_EPOCH)
+        return bool(piece and settings.mixes and is_early)
+
+    def draw(self, piece: Piece, grids: np.ndarray) -> list[Mix | None]:
+        """Draw the mix of each image. `grids`: height and width of each image in patches. None: it is not mixed."""
+        drawn: list[Mix | None] = [None] * len(grids)
+        for position in range(len(grids) // 2 * 2 if self.is_on(piece) else 0):
+            pair = grids[position // 2 * 2 :][:2]
+            overlap = tuple(int(each) * self.patch for each in pair.min(axis=0))
+            drawn[position] = self._draw(piece.step, piece.first + position, overlap)
+        return drawn
+
+    def shares(self, mixes: list[Mix | None], grids: np.ndarray) -> np.ndarray:
+        """Return the share of its own pixels in each image, float64 [B]."""
+        areas = (grids.prod(axis=1) * self.patch**2).tolist()
+        return np.array(
+            [
+                1.0 if mix is None else 1 - (1 - mix.weight) * mix.height * mix.width / area
+                for mix, area in zip(mixes, areas, strict=True)
+            ]
+        )
+
+    def mix(self, images: Tensor, mixes: list[Mix | None]) -> None:
+        """Mix the images of a batch in place, uint8 [B, N + 1, P * P * C]."""
+        for first in range(0, len(images) - 1, 2):
+            if mixes[first] is None:
+                continue
+            pair = [unpack(each, self.patch) for each in images[first : first + 2]]
+            before = [each.reshape(each.shape[0] * self.patch, -1, each.shape[-1]) for each in pair]  # copies
+            for own, partner in ((0, 1), (1, 0)):
+                mix, mixed = mixes[first + own], before[own].clone()
+                ours, theirs = mix.cut(mixed), mix.cut(before[partner])
+                ours.copy_(torch.lerp(theirs.float(), ours.float(), mix.weight).round_())
+                pair[own].copy_(mixed.view(pair[own].shape))
+
+    def _draw(self, step: int, position: int, overlap: tuple[int, int]) -> Mix | None:
+        settings, (height, width) = self.settings, overlap
+        # All images of a group share kind and weight; each image has its own box.
+        rng = keyed_rng("mixing", self.seed, step, position // (settings.MIXUP_GROUP or sys.maxsize))
+        if rng.random() >= settings.MIXUP_PROB:
+            return None
+        has_both = settings.MIXUP_ALPHA and settings.CUTMIX_ALPHA
+        is_cutmix = rng.random() < settings.MIXUP_SWITCH_PROB if has_both else bool(settings.CUTMIX_ALPHA)
+        alpha = settings.CUTMIX_ALPHA if is_cutmix else settings.MIXUP_ALPHA
+        weight = rng.betavariate(alpha, alpha)
+        if not is_cutmix:
+            return Mix(weight, overlap, 0, 0, height, width)
+        own, side = keyed_rng("cutmix", self.seed, step, position), math.sqrt(1 - weight)
+        inner = int(height * side), int(width * side)
+        top, left = (int(own.random() * (outer - each + 1)) for outer, each in zip(overlap, inner, strict=True))
+        return Mix(0.0, overlap, top, left, *inner)

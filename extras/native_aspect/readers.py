@@ -1,0 +1,121 @@
+"""Readers that write images as patches, resized as timm's NaFlex transforms resize them."""
+
+import dataclasses
+import random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.schema import Config
+from datasets.batch_order import Piece
+from datasets.loading.readers import Buffers, EvalReader, Reader, TrainReader
+from datasets.transforms import build_augmentation
+from datasets.transforms.crop import TrainTransform, crop_box, resize
+from datasets.types import Batch, ImageSet
+from extras.native_aspect.erasing import PatchBoxes
+from extras.native_aspect.grids import grids_of, length_of, lengths_of, new_batch, pack, side_of, size_of
+from extras.native_aspect.mixing import PatchMixing
+from extras.native_aspect.models import patch_size_of
+
+
+class SequenceTransform(TrainTransform):
+    """A random crop, resized so that its patches fit the length, with flips and augmentation, written as patches."""
+
+    def __init__(self, config: Config, patch: int, length: int):
+        # The shifts of a policy are relative to the side of a square image of this length.
+        sized = dataclasses.replace(config, DATA=dataclasses.replace(config.DATA, IMAGE_SIZE=side_of(length, patch)))
+        super().__init__(config.DATA, build_augmentation(sized))
+        self.patch, self.length, self.cut = patch, length, self._resized
+
+    def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
+        """Transform an image, uint8 [H, W, C], and write its patches to `out`, uint8 [N + 1, P * P * C]."""
+        height, width, _ = image.shape
+        # timm draws the aspect ratio of a crop relative to the aspect ratio of the image.
+        ratio = tuple(each * width / height for each in self.data.CROP_RATIO)
+        left, top, width, height = crop_box(width, height, self.data.CROP_SCALE, ratio, rng)
+        image = image[top : top + height, left : left + width]
+        pixels = new_image(image, size_of(height, width, self.patch, self.length))
+        super().__call__(image, rng, pixels)
+        pack(pixels, self.patch, out)
+
+    def _resized(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
+        resize(image, self._interpolation(rng), out)
+
+
+class TransformByLength:
+    """A SequenceTransform for each length. The size of the output selects one of them."""
+
+    def __init__(self, config: Config, patch: int):
+        self.by_length = {length: SequenceTransform(config, patch, length) for length in lengths_of(config.DATA)}
+
+    def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
+        self.by_length[len(out) - 1](image, rng, out)
+
+
+class EvalSequenceTransform:
+    """A resize of the whole image so that its patches fit DATA.TOKENS."""
+
+    def __init__(self, config: Config, patch: int):
+        self.interpolation, self.patch = config.DATA.INTERPOLATION, patch
+
+    def __call__(self, image: np.ndarray, out: Tensor) -> None:
+        """Transform an image, uint8 [H, W, C], and write its patches to `out`, uint8 [N + 1, P * P * C]."""
+        pixels = new_image(image, size_of(*image.shape[:2], self.patch, len(out) - 1))
+        resize(image, self.interpolation, pixels)
+        pack(pixels, self.patch, out)
+
+
+def new_image(image: np.ndarray, size: tuple[int, int]) -> Tensor:
+    """Return uninitialized memory for the resized image, uint8 [C, H, W] with channels last in memory."""
+    return torch.empty((*size, image.shape[2]), dtype=torch.uint8).permute(2, 0, 1)
+
+
+class SequenceReader(Reader):
+    """Allocates batches of patches."""
+
+    def __init__(self, image_set: ImageSet, config: Config):
+        super().__init__(image_set, config)
+        self.config, self.patch = config, patch_size_of(config)
+        # The base class allocates square images, which are not used.
+        self.data = dataclasses.replace(config.DATA, IMAGE_SIZE=1)
+
+    def length(self, piece: Piece) -> int:
+        """Return the number of patches per image of this piece."""
+        raise NotImplementedError
+
+    def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
+        channels = self.data.IMAGE_CHANNELS
+        images = new_batch(len(piece.indices), self.length(piece), self.patch, channels, pinned)
+        return super().allocate(piece, pinned)._replace(images=images)
+
+
+class TrainSequenceReader(SequenceReader, TrainReader):
+    """Reads training images as patches, mixes pairs of them, and draws the boxes to erase."""
+
+    def __init__(self, image_set: ImageSet, config: Config):
+        super().__init__(image_set, config)
+        self.transform, self.boxes = TransformByLength(config, self.patch), None
+        self.erasing, self.mixing = PatchBoxes(config), PatchMixing(config, self.patch)
+
+    def length(self, piece: Piece) -> int:
+        return length_of(self.config, piece.step)
+
+    def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
+        """Mix the images of the batch. Its boxes also hold the share of its own pixels in each image."""
+        grids = grids_of(buffers.images)
+        mixes = self.mixing.draw(piece, grids)
+        self.mixing.mix(buffers.images, mixes)
+        table = self.erasing.table(piece, grids, self.mixing.shares(mixes, grids))
+        return super().batch(piece, buffers, bad)._replace(boxes=table)
+
+
+class EvalSequenceReader(SequenceReader, EvalReader):
+    """Reads validation images as patches."""
+
+    def __init__(self, image_set: ImageSet, config: Config):
+        super().__init__(image_set, config)
+        self.transform = EvalSequenceTransform(config, self.patch)
+
+    def length(self, piece: Piece) -> int:
+        return self.config.DATA.TOKENS

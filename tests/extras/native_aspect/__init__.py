@@ -1,0 +1,1 @@
+"""Tests of images at their own aspect ratio."""

@@ -1,0 +1,207 @@
+"""Sizes, pixels, logits and updates equal those of timm's NaFlex loader and model."""
+
+import random
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.data.naflex_dataset import NaFlexCollator
+from timm.data.naflex_loader import NaFlexPrefetchLoader, create_naflex_loader
+from timm.data.naflex_transforms import Patchify, RandomResizedCropToSequence, ResizeToSequence
+from timm.optim import create_optimizer_v2
+
+from datasets import build_eval_data, build_normalize, build_preparation, build_train_data, load_image_sets
+from extras.native_aspect import readers
+from extras.native_aspect.grids import grids_of, new_batch, pictures_of
+from models import build_model
+from models.weights.load import load_pretrained
+from tests.extras.native_aspect.photos import SHAPES, VIT, noise, settings
+from tests.support.configs import CPU, replaced
+from tests.support.trainers import make_trainer, update
+from utils.distributed import Process
+
+LENGTHS = (1, 7, 24, 196, 576)
+
+
+class Listed(torch.utils.data.Dataset):
+    """The files of an image set in its order, as timm's loaders take them."""
+
+    transform = None
+
+    def __init__(self, image_set):
+        self.image_set = image_set
+
+    def __len__(self):
+        return len(self.image_set)
+
+    def __getitem__(self, index):
+        image = Image.fromarray(self.image_set.read(index))
+        return self.transform(image) if self.transform else image, int(self.image_set.targets[index])
+
+
+def ours(config) -> tuple[torch.Tensor, dict]:
+    """Return the validation images as one batch, and normalized."""
+    _, val = load_image_sets(config)
+    (batch,) = build_eval_data(replaced(config, DATA={"BATCH_SIZE": len(val)}), val, Process(CPU))
+    return batch.images, build_normalize(config.DATA)(batch.images)
+
+
+def timms(config, pixels: torch.Tensor | None = None) -> dict:
+    """Return the validation images as timm's loader gives them, or the given uint8 patches prepared by timm's objects."""
+    data, patch = config.DATA, config.MODEL.KWARGS["patch_size"]
+    facts = {"mean": data.IMAGENET_MEAN, "std": data.IMAGENET_STD, "device": CPU}
+    if pixels is None:
+        listed = Listed(load_image_sets(config)[1])
+        common = {"patch_size": patch, "max_seq_len": data.TOKENS, "batch_size": len(listed), "num_workers": 0}
+        loader = create_naflex_loader(listed, interpolation=data.INTERPOLATION, pin_memory=False, **common, **facts)
+    else:
+        patchify = Patchify(patch)
+        samples = [(patchify(torch.from_numpy(each).permute(2, 0, 1)), 0) for each in pictures_of(pixels)]
+        loader = NaFlexPrefetchLoader([NaFlexCollator(pixels.shape[1] - 1)(samples)], **facts)
+    ((images, _),) = loader
+    return images
+
+
+@pytest.fixture(scope="module")
+def config(folder):
+    return settings(folder, "MODEL.KWARGS.embed_dim=64", "DATA.TOKENS=40")
+
+
+def test_logits_of_ten_aspect_ratios_equal_timms(config):
+    pixels, images = ours(config)
+    model = build_model(config, 5).eval()
+    theirs = timm.create_model(config.MODEL.NAME, num_classes=5, **config.MODEL.KWARGS).eval()
+    theirs.load_state_dict(model.state_dict())
+    expected = timms(config, pixels)
+    assert len({tuple(each) for each in grids_of(pixels).tolist()}) >= 8 and len(SHAPES) == 10
+    for name in ("patch_coord", "patch_valid"):
+        assert torch.equal(images[name], expected[name])
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), theirs(expected), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_evaluation_has_grids_and_pixels_of_timms_loader(config, interpolation):
+    config = replaced(config, DATA={"INTERPOLATION": interpolation})
+    _, images = ours(config)
+    expected = timms(config)
+    for name in ("patch_coord", "patch_valid"):
+        assert torch.equal(images[name], expected[name])
+    torch.testing.assert_close(images["patches"], expected["patches"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 1), (500, 1), (1, 500), (3000, 2000), (4, 4)], ids=str)
+def test_size_of_any_image_equals_timms(shape, length):
+    image = Image.new("RGB", shape)
+    for patch in (8, 16):
+        resized = ResizeToSequence(patch, length)(image)
+        assert readers.size_of(shape[1], shape[0], patch, length) == (resized.height, resized.width)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("length", [7, 24, 64])
+def test_training_crop_has_size_and_pixels_of_timms_transform(config, monkeypatch, length, interpolation):
+    config = replaced(config, DATA={"HFLIP": 0.0, "TRAIN_TOKENS": (length,), "INTERPOLATION": interpolation})
+    ours = readers.SequenceTransform(config, 8, length)
+    theirs = RandomResizedCropToSequence(8, length, scale=(0.3, 1.0), interpolation=interpolation)
+    for seed, shape in enumerate(SHAPES):
+        # Bicubic overshoot is clipped to 0 and 255 between the two passes, which multiplies differences of rounding.
+        image = noise(*shape).point(lambda value: 55 + value * 145 // 255)
+        random.seed(seed)
+        tensor = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        (top, left, height, width), size, _ = theirs.get_params(
+            tensor, theirs.scale, theirs.ratio, max_seq_len=length, patch_h=8, patch_w=8
+        )
+        random.seed(seed)
+        expected = np.asarray(theirs(image))
+        monkeypatch.setattr(readers, "crop_box", lambda *_, box=(left, top, width, height): box)
+        out = new_batch(1, length, 8, 3)
+        ours(np.array(image), random.Random(0), out[0])
+        (found,) = pictures_of(out)
+        assert found.shape[:2] == size and expected.shape == found.shape
+        assert np.abs(found.astype(int) - expected).max() <= 2
+
+
+def test_crops_have_the_distribution_of_timms(config):
+    """The aspect ratio of a crop is relative to the aspect ratio of the image."""
+    theirs = RandomResizedCropToSequence(8, 64)
+    transform = readers.SequenceTransform(replaced(config, DATA={"CROP_RATIO": (0.8, 1.25)}), 8, 64)
+    shape = (60, 240, 3)
+    found, expected = [], []
+    random.seed(0)
+    for seed in range(400):
+        out = new_batch(1, 64, 8, 3)
+        transform(np.zeros(shape, np.uint8), random.Random(seed), out[0])
+        found.append(grids_of(out)[0])
+        size = theirs.get_params(
+            torch.zeros(3, 60, 240), theirs.scale, theirs.ratio, max_seq_len=64, patch_h=8, patch_w=8
+        )[1]
+        expected.append([each // 8 for each in size])
+    means = np.mean(found, 0), np.mean(expected, 0)
+    np.testing.assert_allclose(*means, rtol=0.03)
+
+
+@pytest.mark.parametrize("options", [(), ("MODEL.KWARGS.global_pool=avg",), ("MODEL.POS_EMBED=sincos2d",)], ids=str)
+def test_square_image_has_the_logits_of_the_plain_vit_whose_weights_are_loaded(folder, tmp_path, options):
+    config = settings(folder, *VIT, "DATA.TOKENS=16", *options)
+    plain = build_model(replaced(config, DATA={"TOKENS": None}), 5).eval()
+    torch.nn.init.normal_(plain.head.weight)
+    torch.save(plain.state_dict(), tmp_path / "plain.pth")
+    model = build_model(config, 5).eval()
+    load_pretrained(model, str(tmp_path / "plain.pth"))
+    assert type(model).__name__ == "NaFlexVit"
+    pixels = new_batch(1, 16, 8, 3)
+    transform = readers.EvalSequenceTransform(config, 8)
+    transform(np.array(noise(32, 32)), pixels[0])
+    square = torch.from_numpy(pictures_of(pixels)[0]).permute(2, 0, 1)[None]
+    plain_data = replaced(config, DATA={"TOKENS": None}).DATA
+    with torch.no_grad():
+        logits = model(build_normalize(config.DATA)(pixels))
+        torch.testing.assert_close(logits, plain(build_normalize(plain_data)(square)), rtol=0, atol=1e-5)
+    assert logits.abs().max() > 0.1
+
+
+def test_timms_plain_vit_is_built_as_naflexvit(folder):
+    options = [
+        "MODEL.NAME=vit_tiny_patch16_224",
+        "MODEL.KWARGS.depth=1",
+        "MODEL.KWARGS.patch_size=8",
+        "DATA.IMAGE_SIZE=64",
+    ]
+    model = build_model(settings(folder, *options), 5)
+    assert model.embeds.pos_embed.shape == (1, 8, 8, 32) and model.embeds.patch_size == (8, 8)
+
+
+def test_ten_updates_equal_timms_objects(folder):
+    config = settings(folder, "TRAIN.OPTIMIZER.NAME=AdamW", "TRAIN.LR_SCHEDULER.NAME=constant")
+    trainer, losses = make_trainer(config), []
+    theirs = timm.create_model(config.MODEL.NAME, num_classes=10, **config.MODEL.KWARGS)
+    theirs.load_state_dict(trainer.model.state_dict())
+    optimizer = create_optimizer_v2(theirs, opt="adamw", lr=1e-3, weight_decay=0.05)
+    data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
+    for window in data.windows(0, 10):
+        (batch,) = window.batches
+        loss = torch.nn.functional.cross_entropy(theirs(timms(config, batch.images)), batch.targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    found = []
+    for _ in range(10):
+        update(trainer)
+        found.append(trainer.report().loss)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=0, atol=1e-6)
+    for name, weight in theirs.state_dict().items():
+        torch.testing.assert_close(trainer.model.state_dict()[name], weight, rtol=0, atol=1e-6)
+
+
+def test_prepared_training_batch_equals_timms_prefetcher(config):
+    data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
+    windows = data.windows(0, 1)
+    batch = next(next(windows).batches)
+    images, targets = build_preparation(config, build_normalize(config.DATA))(batch)
+    torch.testing.assert_close(images["patches"], timms(config, batch.images)["patches"], rtol=0, atol=1e-6)
+    assert torch.equal(targets, batch.targets)

@@ -244,7 +244,8 @@ def run_out(trainer: Trainer, fits: int, step: int) -> None:
         if output.requires_grad:  # false in evaluation
             output.register_hook(fail)
 
-    trainer.model.patch_embed.register_forward_hook(watch)
+    model = trainer.model
+    (model.patch_embed if hasattr(model, "patch_embed") else model.embeds.proj).register_forward_hook(watch)
 
 
 def run_out_of_memory(fits: int, step: int, rank: int) -> None:

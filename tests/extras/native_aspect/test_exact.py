@@ -1,0 +1,127 @@
+"""An update has the same images and the same result however it is split, and a killed run resumes exactly."""
+
+import hashlib
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from datasets import build_normalize, build_preparation, build_train_data, load_image_sets
+from datasets.transforms.mixed import Mixed
+from engine.checkpoint.find import read_checkpoint
+from extras.native_aspect.grids import length_of
+from tests.extras.native_aspect.photos import SMALL, settings
+from tests.support.configs import CPU, replaced
+from tests.support.run_hash import run_hash
+from tests.support.runs import launch, run_folder
+from utils.distributed import Process
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = "DATA.TRAIN_TOKENS=[12,24,40]"
+AUGMENTED = (
+    f"{LENGTHS} TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.MIXUP_GROUP=6 TRAIN.RANDOM_ERASE_PROB=0.5 "
+    "TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 TRAIN.REPEATED_AUG=3 DATA.VFLIP=0.5"
+).split()
+
+
+def seen(config, world_size=1, micro_batches=1, first=0, last=4, **data) -> dict:
+    """Return {(step, position in the window): digest of patches and target} of the images that the model gets."""
+    found = {}
+    size = 32 // world_size // micro_batches
+    config = replaced(config, DATA={**data, "BATCH_SIZE": size}, TRAIN={"ACCUM_ITER": micro_batches})
+    train_set, prepare = load_image_sets(config)[0], build_preparation(config, build_normalize(config.DATA))
+    for rank in range(world_size):
+        for window in build_train_data(config, train_set, Process(CPU, rank, world_size=world_size)).windows(
+            first, last
+        ):
+            for batch in window.batches:
+                images, targets = prepare(batch)
+                assert images["patches"].shape[1] == length_of(config, window.step)
+                parts = targets if isinstance(targets, Mixed) else (targets,)
+                for number in range(batch.num_samples):
+                    content = b"".join(each[number].numpy().tobytes() for each in images.values())
+                    content += repr([each[number].item() for each in parts]).encode()
+                    key = window.step, batch.piece.first + number
+                    assert key not in found
+                    found[key] = hashlib.sha1(content).hexdigest()
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [AUGMENTED, [LENGTHS, "TRAIN.AUTO_AUGMENT=3a", "TRAIN.COLOR_JITTER=0.3", "DATA.TRAIN_INTERPOLATION=random"]],
+    ids=["mixed", "3a"],
+)
+def test_images_do_not_depend_on_split_start_or_workers(folder, options):
+    config = settings(folder, *options, "DATA.DROP_LAST=false")
+    whole = seen(config)
+    assert len(set(whole.values())) > 0.9 * len(whole)
+    assert seen(config, world_size=2) == whole
+    later = {key: each for key, each in whole.items() if key[0] >= 1}
+    assert seen(config, micro_batches=4, first=1, NUM_WORKERS=2, WORKERS="threads") == later
+    assert seen(config, first=1, NUM_WORKERS=2, WORKERS="processes") == later
+
+
+def test_lengths_of_updates_are_drawn_from_seed_and_step(folder):
+    config = settings(folder, LENGTHS)
+    drawn = [length_of(config, step) for step in range(300)]
+    assert drawn == [length_of(config, step) for step in range(300)]
+    assert set(drawn) == {12, 24, 40} and np.bincount(drawn)[[12, 24, 40]].min() > 70
+    assert drawn != [length_of(settings(folder, LENGTHS, "SEED=1"), step) for step in range(300)]
+    assert {length_of(settings(folder), step) for step in range(20)} == {24}
+
+
+SPLITS = {
+    "1 x 32": (1, "32,1"),
+    "4 x 8": (1, "8,4"),
+    "2 processes x 2 x 8": (2, "8,2"),
+    "parts of 10 for lack of memory": (1, "32,1,10,3"),
+    "parts of 5 on one of two processes": (2, "16,1,5,0"),
+}
+
+
+@pytest.fixture(scope="module")
+def weights(folder, tmp_path_factory) -> dict:
+    """Return {(mixing, split): the weights in float64 after 12 updates with several lengths}."""
+    out = tmp_path_factory.mktemp("fp64")
+    # timm resizes position embeddings in float32, even in a float64 model. Without them, results can be compared exactly.
+    text = SMALL.format(path=folder / "photos").replace("num_heads: 2", "num_heads: 2, pos_embed: none")
+    text = text.replace("TOKENS: 24", "TOKENS: 24, TRAIN_TOKENS: [12, 24, 40]")
+    (out / "settings.yaml").write_text(text)
+    found = {}
+    for world_size in (1, 2):
+        cases = {
+            (mixing, name): f"{images},{split}"
+            for mixing, images in (("none", "37,false,none"), ("batch", "37,true,batch"))
+            for name, (number, split) in SPLITS.items()
+            if number == world_size
+        }
+        words = out / "settings.yaml", out / f"{world_size}.pth", *sorted(cases.values())
+        made = launch("tests.support.programs.train_fp64", world_size, *words)
+        found |= {key: made[case] for key, case in cases.items()}
+    return found
+
+
+@pytest.mark.parametrize("split", [each for each in SPLITS if each != "1 x 32"])
+@pytest.mark.parametrize("mixing", ["none", "batch"])
+def test_any_split_of_an_update_gives_the_same_weights(weights, mixing, split):
+    for name, weight in weights[mixing, "1 x 32"].items():
+        difference = (weight - weights[mixing, split][name]).abs().max().item()
+        assert weight.dtype is torch.float64 and difference < 1e-10, f"{name} differs by {difference}"
+
+
+KILLS = {"one": (1, AUGMENTED), "naive": (1, [*AUGMENTED, "PRECISION.MODE=naive"]), "two": (2, AUGMENTED)}
+
+
+@pytest.mark.parametrize("name", KILLS)
+def test_killed_run_resumes_to_the_hash_of_an_unbroken_run(tmp_path, start, unbroken, name):
+    processes, options = KILLS[name]
+    more = ["TRAIN.MODEL_EMA=true", "SAVE_STEPS=3", "MODEL.DROPPATH=0.1", "DATA.NUM_WORKERS=2"]
+    flags = ["-amp", "-batch_size", str(8 // processes), "-opts", *options, *more]
+    killed = start(tmp_path, *flags, processes=processes, signal_at=[7, signal.SIGKILL, [0, 1]])
+    assert set(killed.codes) == {-signal.SIGKILL}, killed.printed
+    assert read_checkpoint(run_folder(tmp_path) / "last.pth")["step"] in (5, 6)
+    start(tmp_path, *flags, processes=processes).done()
+    assert run_hash(run_folder(tmp_path)) == unbroken(*flags, processes=processes)

@@ -32,6 +32,10 @@ def check_combinations(values: Values, origins: dict[str, str]) -> None:
     _check_url(values, origins)
     _check_typed(values, origins)
     rules = [_training_rules, _image_rules, _label_rules, _vit_rules]
+    if values["DATA.TOKENS"]:
+        from extras.native_aspect.rules import native_rules  # extra: native_aspect
+
+        rules.append(native_rules)
     for is_wrong, key, problem in itertools.chain.from_iterable(rule(values, named) for rule in rules):
         if is_wrong:
             raise ConfigError(f"{named(key)}, {problem}")

@@ -35,7 +35,13 @@ class Maps(NamedTuple):
 
         Call this before any transform changes the model.
         """
-        model, data = copy.deepcopy(classifier.model).float().to(device), classifier.config.DATA
+        data = classifier.config.DATA
+        if data.TOKENS:
+            raise ConfigError(
+                f"-attention: {classifier.config.MODEL.NAME} takes sequences of patches (DATA.TOKENS {data.TOKENS}), for "
+                "which there are no maps; leave -attention out"
+            )
+        model = copy.deepcopy(classifier.model).float().to(device)
         blank = torch.zeros(1, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE, device=device)
         source = Rollout.of(model, blank) or GradientMaps.of(model, blank)
         if source is None:

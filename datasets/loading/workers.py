@@ -83,7 +83,9 @@ def shared_bytes(data: Data, num_processes: int) -> int:
 
 
 def _image_bytes(data: Data) -> int:
-    return data.IMAGE_CHANNELS * data.IMAGE_SIZE**2
+    # Patches usually have 16 x 16 pixels.
+    pixels = 256 * max((data.TOKENS, *data.TRAIN_TOKENS)) if data.TOKENS else data.IMAGE_SIZE**2
+    return data.IMAGE_CHANNELS * pixels
 
 
 def _count_on_cpu(data: Data, image_set: ImageSet, process: Process) -> int:

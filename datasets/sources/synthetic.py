@@ -19,7 +19,11 @@ class SyntheticImages(ImageSet):
 
     in_memory = names_are_numbers = labels_are_numbers = True
 
-    def makes_batches(self, config: Config, batch_size: int, rank: int, device: torch.device) -> "SyntheticBatches":
+    def makes_batches(self, config: Config, batch_size: int, rank: int, device: torch.device) -> Callable:
+        if config.DATA.TOKENS:
+            from extras.native_aspect.synthetic import SyntheticSequences  # extra: native_aspect
+
+            return SyntheticSequences(config, self, batch_size, rank, device)
         return SyntheticBatches(config, self, batch_size, rank, device)
 
     def name(self, index: int) -> str:

@@ -99,6 +99,10 @@ def record_forward(config: Config, model: nn.Module, precision: Precision, count
     kept = SavedTensors(model)
     side = config.largest_train_side
     pixels = torch.zeros((count, data.IMAGE_CHANNELS, side, side), dtype=torch.uint8)
+    if data.TOKENS:
+        from extras.native_aspect.synthetic import blank_batch  # extra: native_aspect
+
+        pixels = blank_batch(config, count)
     images = build_normalize(data).to(device)(pixels.to(device), precision.input_dtype(model))
     with kept.following(model), torch.autograd.graph.saved_tensors_hooks(kept.note, lambda tensor: tensor):
         with precision.autocast():

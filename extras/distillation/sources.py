@@ -37,7 +37,7 @@ def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tu
     outputs = _outputs(found, list(classes), num_classes)
     number = len(found.classes) if outputs else num_classes
     with torch.random.fork_rng(devices=[]):
-        model = build_model(found.config, number)
+        model = _build(found, number)
         if found.num_classes is None:
             _check_number(model, found.weights, num_classes)
         key = WEIGHTS_KEY if config.TRAIN.TEACHER_PRETRAINED else KEY
@@ -48,8 +48,15 @@ def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tu
 def random_teacher(config: Config, num_classes: int) -> Teacher:
     """Return the teacher with random weights, for memory trials."""
     found = find_teacher(config)
-    model = build_model(found.config, num_classes)
+    model = _build(found, num_classes)
     return Teacher(model, config.DATA, found.config.DATA, side=found.side)
+
+
+def _build(found: TeacherSource, num_classes: int) -> torch.nn.Module:
+    try:
+        return build_model(found.config, num_classes)
+    except ConfigError as error:
+        raise ConfigError(f"{KEY}: {str(error).removeprefix('MODEL.NAME: ')}") from None
 
 
 def find_teacher(config: Config) -> TeacherSource:
@@ -68,7 +75,8 @@ def find_teacher(config: Config) -> TeacherSource:
     file = find_file(weights) if weights else None
     has_means = cfg is not None and len(cfg.mean) == config.DATA.IMAGE_CHANNELS
     images = {"IMAGENET_MEAN": tuple(cfg.mean), "IMAGENET_STD": tuple(cfg.std)} if has_means else {}
-    side = cfg.input_size[-1] if cfg is not None and cfg.fixed_input_size else None
+    has_side = cfg is not None and cfg.fixed_input_size and not config.DATA.TOKENS
+    side = cfg.input_size[-1] if has_side else None
     data = replace(config.DATA, **images, **({"IMAGE_SIZE": side} if side else {}))
     # The teacher needs no schedule of sizes: its model takes images of one size, or of any size.
     train = replace(config.TRAIN, SIZE_SCHEDULE=())
@@ -93,8 +101,11 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
             f"{KEY}: {path} takes images of {counted(then.DATA.IMAGE_CHANNELS, 'channel')}; set DATA.IMAGE_CHANNELS to "
             f"{then.DATA.IMAGE_CHANNELS}, or name another teacher"
         )
-    then = replace(then, MODEL=replace(then.MODEL, FREEZE=()))
-    return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), then.DATA.IMAGE_SIZE)
+    # The teacher gets the student's images. With DATA.TOKENS, a plain ViT is built for sequences of patches too.
+    side = None if config.DATA.TOKENS else then.DATA.IMAGE_SIZE
+    data = replace(then.DATA, TOKENS=config.DATA.TOKENS or then.DATA.TOKENS)
+    then = replace(then, DATA=data, MODEL=replace(then.MODEL, FREEZE=()))
+    return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), side)
 
 
 def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list[int]:

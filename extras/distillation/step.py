@@ -18,6 +18,7 @@ from models.compilation import compile_model
 from models.parts import has_running_statistics
 from models.transforms import choose_transforms
 from utils.distributed import Process
+from utils.errors import ConfigError
 from utils.log import Log
 
 
@@ -42,6 +43,13 @@ class Distillation:
         self._teacher, self._config = teacher, config
 
     def change_model(self, model: nn.Module) -> None:
+        if self._config.DATA.TOKENS:
+            sides = model.get_patch_size()[0], self._teacher.model.get_patch_size()[0]
+            if sides[0] != sides[1]:
+                raise ConfigError(
+                    f"TRAIN.TEACHER_MODEL: {self._config.TRAIN.TEACHER_MODEL} has patches of {sides[1]} x {sides[1]} pixels, "
+                    f"but the model has {sides[0]} x {sides[0]} (DATA.TOKENS); name a teacher with the same patches"
+                )
         use_both_heads(model)
 
     def wrap(self, prepare: Preparation, loss: Loss, precision: Precision) -> tuple[Preparation, Loss]:

@@ -38,14 +38,26 @@ class Teacher(nn.Module):
         resized = f", images resized to {self.side} x {self.side}" if self.side else ""
         return f"{count:,} parameters{resized}{', images normalized as its weights expect' * self.renormalizes}"
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, classes of the student] for images [B, C, H, W] as the student gets them."""
+    def forward(self, images: Tensor | dict[str, Tensor]) -> Tensor:
+        """Return logits [B, classes of the student] for images [B, C, H, W] as the student gets them.
+
+        With DATA.TOKENS, the images are a dict with sequences of patches.
+        """
+        dtype = next(self.model.parameters()).dtype
+        if isinstance(images, dict):
+            patches = images["patches"]
+            if self.renormalizes:
+                scale, shift = self.scale.flatten(), self.shift.flatten()
+                patches = (patches.unflatten(2, (-1, len(scale))) * scale + shift).flatten(2)
+            return self._chosen(self.model({**images, "patches": patches.to(dtype)}))
         if self.side and images.shape[-1] != self.side:
             # Resize in float32, because not every device can resize half types.
             images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
         if self.renormalizes:
             images = images * self.scale + self.shift
-        logits = self.model(images.to(next(self.model.parameters()).dtype))
+        return self._chosen(self.model(images.to(dtype)))
+
+    def _chosen(self, logits: Tensor) -> Tensor:
         return logits[:, self.outputs] if len(self.outputs) else logits
 
 

@@ -136,7 +136,7 @@ def check_batches(config: Config, num_classes: int, batches: Batches) -> None:
     """Raise ConfigError if the images or classes of the batches do not fit the model."""
     shape = (config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE)
     for (images, targets, *_), _ in batches.batches:
-        if tuple(images.shape[1:]) != shape:
+        if tuple(images.shape[1:]) != shape and not config.DATA.TOKENS:
             raise ConfigError(
                 f"-batch: its images are {list(images.shape[1:])}, but the images of this run are {list(shape)} "
                 "(DATA.IMAGE_CHANNELS, DATA.IMAGE_SIZE); give a batch of this run"

@@ -140,7 +140,12 @@ class Trial:
         if config.TRAIN.SIZE_SCHEDULE:
             train = replace(train, SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
         model = replace(config.MODEL, NUM_CLASSES=num_classes)
-        self.config = replace(config, COMPILE=False, TRAIN=train, MODEL=model)
+        data = (
+            replace(config.DATA, TRAIN_TOKENS=(max(config.DATA.TRAIN_TOKENS),))
+            if config.DATA.TRAIN_TOKENS
+            else config.DATA
+        )
+        self.config = replace(config, COMPILE=False, DATA=data, TRAIN=train, MODEL=model)
         self.device, self.stop = process.device, stop
         self.has_others, self.probes = process.world_size > 1, process.world_size > 1 and not config.COMPILE
         self.trainer: Trainer | None = None

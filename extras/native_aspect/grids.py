@@ -49,7 +49,13 @@ def pack(pixels: Tensor, patch: int, out: Tensor) -> None:
     patches = pixels.permute(1, 2, 0).view(rows, patch, columns, patch, channels).transpose(1, 2)
     out[:count].view(rows, columns, patch, patch, channels).copy_(patches)
     out[count:].zero_()
-    out[-1, :GRID_BYTES] = torch.tensor([rows % 256, rows // 256, columns % 256, columns // 256], dtype=torch.uint8)
+    set_grid(out, rows, columns)
+
+
+def set_grid(images: Tensor, rows: int, columns: int) -> None:
+    """Write the grid of one image, uint8 [N + 1, P * P * C], or of several."""
+    head = [rows % 256, rows // 256, columns % 256, columns // 256]
+    images[..., -1, :GRID_BYTES] = torch.tensor(head, dtype=torch.uint8)
 
 
 def grids_of(batch: Tensor) -> np.ndarray:

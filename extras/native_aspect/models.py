@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ def build_native(config: Config, num_classes: int) -> nn.Module:
         embeds is None
         or not embeds.is_linear
         or not embeds.channels_last
-        or embeds.patch_size[0] != embeds.patch_size[1]
+        or not 1 < embeds.patch_size[0] == embeds.patch_size[1]
     ):
         raise _refusal(config)
     if settings.TYPE == "vit" and settings.POS_EMBED == "sincos2d":
@@ -37,6 +38,14 @@ def build_native(config: Config, num_classes: int) -> nn.Module:
         embeds.pos_embed.data.copy_(rows.view(embeds.pos_embed.shape))
         embeds.pos_embed.requires_grad_(False)
     return model
+
+
+def arguments_of(config: Config) -> tuple[str, dict[str, Any]]:
+    """Return the name and the arguments with which timm builds this model."""
+    settings = config.MODEL
+    native = _of_vit(config) if settings.TYPE == "vit" else _of_timm(config)
+    size = {"img_size": config.DATA.IMAGE_SIZE} if "use_naflex" in native.KWARGS else {}
+    return native.NAME, {**native.KWARGS, **size}
 
 
 def _of_timm(config: Config) -> Model:
@@ -80,7 +89,8 @@ def _of_vit(config: Config) -> Model:
 def _refusal(config: Config) -> ConfigError:
     return ConfigError(
         f"MODEL.NAME: {config.MODEL.NAME} cannot take images at their own aspect ratio (DATA.TOKENS is "
-        f"{config.DATA.TOKENS}); choose one of timm's naflexvit_* or a plain ViT with square patches, or set DATA.TOKENS=null"
+        f"{config.DATA.TOKENS}); choose one of timm's naflexvit_* or a plain ViT with square patches of at "
+        "least 2 x 2 pixels, or set DATA.TOKENS=null"
     )
 
 

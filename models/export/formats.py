@@ -77,6 +77,11 @@ FORMATS = {
 def export(subject: Subject, name: str, target: Path) -> str:
     """Write the model in this format, load it again, and compare its logits with the original's. Return the result."""
     chosen = FORMATS[name]
+    if subject.config.DATA.TOKENS and chosen.suffix:
+        raise ConfigError(
+            f"-to {name}: {subject.name} takes sequences of patches (DATA.TOKENS {subject.config.DATA.TOKENS}), and timm "
+            "reads the size of each image from their values, which a graph cannot; use -to hf or .safetensors"
+        )
     check_target(name, target)
     chosen.refuse(subject)
     with staged(target) as path:

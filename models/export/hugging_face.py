@@ -81,6 +81,11 @@ def timm_config(subject: Subject) -> dict[str, Any]:
             "qkv_bias": settings.QKV_BIAS,
             "pos_embed": "learn" if settings.POS_EMBED == "sincos2d" else settings.POS_EMBED,
         }
+    if subject.config.DATA.TOKENS:
+        from extras.native_aspect.models import arguments_of  # extra: native_aspect
+
+        architecture, arguments = arguments_of(subject.config)
+        has_fixed_size = False
     facts = layers | subject.data | {"num_classes": model.num_classes, "fixed_input_size": has_fixed_size}
     return {
         "architecture": architecture,

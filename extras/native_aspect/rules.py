@@ -1,0 +1,25 @@
+"""Refuses settings that images at their own aspect ratio (DATA.TOKENS) do not support."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+TOKENS = "DATA.TOKENS"
+# {setting: the values that are supported, and why others are not}
+SUPPORTED = {
+    "TRAIN.SIZE_SCHEDULE": (((),), "must be empty", "DATA.TRAIN_TOKENS varies the size of images"),
+    "DATA.TRAIN_CROP": (("rrc",), "must be rrc", "simple crops are square"),
+    "TRAIN.CUTMIX_MINMAX": (
+        ((),),
+        "must be empty",
+        "images of different sizes have no common box; use TRAIN.CUTMIX_ALPHA",
+    ),
+    "TRAIN.MIXUP_MODE": (("batch",), "must be batch", "timm mixes whole batches of such images"),
+    "DATA.CACHE": (("none", "disk"), "must be none or disk", "the number of patches decides the size of an image"),
+}
+
+
+def native_rules(values: dict[str, Any], named: Callable[[str], str]) -> Iterator[tuple[bool, str, str]]:
+    """Yield whether a rule is broken, the setting to name, and the problem."""
+    for key, (allowed, demand, reason) in SUPPORTED.items():
+        value = values[key] if isinstance(values[key], str | int | tuple) else tuple(values[key])
+        yield value not in allowed, key, f"{demand} with {named(TOKENS)}: {reason}"

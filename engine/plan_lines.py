@@ -28,6 +28,10 @@ def describe_training(plan: TrainPlan, model: str) -> list[str]:
     if plan.config.TRAIN.SIZE_SCHEDULE:
         sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
         lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}")
+    if plan.config.DATA.TOKENS:
+        from extras.native_aspect.describe import describe_sequences  # extra: native_aspect
+
+        lines.append(describe_sequences(plan.config))
     return lines + [line for note in notes_on(plan).values() for line in note]
 
 
@@ -214,7 +218,8 @@ def _compare_with_timm(plan: Plan) -> list[str]:
     size, channels = "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS"
     if theirs.get(channels) != here[channels]:
         return []
-    different = [key for key in theirs if key != size and theirs[key] != here[key] and origins[key] == "default"]
+    unused = (size, *(("DATA.CROP_PCT", "DATA.CROP_MODE") if plan.config.DATA.TOKENS else ()))
+    different = [key for key in theirs if key not in unused and theirs[key] != here[key] and origins[key] == "default"]
     words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
     line = f"timm prepares images differently for {plan.config.MODEL.NAME}; to do the same, add -opts {words}"
     return [line] if words else []

@@ -108,6 +108,10 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
             kinds.update(scan_images(scan, f"reading {part} images"))
             yield check_readable(part, scan, config.DATA.MAX_BAD_FRACTION)
             yield check_sizes(part, scan, config)
+            if config.DATA.TOKENS:
+                from extras.native_aspect.describe import describe_shapes  # extra: native_aspect
+
+                yield Finding(f"{part} shapes", describe_shapes(config, scan.sides[scan.readable]))
             scans.append(scan)
     if kinds:
         yield Finding("kinds of files", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()))
@@ -173,7 +177,7 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     by_area = np.argsort(sides.prod(axis=1, dtype=np.int64), kind="stable")
     three = sides[by_area[[0, len(sides) // 2, -1]]].tolist()
     smallest, median, largest = (f"{width} x {height}" for height, width in three)
-    smaller = (sides.min(axis=1) < image_size).mean()
+    smaller = 0.0 if config.DATA.TOKENS else (sides.min(axis=1) < image_size).mean()
     note = f"; {smaller:.1%} are enlarged to DATA.IMAGE_SIZE {image_size}" if smaller else ""
     of = f" of {scan.describe_count()} images" * scan.is_sample
     return Finding(title, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")

@@ -25,19 +25,30 @@ def build_native(config: Config, num_classes: int) -> nn.Module:
     settings = config.MODEL
     native = dataclasses.replace(config, MODEL=_of_vit(config) if settings.TYPE == "vit" else _of_timm(config))
     model = build_timm(native, num_classes)
-    embeds = model.embeds if isinstance(model, NaFlexVit) else None
-    if (
-        embeds is None
-        or not embeds.is_linear
-        or not embeds.channels_last
-        or not 1 < embeds.patch_size[0] == embeds.patch_size[1]
-    ):
+    if not isinstance(model, NaFlexVit):
         raise _refusal(config)
+    embeds = model.embeds
+    _check_patches(config, embeds)
     if settings.TYPE == "vit" and settings.POS_EMBED == "sincos2d":
         rows = sincos2d(embeds.pos_embed_grid_size, settings.EMBED_DIM).to(embeds.pos_embed)
         embeds.pos_embed.data.copy_(rows.view(embeds.pos_embed.shape))
         embeds.pos_embed.requires_grad_(False)
     return model
+
+
+def _check_patches(config: Config, embeds: nn.Module) -> None:
+    """Raise ConfigError if patches do not have the form that the readers write."""
+    height, width = embeds.patch_size
+    if embeds.is_linear and embeds.channels_last and 1 < height == width:
+        return
+    settings = config.MODEL
+    key = "MODEL.PATCH_SIZE" if settings.TYPE == "vit" else "MODEL.KWARGS" if settings.KWARGS else "MODEL.NAME"
+    raise ConfigError(
+        f"{key}: the patches of {settings.NAME} have {height} x {width} pixels and a "
+        f"{'linear' if embeds.is_linear else 'convolutional'} embedding with channels "
+        f"{'last' if embeds.channels_last else 'first'}; DATA.TOKENS needs square patches of at least 2 x 2 pixels, a "
+        "linear embedding and channels last; change this, or set DATA.TOKENS=null"
+    )
 
 
 def arguments_of(config: Config) -> tuple[str, dict[str, Any]]:
@@ -89,8 +100,8 @@ def _of_vit(config: Config) -> Model:
 def _refusal(config: Config) -> ConfigError:
     return ConfigError(
         f"MODEL.NAME: {config.MODEL.NAME} cannot take images at their own aspect ratio (DATA.TOKENS is "
-        f"{config.DATA.TOKENS}); choose one of timm's naflexvit_* or a plain ViT with square patches of at "
-        "least 2 x 2 pixels, or set DATA.TOKENS=null"
+        f"{config.DATA.TOKENS}); choose one of timm's naflexvit_* or a plain ViT, or set "
+        "DATA.TOKENS=null"
     )
 
 

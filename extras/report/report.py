@@ -133,7 +133,9 @@ def facts(run: SavedRun) -> Markup:
         "Pretrained weights": given["MODEL.PRETRAINED"],
         **{key.replace("_", " ").capitalize(): f"{about[key]:,}" for key in numbers if about.get(key)},
         **unreadable(run),
-        "Image size": f"{given['DATA.IMAGE_SIZE']} x {given['DATA.IMAGE_SIZE']}",
+        "Image size": f"at most {tokens:,} patches"
+        if (tokens := given.get("DATA.TOKENS"))
+        else f"{given['DATA.IMAGE_SIZE']} x {given['DATA.IMAGE_SIZE']}",
         "Optimizer": f"{given['TRAIN.OPTIMIZER.NAME']}, learning rate up to {rate:.3g}",
         "Precision": about.get("precision") or ("-amp" if given["AMP"] else "float32"),
         "Device": f"{f'{processes} x ' if processes > 1 else ''}{about.get('device_name', '')}",

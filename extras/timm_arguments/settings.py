@@ -16,7 +16,7 @@ NOT_NEEDED = set(
     """train-num-samples val-num-samples dataset-download dataset-trust-remote-code channels-last fuser fast-norm torchscript
     no-ddp-bb synchronize-step device-modules local_rank pin-mem no-prefetcher use-multi-epochs-loader worker-seeding
     patience-epochs drop-connect model-ema-force-cpu save-images wandb-project wandb-tags wandb-resume-id
-    kd-student-feature-dim kd-teacher-feature-dim""".split()
+    kd-student-feature-dim kd-teacher-feature-dim naflex-loss-scale""".split()
 )
 # {argument: other arguments that train.py uses only together with it}
 NEEDED = {

@@ -52,7 +52,8 @@ class Translation(ArgumentSettings):
                 self.without_setting(name, argument.reason)
             elif name not in COMPUTED and several[argument.setting] == 1 and saved_key(argument.setting) in SETTINGS:
                 self.put(argument.setting, self.args[name], name)
-        for part in (self.data, self.model, self.optimizer, self.schedule, self.rate, self.regularization, self.run):
+        parts = [self.data, self.sequences, self.model, self.optimizer, self.schedule, self.rate, self.regularization]
+        for part in [*parts, self.run]:
             part()
         self.refuse_all()
         loaded = load([], beneath=[*self.layers.values()])
@@ -106,6 +107,23 @@ class Translation(ArgumentSettings):
         self.put("TRAIN.ACCUM_ITER", max(1, args["grad-accum-steps"]), "grad-accum-steps")  # as train.py does
         if args["validation-batch-size"] == 0:  # with 0, train.py uses the training batch size
             self.leave_open("DATA.BATCH_SIZE_EVAL")
+
+    def sequences(self) -> None:
+        """Set the lengths of sequences of patches, which train.py uses only with --naflex-loader."""
+        args, lengths = self.args, self.args["naflex-train-seq-lens"]
+        if not args["naflex-loader"]:
+            self.leave_open("DATA.TRAIN_TOKENS")
+            return
+        self.put("DATA.TOKENS", args["naflex-max-seq-len"], "naflex-max-seq-len", "naflex-loader")
+        if len(set(lengths)) > 1:
+            self.differs(
+                "naflex-loader",
+                f"every update has {args['batch-size']} images per process; train.py takes more images of shorter "
+                f"sequences, as many as {args['batch-size']} sequences of {max(lengths)} patches fill",
+            )
+        if args["mixup"] > 0 or args["cutmix"] > 0:
+            name = "mixup" if args["mixup"] > 0 else "cutmix"
+            self.differs(name, "pairs are neighbours in the shuffled order; train.py pairs images of similar shape")
 
     def model(self) -> None:
         args, own = self.args, preprocessing(self.args)
@@ -230,7 +248,7 @@ class Translation(ArgumentSettings):
             self.refuse("clip-grad", "with this value train.py sets all gradients to 0")
         if mixes:
             self.put("TRAIN.MIXUP_GROUP", args["batch-size"], "batch-size")
-        if mixes and args["reprob"]:
+        if mixes and args["reprob"] and not args["naflex-loader"]:
             self.differs("reprob", "images are mixed after erasing; train.py mixes them before erasing")
         repeats = args["aug-repeats"]
         self.put("TRAIN.REPEATED_AUG", 1 if repeats == 0 else repeats, "aug-repeats")

@@ -27,6 +27,7 @@ ASKING: dict[str, str | None] = {
     "explain": f"{TRAIN} -explain_precision",
     "float8": f"{TRAIN} -amp -opts PRECISION.MODE=float8",
     "labels": "scripts.labels {output}/run",
+    "native_aspect": f"{TRAIN} -opts DATA.TOKENS=16",
     "remote": f"{TRAIN} -dataset shards -data_path https://a.invalid/train-0.tar",
     "report": "scripts.report {output}/run",
     "timm_arguments": "scripts.from_timm --model resnet50",

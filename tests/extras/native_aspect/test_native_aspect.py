@@ -1,0 +1,378 @@
+"""DATA.TOKENS: mixing and erasing of patches, runs, predictions, exports, -check, and settings that are refused."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from datasets import build_normalize, build_preparation, build_train_data, load_image_sets
+from datasets.batch_order import Piece
+from datasets.types import Batch
+from engine.predict.output import as_pictures
+from engine.predict.pictures import tiles_of
+from extras.native_aspect.erasing import PatchBoxes, PatchErasing, shares_of
+from extras.native_aspect.grids import grids_of, new_batch, pack, pictures_of, size_of
+from extras.native_aspect.mixing import PatchMixing
+from models import build_model
+from models.weights.files import read_weights
+from tests.extras.native_aspect.photos import SHAPES, VIT, noise, settings
+from tests.support.configs import CPU, replaced
+from tests.support.refusals import assert_names, refused
+from tests.support.runs import rows, run, run_folder, typed
+from tests.support.trainers import make_trainer, update
+from utils.distributed import Process
+from utils.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+
+
+def batch_of(shapes: list[tuple[int, int]], length: int = 64, patch: int = 8, shade: int | None = None) -> torch.Tensor:
+    """Return a batch of pictures with these widths and heights in patches."""
+    batch = new_batch(len(shapes), length, patch, 3)
+    for number, (columns, rows_of) in enumerate(shapes):
+        pixels = np.array(noise(columns * patch, rows_of * patch, seed=number))
+        if shade is not None:
+            pixels[:] = shade * (number + 1)
+        pack(torch.from_numpy(pixels).permute(2, 0, 1), patch, batch[number])
+    return batch
+
+
+def piece_of(count: int, step: int = 5) -> Piece:
+    return Piece(0, np.arange(count), count, step, 0, np.zeros(count, int))
+
+
+# Batches
+
+
+def test_packed_patches_unpack_to_the_same_pixels():
+    batch = batch_of([(8, 8), (1, 60), (64, 1), (300, 2)], length=640)
+    assert grids_of(batch).tolist() == [[8, 8], [60, 1], [1, 64], [2, 300]]
+    for number, (columns, count) in enumerate([(8, 8), (1, 60), (64, 1), (300, 2)]):
+        expected = np.array(noise(columns * 8, count * 8, seed=number))
+        assert np.array_equal(pictures_of(batch)[number], expected)
+        assert not batch[number, columns * count : -1].any(), "the padding is zero"
+
+
+def test_rows_that_pad_an_evaluation_batch_change_no_other_logits(folder):
+    config = settings(folder)
+    model, normalize = build_model(config, 5).eval(), build_normalize(config.DATA)
+    batch = batch_of([(6, 4), (3, 8)], length=24)
+    padded = torch.cat((batch, torch.zeros_like(batch)))
+    with torch.no_grad():
+        logits, expected = model(normalize(padded)), model(normalize(batch))
+    assert logits.isfinite().all()
+    torch.testing.assert_close(logits[:2], expected, rtol=0, atol=1e-6)
+
+
+def test_normalized_batch_turns_back_into_its_pictures(folder):
+    config = settings(folder)
+    normalize, batch = build_normalize(config.DATA), batch_of([(6, 4), (3, 8), (1, 1)], length=24)
+    for found, expected in zip(normalize.pixels(normalize(batch)), pictures_of(batch), strict=True):
+        assert np.array_equal(found.permute(1, 2, 0).numpy(), expected)
+    mirrored = normalize.pixels(normalize.mirrored(normalize(batch)))
+    for found, expected in zip(mirrored, as_pictures(batch), strict=True):
+        assert np.array_equal(found.permute(1, 2, 0).numpy(), expected[:, ::-1])
+
+
+def test_grey_images_are_read_as_one_channel(folder):
+    options = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
+    trainer = update(make_trainer(settings(folder, *options)), 2)
+    assert np.isfinite(trainer.report().loss) and trainer.model.embeds.proj.in_features == 64
+
+
+# Mixing and erasing
+
+
+def mixed(folder, shapes, *options: str, step: int = 5):
+    """Return a batch before and after mixing, and the shares."""
+    config = settings(folder, "TRAIN.MIXUP_PROB=1", *options)
+    mixing, batch, piece = PatchMixing(config, 8), batch_of(shapes, shade=40), piece_of(len(shapes), step)
+    before, grids = [each.astype(float) for each in pictures_of(batch.clone())], grids_of(batch)
+    mixes = mixing.draw(piece, grids)
+    mixing.mix(batch, mixes)
+    return before, [each.astype(float) for each in pictures_of(batch)], mixing.shares(mixes, grids)
+
+
+@pytest.mark.parametrize("kind", ["MIXUP", "CUTMIX"])
+@pytest.mark.parametrize("shapes", [[(8, 8), (8, 8)], [(16, 4), (4, 16)], [(9, 3), (6, 5)]], ids=str)
+def test_mixed_targets_have_the_share_of_the_mixed_pixels(folder, kind, shapes):
+    for step in range(6):
+        before, after, shares = mixed(folder, shapes, f"TRAIN.{kind}_ALPHA=1", step=step)
+        for own, partner in ((0, 1), (1, 0)):
+            # Each picture has one shade, so the mean shade shows how much of it is left.
+            start, end = before[own].mean(), before[partner].mean()
+            assert (after[own].mean() - end) / (start - end) == pytest.approx(shares[own], abs=0.02)
+
+
+def test_only_the_central_overlap_of_two_images_is_mixed(folder):
+    before, after, shares = mixed(folder, [(16, 4), (4, 16)], "TRAIN.MIXUP_ALPHA=1")
+    changed = (before[0] != after[0]).any(axis=2)
+    assert changed[:, 48:80].all() and not changed[:, :48].any() and not changed[:, 80:].any()
+    assert shares[0] == pytest.approx(shares[1])
+
+
+def test_last_image_without_a_partner_and_late_epochs_are_not_mixed(folder):
+    before, after, shares = mixed(folder, [(4, 4)] * 3, "TRAIN.MIXUP_ALPHA=1")
+    assert (before[2] == after[2]).all() and shares[2] == 1 and shares[0] < 1
+    before, after, shares = mixed(folder, [(4, 4)] * 2, "TRAIN.MIXUP_ALPHA=1", "TRAIN.MIXUP_PROB=0")
+    assert (before[0] == after[0]).all() and (shares == 1).all()
+    mixing = PatchMixing(settings(folder, "TRAIN.MIXUP_ALPHA=1", "TRAIN.MIXUP_OFF_EPOCH=1"), 8)
+    assert mixing.is_on(piece_of(2)) and not mixing.is_on(piece_of(2)._replace(epoch=1))
+
+
+@pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
+def test_erased_boxes_cover_whole_patches_inside_the_image(folder, mode):
+    options = ["TRAIN.RANDOM_ERASE_PROB=1", "TRAIN.RANDOM_ERASE_COUNT=2", f"TRAIN.RANDOM_ERASE_MODE={mode}"]
+    config = settings(folder, *options)
+    batch = batch_of([(10, 6), (3, 20), (1, 2)])
+    piece, prepare = piece_of(3), build_preparation(config, build_normalize(config.DATA))
+    images, _ = prepare(Batch(batch, torch.zeros(3, dtype=torch.int64), 3, [], piece))
+    plain = build_normalize(config.DATA)(batch)
+    changed = (images["patches"] != plain["patches"]).any(2)
+    assert not (changed & ~plain["patch_valid"]).any()
+    counts = changed.sum(1).tolist()
+    assert 0 < counts[0] <= 60 / 3 + 10 and 0 < counts[1] <= 60 / 3 + 10
+    erased = images["patches"][changed].unflatten(1, (-1, 3))
+    if mode == "const":
+        assert not erased.any()
+    else:
+        varies = (erased != erased[:, :1]).any().item()
+        assert varies == (mode == "pixel") and erased.std() > 0.1
+
+
+def test_erased_share_of_patches_is_that_of_timm(folder):
+    from timm.data.naflex_random_erasing import PatchRandomErasing
+
+    config = settings(folder, "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.RANDOM_ERASE_MODE=const")
+    rows_of, columns, count = 6, 10, 1500
+    grids = np.tile([rows_of, columns], (count, 1))
+    table = PatchBoxes(config).table(piece_of(count), grids, np.ones(count))
+    found = len(PatchErasing(config, CPU, 192).rows(table, 60)[0]) / (60 * count)
+    coord = torch.stack(torch.meshgrid(torch.arange(rows_of), torch.arange(columns), indexing="ij"), 2).view(1, -1, 2)
+    erased = PatchRandomErasing(0.5, device="cpu")(torch.ones(count, 60, 1, 1), coord.expand(count, -1, -1))
+    assert found == pytest.approx((erased == 0).float().mean().item(), rel=0.12)
+    assert (shares_of(table) == 1).all()
+
+
+def test_saved_batch_without_drawn_boxes_is_prepared_alike(folder):
+    """The doctor replays saved images, which were mixed when they were read."""
+    config = settings(folder, "TRAIN.MIXUP_ALPHA=1", "TRAIN.RANDOM_ERASE_PROB=0.5")
+    windows = build_train_data(config, load_image_sets(config)[0], Process(CPU)).windows(0, 1)
+    batch = next(next(windows).batches)
+    prepare = build_preparation(config, build_normalize(config.DATA))
+    images, targets = prepare(batch)
+    again, same = prepare(batch._replace(boxes=None))
+    assert torch.equal(images["patches"], again["patches"]) and torch.equal(targets.share, same.share)
+    assert 0 < targets.share.min() < 1
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, folder):
+    """Return the folder of a run."""
+    output = tmp_path_factory.mktemp("trained")
+    options = "-epochs 1 -opts REPORT=true DATA.TRAIN_TOKENS=[12,24] TRAIN.MIXUP_ALPHA=0.8".split()
+    ended = run("main_single_gpu.py", "-cfg", str(folder / "native.yaml"), "-output", str(output), *options).done()
+    assert_names(ended.stdout, "own aspect ratio", "24 patches of 8 x 8", "one of 12, 24")
+    return run_folder(output)
+
+
+def test_run_draws_its_batch_and_resumes(trained, folder):
+    assert (trained / "train_batch.png").exists() and "at most 24 patches" in (trained / "report.html").read_text()
+    ended = run("main_single_gpu.py", "-resume", str(trained), "-epochs", "2").done()
+    assert "Epoch[002/002]" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-amp"],
+        ["-amp", "-amp_dtype", "float16"],
+        ["-amp", "-opts", "PRECISION.MODE=naive"],
+        ["-opts", "TRAIN.GRAD_CHECKPOINTING=true", "TRAIN.LAYER_DECAY=0.8", "TRAIN.MODEL_EMA=true"],
+        ["-opts", *VIT],
+        ["-batch_size", "auto"],
+        ["-opts", "DATA.CACHE=disk"],
+        ["-dataset", "synthetic", "-num_classes", "3", "-opts", "DATA.SYNTHETIC_SIZE=32", "DATA.TRAIN_TOKENS=[4,12]"],
+        ["-amp", "-explain_precision"],
+    ],
+    ids=" ".join,
+)
+def test_run_of_one_epoch_trains_and_is_finite(tmp_path, folder, flags):
+    words = ["-cfg", folder / "native.yaml", "-output", tmp_path, "-epochs", "1", *flags]
+    run("main_single_gpu.py", *map(str, words)).done()
+    losses = [
+        json.loads(line)["eval_loss"] for line in (run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert losses and all(0 < each < 10 for each in losses)
+
+
+def test_sharded_weights_train_like_replicated_ones(tmp_path, folder):
+    found = {}
+    for strategy in ("ddp", "fsdp2"):
+        words = ["-cfg", folder / "native.yaml", "-output", tmp_path / strategy, "-epochs", "1"]
+        options = ["-opts", f"DIST.STRATEGY={strategy}", "DATA.TRAIN_TOKENS=[12,24]"]
+        run("main_multi_gpu.py", *map(str, words), *options, processes=2).done()
+        rows_of = (run_folder(tmp_path / strategy) / "metrics.jsonl").read_text().splitlines()
+        found[strategy] = json.loads(rows_of[-1])["eval_loss"]
+    assert found["fsdp2"] == pytest.approx(found["ddp"], rel=1e-5)
+
+
+def test_evaluation_and_prediction_read_images_like_the_run(trained, folder, tmp_path):
+    metrics = json.loads((trained / "metrics.jsonl").read_text().splitlines()[0])
+    ended = run("main_single_gpu.py", "-eval", "-pretrained", str(trained / "best.pth"), "-output", str(tmp_path))
+    assert f"{metrics["eval_loss"]:.4f}" in ended.done().stdout
+    photos = [folder / "photos/val/bird" / f"{width}x{height}-0.png" for width, height in SHAPES]
+    typed("scripts/predict.py", trained, *photos, "-sheet", tmp_path / "sheet.png", "-json", tmp_path / "x.json").done()
+    tiles = tiles_of(Image.open(tmp_path / "sheet.png"))
+    shown = [picture.width / picture.height for picture, _ in tiles]
+    sizes = [size_of(height, width, 8, 24) for width, height in SHAPES]
+    assert np.allclose(shown, [width / height for height, width in sizes], rtol=0.3)
+    plain = json.loads((tmp_path / "x.json").read_text())["images"][1]["predictions"][0]["probability"]
+    mirror = tmp_path / "mirror.png"
+    Image.open(photos[1]).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(mirror)
+    found = []
+    for photo in (photos[1], mirror):
+        typed("scripts/predict.py", trained, photo, "-flip", "-json", tmp_path / "y.json").done()
+        found.append(json.loads((tmp_path / "y.json").read_text())["images"][0]["predictions"][0]["probability"])
+    assert found[0] == pytest.approx(found[1], abs=1e-4) and found[0] != plain
+
+
+@pytest.mark.parametrize("options", [[], VIT, ["MODEL.NAME=vit_tiny_patch16_224", "MODEL.KWARGS.depth=1"]], ids=str)
+def test_exports_load_in_timm_with_equal_logits_of_sequences(tmp_path, folder, options):
+    words = [
+        "-cfg",
+        folder / "native.yaml",
+        "-output",
+        tmp_path / "o",
+        "-epochs",
+        "1",
+        *(["-opts", *options] * bool(options)),
+    ]
+    run("main_single_gpu.py", *map(str, words)).done()
+    source = run_folder(tmp_path / "o") / "best.pth"
+    for target, more in (("w.safetensors", ()), ("hf", ("-to", "hf"))):
+        typed("scripts/export.py", source, *more, "-output", tmp_path / target).done()
+    assert read_weights(tmp_path / "w.safetensors").state
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'hf'}", pretrained=True).eval()
+    config = settings(folder, *options)
+    model = build_model(config, 2).eval()
+    model.load_state_dict(read_weights(tmp_path / "w.safetensors").state)
+    images = build_normalize(config.DATA)(batch_of([(6, 4), (3, 8)], length=24, patch=model.get_patch_size()[0]))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(images), model(images), rtol=0, atol=1e-5)
+
+
+def test_graphs_and_attention_maps_are_refused(trained, tmp_path, folder):
+    photo = folder / "photos/val/bird/64x64-0.png"
+    for target in ("x.onnx", "x.pt2"):
+        ended = typed("scripts/export.py", trained / "best.pth", "-output", tmp_path / target)
+        ended.refused("DATA.TOKENS", "hf", page="extras/native_aspect/mistakes", case=target)
+        assert not (tmp_path / target).exists()
+    ended = typed("scripts/predict.py", trained, photo, "-attention", tmp_path / "maps")
+    ended.refused("-attention", "DATA.TOKENS", page="extras/native_aspect/mistakes", case="-attention")
+
+
+# Distillation
+
+
+def test_naflex_teacher_gets_the_images_of_the_student(trained, folder, tmp_path):
+    options = (
+        f"TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL={trained / 'best.pth'} DATA.IMAGENET_MEAN=[0.4,0.4,0.4]"
+    )
+    words = ["-cfg", folder / "native.yaml", "-output", tmp_path, "-epochs", "1", "-opts", *options.split()]
+    run("main_single_gpu.py", *map(str, words)).done()
+    from extras.distillation.sources import load_teacher
+
+    config = settings(folder, *options.split())
+    teacher, _ = load_teacher(config, ["bird", "cat"], 2)
+    batch, theirs = batch_of([(6, 4), (3, 8)], length=24), settings(folder)
+    expected = teacher.model(build_normalize(theirs.DATA)(batch))
+    torch.testing.assert_close(teacher(build_normalize(config.DATA)(batch)), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["resnet10t", "other patches"])
+def test_teacher_that_cannot_read_the_images_is_refused(trained, folder, tmp_path, case):
+    words = [
+        "-cfg",
+        folder / "native.yaml",
+        "-output",
+        tmp_path,
+        "-opts",
+        "TRAIN.DISTILLATION_TYPE=soft",
+        "-num_classes",
+    ]
+    options = [f"TRAIN.TEACHER_MODEL={trained / 'best.pth'}", "MODEL.KWARGS.patch_size=16"]
+    if case == "resnet10t":
+        config = replaced(settings(folder), TRAIN={"DISTILLATION_TYPE": "soft", "TEACHER_MODEL": case})
+        with refused(ConfigError, "TRAIN.TEACHER_MODEL", case, "DATA.TOKENS"):
+            make_trainer(config)
+        return
+    ended = run("main_single_gpu.py", *map(str, words[:-1]), *options)
+    ended.refused("TRAIN.TEACHER_MODEL", "DATA.TOKENS", "16 x 16", "8 x 8")
+
+
+# -check and refusals
+
+
+def test_check_reports_shapes_and_padding(folder, tmp_path):
+    ended = run("main_single_gpu.py", "-cfg", str(folder / "native.yaml"), "-output", str(tmp_path), "-check").done()
+    ratios = [max(shape) / min(shape) for shape in SHAPES]
+    state, text = rows(ended.stdout)["validation shapes"]
+    wide = sum(each > 2 for each in ratios) / len(ratios)
+    lost = 1 - sum(1 / each for each in ratios) / len(ratios)
+    assert state == "ok"
+    assert_names(text, f"{wide:.1%}", f"{lost:.1%}", "53.3:1", "24 patches of 8 x 8")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "DATA.TOKENS=0",
+        "DATA.TRAIN_TOKENS=[0]",
+        "DATA.TRAIN_CROP=simple",
+        "DATA.CACHE=128",
+        "TRAIN.SIZE_SCHEDULE=[0:32]",
+        "TRAIN.CUTMIX_MINMAX=[0.2,0.8]",
+        "TRAIN.MIXUP_MODE=pair",
+        "MODEL.NAME=resnet10t MODEL.KWARGS=null",
+        "MODEL.NAME=nosuch",
+        "MODEL.KWARGS.patch_size=[8,16]",
+        "MODEL.KWARGS.patch_size=1",
+        "MODEL.KWARGS.embed_proj_type=conv",
+        "MODEL.KWARGS.nosuch=1",
+    ],
+)
+def test_unsupported_setting_is_refused_by_name(folder, tmp_path, option):
+    words = ["-cfg", folder / "native.yaml", "-output", tmp_path, "-epochs", "1", "-opts", *option.split()]
+    ended = run("main_single_gpu.py", *map(str, words))
+    named = {"folder": str(folder)}
+    key = option.split("=")[0]
+    ended.refused(
+        "MODEL.KWARGS" if "patch_size" in key or "proj_type" in key else key,
+        page="extras/native_aspect/mistakes",
+        case=option,
+        **named,
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (500, 1), (1, 500), (3, 1500), (2, 2)], ids=str)
+def test_extreme_shapes_train_and_evaluate(folder, tmp_path, shape):
+    for part in ("train", "val"):
+        for name in ("bird", "cat"):
+            (tmp_path / "photos" / part / name).mkdir(parents=True)
+            for number in range(8 if part == "train" else 1):
+                noise(*shape, seed=number).save(tmp_path / "photos" / part / name / f"{number}.png")
+    trainer = update(make_trainer(settings(tmp_path)), 2)
+    assert np.isfinite(trainer.report().loss)
+    words = ["-cfg", tmp_path / "native.yaml", "-output", tmp_path / "o", "-epochs", "1"]
+    run("main_single_gpu.py", *map(str, words)).done()
+
+
+def test_image_longer_than_timms_search_is_read_as_one_row_of_patches():
+    assert size_of(1, 190_000_000, 8, 2) == (8, 16) and size_of(190_000_000, 1, 8, 2) == (16, 8)

@@ -213,20 +213,12 @@ def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:
     return read_class_weights(config, image_set)
 
 
-def _train_reader(config: Config) -> type[Reader]:
+def _choose_reader(config: Config, is_training: bool) -> type[Reader]:
     if config.DATA.TOKENS:
-        from extras.native_aspect.readers import TrainSequenceReader  # extra: native_aspect
+        from extras.native_aspect.readers import EvalSequenceReader, TrainSequenceReader  # extra: native_aspect
 
-        return TrainSequenceReader
-    return SizedReader if config.TRAIN.SIZE_SCHEDULE else TrainReader
-
-
-def _eval_reader(config: Config) -> type[Reader]:
-    if config.DATA.TOKENS:
-        from extras.native_aspect.readers import EvalSequenceReader  # extra: native_aspect
-
-        return EvalSequenceReader
-    return EvalReader
+        return TrainSequenceReader if is_training else EvalSequenceReader
+    return EvalReader if not is_training else SizedReader if config.TRAIN.SIZE_SCHEDULE else TrainReader
 
 
 def build_train_data(config: Config, image_set: ImageSet, process: Process, order: Order | None = None) -> TrainData:
@@ -234,7 +226,7 @@ def build_train_data(config: Config, image_set: ImageSet, process: Process, orde
     order = order or build_order(config, image_set, process.world_size)
     load = image_set.makes_batches and image_set.makes_batches(config, order.batch_size, process.rank, process.device)
     if not load:
-        reader = _train_reader(config)(image_set, config)
+        reader = _choose_reader(config, is_training=True)(image_set, config)
         load = make_loader(reader, choose_workers(config, image_set, process), process.device)
     return TrainData(image_set, order, process.rank, load)
 
@@ -244,9 +236,8 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
     batch_size = config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE
     load = image_set.makes_batches and image_set.makes_batches(config, batch_size, process.rank, process.device)
     if not load:
-        load = make_loader(
-            _eval_reader(config)(image_set, config), choose_workers(config, image_set, process), process.device
-        )
+        reader = _choose_reader(config, is_training=False)(image_set, config)
+        load = make_loader(reader, choose_workers(config, image_set, process), process.device)
     return EvalData(image_set, batch_size, process.rank, process.world_size, load, is_padded=config.COMPILE)
 
 

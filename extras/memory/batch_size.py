@@ -85,9 +85,10 @@ def can_run_out(device: torch.device) -> bool:
 
 
 def refuse(config: Config, how: str, device: torch.device) -> None:
+    name = "DATA.TOKENS" if config.DATA.TOKENS else "DATA.IMAGE_SIZE"
     raise ConfigError(
         f"DATA.BATCH_SIZE is auto, but no batch fits, not even one of {counted(unit_of(config), 'image')} ({how}); "
-        f"lower DATA.IMAGE_SIZE ({config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
+        f"lower {name} ({config.DATA.TOKENS or config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
         f"{amp_hint(config.AMP, device)}, or stop other programs that use the memory"
     )
 

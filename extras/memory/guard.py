@@ -162,8 +162,12 @@ class MemoryGuard(RehearsingGuard):
         config = self._config
         smallest = "1 image" if self.order.unit == 1 else "2 images (mixup and cutmix take them in pairs)"
         amp = "" if config.AMP else ", or use -amp"
+        size, remedy = f"DATA.IMAGE_SIZE is {config.DATA.IMAGE_SIZE}", "lower the image size"
+        if tokens := config.DATA.TOKENS:
+            size = f"DATA.TOKENS is {max((tokens, *config.DATA.TRAIN_TOKENS))}"
+            remedy = "lower it and DATA.TRAIN_TOKENS"
         raise ConfigError(
-            f"DATA.IMAGE_SIZE is {config.DATA.IMAGE_SIZE}: memory runs out at step {step} even with micro-batches "
-            f"of {smallest}; lower the image size, choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp}; or "
-            "stop other programs that use the device's memory"
+            f"{size}: memory runs out at step {step} even with micro-batches of {smallest}; {remedy}, "
+            f"choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp}; or stop other programs that use the "
+            "device's memory"
         )

@@ -100,8 +100,8 @@ def _of_vit(config: Config) -> Model:
 def _refusal(config: Config) -> ConfigError:
     return ConfigError(
         f"MODEL.NAME: {config.MODEL.NAME} cannot take images at their own aspect ratio (DATA.TOKENS is "
-        f"{config.DATA.TOKENS}); choose one of timm's naflexvit_* or a plain ViT, or set "
-        "DATA.TOKENS=null"
+        f"{config.DATA.TOKENS}); choose one of timm's naflexvit_*, vit_* or eva02_*, or "
+        "set DATA.TOKENS=null"
     )
 
 

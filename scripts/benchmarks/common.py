@@ -64,7 +64,7 @@ class StepWorker:
     """A separate process (worker.py) that trains on request, so that each case has its own memory peak."""
 
     def __init__(self, arguments: Iterable, role: str = "step"):
-        """Prepare the command. `role`: step, timm (the same model in timm's step) or loader (only loads images)."""
+        """Prepare the command. `role` is a key of ROLES in worker.py: step, plain (without our kernels), timm or loader."""
         self._command = [sys.executable, ROOT / "scripts/benchmarks/worker.py", role, *arguments]
         self._process: subprocess.Popen | None = None
         self._facts: dict | None = None

@@ -50,6 +50,8 @@ def main(argv: list[str]) -> int:
     command.add_argument("-batch_size", type=at_least(1), help=f"batch size [{BATCH_SIZE} on a CPU, else 256]")
     command.add_argument("-num_workers", type=at_least(1), help="loader threads (timm: processes) [one per core]")
     command.add_argument("-compile", action="store_true", help="compile both models")
+    tokens_help = "train both at the images' own aspect ratio with this many patches (DATA.TOKENS, --naflex-loader)"
+    command.add_argument("-tokens", type=at_least(1), metavar="N", help=tokens_help)
     arguments, arguments.flags = parser.parse_known_args(argv)
     if arguments.flags and arguments.command != "limits":
         parser.error(f"unrecognized arguments: {' '.join(arguments.flags)}")
@@ -123,6 +125,7 @@ class Setup:
     workers: int
     batch_size: int
     is_compiled: bool
+    tokens: int | None = None  # DATA.TOKENS
 
     @property
     def report_every(self) -> int:
@@ -136,6 +139,9 @@ class Setup:
         words += ["--log-interval", self.report_every]
         words += ["--pin-mem"] if self.kind == "cuda" else []
         words += ["--torchcompile"] if self.is_compiled else []
+        if self.tokens:
+            words += ["--naflex-loader", "--naflex-train-seq-lens", self.tokens, "--naflex-max-seq-len", self.tokens]
+            words += [] if self.model.startswith("naflexvit") else ["--model-kwargs", "use_naflex=True"]
         return list(map(str, words))
 
     def halfstep(self, photos: Path, output: Path) -> list[str]:
@@ -146,6 +152,7 @@ class Setup:
         words += ["-data_path", photos, "-output", output, "-amp", "-amp_dtype", "bfloat16", "-epochs", 1]
         words += ["-batch_size", self.batch_size, "-num_workers", self.workers]
         words += ["-compile"] if self.is_compiled else []
+        model += [f"DATA.TOKENS={self.tokens}"] if self.tokens else []
         return list(map(str, [*words, "-opts", f"REPORT_FREQ={self.report_every}", *model, *OURS.split()]))
 
 
@@ -167,7 +174,7 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
     kind, _ = find_devices("auto")
     workers = arguments.num_workers or len(available_cores())
     batch_size = arguments.batch_size or (BATCH_SIZE if kind == "cpu" else 256)
-    setup = Setup(arguments.model, kind, workers, batch_size, arguments.compile)
+    setup = Setup(arguments.model, kind, workers, batch_size, arguments.compile, arguments.tokens)
     if not (photos := arguments.photos):
         photos, count = scratch / "photos", 38 * batch_size
         make_photos(photos, count, count // 4, num_drawn=1220)

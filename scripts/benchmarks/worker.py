@@ -1,6 +1,6 @@
 """Trains at the request of common.StepWorker. Each question and each answer is a line of JSON.
 
-The first argument is the role (step, timm or loader); the others are the command line of a training program.
+The first argument is the role (step, plain, timm or loader); the others are the command line of a training program.
 """
 
 import json
@@ -131,6 +131,14 @@ class TrainerWorker(LoaderWorker):
         ensure(bool(torch.isfinite(self.trainer.counters.totals).all()), NOT_FINITE)
 
 
+class PlainWorker(TrainerWorker):
+    """A TrainerWorker without our kernels: the model computes as timm's does."""
+
+    def __init__(self, argv: list[str]):
+        super().__init__(argv)
+        self.trainer.transforms.revert(self.trainer.computing.model)
+
+
 class TimmWorker(LoaderWorker):
     """A worker that trains like timm's train.py: the same model, in a plain loop that reads the loss in every step.
 
@@ -165,7 +173,7 @@ class TimmWorker(LoaderWorker):
             ensure(math.isfinite(loss.item()), NOT_FINITE)
 
 
-ROLES = {"step": TrainerWorker, "timm": TimmWorker, "loader": LoaderWorker}
+ROLES = {"step": TrainerWorker, "plain": PlainWorker, "timm": TimmWorker, "loader": LoaderWorker}
 
 
 def forward_flops(config: Config, num_classes: int) -> int:

@@ -19,6 +19,7 @@ from extras.native_aspect.grids import grids_of, new_batch, pack, pictures_of, s
 from extras.native_aspect.mixing import PatchMixing
 from models import build_model
 from models.weights.files import read_weights
+from models.weights.load import load_pretrained
 from tests.extras.native_aspect.photos import SHAPES, VIT, noise, settings
 from tests.support.configs import CPU, replaced
 from tests.support.refusals import assert_names, refused
@@ -168,6 +169,7 @@ def test_saved_batch_without_drawn_boxes_is_prepared_alike(folder):
     again, same = prepare(batch._replace(boxes=None))
     assert torch.equal(images["patches"], again["patches"]) and torch.equal(targets.share, same.share)
     assert 0 < targets.share.min() < 1
+    assert torch.equal(targets.second, targets.first.view(-1, 2).flip(1).flatten())
 
 
 # Runs
@@ -286,6 +288,18 @@ def test_graphs_and_attention_maps_are_refused(trained, tmp_path, folder):
         assert not (tmp_path / target).exists()
     ended = typed("scripts/predict.py", trained, photo, "-attention", tmp_path / "maps")
     ended.refused("-attention", "DATA.TOKENS", page="extras/native_aspect/mistakes", case="-attention")
+
+
+def test_position_embedding_of_weights_is_resized_to_the_image_size(folder, tmp_path):
+    small = build_model(settings(folder, *VIT), 5)
+    torch.save(small.state_dict(), tmp_path / "small.pth")
+    large = build_model(settings(folder, *VIT, "DATA.IMAGE_SIZE=64"), 5)
+    lines = load_pretrained(large, str(tmp_path / "small.pth"))
+    assert_names("\n".join(lines), "embeds.pos_embed", "[1, 4, 4, 32]", "[1, 8, 8, 32]")
+    resized = torch.nn.functional.interpolate(
+        small.embeds.pos_embed.permute(0, 3, 1, 2), (8, 8), mode="bicubic", antialias=True
+    )
+    torch.testing.assert_close(large.embeds.pos_embed.detach(), resized.permute(0, 2, 3, 1).detach())
 
 
 # Distillation

@@ -235,6 +235,29 @@ def test_sharded_weights_train_like_replicated_ones(tmp_path, folder):
     assert found["fsdp2"] == pytest.approx(found["ddp"], rel=1e-5)
 
 
+def test_compiled_run_equals_an_eager_run_with_several_lengths(tmp_path, folder):
+    found = {}
+    for mode in ("false", "true", "blocks"):
+        words = [
+            "-cfg",
+            folder / "native.yaml",
+            "-output",
+            tmp_path / mode,
+            "-epochs",
+            "1",
+            "-batch_size",
+            "10",
+            "-opts",
+        ]
+        options = [f"COMPILE={mode}", "DATA.TRAIN_TOKENS=[12,24]"]
+        faults = {"compile_without_code": [{"XDG_CACHE_HOME": str(tmp_path)}]}
+        run("main_single_gpu.py", *map(str, words), *options, faults=faults).done()
+        lines = (run_folder(tmp_path / mode) / "metrics.jsonl").read_text().splitlines()
+        found[mode] = json.loads(lines[-1])["eval_loss"]
+    assert found["true"] == pytest.approx(found["false"], rel=1e-4)
+    assert found["blocks"] == pytest.approx(found["false"], rel=1e-4)
+
+
 def test_evaluation_and_prediction_read_images_like_the_run(trained, folder, tmp_path):
     metrics = json.loads((trained / "metrics.jsonl").read_text().splitlines()[0])
     ended = run("main_single_gpu.py", "-eval", "-pretrained", str(trained / "best.pth"), "-output", str(tmp_path))
